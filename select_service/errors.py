@@ -1,0 +1,63 @@
+"""Refusals: every way in which the service says no, with its HTTP status and a stable code.
+
+A refusal is raised before the first write, so a refused request changes nothing.  The text says what
+was wrong and what was expected; `code` is for programs and never changes.
+"""
+
+from typing import ClassVar
+
+
+class SelectError(Exception):
+    """Base of all refusals.  `status` and `code` are fixed per class, the text is per case."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    retry_after_s: int | None = None
+
+
+class MalformedJson(SelectError):
+    status, code = 400, "malformed_json"
+
+
+class BadRequest(SelectError):
+    status, code = 400, "bad_request"
+
+
+class NotFound(SelectError):
+    status, code = 404, "not_found"
+
+
+class Conflict(SelectError):
+    status, code = 409, "conflict"
+
+
+class BodyTooLarge(SelectError):
+    status, code = 413, "body_too_large"
+
+
+class UnsupportedMediaType(SelectError):
+    status, code = 415, "unsupported_media_type"
+
+
+class InvalidBody(SelectError):
+    """Well-formed JSON of the wrong shape: a missing field, a wrong type, a number out of range."""
+
+    status, code = 422, "invalid_body"
+
+
+class NoWorkers(SelectError):
+    """No schedulable worker at all, or none in the partition."""
+
+    status, code = 503, "no_schedulable_workers"
+
+
+class NoEligibleRank(SelectError):
+    """Workers exist, but none of them satisfies the request's own constraints."""
+
+    status, code = 503, "no_eligible_rank"
+
+
+class CapacityExceeded(SelectError):
+    """A named bound of this process is reached; nothing was added."""
+
+    status, code = 503, "capacity_exceeded"
