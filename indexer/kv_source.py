@@ -1,4 +1,4 @@
-"""What a listener needs to know about one rank's KV events; stated by the core, used by the ingest."""
+"""What a listener must know of one rank's KV events: stated by the core, used by the ingest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

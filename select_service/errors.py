@@ -1,7 +1,7 @@
 """Refusals: every way in which the service says no, with its HTTP status and a stable code.
 
-A refusal is raised before the first write, so a refused request changes nothing.  The text says what
-was wrong and what was expected; `code` is for programs and never changes.
+A refusal is raised before the first write, so a refused request changes nothing.  The text says
+what was wrong and what was expected; `code` is for programs and never changes.
 """
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Every HTTP body, defined once: the source of decoding, validation, encoding and the OpenAPI document.
+"""Every HTTP body, defined once: the source of decoding, validation, encoding and OpenAPI.
 
 Field names and key order are the wire format of the reference selection service (Dynamo 1.3 line);
 what ours adds stands at the end of each body.  A field that may be left out is `X = default`; one
@@ -52,7 +52,7 @@ class Scope(Struct, kw_only=True):
 
 
 def tenant_of(tenant_id: str | UnsetType | None, routing_group: str | UnsetType | None) -> str:
-    """The one tenant that both names agree on.  Raises BadRequest when they contradict each other."""
+    """The one tenant that both names agree on.  Raises BadRequest when they contradict."""
     given = {name for name in (tenant_id, routing_group) if isinstance(name, str)}
     if len(given) > 1:
         raise BadRequest(
@@ -84,10 +84,13 @@ class WorkerFields(Struct, kw_only=True):
     kv_event_semantics: Literal["counted", "set"] | None = None
 
 
-class WorkerRegistration(WorkerFields, Scope, kw_only=True):
+class WorkerRegistration(WorkerFields, kw_only=True):
     """POST /workers: replaces the whole record of `worker_id`."""
 
     worker_id: U64
+    model_name: Name = DEFAULT_NAME
+    tenant_id: Name | UnsetType = UNSET
+    routing_group: Name | UnsetType = UNSET
     kv_events_endpoints: Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] = {}
     replay_endpoints: Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] = {}
     taints: Annotated[list[Name], Meta(max_length=TAINTS_MAX)] = []
@@ -98,7 +101,7 @@ class WorkerRegistration(WorkerFields, Scope, kw_only=True):
 
 
 class WorkerPatch(WorkerFields, kw_only=True):
-    """PATCH /workers/{worker_id}: a given collection replaces the old one, `[]` or `{}` empties it."""
+    """PATCH /workers/{worker_id}: a given collection replaces the old one, an empty one empties."""
 
     kv_events_endpoints: (
         Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] | None
@@ -292,7 +295,7 @@ class Reservation(Struct, kw_only=True):
 
 
 class OutputBlockRequest(Struct, kw_only=True):
-    """The range of `decay_fraction` is checked by the service (400), its type by the schema (422)."""
+    """The range of `decay_fraction` is checked by the service (400), its type here (422)."""
 
     decay_fraction: float | None = None
 

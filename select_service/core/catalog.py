@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
+from indexer.endpoints import endpoint_error, port_plus
 from sortedcontainers import SortedDict
 
-from indexer.endpoints import endpoint_error, port_plus
 from select_service.core.identity import PartitionKey, Rank
 from select_service.errors import CapacityExceeded, NotFound
 from select_service.schema import (
@@ -70,7 +70,7 @@ class Worker:
         return self.given.kv_events_endpoint if only else None
 
     def replay_endpoint(self, dp_rank: int) -> str | None:
-        """Where the rank replays them: its own entry, else the common endpoint at port + position."""
+        """Where it replays them: its own entry, else the common endpoint at port + position."""
         own = self.given.replay_endpoints.get(dp_rank)
         if own or not self.given.replay_endpoint:
             return own

@@ -122,7 +122,7 @@ def reference(
 
 
 def prefer(terms: Terms, preference: npt.NDArray[np.float64]) -> None:
-    """Scale the costs in place by the preferred-taint weight sum of each slot (float64[n_slots])."""
+    """Scale the costs in place by each slot's sum of preferred weights (float64[n_slots])."""
     terms[:, kernels.COST] *= np.exp(-np.tanh(preference))
 
 

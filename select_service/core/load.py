@@ -3,7 +3,7 @@
 A reservation references its prompt blocks, by sequence hash, and grows output blocks.  The active
 blocks of a slot are the sum of the weights of its distinct live blocks.  Weight is 1 until a decay
 says otherwise; a decay sets (does not multiply) the weight of those blocks of one reservation that
-nobody else on the slot references, and the weight stays with the block until its last reference goes.
+nobody else on the slot references; the weight stays with the block until its last reference goes.
 
 Source of the rules: the reference selection service, measured (docs/architecture.md, "Load").
 """
@@ -97,7 +97,7 @@ class ActiveLoad:
         return len(self.totals)
 
     def ensure_slots(self, n_slots: int) -> None:
-        """Make room for slots 0 .. n_slots-1.  Never shrinks: a freed slot has no load and may return."""
+        """Make room for slots 0 .. n_slots-1.  Never shrinks: a freed slot may return."""
         missing = n_slots - self.n_slots
         if missing <= 0:
             return
@@ -115,7 +115,11 @@ class ActiveLoad:
         self._references = self._references.with_room_for(blocks)
         self._holders = self._holders.with_room_for(blocks, len(self._alive))
         references, holders = kernels.add_blocks(
-            *self._references.columns(), *self._holders.columns(), self.totals, slot, sequence_hashes
+            *self._references.columns(),
+            *self._holders.columns(),
+            self.totals,
+            slot,
+            sequence_hashes,
         )
         self._references.used += references
         self._holders.used += holders

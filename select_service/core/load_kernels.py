@@ -2,8 +2,8 @@
 
 Two open-addressing tables per partition, both with linear probing and backward-shift deletion:
 
-  references  (slot, sequence hash) -> how many live reservations of that slot hold the block, and its
-              weight.  `ref_slot` is -1 in an empty row.
+  references  (slot, sequence hash) -> how many live reservations of that slot hold the block, and
+              its weight.  `ref_slot` is -1 in an empty row.
   holders     sequence hash -> bitmap of the slots that hold it as a live prompt block.
               `holder_slots` is the number of bits set, 0 in an empty row.
 
@@ -30,7 +30,15 @@ CACHED_TOKENS, EFFECTIVE_PREFILL_TOKENS, RAW, CREDIT, PREFILL, DECODE, COST = 0,
 N_TERMS = 7
 
 # Entries of the parameters float64[N_PARAMETERS].
-P_CREDIT, P_CREDIT_DECAY, P_SCALE, P_HOST, P_DISK, P_TRACK_PREFILL, P_TRACK_ACTIVE = 0, 1, 2, 3, 4, 5, 6
+P_CREDIT, P_CREDIT_DECAY, P_SCALE, P_HOST, P_DISK, P_TRACK_PREFILL, P_TRACK_ACTIVE = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+)
 N_PARAMETERS = 7
 
 HALF_TOLERANCE = 1e-9
@@ -146,7 +154,16 @@ def _add_weight(totals, fractions, slot, weight, sign):
     cache=True,
 )
 def add_blocks(
-    ref_hash, ref_slot, ref_count, ref_weight, holder_hash, holder_slots, holder_bits, totals, slot, hashes
+    ref_hash,
+    ref_slot,
+    ref_count,
+    ref_weight,
+    holder_hash,
+    holder_slots,
+    holder_bits,
+    totals,
+    slot,
+    hashes,
 ):
     """Reference every block of `hashes` once for `slot`.  Returns (new references, new hashes)."""
     references = I64(0)
@@ -184,7 +201,7 @@ def remove_blocks(
     slot,
     hashes,
 ):
-    """Undo one `add_blocks` of the same slot and hashes.  Returns (gone references, gone hashes)."""
+    """Undo one `add_blocks` of the same slot and hashes.  Returns (gone references, hashes)."""
     references = I64(0)
     holders = I64(0)
     for key in hashes:
@@ -206,7 +223,9 @@ def remove_blocks(
     " uint64[::1], float64)",
     cache=True,
 )
-def decay_blocks(ref_hash, ref_slot, ref_count, ref_weight, totals, fractions, slot, hashes, weight):
+def decay_blocks(
+    ref_hash, ref_slot, ref_count, ref_weight, totals, fractions, slot, hashes, weight
+):
     """Give `weight` to those blocks of `hashes` that are referenced exactly once on the slot."""
     for key in hashes:
         row = find_reference(ref_hash, ref_slot, key, slot)
@@ -235,7 +254,10 @@ def active_blocks(totals, fractions, out):
             out[slot] = I64(np.floor(whole + fractions[slot] + 0.5 + HALF_TOLERANCE))
 
 
-@njit("void(uint64[::1], int32[::1], uint64[:, ::1], uint64[::1], uint64[::1], int64[::1])", cache=True)
+@njit(
+    "void(uint64[::1], int32[::1], uint64[:, ::1], uint64[::1], uint64[::1], int64[::1])",
+    cache=True,
+)
 def leading_runs(holder_hash, holder_slots, holder_bits, alive, hashes, out):
     """out[slot] = leading blocks of `hashes` that are all live prompt blocks of the slot.
 
@@ -272,7 +294,9 @@ def leading_runs(holder_hash, holder_slots, holder_bits, alive, hashes, out):
     " float64[::1])",
     cache=True,
 )
-def rehash_references(ref_hash, ref_slot, ref_count, ref_weight, to_hash, to_slot, to_count, to_weight):
+def rehash_references(
+    ref_hash, ref_slot, ref_count, ref_weight, to_hash, to_slot, to_count, to_weight
+):
     """Copy all rows into the empty, larger `to_` table."""
     for row in range(ref_hash.shape[0]):
         if ref_slot[row] < 0:
@@ -285,7 +309,8 @@ def rehash_references(ref_hash, ref_slot, ref_count, ref_weight, to_hash, to_slo
 
 
 @njit(
-    "void(uint64[::1], int32[::1], uint64[:, ::1], uint64[::1], int32[::1], uint64[:, ::1])", cache=True
+    "void(uint64[::1], int32[::1], uint64[:, ::1], uint64[::1], int32[::1], uint64[:, ::1])",
+    cache=True,
 )
 def rehash_holders(holder_hash, holder_slots, holder_bits, to_hash, to_slots, to_bits):
     """Copy all rows into the empty `to_` table, which is larger or has more words per row."""
@@ -300,12 +325,22 @@ def rehash_holders(holder_hash, holder_slots, holder_bits, to_hash, to_slots, to
 
 
 @njit(
-    "void(int32[:, ::1], int64[:, ::1], int64[::1], int64[::1], boolean[::1], float64[::1], float64,"
-    " float64, float64, boolean, float64[:, ::1])",
+    "void(int32[:, ::1], int64[:, ::1], int64[::1], int64[::1], boolean[::1], float64[::1],"
+    " float64, float64, float64, boolean, float64[:, ::1])",
     cache=True,
 )
 def reference_terms(
-    matched, totals, active, leading, eligible, parameters, block_size, isl_tokens, n_blocks, pinned, out
+    matched,
+    totals,
+    active,
+    leading,
+    eligible,
+    parameters,
+    block_size,
+    isl_tokens,
+    n_blocks,
+    pinned,
+    out,
 ):
     """Fill the terms of every slot.  All sizes in blocks unless the name says tokens.
 
@@ -376,7 +411,7 @@ def pick_cheapest(costs, eligible, draw):
 
 @njit("int64(float64[::1], boolean[::1], float64, float64)", cache=True)
 def pick_softmax(costs, eligible, temperature, draw):
-    """An eligible slot with probability ~ exp(-(cost - min) / ((max - min) * temperature)); or -1."""
+    """An eligible slot, probability ~ exp(-(cost - min) / ((max - min) * temperature)); or -1."""
     low, high = np.inf, -np.inf
     for slot in range(costs.shape[0]):
         if eligible[slot]:

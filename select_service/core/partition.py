@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
 from indexer.prefix_index import PrefixIndex, SlotWriter
+
 from select_service.core import load_kernels as kernels
 from select_service.core.catalog import Worker
 from select_service.core.cost import (
@@ -27,7 +27,7 @@ from select_service.core.pick import pick
 from select_service.core.prompt import Prompt
 from select_service.core.reservations import Booking
 from select_service.errors import BadRequest, NoEligibleRank
-from select_service.schema import Overlap, OverlapRow, RankLoad, RoutingConstraints, SelectRequest
+from select_service.schema import Overlap, OverlapRow, RankLoad, SelectRequest
 
 PREFERENCE_MAX = 1e6
 """tanh is 1 long before this; the bound keeps sums of hostile weights finite."""
@@ -105,7 +105,7 @@ class Partition:
         return None if held is None else held.writer.slot
 
     def add_worker(self, worker: Worker) -> None:
-        """Give every new rank of `worker` a slot; ranks that are there keep theirs and its state."""
+        """Give each new rank of `worker` a slot; ranks that are there keep theirs and its state."""
         for rank in worker.ranks():
             held = self._slots.get(rank)
             writer = self.index.open_slot() if held is None else held.writer
@@ -183,7 +183,9 @@ class Partition:
         preferred = request.routing_constraints.preferred_taints
         if preferred and not pinned:
             prefer(terms, self._preference(preferred))
-        slot = pick(np.ascontiguousarray(terms[:, kernels.COST]), eligible, config.temperature, draw)
+        slot = pick(
+            np.ascontiguousarray(terms[:, kernels.COST]), eligible, config.temperature, draw
+        )
         assert slot >= 0
         rank = self._rank_at[slot]
         return Placement(

@@ -50,7 +50,7 @@ def prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
 
 
 def booked_prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
-    """Read the prompt of a reservation on a given rank: block hashes are neither needed nor used."""
+    """Read the prompt of a reservation on a given rank: block hashes are not used."""
     prompt = _prompt_of_tokens(body, block_size, is_eagle)
     return _prompt_of_sequence(body) if prompt is None else prompt
 

@@ -23,7 +23,7 @@ RESERVATIONS_MAX = 200_000
 RESERVED_BLOCKS_MAX = 16_777_216
 """Prompt blocks of all live reservations: 8 bytes each here, about 40 in the load tables."""
 PAGE_SCAN_MAX = 10_000
-"""Reservations looked at for one page of a filtered list; a page may so be shorter than asked for."""
+"""Reservations looked at for one page of a filtered list; a page may be shorter than asked for."""
 
 
 @dataclass(slots=True)
@@ -96,7 +96,9 @@ class Reservations:
     def refuse_unless_room(self, blocks: int) -> None:
         """Raises CapacityExceeded when one more reservation of so many blocks does not fit."""
         if len(self) >= RESERVATIONS_MAX:
-            raise CapacityExceeded(f"{RESERVATIONS_MAX} reservations are live, the most there may be")
+            raise CapacityExceeded(
+                f"{RESERVATIONS_MAX} reservations are live, the most there may be"
+            )
         if self._blocks + blocks > RESERVED_BLOCKS_MAX:
             raise CapacityExceeded(
                 f"{self._blocks} prompt blocks are reserved, {blocks} more "

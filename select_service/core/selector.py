@@ -1,7 +1,8 @@
 """The root of the core: one short method per verb of the API.
 
-Every refusal is raised before the first write.  Nothing here waits, reads a clock or does I/O: `now`
-is given, in seconds of a monotonic clock, and randomness comes from the generator given at the start.
+Every refusal is raised before the first write.  Nothing here waits, reads a clock or does I/O:
+`now` is given, in seconds of a monotonic clock, and randomness comes from the generator given at
+the start.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +11,9 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
+from indexer.prefix_index import IndexSnapshot, PrefixIndex, SlotWriter
 
 from indexer.kv_source import KvSource
-from indexer.prefix_index import IndexSnapshot, PrefixIndex, SlotWriter
 from select_service.core.catalog import Catalog, Worker, partition_key, shortcomings
 from select_service.core.cost import RouterConfig, overridden
 from select_service.core.identity import PartitionKey, Rank
@@ -20,7 +21,7 @@ from select_service.core.load import Hashes
 from select_service.core.partition import Partition, Placement
 from select_service.core.prompt import Prompt, booked_prompt_of, prompt_of
 from select_service.core.reservations import Booking, ReservationFilter, Reservations
-from select_service.errors import BadRequest, CapacityExceeded, NotFound, NoWorkers
+from select_service.errors import BadRequest, NotFound, NoWorkers
 from select_service.schema import (
     OverlapScores,
     PartitionLoads,
@@ -112,9 +113,7 @@ class Selector:
 
     def ready(self) -> Ready:
         schedulable = sum(worker.schedulable for worker in self.catalog)
-        return Ready(
-            ready=schedulable > 0, schedulable_workers=schedulable, workers=self.workers()
-        )
+        return Ready(ready=schedulable > 0, schedulable_workers=schedulable, workers=self.workers())
 
     def kv_sources(self) -> list[KvSource]:
         """The event listeners that should exist now."""

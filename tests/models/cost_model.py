@@ -1,0 +1,57 @@
+"""Naive twin of the reference policy: the formulas of the specification, one rank at a time."""
+
+import math
+from dataclasses import dataclass
+
+
+def round_half_away(x: float) -> int:
+    return math.floor(x + 0.5)
+
+
+@dataclass(frozen=True)
+class RankState:
+    device: int
+    host: int
+    disk: int
+    prefill_tokens: int
+    active_blocks: int
+    leading_run: int
+
+
+@dataclass(frozen=True)
+class Query:
+    isl_tokens: int
+    n_blocks: int
+    block_size: int
+    lowest_prefill_tokens: int
+    pinned: bool = False
+
+
+def cached_tokens(rank, query, config):
+    blocks = rank.device + config.host_cache_hit_weight * rank.host
+    blocks += config.disk_cache_hit_weight * rank.disk
+    return round_half_away(blocks * query.block_size)
+
+
+def effective_prefill_tokens(rank, query, config):
+    return max(0, query.isl_tokens - cached_tokens(rank, query, config))
+
+
+def cost(rank, query, config):
+    size = query.block_size
+    cached = cached_tokens(rank, query, config)
+    raw = 0.0
+    if config.track_prefill_tokens:
+        raw = (rank.prefill_tokens + max(0, query.isl_tokens - cached) + cached) / size
+    decay = 1.0
+    if config.track_prefill_tokens and not query.pinned and query.isl_tokens > 0:
+        excess = (rank.prefill_tokens - query.lowest_prefill_tokens) / size
+        x = excess / math.ceil(query.isl_tokens / size)
+        decay = 1.0 / (1.0 + config.overlap_score_credit_decay * x)
+    credit = config.overlap_score_credit * decay * rank.device
+    credit += config.host_cache_hit_weight * rank.host + config.disk_cache_hit_weight * rank.disk
+    prefill = config.prefill_load_scale * max(0.0, raw - credit)
+    decode = 0.0
+    if config.track_active_blocks:
+        decode = rank.active_blocks + query.n_blocks - rank.leading_run
+    return prefill + decode
