@@ -1,0 +1,72 @@
+"""ZMQ endpoints as users write them: are they well formed, and which port has the n-th rank.
+
+Text only.  Whether anything answers at an endpoint is for the sockets to find out.
+"""
+
+TCP_PORT_MAX = 65535
+SCHEMES = ("tcp", "ipc", "inproc")
+
+
+def endpoint_error(endpoint: str) -> str | None:
+    """What is wrong with an endpoint that is to be connected to; None when it is well formed.
+
+    `tcp://host:port` with an IPv6 host in brackets, `ipc://path` and `inproc://name` are accepted.
+    """
+    fault = _fault(endpoint)
+    return fault and f"invalid ZMQ endpoint `{endpoint}`: {fault}"
+
+
+def port_plus(endpoint: str, position: int) -> str | None:
+    """Where the rank at `position` of a data-parallel group listens, given where rank 0 does.
+
+    None when that cannot be said: the port would be over 65535, or `endpoint` is an ipc path.
+    Source: vLLM's ZmqEventPublisher.offset_endpoint_port, which SGLang follows.
+    """
+    if position == 0:
+        return endpoint
+    scheme, _, address = endpoint.partition("://")
+    if scheme == "inproc":
+        return f"{endpoint}_dp{position}"
+    host, _, port = address.rpartition(":")
+    if scheme != "tcp" or not _is_decimal(port) or _number(port) + position > TCP_PORT_MAX:
+        return None
+    return f"tcp://{host}:{_number(port) + position}"
+
+
+def _fault(endpoint: str) -> str | None:
+    scheme, separator, address = endpoint.partition("://")
+    if not separator or not scheme:
+        return "missing scheme"
+    if not address:
+        return "missing address"
+    if scheme not in SCHEMES:
+        return f"unsupported scheme `{scheme}`"
+    if not address.isprintable() or " " in address:
+        return "unprintable character in address"
+    return _tcp_fault(address) if scheme == "tcp" else None
+
+
+def _tcp_fault(address: str) -> str | None:
+    host, separator, port = address.rpartition(":")
+    if not separator or (host.startswith("[") and not host.endswith("]")):
+        return "missing TCP port"
+    if not host or host == "[]":
+        return "missing TCP host"
+    if ":" in host and not host.startswith("["):
+        return "IPv6 host must be in brackets"
+    if not port:
+        return "missing TCP port"
+    if not _is_decimal(port):
+        return "invalid TCP port: invalid digit found in string"
+    if _number(port) > TCP_PORT_MAX:
+        return "invalid TCP port: number too large to fit in target type"
+    return None
+
+
+def _is_decimal(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _number(digits: str) -> int:
+    """Value of a decimal, cut off at a few digits: int() refuses thousands of them."""
+    return int(digits.lstrip("0")[: len(str(TCP_PORT_MAX)) + 1] or 0)
