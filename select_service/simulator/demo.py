@@ -1,0 +1,191 @@
+"""The demo from start to end: compile, start, register, drive, compare, report, stay up.
+
+Owns the terminal and the lifetimes of the service and the fleet; all figures come from elsewhere.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from select_service.simulator import report
+from select_service.simulator.baselines import least_loaded, round_robin, run_baseline
+from select_service.simulator.client import CallFailed, SelectorClient
+from select_service.simulator.drive import Driver
+from select_service.simulator.examples import examples
+from select_service.simulator.figures import percentile
+from select_service.simulator.fleet import Fleet, FleetShape, fresh_engines
+from select_service.simulator.options import Options
+from select_service.simulator.service_process import (
+    ServiceFailed,
+    ServiceProcess,
+    compile_kernels,
+    free_port,
+)
+from select_service.simulator.trace import TraceError, read_trace
+from select_service.simulator.workload import Shape, Workload, generate
+from select_service.simulator.world import Step, World
+
+MODEL_NAME = "demo"
+WATCH_S = 0.5
+RECENT_CALLS = 500
+STATUS_OK, STATUS_FAILED, STATUS_INTERRUPTED = 0, 1, 130
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+class Stage(NamedTuple):
+    """Everything that is alive while the demo runs."""
+
+    options: Options
+    console: Console
+    workload: Workload
+    service: ServiceProcess
+    client: SelectorClient
+    fleet: Fleet
+
+
+def run_demo(options: Options) -> int:
+    """Run it on this terminal; returns the exit status."""
+    console = Console(highlight=False)
+    try:
+        return asyncio.run(_until_signalled(options, console))
+    except (DemoFailed, ServiceFailed, CallFailed, TraceError, OSError) as error:
+        console.print(f"[bold red]failed[/]: {escape(str(error))}", soft_wrap=True)
+        return STATUS_FAILED
+
+
+async def _until_signalled(options: Options, console: Console) -> int:
+    """Ctrl-C and SIGTERM cancel the demo, so that service and sockets are always closed."""
+    demo = asyncio.create_task(_demo(options, console))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, demo.cancel)
+    try:
+        return await demo
+    except asyncio.CancelledError:
+        console.print("interrupted")
+        return STATUS_INTERRUPTED
+
+
+async def _demo(options: Options, console: Console) -> int:
+    workload = _workload(options)
+    with console.status("compiling the kernels (about a minute the first time, then cached) ..."):
+        await compile_kernels()
+    service = ServiceProcess(options.port or free_port())
+    client = SelectorClient(service.base_url, MODEL_NAME)
+    fleet = Fleet(_shape(options), options.lose)
+    try:
+        return await _on_stage(Stage(options, console, workload, service, client, fleet))
+    finally:
+        await client.close()
+        await fleet.close()
+        service.stop()
+
+
+def _workload(options: Options) -> Workload:
+    if options.trace is not None:
+        workload = read_trace(options.trace, options.block_size, options.requests, options.speedup)
+    else:
+        ranks = options.workers * options.ranks
+        workload = generate(Shape(options.requests, options.block_size, ranks, options.seed))
+    if workload.places_max > options.blocks:
+        raise DemoFailed(
+            f"the largest request needs {workload.places_max} blocks, more than the cache of one "
+            f"rank: give --blocks {workload.places_max} or more"
+        )
+    return workload
+
+
+def _shape(options: Options) -> FleetShape:
+    return FleetShape(
+        options.workers, options.ranks, options.blocks, options.block_size, options.seed
+    )
+
+
+async def _on_stage(stage: Stage) -> int:
+    console, shape = stage.console, stage.fleet.shape
+    with console.status("starting the service ..."):
+        await stage.service.wait_until_alive(stage.client)
+    with console.status("registering the workers ..."):
+        await stage.fleet.register(stage.client)
+    console.print(
+        f"service at {stage.service.base_url}, {shape.workers} simulated workers "
+        f"x {shape.ranks_per_worker} rank(s), {shape.blocks_per_rank} blocks of "
+        f"{shape.block_size} tokens each"
+    )
+    world = World(stage.workload, fresh_engines(shape), stage.fleet.emit)
+    driver = Driver(world, stage.fleet, stage.client)
+    with _progress(stage, world) as on_step:
+        await driver.work_off(on_step)
+    with console.status("checking the end state ..."):
+        await driver.audit(stage.workload)
+    with console.status("the same workload under the other policies ..."):
+        worlds = {"selector": world} | await asyncio.to_thread(_baselines, stage)
+    timings = report.latencies(stage.client.latencies_s)
+    report.show_report(console, worlds, driver.run, stage.fleet, timings)
+    return await _conclude(stage, world, driver.run.problems())
+
+
+@contextmanager
+def _progress(stage: Stage, world: World) -> Iterator[Callable[[Step], None]]:
+    columns = (
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("hit rate {task.fields[hit_rate]:.1%}  select p50 {task.fields[p50_ms]:.2f} ms"),
+    )
+    with Progress(*columns, console=stage.console) as progress:
+        task = progress.add_task("", total=stage.workload.requests, hit_rate=0.0, p50_ms=0.0)
+
+        def on_step(step: Step) -> None:
+            if step is Step.FINISHED:
+                selects = stage.client.latencies_s["select_and_reserve"][-RECENT_CALLS:]
+                hit_rate = world.tally.hit_blocks / max(1, world.tally.prompt_blocks)
+                p50_ms = percentile(selects, 50) * 1000
+                progress.update(task, advance=1, hit_rate=hit_rate, p50_ms=p50_ms)
+
+        yield on_step
+
+
+def _baselines(stage: Stage) -> dict[str, World]:
+    policies = {"round robin": round_robin(), "least loaded": least_loaded(stage.options.seed)}
+    return {
+        name: run_baseline(stage.workload, fresh_engines(stage.fleet.shape), policy)
+        for name, policy in policies.items()
+    }
+
+
+async def _conclude(stage: Stage, world: World, problems: list[str]) -> int:
+    console = stage.console
+    for problem in problems:
+        console.print(f"[bold red]problem[/]: {escape(problem)}", soft_wrap=True)
+    if not problems:
+        console.print("[green]every request went through, nothing stayed booked[/]")
+    status = STATUS_FAILED if problems else STATUS_OK
+    if stage.options.once:
+        return status
+    _show_examples(stage, world)
+    try:
+        while stage.service.is_running:
+            await asyncio.sleep(WATCH_S)
+    except asyncio.CancelledError:
+        console.print("stopping")
+        return status
+    raise ServiceFailed(f"the service ended:\n{stage.service.log_tail()}")
+
+
+def _show_examples(stage: Stage, world: World) -> None:
+    base_url, console = stage.service.base_url, stage.console
+    console.print("\nThe service and the fleet stay up until Ctrl-C.  Try:\n")
+    for example in examples(base_url, MODEL_NAME, world, stage.workload):
+        console.print(f"# {example.caption}", style="dim")
+        console.print(example.command, markup=False, soft_wrap=True)
+    console.print(f"\nThe API, readable: {base_url}/docs")

@@ -1,0 +1,86 @@
+"""Starts the selection service as a process of its own, and ends it.
+
+The kernels are compiled first (`indexer.warm`), so that the start itself is short.
+"""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from select_service.simulator.client import SelectorClient
+
+START_S_MAX = 120.0
+STOP_S_MAX = 5.0
+POLL_S = 0.05
+LOG_TAIL_BYTES = 2000
+HOST = "127.0.0.1"
+
+
+class ServiceFailed(Exception):
+    """The service, or compiling its kernels, ended badly; the text holds the end of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def compile_kernels() -> None:
+    """Build the caches of all compiled kernels in a process of its own.  Raises ServiceFailed."""
+    command = (sys.executable, "-m", "indexer.warm", "indexer", "select_service")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise ServiceFailed(f"compiling the kernels failed:\n{output.decode(errors='replace')}")
+
+
+class ServiceProcess:
+    """One running service on the loopback interface.  Its log goes to a file, removed on stop."""
+
+    def __init__(self, port: int) -> None:
+        self.base_url = f"http://{HOST}:{port}"
+        self._log = tempfile.NamedTemporaryFile(prefix="select-service-", suffix=".log")  # noqa: SIM115
+        command = [sys.executable, "-m", "select_service", "--host", HOST, "--port", str(port)]
+        # Its own session: Ctrl-C in the terminal must reach the demo alone, which then ends it.
+        self._process = subprocess.Popen(
+            command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    async def wait_until_alive(self, client: SelectorClient) -> None:
+        """Return when GET /health answers.  Raises ServiceFailed when it ends or takes too long."""
+        for _ in range(round(START_S_MAX / POLL_S)):
+            if self._process.poll() is not None:
+                raise ServiceFailed(f"the service ended at once:\n{self.log_tail()}")
+            if await client.is_alive():
+                return
+            await asyncio.sleep(POLL_S)
+        raise ServiceFailed(f"the service does not answer:\n{self.log_tail()}")
+
+    def stop(self) -> int:
+        """Ask it to end, insist after STOP_S_MAX; returns its exit status."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S_MAX)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+        return self._process.returncode
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def log_tail(self) -> str:
+        """The end of what it wrote."""
+        content = Path(self._log.name).read_bytes()
+        return content[-LOG_TAIL_BYTES:].decode(errors="replace")
