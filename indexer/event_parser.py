@@ -58,6 +58,7 @@ class _BadEvent(Exception):
     """One event is unreadable; the text says why."""
 
 
+_UNREADABLE = (ValueError, RecursionError)  # msgspec's errors are ValueErrors, and so is bad UTF-8
 _BATCH_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 _EVENTS_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
@@ -68,7 +69,7 @@ def parse_batch(payload: bytes) -> Batch:
         body = _BATCH_DECODER.decode(payload)
         raw_events, rank = _split_array(body) if isinstance(body, list) else _split_map(body)
         parts = _EVENTS_DECODER.decode(raw_events)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise DecodeError(f"not a batch of KV events: {error}") from error
     if len(parts) > EVENTS_PER_BATCH_MAX:
         raise DecodeError(
@@ -108,7 +109,7 @@ def _parse_event(raw: msgspec.Raw) -> Event | None:
     """None for an event that says nothing to us: Ignored, or about blocks of another machine."""
     try:
         event = msgspec.msgpack.decode(raw)
-    except (msgspec.DecodeError, RecursionError, TypeError) as error:  # TypeError: unhashable key
+    except _UNREADABLE as error:
         raise _BadEvent(f"not readable: {error}") from error
     tag, fields = _tag_and_fields(event)
     if tag == "Ignored" or _is_elsewhere(fields):
