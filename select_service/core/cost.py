@@ -19,7 +19,7 @@ Source: the reference selection service 1.3.1, measured; it prints the same term
 debug level.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +69,7 @@ def overridden(config: RouterConfig, override: RouterConfigOverride | None) -> R
     """
     if override is None:
         return config
-    given = {
+    given: dict[str, Any] = {
         "overlap_score_credit": override.overlap_score_credit,
         "prefill_load_scale": override.prefill_load_scale,
         "temperature": override.router_temperature,

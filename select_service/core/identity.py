@@ -9,6 +9,10 @@ class PartitionKey(NamedTuple):
     model_name: str
     tenant_id: str
 
+    def within(self, model_name: str | None, tenant_id: str | None) -> bool:
+        """Does a filter admit it?  None admits everything."""
+        return model_name in (None, self.model_name) and tenant_id in (None, self.tenant_id)
+
 
 class Rank(NamedTuple):
     """One data-parallel rank of a worker: the unit that is selected."""

@@ -54,11 +54,8 @@ class ReservationFilter(NamedTuple):
     after: str | None = None
 
     def admits(self, booking: Booking) -> bool:
-        return (
-            self.model_name in (None, booking.key.model_name)
-            and self.tenant_id in (None, booking.key.tenant_id)
-            and self.worker_id in (None, booking.rank.worker_id)
-        )
+        in_scope = booking.key.within(self.model_name, self.tenant_id)
+        return in_scope and self.worker_id in (None, booking.rank.worker_id)
 
 
 class Reservations:

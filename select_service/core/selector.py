@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
-from indexer.prefix_index import IndexSnapshot, PrefixIndex, SlotWriter
+from indexer.prefix_index import IndexSnapshot, PrefixIndex
 
-from indexer.kv_source import KvSource
-from select_service.core.catalog import Catalog, Worker, partition_key, shortcomings
+from select_service.core.catalog import Worker
 from select_service.core.cost import RouterConfig, overridden
+from select_service.core.fleet import Fleet
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import Hashes
 from select_service.core.partition import Partition, Placement
@@ -42,8 +42,6 @@ from select_service.schema import (
     WorkerRegistration,
     tenant_of,
 )
-
-PARTITIONS_MAX = 1024
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
@@ -77,147 +75,49 @@ class Selector:
         reservation_ttl_s: float = 3600.0,
     ) -> None:
         self._config = config
-        self._new_index = new_index
         self._rng = rng
-        self._use_kv_events = use_kv_events
-        self.catalog = Catalog()
-        self.partitions: dict[PartitionKey, Partition] = {}
+        self.fleet = Fleet(new_index, use_kv_events)
         self.held = Reservations(reservation_ttl_s)
         self.expired = 0
         self.dropped_with_rank = 0
-        self._retired: list[SlotWriter] = []
 
     # --- workers
 
     def register(self, given: WorkerRegistration) -> WorkerRecord:
         """POST /workers.  Raises BadRequest, CapacityExceeded."""
-        partition_key(given)
-        return self._apply(self.catalog.registered(given))
+        return self._put(self.fleet.registered(given))
 
     def patch(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
         """PATCH /workers/{worker_id}.  Raises NotFound."""
-        return self._apply(self.catalog.patched(worker_id, patch))
+        return self._put(self.fleet.patched(worker_id, patch))
 
     def delete(self, worker_id: int) -> WorkerRecord:
         """DELETE /workers/{worker_id}: its record stays readable for a while.  Raises NotFound."""
-        worker = self.catalog.get(worker_id)
-        self._withdraw(worker)
-        worker.lifecycle, worker.reasons = "unschedulable", []
-        self.catalog.bury(worker_id)
+        worker = self.fleet.catalog.get(worker_id)
+        self._drop_bookings(worker.ranks() if worker.schedulable else [])
+        self.fleet.delete(worker)
         return worker.record()
 
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
-        return [w.record() for w in self.catalog if _in_scope(w.key, model_name, tenant_id)]
+        catalog = self.fleet.catalog
+        return [w.record() for w in catalog if w.key.within(model_name, tenant_id)]
 
     def ready(self) -> Ready:
-        schedulable = sum(worker.schedulable for worker in self.catalog)
+        schedulable = sum(worker.schedulable for worker in self.fleet.catalog)
         return Ready(ready=schedulable > 0, schedulable_workers=schedulable, workers=self.workers())
 
-    def kv_sources(self) -> list[KvSource]:
-        """The event listeners that should exist now."""
-        if not self._use_kv_events:
-            return []
-        return [source for worker in self.catalog for source in self._sources_of(worker)]
-
-    def take_retired_writers(self) -> list[SlotWriter]:
-        """Index slots of ranks that left; the caller closes them (slow) after their listeners."""
-        retired, self._retired = self._retired, []
-        return retired
-
-    def _apply(self, worker: Worker) -> WorkerRecord:
-        """Put a new state of a worker in place of the old one, keeping what did not change."""
-        worker.reasons = shortcomings(worker, self._use_kv_events) or self._misfits(worker)
-        worker.lifecycle = "incomplete" if worker.reasons else "schedulable"
-        old = self.catalog.find(worker.worker_id)
-        if old is not None and old.schedulable:
-            self._leave(old, worker)
-        self.catalog.put(worker)
-        if worker.schedulable:
-            self._join(worker)
+    def _put(self, worker: Worker) -> WorkerRecord:
+        self._drop_bookings(self.fleet.leaving(worker))
+        self.fleet.put(worker)
         return worker.record()
 
-    def _misfits(self, worker: Worker) -> list[str]:
-        """Why the worker does not fit the partition as its other workers have shaped it."""
-        partition = self.partitions.get(worker.key)
-        if partition is None:
-            full = len(self.partitions) >= PARTITIONS_MAX
-            return [f"{PARTITIONS_MAX} partitions exist, the most there may be"] if full else []
-        if partition.worker_ids() <= {worker.worker_id}:
-            return []
-        scope = f"model={worker.key.model_name} tenant={worker.key.tenant_id}"
-        if partition.block_size != worker.given.block_size:
-            return [
-                f"reconciliation failed: block_size mismatch for {scope}: "
-                f"existing={partition.block_size} requested={worker.given.block_size}"
-            ]
-        if partition.is_eagle != worker.is_eagle:
-            return [
-                f"reconciliation failed: is_eagle mismatch for {scope}: "
-                f"existing={str(partition.is_eagle).lower()} "
-                f"requested={str(worker.is_eagle).lower()}"
-            ]
-        return []
-
-    def _leave(self, old: Worker, new: Worker) -> None:
-        """Withdraw those ranks of `old` that `new` does not continue."""
-        partition = self.partitions[old.key]
-        continues = (
-            new.schedulable
-            and new.key == old.key
-            and (new.given.block_size, new.is_eagle) == (partition.block_size, partition.is_eagle)
-        )
-        if not continues:
-            self._withdraw(old)
-            return
-        kept = set(new.ranks())
-        self._remove_ranks(partition, [rank for rank in old.ranks() if rank not in kept])
-        for dp_rank in set(new.dp_ranks()) & set(old.dp_ranks()):
-            if new.kv_endpoint(dp_rank) != old.kv_endpoint(dp_rank):
-                partition.renew_index(Rank(new.worker_id, dp_rank))
-
-    def _join(self, worker: Worker) -> None:
-        partition = self.partitions.get(worker.key)
-        if partition is None:
-            assert worker.given.block_size
-            partition = Partition(
-                worker.key, worker.given.block_size, worker.is_eagle, self._new_index()
-            )
-            self.partitions[worker.key] = partition
-        partition.add_worker(worker)
-
-    def _withdraw(self, worker: Worker) -> None:
-        if worker.schedulable:
-            self._remove_ranks(self.partitions[worker.key], worker.ranks())
-
-    def _remove_ranks(self, partition: Partition, ranks: list[Rank]) -> None:
-        """The ranks lose their reservations and their index; an empty partition goes."""
-        for reservation_id in self.held.on_ranks(set(ranks)):
-            partition.free(self.held.remove(reservation_id))
+    def _drop_bookings(self, ranks: list[Rank]) -> None:
+        """Ranks that leave lose their reservations."""
+        for reservation_id in self.held.on_ranks(set(ranks)) if ranks else ():
+            self.free(reservation_id)
             self.dropped_with_rank += 1
-        self._retired += partition.remove_ranks(ranks)
-        if not partition.ranks:
-            del self.partitions[partition.key]
-
-    def _sources_of(self, worker: Worker) -> Iterator[KvSource]:
-        if not worker.schedulable:
-            return
-        partition = self.partitions[worker.key]
-        writers = {rank.dp_rank: partition.writer(rank) for rank in worker.ranks()}
-        for dp_rank in writers:
-            endpoint = worker.kv_endpoint(dp_rank)
-            assert endpoint is not None
-            yield KvSource(
-                worker_id=worker.worker_id,
-                dp_rank=dp_rank,
-                endpoint=endpoint,
-                replay_endpoint=worker.replay_endpoint(dp_rank),
-                block_size=partition.block_size,
-                is_eagle=partition.is_eagle,
-                counted=worker.given.kv_event_semantics != "set",
-                writers=writers,
-            )
 
     # --- selection
 
@@ -272,10 +172,10 @@ class Selector:
 
     def _partition_of(self, scope: Scope) -> Partition:
         key = PartitionKey(scope.model_name, tenant_of(scope.tenant_id, scope.routing_group))
-        partition = self.partitions.get(key)
+        partition = self.fleet.partitions.get(key)
         if partition is not None:
             return partition
-        if not self.partitions:
+        if not self.fleet.partitions:
             raise NoWorkers("no schedulable workers are available")
         raise NoWorkers(f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}")
 
@@ -290,7 +190,7 @@ class Selector:
         return wanted
 
     def _schedulable(self, partition: Partition, rank: Rank) -> Worker:
-        worker = self.catalog.find(rank.worker_id)
+        worker = self.fleet.catalog.find(rank.worker_id)
         scope = f"model={partition.key.model_name} tenant={partition.key.tenant_id}"
         if worker is None or not worker.schedulable or worker.key != partition.key:
             raise NotFound(f"schedulable worker {rank.worker_id} not found for {scope}")
@@ -337,7 +237,7 @@ class Selector:
             return _NO_HASHES
         if config.assume_kv_reuse:
             return sequence_hashes
-        return np.frombuffer(self._rng.randbytes(8 * len(sequence_hashes)), np.uint64)
+        return np.frombuffer(bytearray(self._rng.randbytes(8 * len(sequence_hashes))), np.uint64)
 
     # --- lifecycle of reservations
 
@@ -345,7 +245,7 @@ class Selector:
         """Give back the booked prefill tokens; repeating it changes nothing.  Raises NotFound."""
         booking = self.held.renew(reservation_id, now)
         tokens = self.held.prefill_complete(booking)
-        self.partitions[booking.key].load.complete_prefill(booking.slot, tokens)
+        self.fleet.partitions[booking.key].load.complete_prefill(booking.slot, tokens)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None, now: float) -> None:
         """One more output block, then the decay.  Raises BadRequest, NotFound."""
@@ -353,7 +253,7 @@ class Selector:
             raise BadRequest("decay_fraction must be between 0.0 and 1.0")
         booking = self.held.renew(reservation_id, now)
         if self._config.track_output_blocks and self._config.track_active_blocks:
-            booking.output = self.partitions[booking.key].load.add_output_block(
+            booking.output = self.fleet.partitions[booking.key].load.add_output_block(
                 booking.slot, booking.sequence_hashes, booking.output, decay_fraction
             )
 
@@ -364,13 +264,13 @@ class Selector:
     def free(self, reservation_id: str) -> None:
         """Take the whole load of a reservation back.  Raises NotFound."""
         booking = self.held.remove(reservation_id)
-        self.partitions[booking.key].free(booking)
+        self.fleet.partitions[booking.key].free(booking)
 
     def tick(self, now: float) -> list[Booking]:
         """Free what nobody renewed in time; returns it for the log."""
         ended = [self.held.remove(reservation_id) for reservation_id in self.held.overdue(now)]
         for booking in ended:
-            self.partitions[booking.key].free(booking)
+            self.fleet.partitions[booking.key].free(booking)
         self.expired += len(ended)
         return ended
 
@@ -386,12 +286,12 @@ class Selector:
             PartitionLoads(
                 model_name=key.model_name,
                 tenant_id=key.tenant_id,
-                loads=self.partitions[key].loads(),
+                loads=self.fleet.partitions[key].loads(),
                 pending_count=0,
                 pending_isl_tokens=0,
             )
-            for key in sorted(self.partitions)
-            if _in_scope(key, model_name, tenant_id)
+            for key in sorted(self.fleet.partitions)
+            if key.within(model_name, tenant_id)
         ]
 
     def potential_loads(self, query: PromptQuery) -> list[RankLoad]:
@@ -417,8 +317,8 @@ class Selector:
 
     def dumps(self) -> Iterator[PartitionDump]:
         """One partition at a time, each copied when it is asked for."""
-        for key in sorted(self.partitions):
-            partition = self.partitions.get(key)
+        for key in sorted(self.fleet.partitions):
+            partition = self.fleet.partitions.get(key)
             if partition is not None:
                 yield PartitionDump(
                     key, partition.block_size, partition.index.snapshot(), partition.slot_ranks()
@@ -426,12 +326,9 @@ class Selector:
 
     def check_invariants(self) -> None:
         """For tests."""
-        self.catalog.check_invariants()
+        self.fleet.check_invariants()
         self.held.check_invariants()
-        for key, partition in self.partitions.items():
-            partition.check_invariants()
-            workers = [w for w in self.catalog if w.schedulable and w.key == key]
-            assert partition.ranks == sorted(rank for w in workers for rank in w.ranks())
+        for key, partition in self.fleet.partitions.items():
             bookings = [b for b in self.held if b.key == key]
             assert all(partition.find(b.rank) == b.slot for b in bookings)
             loads = partition.loads()
@@ -439,11 +336,7 @@ class Selector:
             assert sum(row.potential_prefill_tokens for row in loads) == sum(
                 b.prefill_tokens for b in bookings
             )
-        assert {b.key for b in self.held} <= set(self.partitions)
-
-
-def _in_scope(key: PartitionKey, model_name: str | None, tenant_id: str | None) -> bool:
-    return model_name in (None, key.model_name) and tenant_id in (None, key.tenant_id)
+        assert {b.key for b in self.held} <= set(self.fleet.partitions)
 
 
 def _booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterConfig) -> int:

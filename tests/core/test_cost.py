@@ -100,9 +100,7 @@ def test_more_overlap_never_raises_effective_prefill_tokens(rank, more, config):
         rank.leading_run,
     )
     terms = terms_of([rank, richer], config, isl_tokens=400)
-    assert (
-        terms[1, kernels.EFFECTIVE_PREFILL_TOKENS] <= terms[0, kernels.EFFECTIVE_PREFILL_TOKENS]
-    )
+    assert terms[1, kernels.EFFECTIVE_PREFILL_TOKENS] <= terms[0, kernels.EFFECTIVE_PREFILL_TOKENS]
 
 
 def idle(device=0, host=0, disk=0):

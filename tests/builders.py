@@ -1,0 +1,65 @@
+"""Builders of valid bodies and of a selector with real parts, for tests."""
+
+from random import Random
+
+import msgspec
+from indexer.prefix_index import PrefixIndex
+
+from select_service.core.cost import RouterConfig
+from select_service.core.selector import Selector
+from select_service.schema import (
+    ReservationRequest,
+    SelectAndReserveRequest,
+    SelectRequest,
+    WorkerPatch,
+    WorkerRegistration,
+)
+
+
+def a_selector(config=None, *, use_kv_events=False, ttl_s=3600.0, seed=0, blocks_max=4096):
+    return Selector(
+        RouterConfig() if config is None else config,
+        lambda: PrefixIndex(blocks_max),
+        rng=Random(seed),
+        use_kv_events=use_kv_events,
+        reservation_ttl_s=ttl_s,
+    )
+
+
+def worker_body(worker_id=1, **fields):
+    return {
+        "worker_id": worker_id,
+        "model_name": "m",
+        "endpoint": f"http://w{worker_id}:8000",
+        "block_size": 4,
+        **fields,
+    }
+
+
+def a_worker(worker_id=1, **fields):
+    return msgspec.convert(worker_body(worker_id, **fields), WorkerRegistration)
+
+
+def a_patch(**fields):
+    return msgspec.convert(fields, WorkerPatch)
+
+
+def a_select(tokens=8, **fields):
+    body = {"model_name": "m", "token_ids": list(range(tokens)), **fields}
+    return msgspec.convert(body, SelectRequest)
+
+
+def a_select_and_reserve(tokens=8, **fields):
+    body = {"model_name": "m", "token_ids": list(range(tokens)), **fields}
+    return msgspec.convert(body, SelectAndReserveRequest)
+
+
+def a_reservation(reservation_id, worker_id=1, tokens=8, **fields):
+    body = {
+        "model_name": "m",
+        "token_ids": list(range(tokens)),
+        "reservation_id": reservation_id,
+        "worker_id": worker_id,
+        **fields,
+    }
+    return msgspec.convert(body, ReservationRequest)

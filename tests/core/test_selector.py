@@ -1,0 +1,511 @@
+"""The selector's rules, one by one."""
+
+import numpy as np
+import pytest
+
+from indexer.hashing import block_hashes
+from indexer.tiers import Tier
+from select_service.core.catalog import DELETED_WORKERS_MAX
+from select_service.core.cost import RouterConfig
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.reservations import ReservationFilter
+from select_service.errors import (
+    BadRequest,
+    Conflict,
+    InvalidBody,
+    NoEligibleRank,
+    NotFound,
+    NoWorkers,
+)
+from tests.builders import (
+    a_patch,
+    a_reservation,
+    a_select,
+    a_select_and_reserve,
+    a_selector,
+    a_worker,
+)
+
+KEY = PartitionKey("m", "default")
+
+
+@pytest.fixture
+def selector():
+    selector = a_selector()
+    selector.register(a_worker(1))
+    return selector
+
+
+def load_of(selector, worker_id=1, dp_rank=0):
+    (row,) = [
+        row
+        for loads in selector.loads()
+        for row in loads.loads
+        if (row.worker_id, row.dp_rank) == (worker_id, dp_rank)
+    ]
+    return row.potential_prefill_tokens, row.potential_decode_blocks, row.active_requests
+
+
+def store(selector, rank, tokens, tier=Tier.GPU):
+    hashes = block_hashes(np.arange(tokens, dtype=np.uint32), 4)
+    engine_hashes = hashes + np.uint64(rank.worker_id * 1000)
+    selector.fleet.partitions[KEY].writer(rank).store(tier, None, hashes, engine_hashes)
+
+
+def test_registration_of_the_document_is_schedulable():
+    selector = a_selector(use_kv_events=True)
+    record = selector.register(
+        a_worker(
+            1,
+            block_size=16,
+            data_parallel_start_rank=0,
+            data_parallel_size=2,
+            kv_events_endpoints={0: "tcp://worker:5557", 1: "tcp://worker:5558"},
+            replay_endpoint="tcp://worker:5560",
+        )
+    )
+    assert record.lifecycle == "schedulable"
+    sources = selector.fleet.kv_sources()
+    assert [(s.dp_rank, s.endpoint, s.replay_endpoint) for s in sources] == [
+        (0, "tcp://worker:5557", "tcp://worker:5560"),
+        (1, "tcp://worker:5558", "tcp://worker:5561"),
+    ]
+
+
+def test_reasons_come_in_the_documented_order():
+    selector = a_selector(use_kv_events=True)
+    record = selector.register(a_worker(1, endpoint=None, block_size=0, data_parallel_size=0))
+    assert record.lifecycle == "incomplete"
+    assert record.not_schedulable_reasons == [
+        "endpoint is required",
+        "block_size must be greater than 0",
+        "data_parallel_size must be greater than 0",
+    ]
+    record = selector.register(a_worker(1, data_parallel_size=2, kv_events_endpoint="tcp://a:1"))
+    assert record.not_schedulable_reasons == [
+        "kv_events endpoint is required for dp_rank 0",
+        "kv_events endpoint is required for dp_rank 1",
+    ]
+
+
+@pytest.mark.parametrize("size", [1025, 2**32 - 1])
+def test_absurd_rank_ranges_are_incomplete_not_fatal(selector, size):
+    record = selector.register(a_worker(2, data_parallel_size=size))
+    assert record.lifecycle == "incomplete"
+    record = selector.register(
+        a_worker(2, data_parallel_start_rank=2**32 - 6, data_parallel_size=9)
+    )
+    assert record.lifecycle == "incomplete"
+    selector.select(a_select())
+
+
+def test_bad_event_endpoint_is_named_in_the_reason():
+    selector = a_selector(use_kv_events=True)
+    record = selector.register(a_worker(1, kv_events_endpoint="http://x:1"))
+    assert record.not_schedulable_reasons == [
+        "reconciliation failed: invalid kv_events endpoint for worker 1 dp_rank 0: "
+        "invalid ZMQ endpoint `http://x:1`: unsupported scheme `http`"
+    ]
+
+
+def test_block_size_of_a_partition_is_fixed_by_its_workers(selector):
+    record = selector.register(a_worker(2, block_size=16))
+    assert record.not_schedulable_reasons == [
+        "reconciliation failed: block_size mismatch for model=m tenant=default: "
+        "existing=4 requested=16"
+    ]
+    record = selector.register(a_worker(3, is_eagle=True))
+    assert record.not_schedulable_reasons == [
+        "reconciliation failed: is_eagle mismatch for model=m tenant=default: "
+        "existing=false requested=true"
+    ]
+    assert selector.register(a_worker(4, is_eagle=False)).lifecycle == "schedulable"
+
+
+def test_partition_without_workers_is_freed_and_may_come_back_with_another_block_size(selector):
+    selector.delete(1)
+    assert selector.fleet.partitions == {}
+    assert selector.loads() == []
+    assert selector.register(a_worker(2, block_size=16)).lifecycle == "schedulable"
+
+
+def test_lone_worker_may_change_the_block_size(selector):
+    assert selector.patch(1, a_patch(block_size=8)).lifecycle == "schedulable"
+    assert selector.select(a_select()).selection.block_size == 8
+
+
+def test_patch_of_harmless_fields_keeps_index_and_reservations(selector):
+    store(selector, Rank(1, 0), 8)
+    selector.reserve(a_reservation("r"), now=0.0)
+    selector.patch(1, a_patch(endpoint="http://elsewhere:1", taints=["a"], total_kv_blocks=9))
+    selection = selector.select(a_select()).selection
+    assert selection.endpoint == "http://elsewhere:1"
+    assert selection.overlap.gpu == 8
+    assert load_of(selector) == (8, 2, 1)
+
+
+def test_registering_the_same_worker_again_keeps_index_and_reservations(selector):
+    store(selector, Rank(1, 0), 8)
+    selector.reserve(a_reservation("r"), now=0.0)
+    selector.register(a_worker(1))
+    assert selector.select(a_select()).selection.overlap.gpu == 8
+    assert load_of(selector) == (8, 2, 1)
+
+
+def test_new_event_endpoint_drops_the_index_but_not_the_load():
+    selector = a_selector(use_kv_events=True)
+    selector.register(a_worker(1, kv_events_endpoint="tcp://a:1"))
+    old_writer = selector.fleet.partitions[KEY].writer(Rank(1, 0))
+    store(selector, Rank(1, 0), 8)
+    selector.reserve(a_reservation("r"), now=0.0)
+    selector.patch(1, a_patch(kv_events_endpoint="tcp://b:1"))
+    assert selector.select(a_select()).selection.overlap.gpu == 0
+    assert load_of(selector) == (8, 2, 1)
+    hashes = block_hashes(np.arange(8, dtype=np.uint32), 4)
+    assert old_writer.store(Tier.GPU, None, hashes, hashes) == 0
+    assert selector.select(a_select()).selection.overlap.gpu == 0
+
+
+def test_rank_that_leaves_the_range_loses_its_reservations_and_others_keep_theirs(selector):
+    selector.patch(1, a_patch(data_parallel_size=3))
+    for dp_rank in range(3):
+        selector.reserve(a_reservation(f"r{dp_rank}", dp_rank=dp_rank), now=0.0)
+    selector.patch(1, a_patch(data_parallel_size=2))
+    assert load_of(selector, 1, 1) == (8, 2, 1)
+    with pytest.raises(NotFound):
+        selector.prefill_complete("r2", now=1.0)
+    assert selector.dropped_with_rank == 1
+    selector.check_invariants()
+
+
+def test_deleted_worker_keeps_a_record_that_patch_revives(selector):
+    assert selector.delete(1).lifecycle == "unschedulable"
+    assert selector.delete(1).lifecycle == "unschedulable"
+    assert [w.lifecycle for w in selector.workers()] == ["unschedulable"]
+    assert selector.patch(1, a_patch()).lifecycle == "schedulable"
+    with pytest.raises(NotFound, match="worker 2 not found"):
+        selector.delete(2)
+
+
+def test_records_of_deleted_workers_are_bounded(selector):
+    for worker_id in range(10, 10 + DELETED_WORKERS_MAX + 5):
+        selector.register(a_worker(worker_id))
+        selector.delete(worker_id)
+    assert len(selector.workers()) == DELETED_WORKERS_MAX + 1
+    selector.check_invariants()
+
+
+def test_worker_moves_between_partitions_with_its_id(selector):
+    selector.reserve(a_reservation("r"), now=0.0)
+    selector.register(a_worker(1, model_name="other"))
+    with pytest.raises(NoWorkers, match="no schedulable workers for model=m tenant=default"):
+        selector.select(a_select())
+    assert selector.select(a_select(model_name="other")).selection.worker_id == 1
+    assert len(selector.held) == 0
+
+
+def test_contradicting_tenant_names_are_refused(selector):
+    with pytest.raises(BadRequest, match="differ"):
+        selector.register(a_worker(2, tenant_id="a", routing_group="b"))
+    with pytest.raises(BadRequest, match="differ"):
+        selector.select(a_select(tenant_id="a", routing_group="b"))
+    assert [w.worker_id for w in selector.workers()] == [1]
+
+
+def test_routing_group_is_the_tenant(selector):
+    selector.register(a_worker(2, routing_group="gold"))
+    selection = selector.select(a_select(routing_group="gold")).selection
+    assert (selection.tenant_id, selection.worker_id) == ("gold", 2)
+
+
+def test_empty_prompt_is_served_with_nothing_to_prefill(selector):
+    selection = selector.select_and_reserve(a_select_and_reserve(0), now=0.0).selection
+    assert selection.effective_prefill_tokens == 0
+    assert load_of(selector) == (0, 0, 1)
+    selector.select(a_select())
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "block_hashes is required without token_ids"),
+        ({"block_hashes": [1]}, "sequence_hashes is required without token_ids"),
+        ({"block_hashes": [1], "sequence_hashes": [1]}, "isl_tokens is required without token_ids"),
+        (
+            {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 0},
+            "isl_tokens must be greater than 0",
+        ),
+        (
+            {"block_hashes": [1, 2], "sequence_hashes": [1], "isl_tokens": 8},
+            "block_hashes length 2 must match sequence_hashes length 1",
+        ),
+    ],
+)
+def test_incomplete_prompts_say_what_is_missing(selector, fields, text):
+    with pytest.raises(BadRequest, match=text):
+        selector.select(a_select(token_ids=None, **fields))
+
+
+def test_hashes_are_the_same_signed_and_unsigned(selector):
+    for hashes in ([-1, 2**63 - 1], [2**64 - 1, 2**63 - 1]):
+        request = a_select_and_reserve(
+            token_ids=None, block_hashes=hashes, sequence_hashes=hashes, isl_tokens=8
+        )
+        selector.select_and_reserve(request, now=0.0)
+    assert load_of(selector) == (16, 2, 2)
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
+def test_hashes_beyond_64_bits_are_refused(selector, value):
+    with pytest.raises(InvalidBody, match="does not fit in 64 bits"):
+        selector.select(
+            a_select(token_ids=None, block_hashes=[value], sequence_hashes=[1], isl_tokens=4)
+        )
+
+
+def test_reservation_ids_are_unique_over_partitions(selector):
+    selector.register(a_worker(2, tenant_id="t2"))
+    selector.select_and_reserve(a_select_and_reserve(reservation_id="same"), now=0.0)
+    with pytest.raises(Conflict, match="reservation same already exists"):
+        selector.select_and_reserve(
+            a_select_and_reserve(reservation_id="same", tenant_id="t2"), now=0.0
+        )
+    assert load_of(selector, 2) == (0, 0, 0)
+    selector.free("same")
+    assert load_of(selector, 1) == (0, 0, 0)
+
+
+def test_generated_ids_are_uuid4(selector):
+    reservation_id = selector.select_and_reserve(
+        a_select_and_reserve(), now=0.0
+    ).selection.reservation_id
+    assert len(reservation_id) == 36
+    assert reservation_id[14] == "4"
+
+
+def test_reservation_without_effective_prefill_tokens_books_the_prompt(selector):
+    selector.reserve(a_reservation("r", tokens=9), now=0.0)
+    assert load_of(selector) == (9, 2, 1)
+
+
+def test_given_effective_prefill_tokens_are_booked_even_when_tracking_is_off():
+    selector = a_selector(RouterConfig(track_prefill_tokens=False))
+    selector.register(a_worker(1))
+    selector.reserve(a_reservation("r", effective_prefill_tokens=5), now=0.0)
+    selector.reserve(a_reservation("s"), now=0.0)
+    assert load_of(selector)[0] == 5
+
+
+def test_effective_prefill_tokens_may_not_exceed_the_prompt(selector):
+    with pytest.raises(
+        BadRequest, match=r"effective_prefill_tokens \(9\) must not exceed isl_tokens \(8\)"
+    ):
+        selector.reserve(a_reservation("r", effective_prefill_tokens=9), now=0.0)
+
+
+def test_reservation_names_a_schedulable_worker_and_rank(selector):
+    with pytest.raises(NotFound, match="schedulable worker 99 not found for model=m"):
+        selector.reserve(a_reservation("r", worker_id=99), now=0.0)
+    with pytest.raises(NotFound, match="dp_rank 5 of worker 1 not found"):
+        selector.reserve(a_reservation("r", dp_rank=5), now=0.0)
+    assert load_of(selector) == (0, 0, 0)
+
+
+def test_unknown_reservations_are_not_found(selector):
+    for call in (
+        lambda: selector.free("x"),
+        lambda: selector.prefill_complete("x", 0.0),
+        lambda: selector.output_block("x", None, 0.0),
+        lambda: selector.renew("x", 0.0),
+    ):
+        with pytest.raises(NotFound, match="reservation x not found"):
+            call()
+
+
+def test_decay_fraction_is_checked_before_the_id(selector):
+    for fraction in (1.5, -0.1, float("nan")):
+        with pytest.raises(BadRequest, match=r"between 0\.0 and 1\.0"):
+            selector.output_block("x", fraction, 0.0)
+
+
+def test_prefill_complete_is_idempotent(selector):
+    selector.reserve(a_reservation("r"), now=0.0)
+    selector.prefill_complete("r", 1.0)
+    selector.prefill_complete("r", 2.0)
+    assert load_of(selector) == (0, 2, 1)
+
+
+def test_pinned_worker_outside_the_allowed_set_is_a_bad_request(selector):
+    pinned = {"worker_id": 2, "dp_rank": 0}
+    with pytest.raises(BadRequest, match="pinned worker 2 is not in allowed worker set"):
+        selector.select(a_select(pinned_worker=pinned, allowed_worker_ids=[1]))
+    with pytest.raises(NoEligibleRank, match="no endpoints available to route work"):
+        selector.select(a_select(pinned_worker=pinned))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_worker_ids": []},
+        {"allowed_worker_ids": [7]},
+        {"routing_constraints": {"required_taints": ["gpu"]}},
+        {"pinned_worker": {"worker_id": 1, "dp_rank": 1}},
+    ],
+)
+def test_constraints_that_nobody_meets_are_refused_and_change_nothing(selector, fields):
+    with pytest.raises(NoEligibleRank):
+        selector.select_and_reserve(a_select_and_reserve(reservation_id="r", **fields), now=0.0)
+    selector.select_and_reserve(a_select_and_reserve(reservation_id="r"), now=0.0)
+
+
+def test_required_taints_select_by_label(selector):
+    selector.register(a_worker(2, taints=["a", "b"]))
+    request = a_select(routing_constraints={"required_taints": ["b"]})
+    assert selector.select(request).selection.worker_id == 2
+
+
+def test_preferred_taints_outweigh_equal_costs(selector):
+    selector.register(a_worker(2, taints=["fast"]))
+    request = a_select(routing_constraints={"preferred_taints": {"fast": 1.0, "none": -9.0}})
+    assert {selector.select(request).selection.worker_id for _ in range(20)} == {2}
+
+
+def test_hostile_preference_weights_do_not_break_the_choice(selector):
+    selector.register(a_worker(2, taints=["a", "b"]))
+    request = a_select(routing_constraints={"preferred_taints": {"a": 1e308, "b": -1e308}})
+    assert selector.select(request).selection.worker_id in (1, 2)
+
+
+def test_overlap_is_a_summary_over_the_ranks_of_the_worker(selector):
+    selector.patch(1, a_patch(data_parallel_size=2))
+    store(selector, Rank(1, 0), 4)
+    store(selector, Rank(1, 1), 8)
+    selection = selector.select(
+        a_select(34, pinned_worker={"worker_id": 1, "dp_rank": 0})
+    ).selection
+    assert selection.overlap.dp == {0: 4, 1: 8}
+    assert selection.overlap.longest_matched == 8
+    assert selection.effective_prefill_tokens == 30
+
+
+def test_more_overlap_wins_until_load_outweighs_it(selector):
+    selector.register(a_worker(2))
+    store(selector, Rank(2, 0), 16)
+    assert selector.select(a_select(16)).selection.worker_id == 2
+    for name in "abc":
+        selector.reserve(a_reservation(name, 2, token_ids=list(range(100, 120))), now=0.0)
+    assert selector.select(a_select(16)).selection.worker_id == 1
+
+
+def test_request_override_stands_in_for_the_configuration(selector):
+    untracked = {"track_prefill_tokens": False}
+    selector.select_and_reserve(a_select_and_reserve(router_config_override=untracked), now=0.0)
+    assert load_of(selector) == (0, 2, 1)
+
+
+def test_without_kv_reuse_no_two_requests_share_a_block():
+    selector = a_selector(RouterConfig(assume_kv_reuse=False))
+    selector.register(a_worker(1))
+    for name in "ab":
+        selector.reserve(a_reservation(name), now=0.0)
+    assert load_of(selector) == (16, 4, 2)
+    selector.free("a")
+    assert load_of(selector) == (8, 2, 1)
+
+
+def test_without_active_block_tracking_only_prefill_counts():
+    selector = a_selector(RouterConfig(track_active_blocks=False))
+    selector.register(a_worker(1))
+    selector.reserve(a_reservation("r"), now=0.0)
+    selector.output_block("r", None, 0.0)
+    assert load_of(selector) == (8, 0, 1)
+
+
+def test_without_output_block_tracking_output_does_not_count():
+    selector = a_selector(RouterConfig(track_output_blocks=False))
+    selector.register(a_worker(1))
+    selector.reserve(a_reservation("r"), now=0.0)
+    selector.output_block("r", 0.5, 0.0)
+    assert load_of(selector) == (8, 2, 1)
+
+
+def test_lease_ends_unless_a_lifecycle_call_renews_it():
+    selector = a_selector(ttl_s=10.0)
+    selector.register(a_worker(1))
+    for name in "abcd":
+        selector.reserve(a_reservation(name), now=0.0)
+    selector.prefill_complete("a", 5.0)
+    selector.output_block("b", None, 5.0)
+    selector.renew("c", 5.0)
+    assert selector.tick(9.9) == []
+    assert [b.reservation_id for b in selector.tick(10.0)] == ["d"]
+    assert load_of(selector)[2] == 3
+    assert [b.reservation_id for b in selector.tick(15.0)] == ["a", "b", "c"]
+    assert load_of(selector) == (0, 0, 0)
+    assert selector.expired == 4
+
+
+def test_zero_time_to_live_never_expires():
+    selector = a_selector(ttl_s=0.0)
+    selector.register(a_worker(1))
+    selector.reserve(a_reservation("r"), now=0.0)
+    assert selector.tick(1e12) == []
+    assert (
+        selector.reservations(ReservationFilter(), 5.0).reservations[0].expires_in_seconds is None
+    )
+
+
+def test_reservations_are_paged_oldest_first(selector):
+    selector.register(a_worker(2, tenant_id="t2"))
+    for i in range(5):
+        selector.reserve(a_reservation(f"r{i}"), now=float(i))
+    selector.reserve(a_reservation("other", 2, tenant_id="t2"), now=5.0)
+    ids, after = [], None
+    while True:
+        page = selector.reservations(ReservationFilter(limit=2, after=after), 6.0)
+        ids += [row.reservation_id for row in page.reservations]
+        after = page.next
+        if after is None:
+            break
+    assert ids == ["r0", "r1", "r2", "r3", "r4", "other"]
+    page = selector.reservations(ReservationFilter(tenant_id="t2"), 6.0)
+    assert [row.reservation_id for row in page.reservations] == ["other"]
+    assert page.reservations[0].age_seconds == 1.0
+    with pytest.raises(BadRequest):
+        selector.reservations(ReservationFilter(after="²"), 6.0)
+
+
+def test_page_cursor_survives_the_end_of_the_reservation_it_names(selector):
+    for i in range(4):
+        selector.reserve(a_reservation(f"r{i}"), now=0.0)
+    page = selector.reservations(ReservationFilter(limit=2), 0.0)
+    selector.free("r1")
+    selector.free("r2")
+    rest = selector.reservations(ReservationFilter(limit=2, after=page.next), 0.0)
+    assert [row.reservation_id for row in rest.reservations] == ["r3"]
+
+
+def test_potential_loads_add_the_prompt_to_every_rank(selector):
+    selector.register(a_worker(2))
+    selector.reserve(a_reservation("r"), now=0.0)
+    rows = selector.potential_loads(a_select(9))
+    assert [
+        (r.worker_id, r.potential_prefill_tokens, r.potential_decode_blocks, r.active_requests)
+        for r in rows
+    ] == [(1, 17, 2, 1), (2, 9, 2, 0)]
+
+
+def test_explain_gives_the_terms_of_the_moment_of_decision(selector):
+    decision = selector.select_and_reserve(a_select_and_reserve(), now=0.0)
+    selector.reserve(a_reservation("later"), now=0.0)
+    (row,) = decision.explain()
+    assert (row["chosen"], row["cost"], row["prefill_tokens"]) == (True, 4.0, 0)
+
+
+def test_no_worker_at_all_is_told_apart_from_none_in_the_partition():
+    selector = a_selector()
+    with pytest.raises(NoWorkers, match="no schedulable workers are available"):
+        selector.select(a_select())
+    selector.register(a_worker(1))
+    with pytest.raises(NoWorkers, match="no schedulable workers for model=x tenant=default"):
+        selector.select(a_select(model_name="x"))

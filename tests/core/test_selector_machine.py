@@ -1,0 +1,216 @@
+"""The whole core against its naive twin: workers come, change and go under live reservations."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from select_service.core.reservations import ReservationFilter
+from select_service.errors import Conflict, NoEligibleRank, NotFound, NoWorkers
+from tests.builders import a_patch, a_reservation, a_select_and_reserve, a_selector, a_worker
+from tests.models.selector_model import ModelWorker, SelectorModel
+
+TTL_S = 50.0
+KEYS = [("m", "default"), ("m", "gold"), ("n", "default")]
+WORKER_IDS = st.sampled_from([0, 1, 2, 2**64 - 1])
+NAMES = st.sampled_from(["", "a", "b", "c/d", "é"])
+HASH_LISTS = st.lists(st.sampled_from([0, 1, 2, 3, 2**64 - 1]), max_size=5)
+ENDPOINTS = st.sampled_from(["http://a", "http://b", ""])
+
+
+def scope(key):
+    return {"model_name": key[0], "tenant_id": key[1]}
+
+
+class SelectorMatchesModel(RuleBasedStateMachine):
+    @initialize(seed=st.integers(0, 2**32))
+    def start(self, seed):
+        self.selector = a_selector(ttl_s=TTL_S, seed=seed)
+        self.model = SelectorModel(TTL_S)
+        self.now = 0.0
+
+    @rule(
+        worker_id=WORKER_IDS,
+        key=st.sampled_from(KEYS),
+        endpoint=ENDPOINTS,
+        block_size=st.sampled_from([4, 4, 4, 8, None]),
+        dp_size=st.integers(0, 3),
+    )
+    def register(self, worker_id, key, endpoint, block_size, dp_size):
+        record = self.selector.register(
+            a_worker(
+                worker_id,
+                endpoint=endpoint,
+                block_size=block_size,
+                data_parallel_size=dp_size,
+                **scope(key),
+            )
+        )
+        self.model.put(worker_id, ModelWorker(key, block_size, endpoint, dp_size))
+        assert record.lifecycle == self.model.workers[worker_id].lifecycle
+
+    @rule(
+        worker_id=WORKER_IDS,
+        endpoint=st.none() | ENDPOINTS,
+        block_size=st.sampled_from([None, 4, 8]),
+        dp_size=st.none() | st.integers(1, 3),
+    )
+    def patch(self, worker_id, endpoint, block_size, dp_size):
+        change = a_patch(endpoint=endpoint, block_size=block_size, data_parallel_size=dp_size)
+        old = self.model.workers.get(worker_id)
+        if old is None:
+            self.refused(NotFound, self.selector.patch, worker_id, change)
+            return
+        record = self.selector.patch(worker_id, change)
+        new = ModelWorker(
+            old.key,
+            old.block_size if block_size is None else block_size,
+            old.endpoint if endpoint is None else endpoint,
+            old.dp_size if dp_size is None else dp_size,
+        )
+        self.model.put(worker_id, new)
+        assert record.lifecycle == new.lifecycle
+
+    @rule(worker_id=WORKER_IDS)
+    def delete(self, worker_id):
+        if worker_id not in self.model.workers:
+            self.refused(NotFound, self.selector.delete, worker_id)
+            return
+        assert self.selector.delete(worker_id).lifecycle == "unschedulable"
+        self.model.delete(worker_id)
+
+    @rule(
+        name=NAMES,
+        key=st.sampled_from(KEYS),
+        hashes=HASH_LISTS,
+        isl_tokens=st.integers(1, 40),
+        allowed=st.none() | st.lists(WORKER_IDS, max_size=3),
+    )
+    def select_and_reserve(self, name, key, hashes, isl_tokens, allowed):
+        request = a_select_and_reserve(
+            token_ids=None,
+            block_hashes=hashes,
+            sequence_hashes=hashes,
+            isl_tokens=isl_tokens,
+            reservation_id=name,
+            allowed_worker_ids=allowed,
+            **scope(key),
+        )
+        workers = self.model.schedulable(key)
+        if not workers:
+            self.refused(NoWorkers, self.selector.select_and_reserve, request, self.now)
+        elif name in self.model.held:
+            self.refused(Conflict, self.selector.select_and_reserve, request, self.now)
+        elif allowed is not None and not workers.keys() & set(allowed):
+            self.refused(NoEligibleRank, self.selector.select_and_reserve, request, self.now)
+        else:
+            selection = self.selector.select_and_reserve(request, self.now).selection
+            rank = (selection.worker_id, selection.dp_rank)
+            assert rank[1] < workers[rank[0]].dp_size
+            assert allowed is None or rank[0] in allowed
+            assert selection.effective_prefill_tokens == isl_tokens
+            self.model.reserve(name, key, rank, hashes, isl_tokens, self.now)
+
+    @rule(
+        name=NAMES,
+        key=st.sampled_from(KEYS),
+        worker_id=WORKER_IDS,
+        dp_rank=st.integers(0, 3),
+        hashes=HASH_LISTS,
+        tokens=st.none() | st.integers(0, 7),
+    )
+    def reserve(self, name, key, worker_id, dp_rank, hashes, tokens):
+        request = a_reservation(
+            name,
+            worker_id,
+            token_ids=None,
+            sequence_hashes=hashes,
+            isl_tokens=7,
+            dp_rank=dp_rank,
+            effective_prefill_tokens=tokens,
+            **scope(key),
+        )
+        workers = self.model.schedulable(key)
+        if not workers:
+            self.refused(NoWorkers, self.selector.reserve, request, self.now)
+        elif worker_id not in workers or dp_rank >= workers[worker_id].dp_size:
+            self.refused(NotFound, self.selector.reserve, request, self.now)
+        elif name in self.model.held:
+            self.refused(Conflict, self.selector.reserve, request, self.now)
+        else:
+            self.selector.reserve(request, self.now)
+            booked = 7 if tokens is None else tokens
+            self.model.reserve(name, key, (worker_id, dp_rank), hashes, booked, self.now)
+
+    @rule(name=NAMES)
+    def prefill_complete(self, name):
+        if self.lifecycle(name, self.selector.prefill_complete, name, self.now):
+            self.model.held[name].prefill_tokens = 0
+
+    @rule(name=NAMES, fraction=st.none() | st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+    def output_block(self, name, fraction):
+        if self.lifecycle(name, self.selector.output_block, name, fraction, self.now):
+            self.model.output_block(name, fraction)
+
+    @rule(name=NAMES)
+    def renew(self, name):
+        self.lifecycle(name, self.selector.renew, name, self.now)
+
+    @rule(name=NAMES)
+    def free(self, name):
+        if self.lifecycle(name, self.selector.free, name):
+            self.model.free(name)
+
+    @rule(seconds=st.floats(0, 2 * TTL_S))
+    def time_passes(self, seconds):
+        self.now += seconds
+        ended = {booking.reservation_id for booking in self.selector.tick(self.now)}
+        assert ended == set(self.model.expire(self.now))
+
+    def lifecycle(self, name, verb, *arguments):
+        if name not in self.model.held:
+            self.refused(NotFound, verb, *arguments)
+            return False
+        verb(*arguments)
+        self.model.held[name].renewed_at = self.now
+        return True
+
+    def refused(self, error, verb, *arguments):
+        try:
+            verb(*arguments)
+        except error:
+            return
+        raise AssertionError(f"{verb} was not refused with {error}")
+
+    @invariant()
+    def loads_agree(self):
+        got = {
+            (p.model_name, p.tenant_id, row.worker_id, row.dp_rank): (
+                row.potential_prefill_tokens,
+                row.potential_decode_blocks,
+                row.active_requests,
+            )
+            for p in self.selector.loads()
+            for row in p.loads
+        }
+        assert got == self.model.loads()
+
+    @invariant()
+    def reservations_agree(self):
+        rows = self.selector.reservations(ReservationFilter(), self.now).reservations
+        assert {
+            row.reservation_id: (row.worker_id, row.dp_rank, row.prefill_tokens, row.output_blocks)
+            for row in rows
+        } == {
+            name: (*held.rank, held.prefill_tokens, len(held.output))
+            for name, held in self.model.held.items()
+        }
+
+    @invariant()
+    def nothing_is_kept_of_what_left(self):
+        schedulable = {w.key for w in self.model.workers.values() if w.lifecycle == "schedulable"}
+        assert set(self.selector.fleet.partitions) == schedulable
+        for writer in self.selector.fleet.take_retired_writers():
+            writer.close()
+        self.selector.check_invariants()
+
+
+TestSelectorMatchesModel = SelectorMatchesModel.TestCase
