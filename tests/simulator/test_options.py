@@ -1,0 +1,53 @@
+"""The command line of the demo, and what it refuses before anything is started."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from select_service.simulator.demo import run_demo
+from select_service.simulator.options import parse_options
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_defaults_make_a_sensible_demo() -> None:
+    options = parse_options([])
+    assert (options.workers, options.ranks, options.block_size) == (4, 1, 16)
+    assert not options.once
+    assert options.trace is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--requests", "0"],
+        ["--workers", "-1"],
+        ["--blocks", "many"],
+        ["--speedup", "0"],
+        ["--speedup", "nan"],
+        ["--lose", "1"],
+        ["--unknown"],
+    ],
+)
+def test_senseless_values_end_with_status_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_options(arguments)
+    assert ended.value.code == 2
+
+
+def test_help_needs_no_installed_package() -> None:
+    command = [sys.executable, "-S", "-E", "-m", "select_service.simulator", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--trace FILE" in shown.stdout
+
+
+def test_a_cache_too_small_for_the_workload_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(parse_options(["--blocks", "3", "--requests", "5"])) == 1
+    assert "give --blocks" in capsys.readouterr().out
+
+
+def test_a_missing_trace_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(parse_options(["--trace", "/no/such/file"])) == 1
+    assert "/no/such/file" in capsys.readouterr().out
