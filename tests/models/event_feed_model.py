@@ -1,0 +1,85 @@
+"""A publisher with its log, a network between, and a writer that only remembers.
+
+Every batch carries one removal whose hash is its identity, so what was applied, how often and in
+which order is read off the writer.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+RANK = 3
+LIFE = 2**48
+
+
+def batch(*events, rank=None):
+    return msgspec.msgpack.encode([1.5, list(events), rank])
+
+
+def identified(life, seq, rank=None):
+    """A batch that a `RecordingWriter` shows as (life, seq)."""
+    return batch(["BlockRemoved", [life * LIFE + seq % LIFE]], rank=rank)
+
+
+class RecordingWriter:
+    """Stands where a SlotWriter stands and keeps the calls since the last clear."""
+
+    def __init__(self, slot=0):
+        self.slot = slot
+        self.calls = []
+        self.clears = 0
+
+    def store(self, tier, parent, block_hashes, engine_hashes, *, counted=True):
+        assert block_hashes.dtype == engine_hashes.dtype == np.uint64
+        assert len(block_hashes) == len(engine_hashes)
+        self.calls.append(
+            ("store", tier, parent, block_hashes.tolist(), engine_hashes.tolist(), counted)
+        )
+        return len(engine_hashes)
+
+    def store_known(self, tier, engine_hashes, *, counted=True):
+        self.calls.append(("store_known", tier, engine_hashes.tolist(), counted))
+        return len(engine_hashes)
+
+    def remove(self, tier, engine_hashes):
+        assert engine_hashes.dtype == np.uint64
+        self.calls.append(("remove", tier, engine_hashes.tolist()))
+        return len(engine_hashes)
+
+    def clear(self):
+        self.calls.clear()
+        self.clears += 1
+
+    def identities(self):
+        """(life, seq) of the identified batches since the last clear, in order."""
+        return [divmod(call[2][0], LIFE) for call in self.calls if call[0] == "remove"]
+
+
+@dataclass
+class Publisher:
+    """An engine: numbers its batches from 0, keeps the last `ring_max` for replays."""
+
+    ring_max: int
+    life: int = 1
+    next_seq: int = 0
+    ring: deque = field(default_factory=deque)
+
+    def publish(self):
+        message = (self.next_seq, identified(self.life, self.next_seq))
+        self.ring.append(message)
+        if len(self.ring) > self.ring_max:
+            self.ring.popleft()
+        self.next_seq += 1
+        return message
+
+    def replay(self, start):
+        """All frames of one replay, the end marker last."""
+        frames = [message for message in self.ring if message[0] >= start]
+        return deque([*frames, (2**64 - 1, b"")])
+
+    def restart(self):
+        self.life += 1
+        self.next_seq = 0
+        self.ring.clear()
