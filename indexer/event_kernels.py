@@ -93,7 +93,7 @@ WORD_STARTS = np.cumsum([0, *map(len, WORDS)])
 
 TAIL_SPEC_FIELDS = 3  # as in event_parser
 PAIR_HEADER = 0x92  # an array of two
-FEW_HASHES = 8  # so few are compared pairwise faster than through a hash set
+PROBES_MAX = 128
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads any key over the high bits
 
 HASH = types.Tuple((types.uint64, INT))
@@ -331,27 +331,21 @@ def read_map_event(buf, at, row, hashes, tokens):
             at = read_field(buf, at, word, row, hashes, tokens)
         if at < 0:
             return UNUSUAL
-    needed = 0
+    needed = 1 << TYPE
     if row[TAG] == STORED:
-        needed = 1 << W_BLOCK_HASHES | 1 << W_TOKEN_IDS | 1 << W_BLOCK_SIZE
+        needed |= 1 << W_BLOCK_HASHES | 1 << W_TOKEN_IDS | 1 << W_BLOCK_SIZE
     elif row[TAG] == REMOVED:
-        needed = 1 << W_BLOCK_HASHES
+        needed |= 1 << W_BLOCK_HASHES
     is_known = NONE < row[TAG] < TYPE
     return at if is_known and seen & needed == needed else UNUSUAL
 
 
-@njit(types.boolean(HASHES, types.uint64, INT), cache=True)
-def holds_before(hashes, value, end):
-    """Whether `value` is among the first `end` hashes."""
-    for k in range(end):
-        if hashes[k] == value:
-            return True
-    return False
-
-
 @njit(types.boolean(HASHES), cache=True)
-def repeats_a_hash(hashes):
-    """Whether two of many hashes are equal; linear in their number."""
+def may_repeat(hashes):
+    """False: all of the hashes are different.  Linear in their number.
+
+    True: two are equal, or somebody chose them to collide here, which would cost quadratic time.
+    """
     bits = 4
     while (1 << bits) < 2 * hashes.shape[0]:
         bits += 1
@@ -363,27 +357,26 @@ def repeats_a_hash(hashes):
             zeros += 1
             continue
         place = (value * SPREAD) >> np.uint64(64 - bits)
+        probes = 0
         while places[place] != 0:
-            if places[place] == value:
+            if places[place] == value or probes == PROBES_MAX:
                 return True
             place = (place + np.uint64(1)) & mask
+            probes += 1
         places[place] = value
     return zeros > 1
 
 
 @njit(types.boolean(ROW, HASHES), cache=True)
-def repeats_itself(row, hashes):
-    """Whether the engine hashes of a stored event and its parent are not all different."""
+def may_repeat_itself(row, hashes):
+    """False: the engine hashes of a stored event and its parent are all different."""
     own = hashes[row[HASH_START] : row[HASH_END]]
-    count = own.shape[0]
-    if row[HAS_PARENT] == 1 and holds_before(own, np.uint64(row[PARENT]), count):
-        return True
-    if count > FEW_HASHES:
-        return repeats_a_hash(own)
-    for k in range(1, count):
-        if holds_before(own, own[k], k):
-            return True
-    return False
+    if row[HAS_PARENT] == 1:
+        parent = np.uint64(row[PARENT])
+        for value in own:
+            if value == parent:
+                return True
+    return own.shape[0] > 1 and may_repeat(own)
 
 
 @njit(types.void(ROW, INT, INT), cache=True)
@@ -410,7 +403,7 @@ def read_events(buf, at, rows, hashes, tokens):
             at = read_map_event(buf, at, row, hashes, tokens)
         else:
             at = read_array_event(buf, at, row, hashes, tokens)
-        if at < 0 or (row[TAG] == STORED and repeats_itself(row, hashes)):
+        if at < 0 or (row[TAG] == STORED and may_repeat_itself(row, hashes)):
             return 0, UNUSUAL
         n_hashes, n_tokens = row[HASH_END], row[TOKEN_END]
         used += row[TAG] != IGNORED

@@ -73,7 +73,6 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
 
 
 NO_HASHES: Hashes = np.empty(0, np.uint64)
-NO_HASHES.flags.writeable = False
 
 
 def local_hashes(event: BlockStored, block_size: int, is_eagle: bool = False) -> Hashes:

@@ -45,6 +45,12 @@ SECRET = np.frombuffer(
     "<u8",
 ).copy()
 
+WORD = types.uint64
+INT = types.int64
+TOKENS = types.Array(types.uint32, 1, "C", readonly=True)  # writable arrays are accepted too
+WORDS = types.Array(types.uint64, 1, "C", readonly=True)
+HASHES = types.uint64[::1]
+
 STRIPE_WORDS = 16  # of 32 bits: one stripe is 64 bytes
 STRIPES_PER_ROUND = 16  # (192 - 64) / 8: the accumulators are scrambled after this many
 CHAIN_SEED = U64(1337)
@@ -74,13 +80,13 @@ def swap_bytes(_context, _a):
     return types.uint64(types.uint64), generate
 
 
-@njit("uint64(uint32[::1], uint64)", cache=True, inline="always")
+@njit(WORD(TOKENS, WORD), cache=True, inline="always")
 def word_at(tokens, at):
     """Two tokens from index `at`, as the little-endian uint64 they are in memory."""
     return U64(tokens[at]) | (U64(tokens[at + U64(1)]) << U64(32))
 
 
-@njit("uint64(uint64[::1], uint64)", cache=True, inline="always")
+@njit(WORD(WORDS, WORD), cache=True, inline="always")
 def secret_at(secret, byte):
     """The uint64 that starts at any byte of a secret of 24 words and lies wholly inside."""
     word = byte >> U64(3)
@@ -90,14 +96,14 @@ def secret_at(secret, byte):
     return (secret[word] >> shift) | (secret[word + U64(1)] << (U64(64) - shift))
 
 
-@njit("uint64(uint64)", cache=True, inline="always")
+@njit(WORD(WORD), cache=True, inline="always")
 def avalanche(h):
     h ^= h >> U64(37)
     h *= MX1
     return h ^ (h >> U64(32))
 
 
-@njit("void(uint64, uint64[::1])", cache=True)
+@njit(types.void(WORD, HASHES), cache=True)
 def derive_secret(seed, out):
     """Shift the default secret by `seed` into `out` (uint64 [24])."""
     for k in range(0, 24, 2):
@@ -105,7 +111,7 @@ def derive_secret(seed, out):
         out[k + 1] = SECRET[k + 1] - seed
 
 
-@njit("uint64(uint64)", cache=True)
+@njit(WORD(WORD), cache=True)
 def hash_empty(seed):
     h = seed ^ SECRET[7] ^ SECRET[8]
     h ^= h >> U64(33)
@@ -115,7 +121,7 @@ def hash_empty(seed):
     return h ^ (h >> U64(32))
 
 
-@njit("uint64(uint32[::1], uint64, uint64, uint64)", cache=True)
+@njit(WORD(TOKENS, WORD, WORD, WORD), cache=True)
 def hash_4_to_8(tokens, at, words, seed):
     length = words << U64(2)
     low_swapped = swap_bytes(seed & LOW32) >> U64(32)
@@ -130,7 +136,7 @@ def hash_4_to_8(tokens, at, words, seed):
     return h ^ (h >> U64(28))
 
 
-@njit("uint64(uint64, uint64, uint64, uint64)", cache=True, inline="always")
+@njit(WORD(WORD, WORD, WORD, WORD), cache=True, inline="always")
 def hash_9_to_16(first, last, length, seed):
     """`first` and `last`: the first and the last eight bytes of the message; they may overlap."""
     low = first ^ ((SECRET[3] ^ SECRET[4]) + seed)
@@ -138,7 +144,7 @@ def hash_9_to_16(first, last, length, seed):
     return avalanche(length + swap_bytes(low) + high + fold_product(low, high))
 
 
-@njit("uint64(uint32[::1], uint64, uint64[::1], uint64)", cache=True, inline="always")
+@njit(WORD(TOKENS, WORD, HASHES, WORD), cache=True, inline="always")
 def mix16(tokens, at, secret, k):
     """Mix four tokens with two words of the shifted secret."""
     low = word_at(tokens, at) ^ secret[k]
@@ -146,7 +152,7 @@ def mix16(tokens, at, secret, k):
     return fold_product(low, high)
 
 
-@njit("uint64(uint32[::1], uint64, uint64, uint64[::1])", cache=True, inline="always")
+@njit(WORD(TOKENS, WORD, WORD, HASHES), cache=True, inline="always")
 def hash_17_to_128(tokens, at, words, shifted):
     h = (words << U64(2)) * P64_1
     end = at + words
@@ -164,7 +170,7 @@ def hash_17_to_128(tokens, at, words, shifted):
     return avalanche(h)
 
 
-@njit("uint64(uint32[::1], uint64, uint64, uint64)", cache=True, inline="always")
+@njit(WORD(TOKENS, WORD, WORD, WORD), cache=True, inline="always")
 def mix16_unaligned(tokens, at, byte, seed):
     """As mix16, with the default secret from any byte on and the seed applied here."""
     low = word_at(tokens, at) ^ (secret_at(SECRET, byte) + seed)
@@ -172,7 +178,7 @@ def mix16_unaligned(tokens, at, byte, seed):
     return fold_product(low, high)
 
 
-@njit("uint64(uint32[::1], uint64, uint64, uint64[::1], uint64)", cache=True)
+@njit(WORD(TOKENS, WORD, WORD, HASHES, WORD), cache=True)
 def hash_129_to_240(tokens, at, words, shifted, seed):
     h = (words << U64(2)) * P64_1
     for i in range(8):
@@ -185,7 +191,7 @@ def hash_129_to_240(tokens, at, words, shifted, seed):
     return avalanche(h)
 
 
-@njit("void(uint64[::1], uint32[::1], uint64, uint64[::1], uint64)", cache=True, inline="always")
+@njit(types.void(HASHES, TOKENS, WORD, HASHES, WORD), cache=True, inline="always")
 def add_stripe(lanes, tokens, at, secret, byte):
     """Add sixteen tokens to the eight lanes (uint64 [8])."""
     for lane in range(8):
@@ -195,7 +201,7 @@ def add_stripe(lanes, tokens, at, secret, byte):
         lanes[lane] += (keyed & LOW32) * (keyed >> U64(32))
 
 
-@njit("void(uint64[::1], uint64[::1])", cache=True, inline="always")
+@njit(types.void(HASHES, HASHES), cache=True, inline="always")
 def scramble(lanes, secret):
     for lane in range(8):
         h = lanes[lane]
@@ -204,7 +210,7 @@ def scramble(lanes, secret):
         lanes[lane] = h * P32_1
 
 
-@njit("uint64(uint32[::1], uint64, uint64, uint64[::1])", cache=True)
+@njit(WORD(TOKENS, WORD, WORD, HASHES), cache=True)
 def hash_long(tokens, at, words, shifted):
     """Messages of more than 240 bytes."""
     lanes = np.empty(8, np.uint64)
@@ -227,7 +233,7 @@ def hash_long(tokens, at, words, shifted):
     return avalanche(h)
 
 
-@njit("uint64(uint32[::1], uint64, uint64, uint64, uint64[::1])", cache=True, inline="always")
+@njit(WORD(TOKENS, WORD, WORD, WORD, HASHES), cache=True, inline="always")
 def hash_window(tokens, at, words, seed, shifted):
     """XXH3-64 of `words` tokens from index `at`; `shifted` is derive_secret(seed)."""
     if words > 60:
@@ -244,7 +250,7 @@ def hash_window(tokens, at, words, seed, shifted):
     return hash_empty(seed)
 
 
-@njit("void(uint32[::1], int64, int64, uint64, uint64[::1])", cache=True)
+@njit(types.void(TOKENS, INT, INT, WORD, HASHES), cache=True)
 def hash_windows(tokens, window, stride, seed, out):
     """out[i] = XXH3-64 of tokens[i * stride : i * stride + window], as little-endian bytes.
 
@@ -259,7 +265,7 @@ def hash_windows(tokens, window, stride, seed, out):
         out[i] = hash_window(tokens, U64(i) * U64(stride), U64(window), seed, shifted)
 
 
-@njit("void(uint64[::1], uint64[::1])", cache=True)
+@njit(types.void(WORDS, HASHES), cache=True)
 def chain_hashes(block_hashes, out):
     """out[0] = block_hashes[0]; out[i] = XXH3-64 of the 16 bytes out[i-1], block_hashes[i].
 
