@@ -1,0 +1,134 @@
+"""Blocks whose parent their slot has not announced: kept aside until it does.
+
+Engines may announce a child before its parent, or announce the parent again after removing it.
+Such a block has no place in the tree yet, so it is kept as a plain edge (parent, content) -> engine
+hash of its slot. This is the cold path: plain dictionaries, bounded by `orphans_max`.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from indexer.tiers import Tier
+
+
+class Orphan(NamedTuple):
+    """One block of one slot and tier, announced `copies` times."""
+
+    tier: int
+    engine_hash: int
+    parent: int
+    local: int
+    copies: int
+
+
+class _SlotOrphans:
+    def __init__(self) -> None:
+        self.by_name: dict[tuple[int, int], Orphan] = {}  # (tier, engine hash)
+        self.by_parent: dict[int, dict[tuple[int, int], None]] = {}
+
+    def put(self, orphan: Orphan) -> None:
+        name = (orphan.tier, orphan.engine_hash)
+        self.by_name[name] = orphan
+        self.by_parent.setdefault(orphan.parent, {})[name] = None
+
+    def pop(self, name: tuple[int, int]) -> Orphan:
+        orphan = self.by_name.pop(name)
+        siblings = self.by_parent[orphan.parent]
+        del siblings[name]
+        if not siblings:
+            del self.by_parent[orphan.parent]
+        return orphan
+
+
+class Orphans:
+    """The orphans of all slots of one index. `slot in orphans` tells whether a slot has any."""
+
+    def __init__(self, orphans_max: int) -> None:
+        self.dropped = 0
+        self._orphans_max = orphans_max
+        self._live = 0
+        self._slots: dict[int, _SlotOrphans] = {}
+
+    def __len__(self) -> int:
+        return self._live
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._slots
+
+    def add(self, slot: int, orphan: Orphan, *, counted: bool) -> bool:
+        """Keep an orphan, or count it once more if counted; a later place replaces an earlier.
+
+        Returns False, and changes nothing, when there are too many.
+        """
+        mine = self._slots.get(slot) or _SlotOrphans()
+        name = (orphan.tier, orphan.engine_hash)
+        known = mine.by_name.get(name)
+        if known is None and self._live >= self._orphans_max:
+            return False
+        if known is not None:
+            mine.pop(name)
+            if (known.parent, known.local) == (orphan.parent, orphan.local):
+                orphan = known._replace(copies=known.copies + counted)
+        mine.put(orphan)
+        self._live += known is None
+        self._slots[slot] = mine
+        return True
+
+    def remove(self, slot: int, tier: int, engine_hash: int, *, every_copy: bool) -> bool:
+        """Undo one announcement, or all of them. Returns whether there was one."""
+        mine = self._slots[slot] if slot in self._slots else _SlotOrphans()
+        orphan = mine.by_name.get((tier, engine_hash))
+        if orphan is None:
+            return False
+        mine.pop((tier, engine_hash))
+        if orphan.copies > 1 and not every_copy:
+            mine.put(orphan._replace(copies=orphan.copies - 1))
+        else:
+            self._forget(slot, 1)
+        return True
+
+    def find(self, slot: int, engine_hash: int) -> Orphan | None:
+        """The slot's orphan of this name, in whatever tier."""
+        mine = self._slots.get(slot)
+        if mine is None:
+            return None
+        names = ((tier, engine_hash) for tier in Tier)
+        return next((mine.by_name[name] for name in names if name in mine.by_name), None)
+
+    def awaited(self, slot: int, engine_hashes: Iterable[int]) -> list[int]:
+        """Those of the names under which orphans of the slot wait."""
+        mine = self._slots.get(slot)
+        return [] if mine is None else [name for name in engine_hashes if name in mine.by_parent]
+
+    def take_children(self, slot: int, parent: int) -> list[Orphan]:
+        """Remove and return the slot's orphans that wait for this parent."""
+        mine = self._slots.get(slot)
+        if mine is None:
+            return []
+        children = [mine.by_name.pop(name) for name in mine.by_parent.pop(parent, ())]
+        self._forget(slot, len(children))
+        return children
+
+    def drop_slot(self, slot: int) -> None:
+        """Forget all orphans of the slot."""
+        if slot in self._slots:
+            self._live -= len(self._slots.pop(slot).by_name)
+
+    def _forget(self, slot: int, gone: int) -> None:
+        self._live -= gone
+        if not self._slots[slot].by_name:
+            del self._slots[slot]
+
+    def check_invariants(self) -> None:
+        """Recount. O(orphans), for tests."""
+        assert self._live == sum(len(mine.by_name) for mine in self._slots.values())
+        assert self._live <= self._orphans_max
+        for mine in self._slots.values():
+            assert mine.by_name
+            waiting = {n: p for p, names in mine.by_parent.items() for n in names}
+            assert waiting == {n: orphan.parent for n, orphan in mine.by_name.items()}
+            assert all(mine.by_parent.values())
+
+    def items(self) -> list[tuple[int, Orphan]]:
+        """Every (slot, orphan)."""
+        return [(s, orphan) for s, mine in self._slots.items() for orphan in mine.by_name.values()]

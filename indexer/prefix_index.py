@@ -1,0 +1,411 @@
+"""Which slots hold which blocks, in which tier, and how much of a prompt each slot has.
+
+One prefix tree over block content hashes for all slots and tiers (layout: state_kernels). Every
+slot speaks its own language of engine hashes: a hash is only ever compared with what the same slot
+announced. No clock, no thread, no I/O; the lock is injected and held for one bounded step at a
+time. The rules:
+
+* A slot holds a block in a tier while at least one of its announcements of it is not undone.
+  `counted` stores count copies per (slot, tier, engine hash), each removed on its own.
+* A block belongs below its parent as the same slot announced it, in any tier. An unknown parent
+  makes it an orphan, invisible until the parent is announced.
+* A hash that (slot, tier) announces at another place names only the new place.
+* Removing a block leaves its descendants; a match just stops there until it is back.
+* A full index records the leading blocks that fit and refuses the rest.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer import invariants, kernels
+from indexer import state_kernels as state
+from indexer.index_memory import IndexMemory
+from indexer.orphans import Orphan, Orphans
+from indexer.tiers import N_TIERS, Tier
+
+Hashes = NDArray[np.uint64]
+
+ORPHAN_BLOCKS_MAX = 65_536
+CLEAR_STEP_MAX = 65_536  # nodes or records looked at while the lock is held
+ADOPT_STEP_MAX = 256  # parents whose orphans are placed while the lock is held
+
+
+class IndexStats(NamedTuple):
+    """Plain numbers about an index; blocks and memberships are current, the last three totals."""
+
+    blocks: int
+    blocks_max: int
+    memberships: int  # (slot, tier, block) triples
+    bytes: int
+    holder_sets: int
+    records: int
+    orphans: int
+    dropped_orphans: int
+    refused_blocks: int
+    unannounced_blocks: int  # hash-only announcements of blocks never announced with content
+
+
+class IndexSnapshot(NamedTuple):
+    """Copies of what a dump needs. Row i of the node columns is node i, row 0 the root."""
+
+    local: Hashes  # [nodes] content hash
+    engine: Hashes  # [nodes] primary engine hash
+    parent: NDArray[np.int32]  # [nodes], negative for the root and unused nodes
+    holders: NDArray[np.uint32]  # [nodes] row of `sets`
+    sets: NDArray[np.uint64]  # [sets, 8, words] slot bits: 4 tiers, then 4 of "see records"
+    records: NDArray[np.void]  # (key, slot, tier, kind, node, count): record_kernels explains
+    slots: tuple[int, ...]  # open slots
+
+
+_RECORD = np.dtype(
+    [
+        ("key", np.uint64),
+        ("slot", np.uint32),
+        ("tier", np.uint8),
+        ("kind", np.uint8),
+        ("node", np.uint32),
+        ("count", np.uint32),
+    ]
+)
+
+
+class PrefixIndex:
+    """The index of one partition. Thread-safe exactly as far as the injected lock is."""
+
+    def __init__(
+        self,
+        blocks_max: int,
+        *,
+        orphan_blocks_max: int = ORPHAN_BLOCKS_MAX,
+        lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self._lock: AbstractContextManager[Any] = nullcontext() if lock is None else lock
+        self._memory = IndexMemory(blocks_max)
+        self._header = self._memory.header
+        self._orphans = Orphans(orphan_blocks_max)
+        self._writers: list[SlotWriter | None] = []
+
+    @property
+    def n_slots(self) -> int:
+        """Highest slot ever in use + 1: the number of rows of a match."""
+        return len(self._writers)
+
+    def open_slot(self) -> "SlotWriter":
+        """Take the lowest free slot."""
+        with self._lock:
+            free = (slot for slot, writer in enumerate(self._writers) if writer is None)
+            slot = next(free, len(self._writers))
+            self._memory.make_slots(slot + 1)
+            writer = SlotWriter(self, slot)
+            self._writers[slot : slot + 1] = [writer]
+            return writer
+
+    def match(self, path: Hashes) -> NDArray[np.int32]:
+        """Matched blocks [n_slots, N_TIERS], tiers cumulated: column t counts tiers 0..t.
+
+        `path` is uint64 [n_blocks], C-contiguous, content hashes, first block first. The result is
+        a fresh array. O(n_blocks), plus O(n_slots) where the holders of the path change.
+        """
+        with self._lock:
+            matched = np.empty((len(self._writers), N_TIERS), np.int32)
+            kernels.match(self._header, path, matched)
+        return matched
+
+    def stats(self) -> IndexStats:
+        """Current size and totals of everything that was turned away."""
+        with self._lock:
+            value = self._memory.value
+            return IndexStats(
+                blocks=value(state.NODES_LIVE),
+                blocks_max=value(state.NODES_MAX),
+                memberships=int(self._memory.column(state.LIVE).sum()),
+                bytes=self._memory.nbytes(),
+                holder_sets=value(state.SETS_LIVE),
+                records=value(state.RECORDS_LIVE),
+                orphans=len(self._orphans),
+                dropped_orphans=self._orphans.dropped,
+                refused_blocks=value(state.REFUSED),
+                unannounced_blocks=value(state.UNKNOWN),
+            )
+
+    def slot_blocks(self) -> NDArray[np.int64]:
+        """Blocks held, [n_slots, N_TIERS]."""
+        with self._lock:
+            live = self._memory.column(state.LIVE)[: self.n_slots * N_TIERS]
+            return live.reshape(self.n_slots, N_TIERS).copy()
+
+    def snapshot(self) -> IndexSnapshot:
+        """Copy everything a dump needs. O(blocks) under the lock, a plain memory copy."""
+        with self._lock:
+            column = self._memory.column
+            nodes = self._memory.value(state.NODES_USED)
+            sets = self._memory.value(state.SETS_USED)
+            bits = column(state.BITS).reshape(-1, state.PLANES, self._memory.value(state.WORDS))
+            return IndexSnapshot(
+                local=column(state.LOCAL)[:nodes].copy(),
+                engine=column(state.ENGINE)[:nodes].copy(),
+                parent=column(state.PARENT)[:nodes].copy(),
+                holders=column(state.MARK)[:nodes] & state.SET_MASK,
+                sets=bits[:sets].copy(),
+                records=_records(self._memory),
+                slots=tuple(s for s, w in enumerate(self._writers) if w is not None),
+            )
+
+    def check_invariants(self) -> None:
+        """Recompute everything that is kept incrementally. O(blocks * slots), for tests."""
+        with self._lock:
+            invariants.check_memory(self._memory)
+            self._orphans.check_invariants()
+            for slot, orphan in self._orphans.items():
+                assert self._writers[slot] is not None
+                assert not self._known(slot, orphan.tier, orphan.parent), "not adopted"
+                placed = self._placed(slot, orphan.tier, orphan.engine_hash)
+                assert not placed, "both an orphan and in the tree"
+
+    # The rest is for SlotWriter, which holds the lock.
+
+    def _known(self, slot: int, tier: int, engine_hash: int) -> bool:
+        holder = _holder(slot, tier, counted=False)
+        return bool(kernels.find_place(self._header, holder, False, 0, engine_hash))
+
+    def _placed(self, slot: int, tier: int, engine_hash: int) -> bool:
+        holder = _holder(slot, tier, counted=False)
+        return bool(kernels.find_here(self._header, holder, engine_hash))
+
+    def _store_chain(self, holder: int, parent: int | None, blocks: Hashes, engines: Hashes) -> int:
+        """Blocks recorded below the parent, -1 if the slot does not know it."""
+        header = self._header
+        done = kernels.store(header, holder, parent is not None, parent or 0, blocks, engines)
+        while 0 <= done < blocks.size and header[state.NEED]:
+            self._memory.make_room()
+            done = kernels.store_on(header, holder, blocks, engines, done)
+        return int(done)
+
+    def _store_known(self, holder: int, engines: Hashes) -> int:
+        header = self._header
+        recorded = kernels.store_known(header, holder, engines, 0)
+        while header[state.NEED]:
+            self._memory.make_room()
+            recorded += kernels.store_known(header, holder, engines, header[state.CURSOR])
+        return int(recorded)
+
+    def _remove(self, holder: int, engines: Hashes, every_copy: bool) -> int:
+        header = self._header
+        removed = kernels.remove(header, holder, engines, every_copy, 0)
+        while header[state.NEED]:
+            self._memory.make_room()
+            removed += kernels.remove(header, holder, engines, every_copy, header[state.CURSOR])
+        return int(removed)
+
+    def _store_detached(self, holder: int, parent: int, blocks: Hashes, engines: Hashes) -> int:
+        """Store below a parent the slot does not know: block by block, orphans where need be."""
+        slot, tier, counted = holder >> 3, holder >> 1 & 3, bool(holder & 1)
+        for i, (local, name) in enumerate(zip(blocks.tolist(), engines.tolist(), strict=True)):
+            if i > 0:
+                done = self._store_chain(holder, parent, blocks[i:], engines[i:])
+                if done >= 0:
+                    return i + done
+            if kernels.find_place(self._header, holder, True, local, name):
+                self._store_known(holder, engines[i : i + 1])
+            else:
+                self._remove(holder, engines[i : i + 1], True)
+                orphan = Orphan(tier, name, parent, local, 1)
+                if not self._orphans.add(slot, orphan, counted=counted):
+                    self._orphans.dropped += blocks.size - i
+                    return i
+            parent = name
+        return int(blocks.size)
+
+    def _forget_orphans(self, slot: int, tier: int, names: list[int], every_copy: bool) -> int:
+        if slot not in self._orphans:
+            return 0
+        return sum(self._orphans.remove(slot, tier, name, every_copy=every_copy) for name in names)
+
+    def _copy_orphans(self, holder: int, names: list[int]) -> int:
+        """Hash-only announcements of blocks that are orphans in some tier. Returns how many."""
+        slot, tier, counted = holder >> 3, holder >> 1 & 3, bool(holder & 1)
+        recorded = 0
+        for name in names:
+            orphan = self._orphans.find(slot, name)
+            if orphan is not None and not self._known(slot, tier, name):
+                copy = orphan._replace(tier=tier, copies=1)
+                recorded += self._orphans.add(slot, copy, counted=counted)
+        self._header[state.UNKNOWN] -= recorded
+        return recorded
+
+    def _adopt(self, slot: int, parents: list[int]) -> None:
+        """Place the orphans waiting for some of the parents; `parents` is the work list."""
+        for _ in range(min(ADOPT_STEP_MAX, len(parents))):
+            parent = parents.pop()
+            if not self._known(slot, Tier.GPU, parent):
+                continue
+            for orphan in self._orphans.take_children(slot, parent):
+                holder = _holder(slot, orphan.tier, counted=True)
+                block = np.array([orphan.local], np.uint64)
+                name = np.array([orphan.engine_hash], np.uint64)
+                for _copy in range(orphan.copies):
+                    self._store_chain(holder, parent, block, name)
+                parents.append(orphan.engine_hash)
+
+    def _sweep(self, slot: int) -> None:
+        """Take the slot out of the tree, letting the lock go between steps."""
+        while self._sweep_pass(kernels.clear_records, slot, state.RECORD_META):
+            pass
+        self._sweep_pass(kernels.clear_nodes, slot, state.PARENT)
+
+    def _sweep_pass(self, step: Any, slot: int, column: int) -> bool:
+        """One pass over the table or nodes. Returns whether records of the slot are left."""
+        position = 0
+        while True:
+            with self._lock:
+                end = self._memory.column(column).size
+                if column == state.PARENT:
+                    end = self._memory.value(state.NODES_USED)
+                if position >= end or not self._left_to_sweep(slot, column):
+                    return bool(self._memory.column(state.RECORDS_OF)[slot])
+                stop = min(end, position + CLEAR_STEP_MAX)
+                position = step(self._header, slot, position, stop)
+                if self._header[state.NEED]:
+                    self._memory.make_room()
+
+    def _left_to_sweep(self, slot: int, column: int) -> bool:
+        if column == state.PARENT:
+            row = slice(slot * N_TIERS, (slot + 1) * N_TIERS)
+            return bool(self._memory.column(state.LIVE)[row].any())
+        return bool(self._memory.column(state.RECORDS_OF)[slot])
+
+
+class SlotWriter:
+    """The announcements of one rank. Each method takes the lock.
+
+    After `close` every method does nothing and returns 0; so does a store that meets a `clear` of
+    the same slot in another thread: it counts as having come before the clear.
+    """
+
+    def __init__(self, index: PrefixIndex, slot: int) -> None:
+        self.slot = slot
+        self._index = index
+        self._open = True
+        self._clearing = False
+
+    def store(
+        self,
+        tier: Tier,
+        parent: int | None,
+        block_hashes: Hashes,
+        engine_hashes: Hashes,
+        *,
+        counted: bool = True,
+    ) -> int:
+        """The slot now holds a chain of blocks below `parent` (None: from the root) in `tier`.
+
+        block_hashes and engine_hashes: uint64 [n], C-contiguous. Returns how many of them are
+        recorded, orphans included; fewer when the index is full.
+        """
+        assert block_hashes.size == engine_hashes.size
+        index, slot = self._index, self.slot
+        holder = _holder(slot, tier, counted=counted)
+        with index._lock:
+            if not self._open or self._clearing:
+                return 0
+            recorded = index._store_chain(holder, parent, block_hashes, engine_hashes)
+            if recorded < 0:
+                assert parent is not None
+                recorded = index._store_detached(holder, parent, block_hashes, engine_hashes)
+            if slot not in index._orphans:
+                return recorded
+            waiting = self._settle_orphans(tier, engine_hashes[:recorded].tolist())
+        while waiting:
+            with index._lock:
+                if not self._open or self._clearing:
+                    break
+                index._adopt(slot, waiting)
+        return recorded
+
+    def store_known(self, tier: Tier, engine_hashes: Hashes, *, counted: bool = True) -> int:
+        """Blocks that this slot announced with content, in any tier, are now in `tier` as well.
+
+        engine_hashes: uint64 [n], C-contiguous. Unknown ones are ignored and counted. Returns how
+        many are recorded.
+        """
+        index = self._index
+        holder = _holder(self.slot, tier, counted=counted)
+        with index._lock:
+            if not self._open or self._clearing:
+                return 0
+            recorded = index._store_known(holder, engine_hashes)
+            if self.slot in index._orphans:
+                recorded += index._copy_orphans(holder, engine_hashes.tolist())
+            return recorded
+
+    def remove(self, tier: Tier, engine_hashes: Hashes) -> int:
+        """Undo one announcement of each block. Returns how many were known.
+
+        engine_hashes: uint64 [n], C-contiguous.
+        """
+        index = self._index
+        holder = _holder(self.slot, tier, counted=True)
+        with index._lock:
+            if not self._open or self._clearing:
+                return 0
+            removed = index._remove(holder, engine_hashes, False)
+            if self.slot in index._orphans:
+                names = engine_hashes.tolist()
+                removed += index._forget_orphans(self.slot, tier, names, False)
+            return removed
+
+    def clear(self) -> None:
+        """Forget all blocks of the slot, in every tier. O(blocks of the index)."""
+        if self._begin_clear(closing=False):
+            self._finish_clear()
+
+    def close(self) -> None:
+        """Clear, and free the slot for reuse. Further calls do nothing."""
+        if self._begin_clear(closing=True):
+            self._finish_clear()
+
+    def _settle_orphans(self, tier: Tier, names: list[int]) -> list[int]:
+        """After a store with orphans around: the names under which orphans wait."""
+        index = self._index
+        placed = [name for name in names if index._placed(self.slot, tier, name)]
+        index._forget_orphans(self.slot, tier, placed, True)
+        return index._orphans.awaited(self.slot, placed)
+
+    def _begin_clear(self, *, closing: bool) -> bool:
+        """Returns whether the caller has to do the clearing."""
+        with self._index._lock:
+            if not self._open:
+                return False
+            self._open = not closing
+            begun, self._clearing = self._clearing, True
+            self._index._orphans.drop_slot(self.slot)
+            return not begun
+
+    def _finish_clear(self) -> None:
+        self._index._sweep(self.slot)
+        with self._index._lock:
+            self._clearing = False
+            if not self._open:
+                self._index._writers[self.slot] = None
+
+
+def _holder(slot: int, tier: int, *, counted: bool) -> int:
+    """The kernels' one number for who announces what kind of block."""
+    return slot << 3 | tier << 1 | counted
+
+
+def _records(memory: IndexMemory) -> NDArray[np.void]:
+    """Copy of the live overflow records."""
+    live = np.flatnonzero(memory.column(state.RECORD_META))
+    meta = memory.column(state.RECORD_META)[live] - np.uint32(1)
+    records = np.empty(live.size, _RECORD)
+    records["key"] = memory.column(state.RECORD_KEY)[live]
+    records["slot"] = meta >> np.uint32(3)
+    records["tier"] = meta >> np.uint32(1) & np.uint32(3)
+    records["kind"] = meta & np.uint32(1)
+    records["node"] = memory.column(state.RECORD_NODE)[live]
+    records["count"] = memory.column(state.RECORD_COUNT)[live]
+    return records

@@ -1,0 +1,150 @@
+"""Overflow records: what a bit in a holder set cannot say about one (slot, tier).
+
+A slot that holds a block exactly once under the node's primary engine hash is REGULAR and has no
+record. Everything else is IRREGULAR, described by two kinds of records in one open-addressing
+table:
+
+ALIAS   key = engine hash          node = where it points, count = copies announced (>= 1)
+ANCHOR  key = node                 node = number of aliases, count = copies under the primary
+
+Let (c, a) be copies under the primary and the number of aliases. The anchor exists unless it is
+(1, 0), which is REGULAR, or (0, 1): one foreign name and nothing else, the normal state of every
+worker but the first in a fleet whose engines seed their hashes differently. So such a block costs
+one record.
+"""
+
+from numba import njit
+
+from indexer.state_kernels import (
+    RECORD_COUNT,
+    RECORD_KEY,
+    RECORD_META,
+    RECORD_NODE,
+    RECORDS_LIVE,
+    RECORDS_OF,
+    RECORDS_ROOM,
+    I,
+    U,
+    home,
+    i64_view,
+    u32_view,
+    u64_view,
+)
+
+ALIAS, ANCHOR = range(2)
+
+
+@njit
+def record_meta(slot, tier, kind):
+    """Slot, tier and kind as one non-zero number."""
+    return (slot << 3 | tier << 1 | kind) + 1
+
+
+@njit
+def slot_of_meta(meta):
+    return I((meta - 1) >> 3)
+
+
+@njit
+def _record_home(key, meta, mask):
+    return home(U(key) ^ (U(meta) * U(0xD6E8FEB86659FD93)), mask)
+
+
+@njit
+def has_record_room(h):
+    """Whether the two records that one change may add surely fit."""
+    return h[RECORDS_LIVE] + 2 <= h[RECORDS_ROOM]
+
+
+@njit
+def find_record(h, slot, tier, kind, key):
+    """Table slot of the record, -1 when there is none. Cheap for slots without records."""
+    if i64_view(h, RECORDS_OF)[slot] == 0:
+        return I(-1)
+    keys = u64_view(h, RECORD_KEY)
+    metas = u32_view(h, RECORD_META)
+    mask = I(keys.shape[0] - 1)
+    meta = record_meta(slot, tier, kind)
+    i = _record_home(key, meta, mask)
+    while metas[i] != 0:
+        if metas[i] == meta and keys[i] == U(key):
+            return i
+        i = (i + 1) & mask
+    return I(-1)
+
+
+@njit
+def insert_record(h, key, meta, node, count):
+    """Put a record into the table; counters are the caller's."""
+    keys = u64_view(h, RECORD_KEY)
+    metas = u32_view(h, RECORD_META)
+    mask = I(keys.shape[0] - 1)
+    i = _record_home(key, meta, mask)
+    while metas[i] != 0:
+        i = (i + 1) & mask
+    keys[i] = U(key)
+    metas[i] = meta
+    u32_view(h, RECORD_NODE)[i] = node
+    u32_view(h, RECORD_COUNT)[i] = count
+
+
+@njit
+def add_record(h, slot, tier, kind, key, node, count):
+    """Enter a record that is not there yet. Requires `has_record_room`."""
+    insert_record(h, key, record_meta(slot, tier, kind), node, count)
+    h[RECORDS_LIVE] += 1
+    i64_view(h, RECORDS_OF)[slot] += 1
+
+
+@njit
+def delete_record(h, i):
+    """Remove the record in table slot i and close the gap."""
+    keys = u64_view(h, RECORD_KEY)
+    metas = u32_view(h, RECORD_META)
+    nodes = u32_view(h, RECORD_NODE)
+    counts = u32_view(h, RECORD_COUNT)
+    mask = I(keys.shape[0] - 1)
+    h[RECORDS_LIVE] -= 1
+    i64_view(h, RECORDS_OF)[slot_of_meta(metas[i])] -= 1
+    j = i
+    while True:
+        j = (j + 1) & mask
+        if metas[j] == 0:
+            break
+        k = _record_home(keys[j], I(metas[j]), mask)
+        if (j - k) & mask >= (j - i) & mask:
+            keys[i] = keys[j]
+            metas[i] = metas[j]
+            nodes[i] = nodes[j]
+            counts[i] = counts[j]
+            i = j
+    metas[i] = 0
+
+
+@njit
+def anchor_copies(h, slot, tier, node):
+    """Copies an irregular holder announced under the primary name."""
+    i = find_record(h, slot, tier, ANCHOR, node)
+    return I(0) if i < 0 else I(u32_view(h, RECORD_COUNT)[i])
+
+
+@njit
+def anchor_aliases(h, slot, tier, node):
+    """Number of other names an irregular holder has for the node."""
+    i = find_record(h, slot, tier, ANCHOR, node)
+    return I(1) if i < 0 else I(u32_view(h, RECORD_NODE)[i])
+
+
+@njit
+def set_anchor(h, slot, tier, node, copies, aliases):
+    """Bring the anchor to (copies, aliases): add, change or drop it."""
+    i = find_record(h, slot, tier, ANCHOR, node)
+    implied = aliases == 0 if copies == 1 else copies == 0 and aliases <= 1
+    if implied:
+        if i >= 0:
+            delete_record(h, i)
+    elif i < 0:
+        add_record(h, slot, tier, ANCHOR, node, aliases, copies)
+    else:
+        u32_view(h, RECORD_COUNT)[i] = copies
+        u32_view(h, RECORD_NODE)[i] = aliases
