@@ -367,6 +367,19 @@ class SlotWriter:
         if self._begin_clear(closing=True):
             self._finish_clear()
 
+    def reopen(self) -> "SlotWriter":
+        """Clear the slot and hand it to a new writer, which is returned; this one is closed."""
+        index = self._index
+        with index._lock:
+            assert self._open
+            self._open = False
+            index._orphans.drop_slot(self.slot)
+            fresh = SlotWriter(index, self.slot)
+            fresh._clearing = True
+            index._writers[self.slot] = fresh
+        fresh._finish_clear()
+        return fresh
+
     def _settle_orphans(self, tier: Tier, names: list[int]) -> list[int]:
         """After a store with orphans around: the names under which orphans wait."""
         index = self._index
@@ -388,7 +401,7 @@ class SlotWriter:
         self._index._sweep(self.slot)
         with self._index._lock:
             self._clearing = False
-            if not self._open:
+            if not self._open and self._index._writers[self.slot] is self:
                 self._index._writers[self.slot] = None
 
 

@@ -54,12 +54,12 @@ class Decision(NamedTuple):
 
 
 class PartitionDump(NamedTuple):
-    """What /dump says of one partition."""
+    """What /dump needs of one partition; the copy is taken when it is called for, on any thread."""
 
     key: PartitionKey
     block_size: int
-    snapshot: IndexSnapshot
     slot_ranks: dict[int, Rank]
+    take_snapshot: Callable[[], IndexSnapshot]
 
 
 class Selector:
@@ -315,14 +315,12 @@ class Selector:
         partition = self._partition_of(query)
         return partition, prompt_of(query, partition.block_size, partition.is_eagle)
 
-    def dumps(self) -> Iterator[PartitionDump]:
-        """One partition at a time, each copied when it is asked for."""
-        for key in sorted(self.fleet.partitions):
-            partition = self.fleet.partitions.get(key)
-            if partition is not None:
-                yield PartitionDump(
-                    key, partition.block_size, partition.index.snapshot(), partition.slot_ranks()
-                )
+    def dumps(self) -> list[PartitionDump]:
+        """By model and tenant."""
+        return [
+            PartitionDump(key, part.block_size, part.slot_ranks(), part.index.snapshot)
+            for key, part in sorted(self.fleet.partitions.items())
+        ]
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -1,0 +1,39 @@
+"""The command: reads the configuration, then runs the service."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from select_service.config import ConfigError, load, parser
+
+USAGE_ERROR = 2
+
+
+def package_version() -> str:
+    """Version of the installed package, or of the source tree when it is run from there."""
+    try:
+        return version("select-service")
+    except PackageNotFoundError:
+        return "0.1.0+source"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after a signal, 1 when the service cannot run, 2 for a wrong setting."""
+    try:
+        arguments = parser().parse_args(argv)
+        if arguments.version:
+            print(f"select-service {package_version()}")
+            return 0
+        config = load(arguments, os.environ)
+    except ConfigError as error:
+        print(f"select-service: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    # Only now: the compiled kernels take half a second, which --help need not wait for.
+    from select_service.app import serve
+
+    return serve(config, package_version())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

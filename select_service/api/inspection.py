@@ -1,0 +1,56 @@
+"""Views: loads, what a prompt would do, overlap, the index dump, the configuration."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from indexer.snapshot import dump_chunks
+from select_service.api.codec import body_as, json_response
+from select_service.api.service import Service, query_of, scope_filter
+from select_service.core.selector import PartitionDump
+from select_service.schema import PromptQuery
+
+_QUERY = msgspec.json.Decoder(PromptQuery)
+
+
+async def loads(service: Service, request: Request) -> Response:
+    query = query_of(request, "model_name", "tenant_id", "routing_group")
+    return json_response(service.selector.loads(*scope_filter(query)))
+
+
+async def potential_loads(service: Service, request: Request) -> Response:
+    body = await body_as(request, _QUERY)
+    return json_response(service.selector.potential_loads(body))
+
+
+async def overlap_scores(service: Service, request: Request) -> Response:
+    body = await body_as(request, _QUERY)
+    return json_response(service.selector.overlap_scores(body))
+
+
+async def config(service: Service, request: Request) -> Response:
+    return json_response({"version": service.version, "settings": service.config.effective()})
+
+
+async def dump(service: Service, request: Request) -> Response:
+    return StreamingResponse(_dump(service), media_type="application/json")
+
+
+async def _dump(service: Service) -> AsyncIterator[bytes]:
+    """One partition after the other; each is copied and encoded on a thread, chunk by chunk."""
+    separator = b"{"
+    for partition in service.selector.dumps():
+        key = f"{partition.key.model_name}:{partition.key.tenant_id}"
+        yield separator + msgspec.json.encode(key) + b":"
+        separator = b","
+        chunks = iter(await asyncio.to_thread(_chunks, partition))
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield chunk
+    yield b"}" if separator == b"," else b"{}"
+
+
+def _chunks(partition: PartitionDump) -> Iterator[bytes]:
+    return dump_chunks(partition.take_snapshot(), partition.block_size, partition.slot_ranks)

@@ -1,0 +1,155 @@
+"""What every handler works with, and the endpoint that gives a handler its errors and its count."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from indexer.ingest import Ingest
+from select_service.api.codec import ClientGone, error_response
+from select_service.config import Config
+from select_service.core.selector import Selector
+from select_service.errors import BadRequest, SelectError
+from select_service.metrics import Metrics
+from select_service.schema import U64_MAX, tenant_of
+
+log = logging.getLogger("select_service.api")
+
+
+class MethodNotAllowed(SelectError):
+    status, code = 405, "method_not_allowed"
+
+
+class RouteNotFound(SelectError):
+    status, code = 404, "route_not_found"
+
+
+class InternalError(SelectError):
+    status, code = 500, "internal_error"
+
+
+@dataclass(slots=True)
+class Service:
+    """The parts of one process that handlers use."""
+
+    config: Config
+    version: str
+    selector: Selector
+    ingest: Ingest
+    metrics: Metrics
+    catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+class Resource:
+    """ASGI endpoint of one path: a handler per method, HEAD where there is GET."""
+
+    def __init__(self, path: str, handlers: Mapping[str, Handler]) -> None:
+        self.path = path
+        self._handlers = dict(handlers)
+        if "GET" in handlers:
+            self._handlers["HEAD"] = handlers["GET"]
+        self._allow = ",".join(self._handlers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service: Service = scope["service"]
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(service, request)
+        except ClientGone:
+            return
+        service.metrics.request(self.path, scope["method"], response.status_code)
+        await response(scope, receive, send)
+
+    async def _answer(self, service: Service, request: Request) -> Response:
+        handler = self._handlers.get(request.method)
+        try:
+            if handler is not None:
+                return await handler(service, request)
+        except SelectError as error:
+            return error_response(error)
+        except AssertionError:
+            # A broken promise inside the core: this request ends, the service goes on.
+            log.error("request failed: path=%s", self.path, exc_info=True)
+            return error_response(InternalError("internal error; the log of the service has more"))
+        response = error_response(MethodNotAllowed("method not allowed"))
+        response.headers["allow"] = self._allow
+        return response
+
+
+async def no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
+    """ASGI endpoint of everything else."""
+    service: Service = scope["service"]
+    service.metrics.request("unknown", "any", RouteNotFound.status)
+    await error_response(RouteNotFound("route not found"))(scope, receive, send)
+
+
+def now() -> float:
+    """The core's time: seconds of the monotonic clock."""
+    return monotonic()
+
+
+def path_text(request: Request, name: str) -> str:
+    """A path segment, percent-decoded once.  Raises BadRequest when it is not UTF-8."""
+    raw = unquote_to_bytes(request.path_params[name])
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"Invalid URL: Invalid UTF-8 in `{name}`") from None
+
+
+def path_worker_id(request: Request) -> int:
+    """Raises BadRequest when the segment is not an unsigned 64-bit number."""
+    text = path_text(request, "worker_id")
+    return _u64(text, f"Invalid URL: Cannot parse `{text[:64]}` to a `u64`")
+
+
+def query_of(request: Request, *known: str) -> dict[str, str]:
+    """The known query parameters.  Raises BadRequest when one is given twice."""
+    found: dict[str, str] = {}
+    if not request.scope["query_string"]:
+        return found
+    for name, value in request.query_params.multi_items():
+        if name in known:
+            if name in found:
+                raise BadRequest(f"Failed to deserialize query string: duplicate field `{name}`")
+            found[name] = value
+    return found
+
+
+def scope_filter(query: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """(model_name, tenant_id) of a query; None admits every one."""
+    tenant, group = query.get("tenant_id"), query.get("routing_group")
+    named = tenant is not None or group is not None
+    return query.get("model_name"), tenant_of(tenant, group) if named else None
+
+
+def query_number(query: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    """Raises BadRequest when it is not a whole number in the range."""
+    text = query.get(name)
+    if text is None:
+        return None
+    value = _u64(text, f"{name}: expected a whole number, got `{text[:64]}`")
+    if not low <= value <= high:
+        raise BadRequest(f"{name}: expected a whole number from {low} to {high}, got {value}")
+    return value
+
+
+def _u64(text: str, complaint: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= U64_MAX):
+        raise BadRequest(complaint)
+    return int(text)
+
+
+def decoder_of(body_type: type[Any]) -> Any:
+    return msgspec.json.Decoder(body_type)

@@ -1,0 +1,195 @@
+"""Builds the core and the edges, routes requests, and lives from start to signal."""
+
+import asyncio
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from random import SystemRandom, Random
+
+import uvicorn
+import uvloop
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from indexer.ingest import Ingest
+from indexer.prefix_index import PrefixIndex
+from select_service import log as logs
+from select_service.api import docs_page, inspection, openapi, probes, reservations, selection, workers
+from select_service.api.codec import error_response
+from select_service.api.protocol import BoundedProtocol
+from select_service.api.service import (
+    Handler,
+    InternalError,
+    Resource,
+    Service,
+    no_such_route,
+)
+from select_service.config import Config
+from select_service.core.cost import RouterConfig
+from select_service.core.selector import Selector
+from select_service.edge.ticker import tick_forever
+from select_service.metrics import Metrics
+
+log = logging.getLogger("select_service")
+
+GRACE_S = 1
+"""How long requests in flight may take to end after a signal."""
+KEEP_ALIVE_S = 75
+LISTEN_BACKLOG = 2048
+
+# The hot routes first: they are matched in order.
+HANDLERS: Mapping[str, Mapping[str, Handler]] = {
+    "/select_and_reserve": {"POST": selection.select_and_reserve},
+    "/select": {"POST": selection.select},
+    "/reservations/{reservation_id}": {"DELETE": reservations.free},
+    "/reservations/{reservation_id}/prefill_complete": {"POST": reservations.prefill_complete},
+    "/reservations/{reservation_id}/output_block": {"POST": reservations.output_block},
+    "/reservations/{reservation_id}/renew": {"POST": reservations.renew},
+    "/reservations": {"POST": reservations.create, "GET": reservations.listing},
+    "/workers": {"POST": workers.register, "GET": workers.listing},
+    "/workers/{worker_id}": {"PATCH": workers.patch, "DELETE": workers.delete},
+    "/loads": {"GET": inspection.loads},
+    "/potential_loads": {"POST": inspection.potential_loads},
+    "/overlap_scores": {"POST": inspection.overlap_scores},
+    "/dump": {"GET": inspection.dump},
+    "/config": {"GET": inspection.config},
+    "/health": {"GET": probes.health},
+    "/ready": {"GET": probes.ready},
+    "/metrics": {"GET": probes.metrics},
+    "/openapi.json": {"GET": openapi.document},
+    "/docs": {"GET": docs_page.page},
+}
+
+
+class Application:
+    """The ASGI application: routes on the raw path, and is the supervisor of every request."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._router = Router(
+            [Route(path, Resource(path, by_method)) for path, by_method in HANDLERS.items()],
+            redirect_slashes=False,
+            default=no_such_route,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        scope["service"] = self._service
+        # A reservation id may hold an encoded slash, so segments are split before they are decoded.
+        scope["path"] = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        try:
+            await self._router(scope, receive, send)
+        except Exception:
+            log.exception("request failed", extra={"fields": {"path": scope["path"]}})
+            error = InternalError("internal error; the log of the service has more")
+            await error_response(error)(scope, receive, send)
+
+
+class _Server(uvicorn.Server):
+    """Ends with status 0 after a signal; uvicorn would raise the signal again."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        with self.capture_signals():
+            await self._serve(sockets)
+            self._captured_signals.clear()
+
+
+def build(config: Config, version: str) -> Service:
+    """All parts of a process, none of them running but the ingest threads."""
+    credit, scale = config["overlap_score_credit"], config["prefill_load_scale"]
+    weight = config["overlap_score_weight"]
+    if weight is not None:
+        scale, credit = weight, 0.0 if weight == 0 else credit
+    router = RouterConfig(
+        overlap_score_credit=credit,
+        prefill_load_scale=scale,
+        policy=config["policy"],
+        **{
+            name: config[name]
+            for name in RouterConfig._fields
+            if name not in ("overlap_score_credit", "prefill_load_scale", "policy")
+        },
+    )
+    selector = Selector(
+        router,
+        lambda: PrefixIndex(config["index_blocks_max"], lock=threading.Lock()),
+        rng=Random(SystemRandom().getrandbits(128)),
+        use_kv_events=config["use_kv_events"],
+        reservation_ttl_s=config["reservation_ttl_s"],
+    )
+    return Service(config, version, selector, Ingest(config["threads"]), Metrics(version))
+
+
+def serve(config: Config, version: str) -> int:
+    """Run until a signal.  Returns the exit status."""
+    logs.configure(config["log_level"], config["log_format"])
+    try:
+        listener = _bind(config["host"], config["port"])
+    except OSError as error:
+        where = f"{config['host']}:{config['port']}"
+        print(f"select-service: error: cannot listen on {where}: {error}", file=sys.stderr)
+        return 1
+    service = build(config, version)
+    _announce(service, listener)
+    try:
+        return uvloop.run(_run(service, listener))
+    finally:
+        service.ingest.close()
+        log.info("stopped")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(LISTEN_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _announce(service: Service, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    log.info("listening", extra={"fields": {"host": host, "port": port, "version": service.version}})
+    settings = {
+        name: f"{setting['value']} ({setting['origin']})"
+        for name, setting in service.config.effective().items()
+    }
+    log.info("configuration", extra={"fields": settings})
+    for variable in service.config.without_effect:
+        log.warning("variable has no effect", extra={"fields": {"variable": variable}})
+
+
+async def _run(service: Service, listener: socket.socket) -> int:
+    server = _Server(
+        uvicorn.Config(
+            Application(service),
+            http=BoundedProtocol,
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+    ticker = asyncio.create_task(tick_forever(service.selector, service.ingest))
+    serving = asyncio.create_task(server.serve([listener]))
+    await asyncio.wait((ticker, serving), return_when=asyncio.FIRST_COMPLETED)
+    if ticker.done():
+        log.error("a background task failed; stopping", exc_info=ticker.exception())
+        server.should_exit = True
+        await serving
+        return 1
+    ticker.cancel()
+    await serving
+    return 0

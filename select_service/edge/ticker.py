@@ -1,0 +1,30 @@
+"""The only timer: once a second it lets leases end and looks whether the ingest still lives."""
+
+import asyncio
+import logging
+from time import monotonic
+
+from indexer.ingest import Ingest
+from select_service.core.selector import Selector
+
+TICK_S = 1.0
+NAMED_MAX = 5
+"""Expired reservations named in one log line."""
+
+log = logging.getLogger("select_service.ticker")
+
+
+async def tick_forever(selector: Selector, ingest: Ingest) -> None:
+    """Ends only by cancellation, or with the error that ended an ingest thread."""
+    while True:
+        await asyncio.sleep(TICK_S)
+        failure = ingest.failure()
+        if failure is not None:
+            raise failure
+        expired = selector.tick(monotonic())
+        if expired:
+            names = [booking.reservation_id for booking in expired[:NAMED_MAX]]
+            log.info(
+                "reservations expired, their load is freed",
+                extra={"fields": {"count": len(expired), "reservation_ids": names}},
+            )
