@@ -58,7 +58,8 @@ class ServiceProcess:
         """Return when GET /health answers.  Raises ServiceFailed when it ends or takes too long."""
         for _ in range(round(START_S_MAX / POLL_S)):
             if self._process.poll() is not None:
-                raise ServiceFailed(f"the service ended at once:\n{self.log_tail()}")
+                status = self._process.returncode
+                raise ServiceFailed(f"the service ended with status {status}:\n{self.log_tail()}")
             if await client.is_alive():
                 return
             await asyncio.sleep(POLL_S)
