@@ -1,0 +1,380 @@
+"""Every route as data: what it takes, what it answers, how it refuses.
+
+The application attaches a handler to each `operation_id`; the OpenAPI document and the page at
+/docs are made from the same list, so neither can name a route that does not exist or miss one.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
+
+from select_service import schema
+from select_service.api.documents import ConfigView, PartitionDumpView
+from select_service.errors import (
+    BadRequest,
+    BodyTooLarge,
+    CapacityExceeded,
+    Conflict,
+    InvalidBody,
+    MalformedJson,
+    NoEligibleRank,
+    NotFound,
+    NoWorkers,
+    SelectError,
+    UnsupportedMediaType,
+)
+
+JSON = "application/json"
+METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+
+PAGE_ROWS = 100
+PAGE_ROWS_MAX = 1000
+"""Rows of one page of GET /reservations: unless asked otherwise, and at most."""
+
+
+class RequestTimeout(SelectError):
+    """Answered by the protocol, before any handler runs."""
+
+    status, code = 408, "timeout"
+
+
+class Answer(NamedTuple):
+    """A body that is not a refusal.  `body` is a type that msgspec can describe, or None."""
+
+    summary: str
+    body: Any
+    media_type: str = JSON
+
+
+class QueryParameter(NamedTuple):
+    """An optional query parameter."""
+
+    name: str
+    type: Any
+    summary: str
+    default: Any = None
+
+
+class Route(NamedTuple):
+    """One method of one path.  A path parameter is a `{name}` of `PATH_PARAMETERS`."""
+
+    method: str
+    path: str
+    operation_id: str
+    tag: str
+    summary: str
+    answers: Mapping[int, Answer]
+    detail: str = ""
+    body: Any = None
+    query: tuple[QueryParameter, ...] = ()
+    refusals: tuple[type[SelectError], ...] = ()
+
+
+TAGS: Mapping[str, str] = {
+    "selection": "Choose the rank that should run a prompt.",
+    "reservations": "Load that is held for one request, from admission to its end.",
+    "workers": "The catalog of engines that may be chosen.",
+    "inspection": "What the service knows: load, overlap, index, configuration.",
+    "service": "Probes, metrics and this document.",
+}
+
+PATH_PARAMETERS: Mapping[str, tuple[Any, str]] = {
+    "worker_id": (schema.U64, "Id of the worker, an unsigned 64-bit integer."),
+    "reservation_id": (
+        Annotated[str, Meta(min_length=1)],
+        "Id of the reservation, percent-encoded.",
+    ),
+}
+
+_MODEL_NAME = QueryParameter("model_name", str, "Only this model.")
+_TENANT_ID = QueryParameter("tenant_id", str, "Only this tenant.")
+_ROUTING_GROUP = QueryParameter(
+    "routing_group", str, "Another name of `tenant_id`; when both are given they must be equal."
+)
+_SCOPE = (_MODEL_NAME, _TENANT_ID, _ROUTING_GROUP)
+_PAGE = (
+    QueryParameter("worker_id", schema.U64, "Only reservations of this worker."),
+    QueryParameter(
+        "limit", Annotated[int, Meta(ge=1, le=PAGE_ROWS_MAX)], "Rows of a page at most.", PAGE_ROWS
+    ),
+    QueryParameter(
+        "after",
+        Annotated[str, Meta(pattern="^[0-9]{1,18}$")],
+        "The `next` of the page before.",
+    ),
+)
+
+_BODY = (
+    MalformedJson,
+    BadRequest,
+    RequestTimeout,
+    BodyTooLarge,
+    UnsupportedMediaType,
+    InvalidBody,
+    CapacityExceeded,
+)
+"""What any request with a body may be answered before the service looks at it."""
+
+_PROMPT_DETAIL = (
+    "The prompt is given in one of three forms, looked at in this order: `mm_routing_info` with a "
+    "`routing_token_ids` that is not empty; `token_ids`; or the three fields `block_hashes`, "
+    "`sequence_hashes` (of equal length) and `isl_tokens` (greater than 0). Hashes may be signed "
+    "or unsigned 64-bit integers."
+)
+_EVERY_SECOND = "Cheap enough for a scrape every few seconds."
+
+_SELECTION = Answer("The chosen rank.", schema.Selection)
+_RECORD = Answer("The worker as it stands now.", schema.WorkerRecord)
+_OK = Answer("Done.", schema.Status)
+
+_SELECTION_ROUTES = (
+    Route(
+        "POST",
+        "/select_and_reserve",
+        "select_and_reserve",
+        "selection",
+        "Choose a rank and book the load on it",
+        {200: _SELECTION},
+        "Choosing and booking are one step: of two requests that arrive together, the second sees "
+        "the load of the first. A refused request books nothing. " + _PROMPT_DETAIL,
+        schema.SelectAndReserveRequest,
+        refusals=(*_BODY, Conflict, NoWorkers, NoEligibleRank),
+    ),
+    Route(
+        "POST",
+        "/select",
+        "select",
+        "selection",
+        "Choose a rank without booking",
+        {200: _SELECTION},
+        "Callers that ask at the same moment all see the same load and meet on one rank; prefer "
+        "/select_and_reserve. " + _PROMPT_DETAIL,
+        schema.SelectRequest,
+        refusals=(*_BODY, NoWorkers, NoEligibleRank),
+    ),
+)
+
+_RESERVATION_ROUTES = (
+    Route(
+        "POST",
+        "/reservations",
+        "create_reservation",
+        "reservations",
+        "Book load on a rank that the caller chose",
+        {201: Answer("The reservation.", schema.Reservation)},
+        "The prompt is given as tokens, or as `sequence_hashes` and `isl_tokens`; `block_hashes` "
+        "are not used. Without `effective_prefill_tokens` the whole prompt counts as prefill load.",
+        schema.ReservationRequest,
+        refusals=(*_BODY, NotFound, Conflict, NoWorkers),
+    ),
+    Route(
+        "GET",
+        "/reservations",
+        "list_reservations",
+        "reservations",
+        "List live reservations, oldest first",
+        {200: Answer("One page.", schema.ReservationPage)},
+        "Ask again with `after` set to `next` until it is null. A page of a filtered list may be "
+        "shorter than `limit`.",
+        query=_SCOPE + _PAGE,
+        refusals=(BadRequest,),
+    ),
+    Route(
+        "POST",
+        "/reservations/{reservation_id}/prefill_complete",
+        "prefill_complete",
+        "reservations",
+        "Give back the prefill load",
+        {200: _OK},
+        "Call it when the first token arrives. Repeating it changes nothing but renews the lease.",
+        refusals=(BadRequest, NotFound),
+    ),
+    Route(
+        "POST",
+        "/reservations/{reservation_id}/output_block",
+        "output_block",
+        "reservations",
+        "Count one more block of output",
+        {200: _OK},
+        "With `decay_fraction` (0.0 to 1.0) the blocks that only this reservation holds count so "
+        "much each from now on: 1 is a full block. The body may be `{}` but must be there.",
+        schema.OutputBlockRequest,
+        refusals=(*_BODY, NotFound),
+    ),
+    Route(
+        "POST",
+        "/reservations/{reservation_id}/renew",
+        "renew_reservation",
+        "reservations",
+        "Start the lease anew",
+        {200: _OK},
+        "A reservation that no call touches for the time to live expires, and its load with it.",
+        refusals=(BadRequest, NotFound),
+    ),
+    Route(
+        "DELETE",
+        "/reservations/{reservation_id}",
+        "free_reservation",
+        "reservations",
+        "Free the load of a request that has ended",
+        {200: _OK},
+        refusals=(BadRequest, NotFound),
+    ),
+)
+
+_WORKER_ROUTES = (
+    Route(
+        "POST",
+        "/workers",
+        "register_worker",
+        "workers",
+        "Register a worker",
+        {201: _RECORD},
+        "Replaces the whole record of `worker_id`. What the worker still lacks is not an error: "
+        "its `lifecycle` is `incomplete` and `not_schedulable_reasons` says why.",
+        schema.WorkerRegistration,
+        refusals=_BODY,
+    ),
+    Route(
+        "GET",
+        "/workers",
+        "list_workers",
+        "workers",
+        "List the workers",
+        {
+            200: Answer(
+                "Workers by model, tenant and id, with the state of their KV event listeners.",
+                list[schema.WorkerRecord],
+            )
+        },
+        query=_SCOPE,
+        refusals=(BadRequest,),
+    ),
+    Route(
+        "PATCH",
+        "/workers/{worker_id}",
+        "patch_worker",
+        "workers",
+        "Change a worker",
+        {200: _RECORD},
+        "A field that is absent or null keeps its value. Ranks that remain keep their "
+        "reservations, and their index unless their event endpoint changes.",
+        schema.WorkerPatch,
+        refusals=(*_BODY, NotFound),
+    ),
+    Route(
+        "DELETE",
+        "/workers/{worker_id}",
+        "delete_worker",
+        "workers",
+        "Remove a worker",
+        {200: _RECORD},
+        "Its reservations end and its blocks are forgotten. May be repeated.",
+        refusals=(BadRequest, NotFound),
+    ),
+)
+
+_INSPECTION_ROUTES = (
+    Route(
+        "GET",
+        "/loads",
+        "loads",
+        "inspection",
+        "Load of every rank now",
+        {200: Answer("Partitions by model and tenant.", list[schema.PartitionLoads])},
+        query=_SCOPE,
+        refusals=(BadRequest,),
+    ),
+    Route(
+        "POST",
+        "/potential_loads",
+        "potential_loads",
+        "inspection",
+        "What the load of every rank would be with this prompt on it",
+        {200: Answer("Ranks by worker and rank.", list[schema.RankLoad])},
+        _PROMPT_DETAIL,
+        schema.PromptQuery,
+        refusals=(*_BODY, NoWorkers),
+    ),
+    Route(
+        "POST",
+        "/overlap_scores",
+        "overlap_scores",
+        "inspection",
+        "How many leading blocks of this prompt every rank holds",
+        {200: Answer("Ranks by worker and rank.", schema.OverlapScores)},
+        _PROMPT_DETAIL,
+        schema.PromptQuery,
+        refusals=(*_BODY, NoWorkers),
+    ),
+    Route(
+        "GET",
+        "/dump",
+        "dump",
+        "inspection",
+        "The index of every partition",
+        {200: Answer("`model:tenant` to the blocks held.", dict[str, PartitionDumpView])},
+        "As a stream of KV events that would rebuild it. Large: one entry for every block held.",
+    ),
+    Route(
+        "GET",
+        "/config",
+        "config",
+        "inspection",
+        "The effective configuration",
+        {200: Answer("Every setting with its value and origin.", ConfigView)},
+    ),
+)
+
+_SERVICE_ROUTES = (
+    Route(
+        "GET",
+        "/health",
+        "health",
+        "service",
+        "Is the process alive?",
+        {200: Answer("It is.", schema.Status)},
+    ),
+    Route(
+        "GET",
+        "/ready",
+        "ready",
+        "service",
+        "Can a worker be chosen?",
+        {
+            200: Answer("At least one worker is schedulable.", schema.Ready),
+            503: Answer("None is; the records say why.", schema.Ready),
+        },
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        "metrics",
+        "service",
+        "Metrics for Prometheus",
+        {200: Answer("Prometheus text exposition.", None, METRICS_TEXT)},
+        _EVERY_SECOND,
+    ),
+    Route(
+        "GET",
+        "/openapi.json",
+        "openapi",
+        "service",
+        "This document",
+        {200: Answer("OpenAPI 3.1.", dict[str, Any])},
+    ),
+    Route(
+        "GET",
+        "/docs",
+        "docs",
+        "service",
+        "This document as a page",
+        {200: Answer("HTML without outside resources.", None, HTML)},
+    ),
+)
+
+ROUTES: tuple[Route, ...] = (
+    _SELECTION_ROUTES + _RESERVATION_ROUTES + _WORKER_ROUTES + _INSPECTION_ROUTES + _SERVICE_ROUTES
+)
