@@ -19,6 +19,7 @@ Source: the reference selection service 1.3.1, measured; it prints the same term
 debug level.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,16 +84,10 @@ def overridden(config: RouterConfig, override: RouterConfigOverride | None) -> R
     return config._replace(**{name: value for name, value in given.items() if value is not None})
 
 
-def reference(
-    numbers: RankNumbers,
-    config: RouterConfig,
-    block_size: int,
-    isl_tokens: int,
-    n_blocks: int,
-    pinned: bool,
-) -> Terms:
-    """float64[n_slots, 7]: the terms of the module docstring, columns named in load_kernels."""
-    parameters = np.array(
+@lru_cache(maxsize=256)
+def _parameters(config: RouterConfig) -> npt.NDArray[np.float64]:
+    """float64[N_PARAMETERS] for the kernel, which only reads it."""
+    return np.array(
         (
             config.overlap_score_credit,
             config.overlap_score_credit_decay,
@@ -104,6 +99,17 @@ def reference(
         ),
         np.float64,
     )
+
+
+def reference(
+    numbers: RankNumbers,
+    config: RouterConfig,
+    block_size: int,
+    isl_tokens: int,
+    n_blocks: int,
+    pinned: bool,
+) -> Terms:
+    """float64[n_slots, 7]: the terms of the module docstring, columns named in load_kernels."""
     terms = np.empty((len(numbers.totals), kernels.N_TERMS), np.float64)
     kernels.reference_terms(
         numbers.matched,
@@ -111,7 +117,7 @@ def reference(
         numbers.active_blocks,
         numbers.leading_run,
         numbers.eligible,
-        parameters,
+        _parameters(config),
         float(block_size),
         float(isl_tokens),
         float(n_blocks),

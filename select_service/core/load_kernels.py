@@ -433,3 +433,13 @@ def pick_softmax(costs, eligible, temperature, draw):
             if left < 0.0:
                 break
     return last
+
+
+@njit("int64(int32[:, ::1], boolean[::1])", cache=True)
+def best_overlap(matched, eligible):
+    """Most blocks, over all tiers, that any eligible slot has."""
+    best = I64(0)
+    for slot in range(matched.shape[0]):
+        if eligible[slot]:
+            best = max(best, I64(matched[slot, 3]))
+    return best

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from indexer.prefix_index import PrefixIndex, SlotWriter
 
+from indexer.prefix_index import PrefixIndex, SlotWriter
 from select_service.core import load_kernels as kernels
 from select_service.core.catalog import Worker
 from select_service.core.cost import (
@@ -143,9 +143,13 @@ class Partition:
 
     # --- decisions
 
-    def numbers(self, prompt: Prompt, config: RouterConfig) -> RankNumbers:
-        """Everything a policy may know about every slot, for this prompt.  A copy: it outlives
-        the booking that follows."""
+    def numbers(
+        self, prompt: Prompt, config: RouterConfig, eligible: npt.NDArray[np.bool_]
+    ) -> RankNumbers:
+        """Everything a policy may know about every slot, for this prompt.
+
+        A copy: it outlives the booking that follows.
+        """
         return RankNumbers(
             matched=self.index.match(prompt.block_hashes),
             totals=self.load.totals.copy(),
@@ -153,7 +157,7 @@ class Partition:
             leading_run=self.load.leading_runs(prompt.sequence_hashes)
             if config.assume_kv_reuse
             else np.zeros(self.load.n_slots, np.int64),
-            eligible=self._open,
+            eligible=eligible,
         )
 
     def terms(
@@ -177,7 +181,7 @@ class Partition:
         Raises BadRequest or NoEligibleRank.
         """
         eligible = self._candidates(request)
-        numbers = self.numbers(prompt, config)._replace(eligible=eligible)
+        numbers = self.numbers(prompt, config, eligible)
         pinned = request.pinned_worker is not None
         terms = self.terms(prompt, numbers, config, pinned)
         preferred = request.routing_constraints.preferred_taints
@@ -210,7 +214,7 @@ class Partition:
     def count(self, placement: Placement, reserved: bool) -> None:
         """Add a decision to the tally."""
         tally, matched = self.tally, placement.numbers.matched
-        gpu, cpu, disk, external = (int(blocks) for blocks in matched[placement.slot])
+        gpu, cpu, disk, external = matched[placement.slot].tolist()
         tally.selected += not reserved
         tally.reserved += reserved
         tally.prompt_blocks += placement.prompt_blocks
@@ -219,7 +223,7 @@ class Partition:
         tally.matched_disk += disk - cpu
         tally.matched_external += external - disk
         tally.chosen_overlap += external
-        tally.best_overlap += int(matched[placement.numbers.eligible, 3].max())
+        tally.best_overlap += kernels.best_overlap(matched, placement.numbers.eligible)
 
     def _candidates(self, request: SelectRequest) -> npt.NDArray[np.bool_]:
         """bool[n_slots]: who may be chosen.  Raises when nobody may."""
@@ -257,19 +261,15 @@ class Partition:
 
     def overlap_of(self, worker_id: int, matched: npt.NDArray[np.int32]) -> Overlap:
         """Matched tokens of one worker: per rank on GPU, and the best rank's cumulative values."""
-        rows = {
-            self._rank_at[slot].dp_rank: matched[slot] for slot in self._slots_of_worker[worker_id]
-        }
         size = self.block_size
-        gpu = size * max(int(row[0]) for row in rows.values())
-        cpu = size * max(int(row[1]) for row in rows.values())
-        disk = size * max(int(row[3]) for row in rows.values())
+        gpu = cpu = disk = 0
+        dp = {}
+        for slot in self._slots_of_worker[worker_id]:
+            row = matched[slot].tolist()
+            dp[self._rank_at[slot].dp_rank] = size * row[0]
+            gpu, cpu, disk = max(gpu, row[0]), max(cpu, row[1]), max(disk, row[3])
         return Overlap(
-            longest_matched=max(gpu, cpu, disk),
-            gpu=gpu,
-            dp={dp_rank: size * int(row[0]) for dp_rank, row in rows.items()},
-            cpu=cpu,
-            disk=disk,
+            longest_matched=size * disk, gpu=size * gpu, dp=dp, cpu=size * cpu, disk=size * disk
         )
 
     def overlap_rows(self, prompt: Prompt, config: RouterConfig) -> list[OverlapRow]:
@@ -302,7 +302,7 @@ class Partition:
 
     def potential_loads(self, prompt: Prompt, config: RouterConfig) -> list[RankLoad]:
         """What the load of every rank would be with this prompt on it."""
-        numbers = self.numbers(prompt, config)
+        numbers = self.numbers(prompt, config, self._open)
         terms = self.terms(prompt, numbers, config)
         prefill = self.load.totals[:, kernels.PREFILL_TOKENS]
         if config.track_prefill_tokens:

@@ -5,14 +5,14 @@ Every refusal is raised before the first write.  Nothing here waits, reads a clo
 the start.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
-from indexer.prefix_index import IndexSnapshot, PrefixIndex
 
+from indexer.prefix_index import IndexSnapshot, PrefixIndex
 from select_service.core.catalog import Worker
 from select_service.core.cost import RouterConfig, overridden
 from select_service.core.fleet import Fleet
