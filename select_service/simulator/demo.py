@@ -24,8 +24,8 @@ from select_service.simulator.options import Options
 from select_service.simulator.service_process import (
     ServiceFailed,
     ServiceProcess,
+    checked_port,
     compile_kernels,
-    free_port,
 )
 from select_service.simulator.trace import TraceError, read_trace
 from select_service.simulator.workload import Shape, Workload, generate
@@ -78,15 +78,17 @@ async def _demo(options: Options, console: Console) -> int:
     workload = _workload(options)
     with console.status("compiling the kernels (about a minute the first time, then cached) ..."):
         await compile_kernels()
-    service = ServiceProcess(options.port or free_port())
-    client = SelectorClient(service.base_url, MODEL_NAME)
+    port = checked_port(options.port)
     fleet = Fleet(_shape(options), options.lose)
+    service = ServiceProcess(port)
+    client = SelectorClient(service.base_url, MODEL_NAME)
     try:
         return await _on_stage(Stage(options, console, workload, service, client, fleet))
     finally:
+        # The process first: a second Ctrl-C may cut the rest short, but it must not outlive us.
+        service.stop()
         await client.close()
         await fleet.close()
-        service.stop()
 
 
 def _workload(options: Options) -> Workload:

@@ -15,7 +15,7 @@ from select_service.simulator.figures import mean, percentile, variation
 from select_service.simulator.fleet import Fleet
 from select_service.simulator.world import World
 
-RANKS_SHOWN_MAX = 8
+RANKS_SHOWN_MAX = 4
 
 
 def comparison(worlds: Mapping[str, World]) -> Table:

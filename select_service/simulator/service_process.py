@@ -23,10 +23,17 @@ class ServiceFailed(Exception):
     """The service, or compiling its kernels, ended badly; the text holds the end of its log."""
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that is free at this moment."""
+def checked_port(wanted: int) -> int:
+    """`wanted`, or any free port of the loopback interface for 0.
+
+    Raises ServiceFailed when it is in use: what listens there must not be taken for ours.
+    """
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted))
+        except OSError as error:
+            raise ServiceFailed(f"port {wanted} of {HOST} cannot be used: {error}") from error
         port: int = probe.getsockname()[1]
         return port
 

@@ -1,5 +1,6 @@
 """The command line of the demo, and what it refuses before anything is started."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from select_service.simulator.demo import run_demo
 from select_service.simulator.options import parse_options
+from select_service.simulator.service_process import HOST, ServiceFailed, checked_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,3 +53,15 @@ def test_a_cache_too_small_for_the_workload_is_refused(capsys: pytest.CaptureFix
 def test_a_missing_trace_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_demo(parse_options(["--trace", "/no/such/file"])) == 1
     assert "/no/such/file" in capsys.readouterr().out
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        with pytest.raises(ServiceFailed, match="cannot be used"):
+            checked_port(other.getsockname()[1])
+
+
+def test_port_zero_takes_a_free_one() -> None:
+    assert checked_port(0) > 0
