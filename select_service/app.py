@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from random import SystemRandom, Random
+from random import Random, SystemRandom
 
 import uvicorn
 import uvloop
@@ -16,9 +16,17 @@ from starlette.types import Receive, Scope, Send
 from indexer.ingest import Ingest
 from indexer.prefix_index import PrefixIndex
 from select_service import log as logs
-from select_service.api import docs_page, inspection, openapi, probes, reservations, selection, workers
+from select_service.api import (
+    documentation,
+    inspection,
+    probes,
+    reservations,
+    selection,
+    workers,
+)
 from select_service.api.codec import error_response
 from select_service.api.protocol import BoundedProtocol
+from select_service.api.route_table import ROUTES
 from select_service.api.service import (
     Handler,
     InternalError,
@@ -39,28 +47,38 @@ GRACE_S = 1
 KEEP_ALIVE_S = 75
 LISTEN_BACKLOG = 2048
 
-# The hot routes first: they are matched in order.
-HANDLERS: Mapping[str, Mapping[str, Handler]] = {
-    "/select_and_reserve": {"POST": selection.select_and_reserve},
-    "/select": {"POST": selection.select},
-    "/reservations/{reservation_id}": {"DELETE": reservations.free},
-    "/reservations/{reservation_id}/prefill_complete": {"POST": reservations.prefill_complete},
-    "/reservations/{reservation_id}/output_block": {"POST": reservations.output_block},
-    "/reservations/{reservation_id}/renew": {"POST": reservations.renew},
-    "/reservations": {"POST": reservations.create, "GET": reservations.listing},
-    "/workers": {"POST": workers.register, "GET": workers.listing},
-    "/workers/{worker_id}": {"PATCH": workers.patch, "DELETE": workers.delete},
-    "/loads": {"GET": inspection.loads},
-    "/potential_loads": {"POST": inspection.potential_loads},
-    "/overlap_scores": {"POST": inspection.overlap_scores},
-    "/dump": {"GET": inspection.dump},
-    "/config": {"GET": inspection.config},
-    "/health": {"GET": probes.health},
-    "/ready": {"GET": probes.ready},
-    "/metrics": {"GET": probes.metrics},
-    "/openapi.json": {"GET": openapi.document},
-    "/docs": {"GET": docs_page.page},
+HANDLERS: Mapping[str, Handler] = {
+    "select_and_reserve": selection.select_and_reserve,
+    "select": selection.select,
+    "create_reservation": reservations.create,
+    "list_reservations": reservations.listing,
+    "prefill_complete": reservations.prefill_complete,
+    "output_block": reservations.output_block,
+    "renew_reservation": reservations.renew,
+    "free_reservation": reservations.free,
+    "register_worker": workers.register,
+    "list_workers": workers.listing,
+    "patch_worker": workers.patch,
+    "delete_worker": workers.delete,
+    "loads": inspection.loads,
+    "potential_loads": inspection.potential_loads,
+    "overlap_scores": inspection.overlap_scores,
+    "dump": inspection.dump,
+    "config": inspection.config,
+    "health": probes.health,
+    "ready": probes.ready,
+    "metrics": probes.metrics,
+    "openapi": documentation.openapi,
+    "docs": documentation.docs,
 }
+
+
+def resources() -> list[Route]:
+    """One endpoint per path of the route table, in its order: the hot routes come first."""
+    by_path: dict[str, dict[str, Handler]] = {}
+    for route in ROUTES:
+        by_path.setdefault(route.path, {})[route.method] = HANDLERS[route.operation_id]
+    return [Route(path, Resource(path, by_method)) for path, by_method in by_path.items()]
 
 
 class Application:
@@ -69,9 +87,7 @@ class Application:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._router = Router(
-            [Route(path, Resource(path, by_method)) for path, by_method in HANDLERS.items()],
-            redirect_slashes=False,
-            default=no_such_route,
+            resources(), redirect_slashes=False, default=no_such_route
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,7 +173,9 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _announce(service: Service, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    log.info("listening", extra={"fields": {"host": host, "port": port, "version": service.version}})
+    log.info(
+        "listening", extra={"fields": {"host": host, "port": port, "version": service.version}}
+    )
     settings = {
         name: f"{setting['value']} ({setting['origin']})"
         for name, setting in service.config.effective().items()

@@ -1,8 +1,8 @@
 """The configuration: the only reader of the command line and of the environment.
 
-One table, `SETTINGS`, says for every setting its flag, its environment variables, its default, how a
-text becomes a value and what it means.  `--help`, `GET /config` and the documentation follow from it.
-A value that makes no sense stops the start: a fleet must not run on a typo.
+One table, `SETTINGS`, says for every setting its flag, its environment variables, its default, how
+a text becomes a value and what it means.  `--help`, `GET /config` and the documentation follow from
+it.  A value that makes no sense stops the start: a fleet must not run on a typo.
 """
 
 import argparse
@@ -22,7 +22,7 @@ class ConfigError(Exception):
 
 
 class Setting(NamedTuple):
-    """`flag` is None for what only the environment can set; the first variable that is set counts."""
+    """`flag` is None for what only the environment can set; the first variable set counts."""
 
     name: str
     default: Any

@@ -1,7 +1,7 @@
 """Bytes of a request -> a checked body, and a body -> a response; every bound on what is read.
 
-The order of checks is part of the interface: content type (415), size (413), JSON (400), shape (422),
-then the service.
+The order of checks is part of the interface: content type (415), size (413), JSON (400), shape
+(422), then the service.
 """
 
 import json

@@ -1,0 +1,110 @@
+"""Flags, environment, and what stops the start."""
+
+import subprocess
+import sys
+
+import pytest
+
+from select_service.config import SETTINGS, ConfigError, parse
+
+
+def test_defaults_are_those_of_the_document():
+    config = parse([], {})
+    assert (config["port"], config["threads"], config["host"]) == (8092, 4, "0.0.0.0")
+    assert config["reservation_ttl_s"] == 3600.0
+    assert config.values["port"].origin == "default"
+
+
+def test_command_line_wins_over_the_environment():
+    environment = {"SELECT_SERVICE_PORT": "1000", "SELECT_SERVICE_THREADS": "2"}
+    config = parse(["--port", "2000"], environment)
+    assert config.values["port"] == (2000, "command line")
+    assert config.values["threads"] == (2, "environment SELECT_SERVICE_THREADS")
+
+
+def test_every_flag_has_an_environment_twin():
+    for setting in SETTINGS:
+        if setting.flag:
+            twin = "SELECT_SERVICE_" + setting.flag[2:].replace("-", "_").upper()
+            assert setting.variables == (twin,)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "0.5", "overlap_score_credit", 0.5),
+        ("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT", "0", "host_cache_hit_weight", 0.0),
+        ("DYN_USE_KV_EVENTS", "OFF", "use_kv_events", False),
+        ("DYN_ROUTER_TRACK_ACTIVE_BLOCKS", "no", "track_active_blocks", False),
+        ("DYN_ROUTER_ASSUME_KV_REUSE", "Yes", "assume_kv_reuse", True),
+        ("DYN_OVERLAP_SCORE_WEIGHT", "2", "overlap_score_weight", 2.0),
+    ],
+)
+def test_router_variables_are_read(variable, text, name, value):
+    assert parse([], {variable: text})[name] == value
+
+
+def test_first_of_two_variables_of_one_setting_counts():
+    both = {"DYN_OVERLAP_SCORE_WEIGHT": "2", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "3"}
+    assert parse([], both)["overlap_score_weight"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "complaint"),
+    [
+        (["--port", "65536"], {}, "--port: expected a whole number from 0 to 65535, got `65536`"),
+        (["--port", "8o92"], {}, "--port: expected a whole number"),
+        (["--port", "٣"], {}, "--port: expected a whole number"),
+        (["--threads", "0"], {}, "--threads: expected a whole number from 1 to 64"),
+        (["--reservation-ttl-secs", "nan"], {}, "--reservation-ttl-secs: expected a number from 0"),
+        (["--reservation-ttl-secs", "-1"], {}, "--reservation-ttl-secs: expected a number"),
+        (["--log-format", "xml"], {}, "--log-format: expected one of text, json, got `xml`"),
+        (["--policy", "best"], {}, "--policy: expected one of reference"),
+        (["--indexer-peers", "http://a"], {}, "recovery from peers is not available"),
+        (["--replica-sync-port", "1"], {}, "replica plane is not available"),
+        (["--nonsense"], {}, "unrecognized arguments: --nonsense"),
+        ([], {"DYN_ROUTER_TEMPERATURE": "-1"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
+        ([], {"DYN_ROUTER_TEMPERATURE": "inf"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
+        ([], {"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "1.5"}, "expected a number from 0 to 1"),
+        ([], {"DYN_USE_KV_EVENTS": "disabled"}, "DYN_USE_KV_EVENTS: expected one of 1, true"),
+        ([], {"DYN_USE_KV_EVENTS": ""}, "DYN_USE_KV_EVENTS: expected one of"),
+        ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "4"}, "queueing is not available"),
+        ([], {"DYN_ROUTER_POLICY_CONFIG": "x.yaml"}, "queueing is not available"),
+        ([], {"SELECT_SERVICE_REPLICA_SYNC_PORT": "1"}, "replica plane is not available"),
+    ],
+)
+def test_values_that_make_no_sense_are_named(argv, environment, complaint):
+    with pytest.raises(ConfigError) as error:
+        parse(argv, environment)
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_variables_without_effect_are_reported():
+    assert parse([], {"DYN_ROUTER_PREDICTED_TTL_SECS": "3"}).without_effect == (
+        "DYN_ROUTER_PREDICTED_TTL_SECS",
+    )
+
+
+def test_shown_configuration_leaves_out_what_cannot_be_set():
+    shown = parse([], {}).effective()
+    assert shown["port"] == {"value": 8092, "origin": "default"}
+    assert not {"indexer_peers", "queue_threshold"} & shown.keys()
+
+
+def run(*argv):
+    return subprocess.run(
+        [sys.executable, "-m", "select_service", *argv], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_wrong_setting_ends_with_status_2_and_one_line():
+    result = run("--port", "x")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("select-service: error: --port: expected")
+
+
+def test_version_and_help_are_printed():
+    assert run("--version").stdout.startswith("select-service ")
+    assert "--index-max-blocks" in run("--help").stdout
