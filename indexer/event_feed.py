@@ -258,15 +258,16 @@ class EventFeed:
         try:
             batch = decode(payload)
         except DecodeError as error:
-            bad_events, self.last_error = 1, str(error)
-            batch = None
-        else:
-            bad_events = batch.bad_events
-            self.last_error = batch.last_error or self.last_error
-        if bad_events:
-            self.decode_errors += bad_events
-            self._notice(Fault.UNREADABLE, self.last_error or "", now)
+            self._count_unreadable(1, str(error), now)
+            return None
+        if batch.bad_events:
+            self._count_unreadable(batch.bad_events, batch.last_error, now)
         return batch
+
+    def _count_unreadable(self, events: int, error: str | None, now: float) -> None:
+        self.decode_errors += events
+        self.last_error = error
+        self._notice(Fault.UNREADABLE, error or "", now)
 
     def _notice(self, fault: Fault, detail: str, now: float) -> None:
         if now - self._noticed.get(fault, float("-inf")) >= NOTICE_INTERVAL_S:

@@ -1,0 +1,147 @@
+"""An engine's event side over real sockets, and how the process tests wait for things."""
+
+import threading
+import time
+from collections import deque
+
+import msgspec
+import numpy as np
+import zmq
+
+from indexer.hashing import block_hashes
+
+BLOCK_SIZE = 4
+END = [b"", b"\xff" * 8, b""]
+PATIENCE_S = 20.0
+
+
+def eventually(predicate, within_s=PATIENCE_S):
+    """Wait until `predicate` holds; returns how long that took."""
+    begin = time.monotonic()
+    while not predicate():
+        waited = time.monotonic() - begin
+        assert waited < within_s, f"not within {within_s} s"
+        time.sleep(0.002)
+    return time.monotonic() - begin
+
+
+def encode(*events, rank=None):
+    return msgspec.msgpack.encode([1.5, list(events), rank])
+
+
+class Chain:
+    """One prompt, a block per batch; engine hashes are made of `salt` and the position."""
+
+    def __init__(self, salt=1):
+        self.salt = salt
+
+    def tokens(self, block):
+        return [self.salt * 1_000_003 + block * BLOCK_SIZE + i for i in range(BLOCK_SIZE)]
+
+    def engine_hash(self, block):
+        return self.salt * 10**9 + block
+
+    def stored(self, block, n_blocks=1):
+        blocks = range(block, block + n_blocks)
+        return [
+            "BlockStored",
+            [self.engine_hash(each) for each in blocks],
+            self.engine_hash(block - 1) if block else None,
+            [token for each in blocks for token in self.tokens(each)],
+            BLOCK_SIZE,
+            None,
+            "GPU",
+        ]
+
+    def path(self, n_blocks):
+        tokens = [token for block in range(n_blocks) for token in self.tokens(block)]
+        return block_hashes(np.array(tokens, np.uint32), BLOCK_SIZE)
+
+
+class FakeEngine:
+    """Publishes numbered batches and answers replays, unless told how not to.
+
+    answer: (start, ring) -> frames after the identity, each a list; None: the real protocol
+    """
+
+    def __init__(self, *, port=None, replay=True, answer=None, topic=False, ring_max=10**6):
+        self.context = zmq.Context()
+        self.pub = self.context.socket(zmq.XPUB)
+        self.pub.set_hwm(0)
+        self.endpoint = self._bind(self.pub, port)
+        self.ring = deque(maxlen=ring_max)
+        self.next_seq = 0
+        self.requests = []
+        self.replay_endpoint = None
+        self._answer = answer or (self._answer_with_topic if topic else self._answer_plainly)
+        self._stop = threading.Event()
+        self._server = threading.Thread(target=self._serve, daemon=True)
+        if replay:
+            self._router = self.context.socket(zmq.ROUTER)
+            self._router.set_hwm(0)
+            self.replay_endpoint = self._bind(self._router, None)
+            self._server.start()
+
+    @staticmethod
+    def _bind(socket, port):
+        socket.linger = 0
+        if port is None:
+            return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+        socket.bind(f"tcp://127.0.0.1:{port}")
+        return f"tcp://127.0.0.1:{port}"
+
+    @property
+    def port(self):
+        return int(self.endpoint.rpartition(":")[2])
+
+    def await_subscriber(self):
+        assert self.pub.poll(PATIENCE_S * 1000)
+        assert self.pub.recv() == b"\x01"
+
+    def publish(self, *events, rank=None, lost=False, seq=None):
+        """Number a batch, keep it for replays and, unless it is lost, send it."""
+        payload = encode(*events, rank=rank)
+        seq = self.next_seq if seq is None else seq
+        self.next_seq = seq + 1
+        self.ring.append((seq, payload))
+        if not lost:
+            self.send([b"kv", seq.to_bytes(8, "big"), payload])
+
+    def send(self, frames):
+        self.pub.send_multipart(frames)
+
+    def close(self):
+        self._stop.set()
+        if self._server.is_alive():
+            self._server.join()
+        self.context.destroy(linger=0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _serve(self):
+        while not self._stop.is_set():
+            if not self._router.poll(20):
+                continue
+            identity, delimiter, start = self._router.recv_multipart()
+            assert delimiter == b""
+            self.requests.append(int.from_bytes(start, "big"))
+            for frames in self._answer(self.requests[-1], list(self.ring)):
+                if self._stop.is_set():
+                    return
+                self._router.send_multipart([identity, *frames])
+
+    @staticmethod
+    def _answer_plainly(start, ring):
+        yield from ([b"", seq.to_bytes(8, "big"), what] for seq, what in ring if seq >= start)
+        yield END
+
+    @staticmethod
+    def _answer_with_topic(start, ring):
+        yield from (
+            [b"", b"kv", seq.to_bytes(8, "big"), what] for seq, what in ring if seq >= start
+        )
+        yield [b"", b"", b"\xff" * 8, b""]

@@ -1,0 +1,448 @@
+import itertools
+import logging
+import threading
+import time
+
+import pytest
+
+from indexer.catch_up import FRAME_S_MAX, STALL_S_MAX
+from indexer.ingest import Ingest
+from indexer.kv_source import KvSource
+from indexer.prefix_index import PrefixIndex
+from tests.process.fake_engine import BLOCK_SIZE, END, Chain, FakeEngine, encode, eventually
+
+pytestmark = pytest.mark.process
+
+CHAIN = Chain()
+
+
+@pytest.fixture
+def ingest():
+    ingest = Ingest(threads=2)
+    yield ingest
+    begin = time.monotonic()
+    ingest.close()
+    assert time.monotonic() - begin < 1.5
+    assert ingest.failure() is None
+    assert not [each for each in threading.enumerate() if each.name.startswith("ingest-")]
+
+
+@pytest.fixture
+def index():
+    return PrefixIndex(1_000_000, lock=threading.Lock())
+
+
+def a_source(endpoint, writer, *, replay=None, worker_id=1, dp_rank=0, siblings=None):
+    return KvSource(
+        worker_id=worker_id,
+        dp_rank=dp_rank,
+        endpoint=endpoint,
+        replay_endpoint=replay,
+        block_size=BLOCK_SIZE,
+        is_eagle=False,
+        counted=True,
+        writers={dp_rank: writer, **(siblings or {})},
+    )
+
+
+def listen(ingest, index, engine, **source):
+    """One listener for the engine; returns its writer once the subscription has arrived."""
+    writer = index.open_slot()
+    source = {"replay": engine.replay_endpoint, **source}
+    ingest.reconcile([a_source(engine.endpoint, writer, **source)])
+    engine.await_subscriber()
+    return writer
+
+
+def held(index, writer, n_blocks, chain=CHAIN):
+    row = index.match(chain.path(n_blocks))
+    return int(row[writer.slot, 0]) if writer.slot < len(row) else 0
+
+
+def status(ingest, worker_id=1, dp_rank=0):
+    return ingest.status()[worker_id, dp_rank]
+
+
+def publish_chain(engine, blocks, **how):
+    for block in blocks:
+        engine.publish(CHAIN.stored(block), **how)
+
+
+def test_published_blocks_are_found(ingest, index):
+    with FakeEngine() as engine:
+        writer = listen(ingest, index, engine)
+        assert status(ingest).state == "no_events_yet"
+        publish_chain(engine, range(5))
+        eventually(lambda: held(index, writer, 5) == 5)
+        now = status(ingest)
+        assert (now.state, now.last_sequence, now.batches, now.stored_blocks) == (
+            "connected",
+            4,
+            5,
+            5,
+        )
+        assert time.monotonic() - now.last_event_monotonic < 20
+
+
+@pytest.mark.parametrize("topic", [False, True])
+def test_late_joiner_is_brought_up_to_date_in_both_framings(ingest, index, topic):
+    with FakeEngine(topic=topic) as engine:
+        publish_chain(engine, range(50))
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, [50])
+        eventually(lambda: held(index, writer, 51) == 51)
+        now = status(ingest)
+        assert (now.state, now.gaps, now.replayed, now.lost) == ("connected", 1, 50, 0)
+        assert engine.requests == [0]
+
+
+@pytest.mark.parametrize("topic", [False, True])
+def test_gap_is_closed_from_its_first_missing_batch(ingest, index, topic):
+    with FakeEngine(topic=topic) as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, range(3))
+        publish_chain(engine, range(3, 8), lost=True)
+        publish_chain(engine, range(8, 10))
+        eventually(lambda: held(index, writer, 10) == 10)
+        assert (engine.requests, status(ingest).replayed) == ([3], 5)
+
+
+def test_gap_beyond_the_ring_leaves_the_rank_degraded_until_it_is_cleared(ingest, index):
+    with FakeEngine(ring_max=4) as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, range(10), lost=True)
+        publish_chain(engine, [10])
+        eventually(lambda: status(ingest).state == "degraded")
+        assert (status(ingest).lost, status(ingest).last_sequence) == (7, 10)
+        engine.publish(["AllBlocksCleared"], CHAIN.stored(0))
+        eventually(lambda: held(index, writer, 1) == 1)
+        assert (status(ingest).state, status(ingest).lost) == ("connected", 7)
+
+
+def test_dead_replay_endpoint_delays_live_events_by_a_bounded_time_and_once(ingest, index):
+    with FakeEngine(replay=False) as engine:
+        writer = listen(ingest, index, engine, replay="tcp://127.0.0.1:1")
+        publish_chain(engine, [0], seq=5)
+        publish_chain(engine, [1], seq=6)
+        assert eventually(lambda: held(index, writer, 2) == 2) < FRAME_S_MAX + 1.5
+        assert status(ingest).state == "degraded"
+        publish_chain(engine, [2], seq=9)
+        assert eventually(lambda: held(index, writer, 3) == 3) < FRAME_S_MAX / 2
+        assert status(ingest).lost == 7
+
+
+def test_silent_replay_endpoint_does_not_delay_other_ranks(ingest, index):
+    with FakeEngine(answer=lambda *_: ()) as silent, FakeEngine() as engine:
+        writers = [index.open_slot(), index.open_slot()]
+        ingest.reconcile(
+            [
+                a_source(silent.endpoint, writers[0], replay=silent.replay_endpoint, worker_id=1),
+                a_source(engine.endpoint, writers[1], replay=engine.replay_endpoint, worker_id=2),
+            ]
+        )
+        silent.await_subscriber()
+        engine.await_subscriber()
+        publish_chain(silent, [0], seq=5)
+        eventually(lambda: status(ingest).state == "catching_up")
+        publish_chain(engine, range(10))
+        eventually(lambda: held(index, writers[1], 10) == 10)
+        assert status(ingest).state == "catching_up"
+        eventually(lambda: held(index, writers[0], 1) == 1)
+
+
+def test_replay_that_never_ends_is_left_as_soon_as_the_gap_is_closed(ingest, index):
+    def answer(start, ring):
+        yield from ([b"", seq.to_bytes(8, "big"), what] for seq, what in ring if seq >= start)
+        yield from itertools.repeat([b"", ring[0][0].to_bytes(8, "big"), ring[0][1]], 100_000)
+
+    with FakeEngine(answer=answer) as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, range(9), lost=True)
+        publish_chain(engine, [9])
+        assert eventually(lambda: held(index, writer, 10) == 10) < STALL_S_MAX
+        assert status(ingest).state == "connected"
+
+
+def test_replay_that_never_helps_and_never_ends_is_given_up(ingest, index):
+    def answer(start, ring):
+        for _ in range(2000):
+            time.sleep(0.01)  # a slow server is what this is about
+            yield [b"", (7).to_bytes(8, "big"), encode(rank=6)]
+
+    with FakeEngine(answer=answer) as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, [0], seq=3)
+        assert eventually(lambda: held(index, writer, 1) == 1) < STALL_S_MAX + 1.5
+        assert status(ingest).dropped["replay_of_other_rank"] > 10
+
+
+def test_replay_of_another_rank_is_not_taken_and_the_own_stream_goes_on(ingest, index):
+    def answer(start, ring):
+        for seq in range(start, 100):
+            yield [b"", seq.to_bytes(8, "big"), encode(CHAIN.stored(seq), rank=0)]
+        yield END
+
+    with FakeEngine(answer=answer) as engine:
+        writers = {rank: index.open_slot() for rank in (0, 1)}
+        ingest.reconcile(
+            [
+                a_source(
+                    engine.endpoint,
+                    writers[1],
+                    replay=engine.replay_endpoint,
+                    dp_rank=1,
+                    siblings=writers,
+                )
+            ]
+        )
+        engine.await_subscriber()
+        publish_chain(engine, [0], seq=5, rank=1)
+        publish_chain(engine, [1], seq=6, rank=1)
+        eventually(lambda: held(index, writers[1], 2) == 2)
+        assert held(index, writers[0], 1) == 0
+        assert status(ingest, dp_rank=1).last_sequence == 6
+
+
+def test_two_ranks_replay_from_their_own_endpoints(ingest, index):
+    with FakeEngine() as first, FakeEngine() as second:
+        engines, chains = (first, second), (Chain(1), Chain(2))
+        writers = {rank: index.open_slot() for rank in (0, 1)}
+        for rank in (0, 1):
+            for block in range(5):
+                engines[rank].publish(chains[rank].stored(block), rank=rank)
+        ingest.reconcile(
+            a_source(
+                engines[rank].endpoint,
+                writers[rank],
+                replay=engines[rank].replay_endpoint,
+                dp_rank=rank,
+                siblings=writers,
+            )
+            for rank in (0, 1)
+        )
+        for rank in (0, 1):
+            engines[rank].await_subscriber()
+            engines[rank].publish(chains[rank].stored(5), rank=rank)
+        for rank in (0, 1):
+            eventually(lambda rank=rank: held(index, writers[rank], 6, chains[rank]) == 6)
+            assert held(index, writers[1 - rank], 6, chains[rank]) == 0
+
+
+def test_batch_naming_a_sibling_rank_is_credited_to_it(ingest, index):
+    with FakeEngine() as engine:
+        sibling = index.open_slot()
+        writer = listen(ingest, index, engine, siblings={1: sibling})
+        publish_chain(engine, [0], rank=1)
+        publish_chain(engine, [1], rank=7)
+        eventually(lambda: held(index, sibling, 1) == 1)
+        eventually(lambda: status(ingest).dropped.get("rank") == 1)
+        assert held(index, writer, 1) == 0
+
+
+def test_burst_of_20000_batches_is_indexed_without_loss(ingest, index):
+    with FakeEngine(replay=False) as engine:
+        writer = listen(ingest, index, engine)
+        messages = [
+            [b"", seq.to_bytes(8, "big"), encode(CHAIN.stored(seq))] for seq in range(20_000)
+        ]
+        begin = time.monotonic()
+        for message in messages:
+            engine.send(message)
+        assert time.monotonic() - begin < 2.0
+        eventually(lambda: status(ingest).last_sequence == 19_999)
+        now = status(ingest)
+        assert (now.batches, now.lost, now.gaps) == (20_000, 0, 0)
+        assert held(index, writer, 20_000) == 20_000
+
+
+def test_garbage_is_counted_and_the_listener_goes_on(ingest, index):
+    seq = (0).to_bytes(8, "big")
+    with FakeEngine() as engine:
+        writer = listen(ingest, index, engine)
+        for frames in (
+            [b"x"],
+            [b"x", seq],
+            [b"x", seq, b"y", b"z"],
+            [b"x", seq[:7], encode()],
+            [b"x", seq + b"1", encode()],
+            [b"x"] * 500,
+        ):
+            engine.send(frames)
+        engine.publish("nonsense", ["BlockRemoved", "x"], CHAIN.stored(0))
+        engine.send([b"x", (1).to_bytes(8, "big"), b"\xc1\xc1"])
+        engine.next_seq = 2
+        publish_chain(engine, [2])
+        eventually(lambda: status(ingest).last_sequence == 2)
+        now = status(ingest)
+        assert (now.dropped["frames"], now.decode_errors, now.gaps) == (6, 3, 0)
+        assert now.last_error
+        assert held(index, writer, 1) == 1
+
+
+def test_garbage_in_a_replay_is_skipped(ingest, index):
+    def answer(start, ring):
+        yield [b""]
+        yield [b"x", b"y", b"z"]
+        yield [b"", b"short", b"payload"]
+        yield [b""] * 9
+        yield from FakeEngine._answer_plainly(start, ring)
+
+    with FakeEngine(answer=answer) as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, range(3), lost=True)
+        publish_chain(engine, [3])
+        eventually(lambda: held(index, writer, 4) == 4)
+        assert status(ingest).dropped["replay_frames"] == 4
+
+
+def test_restarted_engine_starts_from_nothing(ingest, index):
+    with FakeEngine() as engine:
+        port = engine.port
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, range(10))
+        eventually(lambda: held(index, writer, 10) == 10)
+    with FakeEngine(port=port) as engine:
+        engine.await_subscriber()
+        engine.publish(Chain(2).stored(0))
+        eventually(lambda: held(index, writer, 1, Chain(2)) == 1)
+        assert held(index, writer, 10) == 0
+        assert status(ingest).restarts == 1
+
+
+def test_engine_that_appears_after_its_registration_is_heard(ingest, index):
+    with FakeEngine() as gone:
+        port = gone.port
+    writer = index.open_slot()
+    ingest.reconcile([a_source(f"tcp://127.0.0.1:{port}", writer)])
+    assert status(ingest).state == "no_events_yet"
+    with FakeEngine(port=port, replay=False) as engine:
+        engine.await_subscriber()
+        publish_chain(engine, [0])
+        eventually(lambda: held(index, writer, 1) == 1)
+
+
+def test_reconcile_leaves_equal_sources_alone_and_refreshes_their_siblings(ingest, index):
+    with FakeEngine() as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, [0])
+        eventually(lambda: status(ingest).batches == 1)
+        sibling = index.open_slot()
+        ingest.reconcile(
+            [
+                a_source(
+                    engine.endpoint,
+                    writer,
+                    replay=engine.replay_endpoint,
+                    siblings={1: sibling},
+                )
+            ]
+        )
+        assert status(ingest).batches == 1
+        publish_chain(engine, [0], rank=1)
+        eventually(lambda: held(index, sibling, 1) == 1)
+        assert status(ingest).gaps == 0
+
+
+def test_reconcile_reopens_a_source_whose_writer_changed(ingest, index):
+    with FakeEngine() as engine:
+        old = listen(ingest, index, engine)
+        publish_chain(engine, [0])
+        eventually(lambda: held(index, old, 1) == 1)
+        new = index.open_slot()
+        ingest.reconcile([a_source(engine.endpoint, new, replay=engine.replay_endpoint)])
+        assert status(ingest).batches == 0
+        engine.pub.recv()  # the old subscription ends
+        engine.await_subscriber()
+        publish_chain(engine, [1])
+        eventually(lambda: held(index, new, 2) == 2)
+
+
+def test_nothing_is_written_after_reconcile_has_closed_a_listener(ingest, index):
+    with FakeEngine() as engine:
+        listen(ingest, index, engine)
+        for block in range(3000):
+            publish_chain(engine, [block])
+        eventually(lambda: status(ingest).batches > 0)
+        ingest.reconcile([])
+        assert ingest.status() == {}
+        blocks = index.stats()
+        for _ in range(5):
+            assert index.stats() == blocks
+
+
+def test_many_listeners_are_spread_over_the_threads_and_all_are_heard(ingest, index):
+    with FakeEngine(replay=False) as engine:
+        writers = [index.open_slot() for _ in range(300)]
+        ingest.reconcile(
+            a_source(engine.endpoint, writer, worker_id=n) for n, writer in enumerate(writers)
+        )
+        assert [thread.n_listeners for thread in ingest._threads] == [150, 150]
+        publish_until_heard(engine, index, writers)
+
+
+def publish_until_heard(engine, index, writers):
+    """XPUB tells of the first subscription only, so the chain is grown until all have it."""
+    blocks = itertools.count()
+
+    def all_hold_something():
+        engine.publish(CHAIN.stored(0), seq=next(blocks))
+        return all(index.match(CHAIN.path(1))[writer.slot, 0] for writer in writers)
+
+    eventually(all_hold_something)
+
+
+def test_endpoint_that_zmq_refuses_leaves_a_failed_listener(ingest, index):
+    ingest.reconcile([a_source("tcp://*:5557", index.open_slot())])
+    eventually(lambda: status(ingest).state == "failed")
+    assert "tcp://*:5557" in status(ingest).last_error
+    ingest.reconcile([])
+
+
+def test_replay_endpoint_that_zmq_refuses_only_loses_the_gap(ingest, index):
+    with FakeEngine(replay=False) as engine:
+        writer = listen(ingest, index, engine, replay="tcp://*:5557")
+        publish_chain(engine, [0], seq=3)
+        eventually(lambda: held(index, writer, 1) == 1)
+        assert (status(ingest).lost, status(ingest).state) == (3, "degraded")
+
+
+def test_operator_is_told_once_and_with_the_rank(ingest, index, caplog):
+    caplog.set_level(logging.INFO, "indexer.listener")
+    with FakeEngine(replay=False) as engine:
+        listen(ingest, index, engine, worker_id=2**64 - 1, dp_rank=6)
+        for seq in range(2, 40, 2):
+            publish_chain(engine, [0], seq=seq)
+        eventually(lambda: status(ingest, 2**64 - 1, 6).last_sequence == 38)
+        eventually(lambda: len(caplog.records) > 1)
+    ingest.reconcile([])
+    lines = [record.getMessage() for record in caplog.records]
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]
+    assert all("worker_id=18446744073709551615 dp_rank=6" in line for line in lines)
+    assert lines[1].startswith("KV events lost")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_on_a_thread_is_surfaced_and_the_other_thread_goes_on(index):
+    class Broken:
+        slot = 0
+
+        def store(self, *_, **__):
+            raise ZeroDivisionError
+
+    ingest = Ingest(threads=2)
+    with FakeEngine() as first, FakeEngine() as second:
+        writer = index.open_slot()
+        ingest.reconcile(
+            [
+                a_source(first.endpoint, Broken(), worker_id=1),
+                a_source(second.endpoint, writer, worker_id=2),
+            ]
+        )
+        first.await_subscriber()
+        second.await_subscriber()
+        publish_chain(first, [0])
+        eventually(lambda: isinstance(ingest.failure(), ZeroDivisionError))
+        publish_chain(second, [0])
+        eventually(lambda: held(index, writer, 1) == 1)
+        ingest.reconcile([])
+        ingest.close()
