@@ -54,12 +54,9 @@ def header_at(buf, at):
     elif 0xD4 <= tag <= 0xD8:
         size = 2 + (1 << (tag - 0xD4))  # fixext: type and 1, 2, 4, 8 or 16 bytes
     else:
-        # A length of 1, 2 or 4 bytes follows: bin C4-C6, ext C7-C9, str D9-DB, array, map.
-        width = 1
-        if tag == 0xC5 or tag == 0xC8 or tag == 0xDA or tag == 0xDC or tag == 0xDE:
-            width = 2
-        elif tag == 0xC6 or tag == 0xC9 or tag == 0xDB or tag == 0xDD or tag == 0xDF:
-            width = 4
+        # A length follows, of 1, 2 or 4 bytes in bin C4-C6, ext C7-C9 and str D9-DB, of 2 or 4
+        # bytes in array DC-DD and map DE-DF.
+        width = 2 << (tag & 1) if tag >= 0xDC else 1 << ((tag - 0xC4) % 3)
         if left < 1 + width:
             return TRUNCATED, 0
         length = 0
