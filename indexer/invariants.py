@@ -106,19 +106,20 @@ def _holdings(memory: IndexMemory, nodes: list[int]) -> dict[tuple[int, int, int
 def _check_holdings(memory: IndexMemory, nodes: list[int]) -> None:
     holdings = _holdings(memory, nodes)
     live = memory.column(state.LIVE).reshape(-1, state.N_TIERS)
-    expected = Counter((slot, tier) for slot, tier, _ in holdings)
-    for slot, tier in np.ndindex(live.shape):
-        assert live[slot, tier] == expected[slot, tier]
+    expected = np.zeros_like(live)
+    for slot, tier, _ in holdings:
+        expected[slot, tier] += 1
+    assert (live == expected).all()
     aliases: Counter[tuple[int, int, int]] = Counter()
     anchors: dict[tuple[int, int, int], tuple[int, int]] = {}
-    of_slot: Counter[int] = Counter()
+    records_of = np.zeros_like(memory.column(state.RECORDS_OF))
     taken = np.flatnonzero(memory.column(state.RECORD_META)).tolist()
     for i in taken:
         meta = int(memory.column(state.RECORD_META)[i]) - 1
         slot, tier, kind = meta >> 3, meta >> 1 & 3, meta & 1
         key, node = int(memory.column(state.RECORD_KEY)[i]), memory.column(state.RECORD_NODE)[i]
         count = int(memory.column(state.RECORD_COUNT)[i])
-        of_slot[slot] += 1
+        records_of[slot] += 1
         if kind == _ALIAS:
             assert count >= 1
             assert memory.column(state.ENGINE)[node] != key
@@ -126,8 +127,7 @@ def _check_holdings(memory: IndexMemory, nodes: list[int]) -> None:
         else:
             anchors[slot, tier, key] = (count, int(node))
     assert len(taken) == memory.value(state.RECORDS_LIVE) <= memory.value(state.RECORDS_ROOM)
-    records_of = memory.column(state.RECORDS_OF)
-    assert all(records_of[slot] == of_slot[slot] for slot in range(records_of.size))
+    assert (memory.column(state.RECORDS_OF) == records_of).all()
     assert set(aliases) | set(anchors) == {
         where for where, irregular in holdings.items() if irregular
     }

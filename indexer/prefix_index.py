@@ -338,7 +338,9 @@ class SlotWriter:
                 return 0
             recorded = index._store_known(holder, engine_hashes)
             if self.slot in index._orphans:
-                recorded += index._copy_orphans(holder, engine_hashes.tolist())
+                names = engine_hashes.tolist()
+                recorded += index._copy_orphans(holder, names)
+                self._settle_orphans(tier, names)
             return recorded
 
     def remove(self, tier: Tier, engine_hashes: Hashes) -> int:
