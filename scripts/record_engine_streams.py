@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""Records what real vLLM block pools publish and what they held: the data of tests/recordings.
+
+Runs in an environment that has vLLM; neither a GPU nor a model is needed.  `vllm_rank` says what
+is real; this script decides who asks for what, and writes down what happens.
+
+    python scripts/record_engine_streams.py --out tests/recordings            every stream
+    python scripts/record_engine_streams.py --out tests/recordings eviction   only the ones named
+
+A recording is a text file of JSON lines, compressed with xz.  The first line describes the engine,
+every other line is one step, in the order in which they happened:
+
+    ["live",   worker, rank, sequence, topic, payload]        as received from the PUB socket
+    ["replay", worker, rank, first, [[frame, ...], ...]]      what the engine's replay server would
+                                                              answer from now on to a request for
+                                                              `first`; a gap follows
+    ["prompt", {"token_ids": [...], ...}]                     the fields of a prompt in the API
+    ["truth",  [prompt, ...], {"worker/rank": [[gpu, cpu], ...]}]
+
+Payloads and frames are base64.  A truth step says for prompts, by their number, how many leading
+blocks the engine held at this moment: in GPU memory, and in GPU memory continued by the CPU tier.
+Batches that were lost on the way are not in the file.  Everything is seeded, clocks included, so
+that recording again with the same engine gives the same file.
+"""
+
+import argparse
+import json
+import lzma
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import vllm
+from vllm_rank import BLOCK_SIZE, RNG, EngineRank, Prompt, tokens
+
+INT_HASHES = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
+
+
+class Tape:
+    """The steps of one recording."""
+
+    def __init__(self, **about: Any) -> None:
+        self._lines: list[Any] = [about]
+        self._prompts: dict[str, int] = {}
+
+    def add(self, *step: Any) -> None:
+        self._lines.append(step)
+
+    def prompt(self, prompt: Prompt) -> int:
+        """The number of a prompt; it is written when it is new."""
+        key = json.dumps(prompt, sort_keys=True)
+        if key not in self._prompts:
+            self._prompts[key] = len(self._prompts)
+            self.add("prompt", prompt)
+        return self._prompts[key]
+
+    def write(self, path: Path) -> None:
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in self._lines)
+        path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+class Fleet:
+    """The ranks of one recording, and the traffic they all get."""
+
+    def __init__(self, tape: Tape, options: SimpleNamespace) -> None:
+        self._tape = tape
+        self.ranks = [
+            EngineRank(worker, rank, options, tape.add)
+            for worker in range(1, options.workers + 1)
+            for rank in range(options.dp)
+        ]
+        self._seen: list[Prompt] = []
+        self._roots = [{"token_ids": tokens(BLOCK_SIZE * n)} for n in (1, 2, 4)]
+
+    def traffic(self, requests: int, **extra: Any) -> None:
+        """Prompts that share beginnings, each to some rank."""
+        for _ in range(requests):
+            grown = self._seen[-20:] if self._seen and RNG.random() < 0.7 else self._roots
+            start = RNG.choice(grown)["token_ids"]
+            prompt = {"token_ids": start + tokens(RNG.randrange(3 * BLOCK_SIZE)), **extra}
+            prompt["token_ids"] = prompt["token_ids"][: 14 * BLOCK_SIZE]
+            self.run(RNG.choice(self.ranks), prompt, RNG.randrange(BLOCK_SIZE))
+
+    def run(self, rank: EngineRank, prompt: Prompt, output_tokens: int = 0) -> None:
+        self._seen.append(prompt)
+        rank.run(prompt, output_tokens)
+
+    def check(self, prompts: list[Prompt] | None = None, last: int = 24) -> None:
+        """Write down the truth of this moment: of `prompts`, or of the last ones and the roots."""
+        asked = prompts or [*self._seen[-last:], *self._roots]
+        numbers = sorted({self._tape.prompt(prompt) for prompt in asked})
+        ordered = sorted(asked, key=self._tape.prompt)
+        unique = [p for i, p in enumerate(ordered) if i == 0 or p != ordered[i - 1]]
+        truth = {f"{r.worker}/{r.rank}": [r.held(p) for p in unique] for r in self.ranks}
+        self._tape.add("truth", numbers, truth)
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+
+def no_eviction(fleet: Fleet) -> None:
+    for _ in range(3):
+        fleet.traffic(8)
+        fleet.check()
+
+
+def eviction(fleet: Fleet) -> None:
+    for _ in range(5):
+        fleet.traffic(12)
+        fleet.check()
+
+
+def duplicates(fleet: Fleet) -> None:
+    """A prompt of whole blocks is asked twice: the last block is computed again, so one engine hash
+    names two physical blocks, of which eviction then takes one."""
+    rank = fleet.ranks[0]
+    for _ in range(4):
+        prompt = {"token_ids": tokens(4 * BLOCK_SIZE)}
+        fleet.run(rank, prompt)
+        for _ in range(2):
+            fleet.run(rank, {"token_ids": tokens(8 * BLOCK_SIZE)})
+        fleet.run(rank, prompt)
+        for _ in range(4):
+            fleet.run(rank, {"token_ids": tokens(6 * BLOCK_SIZE)})
+            fleet.check([prompt])
+    fleet.check()
+
+
+def lost_batches(fleet: Fleet) -> None:
+    """Losses in the middle of the stream, with the replay server's answers."""
+    for lost in (1, 5, 3):
+        fleet.traffic(8)
+        fleet.check()
+        lose(fleet, lost)
+
+
+def late_subscriber(fleet: Fleet) -> None:
+    """Everything before the subscription is missing and replayed from the first batch on."""
+    lose(fleet, 9)
+    fleet.traffic(12)
+    fleet.check()
+
+
+def lose(fleet: Fleet, batches: int) -> None:
+    """The next batches of every rank do not arrive; then one does."""
+    for rank in fleet.ranks:
+        rank.lose = batches
+    fleet.traffic(14)
+    for rank in fleet.ranks:
+        while rank.lose:
+            fleet.run(rank, {"token_ids": tokens(2 * BLOCK_SIZE)})
+        fleet.run(rank, {"token_ids": tokens(2 * BLOCK_SIZE)})
+    fleet.check()
+
+
+def reset(fleet: Fleet) -> None:
+    fleet.traffic(12)
+    fleet.check()
+    fleet.ranks[0].reset()
+    fleet.check()
+    fleet.traffic(12)
+    fleet.check()
+
+
+def restart(fleet: Fleet) -> None:
+    fleet.traffic(16)
+    fleet.check()
+    fleet.ranks[0].restart()
+    fleet.run(fleet.ranks[0], {"token_ids": tokens(3 * BLOCK_SIZE)})
+    fleet.check()
+    fleet.traffic(12)
+    fleet.check()
+
+
+def salts_adapters_images(fleet: Fleet) -> None:
+    """One prompt under two salts, two adapters, with two images and plain, on different ranks."""
+    shared = tokens(6 * BLOCK_SIZE)
+    image = [None, {"mm_objects": [{"mm_hash": 0xFEDCBA9876543210, "offsets": [[16, 32]]}]}]
+    other = [None, {"mm_objects": [{"mm_hash": 77, "offsets": [[16, 32]]}]}]
+    kinds: list[Prompt] = [
+        {"token_ids": shared},
+        {"token_ids": shared, "cache_salt": "tenant-a"},
+        {"token_ids": shared, "cache_salt": "tenant-b"},
+        {"token_ids": shared, "lora_name": "adapter-a"},
+        {"token_ids": shared, "lora_name": "adapter-b"},
+        {"token_ids": shared, "lora_name": "adapter-a", "cache_salt": "tenant-a"},
+        {"token_ids": shared, "block_mm_infos": image},
+        {"token_ids": shared, "block_mm_infos": other},
+        {"token_ids": shared, "block_mm_infos": image, "cache_salt": "tenant-a"},
+    ]
+    for place, kind in enumerate(kinds):
+        fleet.run(fleet.ranks[place % len(fleet.ranks)], kind, BLOCK_SIZE)
+        fleet.check(kinds)
+    for _ in range(12):
+        kind = dict(RNG.choice(kinds))
+        kind["token_ids"] = kind["token_ids"] + tokens(2 * BLOCK_SIZE)
+        fleet.run(RNG.choice(fleet.ranks), kind)
+        fleet.check([*kinds, kind])
+
+
+SMALL, LARGE = 49, 513
+"""Blocks of a pool that evicts soon, or never."""
+
+SCENARIOS: dict[str, tuple[Callable[[Fleet], None], dict[str, Any]]] = {
+    "no_eviction": (no_eviction, {"num_blocks": LARGE}),
+    "eviction": (eviction, {}),
+    "duplicates": (duplicates, {"workers": 1}),
+    "lost_batches": (lost_batches, {}),
+    "late_subscriber": (late_subscriber, {}),
+    "reset": (reset, {}),
+    "restart": (restart, {}),
+    "two_ranks": (eviction, {"workers": 1, "dp": 2}),
+    "two_ranks_lost": (lost_batches, {"workers": 1, "dp": 2}),
+    "cpu_tier": (eviction, {"cpu_blocks": 100, "cpu_tokens": True}),
+    "cpu_tier_hash_only": (eviction, {"cpu_blocks": 100}),
+    "bytes_hashes": (eviction, {"int_hashes": "0"}),
+    "salts_adapters_images": (salts_adapters_images, {"num_blocks": LARGE}),
+}
+
+
+def record(name: str, out: Path) -> Path:
+    """Run one scenario and write its file."""
+    play, given = SCENARIOS[name]
+    defaults = {"workers": 2, "dp": 1, "num_blocks": SMALL, "cpu_blocks": 0, "cpu_tokens": False}
+    options = SimpleNamespace(**{**defaults, "int_hashes": "1", **given})
+    os.environ[INT_HASHES] = options.int_hashes
+    RNG.seed(name)
+    about = {key: value for key, value in vars(options).items() if key != "int_hashes"}
+    tape = Tape(
+        engine="vllm", version=vllm.__version__, scenario=name, block_size=BLOCK_SIZE, **about
+    )
+    fleet = Fleet(tape, options)
+    play(fleet)
+    fleet.close()
+    path = out / f"vllm-{vllm.__version__}-{name}.jsonl.xz"
+    tape.write(path)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Record KV event streams of a real vLLM.")
+    parser.add_argument("scenarios", nargs="*", metavar="scenario", help=", ".join(SCENARIOS))
+    parser.add_argument("--out", type=Path, required=True, help="directory for the recordings")
+    arguments = parser.parse_args()
+    unknown = set(arguments.scenarios) - set(SCENARIOS)
+    if unknown:
+        parser.error(f"no such scenario: {', '.join(sorted(unknown))}")
+    for name in arguments.scenarios or SCENARIOS:
+        path = record(name, arguments.out)
+        print(f"{path}: {path.stat().st_size} bytes", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Streams of real engines, replayed into the index: no overlap may differ from what they held."""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from indexer.event_feed import Action, EventFeed, StartReplay
+from indexer.hashing import block_hashes
+from indexer.kv_source import KvSource
+from indexer.prefix_index import PrefixIndex
+from tests.golden.recordings import Live, Place, Recording, Replay, Truth, load, names
+
+BLOCKS_MAX = 1 << 14
+
+
+class Readers:
+    """The index and one feed per rank; the recorded replay server answers after `delay` more live
+    messages of the rank."""
+
+    def __init__(self, recording: Recording, delay: int) -> None:
+        self.index = PrefixIndex(BLOCKS_MAX)
+        self.block_size = recording.about["block_size"]
+        self.delay = delay
+        self.writers = {place: self.index.open_slot() for place in recording.places}
+        self.feeds = {place: self._feed(place) for place in recording.places}
+        self.answers: dict[Place, deque[Replay]] = {p: deque() for p in recording.places}
+        self.wanted: dict[Place, tuple[int, int]] = {}
+        self.replays = 0
+
+    def _feed(self, place: Place) -> EventFeed:
+        writers = {p.dp_rank: w for p, w in self.writers.items() if p.worker_id == place.worker_id}
+        source = KvSource(
+            worker_id=place.worker_id,
+            dp_rank=place.dp_rank,
+            endpoint="inproc://live",
+            replay_endpoint="inproc://replay",
+            block_size=self.block_size,
+            is_eagle=False,
+            counted=True,
+            writers=writers,
+        )
+        return EventFeed(source)
+
+    def live(self, step: Live) -> None:
+        self._act(step.place, self.feeds[step.place].receive(step.seq, step.payload, now=0.0))
+        if step.place in self.wanted:
+            first, patience = self.wanted[step.place]
+            self.wanted[step.place] = (first, patience - 1)
+            if patience == 0:
+                self._answer(step.place)
+
+    def _act(self, place: Place, action: Action) -> None:
+        if isinstance(action, StartReplay):
+            self.wanted[place] = (action.start, self.delay)
+        elif action is not None:
+            self.wanted.pop(place, None)
+
+    def _answer(self, place: Place) -> None:
+        first, _ = self.wanted.pop(place)
+        answer = self.answers[place].popleft()
+        assert answer.first == first, "the replay must start at the first missing batch"
+        self.replays += 1
+        for frames in answer.answer:
+            seq = int.from_bytes(frames[-2], "big")
+            action = self.feeds[place].receive_replayed(seq, frames[-1], now=0.0)
+            self._act(place, action)
+            if action is not None:
+                return
+
+    def settle(self) -> None:
+        while self.wanted:
+            self._answer(next(iter(self.wanted)))
+
+    def wrong(self, truth: Truth) -> list[tuple[Any, ...]]:
+        """Every overlap that differs: (place, prompt, [gpu, gpu+cpu] found, the same as held)."""
+        differing = []
+        for i, prompt in enumerate(truth.prompts):
+            matched = self.index.match(path_of(prompt, self.block_size))
+            for place, rows in truth.held.items():
+                found = matched[self.writers[place].slot, :2].tolist()
+                if found != rows[i]:
+                    differing.append((place, i, found, rows[i]))
+        return differing
+
+
+def path_of(prompt: dict[str, Any], block_size: int) -> np.ndarray:
+    tokens = np.array(prompt["token_ids"], np.uint32)
+    infos = prompt.get("block_mm_infos")
+    mm_hashes = infos and [
+        [item["mm_hash"] for item in info["mm_objects"]] if info else [] for info in infos
+    ]
+    if mm_hashes:
+        mm_hashes += [[]] * (len(tokens) // block_size - len(mm_hashes))
+    return block_hashes(
+        tokens,
+        block_size,
+        lora_name=prompt.get("lora_name"),
+        cache_salt=prompt.get("cache_salt"),
+        mm_hashes=mm_hashes,
+    )
+
+
+@pytest.mark.parametrize("delay", [0, 3], ids=["prompt_replay", "slow_replay"])
+@pytest.mark.parametrize("name", names())
+def test_overlaps_equal_what_the_engine_held(name: str, delay: int) -> None:
+    recording = load(name)
+    readers = Readers(recording, delay)
+    compared = 0
+    for step in recording.steps:
+        if isinstance(step, Live):
+            readers.live(step)
+        elif isinstance(step, Replay):
+            readers.answers[step.place].append(step)
+        else:
+            readers.settle()
+            assert readers.wrong(step) == []
+            readers.index.check_invariants()
+            compared += len(step.prompts) * len(step.held)
+    assert compared >= 40
+    assert not any(readers.answers.values()), "a gap was not noticed"
+    for feed in readers.feeds.values():
+        assert (feed.lost, feed.decode_errors, feed.degraded) == (0, 0, False)
