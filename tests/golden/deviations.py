@@ -1,0 +1,46 @@
+"""Reads deviations.toml: where we deliberately answer otherwise than the reference."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from tests.golden.exchanges import ABSENT, Differences
+
+LIST = tomllib.loads((Path(__file__).parent / "deviations.toml").read_text())
+
+
+def rewritten(scenario: str, step: dict[str, Any]) -> dict[str, Any]:
+    """The step with the fields added that make the reference's unwanted default explicit."""
+    for entry in LIST.get("rewritten", []):
+        if entry["scenario"] == scenario and step["step"] in entry["steps"]:
+            step = {**step, "send": {**step["send"], **entry["add"]}}
+    return step
+
+
+def unexpected(scenario: str, found: Differences, table: str = "deviation") -> list[str]:
+    """What is neither equal nor listed, and what is listed but not seen: one line each."""
+    listed = {
+        place: ours
+        for entry in LIST.get(table, [])
+        if entry["scenario"] == scenario
+        for place, ours in entry["ours"].items()
+    }
+    complaints, fields_seen = [], set()
+    for place, (reference, ours) in found.items():
+        field = place.rsplit("/", 1)[-1]
+        if place in listed:
+            if listed[place] != ours:
+                complaints.append(f"{place}: listed as {listed[place]!r}, is {ours!r}")
+        elif reference == ABSENT and field in _EXTRA_FIELDS:
+            fields_seen.add(field)
+        else:
+            complaints.append(f"{place}: the reference has {reference!r}, we have {ours!r}")
+    gone = sorted(listed.keys() - found.keys())
+    complaints += [f"{place}: listed, but we answer like the reference" for place in gone]
+    if table == "deviation":
+        wanted = {e["field"] for e in LIST["extra_field"] if e["seen_in"] == scenario}
+        complaints += [f"no extra field {field}" for field in sorted(wanted - fields_seen)]
+    return complaints
+
+
+_EXTRA_FIELDS = {entry["field"] for entry in LIST["extra_field"]}

@@ -1,0 +1,132 @@
+"""Golden exchanges: reading them, playing them, and what differs from the reference's answers.
+
+A scenario is a file of JSON lines.  The first line names the environment; each other line is a
+`publish` of KV events or a `call` with what was sent, and the status and answer of the reference.
+Short forms in answers: {"$error": true} is any refusal, {"$worker": {...}} a worker record without
+its null and empty fields, "$uuid" a generated id.  `<port N>` stands for a port that is known when
+the test runs.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+FOLDER = Path(__file__).parent / "http"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
+
+ABSENT = "absent"
+REFUSED = "refused"
+"""How the list of deviations writes a missing field and a refusal."""
+
+Differences = dict[str, tuple[Any, Any]]
+"""Place -> (reference, ours)."""
+
+_NULLS = (
+    "endpoint kv_events_endpoint replay_endpoint block_size data_parallel_start_rank "
+    "data_parallel_size max_num_batched_tokens total_kv_blocks stable_routing_id is_eagle "
+    "kv_transfer_domain kv_transfer_enforcement kv_transfer_preferred_weight"
+).split()
+_WORKER = {**dict.fromkeys(_NULLS), "taints": [], "topology_domains": {}}
+
+
+def read(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The head and the steps of a scenario."""
+    lines = (FOLDER / f"{name}.jsonl").read_text().splitlines()
+    head, *steps = [json.loads(line) for line in lines]
+    return head, steps
+
+
+def ports_named_in(steps: list[dict[str, Any]]) -> set[str]:
+    published = {step["publish"] for step in steps if "publish" in step}
+    return published | set(re.findall(r"<port (\w+)>", json.dumps(steps)))
+
+
+def with_ports(step: dict[str, Any], ports: Mapping[str, int]) -> dict[str, Any]:
+    """The step with real port numbers in it."""
+    text = re.sub(r"<port (\w+)>", lambda found: str(ports[found[1]]), json.dumps(step))
+    filled: dict[str, Any] = json.loads(text)
+    return filled
+
+
+def request_of(step: dict[str, Any]) -> tuple[str, str, bytes | None, dict[str, str]]:
+    """Method, path, body and headers of a call."""
+    method, path = step["call"].split(" ", 1)
+    headers = step.get("headers", {"content-type": "application/json"})
+    if "send" in step:
+        return method, path, json.dumps(step["send"]).encode(), headers
+    if "send_text" in step:
+        return method, path, step["send_text"].encode(), headers
+    if "send_hex" in step:
+        return method, path, bytes.fromhex(step["send_hex"]), headers
+    if "send_ones" in step:
+        ones = b",".join([b"1"] * step["send_ones"])
+        return method, path, b'{"token_ids":[' + ones + b"]}", headers
+    return method, path, None, step.get("headers", {})
+
+
+def differences(step: dict[str, Any], status: int, answer: Any, allow: str | None) -> Differences:
+    """What differs between the reference's answer to a step and ours, by "step/field/..."."""
+    at = str(step["step"])
+    expected, got = _expanded(step["answer"]), answer
+    if "tied" in step and isinstance(got, dict):
+        assert [got["worker_id"], got["dp_rank"]] in step["tied"]
+        got = got | {key: expected[key] for key in ("worker_id", "dp_rank", "endpoint")}
+    found = dict(_compare(expected, _shown(got, status), f"{at}/answer"))
+    if status != step["status"]:
+        found[f"{at}/status"] = (step["status"], status)
+    if "allow" in step and status == 405:
+        ours = sorted((allow or "").replace(" ", "").split(","))
+        if ours != sorted(step["allow"]):
+            found[f"{at}/allow"] = (sorted(step["allow"]), ours)
+    return found
+
+
+def _expanded(answer: Any) -> Any:
+    if isinstance(answer, list):
+        return [_expanded(item) for item in answer]
+    if not isinstance(answer, dict):
+        return answer
+    if "$error" in answer:
+        return REFUSED
+    if "$worker" in answer:
+        return _WORKER | answer["$worker"]
+    return {key: _expanded(value) for key, value in answer.items()}
+
+
+def _shown(answer: Any, status: int) -> Any:
+    """Our refusals in short form, after a look at them: every one has a text and a code."""
+    if status < 400 or (isinstance(answer, dict) and "workers" in answer):
+        return answer
+    if answer == "":
+        return answer
+    assert isinstance(answer, dict), f"a refusal that is not JSON: {answer!r}"
+    assert isinstance(answer["error"], str)
+    assert isinstance(answer["code"], str)
+    return REFUSED
+
+
+def _compare(expected: Any, got: Any, place: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    if isinstance(expected, dict) and isinstance(got, dict):
+        for key in sorted(expected.keys() | got.keys()):
+            pair = expected.get(key, ABSENT), got.get(key, ABSENT)
+            yield from _compare(*pair, f"{place}/{key}")
+    elif isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
+        rows = zip(_in_order(expected), _in_order(got), strict=True)
+        for i, pair in enumerate(rows):
+            yield from _compare(*pair, f"{place}/{i}")
+    elif expected == "$uuid" and isinstance(got, str):
+        assert UUID(got).version == 4
+    elif expected != got or isinstance(expected, bool) is not isinstance(got, bool):
+        yield place, (expected, got)
+
+
+def _in_order(rows: list[Any]) -> list[Any]:
+    """Loads and taints come in no particular order from the reference."""
+    if rows and all(isinstance(row, dict) and "active_requests" in row for row in rows):
+        return sorted(rows, key=lambda row: (row["worker_id"], row["dp_rank"]))
+    if rows and all(isinstance(row, str) for row in rows):
+        return sorted(rows)
+    return rows

@@ -1,0 +1,143 @@
+"""The cost of every candidate in the golden exchanges, in process: HTTP does not show it."""
+
+import itertools
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from indexer.event_feed import EventFeed
+from indexer.prefix_index import PrefixIndex
+from select_service import schema
+from select_service.core.cost import RouterConfig
+from select_service.core.selector import Decision, Selector
+from select_service.errors import SelectError
+from tests.golden import deviations, exchanges
+from tests.golden.kv_publisher import batch
+
+WITH_COSTS = [
+    name for name in exchanges.NAMES if any("costs" in step for step in exchanges.read(name)[1])
+]
+BLOCKS_MAX = 10_000
+ROUNDING = 0.0011
+"""Both sides log three decimals."""
+
+
+class InProcess:
+    """A selector behind the calls of a scenario; the refusals are not looked at here."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.selector = Selector(
+            _config(environment),
+            lambda: PrefixIndex(BLOCKS_MAX),
+            rng=Random(1),
+            use_kv_events=environment.get("DYN_USE_KV_EVENTS") != "false",
+        )
+        self._clock = itertools.count()
+        self._feeds: dict[str, tuple[EventFeed, Any]] = {}
+        self._next_seq: dict[str, int] = {}
+
+    def publish(self, port: str, payload: bytes) -> None:
+        sources = {s.endpoint.rsplit(":", 1)[1]: s for s in self.selector.fleet.kv_sources()}
+        source = sources[port]
+        feed, fed_source = self._feeds.get(port, (None, None))
+        if feed is None or fed_source.writers != source.writers:
+            feed = EventFeed(source)
+            self._feeds[port] = (feed, source)
+        seq = self._next_seq.get(port, 0)
+        self._next_seq[port] = seq + 1
+        feed.receive(seq, payload, float(next(self._clock)))
+
+    def call(self, step: dict[str, Any]) -> Decision | None:
+        """Do what the call asks for; a decision if it makes one, None if it refuses."""
+        method, path, body, _ = exchanges.request_of(step)
+        try:
+            return self._routes(path)[method](body or b"{}")
+        except (SelectError, msgspec.ValidationError, msgspec.DecodeError):
+            return None
+
+    def _routes(self, path: str) -> dict[str, Callable[[bytes], Any]]:
+        now, selector = float(next(self._clock)), self.selector
+        parts = path.split("?")[0].strip("/").split("/")
+        decode = msgspec.json.decode
+        match parts:
+            case ["workers"]:
+                return _posted(lambda b: selector.register(decode(b, type=schema.WorkerRegistration)))
+            case ["workers", worker_id]:
+                key = int(worker_id)
+                return {
+                    "PATCH": lambda b: selector.patch(key, decode(b, type=schema.WorkerPatch)),
+                    "DELETE": lambda _: selector.delete(key),
+                }
+            case ["select"]:
+                return _posted(lambda b: selector.select(decode(b, type=schema.SelectRequest)))
+            case ["select_and_reserve"]:
+                kind = schema.SelectAndReserveRequest
+                return _posted(lambda b: selector.select_and_reserve(decode(b, type=kind), now))
+            case ["reservations"]:
+                reservation = schema.ReservationRequest
+                return _posted(lambda b: selector.reserve(decode(b, type=reservation), now))
+            case ["reservations", name]:
+                return {"DELETE": lambda _: selector.free(name)}
+            case ["reservations", name, "prefill_complete"]:
+                return _posted(lambda _: selector.prefill_complete(name, now))
+            case ["reservations", name, "output_block"]:
+                return _posted(lambda b: self._output_block(name, b, now))
+        return {method: lambda _: None for method in ("GET", "POST", "PUT", "HEAD", "DELETE")}
+
+    def _output_block(self, name: str, body: bytes, now: float) -> None:
+        given = msgspec.json.decode(body, type=schema.OutputBlockRequest)
+        self.selector.output_block(name, given.decay_fraction, now)
+
+
+def _posted(action: Callable[[bytes], Any]) -> dict[str, Callable[[bytes], Any]]:
+    return {"POST": action, "GET": lambda _: None}
+
+
+def _config(environment: dict[str, str]) -> RouterConfig:
+    config = RouterConfig()
+    credit = environment.get("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT")
+    weight = environment.get("DYN_OVERLAP_SCORE_WEIGHT")
+    if credit is not None:
+        config = config._replace(overlap_score_credit=float(credit))
+    if weight is not None:
+        assert float(weight) == 0
+        config = config._replace(prefill_load_scale=0.0, overlap_score_credit=0.0)
+    return config._replace(
+        track_prefill_tokens=environment.get("DYN_ROUTER_TRACK_PREFILL_TOKENS") != "false",
+        track_active_blocks=environment.get("DYN_ROUTER_TRACK_ACTIVE_BLOCKS") != "false",
+    )
+
+
+@pytest.mark.parametrize("scenario", WITH_COSTS)
+def test_the_terms_of_every_candidate_are_those_of_the_reference(scenario: str) -> None:
+    head, steps = exchanges.read(scenario)
+    ports = {name: int(name) for name in exchanges.ports_named_in(steps)}
+    service, found = InProcess(head["environment"]), {}
+    for template in steps:
+        step = exchanges.with_ports(deviations.rewritten(scenario, template), ports)
+        if "publish" in step:
+            service.publish(step["publish"], batch(step["events"]))
+            continue
+        decision = service.call(step)
+        if "costs" not in step:
+            continue
+        ours = {} if decision is None else _terms(decision)
+        for rank in sorted(ours.keys() | step["costs"].keys()):
+            place = f"{step['step']}/costs/{rank}"
+            reference, terms = step["costs"].get(rank, []), ours.get(rank, [])
+            if terms != pytest.approx(reference, abs=ROUNDING):
+                found[place] = (reference, terms)
+    complaints = deviations.unexpected(scenario, found, "cost_deviation")
+    assert not complaints, "\n".join(complaints)
+
+
+def _terms(decision: Decision) -> dict[str, list[float]]:
+    """Cost, prefill blocks before the credit, the credit, decode blocks."""
+    names = ("cost", "raw", "credit", "decode")
+    return {
+        f"{row['worker_id']}/{row['dp_rank']}": [float(row[name]) for name in names]
+        for row in decision.explain()
+    }

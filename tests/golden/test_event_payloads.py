@@ -1,0 +1,53 @@
+"""Event payloads as real engines encode them, and broken ones, over a real socket.
+
+The messages of a file form one stream, so a message that upset the listener would show in all that
+follow.  After each one the overlap of an eight-token prompt is compared.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.golden import deviations
+from tests.golden.exchanges import Differences
+from tests.golden.kv_publisher import KvPublisher
+from tests.golden.service_process import ServiceProcess
+
+pytestmark = pytest.mark.process
+
+FOLDER = Path(__file__).parent / "events"
+PROMPT_TOKENS = 8
+
+
+@pytest.mark.parametrize("name", ["payloads", "engine_shapes"])
+def test_each_payload_is_indexed_like_in_the_reference_except_where_listed(
+    name: str, zmq_context: zmq.Context[Any]
+) -> None:
+    cases = [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
+    publisher, found = KvPublisher(zmq_context), Differences()
+    with ServiceProcess({}) as service:
+        endpoint = f"tcp://127.0.0.1:{publisher.port}"
+        worker = {"worker_id": 1, "endpoint": "http://w", "block_size": 4}
+        answer = service.post("/workers", {**worker, "kv_events_endpoint": endpoint})
+        assert answer.body["lifecycle"] == "schedulable"
+        for case in cases:
+            seq = publisher.send(bytes.fromhex(case["payload"]))
+            service.wait_until_read(publisher.port, seq)
+            rows = _rows(service, case)
+            if rows != case["rows"]:
+                found[case["name"]] = (case["rows"], rows)
+    complaints = deviations.unexpected(name, found)
+    assert not complaints, "\n".join(complaints)
+
+
+def _rows(service: ServiceProcess, case: dict[str, Any]) -> list[list[int]]:
+    """[dp_rank, blocks on GPU, with CPU, with disk] of every rank."""
+    first = case["first_token"]
+    prompt = {"token_ids": list(range(first, first + PROMPT_TOKENS)), **case["prompt"]}
+    answer = service.post("/overlap_scores", prompt)
+    assert answer.status == 200
+    fields = ("dp_rank", "device_blocks", "host_pinned_blocks", "disk_blocks")
+    return [[row[field] for field in fields] for row in answer.body["workers"]]
