@@ -116,16 +116,16 @@ def eviction(fleet: Fleet) -> None:
 
 def duplicates(fleet: Fleet) -> None:
     """A prompt of whole blocks is asked twice: the last block is computed again, so one engine hash
-    names two physical blocks, of which eviction then takes one."""
+    names two physical blocks.  Eviction then takes the older one of them."""
     rank = fleet.ranks[0]
-    for _ in range(4):
+    for _ in range(3):
         prompt = {"token_ids": tokens(4 * BLOCK_SIZE)}
         fleet.run(rank, prompt)
         for _ in range(2):
             fleet.run(rank, {"token_ids": tokens(8 * BLOCK_SIZE)})
         fleet.run(rank, prompt)
-        for _ in range(4):
-            fleet.run(rank, {"token_ids": tokens(6 * BLOCK_SIZE)})
+        for _ in range(12):
+            fleet.run(rank, {"token_ids": tokens(3 * BLOCK_SIZE)})
             fleet.check([prompt])
     fleet.check()
 
