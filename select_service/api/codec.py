@@ -23,7 +23,9 @@ from select_service.schema import ErrorBody
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
-"""Bytes of bodies being read at one time, over all connections."""
+"""Bytes of incomplete bodies that are held at one time, over all connections."""
+BODY_BYTES_FREE = 64 * 1024
+"""What a body may hold without counting, so that slow large bodies never refuse a small one."""
 
 BODY_STRINGS_MAX = 65_536
 """Strings, keys included, of one body."""
@@ -89,22 +91,24 @@ async def _read(request: Request) -> bytes:
     if length.isdecimal() and int(length) > BODY_BYTES_MAX:
         raise _too_large()
     chunks: list[bytes] = []
-    size = 0
+    size = counted = 0
     try:
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk = message.get("body", b"")
-            _BUDGET.take(len(chunk))
             size += len(chunk)
             if size > BODY_BYTES_MAX:
                 raise _too_large()
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            if size - counted > BODY_BYTES_FREE:
+                _BUDGET.take(size - BODY_BYTES_FREE - counted)
+                counted = size - BODY_BYTES_FREE
     finally:
-        _BUDGET.held -= size
+        _BUDGET.held -= counted
 
 
 def _too_large() -> BodyTooLarge:
@@ -124,6 +128,8 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise MalformedJson(f"failed to parse the request body as JSON: {error}") from None
     except UnicodeDecodeError as error:
         raise MalformedJson(f"the request body is not UTF-8: {error.reason}") from None
+    except ValueError as error:
+        raise MalformedJson(f"failed to parse the request body as JSON: {error}") from None
     except RecursionError:
         raise MalformedJson("the JSON body is nested too deeply") from None
     return value
@@ -132,19 +138,28 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 def _refuse_duplicate_keys(body: bytes) -> None:
     """The decoder keeps the last of two equal keys; a request that says two things is an error.
 
-    Texts between quotes hold all keys.  Only when one occurs twice is the exact, slow way taken.
+    Texts between quotes hold all keys; only when a key occurs twice is the exact, slow way taken.
+    A backslash may hide a quote or spell a key differently, so it takes the slow way at once.
     """
     if body.count(b'"') > 2 * BODY_STRINGS_MAX:
         raise InvalidBody(f"the JSON body has more than {BODY_STRINGS_MAX} strings")
-    texts = body.split(b'"')[1::2]
-    if len(set(texts)) != len(texts):
-        json.loads(body, object_pairs_hook=_pairs, parse_int=str, parse_float=str)
+    if b"\\" not in body:
+        parts = body.split(b'"')
+        texts = parts[1::2]
+        if len(set(texts)) == len(texts):
+            return
+        keys = [
+            t for t, after in zip(texts, parts[2::2], strict=True) if after.lstrip()[:1] == b":"
+        ]
+        if len(set(keys)) == len(keys):
+            return
+    json.loads(body, object_pairs_hook=_pairs, parse_int=str, parse_float=str)
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise InvalidBody(f"duplicate field `{key}`")
+            raise InvalidBody(f"duplicate field `{key[:64]}`")
         result[key] = value
     return result
