@@ -41,6 +41,7 @@ class IndexStats(NamedTuple):
     memberships: int  # (slot, tier, block) triples
     bytes: int
     holder_sets: int
+    edges: int  # parent-child pairs that are not neighbours in memory
     records: int
     orphans: int
     dropped_orphans: int
@@ -124,6 +125,7 @@ class PrefixIndex:
                 memberships=int(self._memory.column(state.LIVE).sum()),
                 bytes=self._memory.nbytes(),
                 holder_sets=value(state.SETS_LIVE),
+                edges=value(state.EDGES_LIVE),
                 records=value(state.RECORDS_LIVE),
                 orphans=len(self._orphans),
                 dropped_orphans=self._orphans.dropped,
