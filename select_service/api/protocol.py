@@ -1,10 +1,12 @@
 """uvicorn's HTTP protocol with the bounds that it leaves to a proxy in front of it.
 
-The service may stand directly on a network, so a slow or endless request must not hold memory or a
-connection for ever, and every refusal has the JSON body of the others.
+The service may stand directly on a network, so a slow or endless request, or a reader that does not
+read, must not hold memory or a connection for ever, and every refusal has the JSON body of the
+others.
 """
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -17,7 +19,13 @@ HEAD_BYTES_MAX = 65_536
 """Request line and headers of one request."""
 REQUEST_READ_S_MAX = 30.0
 """From the first byte of a request (or the opening of the connection) to its last."""
+UNREAD_S_MAX = 30.0
+"""How long a client may leave an answer lying without taking any of it."""
 WATCH_EVERY_S = 5.0
+
+_QUIET = logging.getLogger("uvicorn.error.connection")
+_QUIET.setLevel(logging.ERROR)
+"""Garbage on a connection is the client's affair: it gets an answer, not a line in our log."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -25,9 +33,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.logger = _QUIET
         self._in_head = False
         self._head_bytes = 0
         self._began: float | None = self.loop.time()
+        self._unsent, self._unsent_since = 0, 0.0
         self._watch = self.loop.call_later(WATCH_EVERY_S, self._check_progress)
         if len(self.connections) > CONNECTIONS_MAX:
             self._refuse(503, f"more than {CONNECTIONS_MAX} connections", "capacity_exceeded")
@@ -52,8 +62,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._began = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         super().on_headers_complete()
+        self._in_head = False
 
     def on_message_complete(self) -> None:
         self._began = None
@@ -63,16 +73,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(400, msg, "malformed_http")
 
     def _check_progress(self) -> None:
-        if self.transport.is_closing():
-            return
-        if self._began is not None and self.loop.time() - self._began > REQUEST_READ_S_MAX:
-            self._refuse(408, f"request not complete after {REQUEST_READ_S_MAX:g} s", "timeout")
-            return
         self._watch = self.loop.call_later(WATCH_EVERY_S, self._check_progress)
+        if self._is_unread():
+            self.transport.abort()
+        elif self._began is not None and self.loop.time() - self._began > REQUEST_READ_S_MAX:
+            self._refuse(408, f"request not complete after {REQUEST_READ_S_MAX:g} s", "timeout")
+
+    def _is_unread(self) -> bool:
+        """Has the client taken nothing of an answer for too long?"""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, self.loop.time()
+        return unsent > 0 and self.loop.time() - self._unsent_since > UNREAD_S_MAX
 
     def _refuse(self, status: int, text: str, code: str) -> None:
-        """Answer, unless an answer has begun, and close."""
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        """Answer the request that is being read, unless it has an answer, and close."""
+        if self.transport.is_closing():
+            return
+        if self._awaits_answer():
             body = msgspec.json.encode(ErrorBody(error=text, code=code))
             head: list[Any] = [
                 STATUS_LINE[status],
@@ -83,3 +101,12 @@ class BoundedProtocol(HttpToolsProtocol):
             ]
             self.transport.write(b"".join(head))
         self.transport.close()
+
+    def _awaits_answer(self) -> bool:
+        """May an answer be written now without breaking into, or following, another one?"""
+        cycle = self.cycle
+        if cycle is None:
+            return True
+        if self._began is None or self._in_head:
+            return bool(cycle.response_complete)
+        return not cycle.response_started
