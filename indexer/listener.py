@@ -18,11 +18,14 @@ from indexer.kv_source import KvSource
 from indexer.readiness import Drain, Readiness, has_message
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
-State = Literal["no_events_yet", "connected", "catching_up", "degraded", "failed"]
+State = Literal["no_events_yet", "connected", "catching_up", "degraded"]
 
 QUEUED_MESSAGES_MAX = 200_000
 """Messages libzmq keeps for a socket while its thread is busy; beyond it the engine's side drops.
 Restarts and prefill bursts send tens of thousands within a fraction of a second."""
+MESSAGE_BYTES_MAX = 4 * PAYLOAD_BYTES_MAX
+"""libzmq ends the connection of a peer that sends more.  What is unreadable for its length alone
+shall still arrive, so that it is counted and the next message is no gap."""
 DRAIN_MESSAGES_MAX = 64
 """Messages taken from one socket before the others have their turn."""
 DRAIN_S_MAX = 0.005
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 class ListenerStatus:
     """Plain numbers of one rank's stream since it was opened.
 
+    state: degraded means that the index may lack events of this rank (event_feed says until when)
     batches counts decoded and applied ones, replayed those of them that came by replay; lost are
     known to be missing; stale came twice; dropped counts what was not indexed, by reason.
     """
@@ -81,7 +85,7 @@ class Listener:
         self._open_error: str | None = None
 
     def open(self) -> None:
-        """Connect.  The engine may be absent; an address libzmq refuses leaves it failed."""
+        """Connect.  The engine may be absent; an address libzmq refuses leaves it degraded."""
         try:
             self._live = _connected(self._context, zmq.SUB, self.source.endpoint)
         except zmq.ZMQError as error:
@@ -173,11 +177,9 @@ class Listener:
         return True
 
     def _state(self) -> State:
-        if self._open_error is not None:
-            return "failed"
         if self.feed.catching_up:
             return "catching_up"
-        if self.feed.degraded:
+        if self.feed.degraded or self._open_error is not None:
             return "degraded"
         return "no_events_yet" if self.feed.last_event_at is None else "connected"
 
@@ -237,7 +239,7 @@ def _connected(context: "zmq.Context[Socket]", kind: int, endpoint: str) -> Sock
     options = {
         zmq.LINGER: 0,
         zmq.RCVHWM: QUEUED_MESSAGES_MAX,
-        zmq.MAXMSGSIZE: PAYLOAD_BYTES_MAX,
+        zmq.MAXMSGSIZE: MESSAGE_BYTES_MAX,
         zmq.RECONNECT_IVL: 100,
         zmq.RECONNECT_IVL_MAX: 5000,
         zmq.TCP_KEEPALIVE: 1,

@@ -157,6 +157,24 @@ def test_replay_that_ends_early_is_retried_with_growing_pauses_and_then_lost():
     assert (feed.lost, feed.degraded) == (3, True)
 
 
+def test_empty_payload_ends_a_replay_whatever_its_number():
+    feed = a_feed()
+    send(feed, 3)
+    reply(feed, 0)
+    assert feed.receive_replayed(7, b"", 0.0) == StopReplay()
+    assert applied(feed) == [0]
+    assert feed.catching_up
+
+
+def test_live_batch_that_the_replay_contains_too_is_applied_once():
+    feed = a_feed()
+    send(feed, 3)
+    reply(feed, 0, 1, 2, 3)
+    end(feed)
+    send(feed, 4)
+    assert applied(feed) == [0, 1, 2, 3, 4]
+
+
 def test_retry_asks_for_what_is_still_missing():
     feed = a_feed()
     send(feed, 3)
