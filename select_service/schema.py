@@ -205,6 +205,9 @@ class PromptFields(Scope, kw_only=True):
     is_eagle: bool | None = None
     cache_salt: Name | None = None
 
+    def __post_init__(self) -> None:
+        _check_u64(self, "isl_tokens")
+
 
 class RouterConfigOverride(Struct, kw_only=True):
     """Per-request values that stand in for the process configuration."""
@@ -221,6 +224,9 @@ class RouterConfigOverride(Struct, kw_only=True):
 class PinnedWorker(Struct, kw_only=True):
     worker_id: U64
     dp_rank: U32
+
+    def __post_init__(self) -> None:
+        _check_u64(self, "worker_id")
 
 
 class RoutingConstraints(Struct, kw_only=True):
@@ -245,6 +251,11 @@ class SelectRequest(PromptQuery, kw_only=True):
     allowed_worker_ids: Annotated[list[U64], Meta(max_length=ALLOWED_WORKERS_MAX)] | None = None
     routing_constraints: RoutingConstraints = msgspec.field(default_factory=RoutingConstraints)
 
+    def __post_init__(self) -> None:
+        _check_u64(self, "isl_tokens")
+        if self.allowed_worker_ids and max(self.allowed_worker_ids) > U64_MAX:
+            raise ValueError("allowed_worker_ids: not all fit in an unsigned 64-bit integer")
+
 
 class SelectAndReserveRequest(SelectRequest, kw_only=True):
     """POST /select_and_reserve."""
@@ -260,6 +271,9 @@ class ReservationRequest(PromptQuery, kw_only=True):
     dp_rank: U32 = 0
     expected_output_tokens: U32 | None = None
     effective_prefill_tokens: U64 | None = None
+
+    def __post_init__(self) -> None:
+        _check_u64(self, "isl_tokens", "worker_id", "effective_prefill_tokens")
 
 
 class Overlap(Struct, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from select_service.api.coalesce import CoalescingTransport
 from select_service.schema import ErrorBody
 
 CONNECTIONS_MAX = 2048
@@ -32,7 +33,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection.  `_began` is when the request that is still being read began."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(CoalescingTransport(transport, self.loop))  # type: ignore[arg-type]
         self.logger = _QUIET
         self._in_head = False
         self._head_bytes = 0

@@ -1,0 +1,44 @@
+"""One write to the socket per answer.
+
+uvicorn writes the head and the body of an answer one by one, and the event loop hands each to the
+kernel at once.  On a small answer the second system call costs as much as the whole decision.
+"""
+
+import asyncio
+from typing import Any
+
+
+class CoalescingTransport:
+    """A transport that joins what is written within one turn of the event loop.
+
+    Everything but writing and closing is the wrapped transport's own.
+    """
+
+    __slots__ = ("_held", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            data = b"".join(self._held)
+            self._held.clear()
+            if not self._transport.is_closing():
+                self._transport.write(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + sum(map(len, self._held))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
