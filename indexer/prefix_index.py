@@ -29,7 +29,7 @@ from indexer.tiers import N_TIERS, Tier
 Hashes = NDArray[np.uint64]
 
 ORPHAN_BLOCKS_MAX = 65_536
-CLEAR_STEP_MAX = 65_536  # nodes or records looked at while the lock is held
+CLEAR_STEP_MAX = 16_384  # nodes or records looked at while the lock is held
 ADOPT_STEP_MAX = 256  # parents whose orphans are placed while the lock is held
 
 

@@ -34,7 +34,7 @@ def stored(worker_id, tier, event_id, parent, blocks, dp_rank=0):
 
 def load(document, slots):
     """A new index from a dump; `slots`: (worker_id, dp_rank) -> slot."""
-    index = PrefixIndex(10_000)
+    index = PrefixIndex(100_000)
     writers = [index.open_slot() for _ in slots]
     for entry in document["events"]:
         event = entry["event"]
@@ -160,7 +160,7 @@ def name_of(seed, place):
 
 @given(STEPS)
 def test_a_loaded_dump_matches_and_removes_like_the_original(steps):
-    index = PrefixIndex(10_000)
+    index = PrefixIndex(100_000)
     writers = [index.open_slot() for _ in range(3)]
     for adds, pick, tier, seed, place in steps:
         names = [name_of(seed, place[: n + 1]) for n in range(len(place))]
