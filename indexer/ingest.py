@@ -36,6 +36,8 @@ SOCKETS_MAX = 65_535
 IO_THREADS = 4
 """A host name that does not resolve blocks one of them for seconds at a time."""
 
+__all__ = ["Ingest", "KvSource", "ListenerStatus"]
+
 Key: TypeAlias = tuple[int, int]
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,11 @@ class _IngestThread(threading.Thread):
         self._stopping = True
         self._wake()
 
+    def release(self) -> None:
+        """After the end of the thread: close what others used to wake it."""
+        assert not self.is_alive()
+        self._wake_in.close()
+
     def run(self) -> None:
         try:
             while not self._stopping:
@@ -118,8 +125,8 @@ class _IngestThread(threading.Thread):
                 listener.open()
 
     def _wake(self) -> None:
-        # A full buffer is reason enough to wake already; a closed one belongs to an ended thread.
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+        # A full buffer is reason enough to wake already; the other errors are an ended thread's.
+        with contextlib.suppress(OSError):
             self._wake_in.send(b"\0")
 
     def _drain_wakes(self) -> bool:
@@ -184,6 +191,8 @@ class Ingest:
             thread.join(max(0.0, until - time.monotonic()))
         # Ending the context waits for every socket, so only when their owners have closed them.
         if not any(thread.is_alive() for thread in self._threads):
+            for thread in self._threads:
+                thread.release()
             self._context.term()
 
 

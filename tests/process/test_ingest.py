@@ -7,6 +7,7 @@ import pytest
 
 from indexer.catch_up import FRAME_S_MAX, STALL_S_MAX
 from indexer.ingest import Ingest
+from indexer.kv_events import PAYLOAD_BYTES_MAX
 from indexer.kv_source import KvSource
 from indexer.prefix_index import PrefixIndex
 from tests.process.fake_engine import BLOCK_SIZE, END, Chain, FakeEngine, encode, eventually
@@ -277,6 +278,24 @@ def test_garbage_is_counted_and_the_listener_goes_on(ingest, index):
         assert (now.dropped["frames"], now.decode_errors, now.gaps) == (6, 3, 0)
         assert now.last_error
         assert held(index, writer, 1) == 1
+
+
+def test_message_of_absurd_length_is_counted_and_the_next_is_no_gap(ingest, index):
+    with FakeEngine(replay=False) as engine:
+        writer = listen(ingest, index, engine)
+        engine.send([b"x", bytes(8), bytes(PAYLOAD_BYTES_MAX + 1)])
+        engine.next_seq = 1
+        publish_chain(engine, [0])
+        eventually(lambda: held(index, writer, 1) == 1)
+        assert (status(ingest).decode_errors, status(ingest).gaps) == (1, 0)
+
+
+def test_closing_twice_and_reconciling_afterwards_do_no_harm(index):
+    ingest = Ingest(threads=1)
+    ingest.close()
+    ingest.close()
+    ingest.reconcile([a_source("tcp://127.0.0.1:1", index.open_slot())])
+    assert ingest.failure() is None
 
 
 def test_garbage_in_a_replay_is_skipped(ingest, index):
