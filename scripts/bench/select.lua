@@ -1,0 +1,24 @@
+-- wrk script: POST /select with the bodies of a file, one per line, in turn.
+-- wrk -s select.lua URL -- FILE
+
+local requests = {}
+local next_request = 0
+
+function init(arguments)
+  local headers = { ["content-type"] = "application/json" }
+  for body in io.lines(arguments[1]) do
+    requests[#requests + 1] = wrk.format("POST", "/select", headers, body)
+  end
+end
+
+function request()
+  next_request = next_request % #requests + 1
+  return requests[next_request]
+end
+
+function done(summary, latency)
+  local errors = summary.errors
+  io.write(string.format("requests=%d errors=%d p50_us=%.1f p99_us=%.1f\n", summary.requests,
+    errors.connect + errors.read + errors.write + errors.status + errors.timeout,
+    latency:percentile(50), latency:percentile(99)))
+end
