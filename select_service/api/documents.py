@@ -6,7 +6,7 @@ client may rely on, and tests hold the real answers against them.
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from select_service.schema import U32, U64
 
@@ -26,11 +26,15 @@ class ConfigView(Struct, kw_only=True):
 
 
 class DumpBlock(Struct, kw_only=True):
-    """`block_hash` is the engine's id of the block, `tokens_hash` the hash of its content."""
+    """`block_hash` is the engine's id of the block, `tokens_hash` the hash of its content.
+
+    `copies` says how often the rank announced the block, when that is more than once.
+    """
 
     block_hash: U64
     tokens_hash: U64
     mm_extra_info: None
+    copies: int | UnsetType = UNSET
 
 
 class DumpStore(Struct, kw_only=True):

@@ -1,0 +1,287 @@
+"""The OpenAPI 3.1 document, made from the route table and from the structs of the bodies.
+
+msgspec describes the structs; what it cannot say is added here: the upper end of 64-bit integers,
+the form of object keys that are numbers, and which fields an answer always has.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from select_service.api import examples
+from select_service.api.route_table import (
+    PATH_PARAMETERS,
+    ROUTES,
+    TAGS,
+    Answer,
+    QueryParameter,
+    Route,
+)
+from select_service.errors import SelectError
+from select_service.schema import U64, U64_MAX, ErrorBody, Hash
+
+Json = dict[str, Any]
+
+OPENAPI_VERSION: Final = "3.1.0"
+I64_MIN = -(2**63)
+U32_KEY = (
+    "^(0|[1-9][0-9]{0,8}|[1-3][0-9]{9}|4[01][0-9]{8}|42[0-8][0-9]{7}|429[0-3][0-9]{6}"
+    "|4294[0-8][0-9]{5}|42949[0-5][0-9]{4}|429496[0-6][0-9]{3}|4294967[01][0-9]{2}"
+    "|42949672[0-8][0-9]|429496729[0-5])$"
+)
+"""A decimal number from 0 to 2**32 - 1, as the key of an object."""
+
+ROUTE_NOT_FOUND = "route_not_found"
+
+_REFERENCE = "#/components/schemas/{name}"
+_ERROR = {"$ref": _REFERENCE.format(name="ErrorBody")}
+_JSON = "application/json"
+_DESCRIPTION = """\
+Chooses the rank of an inference fleet that should run a prompt, and keeps account of the load.
+
+* Every refusal has the body `{"error": text, "code": code}`; the code is stable, the text is not.
+* Unknown fields of a body and unknown query parameters are ignored. Where a field may be null,
+  null means the same as leaving it out.
+* `tenant_id` and `routing_group` are two names of one field; both default to `default`.
+* Integers may use all 64 bits. Clients whose JSON numbers are doubles must not touch `worker_id`
+  and hashes.
+* GET routes also answer HEAD. A wrong method is 405 `method_not_allowed` with an `allow` header, an
+  unknown path 404 `route_not_found`. Connections may be refused before a route is reached: 400
+  `malformed_http`, 408 `timeout`, 431 `head_too_large`, 503 `capacity_exceeded`.
+"""
+
+
+def document(version: str) -> Json:
+    """The whole document.  version: of the service."""
+    types = _types()
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    described = dict(zip(map(repr, types), schemas, strict=True))
+    _complete(components)
+    for schema in (*components.values(), *described.values()):
+        _bound_integers(schema)
+    paths: dict[str, Json] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, described)
+    return {
+        "openapi": OPENAPI_VERSION,
+        "info": {"title": "select_service", "version": version, "description": _DESCRIPTION},
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _types() -> list[Any]:
+    """Every type that some route takes or answers."""
+    types = [ErrorBody, *(kind for kind, _ in PATH_PARAMETERS.values())]
+    for route in ROUTES:
+        types += [parameter.type for parameter in route.query]
+        types += [kind for kind in _bodies(route) if kind is not None]
+    return list({repr(kind): kind for kind in types}.values())
+
+
+def _bodies(route: Route) -> list[Any]:
+    return [route.body, *(answer.body for answer in route.answers.values())]
+
+
+# --- operations
+
+
+def _operation(route: Route, described: Mapping[str, Json]) -> Json:
+    operation: Json = {
+        "operationId": route.operation_id,
+        "tags": [route.tag],
+        "summary": route.summary,
+    }
+    if route.detail:
+        operation["description"] = route.detail
+    parameters = [*_path_parameters(route, described)]
+    parameters += [_query_parameter(parameter, described) for parameter in route.query]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {
+                _JSON: {
+                    "schema": described[repr(route.body)],
+                    "examples": {
+                        name: {"value": value}
+                        for name, value in examples.REQUESTS[route.operation_id].items()
+                    },
+                }
+            },
+        }
+    operation["responses"] = _responses(route, described)
+    return operation
+
+
+def _path_names(route: Route) -> list[str]:
+    return [name for name in PATH_PARAMETERS if f"{{{name}}}" in route.path]
+
+
+def _path_parameters(route: Route, described: Mapping[str, Json]) -> Iterator[Json]:
+    for name in _path_names(route):
+        kind, text = PATH_PARAMETERS[name]
+        yield {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": text,
+            "schema": described[repr(kind)],
+            "example": examples.PATH_VALUES[name],
+        }
+
+
+def _query_parameter(parameter: QueryParameter, described: Mapping[str, Json]) -> Json:
+    schema = dict(described[repr(parameter.type)])
+    if parameter.default is not None:
+        schema["default"] = parameter.default
+    return {
+        "name": parameter.name,
+        "in": "query",
+        "description": parameter.summary,
+        "schema": schema,
+    }
+
+
+def _responses(route: Route, described: Mapping[str, Json]) -> Json:
+    responses = {
+        str(status): _answer(route, status, answer, described)
+        for status, answer in route.answers.items()
+    }
+    by_status: dict[int, list[type[SelectError]]] = {}
+    for refusal in route.refusals:
+        by_status.setdefault(refusal.status, []).append(refusal)
+    for status, refusals in by_status.items():
+        responses[str(status)] = _refusal(route, status, refusals)
+    return dict(sorted(responses.items()))
+
+
+def _answer(route: Route, status: int, answer: Answer, described: Mapping[str, Json]) -> Json:
+    if answer.body is None:
+        return {
+            "description": answer.summary,
+            "content": {answer.media_type.split(";")[0]: {"schema": {"type": "string"}}},
+        }
+    content: Json = {"schema": described[repr(answer.body)]}
+    example = examples.ANSWERS.get((route.operation_id, status))
+    if example is not None:
+        content["example"] = example
+    return {"description": answer.summary, "content": {answer.media_type: content}}
+
+
+def _refusal(route: Route, status: int, refusals: Iterable[type[SelectError]]) -> Json:
+    codes = {refusal.code: _first_sentence(refusal) for refusal in refusals}
+    if status == 404 and _path_names(route):
+        codes[ROUTE_NOT_FOUND] = "The id in the path is empty."
+    lines = [f"* `{code}`: {text}" if text else f"* `{code}`" for code, text in codes.items()]
+    schema = {**_ERROR, "properties": {"code": {"enum": sorted(codes)}}}
+    example = {"error": "what was wrong and what was expected", "code": next(iter(codes))}
+    return {
+        "description": "\n".join(lines),
+        "content": {_JSON: {"schema": schema, "example": example}},
+    }
+
+
+def _first_sentence(refusal: type[SelectError]) -> str:
+    text = " ".join((refusal.__doc__ or "").split())
+    return text.split(". ")[0].rstrip(".") + "." if text else ""
+
+
+# --- schemas
+
+
+def _structs() -> Iterator[tuple[type[msgspec.Struct], bool]]:
+    """Every struct that a route mentions, and whether a request may hold it."""
+    requests = set(_structs_in(route.body for route in ROUTES if route.body))
+    every: set[type[msgspec.Struct]] = {
+        ErrorBody,
+        *_structs_in(kind for route in ROUTES for kind in _bodies(route) if kind),
+    }
+    for struct in every:
+        yield struct, struct in requests
+
+
+def _structs_in(types: Iterable[Any]) -> Iterator[type[msgspec.Struct]]:
+    waiting = [inspect.type_info(kind) for kind in types]
+    found: set[type[msgspec.Struct]] = set()
+    while waiting:
+        kind = waiting.pop()
+        if isinstance(kind, inspect.StructType):
+            if kind.cls in found:
+                continue
+            found.add(kind.cls)
+            yield kind.cls
+            waiting += [field.type for field in kind.fields]
+        waiting += _parts(kind)
+
+
+def _parts(kind: inspect.Type) -> list[inspect.Type]:
+    """The types that a type is made of, structs aside."""
+    if isinstance(kind, inspect.Metadata):
+        return [kind.type]
+    if isinstance(kind, inspect.UnionType):
+        return list(kind.types)
+    if isinstance(kind, inspect.DictType):
+        return [kind.value_type]
+    if isinstance(kind, inspect.ListType):
+        return [kind.item_type]
+    return list(kind.item_types) if isinstance(kind, inspect.TupleType) else []
+
+
+def _complete(components: Json) -> None:
+    """Number keys of objects, and the fields that an answer always has, in place."""
+    for struct, in_request in _structs():
+        schema = components[struct.__name__]
+        info = inspect.type_info(struct)
+        assert isinstance(info, inspect.StructType)
+        for field in info.fields:
+            if any(_has_number_keys(part) for part in (field.type, *_parts(field.type))):
+                _as_object(schema["properties"][field.encode_name])["propertyNames"] = {
+                    "pattern": U32_KEY
+                }
+            if field.encode_name == "worker_id":
+                schema["properties"]["worker_id"] = dict(_U64_SCHEMA)
+        if not in_request:
+            schema["required"] = [
+                field.encode_name for field in info.fields if field.default is not msgspec.UNSET
+            ]
+
+
+def _has_number_keys(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.DictType) and isinstance(_plain(kind.key_type), inspect.IntType)
+
+
+def _plain(kind: inspect.Type) -> inspect.Type:
+    return kind.type if isinstance(kind, inspect.Metadata) else kind
+
+
+def _as_object(schema: Json) -> Json:
+    """The object among the alternatives of a field."""
+    alternatives: list[Json] = schema.get("anyOf", [schema])
+    return next(part for part in alternatives if part.get("type") == "object")
+
+
+_U64_SCHEMA = msgspec.json.schema(U64)
+_HASH_SCHEMA = msgspec.json.schema(Hash)
+
+
+def _bound_integers(schema: Any) -> None:
+    """Give 64-bit integers both ends and a format, in place."""
+    if isinstance(schema, list):
+        for part in schema:
+            _bound_integers(part)
+    if not isinstance(schema, dict):
+        return
+    if schema.items() >= _U64_SCHEMA.items():
+        schema |= {"maximum": U64_MAX, "format": "uint64"}
+    elif schema.items() >= _HASH_SCHEMA.items():
+        schema |= {"minimum": I64_MIN, "maximum": U64_MAX}
+    elif schema.get("type") == "integer" and schema.get("maximum") == 2**32 - 1:
+        schema |= {"format": "uint32"}
+    for part in list(schema.values()):
+        _bound_integers(part)
