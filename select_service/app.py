@@ -10,6 +10,7 @@ from random import Random, SystemRandom
 
 import uvicorn
 import uvloop
+from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
@@ -33,6 +34,7 @@ from select_service.api.service import (
     Resource,
     Service,
     no_such_route,
+    trace_of,
 )
 from select_service.config import Config
 from select_service.core.cost import RouterConfig
@@ -46,6 +48,7 @@ GRACE_S = 1
 """How long requests in flight may take to end after a signal."""
 KEEP_ALIVE_S = 75
 LISTEN_BACKLOG = 2048
+LOGGED_PATH_CHARS_MAX = 256
 
 HANDLERS: Mapping[str, Handler] = {
     "select_and_reserve": selection.select_and_reserve,
@@ -73,34 +76,48 @@ HANDLERS: Mapping[str, Handler] = {
 }
 
 
-def resources() -> list[Route]:
-    """One endpoint per path of the route table, in its order: the hot routes come first."""
-    by_path: dict[str, dict[str, Handler]] = {}
-    for route in ROUTES:
-        by_path.setdefault(route.path, {})[route.method] = HANDLERS[route.operation_id]
-    return [Route(path, Resource(path, by_method)) for path, by_method in by_path.items()]
-
-
 class Application:
     """The ASGI application: routes on the raw path, and is the supervisor of every request."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        resources = {path: Resource(path, handlers) for path, handlers in _by_path().items()}
+        self._plain = {path: each for path, each in resources.items() if "{" not in path}
         self._router = Router(
-            resources(), redirect_slashes=False, default=no_such_route
+            [Route(path, each) for path, each in resources.items() if "{" in path],
+            redirect_slashes=False,
+            default=no_such_route,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
         scope["service"] = self._service
         # A reservation id may hold an encoded slash, so segments are split before they are decoded.
-        scope["path"] = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        scope["path"] = path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
         try:
-            await self._router(scope, receive, send)
+            await self._plain.get(path, self._router)(scope, receive, send)
         except Exception:
-            log.exception("request failed", extra={"fields": {"path": scope["path"]}})
-            error = InternalError("internal error; the log of the service has more")
-            await error_response(error)(scope, receive, send)
+            await self._failed(scope, receive, send)
+
+    async def _failed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The one log line of a bug, and its answer unless another one has begun."""
+        request = Request(scope)
+        fields = {"method": request.method, "path": scope["path"][:LOGGED_PATH_CHARS_MAX]}
+        log.exception("request failed", extra={"fields": fields | trace_of(request)})
+        if "answering" in scope:
+            return  # uvicorn closes the connection, so that the client sees an answer cut short
+        resource = scope.get("resource", "unknown")
+        self._service.metrics.request(resource, request.method, InternalError.status)
+        error = InternalError("internal error; the log of the service has more")
+        await error_response(error)(scope, receive, send)
+
+
+def _by_path() -> dict[str, dict[str, Handler]]:
+    """Path -> method -> handler, as the route table has them."""
+    found: dict[str, dict[str, Handler]] = {}
+    for route in ROUTES:
+        found.setdefault(route.path, {})[route.method] = HANDLERS[route.operation_id]
+    return found
 
 
 class _Server(uvicorn.Server):

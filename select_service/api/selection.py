@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.codec import ClientGone, body_as, json_response
-from select_service.api.service import Service, now
+from select_service.api.service import Service, now, trace_of
 from select_service.core.selector import Decision
 from select_service.schema import SelectAndReserveRequest, SelectRequest
 
@@ -56,7 +56,7 @@ def _log_decision(decision: Decision, request: Request) -> None:
     fields = {
         "selection_id": selection.selection_id or None,
         "reservation_id": selection.reservation_id or None,
-        "traceparent": request.headers.get("traceparent"),
+        **trace_of(request),
         "worker_id": selection.worker_id,
         "dp_rank": selection.dp_rank,
         "candidates": decision.explain(),

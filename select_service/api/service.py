@@ -1,7 +1,6 @@
 """What every handler works with, and the endpoint that gives a handler its errors and its count."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
@@ -21,7 +20,8 @@ from select_service.errors import BadRequest, SelectError
 from select_service.metrics import Metrics
 from select_service.schema import U64_MAX, tenant_of
 
-log = logging.getLogger("select_service.api")
+TRACEPARENT_CHARS_MAX = 128
+"""A valid one has 55; the rest of a longer one is not logged."""
 
 
 class MethodNotAllowed(SelectError):
@@ -63,12 +63,14 @@ class Resource:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service: Service = scope["service"]
+        scope["resource"] = self.path
         request = Request(scope, receive)
         try:
             response = await self._answer(service, request)
         except ClientGone:
             return
         service.metrics.request(self.path, scope["method"], response.status_code)
+        scope["answering"] = True
         await response(scope, receive, send)
 
     async def _answer(self, service: Service, request: Request) -> Response:
@@ -78,10 +80,6 @@ class Resource:
                 return await handler(service, request)
         except SelectError as error:
             return error_response(error)
-        except AssertionError:
-            # A broken promise inside the core: this request ends, the service goes on.
-            log.error("request failed: path=%s", self.path, exc_info=True)
-            return error_response(InternalError("internal error; the log of the service has more"))
         response = error_response(MethodNotAllowed("method not allowed"))
         response.headers["allow"] = self._allow
         return response
@@ -92,6 +90,12 @@ async def no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
     service: Service = scope["service"]
     service.metrics.request("unknown", "any", RouteNotFound.status)
     await error_response(RouteNotFound("route not found"))(scope, receive, send)
+
+
+def trace_of(request: Request) -> dict[str, str]:
+    """The W3C trace context that came with a request, as a field of its log lines."""
+    traceparent = request.headers.get("traceparent")
+    return {} if traceparent is None else {"traceparent": traceparent[:TRACEPARENT_CHARS_MAX]}
 
 
 def now() -> float:

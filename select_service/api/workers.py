@@ -10,7 +10,13 @@ from starlette.responses import Response
 
 from indexer.ingest import ListenerStatus
 from select_service.api.codec import body_as, json_response
-from select_service.api.service import Service, path_worker_id, query_of, scope_filter
+from select_service.api.service import (
+    Service,
+    path_worker_id,
+    query_of,
+    scope_filter,
+    trace_of,
+)
 from select_service.schema import (
     KvEventStatus,
     WorkerPatch,
@@ -28,7 +34,7 @@ async def register(service: Service, request: Request) -> Response:
     body = await body_as(request, _REGISTRATION)
     async with service.catalog_lock:
         record = service.selector.register(body)
-        await _follow(service, "worker registered", record)
+        await _follow(service, "worker registered", record, trace_of(request))
     return json_response(record, 201)
 
 
@@ -37,7 +43,7 @@ async def patch(service: Service, request: Request) -> Response:
     body = await body_as(request, _PATCH)
     async with service.catalog_lock:
         record = service.selector.patch(worker_id, body)
-        await _follow(service, "worker changed", record)
+        await _follow(service, "worker changed", record, trace_of(request))
     return json_response(record)
 
 
@@ -45,7 +51,7 @@ async def delete(service: Service, request: Request) -> Response:
     worker_id = path_worker_id(request)
     async with service.catalog_lock:
         record = service.selector.delete(worker_id)
-        await _follow(service, "worker deleted", record)
+        await _follow(service, "worker deleted", record, trace_of(request))
     return json_response(record)
 
 
@@ -85,14 +91,14 @@ def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
     )
 
 
-async def _follow(service: Service, what: str, record: WorkerRecord) -> None:
+async def _follow(service: Service, what: str, record: WorkerRecord, trace: dict[str, str]) -> None:
     """Let the listeners match the catalog, then clear the index slots of ranks that left.
 
     The caller holds the catalog lock, so that changes take effect in the order they were made.
     Shielded: a client that goes away does not leave the listeners behind the catalog.
     """
     reasons = record.not_schedulable_reasons or []
-    fields = {
+    fields = trace | {
         "worker_id": record.worker_id,
         "model_name": record.model_name,
         "tenant_id": record.tenant_id,

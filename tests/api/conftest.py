@@ -1,0 +1,21 @@
+"""A service for one test, empty or with one worker."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.api.in_process import Api
+from tests.builders import worker_body
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with Api() as service:
+        yield service
+
+
+@pytest.fixture
+def fleet(api: Api) -> Api:
+    """`api` with the ranks 0 and 1 of worker 1 for model `m`, block size 4."""
+    assert api.post("/workers", worker_body(1, data_parallel_size=2)).status == 201
+    return api

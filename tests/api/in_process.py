@@ -1,0 +1,78 @@
+"""The whole application in this process: real core, real ingest, no port."""
+
+import asyncio
+import json
+import time
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import httpx
+
+from select_service.app import Application, build
+from select_service.config import parse
+
+PATIENCE_S = 20.0
+
+
+class Answer(NamedTuple):
+    """`body` is decoded JSON where the answer says it is, else text."""
+
+    status: int
+    body: Any
+    headers: httpx.Headers
+
+
+class Api:
+    """One service.  Without KV events unless the environment given says otherwise."""
+
+    def __init__(self, *flags: str, **environment: str) -> None:
+        config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false", **environment})
+        self.service = build(config, "1.2.3")
+        transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://service")
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._runner.run(self._client.aclose())
+        self._runner.close()
+        self.service.ingest.close()
+        self.service.selector.check_invariants()
+
+    def get(self, path: str) -> Answer:
+        return self.call("GET", path)
+
+    def delete(self, path: str) -> Answer:
+        return self.call("DELETE", path)
+
+    def post(self, path: str, body: Any = None, **headers: str) -> Answer:
+        return self.call("POST", path, body, **headers)
+
+    def patch(self, path: str, body: Any) -> Answer:
+        return self.call("PATCH", path, body)
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """Send `body` as JSON, or as it is when it is bytes."""
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        given = {} if body is None else {"content-type": "application/json"}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.run(self._client.request(method, path, content=content, headers=given))
+
+    def run(self, request: Any) -> Answer:
+        response = self._runner.run(request)
+        is_json = response.headers.get("content-type") == "application/json"
+        body = json.loads(response.content) if is_json and response.content else response.text
+        return Answer(response.status_code, body, response.headers)
+
+    def eventually(self, predicate: Any) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while not predicate():
+            assert time.monotonic() < until, f"not within {PATIENCE_S} s"
+            time.sleep(0.005)

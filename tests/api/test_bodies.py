@@ -1,0 +1,207 @@
+"""What is checked of a body before the service looks at it, and in which order."""
+
+import json
+
+import pytest
+
+from select_service.api.codec import BODY_BYTES_MAX, BODY_STRINGS_MAX
+from tests.builders import worker_body
+
+NULLABLE = (
+    "selection_id",
+    "block_hashes",
+    "sequence_hashes",
+    "isl_tokens",
+    "lora_name",
+    "is_eagle",
+    "pinned_worker",
+    "allowed_worker_ids",
+    "router_config_override",
+)
+
+
+def refused(answer, status, code):
+    assert answer.status == status
+    assert set(answer.body) == {"error", "code"}
+    assert answer.body["code"] == code
+    assert answer.headers["content-type"] == "application/json"
+    return answer.body["error"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json",
+        "Application/JSON",
+        "application/json; charset=utf-8",
+        "application/vnd.api+json",
+        " application/json ;x=y",
+    ],
+)
+def test_json_content_types_are_read(fleet, kind):
+    body = b'{"model_name":"m","token_ids":[1]}'
+    assert fleet.post("/select", body, content_type=kind).status == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/jsonp", "text/json", "json"])
+def test_other_content_types_are_unsupported(fleet, kind):
+    error = refused(fleet.post("/select", b"{", content_type=kind), 415, "unsupported_media_type")
+    assert error == "Expected request with `Content-Type: application/json`"
+
+
+def test_a_missing_body_has_no_content_type(fleet):
+    refused(fleet.post("/reservations/x/output_block"), 415, "unsupported_media_type")
+
+
+def test_the_content_type_is_looked_at_before_the_size(api):
+    big = b"x" * (BODY_BYTES_MAX + 1)
+    refused(api.post("/select", big, content_type="text/plain"), 415, "unsupported_media_type")
+
+
+def test_one_byte_too_many_is_too_large(fleet):
+    body = b'{"model_name":"m","token_ids":[1],"x":"' + b"x" * BODY_BYTES_MAX
+    fits = body[: BODY_BYTES_MAX - 2] + b'"}'
+    assert fleet.post("/select", fits).status == 200
+    error = refused(fleet.post("/select", b" " + fits), 413, "body_too_large")
+    assert "length limit exceeded" in error
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"{]",
+        b"nul",
+        b'{"a":}',
+        b"{} {}",
+        b"{}x",
+        b"\xff",
+        b'{"model_name":"\xff"}',
+        b'{"isl_tokens":NaN}',
+        b'{"isl_tokens":01}',
+        b"{'a':1}",
+        b'{"a":1,}',
+        b'{"a":"\\ud800"}',
+        b'{"a":' + b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\x00",
+        b"\xef\xbb\xbf{}",
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+def test_what_is_not_json_is_malformed(fleet, body):
+    refused(fleet.post("/select", body), 400, "malformed_json")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        1,
+        None,
+        "x",
+        {"token_ids": "x"},
+        {"token_ids": [1.5]},
+        {"token_ids": [-1]},
+        {"token_ids": [2**32]},
+        {"token_ids": [True]},
+        {"token_ids": [None]},
+        {"model_name": None},
+        {"tenant_id": 1},
+        {"isl_tokens": -1},
+        {"isl_tokens": 1.0},
+        {"pinned_worker": {}},
+        {"block_hashes": [10**30], "sequence_hashes": [1], "isl_tokens": 4},
+        {"allowed_worker_ids": ["1"]},
+        {"router_config_override": {"overlap_score_credit": 1.5}},
+        {"router_config_override": {"router_temperature": -1}},
+        {"routing_constraints": None},
+    ],
+    ids=repr,
+)
+def test_json_of_the_wrong_shape_is_an_invalid_body(fleet, body):
+    if isinstance(body, dict):
+        body = {"model_name": "m", "token_ids": [1]} | body
+        if "block_hashes" in body:
+            del body["token_ids"]
+    refused(fleet.post("/select", json.dumps(body).encode()), 422, "invalid_body")
+
+
+def test_a_missing_field_is_named(api):
+    error = refused(api.post("/workers", {"endpoint": "http://x"}), 422, "invalid_body")
+    assert "worker_id" in error
+
+
+@pytest.mark.parametrize(
+    "number", ["18446744073709551616", "1" + "0" * 5000, "-" + "9" * 400, "1e400", "-0.5"]
+)
+def test_a_number_that_fits_nowhere_is_an_invalid_body(api, number):
+    body = f'{{"worker_id":{number}}}'.encode()
+    answer = api.post("/workers", body)
+    assert answer.status in (400, 422)
+    assert answer.body["code"] in ("invalid_body", "malformed_json")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"model_name":"m","token_ids":[1],"model_name":"m"}',
+        '{"model_name":"m","token_ids":[1],"token_ids":[2]}',
+        '{"model_name":"m","token_ids" : [1],"token_ids"\n:[2]}',
+        '{"model_name":"m","token_ids":[1],"token\\u005fids":[2]}',
+        '{"model_name":"m","selection_id":"\\"","token_ids":[1],"token_ids":[2]}',
+        '{"model_name":"m","token_ids":[1],"pinned_worker":'
+        '{"worker_id":1,"worker_id":2,"dp_rank":0}}',
+    ],
+)
+def test_a_field_given_twice_is_an_invalid_body(fleet, body):
+    error = refused(fleet.post("/select", body.encode()), 422, "invalid_body")
+    assert "duplicate field" in error
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tenant_id": "m", "selection_id": "m"},
+        {"selection_id": "model_name"},
+        {"selection_id": 'a\\"b', "x": [{"a": 1}, {"a": 2}]},
+        {"x": {"token_ids": 1, "model_name": 2}},
+        {"selection_id": ":", "x": '":"'},
+    ],
+    ids=repr,
+)
+def test_equal_values_and_equal_keys_at_different_places_are_fine(api, body):
+    api.post("/workers", worker_body(1))
+    api.post("/workers", worker_body(2, tenant_id="m"))
+    answer = api.post("/select", {"model_name": "m", "token_ids": [1]} | body)
+    assert answer.status == 200
+    assert answer.body.get("selection_id") == body.get("selection_id")
+
+
+def test_more_strings_than_any_request_needs_are_an_invalid_body(fleet):
+    body = {"model_name": "m", "token_ids": [1], "x": ["a"] * BODY_STRINGS_MAX}
+    refused(fleet.post("/select", body), 422, "invalid_body")
+
+
+def test_null_is_like_absent_where_a_field_is_optional(fleet):
+    body = {
+        "model_name": "m",
+        "token_ids": [1],
+        **dict.fromkeys(NULLABLE),
+    }
+    answer = fleet.post("/select", body)
+    assert answer.status == 200
+    assert "selection_id" not in answer.body
+
+
+def test_unknown_fields_are_ignored(fleet):
+    body = {"model_name": "m", "token_ids": [1], "later": {"deep": [1, {"a": None}]}}
+    assert fleet.post("/select", body).status == 200
+
+
+def test_a_route_without_a_body_ignores_one(fleet):
+    body = {"model_name": "m", "token_ids": [1], "reservation_id": "r"}
+    assert fleet.post("/select_and_reserve", body).status == 200
+    answer = fleet.call("POST", "/reservations/r/prefill_complete", b"{", content_type="x/y")
+    assert answer.status == 200
