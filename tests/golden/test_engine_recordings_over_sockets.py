@@ -1,0 +1,176 @@
+"""Some recorded engine streams once more, through real sockets: live PUB, replay ROUTER, HTTP."""
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.golden.recordings import Live, Place, Recording, Replay, Truth, load
+from tests.golden.service_process import ServiceProcess
+
+pytestmark = pytest.mark.process
+
+STREAMS = [
+    f"vllm-{version}-{scenario}"
+    for version in ("0.23.0", "0.33.0")
+    for scenario in (
+        "duplicates",
+        "late_subscriber",
+        "restart",
+        "two_ranks_lost",
+        "cpu_tier_hash_only",
+        "salts_adapters_images",
+    )
+]
+PORT_ATTEMPTS_MAX = 50
+ANSWER_S_MAX = 20
+
+
+class RecordedEngine:
+    """The sockets of one rank."""
+
+    def __init__(self, context: zmq.Context[Any], replay_port: int) -> None:
+        self.live = context.socket(zmq.XPUB)
+        self.live.linger = 0
+        self.live_port = self.live.bind_to_random_port("tcp://127.0.0.1")
+        self.replay = context.socket(zmq.ROUTER)
+        self.replay.linger = 0
+        self.replay_port = replay_port
+        self.replay.bind(f"tcp://127.0.0.1:{replay_port}")
+
+    def wait_for_subscriber(self) -> None:
+        assert self.live.poll(ANSWER_S_MAX * 1000), "nobody subscribes"
+        assert self.live.recv() == b"\x01"
+
+    def send(self, step: Live) -> None:
+        self.live.send_multipart([step.topic, struct.pack(">Q", step.seq), step.payload])
+
+    def answer(self, step: Replay) -> None:
+        """Serve the one request that the gap before must cause."""
+        assert self.replay.poll(ANSWER_S_MAX * 1000), "no replay was asked for"
+        identity, delimiter, first = self.replay.recv_multipart()
+        assert (delimiter, int.from_bytes(first, "big")) == (b"", step.first)
+        for frames in step.answer:
+            self.replay.send_multipart([identity, *frames])
+
+    def close(self) -> None:
+        self.live.close()
+        self.replay.close()
+
+
+class Fleet:
+    """The engines of one recording, registered under a model name of their own."""
+
+    def __init__(self, service: ServiceProcess, name: str, recording: Recording) -> None:
+        self._service, self._model = service, name
+        self._about = recording.about
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._first_id = 100 * STREAMS.index(name)
+        self._engines = {
+            place: engine
+            for worker_id in range(1, self._about["workers"] + 1)
+            for place, engine in self._engines_of(worker_id).items()
+        }
+        for worker_id in range(1, self._about["workers"] + 1):
+            self._register(worker_id)
+        for engine in self._engines.values():
+            engine.wait_for_subscriber()
+        self._sent: dict[Place, int] = {}
+
+    def _engines_of(self, worker_id: int) -> dict[Place, RecordedEngine]:
+        """Replay ports are adjacent, the way engines bind them for their data-parallel ranks."""
+        engines: dict[Place, RecordedEngine] = {}
+        for _ in range(PORT_ATTEMPTS_MAX):
+            first = _random_free_port(self._context)
+            try:
+                for rank in range(self._about["dp"]):
+                    place = Place(worker_id, rank)
+                    engines[place] = RecordedEngine(self._context, first + rank)
+                return engines
+            except zmq.ZMQError:
+                for engine in engines.values():
+                    engine.close()
+                engines = {}
+        raise AssertionError("no adjacent free ports")
+
+    def _register(self, worker_id: int) -> None:
+        engines = {p: e for p, e in self._engines.items() if p.worker_id == worker_id}
+        replay_port = engines[Place(worker_id, 0)].replay_port
+        body = {
+            "worker_id": self._first_id + worker_id,
+            "model_name": self._model,
+            "endpoint": "http://127.0.0.1:1",
+            "block_size": self._about["block_size"],
+            "data_parallel_size": self._about["dp"],
+            "kv_events_endpoints": {
+                str(p.dp_rank): f"tcp://127.0.0.1:{e.live_port}" for p, e in engines.items()
+            },
+            "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
+        }
+        answer = self._service.post("/workers", body)
+        assert (answer.status, answer.body["lifecycle"]) == (201, "schedulable")
+
+    def play(self, recording: Recording) -> Iterator[Truth]:
+        """Send everything; yields each truth when all before it is taken in."""
+        gaps: dict[Place, Replay] = {}
+        for step in recording.steps:
+            if isinstance(step, Truth):
+                for place, seq in self._sent.items():
+                    self._service.wait_until_read(self._engines[place].live_port, seq)
+                yield step
+            elif isinstance(step, Replay):
+                gaps[step.place] = step
+            else:
+                self._engines[step.place].send(step)
+                self._sent[step.place] = step.seq
+                if step.place in gaps:
+                    self._engines[step.place].answer(gaps.pop(step.place))
+
+    def wrong(self, truth: Truth) -> list[tuple[Any, ...]]:
+        """Every row of /overlap_scores that differs from what the engine held."""
+        differing = []
+        for i, prompt in enumerate(truth.prompts):
+            query = {"model_name": self._model, **prompt}
+            rows = self._service.post("/overlap_scores", query).body["workers"]
+            found = {
+                Place(row["worker_id"] - self._first_id, row["dp_rank"]): [
+                    row["device_blocks"],
+                    row["host_pinned_blocks"],
+                ]
+                for row in rows
+            }
+            held = {place: rows[i] for place, rows in truth.held.items()}
+            if found != held:
+                differing.append((i, found, held))
+        return differing
+
+    def close(self) -> None:
+        for worker_id in range(1, self._about["workers"] + 1):
+            self._service.call("DELETE", f"/workers/{self._first_id + worker_id}", None, {})
+        for engine in self._engines.values():
+            engine.close()
+        self._context.term()
+
+
+def _random_free_port(context: zmq.Context[Any]) -> int:
+    with context.socket(zmq.PULL) as probe:
+        return int(probe.bind_to_random_port("tcp://127.0.0.1"))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[ServiceProcess]:
+    with ServiceProcess({}) as process:
+        yield process
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_overlap_scores_equal_what_the_engine_held(service: ServiceProcess, name: str) -> None:
+    recording = load(name)
+    fleet = Fleet(service, name, recording)
+    try:
+        wrong = [rows for truth in fleet.play(recording) for rows in fleet.wrong(truth)]
+    finally:
+        fleet.close()
+    assert wrong == []
