@@ -248,7 +248,9 @@ def _complete(components: Json) -> None:
                 schema["properties"]["worker_id"] = dict(_U64_SCHEMA)
         if not in_request:
             schema["required"] = [
-                field.encode_name for field in info.fields if field.default is not msgspec.UNSET
+                field.encode_name
+                for field in msgspec.structs.fields(struct)
+                if field.default is not msgspec.UNSET
             ]
 
 

@@ -1,0 +1,273 @@
+"""The OpenAPI document is valid, complete and true of the service that serves it."""
+
+import html.parser
+import json
+import re
+
+import jsonschema_rs
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service import schema
+from select_service.api import examples
+from select_service.api.docs_page import page
+from select_service.api.openapi import U32_KEY, document
+from select_service.api.route_table import PAGE_ROWS, PAGE_ROWS_MAX, PATH_PARAMETERS, ROUTES
+from tests.builders import worker_body
+
+DOCUMENT = document("1.2.3")
+COMPONENTS = DOCUMENT["components"]["schemas"]
+BASES = {"Struct", "Scope", "WorkerFields", "PromptFields"}
+REQUEST_EXAMPLES = [
+    pytest.param(route, body, id=f"{route.operation_id}-{name}")
+    for route in ROUTES
+    if route.body
+    for name, body in examples.REQUESTS[route.operation_id].items()
+]
+U64_FIELDS = [
+    pytest.param(route.body, name, id=f"{route.operation_id}-{name}")
+    for route in ROUTES
+    if route.body
+    for name, field in COMPONENTS[route.body.__name__]["properties"].items()
+    if any(part.get("format") == "uint64" for part in (field, *field.get("anyOf", ())))
+]
+
+
+def references(part):
+    if isinstance(part, dict):
+        yield from (value for key, value in part.items() if key == "$ref")
+        for value in part.values():
+            yield from references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from references(value)
+
+
+def operation(route):
+    return DOCUMENT["paths"][route.path][route.method.lower()]
+
+
+def assert_conforms(value, of):
+    """`value` is valid under a schema of the document."""
+    jsonschema_rs.Draft202012Validator({**of, "components": DOCUMENT["components"]}).validate(value)
+
+
+def schema_of(route, status):
+    (content,) = operation(route)["responses"][str(status)]["content"].values()
+    return content["schema"]
+
+
+# --- the document
+
+
+def test_the_document_is_valid_openapi():
+    schemathesis.openapi.from_dict(DOCUMENT).validate()
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_used():
+    used = {ref.removeprefix("#/components/schemas/") for ref in references(DOCUMENT)}
+    assert used == set(COMPONENTS)
+
+
+def test_every_body_of_the_schema_is_described():
+    bodies = {
+        name
+        for name, kind in vars(schema).items()
+        if isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind is not msgspec.Struct
+    }
+    assert bodies - BASES <= set(COMPONENTS)
+
+
+def test_operations_have_distinct_ids_and_declared_path_parameters():
+    assert len({route.operation_id for route in ROUTES}) == len(ROUTES)
+    for route in ROUTES:
+        declared = {p["name"] for p in operation(route).get("parameters", ()) if p["in"] == "path"}
+        assert declared == set(re.findall(r"{(\w+)}", route.path)) <= set(PATH_PARAMETERS)
+
+
+def test_every_refusal_says_its_codes():
+    for route in ROUTES:
+        for refusal in route.refusals:
+            assert refusal.status not in route.answers
+            codes = schema_of(route, refusal.status)["properties"]["code"]["enum"]
+            assert refusal.code in codes
+
+
+def test_the_pages_of_reservations_are_as_long_as_documented(fleet):
+    for number in range(PAGE_ROWS + 1):
+        body = {"model_name": "m", "token_ids": [1], "reservation_id": str(number)}
+        fleet.post("/select_and_reserve", body)
+    assert len(fleet.get("/reservations").body["reservations"]) == PAGE_ROWS
+    assert fleet.get(f"/reservations?limit={PAGE_ROWS_MAX}").status == 200
+    assert fleet.get(f"/reservations?limit={PAGE_ROWS_MAX + 1}").status == 400
+    assert fleet.get("/reservations?limit=0").status == 400
+
+
+# --- numbers
+
+
+@pytest.mark.parametrize(("body", "name"), U64_FIELDS)
+def test_the_bounds_of_unsigned_64_bit_fields_are_enforced(body, name):
+    one_of_each = {
+        "worker_id": 1,
+        "reservation_id": "r",
+        "token_ids": [1],
+    }
+    for value, fits in ((2**64 - 1, True), (2**64, False), (-1, False)):
+        given_body = {**one_of_each, name: value}
+        if fits:
+            msgspec.convert(given_body, body)
+        else:
+            with pytest.raises(msgspec.ValidationError):
+                msgspec.convert(given_body, body)
+
+
+def test_an_i64_and_a_u64_hash_are_valid_and_wider_ones_are_not():
+    hashes = COMPONENTS["SelectRequest"]["properties"]["block_hashes"]
+    for value in (-(2**63), 2**64 - 1, 0):
+        assert_conforms([value], hashes)
+    for value in (-(2**63) - 1, 2**64):
+        with pytest.raises(jsonschema_rs.ValidationError):
+            assert_conforms([value], hashes)
+
+
+@given(st.integers(min_value=0, max_value=2**34) | st.integers(2**32 - 300, 2**32 + 300))
+def test_the_pattern_of_number_keys_admits_exactly_32_bits(number):
+    assert bool(re.fullmatch(U32_KEY, str(number))) == (number < 2**32)
+
+
+@pytest.mark.parametrize("key", ["", "-0", "01", "1.0", "+1", " 1", "a"])
+def test_a_number_key_has_one_spelling(key):
+    assert not re.fullmatch(U32_KEY, key)
+
+
+# --- examples and real answers
+
+
+@pytest.mark.parametrize(("route", "body"), REQUEST_EXAMPLES)
+def test_a_request_example_is_accepted_by_schema_and_service(route, body):
+    content = operation(route)["requestBody"]["content"]["application/json"]
+    assert_conforms(body, content["schema"])
+    msgspec.json.decode(json.dumps(body), type=route.body)
+
+
+@pytest.mark.parametrize(("of", "body"), examples.ANSWERS.items())
+def test_an_answer_example_is_valid_and_complete(of, body):
+    operation_id, status = of
+    (route,) = [route for route in ROUTES if route.operation_id == operation_id]
+    assert_conforms(body, schema_of(route, status))
+    decoded = msgspec.json.decode(json.dumps(body), type=route.answers[status].body)
+    assert msgspec.to_builtins(decoded, str_keys=True) == body
+
+
+def call_all(service):
+    """Every operation once with its first example, in an order in which all of them succeed."""
+    for worker_id in (1, 2):
+        yield from _call(service, "register_worker", worker_id)
+    order = ["select", "select_and_reserve", "prefill_complete", "output_block"]
+    order += ["renew_reservation", "list_reservations", "loads", "potential_loads"]
+    order += ["overlap_scores", "list_workers", "ready", "health", "config", "dump", "metrics"]
+    order += ["openapi", "docs", "free_reservation", "create_reservation", "patch_worker"]
+    for operation_id in [*order, "delete_worker"]:
+        yield from _call(service, operation_id)
+
+
+def _call(service, operation_id, worker_id=1):
+    (route,) = [route for route in ROUTES if route.operation_id == operation_id]
+    path = route.path.format(**examples.PATH_VALUES)
+    body = None
+    if route.body:
+        body = next(iter(examples.REQUESTS[operation_id].values()))
+    if operation_id == "register_worker":
+        body = {**worker_body(worker_id), **body, "worker_id": worker_id}
+    yield route, service.call(route.method, path, body)
+
+
+def test_the_documented_examples_succeed_and_their_answers_are_as_documented(api):
+    seen = set()
+    for route, answer in call_all(api):
+        seen.add(route.operation_id)
+        assert answer.status in route.answers, (route.operation_id, answer.body)
+        expected = route.answers[answer.status]
+        assert answer.headers["content-type"] == expected.media_type
+        assert_conforms(answer.body, schema_of(route, answer.status))
+    assert seen == {route.operation_id for route in ROUTES}
+
+
+def test_refusals_are_as_documented(api):
+    cases = [
+        ("ready", None, 503),
+        ("select", b"{", 400),
+        ("select", {"token_ids": "x"}, 422),
+        ("select", {"token_ids": [1]}, 503),
+        ("patch_worker", {}, 404),
+        ("free_reservation", None, 404),
+        ("output_block", {"decay_fraction": 7}, 400),
+    ]
+    for operation_id, body, status in cases:
+        (route,) = [route for route in ROUTES if route.operation_id == operation_id]
+        path = route.path.format(**examples.PATH_VALUES)
+        answer = api.call(route.method, path, body)
+        assert answer.status == status, (operation_id, answer.body)
+        assert_conforms(answer.body, schema_of(route, status))
+
+
+def test_the_service_serves_this_document(api):
+    answer = api.get("/openapi.json")
+    assert answer.body == json.loads(json.dumps(DOCUMENT))
+
+
+# --- the page
+
+
+class Tags(html.parser.HTMLParser):
+    """Fails on tags that are not closed; collects attributes and text."""
+
+    VOID = frozenset({"meta", "input"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.links, self.ids, self.text = [], [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src", "action", "data")]
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_fetches_nothing(api):
+    answer = api.get("/docs")
+    tags = Tags(answer.body)
+    assert set(tags.links) - {"openapi.json"} == {link for link in tags.links if link[0] == "#"}
+    assert "default-src 'none'" in answer.body.replace("&#x27;", "'")
+    assert not re.search(r"url\(|@import|<link|<img|<iframe|fetch\(", answer.body)
+
+
+def test_the_page_shows_every_route_and_schema_and_its_links_lead_somewhere(api):
+    tags = Tags(api.get("/docs").body)
+    assert len(tags.ids) == len(set(tags.ids))
+    assert {route.operation_id for route in ROUTES} <= set(tags.ids)
+    assert {f"schema-{name}" for name in COMPONENTS} <= set(tags.ids)
+    assert {link[1:] for link in tags.links if link.startswith("#")} <= set(tags.ids)
+    for route in ROUTES:
+        assert route.summary in tags.text
+
+
+def test_texts_of_the_document_cannot_become_markup():
+    evil = "<script>alert(1)</script>"
+    text = page({**DOCUMENT, "info": {"title": evil, "version": evil, "description": evil}})
+    assert evil.encode() not in text
