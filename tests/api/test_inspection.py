@@ -1,0 +1,90 @@
+"""Views of the state: loads, overlap, dump, configuration, metrics."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+PROMPT = {"model_name": "m", "token_ids": list(range(34))}
+
+
+def test_loads_list_every_rank_of_every_partition(fleet):
+    assert fleet.get("/loads").body == [
+        {
+            "model_name": "m",
+            "tenant_id": "default",
+            "loads": [
+                {
+                    "worker_id": 1,
+                    "dp_rank": dp_rank,
+                    "potential_prefill_tokens": 0,
+                    "potential_decode_blocks": 0,
+                    "active_requests": 0,
+                }
+                for dp_rank in (0, 1)
+            ],
+            "pending_count": 0,
+            "pending_isl_tokens": 0,
+        }
+    ]
+    assert fleet.get("/loads?model_name=x").body == []
+
+
+def test_potential_loads_add_the_prompt_to_every_rank(fleet):
+    rows = fleet.post("/potential_loads", PROMPT).body
+    assert [(r["dp_rank"], r["potential_prefill_tokens"]) for r in rows] == [(0, 34), (1, 34)]
+    assert {row["potential_decode_blocks"] for row in rows} == {8}
+    assert fleet.get("/reservations").body["total"] == 0
+
+
+def test_overlap_scores_list_every_rank(fleet):
+    answer = fleet.post("/overlap_scores", PROMPT).body
+    assert (answer["block_size"], answer["num_blocks"]) == (4, 8)
+    assert [row["dp_rank"] for row in answer["workers"]] == [0, 1]
+    assert answer["shared_cache"] == {
+        "enabled": False,
+        "total_hit_blocks": 0,
+        "ranges": [],
+        "error": None,
+    }
+
+
+def test_an_empty_service_dumps_an_empty_object(api):
+    answer = api.get("/dump")
+    assert (answer.status, answer.body) == (200, {})
+
+
+def test_the_dump_names_every_partition(fleet):
+    body = {"worker_id": 2, "endpoint": "http://w", "block_size": 8, "tenant_id": 'a"b'}
+    fleet.post("/workers", body)
+    assert fleet.get("/dump").body == {
+        'default:a"b': {"block_size": 8, "events": []},
+        "m:default": {"block_size": 4, "events": []},
+    }
+
+
+def test_the_configuration_shows_values_and_where_they_came_from(api):
+    body = api.get("/config").body
+    assert body["version"] == "1.2.3"
+    settings = body["settings"]
+    assert settings["threads"] == {"value": 1, "origin": "command line"}
+    assert settings["port"] == {"value": 8092, "origin": "default"}
+    assert settings["use_kv_events"] == {
+        "value": False,
+        "origin": "environment DYN_USE_KV_EVENTS",
+    }
+
+
+def test_metrics_count_what_was_done(fleet):
+    assert fleet.post("/select_and_reserve", PROMPT).status == 200
+    assert fleet.post("/select", b"{").status == 400
+    assert fleet.get("/nope").status == 404
+    answer = fleet.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {family.name: family for family in text_string_to_metric_families(answer.body)}
+    assert all(name.startswith("select_service_") for name in families)
+    counted = {
+        (s.labels["route"], s.labels["status"]): s.value
+        for s in families["select_service_requests"].samples
+        if s.name.endswith("_total")
+    }
+    assert counted[("/select_and_reserve", "200")] == 1
+    assert counted[("/select", "400")] == 1
+    assert counted[("unknown", "404")] == 1

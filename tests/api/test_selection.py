@@ -1,0 +1,205 @@
+"""POST /select and /select_and_reserve over the whole path."""
+
+import asyncio
+import json
+import logging
+import uuid
+
+import pytest
+
+from select_service.app import Application
+from tests.builders import worker_body
+
+PROMPT = {"model_name": "m", "token_ids": list(range(34))}
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def loads(api):
+    return api.get("/loads").body[0]["loads"]
+
+
+def test_a_selection_has_every_field_in_order(fleet):
+    answer = fleet.post("/select", {**PROMPT, "selection_id": "s"})
+    assert answer.status == 200
+    assert list(answer.body) == [
+        "selection_id",
+        "model_name",
+        "tenant_id",
+        "worker_id",
+        "dp_rank",
+        "endpoint",
+        "block_size",
+        "overlap",
+        "effective_prefill_tokens",
+    ]
+    assert answer.body["overlap"] == {
+        "longest_matched": 0,
+        "gpu": 0,
+        "dp": {"0": 0, "1": 0},
+        "cpu": 0,
+        "disk": 0,
+    }
+    assert answer.body["effective_prefill_tokens"] == 34
+
+
+def test_select_books_nothing(fleet):
+    assert fleet.post("/select", {**PROMPT, "reservation_id": "r"}).status == 200
+    assert fleet.get("/reservations").body["total"] == 0
+    assert all(row["active_requests"] == 0 for row in loads(fleet))
+
+
+def test_select_and_reserve_books_the_load_it_answers(fleet):
+    answer = fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "r"})
+    assert answer.status == 200
+    assert next(iter(answer.body)) == "reservation_id"
+    chosen = answer.body["dp_rank"]
+    assert {
+        (row["dp_rank"], row["potential_prefill_tokens"], row["potential_decode_blocks"])
+        for row in loads(fleet)
+    } == {(chosen, 34, 8), (1 - chosen, 0, 0)}
+
+
+def test_requests_one_after_the_other_see_each_other(fleet):
+    ranks = [fleet.post("/select_and_reserve", PROMPT).body["dp_rank"] for _ in range(10)]
+    assert ranks.count(0) == ranks.count(1) == 5
+
+
+def test_an_id_is_made_when_none_is_given(fleet):
+    made = fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": None}).body
+    assert str(uuid.UUID(made["reservation_id"], version=4)) == made["reservation_id"]
+
+
+def test_the_empty_text_is_an_id(fleet):
+    body = {**PROMPT, "reservation_id": "", "selection_id": ""}
+    answer = fleet.post("/select_and_reserve", body).body
+    assert (answer["selection_id"], answer["reservation_id"]) == ("", "")
+
+
+def test_an_id_in_use_is_a_conflict_in_every_partition(fleet):
+    fleet.post("/workers", worker_body(2, model_name="other"))
+    assert fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "r"}).status == 200
+    again = {"model_name": "other", "token_ids": [1], "reservation_id": "r"}
+    answer = fleet.post("/select_and_reserve", again)
+    assert (answer.status, answer.body["code"]) == (409, "conflict")
+    assert fleet.get("/reservations").body["total"] == 1
+
+
+def test_without_workers_the_answer_is_unavailable(api):
+    answer = api.post("/select", PROMPT)
+    assert answer.status == 503
+    assert answer.body == {
+        "error": "no schedulable workers are available",
+        "code": "no_schedulable_workers",
+    }
+
+
+def test_an_unknown_scope_is_unavailable(fleet):
+    answer = fleet.post("/select", {**PROMPT, "tenant_id": "t"})
+    assert answer.status == 503
+    assert answer.body["error"] == "no schedulable workers for model=m tenant=t"
+
+
+def test_the_tenant_may_be_called_routing_group(api):
+    assert api.post("/workers", worker_body(1, routing_group="t")).body["tenant_id"] == "t"
+    assert api.post("/select", {**PROMPT, "routing_group": "t"}).status == 200
+    assert api.post("/select", {**PROMPT, "tenant_id": "t"}).body["tenant_id"] == "t"
+    answer = api.post("/select", {**PROMPT, "tenant_id": "t", "routing_group": "u"})
+    assert (answer.status, answer.body["code"]) == (400, "bad_request")
+
+
+def test_constraints_that_nobody_meets_are_told_apart(fleet):
+    answer = fleet.post("/select", {**PROMPT, "allowed_worker_ids": []})
+    assert (answer.status, answer.body["code"]) == (503, "no_eligible_rank")
+
+
+def test_signed_and_unsigned_hashes_are_the_same(fleet):
+    unsigned = [2**64 - 1, 2**63]
+    signed = [-1, -(2**63)]
+    for i, hashes in enumerate((unsigned, signed)):
+        body = {
+            "model_name": "m",
+            "block_hashes": hashes,
+            "sequence_hashes": hashes,
+            "isl_tokens": 8,
+            "reservation_id": str(i),
+            "pinned_worker": {"worker_id": 1, "dp_rank": 0},
+        }
+        assert fleet.post("/select_and_reserve", body).status == 200
+    assert loads(fleet)[0]["potential_decode_blocks"] == 2
+
+
+def scope_of(path):
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+
+
+class Connection:
+    """What uvicorn gives an application; `disconnected` is its word for a closed connection."""
+
+    def __init__(self, body, disconnected):
+        self.body = body
+        self.disconnected = disconnected
+        self.sent = []
+
+    async def receive(self):
+        return {"type": "http.request", "body": self.body, "more_body": False}
+
+    async def send(self, message):
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("path", ["/select_and_reserve", "/reservations"])
+def test_a_client_that_went_away_before_booking_books_nothing(fleet, path):
+    body = json.dumps({**PROMPT, "reservation_id": "r", "worker_id": 1}).encode()
+    app = Application(fleet.service)
+    gone = Connection(body, disconnected=True)
+    asyncio.run(app(scope_of(path), gone.receive, gone.send))
+    assert gone.sent == []
+    assert fleet.get("/reservations").body["total"] == 0
+    here = Connection(body, disconnected=False)
+    asyncio.run(app(scope_of(path), here.receive, here.send))
+    assert here.sent[0]["status"] in (200, 201)
+    assert fleet.get("/reservations").body["total"] == 1
+
+
+def test_a_client_that_goes_away_while_it_sends_is_no_error(fleet, caplog):
+    messages = iter(
+        [
+            {"type": "http.request", "body": b'{"model_', "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+
+    async def receive():
+        return next(messages)
+
+    async def send(message):
+        raise AssertionError(message)
+
+    asyncio.run(Application(fleet.service)(scope_of("/select"), receive, send))
+    assert caplog.records == []
+
+
+def test_a_decision_is_one_debug_line_that_can_be_joined(fleet, caplog):
+    with caplog.at_level(logging.DEBUG, "select_service"):
+        body = {**PROMPT, "selection_id": "s", "reservation_id": "r"}
+        answer = fleet.post("/select_and_reserve", body, traceparent=TRACE)
+    (line,) = [record for record in caplog.records if record.message == "decision"]
+    fields = line.fields
+    assert fields["selection_id"] == "s"
+    assert fields["reservation_id"] == "r"
+    assert fields["traceparent"] == TRACE
+    assert (fields["worker_id"], fields["dp_rank"]) == (1, answer.body["dp_rank"])
+    assert len(fields["candidates"]) == 2
+
+
+def test_a_decision_is_not_logged_above_debug(fleet, caplog):
+    with caplog.at_level(logging.INFO, "select_service"):
+        fleet.post("/select_and_reserve", PROMPT)
+    assert caplog.records == []

@@ -1,0 +1,137 @@
+"""The catalog over HTTP, and the listeners that follow it."""
+
+import logging
+
+import pytest
+
+from tests.api.in_process import Api
+from tests.builders import worker_body
+
+RECORD = [
+    "worker_id",
+    "model_name",
+    "tenant_id",
+    "lifecycle",
+    "endpoint",
+    "kv_events_endpoint",
+    "replay_endpoint",
+    "block_size",
+    "data_parallel_start_rank",
+    "data_parallel_size",
+    "max_num_batched_tokens",
+    "total_kv_blocks",
+    "stable_routing_id",
+    "is_eagle",
+    "taints",
+    "topology_domains",
+    "kv_transfer_domain",
+    "kv_transfer_enforcement",
+    "kv_transfer_preferred_weight",
+]
+
+
+@pytest.fixture
+def listening(tmp_path):
+    with Api(DYN_USE_KV_EVENTS="true") as service:
+        service.endpoint = f"ipc://{tmp_path}/events"
+        yield service
+
+
+def test_a_registered_worker_is_answered_in_the_order_of_the_reference(api):
+    answer = api.post("/workers", worker_body(1))
+    assert answer.status == 201
+    assert list(answer.body) == RECORD
+    assert answer.body["lifecycle"] == "schedulable"
+
+
+def test_registering_again_replaces_the_record(api):
+    api.post("/workers", worker_body(1, taints=["a"]))
+    answer = api.post("/workers", worker_body(1))
+    assert answer.status == 201
+    assert answer.body["taints"] == []
+    assert len(api.get("/workers").body) == 1
+
+
+def test_an_incomplete_worker_is_created_and_told_why(api):
+    answer = api.post("/workers", {"worker_id": 1})
+    assert answer.status == 201
+    assert answer.body["lifecycle"] == "incomplete"
+    assert answer.body["not_schedulable_reasons"] == [
+        "endpoint is required",
+        "block_size must be greater than 0",
+    ]
+    ready = api.get("/ready")
+    assert ready.status == 503
+    assert ready.body["workers"] == [answer.body]
+
+
+def test_a_patch_completes_a_worker(api):
+    api.post("/workers", {"worker_id": 1})
+    answer = api.patch("/workers/1", {"endpoint": "http://w", "block_size": 4})
+    assert (answer.status, answer.body["lifecycle"]) == (200, "schedulable")
+    ready = api.get("/ready")
+    assert (ready.status, ready.body["schedulable_workers"]) == (200, 1)
+
+
+def test_a_deleted_worker_is_unschedulable_and_may_be_deleted_again(fleet):
+    for _ in range(2):
+        answer = fleet.delete("/workers/1")
+        assert (answer.status, answer.body["lifecycle"]) == (200, "unschedulable")
+    assert fleet.post("/select", {"model_name": "m", "token_ids": [1]}).status == 503
+    assert fleet.patch("/workers/1", {}).body["lifecycle"] == "schedulable"
+
+
+@pytest.mark.parametrize("method", ["PATCH", "DELETE"])
+def test_an_unknown_worker_is_not_found(api, method):
+    answer = api.call(method, "/workers/99", {})
+    assert answer.status == 404
+    assert answer.body == {"error": "worker 99 not found", "code": "not_found"}
+
+
+def test_the_listing_is_sorted_and_filtered(api):
+    for worker_id, model, tenant in ((3, "b", "x"), (2, "a", "y"), (1, "b", "x"), (9, "a", "x")):
+        api.post("/workers", worker_body(worker_id, model_name=model, tenant_id=tenant))
+
+    def ids(query=""):
+        return [record["worker_id"] for record in api.get(f"/workers{query}").body]
+
+    assert ids() == [9, 2, 1, 3]
+    assert ids("?model_name=b") == [1, 3]
+    assert ids("?routing_group=y") == [2]
+    assert ids("?model_name=a&tenant_id=x") == [9]
+
+
+def test_a_listener_opens_and_closes_with_its_worker(listening):
+    listening.post("/workers", worker_body(7, kv_events_endpoint=listening.endpoint))
+    (record,) = listening.get("/workers").body
+    status = record["kv_events"]["0"]
+    assert status["state"] == "no_events_yet"
+    assert status["batches"] == 0
+    assert status["seconds_since_last_event"] is None
+    assert listening.get("/ready").body["workers"][0]["kv_events"] == {"0": status}
+    listening.delete("/workers/7")
+    assert "kv_events" not in listening.get("/workers").body[0]
+    assert listening.service.ingest.status() == {}
+
+
+def test_without_its_event_endpoint_a_worker_is_incomplete(listening):
+    answer = listening.post("/workers", worker_body(7))
+    assert answer.body["not_schedulable_reasons"] == [
+        "kv_events endpoint is required for dp_rank 0"
+    ]
+
+
+def test_every_change_of_a_worker_is_one_info_line(api, caplog):
+    with caplog.at_level(logging.INFO, "select_service"):
+        api.post("/workers", {"worker_id": 1}, traceparent="00-a-b-01")
+        api.patch("/workers/1", {"endpoint": "http://w", "block_size": 4})
+        api.delete("/workers/1")
+    lines = [(record.message, record.fields["lifecycle"]) for record in caplog.records]
+    assert lines == [
+        ("worker registered", "incomplete"),
+        ("worker changed", "schedulable"),
+        ("worker deleted", "unschedulable"),
+    ]
+    first = caplog.records[0].fields
+    assert first["reasons"] == ["endpoint is required", "block_size must be greater than 0"]
+    assert first["traceparent"] == "00-a-b-01"
