@@ -19,7 +19,10 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 
 ABSENT = "absent"
 REFUSED = "refused"
-"""How the list of deviations writes a missing field and a refusal."""
+ANSWERED = "answered"
+TEXT = "text"
+"""How the list of deviations writes a missing field, a refusal, an answer where the other side
+refuses, and an answer that is not JSON."""
 
 Differences = dict[str, tuple[Any, Any]]
 """Place -> (reference, ours)."""
@@ -98,9 +101,9 @@ def _expanded(answer: Any) -> Any:
 
 def _shown(answer: Any, status: int) -> Any:
     """Our refusals in short form, after a look at them: every one has a text and a code."""
-    if status < 400 or (isinstance(answer, dict) and "workers" in answer):
-        return answer
-    if answer == "":
+    if isinstance(answer, str) and status < 400:
+        return TEXT if answer else answer
+    if status < 400 or answer == "" or (isinstance(answer, dict) and "workers" in answer):
         return answer
     assert isinstance(answer, dict), f"a refusal that is not JSON: {answer!r}"
     assert isinstance(answer["error"], str)
@@ -119,6 +122,8 @@ def _compare(expected: Any, got: Any, place: str) -> Iterator[tuple[str, tuple[A
             yield from _compare(*pair, f"{place}/{i}")
     elif expected == "$uuid" and isinstance(got, str):
         assert UUID(got).version == 4
+    elif expected == REFUSED and got != REFUSED:
+        yield place, (REFUSED, ANSWERED if isinstance(got, dict | list) else got)
     elif expected != got or isinstance(expected, bool) is not isinstance(got, bool):
         yield place, (expected, got)
 

@@ -64,7 +64,9 @@ class InProcess:
         decode = msgspec.json.decode
         match parts:
             case ["workers"]:
-                return _posted(lambda b: selector.register(decode(b, type=schema.WorkerRegistration)))
+                return _posted(
+                    lambda b: selector.register(decode(b, type=schema.WorkerRegistration))
+                )
             case ["workers", worker_id]:
                 key = int(worker_id)
                 return {
