@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 
-@pytest.fixture()
+@pytest.fixture
 def zmq_context() -> Iterator[zmq.Context[Any]]:
     context: zmq.Context[Any] = zmq.Context()
     yield context

@@ -27,12 +27,23 @@ refuses, and an answer that is not JSON."""
 Differences = dict[str, tuple[Any, Any]]
 """Place -> (reference, ours)."""
 
-_NULLS = (
-    "endpoint kv_events_endpoint replay_endpoint block_size data_parallel_start_rank "
-    "data_parallel_size max_num_batched_tokens total_kv_blocks stable_routing_id is_eagle "
-    "kv_transfer_domain kv_transfer_enforcement kv_transfer_preferred_weight"
-).split()
-_WORKER = {**dict.fromkeys(_NULLS), "taints": [], "topology_domains": {}}
+_WORKER: dict[str, Any] = {
+    "endpoint": None,
+    "kv_events_endpoint": None,
+    "replay_endpoint": None,
+    "block_size": None,
+    "data_parallel_start_rank": None,
+    "data_parallel_size": None,
+    "max_num_batched_tokens": None,
+    "total_kv_blocks": None,
+    "stable_routing_id": None,
+    "is_eagle": None,
+    "taints": [],
+    "topology_domains": {},
+    "kv_transfer_domain": None,
+    "kv_transfer_enforcement": None,
+    "kv_transfer_preferred_weight": None,
+}
 
 
 def read(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
