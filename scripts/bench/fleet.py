@@ -37,17 +37,19 @@ class Holding(NamedTuple):
     depth_blocks: int
 
 
-def conversation(seed: int, n_blocks: int) -> Conversation:
-    """Random tokens, behind the system prompt that all share."""
-    n_shared = SHARED_BLOCKS * BLOCK_SIZE
-    tokens = np.random.default_rng(seed).integers(0, 128_000, n_blocks * BLOCK_SIZE, np.uint32)
-    tokens[:n_shared] = np.random.default_rng(99).integers(0, 128_000, n_shared, np.uint32)
+def conversation(seed: int, n_blocks: int, n_shared: int = 0) -> Conversation:
+    """Random tokens, behind `n_shared` blocks that all have in common."""
+    shared = np.random.default_rng(99).integers(0, 128_000, n_shared * BLOCK_SIZE, np.uint32)
+    generator = np.random.default_rng(seed)
+    own = generator.integers(0, 128_000, (n_blocks - n_shared) * BLOCK_SIZE, np.uint32)
+    tokens = np.concatenate((shared, own))
     blocks = block_hashes(tokens, BLOCK_SIZE)
     return Conversation(tokens, blocks, sequence_hashes(blocks) ^ ENGINE_SALT)
 
 
 def conversations() -> list[Conversation]:
-    return [conversation(1000 + number, DEPTH_BLOCKS) for number in range(CONVERSATIONS)]
+    numbers = range(1000, 1000 + CONVERSATIONS)
+    return [conversation(number, DEPTH_BLOCKS, SHARED_BLOCKS) for number in numbers]
 
 
 def holdings(workers: int) -> list[Holding]:
@@ -89,13 +91,16 @@ def select_bodies(known: Sequence[Conversation], n_blocks: int) -> list[bytes]:
     return bodies
 
 
-def stored(conversation: Conversation, first: int, until: int) -> bytes:
-    """The batch in which an engine announces blocks [first, until) of a conversation."""
+def stored(source: Conversation, first: int, until: int, parent: int | None = None) -> bytes:
+    """The batch in which an engine announces blocks [first, until) of a conversation.
+
+    parent: what block 0 continues; any other block continues the one before it.
+    """
     event = [
         "BlockStored",
-        conversation.engine[first:until].tolist(),
-        int(conversation.engine[first - 1]) if first else None,
-        conversation.tokens[first * BLOCK_SIZE : until * BLOCK_SIZE].tolist(),
+        source.engine[first:until].tolist(),
+        int(source.engine[first - 1]) if first else parent,
+        source.tokens[first * BLOCK_SIZE : until * BLOCK_SIZE].tolist(),
         BLOCK_SIZE,
         None,
         "GPU",

@@ -48,7 +48,7 @@ VISIBLE_BLOCKS = 8
 VISIBLE_PAUSE_S = 0.01
 QUERYABLE_S_MAX = 60.0
 POLL_S = 0.01
-HOT_BLOCKS = 2048
+HOT_BRANCHES = 256
 HOT_SEED = 5000
 
 
@@ -215,15 +215,19 @@ def events_once(place: Site, payloads: Sequence[bytes], rate: float) -> float:
 
 
 def hot_payloads(blocks: int) -> list[bytes]:
-    """Stores and removals in turn, over one conversation: the index stays the same size."""
-    conversation = fleet.conversation(HOT_SEED, HOT_BLOCKS)
-    payloads = []
-    for first in range(0, HOT_BLOCKS, blocks):
-        until = first + blocks
-        payloads.append(fleet.stored(conversation, first, until))
-        if first:
-            payloads.append(fleet.removed(conversation, first, until))
-    return payloads
+    """Branches of one conversation come and go behind a beginning that stays.
+
+    HOT_BRANCHES of them live at any time, so that stores and removals come in turn and the index
+    stays the same size.  The payloads can be sent round after round.
+    """
+    stem = fleet.conversation(HOT_SEED, fleet.EVENT_BLOCKS)
+    parent = int(stem.engine[-1])
+    branches = [fleet.conversation(HOT_SEED + 1 + n, blocks) for n in range(2 * HOT_BRANCHES)]
+    payloads = [fleet.stored(stem, 0, fleet.EVENT_BLOCKS)]
+    for number, branch in enumerate(branches):
+        payloads.append(fleet.stored(branch, 0, blocks, parent))
+        payloads.append(fleet.removed(branches[number - HOT_BRANCHES], 0, blocks))
+    return [*payloads, fleet.removed(stem, 0, fleet.EVENT_BLOCKS)]
 
 
 def part_mixed(run: Run) -> None:
