@@ -111,6 +111,8 @@ class Fleet:
 
     async def catch_up(self, client: SelectorClient) -> EventTotals:
         """Wait until the service has read what every rank published, at most CATCH_UP_S_MAX."""
+        for publisher in self.publishers:
+            publisher.reveal_last_loss()
         totals = await self.event_totals(client)
         for _ in range(round(CATCH_UP_S_MAX / CATCH_UP_POLL_S)):
             if totals.caught_up:

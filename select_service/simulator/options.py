@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-REQUESTS_DEFAULT = 1500
+REQUESTS_DEFAULT = 2000
 
 
 class Options(NamedTuple):
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--blocks",
         type=_at_least(1),
-        default=2048,
+        default=4096,
         metavar="N",
         help="cache of each rank in blocks (default: %(default)s)",
     )

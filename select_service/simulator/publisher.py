@@ -65,6 +65,7 @@ class Publisher:
         self._replay = context.socket(zmq.ROUTER)
         self._replay.set(zmq.LINGER, 0)
         self._replay.bind(LOOPBACK_ANY_PORT)
+        self._last_was_lost = False
         self.batches = 0
         self.lost_batches = 0
         self.replayed_batches = 0
@@ -83,14 +84,18 @@ class Publisher:
         """Send one batch.  Never blocks; nothing is sent for no events."""
         if not events:
             return
-        batch = EventBatch(time.time(), events, self._dp_rank)
-        frames = (self.batches.to_bytes(8, "big"), self._encoder.encode(batch))
-        self._buffer.append(frames)
-        self.batches += 1
-        if self._lose():
+        frames = self._numbered(events)
+        self._last_was_lost = self._lose()
+        if self._last_was_lost:
             self.lost_batches += 1
         else:
             self._live.send_multipart([TOPIC, *frames])
+
+    def reveal_last_loss(self) -> None:
+        """If the last batch was withheld, send an empty one: a gap shows only with what follows."""
+        if self._last_was_lost:
+            self._last_was_lost = False
+            self._live.send_multipart([TOPIC, *self._numbered([])])
 
     async def wait_for_subscriber(self, timeout_s: float) -> bool:
         """Whether somebody has subscribed, waiting at most `timeout_s`.  Call it once."""
@@ -113,6 +118,13 @@ class Publisher:
         """Close both sockets; what is still queued is dropped."""
         self._live.close()
         self._replay.close()
+
+    def _numbered(self, events: Sequence[KvEvent]) -> tuple[bytes, bytes]:
+        batch = EventBatch(time.time(), events, self._dp_rank)
+        frames = (self.batches.to_bytes(8, "big"), self._encoder.encode(batch))
+        self._buffer.append(frames)
+        self.batches += 1
+        return frames
 
     async def _answer(self, identity: bytes, first: int) -> None:
         for sequence, payload in list(self._buffer):

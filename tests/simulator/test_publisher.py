@@ -123,6 +123,23 @@ def test_withheld_batches_are_numbered_and_can_be_replayed() -> None:
     run(scenario)
 
 
+def test_a_withheld_last_batch_is_revealed_by_an_empty_one() -> None:
+    async def scenario(context: zmq.asyncio.Context) -> None:
+        publisher = Publisher(context, dp_rank=0, lose=lambda: publisher.batches == 1)
+        socket = a_subscriber(context, publisher.endpoint)
+        assert await publisher.wait_for_subscriber(RECEIVE_S_MAX)
+        publisher.publish([STORED])
+        publisher.reveal_last_loss()
+        publisher.reveal_last_loss()
+        frames = await socket.recv_multipart()
+        assert frames[1][-1] == 1
+        assert payload_of(frames)[1] == []
+        assert publisher.batches == 2
+        publisher.close()
+
+    run(scenario)
+
+
 def test_only_the_newest_batches_are_kept_for_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "BUFFER_BATCHES_MAX", 2)
 
