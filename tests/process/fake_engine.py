@@ -95,6 +95,7 @@ class FakeEngine:
         return int(self.endpoint.rpartition(":")[2])
 
     def await_subscriber(self):
+        """Of several subscriptions only the first is told of."""
         assert self.pub.poll(PATIENCE_S * 1000)
         assert self.pub.recv() == b"\x01"
 
