@@ -1,10 +1,12 @@
 """The compiled loop behind a dump: parents before children, chains in one piece."""
 
 import numpy as np
-from numba import int32, int64, njit
+from numba import int32, int64
+
+from indexer.compiled import compiled
 
 
-@njit(int64(int32[::1], int32[::1]), cache=True, nogil=True)
+@compiled(int64(int32[::1], int32[::1]), nogil=True)
 def preorder(parents, order):
     """Depth-first order of a tree.
 

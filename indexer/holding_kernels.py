@@ -15,7 +15,10 @@ from indexer.record_kernels import (
     delete_record,
     find_record,
     has_record_room,
+    record_count,
+    record_node,
     set_anchor,
+    set_record_count,
 )
 from indexer.set_kernels import (
     ABSENT,
@@ -34,8 +37,6 @@ from indexer.state_kernels import (
     N_TIERS,
     NAMES,
     NAMES_SHARED,
-    RECORD_COUNT,
-    RECORD_NODE,
     RECORDS_OF,
     I,
     home,
@@ -76,7 +77,7 @@ def find_held(h, slot, tier, engine_hash):
             return node
         i = (i + 1) & mask
     i = find_record(h, slot, tier, ALIAS, engine_hash)
-    return I(0) if i < 0 else I(u32_view(h, RECORD_NODE)[i])
+    return I(0) if i < 0 else record_node(h, i)
 
 
 @njit
@@ -116,7 +117,7 @@ def _add_alias(h, slot, tier, node, engine_hash, counted):
     """The slot names the node by a hash that is not its primary."""
     i = find_record(h, slot, tier, ALIAS, engine_hash)
     if i >= 0:
-        u32_view(h, RECORD_COUNT)[i] += counted
+        set_record_count(h, i, record_count(h, i) + counted)
         return True
     if not has_record_room(h):
         return False
@@ -198,9 +199,9 @@ def take_primary(h, slot, tier, node, every_copy):
 
 @njit
 def _take_alias(h, slot, tier, node, record, every_copy):
-    counts = u32_view(h, RECORD_COUNT)
-    if counts[record] > 1 and not every_copy:
-        counts[record] -= 1
+    count = record_count(h, record)
+    if count > 1 and not every_copy:
+        set_record_count(h, record, count - 1)
         return
     copies = anchor_copies(h, slot, tier, node)
     aliases = anchor_aliases(h, slot, tier, node)
@@ -215,7 +216,7 @@ def take_holding(h, slot, tier, node, engine_hash, every_copy):
     Requires `has_set_room`.
     """
     i = find_record(h, slot, tier, ALIAS, engine_hash)
-    if i >= 0 and u32_view(h, RECORD_NODE)[i] == node:
+    if i >= 0 and record_node(h, i) == node:
         _take_alias(h, slot, tier, node, i, every_copy)
     else:
         take_primary(h, slot, tier, node, every_copy)

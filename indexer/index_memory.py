@@ -4,6 +4,7 @@ Node columns are reserved at full size: untouched pages of a zeroed array cost n
 nothing ever moves. Tables start small and double; replacing one briefly needs both.
 """
 
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ MEMO_ENTRIES = 1 << 12
 RECORDS_START = 1 << 4
 RECORDS_PER_BLOCK_MAX = 8
 TABLE_LOAD = 0.7
+OWN_PAGES_MIN = 1 << 18  # bytes
 
 _NODE_COLUMNS = (
     (state.LOCAL, np.uint64),
@@ -27,12 +29,6 @@ _NODE_COLUMNS = (
     (state.PARENT, np.int32),
     (state.MARK, np.uint32),
     (state.KIDS, np.int32),
-)
-_RECORD_COLUMNS = (
-    (state.RECORD_KEY, np.uint64),
-    (state.RECORD_META, np.uint32),
-    (state.RECORD_NODE, np.uint32),
-    (state.RECORD_COUNT, np.uint32),
 )
 _ROOT_PARENT = -2
 
@@ -105,7 +101,7 @@ class IndexMemory:
             self._fit_slots(2 * words)
 
     def _reserve(self, column: int, length: int, dtype: Any) -> NDArray[Any]:
-        return self._install(column, np.zeros(length, dtype))
+        return self._install(column, _zeros(length, dtype))
 
     def _install(self, column: int, array: NDArray[Any]) -> NDArray[Any]:
         self._columns[column] = array
@@ -122,24 +118,23 @@ class IndexMemory:
         self.header[state.EDGES_ROOM] = int(size * TABLE_LOAD)
 
     def _new_records(self, size: int) -> None:
-        for column, dtype in _RECORD_COLUMNS:
-            self._reserve(column, size, dtype)
+        self._reserve(state.RECORDS, size * state.RECORD_FIELDS, np.uint32)
         self.header[state.RECORDS_ROOM] = int(size * TABLE_LOAD)
 
     def _grow_records(self) -> None:
-        old = [self.column(column) for column, _ in _RECORD_COLUMNS]
-        size = 2 * old[0].size
+        old = self.column(state.RECORDS)
+        size = 2 * old.size // state.RECORD_FIELDS
         if size * TABLE_LOAD > self._records_max:
             self.header[state.RECORDS_FIXED] = 1
             return
         self._new_records(size)
-        kernels.rebuild_records(self.header, *old)
+        kernels.rebuild_records(self.header, old)
 
     def _resize_sets(self, rows: int) -> None:
         row = state.PLANES * self.value(state.WORDS)
         for column, width in ((state.BITS, row), (state.SET_INFO, state.SET_FIELDS)):
             old = self.column(column)
-            new = np.zeros(rows * width, old.dtype)
+            new = _zeros(rows * width, old.dtype)
             new[: old.size] = old
             self._install(column, new)
         self.header[state.SETS_ROOM] = rows - 1
@@ -150,7 +145,7 @@ class IndexMemory:
         """Lay the pool out for more slots; ids stay, the content hashes do not."""
         rows = self.value(state.SETS_ROOM) + 1
         old = self.column(state.BITS).reshape(rows, state.PLANES, -1)
-        new = np.zeros((rows, state.PLANES, words), np.uint64)
+        new = _zeros(rows * state.PLANES * words, np.uint64).reshape(rows, state.PLANES, words)
         new[:, :, : old.shape[2]] = old
         self._install(state.BITS, new.reshape(-1))
         self.header[state.WORDS] = words
@@ -161,6 +156,18 @@ class IndexMemory:
         self._reserve(state.SCRATCH, state.PLANES * words, np.uint64)
         for column, width in ((state.LIVE, state.N_TIERS), (state.RECORDS_OF, 1)):
             old = self.column(column)
-            new = np.zeros(64 * words * width, np.int64)
+            new = _zeros(64 * words * width, np.int64)
             new[: old.size] = old
             self._install(column, new)
+
+
+def _zeros(length: int, dtype: Any) -> NDArray[Any]:
+    """Zeroed array; a large one on pages of its own.
+
+    The C allocator may serve it from a heap that it has grown to like: then freed tables stay with
+    the process, and zeroing a reserved column touches all of it.
+    """
+    size = length * np.dtype(dtype).itemsize
+    if size < OWN_PAGES_MIN:
+        return np.zeros(length, dtype)
+    return np.frombuffer(mmap(-1, size), dtype, length)

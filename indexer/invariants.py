@@ -113,20 +113,19 @@ def _check_holdings(memory: IndexMemory, nodes: list[int]) -> None:
     aliases: Counter[tuple[int, int, int]] = Counter()
     anchors: dict[tuple[int, int, int], tuple[int, int]] = {}
     records_of = np.zeros_like(memory.column(state.RECORDS_OF))
-    taken = np.flatnonzero(memory.column(state.RECORD_META)).tolist()
-    for i in taken:
-        meta = int(memory.column(state.RECORD_META)[i]) - 1
-        slot, tier, kind = meta >> 3, meta >> 1 & 3, meta & 1
-        key, node = int(memory.column(state.RECORD_KEY)[i]), memory.column(state.RECORD_NODE)[i]
-        count = int(memory.column(state.RECORD_COUNT)[i])
+    rows = memory.column(state.RECORDS).reshape(-1, state.RECORD_FIELDS)
+    rows = rows[rows[:, state.RECORD_META] != 0]
+    for low, high, meta, node, count in rows.tolist():
+        slot, tier, kind = (meta - 1) >> 3, (meta - 1) >> 1 & 3, (meta - 1) & 1
+        key = low | high << 32
         records_of[slot] += 1
         if kind == _ALIAS:
             assert count >= 1
             assert memory.column(state.ENGINE)[node] != key
-            aliases[slot, tier, int(node)] += 1
+            aliases[slot, tier, node] += 1
         else:
-            anchors[slot, tier, key] = (count, int(node))
-    assert len(taken) == memory.value(state.RECORDS_LIVE) <= memory.value(state.RECORDS_ROOM)
+            anchors[slot, tier, key] = (count, node)
+    assert len(rows) == memory.value(state.RECORDS_LIVE) <= memory.value(state.RECORDS_ROOM)
     assert (memory.column(state.RECORDS_OF) == records_of).all()
     assert set(aliases) | set(anchors) == {
         where for where, irregular in holdings.items() if irregular

@@ -8,6 +8,7 @@ They do not release the interpreter lock, and every one is bounded by the size o
 import numpy as np
 from numba import boolean, int32, int64, njit, uint32, uint64, void
 
+from indexer.compiled import compiled
 from indexer.holding_kernels import (
     add_holding,
     find_held,
@@ -17,7 +18,15 @@ from indexer.holding_kernels import (
     take_holding,
     take_primary,
 )
-from indexer.record_kernels import ALIAS, has_record_room, insert_record, slot_of_meta
+from indexer.record_kernels import (
+    ALIAS,
+    has_record_room,
+    insert_record,
+    record_count,
+    record_key,
+    record_node,
+    slot_of_meta,
+)
 from indexer.set_kernels import (
     ABSENT,
     SLOT_GONE,
@@ -31,7 +40,6 @@ from indexer.state_kernels import (
     CURSOR,
     EDGES_LIVE,
     EDGES_ROOM,
-    ENGINE,
     HASHES,
     HEADER,
     IMPLICIT,
@@ -39,7 +47,6 @@ from indexer.state_kernels import (
     LOCAL,
     MARK,
     N_TIERS,
-    NAMES,
     NAMES_LIVE,
     NAMES_ROOM,
     NEED,
@@ -53,9 +60,10 @@ from indexer.state_kernels import (
     PARENT,
     PLANES,
     RECORD_COUNT,
-    RECORD_KEY,
+    RECORD_FIELDS,
     RECORD_META,
     RECORD_NODE,
+    RECORDS,
     RECORDS_FIXED,
     REFUSED,
     SCRATCH,
@@ -64,14 +72,13 @@ from indexer.state_kernels import (
     WORDS,
     I,
     U,
-    home,
     i32_view,
     i64_view,
     lowest_bit,
     u32_view,
     u64_view,
 )
-from indexer.tree_kernels import drop_if_empty, find_child, insert_edge, set_of
+from indexer.tree_kernels import drop_if_empty, find_child, insert_edge, insert_name, set_of
 
 
 @njit
@@ -164,7 +171,7 @@ def _same_run(locals_, marks, path, mark):
     return j
 
 
-@njit(void(HEADER, HASHES, int32[:, ::1]), cache=True)
+@compiled(void(HEADER, HASHES, int32[:, ::1]))
 def match(h, path, matched):
     """Matched blocks of every slot, tiers cumulated.
 
@@ -220,7 +227,7 @@ def _missing_room(h):
     return NEED_NOTHING
 
 
-@njit(int64(HEADER, int64, HASHES, HASHES, int64), cache=True)
+@compiled(int64(HEADER, int64, HASHES, HASHES, int64))
 def store_on(h, holder, blocks, engines, start):
     """Go on with a store at block `start`, below node CURSOR. Returns the blocks recorded in all.
 
@@ -244,7 +251,7 @@ def store_on(h, holder, blocks, engines, start):
     return blocks.shape[0]
 
 
-@njit(int64(HEADER, int64, boolean, uint64, HASHES, HASHES), cache=True)
+@compiled(int64(HEADER, int64, boolean, uint64, HASHES, HASHES))
 def store(h, holder, has_parent, parent, blocks, engines):
     """Record a chain of blocks below `parent` (below the root without one).
 
@@ -263,7 +270,7 @@ def store(h, holder, has_parent, parent, blocks, engines):
     return store_on(h, holder, blocks, engines, 0)
 
 
-@njit(int64(HEADER, int64, HASHES, int64), cache=True)
+@compiled(int64(HEADER, int64, HASHES, int64))
 def store_known(h, holder, engines, start):
     """Blocks the slot has announced with content in some tier are now (also) in this one.
 
@@ -289,7 +296,7 @@ def store_known(h, holder, engines, start):
     return recorded
 
 
-@njit(int64(HEADER, int64, HASHES, boolean, int64), cache=True)
+@compiled(int64(HEADER, int64, HASHES, boolean, int64))
 def remove(h, holder, engines, every_copy, start):
     """Undo one announcement of each hash, or all of them.
 
@@ -312,7 +319,7 @@ def remove(h, holder, engines, every_copy, start):
     return removed
 
 
-@njit(int64(HEADER, int64, boolean, uint64, uint64), cache=True)
+@compiled(int64(HEADER, int64, boolean, uint64, uint64))
 def find_place(h, holder, check_local, local, engine_hash):
     """Node the slot knows by this hash in any tier, and if asked has this content; else 0."""
     node = find_known(h, holder_slot(holder), holder_tier(holder), engine_hash)
@@ -321,7 +328,7 @@ def find_place(h, holder, check_local, local, engine_hash):
     return node
 
 
-@njit(int64(HEADER, int64, uint64), cache=True)
+@compiled(int64(HEADER, int64, uint64))
 def find_here(h, holder, engine_hash):
     """Node the slot holds by this hash in this very tier; else 0."""
     return find_held(h, holder_slot(holder), holder_tier(holder), engine_hash)
@@ -330,36 +337,36 @@ def find_here(h, holder, engine_hash):
 # --- clear --------------------------------------------------------------------------------------
 
 
-@njit(int64(HEADER, int64, int64, int64), cache=True)
+@compiled(int64(HEADER, int64, int64, int64))
 def clear_records(h, slot, start, stop):
     """Undo what the records of the slot in table slots [start, stop) say, holdings included.
 
     Removal closes gaps and may move a record to where this scan has been: repeat while
     RECORDS_OF[slot] > 0. Returns the table slot to go on from: `stop`, unless NEED is set.
     """
-    keys = u64_view(h, RECORD_KEY)
-    metas = u32_view(h, RECORD_META)
+    rows = u32_view(h, RECORDS)
     h[NEED] = NEED_NOTHING
     i = start
     while i < stop:
-        if metas[i] == 0 or slot_of_meta(I(metas[i])) != slot:
+        meta = I(rows[i * RECORD_FIELDS + RECORD_META])
+        if meta == 0 or slot_of_meta(meta) != slot:
             i += 1
             continue
         if not has_set_room(h):
             h[NEED] = NEED_SETS
             return i
-        tier = I(metas[i] - 1) >> 1 & 3
-        if I(metas[i] - 1) & 1 == ALIAS:
-            node = I(u32_view(h, RECORD_NODE)[i])
-            take_holding(h, slot, tier, node, keys[i], True)
-        elif u32_view(h, RECORD_COUNT)[i] > 0:
-            take_primary(h, slot, tier, I(keys[i]), True)
+        tier = (meta - 1) >> 1 & 3
+        key = record_key(rows, i)
+        if (meta - 1) & 1 == ALIAS:
+            take_holding(h, slot, tier, record_node(h, i), key, True)
+        elif record_count(h, i) > 0:
+            take_primary(h, slot, tier, I(key), True)
         else:
             i += 1
     return stop
 
 
-@njit(int64(HEADER, int64, int64, int64), cache=True)
+@compiled(int64(HEADER, int64, int64, int64))
 def clear_nodes(h, slot, start, stop):
     """Take a slot without records out of nodes [start, stop).
 
@@ -391,23 +398,17 @@ def clear_nodes(h, slot, start, stop):
 # --- rebuilding of tables -----------------------------------------------------------------------
 
 
-@njit(void(HEADER), cache=True)
+@compiled(void(HEADER))
 def rebuild_names(h):
     """Fill an empty name table."""
-    engine = u64_view(h, ENGINE)
     marks = u32_view(h, MARK)
     parents = i32_view(h, PARENT)
-    names = i32_view(h, NAMES)
-    mask = I(names.shape[0] - 1)
     for node in range(1, h[NODES_USED]):
         if parents[node] != NODE_FREE and marks[node] & SET_MASK != 0:
-            i = home(engine[node], mask)
-            while names[i] != 0:
-                i = (i + 1) & mask
-            names[i] = node
+            insert_name(h, node)
 
 
-@njit(void(HEADER, int32[::1]), cache=True)
+@compiled(void(HEADER, int32[::1]))
 def rebuild_edges(h, old):
     """Fill an empty edge table from the one it replaces."""
     for i in range(old.shape[0]):
@@ -415,15 +416,19 @@ def rebuild_edges(h, old):
             insert_edge(h, I(old[i]))
 
 
-@njit(void(HEADER, uint64[::1], uint32[::1], uint32[::1], uint32[::1]), cache=True)
-def rebuild_records(h, keys, metas, nodes, counts):
-    """Fill an empty record table from the columns it replaces."""
-    for i in range(metas.shape[0]):
-        if metas[i] != 0:
-            insert_record(h, keys[i], I(metas[i]), nodes[i], counts[i])
+@compiled(void(HEADER, uint32[::1]))
+def rebuild_records(h, old):
+    """Fill an empty record table from the one it replaces."""
+    for i in range(old.shape[0] // RECORD_FIELDS):
+        row = i * RECORD_FIELDS
+        meta = I(old[row + RECORD_META])
+        if meta != 0:
+            insert_record(
+                h, record_key(old, i), meta, old[row + RECORD_NODE], old[row + RECORD_COUNT]
+            )
 
 
-@njit(void(HEADER), cache=True)
+@compiled(void(HEADER))
 def rebuild_sets(h):
     """Fill an empty set table."""
     fill_set_table(h)

@@ -254,7 +254,7 @@ class PrefixIndex:
 
     def _sweep(self, slot: int) -> None:
         """Take the slot out of the tree, letting the lock go between steps."""
-        while self._sweep_pass(kernels.clear_records, slot, state.RECORD_META):
+        while self._sweep_pass(kernels.clear_records, slot, state.RECORDS):
             pass
         self._sweep_pass(kernels.clear_nodes, slot, state.PARENT)
 
@@ -263,7 +263,7 @@ class PrefixIndex:
         position = 0
         while True:
             with self._lock:
-                end = self._memory.column(column).size
+                end = self._memory.column(column).size // state.RECORD_FIELDS
                 if column == state.PARENT:
                     end = self._memory.value(state.NODES_USED)
                 if position >= end or not self._left_to_sweep(slot, column):
@@ -416,13 +416,15 @@ def _holder(slot: int, tier: int, *, counted: bool) -> int:
 
 def _records(memory: IndexMemory) -> NDArray[np.void]:
     """Copy of the live overflow records."""
-    live = np.flatnonzero(memory.column(state.RECORD_META))
-    meta = memory.column(state.RECORD_META)[live] - np.uint32(1)
-    records = np.empty(live.size, _RECORD)
-    records["key"] = memory.column(state.RECORD_KEY)[live]
+    rows = memory.column(state.RECORDS).reshape(-1, state.RECORD_FIELDS)
+    rows = rows[rows[:, state.RECORD_META] != 0]
+    meta = rows[:, state.RECORD_META] - np.uint32(1)
+    low, high = rows[:, state.RECORD_LOW], rows[:, state.RECORD_HIGH].astype(np.uint64)
+    records = np.empty(len(rows), _RECORD)
+    records["key"] = low | high << np.uint64(32)
     records["slot"] = meta >> np.uint32(3)
     records["tier"] = meta >> np.uint32(1) & np.uint32(3)
     records["kind"] = meta & np.uint32(1)
-    records["node"] = memory.column(state.RECORD_NODE)[live]
-    records["count"] = memory.column(state.RECORD_COUNT)[live]
+    records["node"] = rows[:, state.RECORD_NODE]
+    records["count"] = rows[:, state.RECORD_COUNT]
     return records

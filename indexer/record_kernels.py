@@ -17,9 +17,12 @@ from numba import njit
 
 from indexer.state_kernels import (
     RECORD_COUNT,
-    RECORD_KEY,
+    RECORD_FIELDS,
+    RECORD_HIGH,
+    RECORD_LOW,
     RECORD_META,
     RECORD_NODE,
+    RECORDS,
     RECORDS_LIVE,
     RECORDS_OF,
     RECORDS_ROOM,
@@ -28,7 +31,6 @@ from indexer.state_kernels import (
     home,
     i64_view,
     u32_view,
-    u64_view,
 )
 
 ALIAS, ANCHOR = range(2)
@@ -51,6 +53,33 @@ def _record_home(key, meta, mask):
 
 
 @njit
+def _record_mask(rows):
+    return I(rows.shape[0] // RECORD_FIELDS - 1)
+
+
+@njit
+def record_key(rows, i):
+    """Key of the record in table slot i of a record table."""
+    row = i * RECORD_FIELDS
+    return U(rows[row + RECORD_LOW]) | U(rows[row + RECORD_HIGH]) << U(32)
+
+
+@njit
+def record_node(h, i):
+    return I(u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_NODE])
+
+
+@njit
+def record_count(h, i):
+    return I(u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_COUNT])
+
+
+@njit
+def set_record_count(h, i, count):
+    u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_COUNT] = count
+
+
+@njit
 def has_record_room(h):
     """Whether the two records that one change may add surely fit."""
     return h[RECORDS_LIVE] + 2 <= h[RECORDS_ROOM]
@@ -61,13 +90,12 @@ def find_record(h, slot, tier, kind, key):
     """Table slot of the record, -1 when there is none. Cheap for slots without records."""
     if i64_view(h, RECORDS_OF)[slot] == 0:
         return I(-1)
-    keys = u64_view(h, RECORD_KEY)
-    metas = u32_view(h, RECORD_META)
-    mask = I(keys.shape[0] - 1)
+    rows = u32_view(h, RECORDS)
+    mask = _record_mask(rows)
     meta = record_meta(slot, tier, kind)
     i = _record_home(key, meta, mask)
-    while metas[i] != 0:
-        if metas[i] == meta and keys[i] == U(key):
+    while rows[i * RECORD_FIELDS + RECORD_META] != 0:
+        if rows[i * RECORD_FIELDS + RECORD_META] == meta and record_key(rows, i) == U(key):
             return i
         i = (i + 1) & mask
     return I(-1)
@@ -76,16 +104,17 @@ def find_record(h, slot, tier, kind, key):
 @njit
 def insert_record(h, key, meta, node, count):
     """Put a record into the table; counters are the caller's."""
-    keys = u64_view(h, RECORD_KEY)
-    metas = u32_view(h, RECORD_META)
-    mask = I(keys.shape[0] - 1)
+    rows = u32_view(h, RECORDS)
+    mask = _record_mask(rows)
     i = _record_home(key, meta, mask)
-    while metas[i] != 0:
+    while rows[i * RECORD_FIELDS + RECORD_META] != 0:
         i = (i + 1) & mask
-    keys[i] = U(key)
-    metas[i] = meta
-    u32_view(h, RECORD_NODE)[i] = node
-    u32_view(h, RECORD_COUNT)[i] = count
+    row = i * RECORD_FIELDS
+    rows[row + RECORD_LOW] = U(key) & U(0xFFFFFFFF)
+    rows[row + RECORD_HIGH] = U(key) >> U(32)
+    rows[row + RECORD_META] = meta
+    rows[row + RECORD_NODE] = node
+    rows[row + RECORD_COUNT] = count
 
 
 @njit
@@ -99,40 +128,36 @@ def add_record(h, slot, tier, kind, key, node, count):
 @njit
 def delete_record(h, i):
     """Remove the record in table slot i and close the gap."""
-    keys = u64_view(h, RECORD_KEY)
-    metas = u32_view(h, RECORD_META)
-    nodes = u32_view(h, RECORD_NODE)
-    counts = u32_view(h, RECORD_COUNT)
-    mask = I(keys.shape[0] - 1)
+    rows = u32_view(h, RECORDS)
+    mask = _record_mask(rows)
     h[RECORDS_LIVE] -= 1
-    i64_view(h, RECORDS_OF)[slot_of_meta(metas[i])] -= 1
+    i64_view(h, RECORDS_OF)[slot_of_meta(I(rows[i * RECORD_FIELDS + RECORD_META]))] -= 1
     j = i
     while True:
         j = (j + 1) & mask
-        if metas[j] == 0:
+        meta = I(rows[j * RECORD_FIELDS + RECORD_META])
+        if meta == 0:
             break
-        k = _record_home(keys[j], I(metas[j]), mask)
+        k = _record_home(record_key(rows, j), meta, mask)
         if (j - k) & mask >= (j - i) & mask:
-            keys[i] = keys[j]
-            metas[i] = metas[j]
-            nodes[i] = nodes[j]
-            counts[i] = counts[j]
+            for field in range(RECORD_FIELDS):
+                rows[i * RECORD_FIELDS + field] = rows[j * RECORD_FIELDS + field]
             i = j
-    metas[i] = 0
+    rows[i * RECORD_FIELDS + RECORD_META] = 0
 
 
 @njit
 def anchor_copies(h, slot, tier, node):
     """Copies an irregular holder announced under the primary name."""
     i = find_record(h, slot, tier, ANCHOR, node)
-    return I(0) if i < 0 else I(u32_view(h, RECORD_COUNT)[i])
+    return I(0) if i < 0 else record_count(h, i)
 
 
 @njit
 def anchor_aliases(h, slot, tier, node):
     """Number of other names an irregular holder has for the node."""
     i = find_record(h, slot, tier, ANCHOR, node)
-    return I(1) if i < 0 else I(u32_view(h, RECORD_NODE)[i])
+    return I(1) if i < 0 else record_node(h, i)
 
 
 @njit
@@ -146,5 +171,5 @@ def set_anchor(h, slot, tier, node, copies, aliases):
     elif i < 0:
         add_record(h, slot, tier, ANCHOR, node, aliases, copies)
     else:
-        u32_view(h, RECORD_COUNT)[i] = copies
-        u32_view(h, RECORD_NODE)[i] = aliases
+        set_record_count(h, i, copies)
+        u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_NODE] = aliases

@@ -60,6 +60,9 @@ def dump_chunks(
     Memory beyond the snapshot: O(blocks of the index); a chunk is at most some MB.
     """
     yield b'{"block_size":%d,"events":[' % block_size
+    # An unused node's column holds a link of the free list, not a holder set.
+    used = snapshot.parent >= 0
+    snapshot = snapshot._replace(holders=np.where(used, snapshot.holders, np.uint32(0)))
     order = np.empty(snapshot.parent.size, np.int32)
     order = order[: dump_kernels.preorder(snapshot.parent, order)]
     separator = ""

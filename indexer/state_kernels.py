@@ -23,10 +23,7 @@ BITS          uint64  set*PLANES*W   holder sets: W words of slot bits per plane
 SET_INFO      int64   set*SET_FIELDS reference count, generation, next free id
 SET_TABLE     int32   table slot     set ids by content
 MEMO          int64   entry*4        remembered set transitions
-RECORD_KEY    uint64  table slot     overflow records (see record_kernels)
-RECORD_META   uint32  table slot     slot, tier and kind of the record; 0 = empty
-RECORD_NODE   uint32  table slot
-RECORD_COUNT  uint32  table slot
+RECORDS       uint32  slot*RECORD_FIELDS overflow records (record_kernels), one row each
 LIVE          int64   slot*4+tier    nodes held
 RECORDS_OF    int64   slot           overflow records
 SCRATCH       uint64  PLANES*W       working set of a kernel call
@@ -52,6 +49,9 @@ PLANES = 8  # one per tier, then one per tier for "held other than once by the p
 SET_FIELDS = 3
 SET_REFS, SET_GENERATION, SET_NEXT = range(SET_FIELDS)
 
+RECORD_FIELDS = 5
+RECORD_LOW, RECORD_HIGH, RECORD_META, RECORD_NODE, RECORD_COUNT = range(RECORD_FIELDS)
+
 # Columns: header[k] is the address, header[k + 1] the length.
 (
     LOCAL,
@@ -65,14 +65,11 @@ SET_REFS, SET_GENERATION, SET_NEXT = range(SET_FIELDS)
     SET_INFO,
     SET_TABLE,
     MEMO,
-    RECORD_KEY,
-    RECORD_META,
-    RECORD_NODE,
-    RECORD_COUNT,
+    RECORDS,
     LIVE,
     RECORDS_OF,
     SCRATCH,
-) = range(0, 36, 2)
+) = range(0, 30, 2)
 
 # Counters and limits.
 (
@@ -97,8 +94,8 @@ SET_REFS, SET_GENERATION, SET_NEXT = range(SET_FIELDS)
     UNKNOWN,  # hash-only announcements of blocks the slot never announced with content
     NEED,  # why the last kernel stopped early
     CURSOR,  # node where a stopped store goes on
-) = range(36, 57)
-HEADER_LENGTH = 57
+) = range(30, 51)
+HEADER_LENGTH = 51
 
 # Values of NEED.
 NEED_NOTHING, NEED_SETS, NEED_NAMES, NEED_EDGES, NEED_RECORDS = range(5)

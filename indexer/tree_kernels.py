@@ -47,8 +47,10 @@ def set_of(h, node):
 
 
 @njit
-def name_node(h, node):
-    """Enter a node that got its first holder under its primary engine hash."""
+def insert_name(h, node):
+    """Put a node into the name table; counters are the caller's. Returns whether its primary
+    engine hash was there before.
+    """
     engine = u64_view(h, ENGINE)
     names = i32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
@@ -60,8 +62,14 @@ def name_node(h, node):
             shared = I(1)
         i = (i + 1) & mask
     names[i] = node
+    return shared
+
+
+@njit
+def name_node(h, node):
+    """Enter a node that got its first holder under its primary engine hash."""
+    h[NAMES_SHARED] += insert_name(h, node)
     h[NAMES_LIVE] += 1
-    h[NAMES_SHARED] += shared
 
 
 @njit

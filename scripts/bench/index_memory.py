@@ -94,7 +94,7 @@ def main():
     stats = index.stats()
     print(
         f"{stats.blocks} blocks, {stats.memberships} memberships, {stats.records} records:"
-        f" RSS {grown / stats.blocks:.1f} B/block, accounted {stats.bytes / stats.blocks:.1f} B/block"
+        f" RSS {grown / stats.blocks:.1f}, accounted {stats.bytes / stats.blocks:.1f} bytes a block"
     )
     timed("remove memberships, 64 per call", drain, writers, names, work)
     assert index.stats().blocks == 0

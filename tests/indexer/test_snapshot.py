@@ -179,3 +179,19 @@ def test_a_loaded_dump_matches_and_removes_like_the_original(steps):
             writer.remove(tier, u64([name_of(seed, place)]))
     for path in paths:
         assert copy.match(path).tolist() == index.match(path).tolist()
+
+
+def test_freed_nodes_do_not_disturb_a_dump_of_foreign_names():
+    index = PrefixIndex(64)
+    writers = [index.open_slot(), index.open_slot()]
+    blocks = np.arange(1, 41, dtype=np.uint64)
+    for salt, writer in enumerate(writers):
+        writer.store(Tier.GPU, None, blocks, blocks + np.uint64(1000 * salt))
+    for salt, writer in enumerate(writers):
+        writer.remove(Tier.GPU, blocks[4:] + np.uint64(1000 * salt))
+    text = b"".join(dump_chunks(index.snapshot(), 16, {0: (1, 0), 1: (2, 0)}))
+    runs = [e["event"]["data"]["stored"]["blocks"] for e in json.loads(text)["events"]]
+    assert [[b["block_hash"] for b in run] for run in runs] == [
+        [1, 2, 3, 4],
+        [1001, 1002, 1003, 1004],
+    ]
