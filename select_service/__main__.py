@@ -1,9 +1,12 @@
 """The command: reads the configuration, then runs the service."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+from typing import NoReturn
 
 from select_service.config import ConfigError, load, parser
 
@@ -18,6 +21,11 @@ def package_version() -> str:
         return "0.1.0+source"
 
 
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal before there is anything to end gracefully; the server has its own handlers."""
+    raise SystemExit(0)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a signal, 1 when the service cannot run, 2 for a wrong setting."""
     try:
@@ -29,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"select-service: error: {error}", file=sys.stderr)
         return USAGE_ERROR
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
     # Only now: the compiled kernels take half a second, which --help need not wait for.
     from select_service.app import serve
 

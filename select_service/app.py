@@ -202,21 +202,26 @@ def _announce(service: Service, listener: socket.socket) -> None:
         log.warning("variable has no effect", extra={"fields": {"variable": variable}})
 
 
-async def _run(service: Service, listener: socket.socket) -> int:
-    server = _Server(
-        uvicorn.Config(
-            Application(service),
-            http=BoundedProtocol,
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
-        )
+def server_of(service: Service) -> uvicorn.Server:
+    """The HTTP server, with every bound and no feature that nobody uses."""
+    config = uvicorn.Config(
+        Application(service),
+        http=BoundedProtocol,
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
     )
+    return _Server(config)
+
+
+async def _run(service: Service, listener: socket.socket) -> int:
+    """Serve until a signal, or until a background task fails; the supervisor of both."""
+    server = server_of(service)
     ticker = asyncio.create_task(tick_forever(service.selector, service.ingest))
     serving = asyncio.create_task(server.serve([listener]))
     await asyncio.wait((ticker, serving), return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,7 @@
 """Liveness, readiness, metrics."""
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,5 +27,6 @@ async def ready(service: Service, request: Request) -> Response:
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    text = service.metrics.render(service.selector, service.ingest)
-    return Response(text, media_type=METRICS_TYPE)
+    """Observed here, between two requests; written on a thread, which may take milliseconds."""
+    seen = service.metrics.observe(service.selector, service.ingest)
+    return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

@@ -1,0 +1,230 @@
+"""The command from start to signal, over real sockets."""
+
+import contextlib
+import signal
+import time
+
+import pytest
+
+from tests.builders import worker_body
+from tests.process.running import Running, request, run_to_end
+
+pytestmark = pytest.mark.process
+
+STOP_S_MAX = 2.0
+PROMPT = {"model_name": "m", "token_ids": list(range(10))}
+
+
+@pytest.fixture(scope="module")
+def service():
+    """One service for all that clients may do to it; none of that is a warning in its log."""
+    with Running("--threads", "1") as running:
+        assert running.call("POST", "/workers", worker_body(1)).status == 201
+        yield running
+        assert running.stop(signal.SIGTERM)[0] == 0
+        assert {line["level"] for line in running.rest_of_log()} == {"INFO"}
+
+
+# --- start
+
+
+def test_the_first_lines_tell_where_it_listens_and_how_it_is_configured():
+    with Running("--threads", "2", DYN_ROUTER_TEMPERATURE="0.5") as running:
+        assert running.lines[-1]["host"] == "127.0.0.1"
+        configuration = running.line("configuration")
+        assert configuration["threads"] == "2 (command line)"
+        assert configuration["temperature"] == "0.5 (environment DYN_ROUTER_TEMPERATURE)"
+        assert configuration["policy"] == "reference (default)"
+
+
+def test_a_port_in_use_is_one_line_and_exit_status_1(service):
+    arguments = ("--host", "127.0.0.1", "--port", str(service.port))
+    status, output, errors = run_to_end(*arguments)
+    assert (status, output) == (1, "")
+    (line,) = errors.splitlines()
+    assert line.startswith(f"select-service: error: cannot listen on 127.0.0.1:{service.port}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "named"),
+    [
+        (("--port", "x"), {}, "--port"),
+        (("--nope",), {}, "--nope"),
+        (("--indexer-peers", "http://b:8092"), {}, "not available in this version"),
+        ((), {"SELECT_SERVICE_THREADS": "0"}, "SELECT_SERVICE_THREADS"),
+        ((), {"DYN_ROUTER_TEMPERATURE": "nan"}, "DYN_ROUTER_TEMPERATURE"),
+        ((), {"DYN_ROUTER_QUEUE_THRESHOLD": "16"}, "not available in this version"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_one_line_and_exit_status_2(arguments, environment, named):
+    status, output, errors = run_to_end(*arguments, **environment)
+    assert (status, output) == (2, "")
+    (line,) = errors.splitlines()
+    assert line.startswith("select-service: error: ")
+    assert named in line
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"), [("--help", "--threads"), ("--version", "select-service ")]
+)
+def test_questions_about_the_command_are_answered_with_status_0(flag, told):
+    status, output, errors = run_to_end(flag)
+    assert (status, errors) == (0, "")
+    assert told in output
+
+
+# --- end
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_time_even_with_idle_connections(number):
+    with Running() as running, running.client() as fresh, running.client() as used:
+        used.send(request("GET", "/health"))
+        assert used.answer().status == 200
+        status, seconds = running.stop(number)
+        assert status == 0
+        assert seconds < STOP_S_MAX
+        assert fresh.ended()
+        assert used.ended()
+        assert running.rest_of_log()[-1]["message"] == "stopped"
+
+
+def test_a_request_in_flight_is_answered_before_the_end():
+    with Running() as running, running.client() as client:
+        assert running.call("POST", "/workers", worker_body(1)).status == 201
+        whole = request("POST", "/select_and_reserve", PROMPT)
+        client.send(whole[:-5])
+        time.sleep(0.1)
+        running.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        client.send(whole[-5:])
+        assert client.answer().status == 200
+        assert running.process.wait(STOP_S_MAX) == 0
+
+
+def test_a_request_that_never_ends_does_not_hold_up_the_end():
+    with Running() as running, running.client() as client:
+        client.send(request("POST", "/select", PROMPT)[:-5])
+        assert running.call("GET", "/health").status == 200
+        status, seconds = running.stop(signal.SIGTERM)
+        assert status == 0
+        assert seconds < STOP_S_MAX + 1
+
+
+# --- connections
+
+
+def test_answers_to_pipelined_requests_come_in_order(service):
+    with service.client() as client:
+        client.send(
+            request("POST", "/select", {**PROMPT, "selection_id": "a"})
+            + request("GET", "/nope")
+            + request("POST", "/select", {**PROMPT, "selection_id": "b"})
+        )
+        answers = [client.answer() for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 404, 200]
+    assert (answers[0].body["selection_id"], answers[2].body["selection_id"]) == ("a", "b")
+
+
+def test_a_chunked_body_is_read(service):
+    head = request("POST", "/select", None, transfer_encoding="chunked")
+    with service.client() as client:
+        client.send(head + b'10\r\n{"model_name":"m\r\n14\r\n","token_ids":[1,2]}\r\n0\r\n\r\n')
+        assert client.answer().status == 200
+
+
+def test_http_1_0_is_answered_and_closed(service):
+    with service.client() as client:
+        client.send(b"GET /health HTTP/1.0\r\n\r\n")
+        assert client.answer().body == {"status": "ok"}
+        assert client.ended()
+
+
+def test_expect_continue_is_honoured(service):
+    whole = request("POST", "/select", PROMPT, expect="100-continue")
+    head, body = whole.split(b"\r\n\r\n", 1)
+    with service.client() as client:
+        client.send(head + b"\r\n\r\n")
+        assert client.answer().status == 100
+        client.send(body)
+        assert client.answer().status == 200
+
+
+def test_answers_have_a_date_and_no_server_header(service):
+    headers = service.call("GET", "/health").headers
+    assert "date" in headers
+    assert "server" not in headers
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"nonsense\r\n\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /select HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+        b"POST /select HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\n\r\n",
+    ],
+    ids=lambda garbage: repr(garbage[:24]),
+)
+def test_what_is_not_http_is_told_so_in_json_and_closed(service, garbage):
+    with service.client() as client:
+        client.send(garbage)
+        answer = client.answer()
+        assert answer.status == 400
+        assert answer.body["code"] == "malformed_http"
+        assert client.ended()
+
+
+def test_an_endless_head_is_refused(service):
+    with service.client() as client, contextlib.suppress(ConnectionError):
+        client.send(b"GET /health HTTP/1.1\r\n")
+        for _ in range(5000):
+            client.send(b"x-filler: " + b"y" * 100 + b"\r\n")
+        answer = client.answer()
+        assert (answer.status, answer.body["code"]) == (431, "head_too_large")
+
+
+def test_a_body_of_8_mib_and_one_byte_is_refused_and_the_next_request_answered(service):
+    with service.client() as client:
+        client.send(request("POST", "/select", b"[" * (8 * 1024 * 1024 + 1)))
+        answer = client.answer()
+        assert (answer.status, answer.body["code"]) == (413, "body_too_large")
+        client.send(request("GET", "/health"))
+        assert client.answer().status == 200
+
+
+def test_an_endless_chunked_body_is_refused(service):
+    with service.client() as client, contextlib.suppress(ConnectionError):
+        client.send(request("POST", "/select", None, transfer_encoding="chunked"))
+        chunk = b"100000\r\n" + b"1" * 0x100000 + b"\r\n"
+        for _ in range(9):
+            client.send(chunk)
+        assert client.answer().status == 413
+
+
+def test_slow_and_half_closed_clients_do_not_delay_others(service):
+    whole = request("POST", "/select", PROMPT)
+    with contextlib.ExitStack() as stack:
+        for i in range(300):
+            client = stack.enter_context(service.client())
+            client.send(whole[: i % len(whole)])
+            if i % 3 == 0:
+                client.socket.shutdown(1)
+        begin = time.monotonic()
+        assert service.call("POST", "/select", PROMPT).status == 200
+        assert time.monotonic() - begin < 1.0
+
+
+def test_clients_that_do_not_wait_for_their_answer_leave_nothing_behind(service):
+    body = {**PROMPT, "reservation_id": "gone"}
+    for _ in range(20):
+        with service.client() as client:
+            client.send(request("POST", "/select_and_reserve", body))
+        service.call("DELETE", "/reservations/gone")
+    assert service.call("GET", "/reservations").body["total"] <= 1
+    service.call("DELETE", "/reservations/gone")
+    assert service.call("GET", "/health").status == 200
