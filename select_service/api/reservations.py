@@ -5,6 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.codec import ClientGone, body_as, json_response
+from select_service.api.route_table import PAGE_ROWS, PAGE_ROWS_MAX
 from select_service.api.selection import client_gone
 from select_service.api.service import (
     Service,
@@ -16,9 +17,6 @@ from select_service.api.service import (
 )
 from select_service.core.reservations import ReservationFilter
 from select_service.schema import U64_MAX, OutputBlockRequest, ReservationRequest, Status
-
-PAGE_ROWS_MAX = 1000
-PAGE_ROWS = 100
 
 _RESERVATION = msgspec.json.Decoder(ReservationRequest)
 _OUTPUT_BLOCK = msgspec.json.Decoder(OutputBlockRequest)
