@@ -131,20 +131,7 @@ class _Server(uvicorn.Server):
 
 def build(config: Config, version: str) -> Service:
     """All parts of a process, none of them running but the ingest threads."""
-    credit, scale = config["overlap_score_credit"], config["prefill_load_scale"]
-    weight = config["overlap_score_weight"]
-    if weight is not None:
-        scale, credit = weight, 0.0 if weight == 0 else credit
-    router = RouterConfig(
-        overlap_score_credit=credit,
-        prefill_load_scale=scale,
-        policy=config["policy"],
-        **{
-            name: config[name]
-            for name in RouterConfig._fields
-            if name not in ("overlap_score_credit", "prefill_load_scale", "policy")
-        },
-    )
+    router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
     selector = Selector(
         router,
         lambda: PrefixIndex(config["index_blocks_max"], lock=threading.Lock()),
@@ -198,6 +185,10 @@ def _announce(service: Service, listener: socket.socket) -> None:
         for name, setting in service.config.effective().items()
     }
     log.info("configuration", extra={"fields": settings})
+    weight = service.config.values["overlap_score_weight"]
+    if weight.value is not None:
+        fields = {"setting": weight.origin, "instead": "DYN_ROUTER_PREFILL_LOAD_SCALE"}
+        log.warning("deprecated variable", extra={"fields": fields})
     for variable in service.config.without_effect:
         log.warning("variable has no effect", extra={"fields": {"variable": variable}})
 

@@ -7,6 +7,7 @@ it.  A value that makes no sense stops the start: a fleet must not run on a typo
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -15,6 +16,10 @@ ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
 INDEX_BLOCKS_MAX = 2**28
 TRUE_WORDS = ("1", "true", "on", "yes")
 FALSE_WORDS = ("0", "false", "off", "no")
+DIGITS_MAX = 20
+NUMBER = re.compile(r"[0-9.eE+-]+")
+SHOWN_CHARS_MAX = 200
+"""How much of a wrong value an error line repeats."""
 
 
 class ConfigError(Exception):
@@ -34,13 +39,10 @@ class Setting(NamedTuple):
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        try:
-            value = int(text) if text.isascii() else low - 1
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
+        plain = text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+        if not plain or not low <= int(text) <= high:
             raise ValueError(f"a whole number from {low} to {high}")
-        return value
+        return int(text)
 
     return parse
 
@@ -48,7 +50,7 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 def _number(low: float, high: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
-            value = float(text)
+            value = float(text) if NUMBER.fullmatch(text) else math.nan
         except ValueError:
             value = math.nan
         if not low <= value <= high or math.isinf(value):
@@ -275,6 +277,11 @@ def parser() -> argparse.ArgumentParser:
 def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
     """Raises ConfigError for the first setting that makes no sense."""
     values = {s.name: _value(s, getattr(arguments, s.name, None), environment) for s in SETTINGS}
+    weight = values["overlap_score_weight"]
+    if weight.value is not None:  # an old variable that stands for a newer one, or for two
+        values["prefill_load_scale"] = weight
+        if weight.value == 0.0:
+            values["overlap_score_credit"] = weight
     return Config(values, tuple(name for name in WITHOUT_EFFECT if name in environment))
 
 
@@ -297,4 +304,5 @@ def _parsed(setting: Setting, source: str, text: str) -> Any:
     try:
         return setting.parse(text)
     except ValueError as expected:
-        raise ConfigError(f"{source}: expected {expected}, got `{text}`") from None
+        shown = repr(text[:SHOWN_CHARS_MAX])[1:-1]
+        raise ConfigError(f"{source}: expected {expected}, got `{shown}`") from None

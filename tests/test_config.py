@@ -49,12 +49,27 @@ def test_first_of_two_variables_of_one_setting_counts():
     assert parse([], both)["overlap_score_weight"] == 3.0
 
 
+def test_the_old_weight_stands_for_the_prefill_load_scale():
+    variable = "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT"
+    config = parse([], {variable: "2", "DYN_ROUTER_PREFILL_LOAD_SCALE": "7"})
+    assert config.values["prefill_load_scale"] == (2.0, f"environment {variable}")
+    assert config["overlap_score_credit"] == 1.0
+    config = parse([], {variable: "0"})
+    assert config.values["overlap_score_credit"] == (0.0, f"environment {variable}")
+
+
 @pytest.mark.parametrize(
     ("argv", "environment", "complaint"),
     [
         (["--port", "65536"], {}, "--port: expected a whole number from 0 to 65535, got `65536`"),
         (["--port", "8o92"], {}, "--port: expected a whole number"),
         (["--port", "٣"], {}, "--port: expected a whole number"),
+        (["--port", "8_092"], {}, "--port: expected a whole number"),
+        (["--port", " 8092"], {}, "--port: expected a whole number"),
+        (["--port", "1" * 5000], {}, "--port: expected a whole number"),
+        (["--port", "1\n2"], {}, "got `1\\n2`"),
+        (["--reservation-ttl-secs", "1_0"], {}, "--reservation-ttl-secs: expected a number"),
+        (["--reservation-ttl-secs", "1e999"], {}, "--reservation-ttl-secs: expected a number"),
         (["--threads", "0"], {}, "--threads: expected a whole number from 1 to 64"),
         (["--reservation-ttl-secs", "nan"], {}, "--reservation-ttl-secs: expected a number from 0"),
         (["--reservation-ttl-secs", "-1"], {}, "--reservation-ttl-secs: expected a number"),
