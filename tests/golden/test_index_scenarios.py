@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from tests.golden import deviations
+from tests.golden.dump_form import blocks_of, parents_come_first
 from tests.golden.exchanges import Differences
 from tests.golden.kv_publisher import KvPublisher
 from tests.golden.service_process import ServiceProcess
@@ -98,15 +99,5 @@ def _asked(service: ServiceProcess, scope: dict[str, str], step: dict[str, Any])
         return step["answer"], answer.body
     dump = service.get("/dump").body[":".join(scope.values())]
     assert dump["block_size"] == 4
-    return step["dump"], sorted(_blocks(dump["events"]))
-
-
-def _blocks(events: list[Any]) -> Iterator[str]:
-    """The blocks of a dump, however they are grouped into events."""
-    for event in events:
-        where = f"{event['worker_id']}/{event['event']['dp_rank']} {event['storage_tier']}"
-        stored = event["event"]["data"]["stored"]
-        parent = stored["parent_hash"]
-        for block in stored["blocks"]:
-            yield f"{where} {parent}>{block['block_hash']} {block['tokens_hash']}"
-            parent = block["block_hash"]
+    assert parents_come_first(dump["events"])
+    return step["dump"], blocks_of(dump["events"])
