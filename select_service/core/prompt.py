@@ -34,6 +34,7 @@ def prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
     """
     prompt = _prompt_of_tokens(body, block_size, is_eagle)
     if prompt is not None:
+        _check_unused(block_hashes=body.block_hashes, sequence_hashes=body.sequence_hashes)
         return prompt
     if body.block_hashes is None:
         raise BadRequest("block_hashes is required without token_ids")
@@ -51,8 +52,12 @@ def prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
 
 def booked_prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
     """Read the prompt of a reservation on a given rank: block hashes are not used."""
+    _check_unused(block_hashes=body.block_hashes)
     prompt = _prompt_of_tokens(body, block_size, is_eagle)
-    return _prompt_of_sequence(body) if prompt is None else prompt
+    if prompt is None:
+        return _prompt_of_sequence(body)
+    _check_unused(sequence_hashes=body.sequence_hashes)
+    return prompt
 
 
 def _prompt_of_sequence(body: PromptFields) -> Prompt:
@@ -88,6 +93,13 @@ def _mm_hashes(infos: list[BlockMmInfo | None] | None) -> Sequence[Sequence[int]
     if not infos or not any(infos):
         return None
     return [[] if info is None else [mm.mm_hash for mm in info.mm_objects] for info in infos]
+
+
+def _check_unused(**hash_lists: list[int] | None) -> None:
+    """What another form of the prompt makes superfluous must still be what the schema says."""
+    for field, hashes in hash_lists.items():
+        if hashes:
+            _hash_array(field, hashes)
 
 
 def _hash_array(field: str, hashes: list[int]) -> Hashes:
