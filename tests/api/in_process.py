@@ -44,7 +44,8 @@ class Api:
         self._runner.run(self._client.aclose())
         self._runner.close()
         self.service.ingest.close()
-        self.service.selector.check_invariants()
+        if error is None:
+            self.service.selector.check_invariants()
 
     def get(self, path: str) -> Answer:
         return self.call("GET", path)

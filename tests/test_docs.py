@@ -1,0 +1,62 @@
+"""The documents say what the service does: examples are replayed, tables are complete."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from select_service.api.route_table import ROUTES
+from select_service.config import SETTINGS, WITHOUT_EFFECT
+from tests.api.in_process import Api
+
+DOCS = Path(__file__).parent.parent / "docs"
+INTERFACE = (DOCS / "api.md").read_text()
+CONFIGURATION = (DOCS / "configuration.md").read_text()
+EXAMPLE = re.compile(r"```http\n(\w+) (\S+)\n(.*?)```\n```json (\d+)\n(.*?)```", re.DOTALL)
+CLOCK_FIELDS = re.compile(r'"(age_seconds|expires_in_seconds)": [0-9.]+')
+
+
+def without_clock(body):
+    return json.loads(CLOCK_FIELDS.sub(r'"\1": 0', json.dumps(body)))
+
+
+def in_order(body):
+    return json.dumps(without_clock(body))
+
+
+def test_the_examples_of_the_interface_happen_as_written():
+    examples = EXAMPLE.findall(INTERFACE)
+    assert len(examples) == INTERFACE.count("```http") == INTERFACE.count("```json ")
+    with Api() as api:
+        for method, path, sent, status, expected in examples:
+            answer = api.call(method, path, json.loads(sent) if sent else None)
+            assert (answer.status, in_order(answer.body)) == (
+                int(status),
+                in_order(json.loads(expected)),
+            ), f"{method} {path}"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation_id)
+def test_every_route_is_in_the_document_of_the_interface(route):
+    assert f"{route.method} {route.path}" in INTERFACE
+
+
+def test_every_code_of_a_refusal_is_in_the_document_of_the_interface():
+    for route in ROUTES:
+        for refusal in route.refusals:
+            assert f"| {refusal.status} | `{refusal.code}` |" in INTERFACE
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_setting_is_in_the_document_of_the_configuration(setting):
+    rows = [line for line in CONFIGURATION.splitlines() if line.startswith("|")]
+    for name in setting.variables + ((setting.flag,) if setting.flag else ()):
+        (row,) = [row for row in rows if f"`{name}`" in row]
+        if setting.default is not None:
+            shown = str(setting.default).removesuffix(".0").lower()
+            assert f"| `{shown}" in row
+
+
+def test_variables_without_effect_are_in_the_document_of_the_configuration():
+    assert all(f"`{name}`" in CONFIGURATION for name in WITHOUT_EFFECT)
