@@ -49,8 +49,8 @@ GRACE_S = 1
 KEEP_ALIVE_S = 75
 LISTEN_BACKLOG = 2048
 THREAD_SWITCH_S = 0.0005
-"""How long a thread may keep the interpreter while another wants it.  The default of 5 ms lets a busy
-ingest thread hold up every answer; measured with scripts/bench/ingest.py."""
+"""How long a thread may keep the interpreter while another wants it.  With the default of 5 ms a
+busy ingest thread holds up every answer; measured with scripts/bench/ingest.py."""
 LOGGED_PATH_CHARS_MAX = 256
 
 HANDLERS: Mapping[str, Handler] = {

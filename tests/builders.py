@@ -3,8 +3,8 @@
 from random import Random
 
 import msgspec
-from indexer.prefix_index import PrefixIndex
 
+from indexer.prefix_index import PrefixIndex
 from select_service.core.cost import RouterConfig
 from select_service.core.selector import Selector
 from select_service.schema import (

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
-from indexer.endpoints import endpoint_error, port_plus
 from sortedcontainers import SortedDict
 
+from indexer.endpoints import endpoint_error, port_plus
 from select_service.core.identity import PartitionKey, Rank
 from select_service.errors import CapacityExceeded, NotFound
 from select_service.schema import (

@@ -7,9 +7,8 @@ its partition, its block size or its event endpoint really changes.
 
 from collections.abc import Callable, Iterator
 
-from indexer.prefix_index import PrefixIndex, SlotWriter
-
 from indexer.kv_source import KvSource
+from indexer.prefix_index import PrefixIndex, SlotWriter
 from select_service.core.catalog import Catalog, Worker, partition_key, shortcomings
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.partition import Partition

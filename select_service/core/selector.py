@@ -2,7 +2,10 @@
 
 Every refusal is raised before the first write.  Nothing here waits, reads a clock or does I/O:
 `now` is given, in seconds of a monotonic clock, and randomness comes from the generator given at
-the start.
+the start.  The only outlet is `emit`, which is told of every admission, completed prefill and free,
+so that other replicas can follow; it must not block, raise or call back.  Output blocks are not
+told (they are too many), and neither are expiry and the leaving of a rank: each replica has leases
+and a catalog of its own, and comes to the same end by itself.
 """
 
 from collections.abc import Callable
@@ -20,6 +23,8 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import Hashes
 from select_service.core.partition import Partition, Placement
 from select_service.core.prompt import Prompt, booked_prompt_of, prompt_of
+from select_service.core.replica_events import Admitted, Event, Freed, PrefillCompleted
+from select_service.core.replica_state import ReplicaState
 from select_service.core.reservations import Booking, ReservationFilter, Reservations
 from select_service.errors import BadRequest, NotFound, NoWorkers
 from select_service.schema import (
@@ -53,6 +58,16 @@ class Decision(NamedTuple):
     explain: Callable[[], list[dict[str, Any]]]
 
 
+class Admission(NamedTuple):
+    """What is booked besides the prompt.  prefill_tokens None: prefill is not tracked."""
+
+    reservation_id: str
+    prefill_tokens: int | None
+    now: float
+    expected_output_tokens: int | None
+    lora_name: str | None
+
+
 class PartitionDump(NamedTuple):
     """What /dump needs of one partition; the copy is taken when it is called for, on any thread."""
 
@@ -73,11 +88,15 @@ class Selector:
         rng: Random,
         use_kv_events: bool = True,
         reservation_ttl_s: float = 3600.0,
+        emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self._config = config
         self._rng = rng
+        self._emit = emit
+        self.router_id = rng.getrandbits(64) or 1
         self.fleet = Fleet(new_index, use_kv_events)
-        self.held = Reservations(reservation_ttl_s)
+        self.held = Reservations(reservation_ttl_s, self.router_id)
+        self.replicas = ReplicaState(self.fleet, self.held, self.router_id, emit)
         self.expired = 0
         self.dropped_with_rank = 0
 
@@ -116,7 +135,7 @@ class Selector:
     def _drop_bookings(self, ranks: list[Rank]) -> None:
         """Ranks that leave lose their reservations."""
         for reservation_id in self.held.on_ranks(set(ranks)) if ranks else ():
-            self.free(reservation_id)
+            self._release(reservation_id)
             self.dropped_with_rank += 1
 
     # --- selection
@@ -140,8 +159,10 @@ class Selector:
         self.held.refuse_unless_room(len(prompt.sequence_hashes))
         config = overridden(self._config, request.router_config_override)
         placement = self._place(partition, prompt, request)
-        tokens = placement.effective_prefill_tokens if config.track_prefill_tokens else 0
-        self._book(partition, placement.rank, prompt, (reservation_id, tokens, now), config)
+        tokens = placement.effective_prefill_tokens if config.track_prefill_tokens else None
+        wanted = request.expected_output_tokens, request.lora_name
+        admission = Admission(reservation_id, tokens, now, *wanted)
+        self._book(partition, placement.rank, prompt, admission, config)
         partition.count(placement, reserved=True)
         decision = _decision(partition, placement, request)
         decision.selection.reservation_id = reservation_id
@@ -160,7 +181,9 @@ class Selector:
         worker = self._schedulable(partition, rank)
         self.held.refuse_unless_free(request.reservation_id)
         self.held.refuse_unless_room(len(prompt.sequence_hashes))
-        self._book(partition, rank, prompt, (request.reservation_id, tokens, now), config)
+        wanted = request.expected_output_tokens, request.lora_name
+        admission = Admission(request.reservation_id, tokens, now, *wanted)
+        self._book(partition, rank, prompt, admission, config)
         return Reservation(
             reservation_id=request.reservation_id,
             model_name=partition.key.model_name,
@@ -207,25 +230,40 @@ class Selector:
         partition: Partition,
         rank: Rank,
         prompt: Prompt,
-        what: tuple[str, int, float],
+        what: Admission,
         config: RouterConfig,
     ) -> None:
         """The only writes of an admission, after every refusal; none of them can fail."""
-        reservation_id, prefill_tokens, now = what
         slot = partition.find(rank)
         assert slot is not None
         booking = Booking(
-            reservation_id=reservation_id,
+            reservation_id=what.reservation_id,
             key=partition.key,
             rank=rank,
             slot=slot,
             sequence_hashes=self._tracked(prompt.sequence_hashes, config),
             isl_tokens=prompt.isl_tokens,
-            prefill_tokens=prefill_tokens,
-            booked_at=now,
+            prefill_tokens=what.prefill_tokens or 0,
+            booked_at=what.now,
         )
         partition.book(booking)
-        self.held.add(booking)
+        self.held.add(booking, what.now)
+        self.replicas.endings.forget(what.reservation_id)
+        self._emit(
+            Admitted(
+                model_name=partition.key.model_name,
+                tenant_id=partition.key.tenant_id,
+                block_size=partition.block_size,
+                reservation_id=what.reservation_id,
+                rank=rank,
+                router_id=self.router_id,
+                lora_name=what.lora_name,
+                sequence_hashes=booking.sequence_hashes,
+                prefill_tokens_hint=what.prefill_tokens,
+                track_prefill_tokens=what.prefill_tokens is not None,
+                expected_output_tokens=what.expected_output_tokens,
+            )
+        )
 
     def _tracked(self, sequence_hashes: Hashes, config: RouterConfig) -> Hashes:
         """The block identities that a booking counts under.
@@ -244,8 +282,9 @@ class Selector:
     def prefill_complete(self, reservation_id: str, now: float) -> None:
         """Give back the booked prefill tokens; repeating it changes nothing.  Raises NotFound."""
         booking = self.held.renew(reservation_id, now)
-        tokens = self.held.prefill_complete(booking)
-        self.fleet.partitions[booking.key].load.complete_prefill(booking.slot, tokens)
+        self.replicas.complete_prefill(booking)
+        partition = self.fleet.partitions[booking.key]
+        self.replicas.say(PrefillCompleted, partition, reservation_id, booking.rank)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None, now: float) -> None:
         """One more output block, then the decay.  Raises BadRequest, NotFound."""
@@ -261,17 +300,23 @@ class Selector:
         """Start the lease anew.  Raises NotFound."""
         self.held.renew(reservation_id, now)
 
-    def free(self, reservation_id: str) -> None:
+    def free(self, reservation_id: str, now: float) -> None:
         """Take the whole load of a reservation back.  Raises NotFound."""
+        booking = self._release(reservation_id)
+        self.replicas.endings.freed(reservation_id, now)
+        partition = self.fleet.partitions[booking.key]
+        self.replicas.say(Freed, partition, reservation_id, booking.rank)
+
+    def _release(self, reservation_id: str) -> Booking:
         booking = self.held.remove(reservation_id)
         self.fleet.partitions[booking.key].free(booking)
+        return booking
 
     def tick(self, now: float) -> list[Booking]:
         """Free what nobody renewed in time; returns it for the log."""
-        ended = [self.held.remove(reservation_id) for reservation_id in self.held.overdue(now)]
-        for booking in ended:
-            self.fleet.partitions[booking.key].free(booking)
+        ended = [self._release(reservation_id) for reservation_id in self.held.overdue(now)]
         self.expired += len(ended)
+        self.replicas.endings.tick(now)
         return ended
 
     # --- inspection
@@ -326,6 +371,7 @@ class Selector:
         """For tests."""
         self.fleet.check_invariants()
         self.held.check_invariants()
+        self.replicas.check_invariants()
         for key, partition in self.fleet.partitions.items():
             bookings = [b for b in self.held if b.key == key]
             assert all(partition.find(b.rank) == b.slot for b in bookings)
@@ -337,11 +383,11 @@ class Selector:
         assert {b.key for b in self.held} <= set(self.fleet.partitions)
 
 
-def _booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterConfig) -> int:
+def _booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterConfig) -> int | None:
     """Prefill tokens of a reservation: the caller's number, else the whole prompt when tracked."""
     tokens = request.effective_prefill_tokens
     if tokens is None:
-        return prompt.isl_tokens if config.track_prefill_tokens else 0
+        return prompt.isl_tokens if config.track_prefill_tokens else None
     if tokens > prompt.isl_tokens:
         raise BadRequest(
             f"effective_prefill_tokens ({tokens}) must not exceed isl_tokens ({prompt.isl_tokens})"

@@ -271,7 +271,7 @@ def test_reservation_ids_are_unique_over_partitions(selector):
             a_select_and_reserve(reservation_id="same", tenant_id="t2"), now=0.0
         )
     assert load_of(selector, 2) == (0, 0, 0)
-    selector.free("same")
+    selector.free("same", 0.0)
     assert load_of(selector, 1) == (0, 0, 0)
 
 
@@ -313,7 +313,7 @@ def test_reservation_names_a_schedulable_worker_and_rank(selector):
 
 def test_unknown_reservations_are_not_found(selector):
     for call in (
-        lambda: selector.free("x"),
+        lambda: selector.free("x", 0.0),
         lambda: selector.prefill_complete("x", 0.0),
         lambda: selector.output_block("x", None, 0.0),
         lambda: selector.renew("x", 0.0),
@@ -409,7 +409,7 @@ def test_without_kv_reuse_no_two_requests_share_a_block():
     for name in "ab":
         selector.reserve(a_reservation(name), now=0.0)
     assert load_of(selector) == (16, 4, 2)
-    selector.free("a")
+    selector.free("a", 0.0)
     assert load_of(selector) == (8, 2, 1)
 
 
@@ -479,8 +479,8 @@ def test_page_cursor_survives_the_end_of_the_reservation_it_names(selector):
     for i in range(4):
         selector.reserve(a_reservation(f"r{i}"), now=0.0)
     page = selector.reservations(ReservationFilter(limit=2), 0.0)
-    selector.free("r1")
-    selector.free("r2")
+    selector.free("r1", 0.0)
+    selector.free("r2", 0.0)
     rest = selector.reservations(ReservationFilter(limit=2, after=page.next), 0.0)
     assert [row.reservation_id for row in rest.reservations] == ["r3"]
 
