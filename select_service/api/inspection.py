@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import msgspec
-from indexer.snapshot import dump_chunks
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from indexer.snapshot import dump_chunks
 from select_service.api.codec import body_as, json_response
 from select_service.api.service import Service, query_of, scope_filter
 from select_service.core.selector import PartitionDump
