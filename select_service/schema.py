@@ -331,14 +331,22 @@ class ReservationRow(Struct, kw_only=True):
     prefill_tokens: int
     age_seconds: float
     expires_in_seconds: float | None
+    origin: Literal["local", "peer"]
+    router_id: int
+    sequence_hashes: list[int] | UnsetType = UNSET
 
 
 class ReservationPage(Struct, kw_only=True):
-    """Oldest first.  `next` is the `after` of the following page, null on the last one."""
+    """Oldest first.  `next` is the `after` of the following page, null on the last one.
+
+    A router id names a process from its start to its end: in a row the one that admitted the
+    reservation, in the page the one that answers.
+    """
 
     reservations: list[ReservationRow]
     total: int
     next: str | None
+    router_id: int
 
 
 # --- inspection ----------------------------------------------------------------------------------

@@ -134,10 +134,13 @@ ANSWERS: Mapping[tuple[str, int], Any] = {
                 "prefill_tokens": 38,
                 "age_seconds": 0.125,
                 "expires_in_seconds": 3599.875,
+                "origin": "local",
+                "router_id": 4242424242,
             }
         ],
         "total": 1,
         "next": None,
+        "router_id": 4242424242,
     },
     ("prefill_complete", 200): {"status": "ok"},
     ("output_block", 200): {"status": "ok"},

@@ -11,6 +11,7 @@ from select_service.api.service import (
     Service,
     now,
     path_text,
+    query_flag,
     query_number,
     query_of,
     scope_filter,
@@ -31,9 +32,8 @@ async def create(service: Service, request: Request) -> Response:
 
 
 async def listing(service: Service, request: Request) -> Response:
-    query = query_of(
-        request, "model_name", "tenant_id", "routing_group", "worker_id", "limit", "after"
-    )
+    names = ("model_name", "tenant_id", "routing_group", "worker_id", "limit", "after")
+    query = query_of(request, *names, "sequence_hashes")
     model_name, tenant_id = scope_filter(query)
     wanted = ReservationFilter(
         model_name=model_name,
@@ -41,6 +41,7 @@ async def listing(service: Service, request: Request) -> Response:
         worker_id=query_number(query, "worker_id", 0, U64_MAX),
         limit=query_number(query, "limit", 1, PAGE_ROWS_MAX) or PAGE_ROWS,
         after=query.get("after"),
+        sequence_hashes=query_flag(query, "sequence_hashes"),
     )
     return json_response(service.selector.reservations(wanted, now()))
 
@@ -63,5 +64,5 @@ async def renew(service: Service, request: Request) -> Response:
 
 
 async def free(service: Service, request: Request) -> Response:
-    service.selector.free(path_text(request, "reservation_id"))
+    service.selector.free(path_text(request, "reservation_id"), now())
     return json_response(_OK)

@@ -104,6 +104,12 @@ _PAGE = (
         Annotated[str, Meta(pattern="^[0-9]{1,18}$")],
         "The `next` of the page before.",
     ),
+    QueryParameter(
+        "sequence_hashes",
+        bool,
+        "Show the identities of the prompt blocks; makes pages shorter.",
+        False,
+    ),
 )
 
 _BODY = (
@@ -317,6 +323,7 @@ _INSPECTION_ROUTES = (
         "The index of every partition",
         {200: Answer("`model:tenant` to the blocks held.", dict[str, PartitionDumpView])},
         "As a stream of KV events that would rebuild it. Large: one entry for every block held.",
+        refusals=(CapacityExceeded,),
     ),
     Route(
         "GET",

@@ -46,6 +46,7 @@ class Service:
     ingest: Ingest
     metrics: Metrics
     catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    dumps_running: int = 0
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -147,6 +148,14 @@ def query_number(query: Mapping[str, str], name: str, low: int, high: int) -> in
     if not low <= value <= high:
         raise BadRequest(f"{name}: expected a whole number from {low} to {high}, got {value}")
     return value
+
+
+def query_flag(query: Mapping[str, str], name: str) -> bool:
+    """Raises BadRequest when it is neither `true` nor `false`."""
+    text = query.get(name, "false")
+    if text not in ("true", "false"):
+        raise BadRequest(f"{name}: expected true or false, got `{text[:64]}`")
+    return text == "true"
 
 
 def _u64(text: str, complaint: str) -> int:

@@ -26,6 +26,8 @@ from select_service.schema import ID_CHARS_MAX, NAME_CHARS_MAX, U32, U64_MAX
 
 TOPIC = b"dynamo.slot-tracker.v1"
 FRAME_BYTES_MAX = 16 * 1024 * 1024
+PATIENT_BYTES_MAX = 1024 * 1024
+"""Longest frame in a form that is rare enough to be read into Python objects first."""
 SEQUENCE_BLOCKS_MAX = 1_048_576
 """Prompt blocks of one admission; 9 bytes each, so that every admission fits into a frame."""
 DETAIL_CHARS_MAX = 200
@@ -137,9 +139,7 @@ class _Frame(Struct, kw_only=True):
 _encode = msgspec.msgpack.Encoder().encode
 _frame_of = msgspec.msgpack.Decoder(_Frame).decode
 _anything_of = msgspec.msgpack.Decoder().decode
-_integers_of = msgspec.msgpack.Decoder(
-    Annotated[list[_Unsigned], Meta(max_length=SEQUENCE_BLOCKS_MAX)] | None
-).decode
+_integers_of = msgspec.msgpack.Decoder(list[_Unsigned] | None).decode
 _UNREADABLE = (ValueError, RecursionError)  # msgspec's errors are ValueErrors, and so is bad UTF-8
 
 
@@ -199,11 +199,14 @@ def _read(sequence: Raw) -> Hashes:
     """uint64[n] of a msgpack array; nil is the empty one.  Raises ValueError."""
     raw = bytes(sequence)
     width = {0xDC: 3, 0xDD: 5}.get(raw[0])
-    if width is not None and (len(raw) - width) % _U64_ELEMENT.itemsize == 0:
-        elements = np.frombuffer(raw, _U64_ELEMENT, offset=width)
-        says = int.from_bytes(raw[1:width], "big")
-        if len(elements) == says <= SEQUENCE_BLOCKS_MAX and (elements["mark"] == _U64_MARK).all():
-            return elements["value"].astype(np.uint64)
+    if width is not None:
+        n = int.from_bytes(raw[1:width], "big")
+        if n > SEQUENCE_BLOCKS_MAX:
+            raise DecodeError(f"{n} blocks, at most {SEQUENCE_BLOCKS_MAX} expected")
+        if len(raw) == width + n * _U64_ELEMENT.itemsize:
+            elements = np.frombuffer(raw, _U64_ELEMENT, offset=width)
+            if (elements["mark"] == _U64_MARK).all():
+                return elements["value"].astype(np.uint64)
     integers = _integers_of(raw)
     return np.array(integers, np.uint64) if integers else _NO_HASHES
 
@@ -216,6 +219,8 @@ def decode(payload: bytes) -> Event:
         return _event_of(_frame_of(payload))
     except _UNREADABLE as error:
         reason = str(error)
+    if len(payload) > PATIENT_BYTES_MAX:
+        raise DecodeError(reason[:DETAIL_CHARS_MAX])
     try:
         return _event_of(_frame_of(_encode(_with_names(_anything_of(payload)))))
     except _UNREADABLE:

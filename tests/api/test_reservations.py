@@ -86,7 +86,8 @@ def test_a_decay_outside_its_range_is_a_bad_request(fleet):
 
 def test_the_listing_shows_what_is_held(fleet):
     book(fleet, "r")
-    (row,) = fleet.get("/reservations").body["reservations"]
+    page = fleet.get("/reservations").body
+    (row,) = page["reservations"]
     assert row["age_seconds"] >= 0
     assert 0 < row["expires_in_seconds"] <= 3600
     known = {name: row[name] for name in row if not name.endswith("_seconds")}
@@ -101,7 +102,17 @@ def test_the_listing_shows_what_is_held(fleet):
         "prompt_blocks": 8,
         "output_blocks": 0,
         "prefill_tokens": 34,
+        "origin": "local",
+        "router_id": page["router_id"],
     }
+
+
+def test_the_listing_shows_sequence_hashes_on_request(fleet):
+    book(fleet, "r", token_ids=None, sequence_hashes=[1, -1], isl_tokens=8)
+    (row,) = fleet.get("/reservations?sequence_hashes=true").body["reservations"]
+    assert row["sequence_hashes"] == [1, 2**64 - 1]
+    (row,) = fleet.get("/reservations?sequence_hashes=false").body["reservations"]
+    assert "sequence_hashes" not in row
 
 
 def test_the_listing_comes_in_pages_oldest_first(fleet):
@@ -136,7 +147,8 @@ def test_the_listing_is_filtered_by_model_tenant_and_worker(fleet):
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=1001", "limit=x", "limit=-1", "worker_id=x", "after=x", "limit="]
+    "query",
+    ["limit=0", "limit=1001", "limit=x", "limit=-1", "worker_id=x", "after=x", "sequence_hashes=1"],
 )
 def test_a_filter_that_makes_no_sense_is_a_bad_request(fleet, query):
     answer = fleet.get(f"/reservations?{query}")

@@ -156,7 +156,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def free(self, name):
-        if self.lifecycle(name, self.selector.free, name):
+        if self.lifecycle(name, self.selector.free, name, self.now):
             self.model.free(name)
 
     @rule(seconds=st.floats(0, 2 * TTL_S))

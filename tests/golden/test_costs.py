@@ -82,7 +82,7 @@ class InProcess:
                 reservation = schema.ReservationRequest
                 return _posted(lambda b: selector.reserve(decode(b, type=reservation), now))
             case ["reservations", name]:
-                return {"DELETE": lambda _: selector.free(name)}
+                return {"DELETE": lambda _: selector.free(name, 0.0)}
             case ["reservations", name, "prefill_complete"]:
                 return _posted(lambda _: selector.prefill_complete(name, now))
             case ["reservations", name, "output_block"]:

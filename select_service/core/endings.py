@@ -1,0 +1,97 @@
+"""Tombstones: what is remembered of reservations that are not booked here.
+
+Events of different replicas come over different connections, so the one that ends a reservation may
+overtake the one that admits it, and a list of reservations may be older than an ending that has
+been seen.  Three things are remembered of an id, each for a bounded time and number:
+
+* `freed`: it was booked here and has ended.  Kept for comparing with lists; an admission that
+  comes later is taken for a new reservation of the same name.
+* `freed_early`: it was freed before its admission came, which is therefore ignored.
+* `prefilled_early`: its prefill was over before its admission came.
+"""
+
+from collections import OrderedDict
+from typing import Literal, NamedTuple
+
+ENDINGS_MAX = 65_536
+ENDING_S_MAX = 600.0
+"""How long an ending is held against a list of reservations."""
+EARLY_S_MAX = 60.0
+"""How long an admission may be late and still meet the event that overtook it."""
+
+Kind = Literal["freed", "freed_early", "prefilled_early"]
+
+
+class _Ending(NamedTuple):
+    kind: Kind
+    at: float
+
+
+class Endings:
+    """Least recent first.  O(1) per call."""
+
+    def __init__(self) -> None:
+        self._by_id: OrderedDict[str, _Ending] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def freed(self, reservation_id: str, now: float) -> None:
+        """A reservation that was booked here has ended."""
+        self._put(reservation_id, "freed", now)
+
+    def freed_unknown(self, reservation_id: str, now: float) -> None:
+        """Something was freed that is not booked here: early, or for a second time."""
+        if self._kind(reservation_id, now) != "freed":
+            self._put(reservation_id, "freed_early", now)
+
+    def prefilled_unknown(self, reservation_id: str, now: float) -> None:
+        """The prefill of something that is not booked here is over; an ending says more."""
+        if self._kind(reservation_id, now) is None:
+            self._put(reservation_id, "prefilled_early", now)
+
+    def met_by_admission(self, reservation_id: str, now: float) -> Kind | None:
+        """What an admission that comes now has to respect."""
+        kind = self._kind(reservation_id, now)
+        return None if kind == "freed" else kind
+
+    def ended_at(self, reservation_id: str, now: float) -> float | None:
+        """When it was seen to end, if that is remembered."""
+        ending = self._by_id.get(reservation_id)
+        if ending is None or ending.kind == "prefilled_early" or ending.at + ENDING_S_MAX <= now:
+            return None
+        return ending.at
+
+    def was_prefilled(self, reservation_id: str, now: float) -> bool:
+        return self._kind(reservation_id, now) == "prefilled_early"
+
+    def forget(self, reservation_id: str) -> None:
+        """It is booked: whatever ended was another one of the same name."""
+        self._by_id.pop(reservation_id, None)
+
+    def _kind(self, reservation_id: str, now: float) -> Kind | None:
+        ending = self._by_id.get(reservation_id)
+        if ending is None:
+            return None
+        age_s_max = ENDING_S_MAX if ending.kind == "freed" else EARLY_S_MAX
+        return ending.kind if ending.at + age_s_max > now else None
+
+    def _put(self, reservation_id: str, kind: Kind, now: float) -> None:
+        self._by_id[reservation_id] = _Ending(kind, now)
+        self._by_id.move_to_end(reservation_id)
+        if len(self._by_id) > ENDINGS_MAX:
+            self._by_id.popitem(last=False)
+
+    def tick(self, now: float) -> None:
+        """Forget what is too old to matter."""
+        while self._by_id:
+            reservation_id, ending = next(iter(self._by_id.items()))
+            if ending.at + ENDING_S_MAX > now:
+                return
+            del self._by_id[reservation_id]
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        times = [ending.at for ending in self._by_id.values()]
+        assert times == sorted(times)
+        assert len(times) <= ENDINGS_MAX
