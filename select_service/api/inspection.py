@@ -11,7 +11,11 @@ from indexer.snapshot import dump_chunks
 from select_service.api.codec import body_as, json_response
 from select_service.api.service import Service, query_of, scope_filter
 from select_service.core.selector import PartitionDump
+from select_service.errors import CapacityExceeded
 from select_service.schema import PromptQuery
+
+DUMPS_MAX = 4
+"""Dumps sent at one time."""
 
 _QUERY = msgspec.json.Decoder(PromptQuery)
 
@@ -36,20 +40,27 @@ async def config(service: Service, request: Request) -> Response:
 
 
 async def dump(service: Service, request: Request) -> Response:
+    """The index, streamed; each dump holds a copy of one partition until its client has read it."""
+    if service.dumps_running >= DUMPS_MAX:
+        raise CapacityExceeded(f"{DUMPS_MAX} dumps are being sent already; ask again later")
     return StreamingResponse(_dump(service), media_type="application/json")
 
 
 async def _dump(service: Service) -> AsyncIterator[bytes]:
     """One partition after the other; each is copied and encoded on a thread, chunk by chunk."""
-    separator = b"{"
-    for partition in service.selector.dumps():
-        key = f"{partition.key.model_name}:{partition.key.tenant_id}"
-        yield separator + msgspec.json.encode(key) + b":"
-        separator = b","
-        chunks = iter(await asyncio.to_thread(_chunks, partition))
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            yield chunk
-    yield b"}" if separator == b"," else b"{}"
+    service.dumps_running += 1
+    try:
+        separator = b"{"
+        for partition in service.selector.dumps():
+            key = f"{partition.key.model_name}:{partition.key.tenant_id}"
+            yield separator + msgspec.json.encode(key) + b":"
+            separator = b","
+            chunks = iter(await asyncio.to_thread(_chunks, partition))
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                yield chunk
+        yield b"}" if separator == b"," else b"{}"
+    finally:
+        service.dumps_running -= 1
 
 
 def _chunks(partition: PartitionDump) -> Iterator[bytes]:

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import time
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
 
@@ -12,6 +13,8 @@ from select_service.app import Application, build
 from select_service.config import parse
 
 PATIENCE_S = 20.0
+
+T = TypeVar("T")
 
 
 class Answer(NamedTuple):
@@ -66,8 +69,12 @@ class Api:
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         return self.run(self._client.request(method, path, content=content, headers=given))
 
-    def run(self, request: Any) -> Answer:
-        response = self._runner.run(request)
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop of the service."""
+        return self._runner.run(work)
+
+    def run(self, request: Coroutine[Any, Any, httpx.Response]) -> Answer:
+        response = self.wait_for(request)
         is_json = response.headers.get("content-type") == "application/json"
         body = json.loads(response.content) if is_json and response.content else response.text
         return Answer(response.status_code, body, response.headers)

@@ -2,6 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from select_service.api import inspection
+
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
 
@@ -58,6 +60,22 @@ def test_the_dump_names_every_partition(fleet):
         'default:a"b': {"block_size": 8, "events": []},
         "m:default": {"block_size": 4, "events": []},
     }
+
+
+def test_more_dumps_at_one_time_than_allowed_are_refused(fleet):
+    async def first_chunks_of(dumps):
+        return [await anext(dump) for dump in dumps]
+
+    async def close(dumps):
+        for dump in dumps:
+            await dump.aclose()
+
+    dumps = [inspection._dump(fleet.service) for _ in range(inspection.DUMPS_MAX)]
+    fleet.wait_for(first_chunks_of(dumps))
+    answer = fleet.get("/dump")
+    assert (answer.status, answer.body["code"]) == (503, "capacity_exceeded")
+    fleet.wait_for(close(dumps))
+    assert fleet.get("/dump").status == 200
 
 
 def test_the_configuration_shows_values_and_where_they_came_from(api):
