@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+ROOT = Path(__file__).parents[2]
 START_S_MAX = 240.0
 """Enough to compile every kernel on a busy machine."""
 ANSWER_S_MAX = 30.0
@@ -36,7 +38,7 @@ class ServiceProcess:
         inherited |= {name: v for name, v in os.environ.items() if name.startswith("NUMBA_")}
         self._process = subprocess.Popen(
             [*command, "--port", str(self.port), *flags],
-            env={**inherited, "PYTHONPATH": os.getcwd(), **environment},
+            env={**inherited, "PYTHONPATH": str(ROOT), **environment},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
