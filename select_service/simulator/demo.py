@@ -76,7 +76,7 @@ async def _until_signalled(options: Options, console: Console) -> int:
 
 async def _demo(options: Options, console: Console) -> int:
     workload = _workload(options)
-    with console.status("compiling the kernels (about a minute the first time, then cached) ..."):
+    with console.status("compiling the kernels (a minute or two the first time, then cached) ..."):
         await compile_kernels()
     port = checked_port(options.port)
     fleet = Fleet(_shape(options), options.lose)
