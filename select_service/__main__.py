@@ -1,9 +1,11 @@
 """The command: reads the configuration, then runs the service."""
 
+import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import NoReturn
@@ -27,7 +29,10 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a signal, 1 when the service cannot run, 2 for a wrong setting."""
+    """Exit status: 0 after a signal, 1 when the service cannot run, 2 for a wrong setting.
+
+    Ends the process itself once the service has run.
+    """
     try:
         arguments = parser().parse_args(argv)
         if arguments.version:
@@ -42,7 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only now: the compiled kernels take half a second, which --help need not wait for.
     from select_service.app import serve
 
-    return serve(config, package_version())
+    status = serve(config, package_version())
+    # Everything is closed. Taking the interpreter and the compiler apart would only cost time.
+    logging.shutdown()
+    with suppress(OSError):
+        sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
