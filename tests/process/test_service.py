@@ -111,6 +111,21 @@ def test_a_request_that_never_ends_does_not_hold_up_the_end():
         assert seconds < STOP_S_MAX + 1
 
 
+# --- time
+
+
+def test_a_reservation_that_nobody_renews_expires_and_is_logged():
+    with Running("--reservation-ttl-secs", "0.5") as running:
+        running.call("POST", "/workers", worker_body(1))
+        body = {**PROMPT, "reservation_id": "left behind"}
+        assert running.call("POST", "/select_and_reserve", body).status == 200
+        line = running.line("reservations expired, their load is freed")
+        assert line["reservation_ids"] == ["left behind"]
+        assert running.call("GET", "/reservations").body["total"] == 0
+        (partition,) = running.call("GET", "/loads").body
+        assert [rank["active_requests"] for rank in partition["loads"]] == [0]
+
+
 # --- connections
 
 
