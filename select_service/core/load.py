@@ -29,8 +29,8 @@ class OutputBlocks(NamedTuple):
     fraction: float = 1.0
 
 
-class _References:
-    """(slot, hash) -> count, weight; see load_kernels."""
+class _Counted:
+    """(slot, key) -> count, weight; see load_kernels."""
 
     def __init__(self, rows: int) -> None:
         self.hash = np.zeros(rows, np.uint64)
@@ -44,18 +44,18 @@ class _References:
     ) -> tuple[Hashes, npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         return self.hash, self.slot, self.count, self.weight
 
-    def with_room_for(self, more: int) -> "_References":
+    def with_room_for(self, more: int) -> "_Counted":
         rows = _rows_for(self.used + more, len(self.hash))
         if rows == len(self.hash):
             return self
-        grown = _References(rows)
+        grown = _Counted(rows)
         kernels.rehash_references(*self.columns(), *grown.columns())
         grown.used = self.used
         return grown
 
 
 class _Holders:
-    """hash -> bitmap of slots; see load_kernels."""
+    """prefix key -> bitmap of slots; see load_kernels."""
 
     def __init__(self, rows: int, words: int) -> None:
         self.hash = np.zeros(rows, np.uint64)
@@ -86,7 +86,8 @@ class ActiveLoad:
     """Load of the slots of one partition.  Reservations are the caller's; this holds their sums."""
 
     def __init__(self) -> None:
-        self._references = _References(_ROWS_AT_FIRST)
+        self._references = _Counted(_ROWS_AT_FIRST)
+        self._prefixes = _Counted(_ROWS_AT_FIRST)
         self._holders = _Holders(_ROWS_AT_FIRST, 1)
         self._alive = np.zeros(1, np.uint64)
         self.totals = np.zeros((0, kernels.N_TOTALS), np.int64)
@@ -113,15 +114,15 @@ class ActiveLoad:
         assert prefill_tokens >= 0
         blocks = len(sequence_hashes)
         self._references = self._references.with_room_for(blocks)
+        self._prefixes = self._prefixes.with_room_for(blocks)
         self._holders = self._holders.with_room_for(blocks, len(self._alive))
-        references, holders = kernels.add_blocks(
-            *self._references.columns(),
-            *self._holders.columns(),
-            self.totals,
-            slot,
-            sequence_hashes,
+        self._references.used += kernels.add_blocks(
+            *self._references.columns(), self.totals, slot, sequence_hashes
         )
-        self._references.used += references
+        prefixes, holders = kernels.add_prefixes(
+            *self._prefixes.columns(), *self._holders.columns(), slot, sequence_hashes
+        )
+        self._prefixes.used += prefixes
         self._holders.used += holders
         self.totals[slot, kernels.PREFILL_TOKENS] += prefill_tokens
         self.totals[slot, kernels.REQUESTS] += 1
@@ -130,15 +131,13 @@ class ActiveLoad:
         self, slot: int, sequence_hashes: Hashes, prefill_tokens: int, output: OutputBlocks
     ) -> None:
         """Undo `add` with what is left of the reservation's prefill tokens and output blocks."""
-        references, holders = kernels.remove_blocks(
-            *self._references.columns(),
-            *self._holders.columns(),
-            self.totals,
-            self._fractions,
-            slot,
-            sequence_hashes,
+        self._references.used -= kernels.remove_blocks(
+            *self._references.columns(), self.totals, self._fractions, slot, sequence_hashes
         )
-        self._references.used -= references
+        prefixes, holders = kernels.remove_prefixes(
+            *self._prefixes.columns(), *self._holders.columns(), slot, sequence_hashes
+        )
+        self._prefixes.used -= prefixes
         self._holders.used -= holders
         kernels.add_weights(self.totals, self._fractions, slot, 1.0, -output.whole)
         kernels.add_weights(self.totals, self._fractions, slot, output.fraction, -output.faded)
@@ -171,7 +170,7 @@ class ActiveLoad:
         return OutputBlocks(whole=0, faded=blocks, fraction=decay_fraction)
 
     def leading_runs(self, sequence_hashes: Hashes) -> PerSlot:
-        """int64[n_slots]: leading blocks of the prompt that are live prompt blocks of the slot."""
+        """int64[n_slots]: blocks of the longest beginning shared with a live reservation."""
         out = np.empty(self.n_slots, np.int64)
         kernels.leading_runs(*self._holders.columns(), self._alive, sequence_hashes, out)
         return out
@@ -184,17 +183,23 @@ class ActiveLoad:
 
     def check_invariants(self) -> None:
         """Recompute everything that is kept incrementally.  O(rows * slots), for tests."""
-        ref, hold = self._references, self._holders
-        live = ref.slot >= 0
-        assert ref.used == np.count_nonzero(live)
-        assert hold.used == np.count_nonzero(hold.slots)
-        assert ref.used == int(hold.slots.sum()) == int(np.bitwise_count(hold.bits).sum())
-        assert (ref.count[live] > 0).all()
-        for row in np.flatnonzero(live):
-            key, slot = ref.hash[row], int(ref.slot[row])
-            assert kernels.find_reference(ref.hash, ref.slot, key, slot) == row
-            holder = kernels.find_holder(hold.hash, hold.slots, key)
-            assert hold.slots[holder] > 0
-            assert int(hold.bits[holder, slot >> 6]) >> (slot & 63) & 1
+        for table in (self._references, self._prefixes):
+            live = table.slot >= 0
+            assert table.used == np.count_nonzero(live)
+            assert (table.count[live] > 0).all()
+            for row in np.flatnonzero(live):
+                found = kernels.find_reference(
+                    table.hash, table.slot, table.hash[row], int(table.slot[row])
+                )
+                assert found == row
+        prefixes, holders = self._prefixes, self._holders
+        assert holders.used == np.count_nonzero(holders.slots)
+        bits = int(np.bitwise_count(holders.bits).sum())
+        assert prefixes.used == int(holders.slots.sum()) == bits
+        for row in np.flatnonzero(prefixes.slot >= 0):
+            slot = int(prefixes.slot[row])
+            holder = kernels.find_holder(holders.hash, holders.slots, prefixes.hash[row])
+            assert holders.slots[holder] > 0
+            assert int(holders.bits[holder, slot >> 6]) >> (slot & 63) & 1
         assert (self.totals >= 0).all()
         assert (self._fractions[self.totals[:, kernels.FRACTIONAL_BLOCKS] == 0] == 0.0).all()

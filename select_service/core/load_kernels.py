@@ -1,13 +1,17 @@
 """Compiled loops of the load tables and of the cost, over plain arrays.
 
-Two open-addressing tables per partition, both with linear probing and backward-shift deletion:
+Three open-addressing tables per partition, with linear probing and backward-shift deletion:
 
-  references  (slot, sequence hash) -> how many live reservations of that slot hold the block, and
-              its weight.  `ref_slot` is -1 in an empty row.
-  holders     sequence hash -> bitmap of the slots that hold it as a live prompt block.
-              `holder_slots` is the number of bits set, 0 in an empty row.
+  blocks    (slot, sequence hash) -> how often live reservations of that slot reference the block,
+            and its weight.  The slot is -1 in an empty row.
+  prefixes  (slot, prefix key) -> how many live reservations of that slot begin so.  A prefix key
+            stands for a block and all before it in the prompt.
+  holders   prefix key -> bitmap of the slots that have it.  `holder_slots` counts its bits,
+            0 in an empty row.
 
-The first answers "what is active on this rank", the second walks a prompt once for all ranks.
+The first answers "what is active on this rank", where a block counts once wherever it stands; the
+other two "how much of this prompt is live on which rank", walking the prompt once for all ranks.
+Clients' sequence hashes chain the blocks before them, but nothing forces them to.
 Table sizes are powers of two; the caller grows them before they are 5/8 full.
 """
 
@@ -65,6 +69,12 @@ def find_reference(ref_hash, ref_slot, key, slot):
     while ref_slot[row] >= 0 and (ref_slot[row] != slot or ref_hash[row] != key):
         row = (row + 1) & mask
     return row
+
+
+@njit("uint64(uint64, uint64)", cache=True, inline="always")
+def next_prefix(prefix, key):
+    """Key of the prefix that goes on with the block `key`; the empty prefix is 0."""
+    return mix((prefix ^ key) + _GOLDEN)
 
 
 @njit("void(uint64[::1], int32[::1], int32[::1], float64[::1], int64)", cache=True)
@@ -149,25 +159,12 @@ def _add_weight(totals, fractions, slot, weight, sign):
 
 
 @njit(
-    "UniTuple(int64, 2)(uint64[::1], int32[::1], int32[::1], float64[::1], uint64[::1], int32[::1],"
-    " uint64[:, ::1], int64[:, ::1], int64, uint64[::1])",
+    "int64(uint64[::1], int32[::1], int32[::1], float64[::1], int64[:, ::1], int64, uint64[::1])",
     cache=True,
 )
-def add_blocks(
-    ref_hash,
-    ref_slot,
-    ref_count,
-    ref_weight,
-    holder_hash,
-    holder_slots,
-    holder_bits,
-    totals,
-    slot,
-    hashes,
-):
-    """Reference every block of `hashes` once for `slot`.  Returns (new references, new hashes)."""
-    references = I64(0)
-    holders = I64(0)
+def add_blocks(ref_hash, ref_slot, ref_count, ref_weight, totals, slot, hashes):
+    """Reference every block of `hashes` once for `slot`.  Returns how many rows are new."""
+    new = I64(0)
     for key in hashes:
         row = find_reference(ref_hash, ref_slot, key, slot)
         if ref_slot[row] >= 0:
@@ -178,44 +175,79 @@ def add_blocks(
         ref_count[row] = 1
         ref_weight[row] = 1.0
         totals[slot, WHOLE_BLOCKS] += 1
-        references += 1
-        holders += _hold(holder_hash, holder_slots, holder_bits, key, slot)
-    return references, holders
+        new += 1
+    return new
 
 
 @njit(
-    "UniTuple(int64, 2)(uint64[::1], int32[::1], int32[::1], float64[::1], uint64[::1], int32[::1],"
-    " uint64[:, ::1], int64[:, ::1], float64[::1], int64, uint64[::1])",
+    "int64(uint64[::1], int32[::1], int32[::1], float64[::1], int64[:, ::1], float64[::1], int64,"
+    " uint64[::1])",
     cache=True,
 )
-def remove_blocks(
-    ref_hash,
-    ref_slot,
-    ref_count,
-    ref_weight,
-    holder_hash,
-    holder_slots,
-    holder_bits,
-    totals,
-    fractions,
-    slot,
-    hashes,
-):
-    """Undo one `add_blocks` of the same slot and hashes.  Returns (gone references, hashes)."""
-    references = I64(0)
-    holders = I64(0)
+def remove_blocks(ref_hash, ref_slot, ref_count, ref_weight, totals, fractions, slot, hashes):
+    """Undo one `add_blocks` of the same slot and hashes.  Returns how many rows are gone."""
+    gone = I64(0)
     for key in hashes:
         row = find_reference(ref_hash, ref_slot, key, slot)
         if ref_slot[row] < 0:
             continue
         ref_count[row] -= 1
-        if ref_count[row] > 0:
+        if ref_count[row] == 0:
+            _add_weight(totals, fractions, slot, ref_weight[row], -1)
+            _delete_reference(ref_hash, ref_slot, ref_count, ref_weight, row)
+            gone += 1
+    return gone
+
+
+@njit(
+    "UniTuple(int64, 2)(uint64[::1], int32[::1], int32[::1], float64[::1], uint64[::1], int32[::1],"
+    " uint64[:, ::1], int64, uint64[::1])",
+    cache=True,
+)
+def add_prefixes(
+    ref_hash, ref_slot, ref_count, ref_weight, holder_hash, holder_slots, holder_bits, slot, hashes
+):
+    """Count every prefix of `hashes` for `slot`.  Returns (new prefix rows, new holder rows)."""
+    prefixes = I64(0)
+    holders = I64(0)
+    prefix = U64(0)
+    for key in hashes:
+        prefix = next_prefix(prefix, key)
+        row = find_reference(ref_hash, ref_slot, prefix, slot)
+        if ref_slot[row] >= 0:
+            ref_count[row] += 1
             continue
-        _add_weight(totals, fractions, slot, ref_weight[row], -1)
-        _delete_reference(ref_hash, ref_slot, ref_count, ref_weight, row)
-        references += 1
-        holders += _release(holder_hash, holder_slots, holder_bits, key, slot)
-    return references, holders
+        ref_hash[row] = prefix
+        ref_slot[row] = slot
+        ref_count[row] = 1
+        prefixes += 1
+        holders += _hold(holder_hash, holder_slots, holder_bits, prefix, slot)
+    return prefixes, holders
+
+
+@njit(
+    "UniTuple(int64, 2)(uint64[::1], int32[::1], int32[::1], float64[::1], uint64[::1], int32[::1],"
+    " uint64[:, ::1], int64, uint64[::1])",
+    cache=True,
+)
+def remove_prefixes(
+    ref_hash, ref_slot, ref_count, ref_weight, holder_hash, holder_slots, holder_bits, slot, hashes
+):
+    """Undo one `add_prefixes`.  Returns (gone prefix rows, gone holder rows)."""
+    prefixes = I64(0)
+    holders = I64(0)
+    prefix = U64(0)
+    for key in hashes:
+        prefix = next_prefix(prefix, key)
+        row = find_reference(ref_hash, ref_slot, prefix, slot)
+        if ref_slot[row] < 0:
+            continue
+        ref_count[row] -= 1
+        if ref_count[row] == 0:
+            _delete_reference(ref_hash, ref_slot, ref_count, ref_weight, row)
+            prefixes += 1
+            holders += _release(holder_hash, holder_slots, holder_bits, prefix, slot)
+    return prefixes, holders
 
 
 @njit(
@@ -259,7 +291,7 @@ def active_blocks(totals, fractions, out):
     cache=True,
 )
 def leading_runs(holder_hash, holder_slots, holder_bits, alive, hashes, out):
-    """out[slot] = leading blocks of `hashes` that are all live prompt blocks of the slot.
+    """out[slot] = longest beginning that `hashes` shares with a live reservation of the slot.
 
     alive: uint64[n_words], scratch.  Walks the prompt once for all slots.
     """
@@ -267,8 +299,10 @@ def leading_runs(holder_hash, holder_slots, holder_bits, alive, hashes, out):
     out[:] = 0
     n_slots = out.shape[0]
     run = I64(0)
+    prefix = U64(0)
     for key in hashes:
-        row = find_holder(holder_hash, holder_slots, key)
+        prefix = next_prefix(prefix, key)
+        row = find_holder(holder_hash, holder_slots, prefix)
         if holder_slots[row] == 0:
             break
         left = U64(0)

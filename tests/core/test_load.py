@@ -136,7 +136,8 @@ def test_repeated_hash_in_one_prompt_counts_once(load):
 def test_leading_run_needs_the_prefix_not_the_set(load):
     load.add(0, array([1, 2, 4, 5]), 0)
     assert load.leading_runs(array([1, 2, 3, 5])).tolist() == [2, 0]
-    assert load.leading_runs(array([4, 5])).tolist() == [2, 0]
+    assert load.leading_runs(array([4, 5])).tolist() == [0, 0]
+    assert load.leading_runs(array([2, 4])).tolist() == [0, 0]
     assert load.leading_runs(array([3])).tolist() == [0, 0]
 
 

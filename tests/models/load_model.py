@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 
 @dataclass
@@ -56,10 +57,14 @@ class LoadModel:
         return sum(r.slot == slot for r in self.live.values())
 
     def leading_run(self, slot: int, query: list[int]) -> int:
-        held = self.references(slot)
-        run = 0
-        for h in query:
-            if not held[h]:
-                break
-            run += 1
-        return run
+        shared = [
+            sum(
+                1
+                for _ in takewhile(
+                    lambda pair: pair[0] == pair[1], zip(r.hashes, query, strict=False)
+                )
+            )
+            for r in self.live.values()
+            if r.slot == slot
+        ]
+        return max(shared, default=0)
