@@ -87,6 +87,11 @@ class Orphans:
             self._forget(slot, 1)
         return True
 
+    def get(self, slot: int, tier: int, engine_hash: int) -> Orphan | None:
+        """The slot's orphan of this name in this tier."""
+        mine = self._slots.get(slot)
+        return None if mine is None else mine.by_name.get((tier, engine_hash))
+
     def find(self, slot: int, engine_hash: int) -> Orphan | None:
         """The slot's orphan of this name, in whatever tier."""
         mine = self._slots.get(slot)

@@ -238,6 +238,24 @@ class PrefixIndex:
         self._header[state.UNKNOWN] -= recorded
         return recorded
 
+    def _join_orphans(
+        self, holder: int, parent: int | None, contents: list[int], names: list[int]
+    ) -> None:
+        """Blocks just announced may have been orphans: their copies join, other places are left."""
+        slot, tier, counted = holder >> 3, holder >> 1 & 3, holder & 1
+        for content, name in zip(contents, names, strict=True):
+            orphan = self._orphans.get(slot, tier, name)
+            placed = orphan is not None and self._drop_placed(slot, tier, [name]) > 0
+            if orphan is not None and placed and orphan[2:4] == (parent, content):
+                for _copy in range(orphan.copies - 1 + counted):
+                    self._store_known(holder | 1, np.array([name], np.uint64))
+            parent = name
+
+    def _drop_placed(self, slot: int, tier: int, names: list[int]) -> int:
+        """Forget orphans whose name is in the tree by now. Returns how many there were."""
+        placed = [name for name in names if self._placed(slot, tier, name)]
+        return self._forget_orphans(slot, tier, placed, True)
+
     def _adopt(self, slot: int, parents: list[int]) -> None:
         """Place the orphans waiting for some of the parents; `parents` is the work list."""
         for _ in range(min(ADOPT_STEP_MAX, len(parents))):
@@ -319,7 +337,10 @@ class SlotWriter:
                 recorded = index._store_detached(holder, parent, block_hashes, engine_hashes)
             if slot not in index._orphans:
                 return recorded
-            waiting = self._settle_orphans(tier, engine_hashes[:recorded].tolist())
+            names = engine_hashes[:recorded].tolist()
+            contents = block_hashes[:recorded].tolist()
+            index._join_orphans(holder, parent, contents, names)
+            waiting = index._orphans.awaited(slot, names)
         while waiting:
             with index._lock:
                 if not self._open or self._clearing:
@@ -342,7 +363,7 @@ class SlotWriter:
             if self.slot in index._orphans:
                 names = engine_hashes.tolist()
                 recorded += index._copy_orphans(holder, names)
-                self._settle_orphans(tier, names)
+                index._drop_placed(self.slot, tier, names)
             return recorded
 
     def remove(self, tier: Tier, engine_hashes: Hashes) -> int:
@@ -383,13 +404,6 @@ class SlotWriter:
             index._writers[self.slot] = fresh
         fresh._finish_clear()
         return fresh
-
-    def _settle_orphans(self, tier: Tier, names: list[int]) -> list[int]:
-        """After a store with orphans around: the names under which orphans wait."""
-        index = self._index
-        placed = [name for name in names if index._placed(self.slot, tier, name)]
-        index._forget_orphans(self.slot, tier, placed, True)
-        return index._orphans.awaited(self.slot, placed)
 
     def _begin_clear(self, *, closing: bool) -> bool:
         """Returns whether the caller has to do the clearing."""

@@ -88,6 +88,27 @@ def test_the_copies_of_an_orphan_are_kept():
     assert gpu(index, 1, 2) == [1]
 
 
+def test_the_copies_of_an_orphan_join_a_chain_that_brings_its_parent():
+    index, writer = an_index()
+    writer.store(Tier.GPU, 11, u64(2), u64(12))
+    writer.store(Tier.GPU, None, u64(1, 2), u64(11, 12))
+    assert index.stats().orphans == 0
+    writer.remove(Tier.GPU, u64(12))
+    assert gpu(index, 1, 2) == [2]
+    writer.remove(Tier.GPU, u64(12))
+    assert gpu(index, 1, 2) == [1]
+
+
+def test_an_empty_chain_is_stored_even_while_there_are_orphans():
+    index, writer = an_index()
+    assert writer.store(Tier.GPU, None, u64(), u64()) == 0
+    writer.store(Tier.GPU, 11, u64(2), u64(12))
+    assert writer.store(Tier.GPU, None, u64(), u64()) == 0
+    assert writer.store(Tier.GPU, 99, u64(), u64()) == 0
+    assert writer.remove(Tier.GPU, u64()) == writer.store_known(Tier.GPU, u64()) == 0
+    assert index.stats().orphans == 1
+
+
 def test_orphans_beyond_the_limit_are_dropped_and_counted():
     index, writer = an_index(orphan_blocks_max=3)
     assert writer.store(Tier.GPU, 11, u64(2, 3, 4, 5, 6), u64(12, 13, 14, 15, 16)) == 3

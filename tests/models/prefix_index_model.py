@@ -88,6 +88,9 @@ class PlaceModel:
             if above is None:
                 self._put_aside(slot, tier, name, parent, local, counted)
             else:
+                aside = self.orphans[slot].get((tier, name))
+                if aside is not None and aside[:2] == (parent, local):
+                    self._put(slot, tier, name, (*above, local), aside[2], True)
                 self._put(slot, tier, name, (*above, local), 1, counted)
             parent = name
         self._adopt(slot)
