@@ -22,45 +22,48 @@ EARLY_S_MAX = 60.0
 Kind = Literal["freed", "freed_early", "prefilled_early"]
 
 
-class _Ending(NamedTuple):
+class Ending(NamedTuple):
+    """by: the replica that said so."""
+
     kind: Kind
     at: float
+    by: int
 
 
 class Endings:
     """Least recent first.  O(1) per call."""
 
     def __init__(self) -> None:
-        self._by_id: OrderedDict[str, _Ending] = OrderedDict()
+        self._by_id: OrderedDict[str, Ending] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def freed(self, reservation_id: str, now: float) -> None:
+    def freed(self, reservation_id: str, by: int, now: float) -> None:
         """A reservation that was booked here has ended."""
-        self._put(reservation_id, "freed", now)
+        self._put(reservation_id, Ending("freed", now, by))
 
-    def freed_unknown(self, reservation_id: str, now: float) -> None:
+    def freed_unknown(self, reservation_id: str, by: int, now: float) -> None:
         """Something was freed that is not booked here: early, or for a second time."""
         if self._kind(reservation_id, now) != "freed":
-            self._put(reservation_id, "freed_early", now)
+            self._put(reservation_id, Ending("freed_early", now, by))
 
-    def prefilled_unknown(self, reservation_id: str, now: float) -> None:
+    def prefilled_unknown(self, reservation_id: str, by: int, now: float) -> None:
         """The prefill of something that is not booked here is over; an ending says more."""
         if self._kind(reservation_id, now) is None:
-            self._put(reservation_id, "prefilled_early", now)
+            self._put(reservation_id, Ending("prefilled_early", now, by))
 
     def met_by_admission(self, reservation_id: str, now: float) -> Kind | None:
         """What an admission that comes now has to respect."""
         kind = self._kind(reservation_id, now)
         return None if kind == "freed" else kind
 
-    def ended_at(self, reservation_id: str, now: float) -> float | None:
-        """When it was seen to end, if that is remembered."""
+    def ending_of(self, reservation_id: str, now: float) -> Ending | None:
+        """How it was seen to end, if that is remembered."""
         ending = self._by_id.get(reservation_id)
         if ending is None or ending.kind == "prefilled_early" or ending.at + ENDING_S_MAX <= now:
             return None
-        return ending.at
+        return ending
 
     def was_prefilled(self, reservation_id: str, now: float) -> bool:
         return self._kind(reservation_id, now) == "prefilled_early"
@@ -76,8 +79,8 @@ class Endings:
         age_s_max = ENDING_S_MAX if ending.kind == "freed" else EARLY_S_MAX
         return ending.kind if ending.at + age_s_max > now else None
 
-    def _put(self, reservation_id: str, kind: Kind, now: float) -> None:
-        self._by_id[reservation_id] = _Ending(kind, now)
+    def _put(self, reservation_id: str, ending: Ending) -> None:
+        self._by_id[reservation_id] = ending
         self._by_id.move_to_end(reservation_id)
         if len(self._by_id) > ENDINGS_MAX:
             self._by_id.popitem(last=False)

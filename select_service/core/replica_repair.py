@@ -12,8 +12,9 @@ The list comes in pages while events go on.  What keeps that safe:
   one follows; everybody can tell without asking.
 """
 
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import UNSET
@@ -22,12 +23,16 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.prompt import ISL_TOKENS_MAX
 from select_service.core.replica_events import SEQUENCE_BLOCKS_MAX, Freed, PrefillCompleted
 from select_service.core.replica_state import ReplicaState
-from select_service.core.reservations import Booking
+from select_service.core.reservations import RESERVATIONS_MAX, Booking, ReservationFilter
 from select_service.schema import ID_CHARS_MAX, U64_MAX, ReservationPage, ReservationRow
 
-CLOCK_SLACK_S = 0.05
-"""Ages are rounded and pages travel; what is that close is taken for simultaneous."""
+AGE_SLACK_S = 0.002
+CLOCK_DRIFT = 1e-4
+"""Ages are rounded, and two clocks do not run equally fast."""
 AGE_S_MAX = 1e9
+PAGE_ROWS = 1000
+PAGES_MAX = 2 * RESERVATIONS_MAX
+"""Each page has at least one row, unless the peer makes fun of us."""
 
 
 @dataclass(slots=True)
@@ -46,12 +51,40 @@ class Repaired:
 
 
 Verdict: TypeAlias = Literal[
-    "nothing", "book", "assign", "complete_prefill", "repeat_freed", "repeat_prefill"
+    "nothing",
+    "book",
+    "assign",
+    "complete_prefill",
+    "repeat_freed",
+    "repeat_prefill",
+    "revoke",
+    "trust",
 ]
 
 
+class Answer(NamedTuple):
+    """A page of the list; somewhere between the two times it was written."""
+
+    page: ReservationPage
+    asked_at: float
+    came_at: float
+
+
+Life: TypeAlias = Literal["alive", "ended", "unsure"]
+
+_VERDICT_ON_DOUBTED: Mapping[Life, Verdict] = {
+    "alive": "trust",
+    "ended": "revoke",
+    "unsure": "nothing",
+}
+
+
+class AnotherProcess(Exception):
+    """The list came from another process than the one that was asked, after a restart perhaps."""
+
+
 class Repair:
-    """One pass over the list of one peer: `lacks`, `take` for each page, `finish` at the end."""
+    """One pass over the list of one peer.  `walk` says what to ask for, and follows the answers."""
 
     def __init__(self, state: ReplicaState, router_id: int, now: float) -> None:
         """router_id: the process whose list it is; any other's must not be taken."""
@@ -61,20 +94,39 @@ class Repair:
         self._began = now
         self._listed: set[str] = set()
 
-    def lacks(self, page: ReservationPage, now: float) -> bool:
+    def walk(self) -> Generator[ReservationFilter, Answer, None]:
+        """Yields what to ask the peer for; wants the answer.
+
+        Hashes are many, so they are asked for only where something has to be booked.  Raises
+        AnotherProcess; what was done until then stays, and is right.
+        """
+        after = None
+        for _ in range(PAGES_MAX):
+            answer = yield ReservationFilter(limit=PAGE_ROWS, after=after)
+            if self._lacks(answer):
+                answer = yield ReservationFilter(limit=PAGE_ROWS, after=after, sequence_hashes=True)
+            self._take(answer)
+            after = answer.page.next
+            if after is None:
+                self._finish()
+                return
+
+    def _lacks(self, answer: Answer) -> bool:
         """Is there anything on the page that has to be booked, so that its hashes are needed?"""
         return any(
-            self._verdict(row, now) == "book" and self._place(row) is not None
-            for row in page.reservations
+            self._verdict(row, answer) == "book" and self._place(row) is not None
+            for row in answer.page.reservations
         )
 
-    def take(self, page: ReservationPage, now: float) -> None:
-        """Follow one page.  Rows without hashes are compared but not booked."""
+    def _take(self, answer: Answer) -> None:
+        page = answer.page
+        if page.router_id != self.router_id:
+            raise AnotherProcess(f"router {self.router_id} was asked, {page.router_id} answered")
         for row in page.reservations:
             self._listed.add(row.reservation_id)
-            self._follow(self._verdict(row, now), row, now)
+            self._follow(self._verdict(row, answer), row, answer.came_at)
 
-    def finish(self, now: float) -> None:
+    def _finish(self) -> None:
         """The list was complete: drop what the peer answers for and does not have any more."""
         for booking in self._state.held.held_since(self.router_id, self._began):
             if booking.reservation_id not in self._listed:
@@ -83,10 +135,12 @@ class Repair:
 
     # --- what a row asks for; changes nothing
 
-    def _verdict(self, row: ReservationRow, now: float) -> Verdict:
+    def _verdict(self, row: ReservationRow, answer: Answer) -> Verdict:
         booking = self._state.held.find(row.reservation_id)
         if booking is None:
-            return self._verdict_on_missing(row, now)
+            return self._verdict_on_missing(row, answer)
+        if row.reservation_id in self._state.doubted and row.router_id == booking.origin:
+            return _VERDICT_ON_DOUBTED[self._life(row, answer)]
         is_there = (booking.key, booking.rank) == (_key_of(row), _rank_of(row))
         if self._peer_decides(row, booking):
             return "assign" if is_there else "book"
@@ -97,15 +151,32 @@ class Repair:
         is_over = not booking.prefilling and booking.renewed_at < self._began
         return "repeat_prefill" if is_over else "nothing"
 
-    def _verdict_on_missing(self, row: ReservationRow, now: float) -> Verdict:
+    def _verdict_on_missing(self, row: ReservationRow, answer: Answer) -> Verdict:
         """Only rows of the peer's own and those that nobody answers for (us, before a restart)."""
         origin = row.router_id
-        if origin != self.router_id and not self._state.origins.is_orphan(origin, now):
+        is_orphan = self._state.origins.is_orphan(origin, answer.came_at)
+        if origin != self.router_id and not is_orphan:
             return "nothing"
-        ended_at = self._state.endings.ended_at(row.reservation_id, now)
-        if ended_at is None or ended_at < now - row.age_seconds - CLOCK_SLACK_S:
-            return "book"  # never seen to end, or what ended was an earlier one of the same name
-        return "repeat_freed" if ended_at < self._began else "nothing"
+        if self._life(row, answer) == "alive":
+            return "book"
+        ending = self._state.endings.ending_of(row.reservation_id, answer.came_at)
+        # What ended since the list was begun may well be known to the peer by now.
+        return "repeat_freed" if ending is not None and ending.at < self._began else "nothing"
+
+    def _life(self, row: ReservationRow, answer: Answer) -> Life:
+        """Was it seen to end, or did only an earlier one of the same name?
+
+        Only the one that admitted it knows its age; the others know since when they know of it.
+        """
+        ending = self._state.endings.ending_of(row.reservation_id, answer.came_at)
+        if ending is None:
+            return "alive"
+        if row.router_id != self.router_id:
+            return "ended"
+        slack = AGE_SLACK_S + CLOCK_DRIFT * row.age_seconds
+        if ending.at < answer.asked_at - row.age_seconds - slack:
+            return "alive"
+        return "ended" if ending.at > answer.came_at - row.age_seconds + slack else "unsure"
 
     def _peer_decides(self, row: ReservationRow, booking: Booking) -> bool:
         """Do we differ on who admitted it, so that the row is to be followed?"""
@@ -136,6 +207,14 @@ class Repair:
             assert booking is not None
             self._state.complete_prefill(booking)
             self.done.changed += 1
+        elif verdict == "trust":
+            self._state.endings.forget(row.reservation_id)
+            del self._state.doubted[row.reservation_id]
+        elif verdict == "revoke":
+            assert booking is not None
+            self._state.release(booking)
+            self._repeat(Freed, row)
+            self.done.changed += 1
 
     def _book(self, row: ReservationRow, now: float) -> None:
         """Book it as the peer has it, in the place of what may be there."""
@@ -161,10 +240,10 @@ class Repair:
         is_known = state.held.find(row.reservation_id) is not None
         if not state.book(booking, now, row.expires_in_seconds):
             self.done.refused += 1
-        elif is_known:
-            self.done.changed += 1
-        else:
-            self.done.added += 1
+            return
+        state.endings.forget(row.reservation_id)
+        self.done.changed += is_known
+        self.done.added += not is_known
 
     def _place(self, row: ReservationRow) -> int | None:
         """Slot of the row's rank; None when there is no such rank here."""

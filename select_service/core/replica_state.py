@@ -11,6 +11,10 @@ The contract, in the order in which an event is judged:
 * `PrefillCompleted` and `Freed` find a reservation by its id, whoever admitted it.  For an unknown
   id they are remembered, so that they win over an admission that comes late.
 
+An id that one replica freed and another admits again is either used again, which is allowed, or its
+first admission came twice.  It is booked, and doubted: doubt counts as a difference from the peer
+that admitted it, whose list then tells (`replica_repair`).
+
 Nothing is answered and nothing is passed on: each replica speaks for itself to all others.
 Every booking is a lease of this process, so what no event ends, time does.
 """
@@ -23,9 +27,14 @@ from select_service.core.fleet import Fleet
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.origins import Origins
 from select_service.core.partition import Partition
+from select_service.core.replica_agreement import Agreement
+from select_service.core.replica_digest import Difference, Digest, differences, lines_of
 from select_service.core.replica_events import Admitted, Event, Freed, PrefillCompleted
 from select_service.core.reservations import Booking, Reservations
 from select_service.errors import CapacityExceeded
+
+DOUBTED_MAX = 1024
+"""Beyond it an id that is admitted again is believed at once."""
 
 Reason: TypeAlias = Literal[
     "own",
@@ -36,8 +45,10 @@ Reason: TypeAlias = Literal[
     "freed_before",
     "not_booked",
     "capacity",
+    "stale",
 ]
-"""Why an event changed nothing.  not_booked: its reservation is not here; it is remembered."""
+"""Why an event or digest changed nothing.  not_booked: its reservation is not here, which is
+remembered; stale: a later digest came before."""
 
 
 class ReplicaState:
@@ -54,6 +65,7 @@ class ReplicaState:
         self.held = held
         self.endings = Endings()
         self.origins = Origins(router_id)
+        self.doubted: dict[str, Booking] = {}
         self.emit = emit
         self._fleet = fleet
 
@@ -72,6 +84,48 @@ class ReplicaState:
         if isinstance(event, PrefillCompleted):
             return self._prefill_completed(event, now)
         return self._freed(event, now)
+
+    def digest(self, number: int, sent: int, port: int, url: str | None) -> Digest:
+        """What we hold now, to be sent behind the events that led to it."""
+        lines, own_only = lines_of(self.held.sums, self.router_id)
+        return Digest(
+            router_id=self.router_id,
+            number=number,
+            sent=sent,
+            port=port,
+            url=url,
+            own_only=own_only,
+            lines=lines,
+        )
+
+    def compare(self, digest: Digest, agreement: Agreement, now: float) -> Reason | None:
+        """Note in `agreement` how far the sender and we are apart; changes no load."""
+        if digest.router_id == self.router_id:
+            return "own"
+        if not agreement.is_new(digest):
+            return "stale"
+        self.origins.heard_digest(digest.router_id, now)
+        found = differences(
+            digest,
+            self.held.sums,
+            self.router_id,
+            lambda origin: self.origins.is_orphan(origin, now),
+        )
+        for booking in self._still_doubted():
+            if booking.origin == digest.router_id:
+                old = found.get(booking.key, Difference())
+                found[booking.key] = old._replace(reservations=old.reservations + 1)
+        agreement.digest_came(digest, found)
+        return None
+
+    def _still_doubted(self) -> list[Booking]:
+        """Doubted bookings that are still held."""
+        self.doubted = {
+            name: booking
+            for name, booking in self.doubted.items()
+            if self.held.find(name) is booking
+        }
+        return list(self.doubted.values())
 
     def _admitted(self, partition: Partition, event: Admitted, now: float) -> Reason | None:
         slot = partition.find(event.rank)
@@ -95,12 +149,20 @@ class ReplicaState:
             origin=event.router_id,
             prefilling=early is None,
         )
-        return None if self.book(booking, now) else "capacity"
+        if not self.book(booking, now):
+            return "capacity"
+        ending = self.endings.ending_of(event.reservation_id, now)
+        overtaken = ending is not None and ending.by != event.router_id
+        if overtaken and len(self.doubted) < DOUBTED_MAX:
+            self.doubted[event.reservation_id] = booking
+        else:
+            self.endings.forget(event.reservation_id)
+        return None
 
     def _prefill_completed(self, event: PrefillCompleted, now: float) -> Reason | None:
         booking = self.held.find(event.reservation_id)
         if booking is None or booking.key != event.key:
-            self.endings.prefilled_unknown(event.reservation_id, now)
+            self.endings.prefilled_unknown(event.reservation_id, event.router_id, now)
             return "not_booked"
         self.held.renew(event.reservation_id, now)
         self.complete_prefill(booking)
@@ -109,10 +171,10 @@ class ReplicaState:
     def _freed(self, event: Freed, now: float) -> Reason | None:
         booking = self.held.find(event.reservation_id)
         if booking is None or booking.key != event.key:
-            self.endings.freed_unknown(event.reservation_id, now)
+            self.endings.freed_unknown(event.reservation_id, event.router_id, now)
             return "not_booked"
         self.release(booking)
-        self.endings.freed(event.reservation_id, now)
+        self.endings.freed(event.reservation_id, event.router_id, now)
         return None
 
     # --- changes that repair makes too
@@ -129,7 +191,6 @@ class ReplicaState:
             self.release(old)
         self._fleet.partitions[booking.key].book(booking)
         self.held.add(booking, now, lease_s)
-        self.endings.forget(booking.reservation_id)
         return True
 
     def complete_prefill(self, booking: Booking) -> None:

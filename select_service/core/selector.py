@@ -303,7 +303,7 @@ class Selector:
     def free(self, reservation_id: str, now: float) -> None:
         """Take the whole load of a reservation back.  Raises NotFound."""
         booking = self._release(reservation_id)
-        self.replicas.endings.freed(reservation_id, now)
+        self.replicas.endings.freed(reservation_id, self.router_id, now)
         partition = self.fleet.partitions[booking.key]
         self.replicas.say(Freed, partition, reservation_id, booking.rank)
 

@@ -1,0 +1,124 @@
+"""Replicas agree after whatever the network did, and no load outlives its request."""
+
+import pytest
+
+from tests.simulation.world import World
+
+AGREE_S = 45.0
+"""The stated bound (docs/replicas.md): from the end of all faults to equal reservations."""
+SEEDS = range(40)
+
+
+def a_bad_time(world, seconds=60.0, restarts=0):
+    """Loss, repeats, delays that reorder, and a partition that comes and goes."""
+    rng = world.rng
+    network = world.network
+    network.loss, network.repeat = rng.choice([0.0, 0.1, 0.3]), rng.choice([0.0, 0.1])
+    network.delay_s = rng.choice([0.001, 0.05, 0.5])
+    lonely = rng.randrange(len(world.nodes))
+    others = [n for n in range(len(world.nodes)) if n != lonely]
+    both_ways = {(lonely, n) for n in others} | {(n, lonely) for n in others}
+    one_way = {(lonely, n) for n in others}
+    world.at(seconds * 0.3, lambda: network.cut.update(rng.choice([both_ways, one_way])))
+    world.at(seconds * rng.choice([0.6, 1.0]), network.cut.clear)
+    for _ in range(restarts):
+        number = rng.randrange(len(world.nodes))
+        world.at(rng.uniform(0, seconds), lambda n=number: world.restart(n))
+    world.arrivals(per_s=4, until_s=world.time + seconds, life_s=rng.choice([1.0, 10.0]))
+    world.run(seconds)
+    network.heal()
+
+
+def until_agreed(world, bound_s=AGREE_S):
+    """Seconds until all nodes hold the same.  Fails after the bound."""
+    begin = world.time
+    while not world.agree():
+        assert world.time - begin < bound_s, f"no agreement after {bound_s} s: {world.held()}"
+        world.run(0.5)
+    return world.time - begin
+
+
+def end_all(world):
+    for name in list(world.running):
+        world.end(name)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replicas_agree_after_the_network_heals(seed):
+    world = World(seed)
+    a_bad_time(world)
+    until_agreed(world)
+    world.check_invariants()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_load_remains_when_all_requests_are_freed(seed):
+    world = World(seed)
+    a_bad_time(world)
+    end_all(world)
+    world.run(AGREE_S)
+    assert world.held() == [{}] * 3
+    world.check_invariants()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replicas_agree_although_processes_die_and_start_anew(seed):
+    world = World(seed, n_nodes=4)
+    a_bad_time(world, restarts=3)
+    until_agreed(world)
+    end_all(world)
+    until_agreed(world)
+    world.check_invariants()
+
+
+def test_a_late_joiner_knows_the_reservations_of_the_others_within_seconds():
+    world = World(7)
+    world.arrivals(per_s=20, until_s=20.0, life_s=1e9)
+    world.run(20.0)
+    world.restart(0)
+    world.run(3.0)
+    assert world.agree()
+    assert len(world.held()[0]) == len(world.running) > 300
+
+
+def test_nothing_is_repaired_while_nothing_is_lost():
+    world = World(3)
+    world.network.delay_s = 0.001
+    world.arrivals(per_s=50, until_s=60.0, life_s=2.0)
+    world.run(61.0)
+    assert sum(node.repairs for node in world.nodes) <= 6  # overtaking within a millisecond
+
+
+def test_leases_end_what_no_repair_can():
+    """The one that knew of the end dies with the knowledge."""
+    world = World(11, ttl_s=100.0)
+    world.arrivals(per_s=5, until_s=10.0, life_s=1e9)
+    world.run(12.0)
+    assert world.agree()
+    world.run(101.0)
+    assert world.held() == [{}] * 3
+
+
+def test_a_selector_that_was_cut_off_while_ids_were_used_again_follows():
+    """The same id, freed and admitted anew by another replica, is a new reservation."""
+    world = World(5)
+    world.arrivals(per_s=5, until_s=5.0, life_s=1e9)
+    world.run(8.0)
+    for name in list(world.running)[:10]:
+        world.nodes[0].selector.free(name, world.nodes[0].now())
+    world.run(0.5)
+    for name in list(world.running)[:10]:
+        world.book(name, world.nodes[1])
+    world.run(AGREE_S)
+    assert world.agree()
+    assert set(world.held()[0]) == set(world.running)
+
+
+def test_one_id_admitted_by_two_replicas_at_the_same_time_is_booked_once_everywhere():
+    world = World(9)
+    for number in range(20):
+        for node in world.nodes[:2]:
+            world.book(f"twin{number}", node)
+    world.run(AGREE_S)
+    assert world.agree()
+    assert len(world.held()[0]) == 20

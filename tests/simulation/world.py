@@ -1,0 +1,249 @@
+"""Several selectors in virtual time, joined by a network that fails in every way that one can.
+
+Everything follows from one seed.  The selectors, the bytes of events and digests, and the course of
+a repair are the real ones; only sockets and clocks are not.  Every selector has a clock of its own,
+which shows another time.
+"""
+
+import heapq
+from itertools import count
+from random import Random
+
+from select_service.core import replica_digest, replica_events
+from select_service.core.replica_agreement import Agreement
+from select_service.core.replica_digest import DIGEST_S
+from select_service.core.replica_repair import AnotherProcess, Answer, Repair
+from select_service.core.reservations import ReservationFilter
+from select_service.errors import NotFound
+from tests.builders import a_select_and_reserve, a_selector, a_worker
+
+REQUEST_S = 5.0
+"""How long a page may take before the one who asked gives up."""
+
+
+class Network:
+    """loss, repeat: chances per message; delay_s: mean; cut: (from, to) that carry nothing."""
+
+    def __init__(self, loss=0.0, repeat=0.0, delay_s=0.001):
+        self.loss, self.repeat, self.delay_s = loss, repeat, delay_s
+        self.cut = set()
+
+    def delays(self, link, rng):
+        """One entry per copy that arrives.  They are independent, so messages overtake."""
+        if link in self.cut or rng.random() < self.loss:
+            return []
+        copies = 2 if rng.random() < self.repeat else 1
+        return [rng.expovariate(1 / self.delay_s) for _ in range(copies)]
+
+    def heal(self):
+        self.__init__()
+
+
+class Node:
+    """One selector process."""
+
+    def __init__(self, world, number, n_workers, ttl_s):
+        self.world, self.number = world, number
+        self.clock_ahead_s = world.rng.uniform(0, 1e5)
+        self.sent = self.digests = self.repairs = 0
+        self.agreements = {}
+        self.repairing = set()
+        self.selector = a_selector(seed=world.rng.getrandbits(64), ttl_s=ttl_s)
+        self.selector.replicas.emit = self.selector._emit = self.publish_event
+        for worker_id in range(n_workers):
+            self.selector.register(a_worker(worker_id, data_parallel_size=2))
+
+    def now(self):
+        return self.world.time + self.clock_ahead_s
+
+    def publish_event(self, event):
+        self.sent += 1
+        self.world.broadcast(self, "event", replica_events.encode(event))
+
+    def tick(self):
+        self.selector.tick(self.now())
+        self.digests += 1
+        digest = self.selector.replicas.digest(self.digests, self.sent, 1, None)
+        self.world.broadcast(self, "digest", replica_digest.encode(digest))
+        for peer, agreement in self.agreements.items():
+            if agreement.repair_due(self.now()) and peer not in self.repairing:
+                self.start_repair(peer, agreement)
+
+    def receive(self, sender, kind, payload):
+        agreement = self.agreements.setdefault(sender, Agreement())
+        if kind == "event":
+            event = replica_events.decode(payload)
+            agreement.event_came(event.router_id)
+            self.selector.replicas.apply(event, self.now())
+        else:
+            digest = replica_digest.decode(payload)
+            self.selector.replicas.compare(digest, agreement, self.now())
+
+    def start_repair(self, peer, agreement):
+        self.repairing.add(peer)
+        self.repairs += 1
+        repair = Repair(self.selector.replicas, agreement.router_id, self.now())
+        walk = repair.walk()
+
+        def ended(is_complete):
+            self.repairing.discard(peer)
+            if is_complete:
+                agreement.repair_ended(repair.done.progress, self.now())
+            else:
+                agreement.repair_failed(self.now())
+
+        def ask(wanted):
+            asked_at = self.now()
+            self.world.request(
+                self,
+                peer,
+                wanted._replace(limit=4),
+                lambda page: arrived(Answer(page, asked_at, self.now())),
+                lambda: ended(False),
+            )
+
+        def arrived(answer):
+            try:
+                wanted = walk.send(answer)
+            except StopIteration:
+                ended(True)
+            except AnotherProcess:
+                ended(False)
+            else:
+                ask(wanted)
+
+        ask(next(walk))
+
+
+class World:
+    """The nodes, the network, the requests that clients have running, and the time in seconds."""
+
+    def __init__(self, seed, n_nodes=3, n_workers=3, ttl_s=3600.0):
+        self.rng = Random(seed)
+        self.time = 0.0
+        self.network = Network()
+        self.running = {}
+        self._n_workers, self._ttl_s = n_workers, ttl_s
+        self._due, self._order, self._names = [], count(), count()
+        self.nodes = [Node(self, i, n_workers, ttl_s) for i in range(n_nodes)]
+        self.lives = [0] * n_nodes
+        for number in range(n_nodes):
+            self.at(self.rng.uniform(0, DIGEST_S), lambda n=number: self._tick(n))
+
+    # --- time
+
+    def at(self, delay_s, action):
+        heapq.heappush(self._due, (self.time + delay_s, next(self._order), action))
+
+    def run(self, seconds):
+        end = self.time + seconds
+        while self._due and self._due[0][0] <= end:
+            self.time, _, action = heapq.heappop(self._due)
+            action()
+        self.time = end
+
+    def _tick(self, number):
+        self.nodes[number].tick()
+        self.at(DIGEST_S, lambda: self._tick(number))
+
+    # --- network
+
+    def broadcast(self, sender, kind, payload):
+        for number in range(len(self.nodes)):
+            if number != sender.number:
+                self._carry(
+                    (sender.number, number),
+                    lambda n=number: self.nodes[n].receive(sender.number, kind, payload),
+                )
+
+    def _carry(self, link, action):
+        for delay_s in self.network.delays(link, self.rng):
+            self.at(delay_s, action)
+
+    def request(self, asking, peer, wanted: ReservationFilter, arrived, failed):
+        """A page of a peer's list: asked for, read there, and brought back, or nothing."""
+        open_calls = [True]
+
+        def once(action, *arguments):
+            # A process that was restarted meanwhile has forgotten what it asked for.
+            if open_calls and self.nodes[asking.number] is asking:
+                open_calls.clear()
+                action(*arguments)
+
+        def answer():
+            node = self.nodes[peer]
+            page = node.selector.reservations(wanted, node.now())
+            self._carry((peer, asking.number), lambda: once(arrived, page))
+
+        self._carry((asking.number, peer), answer)
+        self.at(REQUEST_S, lambda: once(failed))
+
+    # --- clients
+
+    def arrivals(self, per_s, until_s, life_s):
+        """Requests arrive at random nodes until `until_s`, and live for `life_s` on average."""
+        if self.time < until_s:
+            self.at(self.rng.expovariate(per_s), lambda: self.arrivals(per_s, until_s, life_s))
+            self._arrive(life_s)
+
+    def _arrive(self, life_s):
+        name = f"r{next(self._names)}"
+        self.book(name, self.rng.choice(self.nodes))
+        self.at(self.rng.expovariate(2 / life_s), lambda: self._anywhere(name, "prefill_complete"))
+        self.at(self.rng.expovariate(1 / life_s), lambda: self.end(name))
+
+    def book(self, name, node):
+        start = self.rng.randrange(20)
+        hashes = list(range(start, start + self.rng.randrange(1, 6)))
+        node.selector.select_and_reserve(
+            a_select_and_reserve(
+                token_ids=None,
+                block_hashes=hashes,
+                sequence_hashes=hashes,
+                isl_tokens=4 * len(hashes),
+                reservation_id=name,
+            ),
+            node.now(),
+        )
+        self.running[name] = node.number
+
+    def end(self, name):
+        if name in self.running and self._anywhere(name, "free"):
+            del self.running[name]
+
+    def _anywhere(self, name, verb):
+        """Call a random node, then the one that admitted it, then all, until one knows it."""
+        if name not in self.running:
+            return False
+        first = [self.rng.choice(self.nodes), self.nodes[self.running[name]]]
+        for node in [*first, *self.nodes]:
+            try:
+                getattr(node.selector, verb)(name, node.now())
+            except NotFound:
+                continue
+            return True
+        return verb == "free"  # nobody knows it (a node died with it): it is over
+
+    def restart(self, number):
+        """The process dies and starts anew, empty and under another router id."""
+        self.nodes[number] = Node(self, number, self._n_workers, self._ttl_s)
+
+    # --- what is compared
+
+    def held(self):
+        """Per node: every reservation with its rank and prefill tokens."""
+        return [
+            {
+                b.reservation_id: (b.key, b.rank, b.prefill_tokens, sorted(b.sequence_hashes))
+                for b in node.selector.held
+            }
+            for node in self.nodes
+        ]
+
+    def agree(self):
+        first, *others = self.held()
+        return all(other == first for other in others)
+
+    def check_invariants(self):
+        for node in self.nodes:
+            node.selector.check_invariants()
