@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Records what real vLLM block pools publish and what they held: the data of tests/recordings.
+"""Records what real engine caches publish and what they held: the data of tests/recordings.
 
-Runs in an environment that has vLLM; neither a GPU nor a model is needed.  `vllm_rank` says what
-is real; this script decides who asks for what, and writes down what happens.
+Runs in an environment that has vLLM or SGLang; neither a GPU nor a model is needed.  The modules in
+`recording` say what of an engine is real; this script decides who asks for what, and writes down
+what happens.
 
-    python scripts/record_engine_streams.py --out tests/recordings            every stream
-    python scripts/record_engine_streams.py --out tests/recordings eviction   only the ones named
+    python scripts/record_engine_streams.py vllm --out tests/recordings             every stream
+    python scripts/record_engine_streams.py vllm --out tests/recordings eviction    the ones named
 
 A recording is a text file of JSON lines, compressed with xz.  The first line describes the engine,
 every other line is one step, in the order in which they happened:
@@ -24,6 +25,8 @@ that recording again with the same engine gives the same file.
 """
 
 import argparse
+import importlib
+import importlib.metadata
 import json
 import lzma
 import os
@@ -33,8 +36,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import vllm
-from vllm_rank import BLOCK_SIZE, RNG, EngineRank, Prompt, tokens
+from recording.wire import BLOCK_SIZE, RNG, Prompt, tokens
 
 INT_HASHES = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 
@@ -65,26 +67,26 @@ class Tape:
 class Fleet:
     """The ranks of one recording, and the traffic they all get."""
 
-    def __init__(self, tape: Tape, options: SimpleNamespace) -> None:
+    def __init__(self, tape: Tape, rank_class: Any, options: SimpleNamespace) -> None:
         self._tape = tape
         self.ranks = [
-            EngineRank(worker, rank, options, tape.add)
+            rank_class(worker, rank, options, tape.add)
             for worker in range(1, options.workers + 1)
             for rank in range(options.dp)
         ]
         self._seen: list[Prompt] = []
         self._roots = [{"token_ids": tokens(BLOCK_SIZE * n)} for n in (1, 2, 4)]
 
-    def traffic(self, requests: int, **extra: Any) -> None:
+    def traffic(self, requests: int) -> None:
         """Prompts that share beginnings, each to some rank."""
         for _ in range(requests):
             grown = self._seen[-20:] if self._seen and RNG.random() < 0.7 else self._roots
             start = RNG.choice(grown)["token_ids"]
-            prompt = {"token_ids": start + tokens(RNG.randrange(3 * BLOCK_SIZE)), **extra}
+            prompt = {"token_ids": start + tokens(RNG.randrange(3 * BLOCK_SIZE))}
             prompt["token_ids"] = prompt["token_ids"][: 14 * BLOCK_SIZE]
             self.run(RNG.choice(self.ranks), prompt, RNG.randrange(BLOCK_SIZE))
 
-    def run(self, rank: EngineRank, prompt: Prompt, output_tokens: int = 0) -> None:
+    def run(self, rank: Any, prompt: Prompt, output_tokens: int = 0) -> None:
         self._seen.append(prompt)
         rank.run(prompt, output_tokens)
 
@@ -94,7 +96,10 @@ class Fleet:
         numbers = sorted({self._tape.prompt(prompt) for prompt in asked})
         ordered = sorted(asked, key=self._tape.prompt)
         unique = [p for i, p in enumerate(ordered) if i == 0 or p != ordered[i - 1]]
-        truth = {f"{r.worker}/{r.rank}": [r.held(p) for p in unique] for r in self.ranks}
+        truth = {
+            f"{rank.stream.worker}/{rank.stream.rank}": [rank.held(p) for p in unique]
+            for rank in self.ranks
+        }
         self._tape.add("truth", numbers, truth)
 
     def close(self) -> None:
@@ -148,10 +153,10 @@ def late_subscriber(fleet: Fleet) -> None:
 def lose(fleet: Fleet, batches: int) -> None:
     """The next batches of every rank do not arrive; then one does."""
     for rank in fleet.ranks:
-        rank.lose = batches
+        rank.stream.lose = batches
     fleet.traffic(14)
     for rank in fleet.ranks:
-        while rank.lose:
+        while rank.stream.lose:
             fleet.run(rank, {"token_ids": tokens(2 * BLOCK_SIZE)})
         fleet.run(rank, {"token_ids": tokens(2 * BLOCK_SIZE)})
     fleet.check()
@@ -178,20 +183,35 @@ def restart(fleet: Fleet) -> None:
 
 def salts_adapters_images(fleet: Fleet) -> None:
     """One prompt under two salts, two adapters, with two images and plain, on different ranks."""
-    shared = tokens(6 * BLOCK_SIZE)
     image = [None, {"mm_objects": [{"mm_hash": 0xFEDCBA9876543210, "offsets": [[16, 32]]}]}]
     other = [None, {"mm_objects": [{"mm_hash": 77, "offsets": [[16, 32]]}]}]
-    kinds: list[Prompt] = [
-        {"token_ids": shared},
-        {"token_ids": shared, "cache_salt": "tenant-a"},
-        {"token_ids": shared, "cache_salt": "tenant-b"},
-        {"token_ids": shared, "lora_name": "adapter-a"},
-        {"token_ids": shared, "lora_name": "adapter-b"},
-        {"token_ids": shared, "lora_name": "adapter-a", "cache_salt": "tenant-a"},
-        {"token_ids": shared, "block_mm_infos": image},
-        {"token_ids": shared, "block_mm_infos": other},
-        {"token_ids": shared, "block_mm_infos": image, "cache_salt": "tenant-a"},
+    images: list[Prompt] = [
+        {"block_mm_infos": image},
+        {"block_mm_infos": other},
+        {"block_mm_infos": image, "cache_salt": "tenant-a"},
     ]
+    same_tokens(fleet, [*SALTS_AND_ADAPTERS, *images])
+
+
+def salts_adapters(fleet: Fleet) -> None:
+    same_tokens(fleet, SALTS_AND_ADAPTERS)
+
+
+SALTS_AND_ADAPTERS: list[Prompt] = [
+    {},
+    {"cache_salt": "tenant-a"},
+    {"cache_salt": "tenant-b"},
+    {"lora_name": "adapter-a"},
+    {"lora_name": "adapter-b"},
+    {"lora_name": "adapter-a", "cache_salt": "tenant-a"},
+]
+
+
+def same_tokens(fleet: Fleet, differences: list[Prompt]) -> None:
+    """Prompts of the same tokens that must not be taken for each other, and continuations."""
+    kinds = [{"token_ids": tokens(6 * BLOCK_SIZE), **difference} for difference in differences]
+    for kind in kinds:
+        kind["token_ids"] = kinds[0]["token_ids"]
     for place, kind in enumerate(kinds):
         fleet.run(fleet.ranks[place % len(fleet.ranks)], kind, BLOCK_SIZE)
         fleet.check(kinds)
@@ -202,55 +222,83 @@ def salts_adapters_images(fleet: Fleet) -> None:
         fleet.check([*kinds, kind])
 
 
-SMALL, LARGE = 49, 513
-"""Blocks of a pool that evicts soon, or never."""
+def eagle(fleet: Fleet) -> None:
+    """A block is 16 tokens and the one after them."""
+    for _ in range(4):
+        fleet.traffic(8)
+        fleet.check()
 
-SCENARIOS: dict[str, tuple[Callable[[Fleet], None], dict[str, Any]]] = {
+
+SMALL, LARGE = 49, 513
+"""Blocks of a cache that evicts soon, or never."""
+
+Scenarios = dict[str, tuple[Callable[[Fleet], None], dict[str, Any]]]
+
+COMMON: Scenarios = {
     "no_eviction": (no_eviction, {"num_blocks": LARGE}),
     "eviction": (eviction, {}),
-    "duplicates": (duplicates, {"workers": 1}),
     "lost_batches": (lost_batches, {}),
     "late_subscriber": (late_subscriber, {}),
     "reset": (reset, {}),
     "restart": (restart, {}),
     "two_ranks": (eviction, {"workers": 1, "dp": 2}),
     "two_ranks_lost": (lost_batches, {"workers": 1, "dp": 2}),
+}
+VLLM: Scenarios = {
+    "duplicates": (duplicates, {"workers": 1}),
     "cpu_tier": (eviction, {"cpu_blocks": 100, "cpu_tokens": True}),
     "cpu_tier_hash_only": (eviction, {"cpu_blocks": 100}),
     "bytes_hashes": (eviction, {"int_hashes": "0"}),
     "salts_adapters_images": (salts_adapters_images, {"num_blocks": LARGE}),
 }
+SGLANG: Scenarios = {
+    "salts_adapters": (salts_adapters, {"num_blocks": LARGE}),
+    "dynamo_format": (eviction, {"dynamo_format": True}),
+    "dynamo_format_salts": (salts_adapters, {"num_blocks": LARGE, "dynamo_format": True}),
+    "eagle": (eagle, {"is_eagle": True}),
+}
+ENGINES: dict[str, Scenarios] = {"vllm": COMMON | VLLM, "sglang": COMMON | SGLANG}
+DEFAULTS = {
+    "workers": 2,
+    "dp": 1,
+    "num_blocks": SMALL,
+    "cpu_blocks": 0,
+    "cpu_tokens": False,
+    "dynamo_format": False,
+    "is_eagle": False,
+    "int_hashes": "1",
+}
 
 
-def record(name: str, out: Path) -> Path:
+def record(engine: str, name: str, out: Path) -> Path:
     """Run one scenario and write its file."""
-    play, given = SCENARIOS[name]
-    defaults = {"workers": 2, "dp": 1, "num_blocks": SMALL, "cpu_blocks": 0, "cpu_tokens": False}
-    options = SimpleNamespace(**{**defaults, "int_hashes": "1", **given})
+    play, given = ENGINES[engine][name]
+    options = SimpleNamespace(**{**DEFAULTS, **given})
     os.environ[INT_HASHES] = options.int_hashes
     RNG.seed(name)
-    about = {key: value for key, value in vars(options).items() if key != "int_hashes"}
-    tape = Tape(
-        engine="vllm", version=vllm.__version__, scenario=name, block_size=BLOCK_SIZE, **about
-    )
-    fleet = Fleet(tape, options)
+    version = importlib.metadata.version(engine)
+    about = {"engine": engine, "version": version, "scenario": name, "block_size": BLOCK_SIZE}
+    tape = Tape(**about, workers=options.workers, dp=options.dp, is_eagle=options.is_eagle)
+    rank_class = importlib.import_module(f"recording.{engine}_rank").EngineRank
+    fleet = Fleet(tape, rank_class, options)
     play(fleet)
     fleet.close()
-    path = out / f"vllm-{vllm.__version__}-{name}.jsonl.xz"
+    path = out / f"{engine}-{version}-{name}.jsonl.xz"
     tape.write(path)
     return path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Record KV event streams of a real vLLM.")
-    parser.add_argument("scenarios", nargs="*", metavar="scenario", help=", ".join(SCENARIOS))
+    parser = argparse.ArgumentParser(description="Record KV event streams of a real engine.")
+    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("scenarios", nargs="*", metavar="scenario")
     parser.add_argument("--out", type=Path, required=True, help="directory for the recordings")
-    arguments = parser.parse_args()
-    unknown = set(arguments.scenarios) - set(SCENARIOS)
-    if unknown:
-        parser.error(f"no such scenario: {', '.join(sorted(unknown))}")
-    for name in arguments.scenarios or SCENARIOS:
-        path = record(name, arguments.out)
+    arguments = parser.parse_intermixed_args()
+    known = ENGINES[arguments.engine]
+    if set(arguments.scenarios) - set(known):
+        parser.error(f"scenarios of {arguments.engine}: {', '.join(known)}")
+    for name in arguments.scenarios or known:
+        path = record(arguments.engine, name, arguments.out)
         print(f"{path}: {path.stat().st_size} bytes", file=sys.stderr)
 
 

@@ -24,6 +24,7 @@ class Readers:
         self._counted = counted
         self.index = PrefixIndex(BLOCKS_MAX)
         self.block_size = recording.about["block_size"]
+        self.is_eagle = recording.about["is_eagle"]
         self.delay = delay
         self.writers = {place: self.index.open_slot() for place in recording.places}
         self.feeds = {place: self._feed(place) for place in recording.places}
@@ -39,7 +40,7 @@ class Readers:
             endpoint="inproc://live",
             replay_endpoint="inproc://replay",
             block_size=self.block_size,
-            is_eagle=False,
+            is_eagle=self.is_eagle,
             counted=self._counted,
             writers=writers,
         )
@@ -79,7 +80,7 @@ class Readers:
         """Every overlap that differs: (place, prompt, [gpu, gpu+cpu] found, the same as held)."""
         differing = []
         for i, prompt in enumerate(truth.prompts):
-            matched = self.index.match(path_of(prompt, self.block_size))
+            matched = self.index.match(path_of(prompt, self.block_size, self.is_eagle))
             for place, rows in truth.held.items():
                 found = matched[self.writers[place].slot, :2].tolist()
                 if found != rows[i]:
@@ -87,7 +88,7 @@ class Readers:
         return differing
 
 
-def path_of(prompt: dict[str, Any], block_size: int) -> np.ndarray:
+def path_of(prompt: dict[str, Any], block_size: int, is_eagle: bool) -> np.ndarray:
     tokens = np.array(prompt["token_ids"], np.uint32)
     infos = prompt.get("block_mm_infos")
     mm_hashes = infos and [
@@ -99,6 +100,7 @@ def path_of(prompt: dict[str, Any], block_size: int) -> np.ndarray:
         tokens,
         block_size,
         lora_name=prompt.get("lora_name"),
+        is_eagle=is_eagle,
         cache_salt=prompt.get("cache_salt"),
         mm_hashes=mm_hashes,
     )

@@ -13,8 +13,8 @@ from tests.golden.service_process import ServiceProcess
 pytestmark = pytest.mark.process
 
 STREAMS = [
-    f"vllm-{version}-{scenario}"
-    for version in ("0.23.0", "0.33.0")
+    f"{version}-{scenario}"
+    for version in ("vllm-0.23.0", "vllm-0.33.0")
     for scenario in (
         "duplicates",
         "late_subscriber",
@@ -23,6 +23,9 @@ STREAMS = [
         "cpu_tier_hash_only",
         "salts_adapters_images",
     )
+] + [
+    f"sglang-0.5.23-{scenario}"
+    for scenario in ("eviction", "late_subscriber", "salts_adapters", "eagle")
 ]
 PORT_ATTEMPTS_MAX = 50
 ANSWER_S_MAX = 20
@@ -104,6 +107,7 @@ class Fleet:
             "endpoint": "http://127.0.0.1:1",
             "block_size": self._about["block_size"],
             "data_parallel_size": self._about["dp"],
+            "is_eagle": self._about["is_eagle"],
             "kv_events_endpoints": {
                 str(p.dp_rank): f"tcp://127.0.0.1:{e.live_port}" for p, e in engines.items()
             },

@@ -1,4 +1,4 @@
-"""One rank of a real vLLM without GPU and model: its block pool, its CPU tier, its event publisher.
+"""One rank of a real vLLM without GPU and model: block pool, CPU tier and event publisher.
 
 Real are the block pool (allocation, LRU eviction, duplicate blocks), the block hashing, the policy
 of the CPU tier and the event publisher with its replay server.  Ours is the stand-in for the
@@ -7,12 +7,9 @@ scheduler that moves a request through the pool.  Works with vLLM 0.23 to 0.33.
 Source of the shapes of CPU tier events: vLLM's offloading connector.
 """
 
-import base64
 import inspect
 import os
-import random
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +17,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["PYTHONHASHSEED"] = "0"
 
 import torch
-import zmq
+from recording.wire import BLOCK_SIZE, RNG, TOKENS, Prompt, Stream, call_known, count_while
 from vllm.distributed.kv_events import (
     BlockRemoved,
     BlockStored,
@@ -38,74 +35,8 @@ from vllm.v1.kv_offload.base import ReqContext, get_offload_block_hash, make_off
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.request import Request
 
-BLOCK_SIZE = 16
-TOKENS = 150_000
-"""Vocabulary; most token ids take three or five bytes in msgpack, as in real streams."""
-RECEIVE_S_MAX = 5.0
-SUBSCRIPTION_S = 0.3
-END_OF_REPLAY = b"\xff" * 8
-RNG = random.Random()
-
 kv_cache_utils.init_none_hash(sha256)
 HASHER = kv_cache_utils.get_request_block_hasher(BLOCK_SIZE, sha256)
-
-Prompt = dict[str, Any]
-"""`token_ids` and, if any, `lora_name`, `cache_salt`, `block_mm_infos`: the fields of the API."""
-
-
-def call_known(function: Callable[..., Any], **values: Any) -> Any:
-    """Call with those of `values` that this version of the engine has parameters for."""
-    known = inspect.signature(function).parameters
-    return function(**{name: value for name, value in values.items() if name in known})
-
-
-def tokens(n: int) -> list[int]:
-    return [RNG.randrange(TOKENS) for _ in range(n)]
-
-
-def text_of(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-class Wire:
-    """One publisher's two sockets, heard from outside."""
-
-    lives = 0
-
-    def __init__(self, rank: int) -> None:
-        Wire.lives += 1
-        live, replay = f"inproc://live-{Wire.lives}", f"inproc://replay-{Wire.lives}"
-        self.publisher = ZmqEventPublisher(rank, endpoint=live, replay_endpoint=replay)
-        context = zmq.Context.instance()
-        self._live = context.socket(zmq.SUB)
-        self._live.set(zmq.RCVHWM, 0)
-        self._live.subscribe(b"")
-        self._live.connect(ZmqEventPublisher.offset_endpoint_port(live, rank))
-        self._replay_endpoint = ZmqEventPublisher.offset_endpoint_port(replay, rank)
-        time.sleep(SUBSCRIPTION_S)
-
-    def receive(self, expected: int) -> list[bytes]:
-        """The frames of the next live message, which must carry the sequence number `expected`."""
-        assert self._live.poll(1000 * RECEIVE_S_MAX), f"batch {expected} was not published"
-        frames = self._live.recv_multipart()
-        assert int.from_bytes(frames[1], "big") == expected
-        return frames
-
-    def replay(self, first: int) -> list[list[bytes]]:
-        """What the replay server answers to a request for `first`, without the identity frame."""
-        socket = zmq.Context.instance().socket(zmq.DEALER)
-        socket.connect(self._replay_endpoint)
-        socket.send_multipart([b"", first.to_bytes(8, "big")])
-        answer: list[list[bytes]] = []
-        while not answer or answer[-1][-2:] != [END_OF_REPLAY, b""]:
-            assert socket.poll(1000 * RECEIVE_S_MAX), "the replay server does not answer"
-            answer.append(socket.recv_multipart())
-        socket.close(linger=0)
-        return answer
-
-    def close(self) -> None:
-        self.publisher.shutdown()
-        self._live.close(linger=0)
 
 
 class CpuTier:
@@ -183,16 +114,10 @@ class EngineRank:
     """One data-parallel rank: a block pool and its publisher."""
 
     def __init__(
-        self,
-        worker: int,
-        rank: int,
-        options: SimpleNamespace,
-        record: Callable[..., None],
+        self, worker: int, rank: int, options: SimpleNamespace, record: Callable[..., None]
     ) -> None:
-        """`record` takes the steps of a recording as they happen."""
-        self.worker, self.rank = worker, rank
-        self._options, self._record = options, record
-        self.lose = 0
+        self._options = options
+        self.stream = Stream(ZmqEventPublisher, worker, rank, record)
         self._start()
 
     def _start(self) -> None:
@@ -223,13 +148,11 @@ class EngineRank:
         self._cpu: CpuTier | None = None
         if self._options.cpu_blocks:
             self._cpu = CpuTier(self._options.cpu_blocks, self._options.cpu_tokens)
-        self._wire = Wire(self.rank)
-        self._batches = 0
-        self._lost_from: int | None = None
 
     def restart(self) -> None:
         """The engine process ends and comes back: empty pool, sequence numbers from 0."""
-        self._wire.close()
+        self.stream.close()
+        self.stream.open()
         self._start()
 
     def reset(self) -> None:
@@ -262,35 +185,12 @@ class EngineRank:
         return gpu, gpu + more
 
     def close(self) -> None:
-        self._wire.close()
+        self.stream.close()
 
     def _publish(self, more: list[Any]) -> None:
         events = [*self._pool.take_events(), *more]
-        if not events:
-            return
-        sequence = self._batches
-        self._batches += 1
-        self._wire.publisher.publish(KVEventBatch(ts=float(sequence), events=events))
-        topic, _, payload = self._wire.receive(sequence)
-        if self.lose:
-            self.lose -= 1
-            self._lost_from = sequence if self._lost_from is None else self._lost_from
-            return
-        where = (self.worker, self.rank)
-        if self._lost_from is not None:
-            answer = [[text_of(f) for f in frames] for frames in self._wire.replay(self._lost_from)]
-            self._record("replay", *where, self._lost_from, answer)
-            self._lost_from = None
-        self._record("live", *where, sequence, topic.decode(), text_of(payload))
-
-
-def count_while(test: Callable[[Any], Any], items: Iterable[Any]) -> int:
-    count = 0
-    for item in items:
-        if not test(item):
-            break
-        count += 1
-    return count
+        if events:
+            self.stream.publish(lambda ts: KVEventBatch(ts=ts, events=events))
 
 
 def request_of(prompt: Prompt) -> Request:
