@@ -141,7 +141,7 @@ class Repair:
             return self._verdict_on_missing(row, answer)
         if row.reservation_id in self._state.doubted and row.router_id == booking.origin:
             return _VERDICT_ON_DOUBTED[self._life(row, answer)]
-        is_there = (booking.key, booking.rank) == (_key_of(row), _rank_of(row))
+        is_there = _is_same(row, booking)
         if self._peer_decides(row, booking):
             return "assign" if is_there else "book"
         if not is_there:
@@ -266,6 +266,16 @@ def _key_of(row: ReservationRow) -> PartitionKey:
 
 def _rank_of(row: ReservationRow) -> Rank:
     return Rank(row.worker_id, row.dp_rank)
+
+
+def _is_same(row: ReservationRow, booking: Booking) -> bool:
+    """Do both have the same load on the same rank, but for the course of the prefill?"""
+    is_over = row.state == "decode" or not booking.prefilling
+    return (
+        (booking.key, booking.rank) == (_key_of(row), _rank_of(row))
+        and len(booking.sequence_hashes) == row.prompt_blocks
+        and (is_over or booking.prefill_tokens == row.prefill_tokens)
+    )
 
 
 def checked(page: ReservationPage) -> ReservationPage:

@@ -119,6 +119,5 @@ def test_one_id_admitted_by_two_replicas_at_the_same_time_is_booked_once_everywh
     for number in range(20):
         for node in world.nodes[:2]:
             world.book(f"twin{number}", node)
-    world.run(AGREE_S)
-    assert world.agree()
+    until_agreed(world)
     assert len(world.held()[0]) == 20
