@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -23,6 +24,8 @@ REQUEST_READ_S_MAX = 30.0
 UNREAD_S_MAX = 30.0
 """How long a client may leave an answer lying without taking any of it."""
 WATCH_EVERY_S = 5.0
+
+OFFER_HEADERS = (b"upgrade", b"http2-settings")
 
 _QUIET = logging.getLogger("uvicorn.error.connection")
 _QUIET.setLevel(logging.ERROR)
@@ -50,23 +53,62 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            rest: bytes | None = data
+            while rest is not None:
+                rest = self._feed(rest)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 text = f"request line and headers exceed {HEAD_BYTES_MAX} bytes"
                 self._refuse(431, text, "head_too_large")
 
+    def _feed(self, data: bytes) -> bytes | None:
+        """Parse.  Returns what is to be parsed anew after a head that offers another protocol.
+
+        The offer is not taken, so the request stands as if it had not been made; the parser though
+        would take the body for the other protocol.  Java's HTTP client offers h2c with every first
+        request, and the body of that must not be lost.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            head = self._head_without_offer()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            return head + data[offer.args[0] :]
+        return None
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = (word.strip() for word in value.split(b","))
+                value = b", ".join(w for w in words if w.lower() not in OFFER_HEADERS)
+            if value and name not in OFFER_HEADERS:
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
+        self._offers_upgrade = False
         self._began = self.loop.time()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._offers_upgrade = True
+            return
         super().on_headers_complete()
         self._in_head = False
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade:
+            return
         self._began = None
         super().on_message_complete()
 

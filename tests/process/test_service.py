@@ -148,6 +148,28 @@ def test_a_chunked_body_is_read(service):
         assert client.answer().status == 200
 
 
+OFFER = {"upgrade": "h2c", "http2_settings": "AAMAAABk", "connection": "Upgrade, HTTP2-Settings"}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_request_that_offers_another_protocol_is_answered_in_this_one(service, at_once):
+    offered = request("POST", "/select", {**PROMPT, "selection_id": "a"}, **OFFER)
+    sent = offered + offered.replace(b'"a"', b'"b"') + request("GET", "/health", **OFFER)
+    with service.client() as client:
+        for piece in [sent] if at_once else [sent[i : i + 7] for i in range(0, len(sent), 7)]:
+            client.send(piece)
+        assert [client.answer().body["selection_id"] for _ in range(2)] == ["a", "b"]
+        assert client.answer().body == {"status": "ok"}
+
+
+def test_an_offer_with_the_wish_to_close_is_closed(service):
+    fields = OFFER | {"connection": "close, Upgrade"}
+    with service.client() as client:
+        client.send(request("POST", "/select", PROMPT, **fields))
+        assert client.answer().status == 200
+        assert client.ended()
+
+
 def test_http_1_0_is_answered_and_closed(service):
     with service.client() as client:
         client.send(b"GET /health HTTP/1.0\r\n\r\n")
