@@ -1,0 +1,130 @@
+"""EDGE: the ZMQ SUB socket of one peer, read on the event loop.
+
+One socket per peer, so that what a peer sends, or fails to send, is counted under its name.  What
+a message means is not known here; whatever arrives, reading goes on.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from indexer.readiness import has_message
+from select_service.core.replica_digest import DIGEST_BYTES_MAX
+from select_service.core.replica_events import FRAME_BYTES_MAX
+
+QUEUED_MESSAGES_MAX = 100_000
+MESSAGE_BYTES_MAX = max(FRAME_BYTES_MAX, DIGEST_BYTES_MAX)
+"""libzmq ends the connection of a peer that sends a longer frame."""
+DRAIN_MESSAGES_MAX = 64
+"""Messages taken from one peer before requests and other peers have their turn."""
+MONITOR_EVENTS_MAX = 1000
+FRAMES = 2
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
+Receive: TypeAlias = Callable[[bytes], None]
+
+_NOBLOCK = int(zmq.NOBLOCK)
+_RCVMORE = int(zmq.RCVMORE)
+
+
+class ReplicaSubscriber:
+    """frames counts messages, dropped those that have not the right form, by reason."""
+
+    def __init__(self, endpoint: str, receivers: Mapping[bytes, Receive]) -> None:
+        """receivers: topic -> who is given the payload."""
+        self.endpoint = endpoint
+        self.connected = False
+        self.frames = 0
+        self.dropped: Counter[str] = Counter()
+        self._receivers = receivers
+        self._socket: Socket | None = None
+        self._monitor: Socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def connect(self, context: "zmq.Context[Socket]") -> None:
+        """The peer may be absent.  Raises zmq.ZMQError for an address libzmq refuses.
+
+        Source of the intervals: the reference, so that both notice a dead peer equally fast.
+        """
+        socket = context.socket(zmq.SUB)
+        options = {
+            zmq.LINGER: 0,
+            zmq.RCVHWM: QUEUED_MESSAGES_MAX,
+            zmq.MAXMSGSIZE: MESSAGE_BYTES_MAX,
+            zmq.RECONNECT_IVL: 100,
+            zmq.RECONNECT_IVL_MAX: 5000,
+            zmq.TCP_KEEPALIVE: 1,
+            zmq.HEARTBEAT_IVL: 5000,
+            zmq.HEARTBEAT_TIMEOUT: 15000,
+            zmq.HEARTBEAT_TTL: 15000,
+            zmq.IPV6: int(self.endpoint.startswith("tcp://[")),
+        }
+        try:
+            for option, value in options.items():
+                socket.setsockopt(option, value)
+            for topic in self._receivers:
+                socket.setsockopt(zmq.SUBSCRIBE, topic)
+            watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            self._monitor = socket.get_monitor_socket(watched)
+            socket.connect(self.endpoint)
+        except zmq.ZMQError:
+            socket.disable_monitor()
+            socket.close()
+            raise
+        self._socket = socket
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read from now on."""
+        assert self._socket is not None
+        self._loop = loop
+        loop.add_reader(self._socket.FD, self._drain)
+        loop.call_soon(self._drain)  # connecting may have swallowed a change of state
+
+    def close(self) -> None:
+        """Nothing is received any more, not even what has arrived already."""
+        if self._socket is None:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.FD)
+        self._socket.disable_monitor()
+        self._socket.close()
+        self._socket = self._monitor = None
+
+    def look_at_connection(self) -> None:
+        """Bring `connected` up to date."""
+        for _ in range(MONITOR_EVENTS_MAX):
+            if self._monitor is None or not has_message(self._monitor):
+                return
+            event = recv_monitor_message(self._monitor)["event"]
+            self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    def _drain(self) -> None:
+        """The descriptor tells of changes only, so what is left must be asked for."""
+        for _ in range(DRAIN_MESSAGES_MAX):
+            if self._socket is None or not has_message(self._socket):
+                return
+            self._take(self._socket)
+        assert self._loop is not None
+        self._loop.call_soon(self._drain)
+
+    def _take(self, socket: Socket) -> None:
+        self.frames += 1
+        topic = socket.recv(_NOBLOCK)
+        if not socket.getsockopt(_RCVMORE):
+            self.dropped["frames"] += 1
+            return
+        payload = socket.recv(_NOBLOCK)
+        if socket.getsockopt(_RCVMORE):
+            self.dropped["frames"] += 1
+            while socket.getsockopt(_RCVMORE):
+                socket.recv(_NOBLOCK)
+            return
+        receive = self._receivers.get(topic)
+        if receive is None:
+            self.dropped["topic"] += 1
+        else:
+            receive(payload)
