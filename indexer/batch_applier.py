@@ -14,6 +14,7 @@ from indexer.kv_events import (
     BlockStored,
     local_hashes,
 )
+from indexer.index_snapshot import Place
 from indexer.prefix_index import SlotWriter
 from indexer.tiers import Tier, tier_of_medium
 
@@ -32,6 +33,8 @@ class BatchApplier:
         self._block_size = block_size
         self._is_eagle = is_eagle
         self._counted = counted
+        self.takes_duplicates = True
+        """False while events may be told again that the index holds already: then none counts."""
         self._groups: dict[tuple[int, int], str] = {}
         self._fed_ranks = {dp_rank}
         self.stored_blocks = 0
@@ -39,42 +42,68 @@ class BatchApplier:
         self.dropped: Counter[str] = Counter()
         """What was not indexed: events by reason, except "rank", which counts batches."""
 
-    def apply(self, batch: Batch, writers: Mapping[int, SlotWriter]) -> bool:
-        """Change the index.  True when the stream's own rank was emptied on the way."""
+    def apply(
+        self,
+        batch: Batch,
+        writers: Mapping[int, SlotWriter],
+        seq: int | None = None,
+        skip: int = 0,
+    ) -> bool:
+        """Change the index.  True when the stream's own rank was emptied on the way.
+
+        seq: the batch's place in the stream, None when it has none.  skip: events at its beginning
+        that are in the index already.
+        """
         rank = self._dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
-        writer = writers.get(rank)
+        writer, own = writers.get(rank), writers.get(self._dp_rank)
         if writer is None:
             self.dropped["rank"] += 1
             return False
         self._fed_ranks.add(rank)
         cleared = False
-        for event in batch.events:
+        for done, event in enumerate(batch.events, 1):
+            if done <= skip:
+                continue
+            if own is not None and seq is not None:
+                own.upcoming = Place(seq, done)
             if isinstance(event, AllBlocksCleared):
-                writer.clear()
+                writer.clear(stream=own)
                 cleared = rank == self._dp_rank
             else:
                 tier = self._tier(rank, event)
                 if tier is not None:
-                    self._change(writer, tier, event)
+                    self._change(writer, tier, event, own)
         return cleared
 
     def forget(self, writers: Mapping[int, SlotWriter]) -> None:
         """The engine restarted: empty every rank this stream has fed."""
+        own = writers.get(self._dp_rank)
+        if own is not None:
+            own.upcoming, own.unplaced_blocks = None, False
         for rank in self._fed_ranks:
             if rank in writers:
-                writers[rank].clear()
+                writers[rank].clear(stream=own)
         self._groups.clear()
 
-    def _change(self, writer: SlotWriter, tier: Tier, event: BlockStored | BlockRemoved) -> None:
+    def _change(
+        self,
+        writer: SlotWriter,
+        tier: Tier,
+        event: BlockStored | BlockRemoved,
+        own: SlotWriter | None,
+    ) -> None:
         if isinstance(event, BlockRemoved):
-            self.removed_blocks += writer.remove(tier, event.block_hashes)
+            self.removed_blocks += writer.remove(tier, event.block_hashes, stream=own)
         else:
-            self._store(writer, tier, event)
+            self._store(writer, tier, event, own)
 
-    def _store(self, writer: SlotWriter, tier: Tier, event: BlockStored) -> None:
+    def _store(
+        self, writer: SlotWriter, tier: Tier, event: BlockStored, own: SlotWriter | None
+    ) -> None:
+        counted = self._counted and self.takes_duplicates
         if not len(event.tokens):
             self.stored_blocks += writer.store_known(
-                tier, event.block_hashes, counted=self._counted
+                tier, event.block_hashes, counted=counted, stream=own
             )
             return
         hashes = local_hashes(event, self._block_size, self._is_eagle)
@@ -82,7 +111,12 @@ class BatchApplier:
             self.dropped["block_size"] += 1
             return
         self.stored_blocks += writer.store(
-            tier, event.parent, hashes, event.block_hashes[: len(hashes)], counted=self._counted
+            tier,
+            event.parent,
+            hashes,
+            event.block_hashes[: len(hashes)],
+            counted=counted,
+            stream=own,
         )
 
     def _tier(self, rank: int, event: BlockStored | BlockRemoved) -> Tier | None:

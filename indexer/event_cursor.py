@@ -15,7 +15,8 @@ of the engine:
   never gets that far; two late copies with adjacent numbers back to back would.  Then the
   rank is forgotten and replayed from 0, which costs work but no correctness.
 
-A live number below `next_seq` that is not below `_live_next` is neither: a replay was faster.
+A live number above 0 below `next_seq` that is not below `_live_next` is neither: a replay, or the
+copy of another index, was faster.
 
 A restart whose first visible number lies above everything seen cannot be told from a loss.
 """
@@ -64,7 +65,7 @@ class EventCursor:
         if seq >= seen:
             return self._observe_new(seq, seen)
         self._unplaced = None
-        if seq >= self._live_next:
+        if seq >= self._live_next and seq > 0:
             self._live_next = seq + 1
             self._suspect = None
             return Verdict.STALE
@@ -96,6 +97,16 @@ class EventCursor:
         assert skipped >= 0
         self.next_seq = seq
         return skipped
+
+    def resume(self, next_seq: int, *, nothing_older_comes: bool) -> None:
+        """The batches before `next_seq` are in the index already.
+
+        nothing_older_comes: the stream is listened to only now, so that a live number below
+        `next_seq` shows a restart; else it may have waited since before the index was copied.
+        """
+        self.restart()
+        self.next_seq = next_seq
+        self._live_next = next_seq if nothing_older_comes else 0
 
     def restart(self) -> None:
         """A new life: nothing is seen yet."""

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from indexer.batch_applier import BatchApplier
 from indexer.catch_up import PROBE_S, CatchUp, Due, Phase, Waiting
 from indexer.event_cursor import END_OF_REPLAY, EventCursor, Verdict
+from indexer.index_snapshot import Place
 from indexer.kv_events import Batch, DecodeError, decode
 from indexer.kv_source import KvSource
 from indexer.prefix_index import SlotWriter
@@ -62,6 +63,8 @@ class EventFeed:
         )
         self._waiting = Waiting()
         self._catch_up: CatchUp | None = None
+        self._resumed = Place(0)
+        """Where another index had come to, whose blocks the own slot began with."""
         self._suspect = b""
         """Payload of the message the cursor suspects to begin a new life."""
         self._no_replay_before = float("-inf")
@@ -87,13 +90,25 @@ class EventFeed:
         """When `tick` should be called next; None while nothing is pending."""
         return None if self._catch_up is None else self._catch_up.wake_at
 
+    def begin(self, *, nothing_older_comes: bool) -> None:
+        """To be called once, before the first batch: go on at the place of the own slot, if any.
+
+        nothing_older_comes: no batch sent before now will be received.
+        """
+        own = self.writers.get(self._dp_rank)
+        if own is not None and own.place is not None:
+            self._resumed = own.place
+            self.cursor.resume(own.place.next_seq, nothing_older_comes=nothing_older_comes)
+
     def receive(self, seq: int, payload: bytes, now: float) -> Action:
         """One live batch."""
         self.last_event_at = now
         verdict = self.cursor.observe(seq)
         if verdict is Verdict.NEXT and self._catch_up is None:
-            self._apply(payload, now)
-            self.cursor.advance(seq)
+            if seq == 0:
+                self._forget_unplaced()
+            self._apply(payload, now, seq)
+            self._advance(seq)
             return None
         if verdict is Verdict.RESTART:
             return self._restart(seq, payload, now)
@@ -126,9 +141,8 @@ class EventFeed:
             return None
         if seq > cursor.next_seq:
             return self._hole(catch_up, seq, payload, now)
-        if batch is not None:
-            self._apply_batch(batch)
-        cursor.advance(seq)
+        self._apply_replayed(batch, seq)
+        self._advance(seq)
         self.replayed += 1
         catch_up.progressed(now)
         return self._settle(now, replay_runs=True) if cursor.next_seq >= self._target() else None
@@ -183,12 +197,15 @@ class EventFeed:
                 self._lose(seq, now)
             self._waiting.popleft()
             if seq is None:
-                self._apply(payload, now)
+                self._apply(payload, now, None)
             elif seq == self.cursor.next_seq:
-                self._apply(payload, now)
-                self.cursor.advance(seq)
+                self._apply(payload, now, seq)
+                self._advance(seq)
             else:
                 self.stale += 1
+        own = self.writers.get(self._dp_rank)
+        if own is not None:
+            own.unplaced_blocks = False  # what the stream tells from here on is new
         was_catching_up, self._catch_up = self._catch_up is not None, None
         return StopReplay() if was_catching_up else None
 
@@ -231,6 +248,7 @@ class EventFeed:
         self._waiting.clear()
         self._catch_up = None
         self._no_replay_before = float("-inf")
+        self._resumed = Place(0)
         self.degraded = False
         self.cursor.restart()
         first = self.receive(seq - 1, self._suspect, now) if seq else None
@@ -244,15 +262,42 @@ class EventFeed:
         self.degraded = True
         self._notice(Fault.LOST, f"batches {first} to {until - 1}", now)
 
-    def _apply(self, payload: bytes, now: float) -> None:
+    def _advance(self, seq: int) -> None:
+        """Batch `seq` is done with, whether it could be applied or not."""
+        self.cursor.advance(seq)
+        own = self.writers.get(self._dp_rank)
+        if own is not None:
+            own.place = Place(seq + 1)
+
+    def _apply(self, payload: bytes, now: float, seq: int | None) -> None:
         batch = self._decoded(payload, now)
         if batch is not None:
-            self._apply_batch(batch)
+            self._apply_batch(batch, seq)
 
-    def _apply_batch(self, batch: Batch) -> None:
+    def _apply_batch(self, batch: Batch, seq: int | None) -> None:
         self.batches += 1
-        if self.applier.apply(batch, self.writers):
+        skip = self._resumed.events if seq == self._resumed.next_seq else 0
+        if self.applier.apply(batch, self.writers, seq, skip):
             self.degraded = False
+
+    def _apply_replayed(self, batch: Batch | None, seq: int) -> None:
+        """As `_apply_batch`; blocks of unknown place may be told of again, which must not count.
+
+        A replay from the very first batch tells all of them: then they are forgotten instead.
+        """
+        if seq == 0:
+            self._forget_unplaced()
+        if batch is None:
+            return
+        own = self.writers.get(self._dp_rank)
+        self.applier.takes_duplicates = own is None or not own.unplaced_blocks
+        self._apply_batch(batch, seq)
+        self.applier.takes_duplicates = True
+
+    def _forget_unplaced(self) -> None:
+        own = self.writers.get(self._dp_rank)
+        if own is not None and own.unplaced_blocks:
+            self.applier.forget(self.writers)
 
     def _decoded(self, payload: bytes, now: float) -> Batch | None:
         try:

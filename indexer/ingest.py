@@ -49,14 +49,16 @@ class _Change:
 
     close: list[Listener] = field(default_factory=list)
     open: list[Listener] = field(default_factory=list)
+    start: bool = False
     closed: threading.Event = field(default_factory=threading.Event)
 
 
 class _IngestThread(threading.Thread):
     """Serves its listeners until asked to stop."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, held: bool) -> None:
         super().__init__(name=f"ingest-{number}", daemon=True)
+        self._held = held
         self.readiness = Readiness()
         self.pending: set[Listener] = set()
         self.is_serving = True
@@ -120,9 +122,15 @@ class _IngestThread(threading.Thread):
                 listener.close()
                 del self._open[listener]
             change.closed.set()
+            if change.start and self._held:
+                self._held = False
+                for listener in self._open:
+                    listener.start(opened_just_now=False)
             for listener in change.open:
                 self._open[listener] = None
                 listener.open()
+                if not self._held:
+                    listener.start(opened_just_now=True)
 
     def _wake(self) -> None:
         # A full buffer is reason enough to wake already; the other errors are an ended thread's.
@@ -136,16 +144,19 @@ class _IngestThread(threading.Thread):
 
 
 class Ingest:
-    """Listeners of all ranks.  Methods may be called on any thread but the ingest threads."""
+    """Listeners of all ranks.  Methods may be called on any thread but the ingest threads.
 
-    def __init__(self, threads: int) -> None:
+    held: listeners connect, but what they receive waits in their sockets until `release`.
+    """
+
+    def __init__(self, threads: int, *, held: bool = False) -> None:
         assert threads >= 1
         _allow_many_files()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, min(SOCKETS_MAX, self._context.get(zmq.SOCKET_LIMIT)))
         self._lock = threading.Lock()
         self._listeners: dict[Key, tuple[_IngestThread, Listener]] = {}
-        self._threads = [_IngestThread(number) for number in range(threads)]
+        self._threads = [_IngestThread(number, held) for number in range(threads)]
         for thread in self._threads:
             thread.start()
 
@@ -173,6 +184,11 @@ class Ingest:
                 thread.n_listeners += 1
                 self._listeners[key] = thread, listener
             _make(changes)
+
+    def release(self) -> None:
+        """Let the listeners take what has arrived; their writers are as they shall begin."""
+        with self._lock:
+            _make({thread: _Change(start=True) for thread in self._threads})
 
     def status(self) -> dict[Key, ListenerStatus]:
         with self._lock:

@@ -83,23 +83,35 @@ class Listener:
         self._live: Socket | None = None
         self._replay: Socket | None = None
         self._open_error: str | None = None
+        self._started = False
 
     def open(self) -> None:
-        """Connect.  The engine may be absent; an address libzmq refuses leaves it degraded."""
+        """Connect.  The engine may be absent; an address libzmq refuses leaves it degraded.
+
+        What arrives waits in the socket until `start`.
+        """
         try:
             self._live = _connected(self._context, zmq.SUB, self.source.endpoint)
         except zmq.ZMQError as error:
             self._open_error = f"{self.source.endpoint}: {error}"
             self._log(logging.ERROR, "KV event listener failed", self._open_error)
             return
-        self._readiness.watch(self._live, self.drain_live)
         self._log(logging.INFO, "KV event listener opened", self.source.endpoint)
+
+    def start(self, *, opened_just_now: bool) -> None:
+        """Take what arrives from now on."""
+        self.feed.begin(nothing_older_comes=opened_just_now)
+        self._started = True
+        if self._live is not None:
+            self._readiness.watch(self._live, self.drain_live)
 
     def close(self) -> None:
         self._stop_replay()
         self._pending.discard(self)
         if self._live is not None:
-            self._close(self._live, self.drain_live)
+            if self._started:
+                self._readiness.unwatch(self._live, self.drain_live)
+            self._live.close()
             self._live = None
             self._log(logging.INFO, "KV event listener closed", self.source.endpoint)
 
@@ -207,12 +219,9 @@ class Listener:
 
     def _stop_replay(self) -> None:
         if self._replay is not None:
-            self._close(self._replay, self.drain_replay)
+            self._readiness.unwatch(self._replay, self.drain_replay)
+            self._replay.close()
             self._replay = None
-
-    def _close(self, socket: Socket, drain: Drain) -> None:
-        self._readiness.unwatch(socket, drain)
-        socket.close()
 
     def _log_notices(self) -> None:
         for fault, detail in self.feed.take_notices().items():

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from indexer import invariants, kernels
 from indexer import state_kernels as state
 from indexer.index_memory import IndexMemory
+from indexer.index_snapshot import IndexSnapshot, Place, RawCopy
 from indexer.orphans import Orphan, Orphans
 from indexer.tiers import N_TIERS, Tier
 
@@ -47,30 +48,6 @@ class IndexStats(NamedTuple):
     dropped_orphans: int
     refused_blocks: int
     unannounced_blocks: int  # hash-only announcements of blocks never announced with content
-
-
-class IndexSnapshot(NamedTuple):
-    """Copies of what a dump needs. Row i of the node columns is node i, row 0 the root."""
-
-    local: Hashes  # [nodes] content hash
-    engine: Hashes  # [nodes] primary engine hash
-    parent: NDArray[np.int32]  # [nodes], negative for the root and unused nodes
-    holders: NDArray[np.uint32]  # [nodes] row of `sets`
-    sets: NDArray[np.uint64]  # [sets, 8, words] slot bits: 4 tiers, then 4 of "see records"
-    records: NDArray[np.void]  # (key, slot, tier, kind, node, count): record_kernels explains
-    slots: tuple[int, ...]  # open slots
-
-
-_RECORD = np.dtype(
-    [
-        ("key", np.uint64),
-        ("slot", np.uint32),
-        ("tier", np.uint8),
-        ("kind", np.uint8),
-        ("node", np.uint32),
-        ("count", np.uint32),
-    ]
-)
 
 
 class PrefixIndex:
@@ -140,21 +117,15 @@ class PrefixIndex:
             return live.reshape(self.n_slots, N_TIERS).copy()
 
     def snapshot(self) -> IndexSnapshot:
-        """Copy everything a dump needs. O(blocks) under the lock, a plain memory copy."""
+        """A consistent copy of everything. O(blocks) under the lock, but a plain memory copy."""
+        copy = RawCopy(self._memory)
         with self._lock:
-            column = self._memory.column
-            nodes = self._memory.value(state.NODES_USED)
-            sets = self._memory.value(state.SETS_USED)
-            bits = column(state.BITS).reshape(-1, state.PLANES, self._memory.value(state.WORDS))
-            return IndexSnapshot(
-                local=column(state.LOCAL)[:nodes].copy(),
-                engine=column(state.ENGINE)[:nodes].copy(),
-                parent=column(state.PARENT)[:nodes].copy(),
-                holders=column(state.MARK)[:nodes] & state.SET_MASK,
-                sets=bits[:sets].copy(),
-                records=_records(self._memory),
-                slots=tuple(s for s, w in enumerate(self._writers) if w is not None),
-            )
+            copy.take()
+            writers = [writer for writer in self._writers if writer is not None]
+            slots = tuple(writer.slot for writer in writers if not writer._clearing)
+            places = {w.slot: w.place for w in writers if w.place is not None}
+            orphans = tuple(self._orphans.items())
+        return copy.snapshot(slots, places, orphans)
 
     def check_invariants(self) -> None:
         """Recompute everything that is kept incrementally. O(blocks * slots), for tests."""
@@ -301,12 +272,22 @@ class PrefixIndex:
 class SlotWriter:
     """The announcements of one rank. Each method takes the lock.
 
+    A change may name the writer of the rank whose stream it is part of. That writer's `place`
+    becomes its `upcoming` in the same locked step as the change, so that a snapshot always has the
+    place that belongs to its blocks.
+
     After `close` every method does nothing and returns 0; so does a store that meets a `clear` of
     the same slot in another thread: it counts as having come before the clear.
     """
 
     def __init__(self, index: PrefixIndex, slot: int) -> None:
         self.slot = slot
+        self.place: Place | None = None
+        """How far the stream of this slot's own rank is applied; None: nothing known."""
+        self.upcoming: Place | None = None
+        """What `place` will be after the next change that names this writer as its stream."""
+        self.unplaced_blocks = False
+        """The slot holds blocks that came without a place: their stream may tell of them again."""
         self._index = index
         self._open = True
         self._clearing = False
@@ -319,6 +300,7 @@ class SlotWriter:
         engine_hashes: Hashes,
         *,
         counted: bool = True,
+        stream: "SlotWriter | None" = None,
     ) -> int:
         """The slot now holds a chain of blocks below `parent` (None: from the root) in `tier`.
 
@@ -329,6 +311,8 @@ class SlotWriter:
         index, slot = self._index, self.slot
         holder = _holder(slot, tier, counted=counted)
         with index._lock:
+            if stream is not None:
+                stream.place = stream.upcoming
             if not self._open or self._clearing:
                 return 0
             recorded = index._store_chain(holder, parent, block_hashes, engine_hashes)
@@ -348,7 +332,14 @@ class SlotWriter:
                 index._adopt(slot, waiting)
         return recorded
 
-    def store_known(self, tier: Tier, engine_hashes: Hashes, *, counted: bool = True) -> int:
+    def store_known(
+        self,
+        tier: Tier,
+        engine_hashes: Hashes,
+        *,
+        counted: bool = True,
+        stream: "SlotWriter | None" = None,
+    ) -> int:
         """Blocks that this slot announced with content, in any tier, are now in `tier` as well.
 
         engine_hashes: uint64 [n], C-contiguous. Unknown ones are ignored and counted. Returns how
@@ -357,6 +348,8 @@ class SlotWriter:
         index = self._index
         holder = _holder(self.slot, tier, counted=counted)
         with index._lock:
+            if stream is not None:
+                stream.place = stream.upcoming
             if not self._open or self._clearing:
                 return 0
             recorded = index._store_known(holder, engine_hashes)
@@ -366,7 +359,9 @@ class SlotWriter:
                 index._drop_placed(self.slot, tier, names)
             return recorded
 
-    def remove(self, tier: Tier, engine_hashes: Hashes) -> int:
+    def remove(
+        self, tier: Tier, engine_hashes: Hashes, *, stream: "SlotWriter | None" = None
+    ) -> int:
         """Undo one announcement of each block. Returns how many were known.
 
         engine_hashes: uint64 [n], C-contiguous.
@@ -374,6 +369,8 @@ class SlotWriter:
         index = self._index
         holder = _holder(self.slot, tier, counted=True)
         with index._lock:
+            if stream is not None:
+                stream.place = stream.upcoming
             if not self._open or self._clearing:
                 return 0
             removed = index._remove(holder, engine_hashes, False)
@@ -382,14 +379,14 @@ class SlotWriter:
                 removed += index._forget_orphans(self.slot, tier, names, False)
             return removed
 
-    def clear(self) -> None:
+    def clear(self, *, stream: "SlotWriter | None" = None) -> None:
         """Forget all blocks of the slot, in every tier. O(blocks of the index)."""
-        if self._begin_clear(closing=False):
+        if self._begin_clear(closing=False, stream=stream):
             self._finish_clear()
 
     def close(self) -> None:
         """Clear, and free the slot for reuse. Further calls do nothing."""
-        if self._begin_clear(closing=True):
+        if self._begin_clear(closing=True, stream=None):
             self._finish_clear()
 
     def reopen(self) -> "SlotWriter":
@@ -405,9 +402,11 @@ class SlotWriter:
         fresh._finish_clear()
         return fresh
 
-    def _begin_clear(self, *, closing: bool) -> bool:
+    def _begin_clear(self, *, closing: bool, stream: "SlotWriter | None") -> bool:
         """Returns whether the caller has to do the clearing."""
         with self._index._lock:
+            if stream is not None:
+                stream.place = stream.upcoming
             if not self._open:
                 return False
             self._open = not closing
@@ -426,19 +425,3 @@ class SlotWriter:
 def _holder(slot: int, tier: int, *, counted: bool) -> int:
     """The kernels' one number for who announces what kind of block."""
     return slot << 3 | tier << 1 | counted
-
-
-def _records(memory: IndexMemory) -> NDArray[np.void]:
-    """Copy of the live overflow records."""
-    rows = memory.column(state.RECORDS).reshape(-1, state.RECORD_FIELDS)
-    rows = rows[rows[:, state.RECORD_META] != 0]
-    meta = rows[:, state.RECORD_META] - np.uint32(1)
-    low, high = rows[:, state.RECORD_LOW], rows[:, state.RECORD_HIGH].astype(np.uint64)
-    records = np.empty(len(rows), _RECORD)
-    records["key"] = low | high << np.uint64(32)
-    records["slot"] = meta >> np.uint32(3)
-    records["tier"] = meta >> np.uint32(1) & np.uint32(3)
-    records["kind"] = meta & np.uint32(1)
-    records["node"] = rows[:, state.RECORD_NODE]
-    records["count"] = rows[:, state.RECORD_COUNT]
-    return records

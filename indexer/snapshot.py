@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer import dump_kernels
-from indexer.prefix_index import IndexSnapshot
+from indexer.index_snapshot import IndexSnapshot
 from indexer.tiers import N_TIERS, Tier
 
 EVENT_BLOCKS_MAX = 4096

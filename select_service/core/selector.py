@@ -15,7 +15,8 @@ from uuid import UUID
 
 import numpy as np
 
-from indexer.prefix_index import IndexSnapshot, PrefixIndex
+from indexer.index_snapshot import IndexSnapshot
+from indexer.prefix_index import PrefixIndex
 from select_service.core.catalog import Worker
 from select_service.core.cost import RouterConfig, overridden
 from select_service.core.fleet import Fleet

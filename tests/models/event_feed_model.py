@@ -30,8 +30,10 @@ class RecordingWriter:
         self.slot = slot
         self.calls = []
         self.clears = 0
+        self.place = self.upcoming = None
+        self.unplaced_blocks = False
 
-    def store(self, tier, parent, block_hashes, engine_hashes, *, counted=True):
+    def store(self, tier, parent, block_hashes, engine_hashes, *, counted=True, stream=None):
         assert block_hashes.dtype == engine_hashes.dtype == np.uint64
         assert len(block_hashes) == len(engine_hashes)
         self.calls.append(
@@ -39,16 +41,16 @@ class RecordingWriter:
         )
         return len(engine_hashes)
 
-    def store_known(self, tier, engine_hashes, *, counted=True):
+    def store_known(self, tier, engine_hashes, *, counted=True, stream=None):
         self.calls.append(("store_known", tier, engine_hashes.tolist(), counted))
         return len(engine_hashes)
 
-    def remove(self, tier, engine_hashes):
+    def remove(self, tier, engine_hashes, *, stream=None):
         assert engine_hashes.dtype == np.uint64
         self.calls.append(("remove", tier, engine_hashes.tolist()))
         return len(engine_hashes)
 
-    def clear(self):
+    def clear(self, *, stream=None):
         self.calls.clear()
         self.clears += 1
 

@@ -443,7 +443,7 @@ def test_operator_is_told_once_and_with_the_rank(ingest, index, caplog):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_bug_on_a_thread_is_surfaced_and_the_other_thread_goes_on(index):
     class Broken:
-        slot = 0
+        slot, place, upcoming, unplaced_blocks = 0, None, None, False
 
         def store(self, *_, **__):
             raise ZeroDivisionError
