@@ -1,7 +1,7 @@
 """The compiled loop behind a dump: parents before children, chains in one piece."""
 
 import numpy as np
-from numba import int32, int64
+from numba import boolean, int32, int64, void
 
 from indexer.compiled import compiled
 
@@ -34,3 +34,18 @@ def preorder(parents, order):
             node = parents[node]
         node = next_sibling[node]
     return count
+
+
+@compiled(void(int32[::1], int32[::1], boolean[::1], boolean[::1]), nogil=True)
+def mark_ancestors(parents, order, held, ancestors):
+    """Mark every node above a held one.
+
+    parents:   int32 [nodes]
+    order:     int32 [n], parents before children
+    held:      bool [nodes]
+    ancestors: bool [nodes], in all False, out; the root is never marked
+    """
+    for i in range(order.shape[0] - 1, -1, -1):
+        node = order[i]
+        if (held[node] or ancestors[node]) and parents[node] > 0:
+            ancestors[parents[node]] = True

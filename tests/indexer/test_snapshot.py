@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from indexer.prefix_index import PrefixIndex
-from indexer.snapshot import CHUNK_BLOCKS_MAX, EVENT_BLOCKS_MAX, STORAGE_TIERS, dump_chunks
+from indexer.snapshot import CHUNK_BLOCKS_MAX, STORAGE_TIERS, dump_chunks
+from indexer.snapshot_runs import RUN_BLOCKS_MAX
 from indexer.tiers import Tier
 
 TIER_OF = {name: tier for tier, name in STORAGE_TIERS.items()}
@@ -126,7 +127,7 @@ def test_slots_without_a_rank_and_closed_slots_are_left_out():
 def test_long_runs_are_split_and_chunks_bounded():
     index = PrefixIndex(100_000)
     writer = index.open_slot()
-    names = np.arange(3 * EVENT_BLOCKS_MAX + 5, dtype=np.uint64)
+    names = np.arange(3 * RUN_BLOCKS_MAX + 5, dtype=np.uint64)
     writer.store(Tier.GPU, None, names, names)
     chunks = list(dump_chunks(index.snapshot(), 4, {0: (1, 0)}))
     assert len(chunks) == 2 + 4

@@ -1,0 +1,72 @@
+"""Blocks of a partition that were read from a dump, and their attachment to a living index.
+
+A dumped partition is a snapshot that nobody changes any more. When one of its ranks gets a slot in
+the index of a partition, its blocks are announced there in its name, chunk by chunk, and the slot's
+writer takes over the place of the rank's stream, so that the stream goes on from there.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from indexer.index_snapshot import IndexSnapshot
+from indexer.prefix_index import SlotWriter
+from indexer.snapshot_runs import Run, SnapshotRuns
+from indexer.tiers import Tier
+
+COPIES_MAX = 4096
+"""Announcements of one block that are believed."""
+
+RankKey = tuple[int, int]
+
+
+class DumpedPartition(NamedTuple):
+    """`name` is "model:tenant"; which colon is the border is not known."""
+
+    name: str
+    block_size: int
+    ranks: Mapping[RankKey, int]  # (worker_id, dp_rank) -> slot of the snapshot
+    snapshot: IndexSnapshot
+
+    @property
+    def blocks(self) -> int:
+        """Distinct blocks that somebody holds."""
+        return int(np.count_nonzero(self.snapshot.holders))
+
+
+def attach(held: DumpedPartition, rank: RankKey, writer: SlotWriter) -> int:
+    """Announce what `rank` held to its empty slot.  Returns the blocks recorded, all tiers.
+
+    O(nodes of the dump); the index is locked for one run of blocks at a time.
+    """
+    slot = held.ranks[rank]
+    readings = SnapshotRuns(held.snapshot)
+    bridge = readings.bridge(slot)
+    for run in bridge.runs if bridge else ():
+        writer.store(Tier.GPU, run.parent, run.locals, run.names, counted=False)
+    recorded = 0
+    for tier in Tier:
+        for run in readings.runs(slot, tier, bridge):
+            recorded += writer.store(tier, run.parent, run.locals, run.names, counted=False)
+            _repeat(writer, tier, run)
+    if bridge:
+        writer.remove(Tier.GPU, bridge.removed)
+    for owner, orphan in held.snapshot.orphans:
+        if owner == slot:
+            local = np.array([orphan.local], np.uint64)
+            name = np.array([orphan.engine_hash], np.uint64)
+            for copy in range(min(orphan.copies, COPIES_MAX)):
+                writer.store(Tier(orphan.tier), orphan.parent, local, name, counted=copy > 0)
+    writer.place = held.snapshot.places.get(slot)
+    writer.unplaced_blocks = writer.place is None and recorded > 0
+    return recorded
+
+
+def _repeat(writer: SlotWriter, tier: Tier, run: Run) -> None:
+    """Announce again what was announced more than once."""
+    if run.copies is None:
+        return
+    copies = np.minimum(np.array(run.copies, np.int64), COPIES_MAX)
+    for count in range(1, int(copies.max())):
+        writer.store_known(tier, run.names[copies > count])
