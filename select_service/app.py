@@ -10,6 +10,7 @@ from random import Random, SystemRandom
 
 import uvicorn
 import uvloop
+import zmq
 from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
@@ -21,6 +22,7 @@ from select_service.api import (
     documentation,
     inspection,
     probes,
+    replica_peers,
     reservations,
     selection,
     workers,
@@ -38,8 +40,12 @@ from select_service.api.service import (
 )
 from select_service.config import Config
 from select_service.core.cost import RouterConfig
+from select_service.core.replica_events import Event
 from select_service.core.selector import Selector
+from select_service.edge.replica_publisher import ReplicaPublisher
+from select_service.edge.replica_sync import ReplicaSync
 from select_service.edge.ticker import tick_forever
+from select_service.errors import SelectError
 from select_service.metrics import Metrics
 
 log = logging.getLogger("select_service")
@@ -66,6 +72,10 @@ HANDLERS: Mapping[str, Handler] = {
     "list_workers": workers.listing,
     "patch_worker": workers.patch,
     "delete_worker": workers.delete,
+    "register_peer": replica_peers.register,
+    "deregister_peer": replica_peers.deregister,
+    "list_peers": replica_peers.listing,
+    "replica_status": replica_peers.status,
     "loads": inspection.loads,
     "potential_loads": inspection.potential_loads,
     "overlap_scores": inspection.overlap_scores,
@@ -135,14 +145,33 @@ class _Server(uvicorn.Server):
 def build(config: Config, version: str) -> Service:
     """All parts of a process, none of them running but the ingest threads."""
     router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
+    publisher = None if config["replica_sync_port"] is None else ReplicaPublisher()
     selector = Selector(
         router,
         lambda: PrefixIndex(config["index_blocks_max"], lock=threading.Lock()),
         rng=Random(SystemRandom().getrandbits(128)),
         use_kv_events=config["use_kv_events"],
         reservation_ttl_s=config["reservation_ttl_s"],
+        emit=_nobody_listens if publisher is None else publisher.offer,
     )
-    return Service(config, version, selector, Ingest(config["threads"]), Metrics(version))
+    replicas = None if publisher is None else _replica_sync(config, selector, publisher)
+    ingest = Ingest(config["threads"])
+    return Service(config, version, selector, ingest, Metrics(version), replicas)
+
+
+def _nobody_listens(event: Event) -> None:
+    """Without a replica plane."""
+
+
+def _replica_sync(config: Config, selector: Selector, publisher: ReplicaPublisher) -> ReplicaSync:
+    repair, url = config["replica_sync_repair"], config["advertise_url"]
+    return ReplicaSync(selector.replicas, publisher, repair=repair, url=url)
+
+
+def _plane(service: Service) -> ReplicaSync | None:
+    """The replica plane as `build` made it."""
+    assert service.replicas is None or isinstance(service.replicas, ReplicaSync)
+    return service.replicas
 
 
 def serve(config: Config, version: str) -> int:
@@ -156,12 +185,34 @@ def serve(config: Config, version: str) -> int:
         print(f"select-service: error: cannot listen on {where}: {error}", file=sys.stderr)
         return 1
     service = build(config, version)
-    _announce(service, listener)
     try:
+        if not _opened(service):
+            return 1
+        _announce(service, listener)
         return uvloop.run(_run(service, listener))
     finally:
         service.ingest.close()
         log.info("stopped")
+
+
+def _opened(service: Service) -> bool:
+    """Take the port of the replica plane and connect to its first peers."""
+    replicas, config = _plane(service), service.config
+    if replicas is None:
+        return True
+    port = config["replica_sync_port"]
+    try:
+        replicas.bind(port)
+        for endpoint in config["replica_sync_peers"]:
+            replicas.register(endpoint)
+    except zmq.ZMQError as error:
+        print(f"select-service: error: cannot bind tcp://*:{port}: {error}", file=sys.stderr)
+    except SelectError as error:
+        print(f"select-service: error: --replica-sync-peers: {error}", file=sys.stderr)
+    else:
+        return True
+    replicas.close()
+    return False
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -216,8 +267,23 @@ def server_of(service: Service) -> uvicorn.Server:
 
 async def _run(service: Service, listener: socket.socket) -> int:
     """Serve until a signal, or until a background task fails; the supervisor of both."""
-    server = server_of(service)
-    ticker = asyncio.create_task(tick_forever(service.selector, service.ingest))
+    server, replicas = server_of(service), _plane(service)
+    if replicas is not None:
+        replicas.start(listener.getsockname()[1])
+    try:
+        return await _supervised(service, server, listener, replicas)
+    finally:
+        if replicas is not None:
+            replicas.close()
+
+
+async def _supervised(
+    service: Service,
+    server: uvicorn.Server,
+    listener: socket.socket,
+    replicas: ReplicaSync | None,
+) -> int:
+    ticker = asyncio.create_task(tick_forever(service.selector, service.ingest, replicas))
     serving = asyncio.create_task(server.serve([listener]))
     await asyncio.wait((ticker, serving), return_when=asyncio.FIRST_COMPLETED)
     if ticker.done():

@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import urlsplit
+
+from indexer.endpoints import endpoint_error
 
 ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
 INDEX_BLOCKS_MAX = 2**28
@@ -18,6 +21,7 @@ TRUE_WORDS = ("1", "true", "on", "yes")
 FALSE_WORDS = ("0", "false", "off", "no")
 DIGITS_MAX = 20
 NUMBER = re.compile(r"[0-9.eE+-]+")
+URL_CHARS_MAX = 512
 SHOWN_CHARS_MAX = 200
 """How much of a wrong value an error line repeats."""
 
@@ -84,6 +88,23 @@ def _text(text: str) -> str:
     return text
 
 
+def _peers(text: str) -> tuple[str, ...]:
+    """Distinct endpoints, sorted."""
+    endpoints = {part.strip() for part in text.split(",") if part.strip()}
+    for endpoint in sorted(endpoints):
+        error = endpoint_error(endpoint)
+        if error is not None:
+            raise ValueError(f"ZMQ endpoints; invalid replica peer endpoint `{endpoint}`: {error}")
+    return tuple(sorted(endpoints))
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or len(text) > URL_CHARS_MAX:
+        raise ValueError("an http or https URL")
+    return text
+
+
 def _absent(what: str) -> Callable[[str], NoReturn]:
     def parse(text: str) -> NoReturn:
         raise ValueError(f"nothing: {what} is not available in this version")
@@ -100,7 +121,6 @@ def _cli(
 
 
 _QUEUEING = "queueing"
-_REPLICAS = "the replica plane"
 
 SETTINGS: tuple[Setting, ...] = (
     _cli("--host", "0.0.0.0", _text, "address to bind"),
@@ -124,8 +144,30 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _cli("--policy", "reference", _choice("reference"), "cost function"),
     _cli("--indexer-peers", None, _absent("recovery from peers"), "not available in this version"),
-    _cli("--replica-sync-port", None, _absent(_REPLICAS), "not available in this version"),
-    _cli("--replica-sync-peers", None, _absent(_REPLICAS), "not available in this version"),
+    _cli(
+        "--replica-sync-port",
+        None,
+        _whole(1, 65535),
+        "port of the ZMQ socket that tells other replicas of active load; none = not shared",
+    ),
+    _cli(
+        "--replica-sync-peers",
+        (),
+        _peers,
+        "comma-separated ZMQ endpoints of the other replicas, for example tcp://selector-b:9092",
+    ),
+    _cli(
+        "--replica-sync-repair",
+        True,
+        _flag,
+        "fetch the reservations of a peer when its load and ours keep differing",
+    ),
+    _cli(
+        "--advertise-url",
+        None,
+        _url,
+        "where other replicas find our HTTP interface; otherwise --port on the host of the events",
+    ),
     Setting(
         "use_kv_events",
         True,
@@ -267,7 +309,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="store_true", help="print the version and exit")
     for setting in SETTINGS:
         if setting.flag:
-            default = "" if setting.default is None else f" (default {setting.default})"
+            default = f" (default {setting.default})" if setting.default not in (None, ()) else ""
             result.add_argument(
                 setting.flag, dest=setting.name, metavar="VALUE", help=setting.help + default
             )
@@ -282,6 +324,8 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Confi
         values["prefill_load_scale"] = weight
         if weight.value == 0.0:
             values["overlap_score_credit"] = weight
+    if values["replica_sync_peers"].value and values["replica_sync_port"].value is None:
+        raise ConfigError("--replica-sync-peers requires --replica-sync-port")
     return Config(values, tuple(name for name in WITHOUT_EFFECT if name in environment))
 
 

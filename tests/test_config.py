@@ -76,7 +76,9 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--log-format", "xml"], {}, "--log-format: expected one of text, json, got `xml`"),
         (["--policy", "best"], {}, "--policy: expected one of reference"),
         (["--indexer-peers", "http://a"], {}, "recovery from peers is not available"),
-        (["--replica-sync-port", "1"], {}, "replica plane is not available"),
+        (["--replica-sync-port", "0"], {}, "--replica-sync-port: expected a whole number from 1"),
+        (["--replica-sync-peers", "tcp://a:1"], {}, "requires --replica-sync-port"),
+        (["--advertise-url", "a:1"], {}, "--advertise-url: expected an http or https URL"),
         (["--nonsense"], {}, "unrecognized arguments: --nonsense"),
         ([], {"DYN_ROUTER_TEMPERATURE": "-1"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
         ([], {"DYN_ROUTER_TEMPERATURE": "inf"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
@@ -85,7 +87,7 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         ([], {"DYN_USE_KV_EVENTS": ""}, "DYN_USE_KV_EVENTS: expected one of"),
         ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "4"}, "queueing is not available"),
         ([], {"DYN_ROUTER_POLICY_CONFIG": "x.yaml"}, "queueing is not available"),
-        ([], {"SELECT_SERVICE_REPLICA_SYNC_PORT": "1"}, "replica plane is not available"),
+        ([], {"SELECT_SERVICE_REPLICA_SYNC_PORT": "x"}, "expected a whole number"),
     ],
 )
 def test_values_that_make_no_sense_are_named(argv, environment, complaint):
@@ -93,6 +95,16 @@ def test_values_that_make_no_sense_are_named(argv, environment, complaint):
         parse(argv, environment)
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_replica_peers_are_distinct_and_sorted():
+    flags = ["--replica-sync-port", "1", "--replica-sync-peers", "tcp://b:1,tcp://a:1, tcp://b:1,"]
+    assert parse(flags, {})["replica_sync_peers"] == ("tcp://a:1", "tcp://b:1")
+
+
+def test_a_replica_peer_that_is_no_endpoint_is_named():
+    with pytest.raises(ConfigError, match="invalid replica peer endpoint `bad`: "):
+        parse(["--replica-sync-port", "1", "--replica-sync-peers", "tcp://a:1,bad"], {})
 
 
 def test_variables_without_effect_are_reported():

@@ -112,6 +112,8 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "patch_worker": {"taints": {"taints": ["h100", "zone-a"]}},
+    "register_peer": {"peer": {"endpoint": "tcp://selector-b:9092"}},
+    "deregister_peer": {"peer": {"endpoint": "tcp://selector-b:9092"}},
     "potential_loads": {"tokens": {**_SCOPE, **_TOKENS}},
     "overlap_scores": {"tokens": {**_SCOPE, **_TOKENS}},
 }
@@ -168,6 +170,44 @@ ANSWERS: Mapping[tuple[str, int], Any] = {
     ],
     ("patch_worker", 200): {**_RECORD, "taints": ["h100", "zone-a"]},
     ("delete_worker", 200): {**_RECORD, "lifecycle": "unschedulable"},
+    ("register_peer", 200): {"status": "ok"},
+    ("register_peer", 201): {"status": "ok"},
+    ("deregister_peer", 200): {"status": "ok"},
+    ("list_peers", 200): ["tcp://selector-b:9092"],
+    ("replica_status", 200): {
+        "enabled": True,
+        "router_id": 4242424242,
+        "repair": True,
+        "frames_out": 3021,
+        "frames_dropped_out": 0,
+        "frames_queued": 0,
+        "peers": [
+            {
+                "endpoint": "tcp://selector-b:9092",
+                "connected": True,
+                "router_id": 7171717171,
+                "frames_in": 2517,
+                "applied": 2400,
+                "digests": 116,
+                "lost": 0,
+                "dropped": {"known": 1},
+                "seconds_since_last_frame": 0.31,
+                "divergence_reservations": 0,
+                "divergence_prefill_tokens": 0,
+                "divergence": [],
+                "repairs": {
+                    "runs": 1,
+                    "failed": 0,
+                    "added": 12,
+                    "dropped": 0,
+                    "changed": 0,
+                    "repeated": 0,
+                    "refused": 0,
+                },
+                "last_error": None,
+            }
+        ],
+    },
     ("loads", 200): [
         {**_SCOPE, "loads": [_RANK_LOAD], "pending_count": 0, "pending_isl_tokens": 0}
     ],

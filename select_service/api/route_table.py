@@ -76,6 +76,7 @@ TAGS: Mapping[str, str] = {
     "selection": "Choose the rank that should run a prompt.",
     "reservations": "Load that is held for one request, from admission to its end.",
     "workers": "The catalog of engines that may be chosen.",
+    "replicas": "Share active load with other selectors of the same catalog.",
     "inspection": "What the service knows: load, overlap, index, configuration.",
     "service": "Probes, metrics and this document.",
 }
@@ -335,6 +336,48 @@ _INSPECTION_ROUTES = (
     ),
 )
 
+_REPLICA_ROUTES = (
+    Route(
+        "POST",
+        "/replica_sync/register_peer",
+        "register_peer",
+        "replicas",
+        "Listen to another replica",
+        {200: Answer("It was a peer already.", schema.Status), 201: _OK},
+        "Takes effect at once; the peer may be absent. Not kept over a restart.",
+        schema.ReplicaPeerRequest,
+        refusals=(*_BODY, Conflict),
+    ),
+    Route(
+        "POST",
+        "/replica_sync/deregister_peer",
+        "deregister_peer",
+        "replicas",
+        "Stop listening to another replica",
+        {200: _OK},
+        "Takes effect at once. What the peer has reserved stays until it is freed or expires.",
+        schema.ReplicaPeerRequest,
+        refusals=(*_BODY, NotFound, Conflict),
+    ),
+    Route(
+        "GET",
+        "/replica_sync/peers",
+        "list_peers",
+        "replicas",
+        "List the peers",
+        {200: Answer("Endpoints, sorted; none when replica sync is disabled.", list[str])},
+    ),
+    Route(
+        "GET",
+        "/replica_sync/status",
+        "replica_status",
+        "replicas",
+        "What came from each peer, and how far it and this replica agree",
+        {200: Answer("Peers by endpoint.", schema.ReplicaStatus)},
+        _EVERY_SECOND,
+    ),
+)
+
 _SERVICE_ROUTES = (
     Route(
         "GET",
@@ -383,5 +426,10 @@ _SERVICE_ROUTES = (
 )
 
 ROUTES: tuple[Route, ...] = (
-    _SELECTION_ROUTES + _RESERVATION_ROUTES + _WORKER_ROUTES + _INSPECTION_ROUTES + _SERVICE_ROUTES
+    _SELECTION_ROUTES
+    + _RESERVATION_ROUTES
+    + _WORKER_ROUTES
+    + _REPLICA_ROUTES
+    + _INSPECTION_ROUTES
+    + _SERVICE_ROUTES
 )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -18,10 +18,19 @@ from select_service.config import Config
 from select_service.core.selector import Selector
 from select_service.errors import BadRequest, SelectError
 from select_service.metrics import Metrics
-from select_service.schema import U64_MAX, tenant_of
+from select_service.schema import U64_MAX, ReplicaStatus, tenant_of
 
 TRACEPARENT_CHARS_MAX = 128
 """A valid one has 55; the rest of a longer one is not logged."""
+
+
+class ReplicaPlane(Protocol):
+    """What the interface needs of the replica plane."""
+
+    def peers(self) -> list[str]: ...
+    def register(self, endpoint: str) -> bool: ...
+    def deregister(self, endpoint: str) -> bool: ...
+    def status(self) -> ReplicaStatus: ...
 
 
 class MethodNotAllowed(SelectError):
@@ -45,6 +54,7 @@ class Service:
     selector: Selector
     ingest: Ingest
     metrics: Metrics
+    replicas: ReplicaPlane | None = None
     catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     dumps_running: int = 0
 

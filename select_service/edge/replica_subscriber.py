@@ -72,8 +72,7 @@ class ReplicaSubscriber:
             self._monitor = socket.get_monitor_socket(watched)
             socket.connect(self.endpoint)
         except zmq.ZMQError:
-            socket.disable_monitor()
-            socket.close()
+            self._close(socket)
             raise
         self._socket = socket
 
@@ -90,9 +89,15 @@ class ReplicaSubscriber:
             return
         if self._loop is not None:
             self._loop.remove_reader(self._socket.FD)
-        self._socket.disable_monitor()
-        self._socket.close()
-        self._socket = self._monitor = None
+        self._close(self._socket)
+        self._socket = None
+
+    def _close(self, socket: Socket) -> None:
+        socket.disable_monitor()
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+        socket.close()
 
     def look_at_connection(self) -> None:
         """Bring `connected` up to date."""

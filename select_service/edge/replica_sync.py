@@ -83,7 +83,7 @@ class ReplicaSync:
         for peer in self._peers.values():
             _end(peer)
         self._publisher.close()
-        self._context.term()
+        self._context.destroy(linger=0)
 
     # --- peers
 

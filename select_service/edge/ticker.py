@@ -6,6 +6,7 @@ from time import monotonic
 
 from indexer.ingest import Ingest
 from select_service.core.selector import Selector
+from select_service.edge.replica_sync import ReplicaSync
 
 TICK_S = 1.0
 NAMED_MAX = 5
@@ -14,14 +15,18 @@ NAMED_MAX = 5
 log = logging.getLogger("select_service.ticker")
 
 
-async def tick_forever(selector: Selector, ingest: Ingest) -> None:
-    """Ends only by cancellation, or with the error that ended an ingest thread."""
+async def tick_forever(
+    selector: Selector, ingest: Ingest, replicas: ReplicaSync | None = None
+) -> None:
+    """Ends only by cancellation, or with the error that ended an ingest thread or a repair."""
     while True:
         await asyncio.sleep(TICK_S)
         failure = ingest.failure()
         if failure is not None:
             raise failure
         expired = selector.tick(monotonic())
+        if replicas is not None:
+            replicas.tick()
         if expired:
             names = [booking.reservation_id for booking in expired[:NAMED_MAX]]
             log.info(

@@ -47,6 +47,8 @@ class Api:
         self._runner.run(self._client.aclose())
         self._runner.close()
         self.service.ingest.close()
+        if self.service.replicas is not None:
+            self.service.replicas.close()
         if error is None:
             self.service.selector.check_invariants()
 

@@ -1,0 +1,106 @@
+"""The routes of the replica plane: its peers, and what it answers without one."""
+
+import pytest
+
+PEER = {"endpoint": "tcp://127.0.0.1:19170"}
+
+
+def register(service, endpoint):
+    return service.post("/replica_sync/register_peer", {"endpoint": endpoint})
+
+
+def test_a_new_peer_is_created_and_a_known_one_is_ok(replica):
+    assert (register(replica, "tcp://b:1").status, register(replica, "tcp://b:1").status) == (
+        201,
+        200,
+    )
+    assert register(replica, "tcp://a:1").body == {"status": "ok"}
+    assert replica.get("/replica_sync/peers").body == ["tcp://a:1", "tcp://b:1"]
+
+
+def test_a_peer_is_deregistered_once(replica):
+    register(replica, PEER["endpoint"])
+    answer = replica.post("/replica_sync/deregister_peer", PEER)
+    assert (answer.status, answer.body) == (200, {"status": "ok"})
+    answer = replica.post("/replica_sync/deregister_peer", PEER)
+    assert (answer.status, answer.body["error"]) == (404, "peer not found")
+    assert replica.get("/replica_sync/peers").body == []
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://x:0",
+        "ipc://x",
+        "inproc://a",
+        "tcp://[::1]:5",
+        "tcp://no.such.host.invalid:5",
+        "tcp://10.0.0.1:1",
+    ],
+)
+def test_endpoints_that_may_exist_are_accepted(replica, endpoint):
+    assert register(replica, endpoint).status == 201
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fault"),
+    [
+        ("", "missing scheme"),
+        ("127.0.0.1:1", "missing scheme"),
+        ("udp://x:1", "unsupported scheme `udp`"),
+        ("tcp://x", "missing TCP port"),
+        ("tcp://:5", "missing TCP host"),
+        ("tcp://x:99999", "invalid TCP port: number too large to fit in target type"),
+        ("ipc://", "missing address"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["register_peer", "deregister_peer"])
+def test_an_endpoint_that_is_none_is_a_bad_request(replica, verb, endpoint, fault):
+    answer = replica.post(f"/replica_sync/{verb}", {"endpoint": endpoint})
+    assert answer.status == 400
+    assert answer.body["error"] == f"invalid ZMQ endpoint `{endpoint}`: {fault}"
+
+
+def test_an_endpoint_that_zmq_refuses_is_a_bad_request(replica):
+    answer = register(replica, "tcp://*:5")
+    assert answer.status == 400
+    assert answer.body["error"] == "failed to register replica peer `tcp://*:5`"
+    assert replica.get("/replica_sync/peers").body == []
+
+
+@pytest.mark.parametrize(("body", "status"), [({}, 422), ({"endpoint": 5}, 422), (b"x", 400)])
+def test_a_body_of_the_wrong_shape_is_refused(replica, body, status):
+    assert replica.post("/replica_sync/register_peer", body).status == status
+
+
+def test_unknown_fields_are_ignored(replica):
+    assert replica.post("/replica_sync/register_peer", {**PEER, "x": 1}).status == 201
+
+
+def test_there_are_only_so_many_peers(replica):
+    for port in range(1, 65):
+        assert register(replica, f"tcp://127.0.0.1:{port}").status == 201
+    answer = register(replica, "tcp://127.0.0.1:65")
+    assert (answer.status, answer.body["code"]) == (503, "capacity_exceeded")
+
+
+@pytest.mark.parametrize("verb", ["register_peer", "deregister_peer"])
+def test_without_a_port_peers_are_a_conflict(api, verb):
+    answer = api.post(f"/replica_sync/{verb}", PEER)
+    assert (answer.status, answer.body["error"]) == (409, "replica sync is disabled")
+
+
+def test_without_a_port_there_are_no_peers_but_a_status(api):
+    assert api.get("/replica_sync/peers").body == []
+    status = api.get("/replica_sync/status").body
+    assert (status["enabled"], status["peers"]) == (False, [])
+
+
+def test_a_peer_that_was_never_heard_says_so_in_the_status(replica):
+    register(replica, "tcp://127.0.0.1:9")
+    (peer,) = replica.get("/replica_sync/status").body["peers"]
+    assert (peer["connected"], peer["router_id"], peer["seconds_since_last_frame"]) == (
+        False,
+        None,
+        None,
+    )
