@@ -1,0 +1,192 @@
+"""Selector processes that share load, ours or the reference's, and a client for them."""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from urllib.parse import quote
+
+from tests.builders import worker_body
+
+START_S_MAX = 240.0
+PATIENCE_S = 20.0
+
+
+def free_ports(n):
+    """Ports that were free a moment ago, all different."""
+    sockets = [socket.socket() for _ in range(n)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def eventually(predicate, patience_s=PATIENCE_S):
+    """The first true value of `predicate`."""
+    until = time.monotonic() + patience_s
+    while not (value := predicate()):
+        assert time.monotonic() < until, f"not within {patience_s} s"
+        time.sleep(0.01)
+    return value
+
+
+class Replica:
+    """One process; `sync_port` is where it publishes.  KV events are off."""
+
+    def __init__(self, *flags, python=None, port=None, sync_port=None):
+        self.port, self.sync_port = port or free_ports(1)[0], sync_port or free_ports(1)[0]
+        module = "select_service" if python is None else "dynamo.select_service"
+        host = ("--host", "127.0.0.1") if python is None else ()
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        inherited |= {name: v for name, v in os.environ.items() if name.startswith("NUMBA_")}
+        self._command = [
+            *(python or sys.executable, "-m", module, *host, "--port", str(self.port)),
+            *("--threads", "1", "--replica-sync-port", str(self.sync_port), *flags),
+        ]
+        self._environment = {
+            **inherited,
+            "DYN_USE_KV_EVENTS": "false",
+            "DYN_ROUTER_QUEUE_THRESHOLD": "16",
+        }
+        if python is None:
+            del self._environment["DYN_ROUTER_QUEUE_THRESHOLD"]
+            self._environment["PYTHONPATH"] = os.getcwd()
+        self.process = None
+
+    @property
+    def endpoint(self):
+        return f"tcp://127.0.0.1:{self.sync_port}"
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def start(self):
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(
+            self._command, env=self._environment, stdout=quiet, stderr=quiet
+        )
+        eventually(self._is_up, START_S_MAX)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def _is_up(self):
+        assert self.process.poll() is None, "the process has ended"
+        try:
+            return self.get("/health")[0] == 200
+        except OSError:
+            return False
+
+    def get(self, path):
+        return self.call("GET", path)
+
+    def post(self, path, body=None):
+        return self.call("POST", path, body)
+
+    def call(self, method, path, body=None):
+        """(status, answer)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            headers = {} if body is None else {"content-type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            raw = answer.read()
+            return answer.status, json.loads(raw) if raw.startswith((b"{", b"[")) else raw
+        finally:
+            connection.close()
+
+    # --- what tests do
+
+    def add_workers(self, n=2):
+        for worker_id in range(1, n + 1):
+            body = worker_body(
+                worker_id, tenant_id="t", data_parallel_size=2, max_num_batched_tokens=8192
+            )
+            assert self.post("/workers", body)[0] == 201
+
+    def add_peers(self, *peers):
+        for peer in peers:
+            status, _ = self.post("/replica_sync/register_peer", {"endpoint": peer.endpoint})
+            assert status in (200, 201)
+
+    def reserve(self, name, hashes=(1, 2, 3), worker_id=1, **fields):
+        body = {
+            "reservation_id": name,
+            "model_name": "m",
+            "tenant_id": "t",
+            "worker_id": worker_id,
+            "dp_rank": 0,
+            "sequence_hashes": list(hashes),
+            "isl_tokens": 4 * len(hashes),
+            "effective_prefill_tokens": 4 * len(hashes),
+            **fields,
+        }
+        return self.post("/reservations", body)[0]
+
+    def select_and_reserve(self, name, hashes=(1, 2, 3)):
+        body = {
+            "reservation_id": name,
+            "model_name": "m",
+            "tenant_id": "t",
+            "block_hashes": list(hashes),
+            "sequence_hashes": list(hashes),
+            "isl_tokens": 4 * len(hashes),
+        }
+        return self.post("/select_and_reserve", body)[0]
+
+    def complete(self, name):
+        return self.post(f"/reservations/{quote(name)}/prefill_complete")[0]
+
+    def free(self, name):
+        return self.call("DELETE", f"/reservations/{quote(name)}")[0]
+
+    def loads(self):
+        """(worker_id, dp_rank) -> (prefill tokens, blocks, requests) of partition m:t."""
+        for partition in self.get("/loads")[1]:
+            if (partition["model_name"], partition["tenant_id"]) == ("m", "t"):
+                return {
+                    (row["worker_id"], row["dp_rank"]): (
+                        row["potential_prefill_tokens"],
+                        row["potential_decode_blocks"],
+                        row["active_requests"],
+                    )
+                    for row in partition["loads"]
+                }
+        return {}
+
+    def requests(self):
+        return sum(row[2] for row in self.loads().values())
+
+    def peer(self, other):
+        """What the status says of another replica."""
+        peers = self.get("/replica_sync/status")[1]["peers"]
+        return next(peer for peer in peers if peer["endpoint"] == other.endpoint)
+
+
+def mesh(*replicas, workers=2):
+    """Everybody has the same workers and listens to everybody else, and is connected."""
+    for replica in replicas:
+        replica.add_workers(workers)
+        replica.add_peers(*(other for other in replicas if other is not replica))
+
+
+def until_equal(*replicas, requests, patience_s=PATIENCE_S):
+    """Until all show the same load, of so many requests."""
+
+    def are_equal():
+        loads = [replica.loads() for replica in replicas]
+        right = replicas[0].requests() == requests
+        return right and all(load == loads[0] for load in loads)
+
+    eventually(are_equal, patience_s)
