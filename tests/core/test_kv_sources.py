@@ -1,0 +1,65 @@
+"""Which listeners should exist, as the registrations of the workers say."""
+
+import pytest
+
+from tests.builders import a_patch, a_selector, a_worker
+
+TWO_RANKS = {
+    "data_parallel_start_rank": 4,
+    "data_parallel_size": 2,
+    "kv_events_endpoints": {4: "tcp://w:5557", 5: "tcp://w:5558"},
+}
+
+
+def sources_of(**fields):
+    selector = a_selector(use_kv_events=True)
+    assert selector.register(a_worker(1, **fields)).lifecycle == "schedulable"
+    return selector.fleet.kv_sources()
+
+
+@pytest.mark.parametrize(
+    ("fields", "endpoints"),
+    [
+        ({}, [None, None]),
+        ({"replay_endpoint": "tcp://w:6557"}, ["tcp://w:6557", "tcp://w:6558"]),
+        ({"replay_endpoints": {5: "tcp://x:1"}}, [None, "tcp://x:1"]),
+        (
+            {"replay_endpoint": "tcp://w:6557", "replay_endpoints": {5: "tcp://x:1"}},
+            ["tcp://w:6557", "tcp://x:1"],
+        ),
+        (
+            {"replay_endpoint": "tcp://w:6557", "replay_endpoints": {4: "tcp://x:1"}},
+            ["tcp://x:1", "tcp://w:6558"],
+        ),
+        ({"replay_endpoint": "ipc:///tmp/replay"}, ["ipc:///tmp/replay", None]),
+    ],
+)
+def test_a_rank_replays_from_its_own_entry_or_from_the_common_port_plus_its_place(
+    fields, endpoints
+):
+    sources = sources_of(**TWO_RANKS, **fields)
+    assert [source.dp_rank for source in sources] == [4, 5]
+    assert [source.replay_endpoint for source in sources] == endpoints
+
+
+@pytest.mark.parametrize(
+    ("semantics", "counted"), [(None, True), ("counted", True), ("set", False)]
+)
+def test_duplicate_stores_are_counted_unless_the_worker_says_set(semantics, counted):
+    (source,) = sources_of(kv_events_endpoint="tcp://w:5557", kv_event_semantics=semantics)
+    assert source.counted is counted
+
+
+def test_a_patch_reaches_the_listeners():
+    selector = a_selector(use_kv_events=True)
+    selector.register(a_worker(1, **TWO_RANKS))
+    selector.patch(1, a_patch(kv_event_semantics="set", replay_endpoints={4: "tcp://x:1"}))
+    sources = selector.fleet.kv_sources()
+    assert [source.counted for source in sources] == [False, False]
+    assert [source.replay_endpoint for source in sources] == ["tcp://x:1", None]
+
+
+def test_without_kv_events_nobody_listens():
+    selector = a_selector(use_kv_events=False)
+    selector.register(a_worker(1, **TWO_RANKS))
+    assert selector.fleet.kv_sources() == []
