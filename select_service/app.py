@@ -54,6 +54,10 @@ GRACE_S = 1
 """How long requests in flight may take to end after a signal."""
 KEEP_ALIVE_S = 75
 LISTEN_BACKLOG = 2048
+ACCEPTS_PER_TURN = 16
+"""libuv accepts one connection per listening socket and turn of the event loop, and under load
+every turn serves all who are connected already: of many clients that come at once the last waited
+seconds.  So the loop gets this many duplicates of the one socket."""
 THREAD_SWITCH_S = 0.0005
 """How long a thread may keep the interpreter while another wants it.  With the default of 5 ms a
 busy ingest thread holds up every answer; measured with scripts/bench/ingest.py."""
@@ -230,6 +234,11 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def duplicates(listener: socket.socket) -> list[socket.socket]:
+    """The listener ACCEPTS_PER_TURN times; the first is itself."""
+    return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
+
+
 def _announce(service: Service, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     log.info(
@@ -284,7 +293,7 @@ async def _supervised(
     replicas: ReplicaSync | None,
 ) -> int:
     ticker = asyncio.create_task(tick_forever(service.selector, service.ingest, replicas))
-    serving = asyncio.create_task(server.serve([listener]))
+    serving = asyncio.create_task(server.serve(duplicates(listener)))
     await asyncio.wait((ticker, serving), return_when=asyncio.FIRST_COMPLETED)
     if ticker.done():
         log.error("a background task failed; stopping", exc_info=ticker.exception())

@@ -1,0 +1,60 @@
+"""Many clients that connect at once: how soon the event loop takes them in."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from select_service.app import ACCEPTS_PER_TURN, LISTEN_BACKLOG, duplicates
+
+pytestmark = pytest.mark.process
+
+CLIENTS = 64
+TURNS_MAX = 1000
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen(LISTEN_BACKLOG)
+        yield bound
+
+
+@pytest.fixture
+def waiting_clients(listener: socket.socket) -> Iterator[int]:
+    """Clients that are connected as far as they can tell; nobody has accepted them yet."""
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(CLIENTS)]
+    yield len(clients)
+    for client in clients:
+        client.close()
+
+
+async def turns_until_all_are_in(listeners: list[socket.socket], clients: int) -> int:
+    """How many turns of the event loop it takes to accept them."""
+    loop = asyncio.get_running_loop()
+    accepted: list[asyncio.BaseTransport] = []
+
+    class Guest(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted.append(transport)
+
+    servers = [await loop.create_server(Guest, sock=each) for each in listeners]
+    turns = 0
+    while len(accepted) < clients and turns < TURNS_MAX:
+        await asyncio.sleep(0)
+        turns += 1
+    for transport in accepted:
+        transport.abort()
+    for server in servers:
+        server.close()
+    return turns
+
+
+def test_clients_that_come_at_once_are_taken_in_within_a_few_turns(
+    listener: socket.socket, waiting_clients: int
+) -> None:
+    turns = uvloop.run(turns_until_all_are_in(duplicates(listener), waiting_clients))
+    assert turns <= 2 * CLIENTS // ACCEPTS_PER_TURN + 2
