@@ -13,6 +13,8 @@ from tests.builders import worker_body
 
 START_S_MAX = 240.0
 PATIENCE_S = 20.0
+TENANT = {"tenant_id": "t", "routing_group": "t"}
+"""Under both of its names, so that every version of the reference understands it."""
 
 
 def free_ports(n):
@@ -111,7 +113,7 @@ class Replica:
     def add_workers(self, n=2):
         for worker_id in range(1, n + 1):
             body = worker_body(
-                worker_id, tenant_id="t", data_parallel_size=2, max_num_batched_tokens=8192
+                worker_id, **TENANT, data_parallel_size=2, max_num_batched_tokens=8192
             )
             assert self.post("/workers", body)[0] == 201
 
@@ -123,8 +125,9 @@ class Replica:
     def reserve(self, name, hashes=(1, 2, 3), worker_id=1, **fields):
         body = {
             "reservation_id": name,
+            "selection_id": name,  # what newer versions of the reference call a reservation
             "model_name": "m",
-            "tenant_id": "t",
+            **TENANT,
             "worker_id": worker_id,
             "dp_rank": 0,
             "sequence_hashes": list(hashes),
@@ -137,8 +140,9 @@ class Replica:
     def select_and_reserve(self, name, hashes=(1, 2, 3)):
         body = {
             "reservation_id": name,
+            "selection_id": name,  # what newer versions of the reference call a reservation
             "model_name": "m",
-            "tenant_id": "t",
+            **TENANT,
             "block_hashes": list(hashes),
             "sequence_hashes": list(hashes),
             "isl_tokens": 4 * len(hashes),
@@ -154,7 +158,8 @@ class Replica:
     def loads(self):
         """(worker_id, dp_rank) -> (prefill tokens, blocks, requests) of partition m:t."""
         for partition in self.get("/loads")[1]:
-            if (partition["model_name"], partition["tenant_id"]) == ("m", "t"):
+            tenant = partition.get("tenant_id", partition.get("routing_group"))
+            if (partition["model_name"], tenant) == ("m", "t"):
                 return {
                     (row["worker_id"], row["dp_rank"]): (
                         row["potential_prefill_tokens"],
