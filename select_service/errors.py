@@ -61,3 +61,9 @@ class CapacityExceeded(SelectError):
     """A named bound of this process is reached; nothing was added."""
 
     status, code = 503, "capacity_exceeded"
+
+
+class ShuttingDown(SelectError):
+    """The process ends before the request had come in as a whole."""
+
+    status, code = 503, "shutting_down"

@@ -4,6 +4,7 @@ The order of checks is part of the interface: content type (415), size (413), JS
 (422), then the service.
 """
 
+import asyncio
 import json
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from select_service.errors import (
     InvalidBody,
     MalformedJson,
     SelectError,
+    ShuttingDown,
     UnsupportedMediaType,
 )
 from select_service.schema import ErrorBody
@@ -91,7 +93,10 @@ def _check_content_type(request: Request) -> None:
 
 
 async def _read(request: Request) -> bytes:
-    """The whole body.  A slow sender is cut off by the protocol (see api.protocol)."""
+    """The whole body.  A slow sender is cut off by the protocol (see api.protocol).
+
+    Only the end of the process cancels a request; one that is still coming in is refused then.
+    """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > BODY_BYTES_MAX:
         raise _too_large()
@@ -112,6 +117,8 @@ async def _read(request: Request) -> bytes:
             if size - counted > BODY_BYTES_FREE:
                 _BUDGET.take(size - BODY_BYTES_FREE - counted)
                 counted = size - BODY_BYTES_FREE
+    except asyncio.CancelledError:
+        raise ShuttingDown("the service is ending; nothing was done") from None
     finally:
         _BUDGET.held -= counted
 

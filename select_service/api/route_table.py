@@ -22,6 +22,7 @@ from select_service.errors import (
     NotFound,
     NoWorkers,
     SelectError,
+    ShuttingDown,
     UnsupportedMediaType,
 )
 
@@ -121,6 +122,7 @@ _BODY = (
     UnsupportedMediaType,
     InvalidBody,
     CapacityExceeded,
+    ShuttingDown,
 )
 """What any request with a body may be answered before the service looks at it."""
 

@@ -108,7 +108,10 @@ def test_a_request_that_never_ends_does_not_hold_up_the_end():
         assert running.call("GET", "/health").status == 200
         status, seconds = running.stop(signal.SIGTERM)
         assert status == 0
-        assert seconds < STOP_S_MAX + 1
+        assert seconds < STOP_S_MAX
+        answer = client.answer()
+        assert (answer.status, answer.body["code"]) == (503, "shutting_down")
+        assert not any("exception" in line for line in running.rest_of_log())
 
 
 # --- time
