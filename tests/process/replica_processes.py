@@ -40,8 +40,8 @@ def eventually(predicate, patience_s=PATIENCE_S):
 class Replica:
     """One process; `sync_port` is where it publishes.  KV events are off."""
 
-    def __init__(self, *flags, python=None, port=None, sync_port=None):
-        self.port, self.sync_port = port or free_ports(1)[0], sync_port or free_ports(1)[0]
+    def __init__(self, *flags, python=None):
+        self.port, self.sync_port = free_ports(2)
         module = "select_service" if python is None else "dynamo.select_service"
         host = ("--host", "127.0.0.1") if python is None else ()
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
