@@ -86,7 +86,7 @@ def test_hundreds_of_reservations_from_both_sides_add_up(pair):
     ours, theirs = pair
     for number in range(150):
         for prefix, replica in (("o", ours), ("t", theirs)):
-            hashes = range(number % 7, number % 7 + 5)
+            hashes = range(100 * (number % 7), 100 * (number % 7) + 5)
             worker_id = 1 + number % 2
             assert replica.reserve(f"{prefix}{number}", hashes=hashes, worker_id=worker_id) == 201
     until_equal(ours, theirs, requests=300)
