@@ -4,15 +4,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import NoReturn
 
+from select_service import log as logs
 from select_service.config import ConfigError, load, parser
 
 USAGE_ERROR = 2
+SLOW_START_S = 3.0
 
 
 def package_version() -> str:
@@ -26,6 +29,22 @@ def package_version() -> str:
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     """A signal before there is anything to end gracefully; the server has its own handlers."""
     raise SystemExit(0)
+
+
+@contextmanager
+def explained_when_slow(seconds: float) -> Iterator[None]:
+    """Log why nothing happens when it takes longer: the first start has kernels to compile."""
+    notice = threading.Timer(
+        seconds,
+        logging.getLogger("select_service").info,
+        ("compiling the kernels takes a minute or two; later starts find them in a cache",),
+    )
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,8 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
+    logs.configure(config["log_level"], config["log_format"])
     # Only now: the compiled kernels take half a second, which --help need not wait for.
-    from select_service.app import serve
+    with explained_when_slow(SLOW_START_S):
+        from select_service.app import serve
 
     status = serve(config, package_version())
     # Everything is closed. Taking the interpreter and the compiler apart would only cost time.
