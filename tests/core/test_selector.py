@@ -425,7 +425,7 @@ def test_without_output_block_tracking_output_does_not_count():
     selector = a_selector(RouterConfig(track_output_blocks=False))
     selector.register(a_worker(1))
     selector.reserve(a_reservation("r"), now=0.0)
-    selector.output_block("r", 0.5, 0.0)
+    selector.output_block("r", 0.0, 0.0)
     assert load_of(selector) == (8, 2, 1)
 
 
