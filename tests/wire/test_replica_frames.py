@@ -1,0 +1,258 @@
+"""Replica frames of the reference: ours are the same bytes, theirs have the same effect here."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.core.identity import Rank
+from select_service.core.replica_events import (
+    PATIENT_BYTES_MAX,
+    SEQUENCE_BLOCKS_MAX,
+    Admitted,
+    DecodeError,
+    Freed,
+    PrefillCompleted,
+    decode,
+    encode,
+)
+from tests.builders import a_selector, a_worker
+
+FILE = Path(__file__).parent / "replica_frames.json"
+FRAMES = json.loads(FILE.read_text())
+WORKERS = (1, 2)
+pack = msgspec.msgpack.encode
+
+
+def injected_loads(payloads):
+    """Load of every busy rank after each frame."""
+    selector = a_selector()
+    for worker_id in WORKERS:
+        selector.register(a_worker(worker_id, tenant_id="t", data_parallel_size=2))
+    seen = []
+    for payload in payloads:
+        selector.replicas.apply(decode(payload), now=0.0)
+        rows = selector.loads()[0].loads
+        seen.append(
+            {
+                f"{row.worker_id}:{row.dp_rank}": [
+                    row.potential_prefill_tokens,
+                    row.potential_decode_blocks,
+                    row.active_requests,
+                ]
+                for row in rows
+                if row.active_requests
+            }
+        )
+    selector.check_invariants()
+    return seen
+
+
+@pytest.mark.parametrize("case", FRAMES["published"], ids=lambda case: case["name"])
+def test_an_event_has_the_bytes_of_the_reference_and_the_newer_tenant_key(case):
+    theirs = bytes.fromhex(case["payload"])
+    assert theirs[0] == 0x84  # a map of four, ours has five
+    ours = encode(decode(theirs))
+    assert ours == b"\x85" + theirs[1:] + pack("routing_group") + pack("t")
+
+
+def test_frames_have_the_effect_that_they_have_on_the_reference_except_where_listed():
+    """Two things differ, and all later loads with them, because the reference leaks both bookings.
+
+    An id that is admitted on another rank moves, where the reference books it twice; a free that
+    comes before its admission wins.
+    """
+    cases = FRAMES["applied"]
+    loads = injected_loads([bytes.fromhex(case["payload"]) for case in cases])
+    for case, seen in zip(cases, loads, strict=True):
+        assert seen == case.get("ours", case["loads"]), case["name"]
+    names = [case["name"] for case in cases]
+    first = next(case["name"] for case in cases if "ours" in case)
+    assert first == "add x1 duplicate other worker"
+    assert loads[names.index("add after free")] == {}
+
+
+# --- other forms
+
+
+def body(**changes):
+    """An admission as plain values; None removes a field."""
+    add = {
+        "token_sequence": [21, 22],
+        "track_prefill_tokens": True,
+        "expected_output_tokens": None,
+        "prefill_load_hint": {
+            "initial_effective_prefill_tokens": 8,
+            "expected_prefill_duration": {"secs": 1, "nanos": 2},
+        },
+    }
+    event = {
+        "request_id": "x",
+        "worker": {"worker_id": 2**64 - 1, "dp_rank": 1},
+        "data": {"AddRequest": add},
+        "router_id": 777,
+        "lora_name": None,
+    }
+    frame = {"model_name": "m", "tenant_id": "t", "block_size": 4, "event": event}
+    for place, value in changes.items():
+        *path, name = place.split("__")
+        target = frame
+        for step in path:
+            target = target[step]
+        if value is None:
+            del target[name]
+        else:
+            target[name] = value
+    return frame
+
+
+def test_structures_may_be_arrays():
+    plain = decode(pack(body()))
+    hint = [8, None]
+    arrays = ["m", "t", 4, ["x", [2**64 - 1, 1], {"AddRequest": [[21, 22], True, None, hint]}, 777]]
+    assert repr(decode(pack(arrays))) == repr(plain)
+    ends = ["m", "t", 4, ["x", [1, 0], "Free", 777, None]]
+    assert decode(pack(ends)) == decode(
+        pack(body(event__data="Free", event__worker={"worker_id": 1, "dp_rank": 0}))
+    )
+
+
+def test_either_name_of_the_tenant_will_do_but_not_two_tenants():
+    assert decode(pack(body(tenant_id=None, routing_group="t"))).tenant_id == "t"
+    assert decode(pack(body(routing_group="t"))).tenant_id == "t"
+    with pytest.raises(DecodeError, match="differ"):
+        decode(pack(body(routing_group="u")))
+    with pytest.raises(DecodeError, match="no `tenant_id`"):
+        decode(pack(body(tenant_id=None)))
+
+
+def test_what_may_be_absent_has_its_default():
+    event = decode(pack(body(event__data={"AddRequest": {}}, event__lora_name=None)))
+    assert (event.sequence_hashes.tolist(), event.prefill_tokens) == ([], 0)
+    assert event.track_prefill_tokens
+    assert event.lora_name is None
+
+
+@pytest.mark.parametrize(
+    "field", ["model_name", "block_size", "event", "event__request_id", "event__worker"]
+)
+def test_what_is_required_is_missed(field):
+    with pytest.raises(DecodeError):
+        decode(pack(body(**{field: None})))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("block_size", -1),
+        ("block_size", 4.5),
+        ("model_name", 5),
+        ("model_name", "m" * 513),
+        ("event__request_id", "x" * 513),
+        ("event__worker", {"worker_id": -1, "dp_rank": 0}),
+        ("event__worker", {"worker_id": 1, "dp_rank": 2**32}),
+        ("event__router_id", "7"),
+        ("event__data", "Unknown"),
+        ("event__data", {"AddRequest": {"token_sequence": ["x"]}}),
+        ("event__data", {"AddRequest": {"token_sequence": [-1]}}),
+        (
+            "event__data",
+            {"AddRequest": {"prefill_load_hint": {"initial_effective_prefill_tokens": 2**63}}},
+        ),
+    ],
+)
+def test_what_is_out_of_range_is_refused(field, value):
+    with pytest.raises(DecodeError):
+        decode(pack(body(**{field: value})))
+
+
+def test_sequences_have_a_bound():
+    too_many = pack(body()).replace(
+        pack([21, 22]), b"\xdd" + (SEQUENCE_BLOCKS_MAX + 1).to_bytes(4, "big")
+    )
+    with pytest.raises(DecodeError):
+        decode(too_many + b"\0" * (SEQUENCE_BLOCKS_MAX + 1))
+    event = decode(pack(body()))
+    long = msgspec.structs.replace(
+        event, sequence_hashes=np.zeros(SEQUENCE_BLOCKS_MAX + 1, np.uint64)
+    )
+    with pytest.raises(ValueError, match="blocks"):
+        encode(long)
+
+
+def test_an_unusual_form_has_a_bound_of_its_own():
+    with pytest.raises(DecodeError):
+        decode(pack([[]] * PATIENT_BYTES_MAX))
+
+
+NAMES = st.text(max_size=20)
+U64 = st.integers(0, 2**64 - 1) | st.sampled_from([0, 127, 128, 2**32 - 1, 2**32, 2**64 - 1])
+COMMON = {
+    "model_name": NAMES,
+    "tenant_id": NAMES,
+    "block_size": st.integers(0, 2**32),
+    "reservation_id": NAMES,
+    "rank": st.builds(Rank, U64, st.integers(0, 2**32 - 1)),
+    "router_id": U64,
+    "lora_name": st.none() | NAMES,
+}
+HASHES = st.lists(U64, max_size=40).map(lambda values: np.array(values, np.uint64))
+EVENTS = st.one_of(
+    st.builds(PrefillCompleted, **COMMON),
+    st.builds(Freed, **COMMON),
+    st.builds(
+        Admitted,
+        **COMMON,
+        sequence_hashes=HASHES,
+        prefill_tokens_hint=st.none() | st.integers(0, 2**40),
+        track_prefill_tokens=st.booleans(),
+        expected_output_tokens=st.none() | st.integers(0, 2**32 - 1),
+    ),
+)
+
+
+@given(event=EVENTS)
+def test_an_event_survives_its_bytes(event):
+    decoded = decode(encode(event))
+    assert type(decoded) is type(event)
+    for name in event.__struct_fields__:
+        ours, back = getattr(event, name), getattr(decoded, name)
+        if name == "sequence_hashes":
+            ours, back = ours.tolist(), back.tolist()
+        assert back == ours
+
+
+@given(payload=st.binary(max_size=60))
+def test_random_bytes_raise_only_decode_error(payload):
+    with pytest.raises(DecodeError):
+        decode(payload)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@given(value=ANYTHING, place=st.sampled_from(["event", "event__data", "event__worker"]))
+def test_anything_in_the_place_of_a_structure_raises_only_decode_error(value, place):
+    try:
+        decode(pack(body(**{place: value if value is not None else 0})))
+    except DecodeError:
+        return
+
+
+@given(cut=st.integers(0, 200), flip=st.integers(0, 199), bit=st.integers(0, 7))
+def test_damaged_frames_raise_only_decode_error(cut, flip, bit):
+    payload = bytearray(pack(body()))
+    payload[flip % len(payload)] ^= 1 << bit
+    for damaged in (bytes(payload), bytes(payload[:cut])):
+        try:
+            decode(damaged)
+        except DecodeError:
+            continue
