@@ -10,7 +10,6 @@ from indexer import state_kernels as state
 from indexer.index_memory import IndexMemory
 
 _ALIAS, _ANCHOR = 0, 1
-_IMPLICIT = int(state.IMPLICIT)
 
 
 def check_memory(memory: IndexMemory) -> None:
