@@ -37,7 +37,7 @@ Hashes: TypeAlias = npt.NDArray[np.uint64]
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 _U64_MARK = 0xCF
 _U64_ELEMENT = np.dtype([("mark", "u1"), ("value", ">u8")])
-_MANY = 16
+_MANY = 24
 """From so many hashes on, numpy is faster than a loop over Python integers."""
 
 
@@ -182,11 +182,15 @@ def _data_of(event: Event) -> Literal["MarkPrefillCompleted", "Free"] | _Add:
 
 
 def _written(hashes: Hashes) -> Raw:
-    """A msgpack array of integers, each in its shortest form."""
+    """A msgpack array of integers.
+
+    Short ones are written as any encoder would.  Long ones all in the form of 64 bits, which hashes
+    need anyway and every reader accepts.
+    """
     n = len(hashes)
     if n > SEQUENCE_BLOCKS_MAX:
         raise ValueError(f"{n} blocks, at most {SEQUENCE_BLOCKS_MAX} fit into an event")
-    if n < _MANY or int(hashes.min()) < 2**32:
+    if n < _MANY:
         return Raw(_encode(hashes.tolist()))
     elements = np.empty(n, _U64_ELEMENT)
     elements["mark"] = _U64_MARK

@@ -1,0 +1,226 @@
+"""How fast an admission is seen by another replica, and what publishing costs.
+
+    python scripts/bench/replicas.py [--rate 2000] [--seconds 10] [--reference PYTHON]
+
+1. Cost: CPU time that publishing a reservation adds, by prompt length: for its admission alone and
+   for its whole life (admission, prefill completed, freed), on the request's path (`offer`) and in
+   all (with encoding and sending).  The best of several rounds, since other processes disturb.
+2. Visibility: a selector process and one of its peers.  Reservations are made at the given rate
+   over kept connections; a subscriber in this process stands for the second peer and notes when
+   each admission arrives, from the moment its request was sent.  The peer's own count of applied
+   events tells that none was dropped.  With --reference the same against the reference service.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from select_service.core import replica_events  # noqa: E402
+from select_service.core.identity import Rank  # noqa: E402
+from select_service.edge.replica_publisher import ReplicaPublisher  # noqa: E402
+from tests.process.replica_processes import Replica, mesh  # noqa: E402
+
+CONNECTIONS = 16
+ROUNDS = 40
+ROUND_RESERVATIONS = 64
+
+
+def costs(blocks: int) -> list[float]:
+    """Microseconds of CPU: admission on the request's path, in all; whole life, the same."""
+    hashes = np.random.default_rng(0).integers(2**40, 2**63, blocks, dtype=np.uint64)
+    common = {
+        "model_name": "model",
+        "tenant_id": "default",
+        "block_size": 16,
+        "reservation_id": "0dd5f843-e045-4f63-bf3c-594c0a406ec8",
+        "rank": Rank(1, 0),
+        "router_id": 2**63 + 5,
+    }
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    publisher = ReplicaPublisher()
+    sink = context.socket(zmq.SUB)
+    sink.setsockopt(zmq.SUBSCRIBE, b"")
+    port = _bound(publisher, context)
+    sink.connect(f"tcp://127.0.0.1:{port}")
+    loop = asyncio.new_event_loop()
+    publisher.start(loop)
+    time.sleep(0.3)
+    admission = [replica_events.Admitted]
+    life = [*admission, replica_events.PrefillCompleted, replica_events.Freed]
+    result = []
+    for kinds in (admission, life):
+        rounds = [_round(publisher, loop, kinds, common, hashes) for _ in range(ROUNDS)]
+        result += [min(offered for offered, _ in rounds), min(total for _, total in rounds)]
+    publisher.close()
+    sink.close(linger=0)
+    context.destroy(linger=0)
+    loop.close()
+    return result
+
+
+def _round(
+    publisher: ReplicaPublisher,
+    loop: asyncio.AbstractEventLoop,
+    kinds: list[type[Any]],
+    common: dict[str, Any],
+    hashes: Any,
+) -> tuple[float, float]:
+    """Microseconds per reservation of one round: offering, and with encoding and sending."""
+    admitted = {"sequence_hashes": hashes, "prefill_tokens_hint": 100}
+    begin = time.thread_time()
+    for _ in range(ROUND_RESERVATIONS):
+        for kind in kinds:
+            publisher.offer(kind(**common, **(admitted if len(kind.__struct_fields__) > 7 else {})))
+    offered = time.thread_time()
+    while publisher.queued:
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    total = time.thread_time()
+    time.sleep(0.01)
+    n = ROUND_RESERVATIONS
+    return (offered - begin) / n * 1e6, (total - begin) / n * 1e6
+
+
+def _bound(publisher: ReplicaPublisher, context: "zmq.Context[zmq.Socket[bytes]]") -> int:
+    rng = Random()
+    while True:
+        port = rng.randrange(20_000, 60_000)
+        try:
+            publisher.bind(context, port)
+        except zmq.ZMQError:
+            continue
+        return port
+
+
+class Arrivals(threading.Thread):
+    """Notes when admissions arrive, by reservation id."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(daemon=True)
+        self.at: dict[str, float] = {}
+        self._stopping = False
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.RCVHWM, 1_000_000)
+        self._socket.setsockopt(zmq.SUBSCRIBE, replica_events.TOPIC)
+        self._socket.connect(endpoint)
+
+    def run(self) -> None:
+        decoder = msgspec.msgpack.Decoder()
+        while not self._stopping:
+            if not self._socket.poll(50):
+                continue
+            _, payload = self._socket.recv_multipart()
+            now = time.perf_counter()
+            event = decoder.decode(payload)["event"]
+            if isinstance(event["data"], dict):
+                self.at[event["request_id"]] = now
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.join()
+
+
+async def reserve_at(port: int, rate: float, seconds: float, sent: dict[str, float]) -> float:
+    """Reserve and free at a steady rate; notes when each request was sent.  CPU s spent here."""
+    queue: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def connection() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def call(method: str, path: str, body: Any) -> None:
+            raw = b"" if body is None else json.dumps(body).encode()
+            head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.split(b" ", 2)[1] in (b"200", b"201"), answer
+            length = next(
+                line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length")
+            )
+            await reader.readexactly(int(length.split(b":")[1]))
+
+        while (name := await queue.get()) is not None:
+            start = int(name[1:]) * 7 % 1000
+            body = {
+                "reservation_id": name,
+                "selection_id": name,
+                "model_name": "m",
+                "tenant_id": "t",
+                "block_hashes": list(range(start, start + 32)),
+                "sequence_hashes": list(range(start, start + 32)),
+                "isl_tokens": 128,
+            }
+            sent[name] = time.perf_counter()
+            await call("POST", "/select_and_reserve", body)
+            await call("DELETE", f"/reservations/{name}", None)
+        writer.close()
+
+    workers = [asyncio.create_task(connection()) for _ in range(CONNECTIONS)]
+    begin = time.perf_counter()
+    for number in range(int(rate * seconds)):
+        delay = begin + number / rate - time.perf_counter()
+        if delay > 0.0005:
+            await asyncio.sleep(delay)
+        queue.put_nowait(f"r{number}")
+    for _ in workers:
+        queue.put_nowait(None)
+    await asyncio.gather(*workers)
+    return time.perf_counter() - begin
+
+
+def visibility(rate: float, seconds: float, python: str | None) -> dict[str, float]:
+    """Milliseconds from a request to the arrival of its admission at a peer."""
+    with Replica(python=python) as sender, Replica() as peer:
+        mesh(sender, peer)
+        arrivals = Arrivals(sender.endpoint)
+        arrivals.start()
+        time.sleep(1.5)
+        sent: dict[str, float] = {}
+        taken = asyncio.run(reserve_at(sender.port, rate, seconds, sent))
+        time.sleep(0.5)
+        arrivals.stop()
+        seen = peer.peer(sender)
+        delays = np.array([arrivals.at[name] - sent[name] for name in sent if name in arrivals.at])
+        p50, p99, p999 = np.percentile(delays * 1e3, [50, 99, 99.9])
+        return {
+            "rate": len(sent) / taken,
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "p99.9_ms": p999,
+            "not arrived": len(sent) - len(delays),
+            "not applied by the peer": 2 * len(sent) - seen["applied"],
+            "left at the peer": peer.requests(),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="replica plane: visibility and cost")
+    parser.add_argument("--rate", type=float, default=2000.0)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--reference", default=os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON"))
+    options = parser.parse_args()
+    print("us CPU per reservation: blocks  admission: offer  in all  whole life: offer  in all")
+    for blocks in (8, 128, 2048):
+        print("{:30d} {:17.2f} {:7.2f} {:18.2f} {:7.2f}".format(blocks, *costs(blocks)))
+    for name, python in (("ours", None), ("reference", options.reference)):
+        if name == "ours" or python:
+            result = visibility(options.rate, options.seconds, python)
+            print(name, " ".join(f"{key}={value:.2f}" for key, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()
