@@ -7,6 +7,7 @@ indexed and why.  Not here: sequence numbers and replays (event_feed), decoding 
 from collections import Counter
 from collections.abc import Mapping
 
+from indexer.index_snapshot import Place
 from indexer.kv_events import (
     AllBlocksCleared,
     Batch,
@@ -14,7 +15,6 @@ from indexer.kv_events import (
     BlockStored,
     local_hashes,
 )
-from indexer.index_snapshot import Place
 from indexer.prefix_index import SlotWriter
 from indexer.tiers import Tier, tier_of_medium
 

@@ -5,7 +5,7 @@ the index of a partition, its blocks are announced there in its name, chunk by c
 writer takes over the place of the rank's stream, so that the stream goes on from there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -35,13 +35,36 @@ class DumpedPartition(NamedTuple):
         return int(np.count_nonzero(self.snapshot.holders))
 
 
-def attach(held: DumpedPartition, rank: RankKey, writer: SlotWriter) -> int:
-    """Announce what `rank` held to its empty slot.  Returns the blocks recorded, all tiers.
+class Adoption(NamedTuple):
+    """A rank that has blocks in a dump, and the empty slot that is to have them."""
 
-    O(nodes of the dump); the index is locked for one run of blocks at a time.
-    """
+    held: DumpedPartition
+    rank: RankKey
+    writer: SlotWriter
+
+
+def adopt(adoptions: Iterable[Adoption]) -> int:
+    """Carry them out.  Returns the blocks recorded."""
+    recorded = 0
+    readings: dict[int, SnapshotRuns] = {}
+    for held, rank, writer in adoptions:
+        if id(held.snapshot) not in readings:
+            readings[id(held.snapshot)] = SnapshotRuns(held.snapshot)
+        recorded += _attach(held, rank, writer, readings[id(held.snapshot)])
+        writer.filling = False
+    return recorded
+
+
+def attach(held: DumpedPartition, rank: RankKey, writer: SlotWriter) -> int:
+    """One adoption."""
+    return adopt([Adoption(held, rank, writer)])
+
+
+def _attach(
+    held: DumpedPartition, rank: RankKey, writer: SlotWriter, readings: SnapshotRuns
+) -> int:
+    """O(nodes of the dump); the index is locked for one run of blocks at a time."""
     slot = held.ranks[rank]
-    readings = SnapshotRuns(held.snapshot)
     bridge = readings.bridge(slot)
     for run in bridge.runs if bridge else ():
         writer.store(Tier.GPU, run.parent, run.locals, run.names, counted=False)

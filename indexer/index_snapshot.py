@@ -50,7 +50,7 @@ class IndexSnapshot(NamedTuple):
     holders: NDArray[np.uint32]  # [nodes] row of `sets`, 0 for unused nodes
     sets: NDArray[np.uint64]  # [sets, 8, words] slot bits: 4 tiers, then 4 of "see records"
     records: NDArray[np.void]  # (key, slot, tier, kind, node, count): record_kernels explains
-    slots: tuple[int, ...]  # open slots that are not being cleared
+    slots: tuple[int, ...]  # open slots that are not being cleared or filled
     places: Mapping[int, Place]  # slot -> place of the stream of that slot's rank, where known
     orphans: tuple[tuple[int, Orphan], ...]  # (slot, block whose parent is unknown)
 

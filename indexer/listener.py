@@ -15,7 +15,7 @@ import zmq
 from indexer.event_feed import Action, EventFeed, StartReplay
 from indexer.kv_events import PAYLOAD_BYTES_MAX
 from indexer.kv_source import KvSource
-from indexer.readiness import Drain, Readiness, has_message
+from indexer.readiness import Readiness, has_message
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 State = Literal["no_events_yet", "connected", "catching_up", "degraded"]

@@ -122,7 +122,8 @@ class PrefixIndex:
         with self._lock:
             copy.take()
             writers = [writer for writer in self._writers if writer is not None]
-            slots = tuple(writer.slot for writer in writers if not writer._clearing)
+            whole = (w.slot for w in writers if not w._clearing and not w.filling)
+            slots = tuple(whole)
             places = {w.slot: w.place for w in writers if w.place is not None}
             orphans = tuple(self._orphans.items())
         return copy.snapshot(slots, places, orphans)
@@ -286,6 +287,8 @@ class SlotWriter:
         """How far the stream of this slot's own rank is applied; None: nothing known."""
         self.upcoming: Place | None = None
         """What `place` will be after the next change that names this writer as its stream."""
+        self.filling = False
+        """Blocks of a dump are on their way into the slot: it is no use to anybody else yet."""
         self.unplaced_blocks = False
         """The slot holds blocks that came without a place: their stream may tell of them again."""
         self._index = index

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from random import Random, SystemRandom
+from time import monotonic
 
 import uvicorn
 import uvloop
@@ -40,8 +41,10 @@ from select_service.api.service import (
 )
 from select_service.config import Config
 from select_service.core.cost import RouterConfig
+from select_service.core.recovered import RecoveryStatus
 from select_service.core.replica_events import Event
 from select_service.core.selector import Selector
+from select_service.edge.index_keeping import IndexKeeping, Keeping
 from select_service.edge.replica_publisher import ReplicaPublisher
 from select_service.edge.replica_sync import ReplicaSync
 from select_service.edge.ticker import tick_forever
@@ -159,8 +162,12 @@ def build(config: Config, version: str) -> Service:
         emit=_nobody_listens if publisher is None else publisher.offer,
     )
     replicas = None if publisher is None else _replica_sync(config, selector, publisher)
-    ingest = Ingest(config["threads"])
-    return Service(config, version, selector, ingest, Metrics(version), replicas)
+    recovers = bool(config["indexer_peers"] or config["snapshot_path"])
+    ingest = Ingest(config["threads"], held=recovers)
+    service = Service(config, version, selector, ingest, Metrics(version), replicas)
+    if recovers:
+        service.recovery = RecoveryStatus("running", begun_at=monotonic())
+    return service
 
 
 def _nobody_listens(event: Event) -> None:
@@ -279,11 +286,29 @@ async def _run(service: Service, listener: socket.socket) -> int:
     server, replicas = server_of(service), _plane(service)
     if replicas is not None:
         replicas.start(listener.getsockname()[1])
+    keeping = _keeping(service)
+    if keeping is not None:
+        keeping.start(service.ingest, service.catalog_lock)
     try:
         return await _supervised(service, server, listener, replicas)
     finally:
+        if keeping is not None:
+            await keeping.stop()
         if replicas is not None:
             replicas.close()
+
+
+def _keeping(service: Service) -> IndexKeeping | None:
+    config = service.config
+    if not service.recovery.running:
+        return None
+    wanted = Keeping(
+        config["indexer_peers"] or (),
+        config["snapshot_path"],
+        config["snapshot_interval_s"],
+        config["index_blocks_max"],
+    )
+    return IndexKeeping(wanted, service.selector, service.recovery, service.snapshot)
 
 
 async def _supervised(

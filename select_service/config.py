@@ -19,6 +19,7 @@ ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
 INDEX_BLOCKS_MAX = 2**28
 TRUE_WORDS = ("1", "true", "on", "yes")
 FALSE_WORDS = ("0", "false", "off", "no")
+DUMP_PEERS_MAX = 16
 DIGITS_MAX = 20
 NUMBER = re.compile(r"[0-9.eE+-]+")
 URL_CHARS_MAX = 512
@@ -105,6 +106,22 @@ def _url(text: str) -> str:
     return text
 
 
+def _dump_peers(text: str) -> tuple[str, ...]:
+    """Distinct, in the given order."""
+    urls = tuple(dict.fromkeys(url.strip() for url in text.split(",") if url.strip()))
+    if len(urls) > DUMP_PEERS_MAX:
+        raise ValueError(f"at most {DUMP_PEERS_MAX} URLs")
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            proper = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of a port or a bracket
+            proper = False
+        if not proper or parts.query or parts.fragment or "@" in parts.netloc:
+            raise ValueError("http URLs of services, separated by commas")
+    return urls
+
+
 def _absent(what: str) -> Callable[[str], NoReturn]:
     def parse(text: str) -> NoReturn:
         raise ValueError(f"nothing: {what} is not available in this version")
@@ -143,7 +160,25 @@ SETTINGS: tuple[Setting, ...] = (
         "index_blocks_max",
     ),
     _cli("--policy", "reference", _choice("reference"), "cost function"),
-    _cli("--indexer-peers", None, _absent("recovery from peers"), "not available in this version"),
+    _cli(
+        "--indexer-peers",
+        None,
+        _dump_peers,
+        "comma-separated HTTP URLs of services whose index to begin with, the best one is taken",
+    ),
+    _cli(
+        "--snapshot-path",
+        None,
+        _text,
+        "file that keeps the index over a restart; none = not kept",
+    ),
+    _cli(
+        "--snapshot-interval-secs",
+        60.0,
+        _number(1, 86_400),
+        "how often the snapshot file is written; it is also written at the end",
+        "snapshot_interval_s",
+    ),
     _cli(
         "--replica-sync-port",
         None,

@@ -166,10 +166,21 @@ class WorkerRecord(Struct, kw_only=True):
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET
 
 
+class RecoveryView(Struct, kw_only=True):
+    """How the recovery at the start went; `peer` is the URL, or the file, that was taken."""
+
+    state: Literal["off", "running", "found", "empty", "failed"]
+    peer: str | None
+    partitions: int
+    blocks: int
+    elapsed_s: float
+
+
 class Ready(Struct, kw_only=True):
     ready: bool
     schedulable_workers: int
     workers: list[WorkerRecord]
+    recovery: RecoveryView | UnsetType = UNSET
 
 
 # --- prompts and selection -----------------------------------------------------------------------

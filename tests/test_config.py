@@ -75,7 +75,13 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--reservation-ttl-secs", "-1"], {}, "--reservation-ttl-secs: expected a number"),
         (["--log-format", "xml"], {}, "--log-format: expected one of text, json, got `xml`"),
         (["--policy", "best"], {}, "--policy: expected one of reference"),
-        (["--indexer-peers", "http://a"], {}, "recovery from peers is not available"),
+        (["--indexer-peers", "https://a"], {}, "--indexer-peers: expected http URLs of services"),
+        (["--indexer-peers", "http://a,b:1"], {}, "--indexer-peers: expected http URLs"),
+        (["--indexer-peers", "http://a:x"], {}, "--indexer-peers: expected http URLs"),
+        (["--indexer-peers", "http://u@a:1"], {}, "--indexer-peers: expected http URLs"),
+        (["--indexer-peers", "http://a?x"], {}, "--indexer-peers: expected http URLs"),
+        (["--snapshot-path", ""], {}, "--snapshot-path: expected a text"),
+        (["--snapshot-interval-secs", "0"], {}, "--snapshot-interval-secs: expected a number"),
         (["--replica-sync-port", "0"], {}, "--replica-sync-port: expected a whole number from 1"),
         (["--replica-sync-peers", "tcp://a:1"], {}, "requires --replica-sync-port"),
         (["--advertise-url", "a:1"], {}, "--advertise-url: expected an http or https URL"),
@@ -97,6 +103,12 @@ def test_values_that_make_no_sense_are_named(argv, environment, complaint):
     assert "\n" not in str(error.value)
 
 
+def test_peers_to_recover_from_keep_their_order_and_are_distinct():
+    flags = ["--indexer-peers", "http://b:1, http://a/x,http://b:1,"]
+    assert parse(flags, {})["indexer_peers"] == ("http://b:1", "http://a/x")
+    assert parse(["--indexer-peers", ""], {})["indexer_peers"] == ()
+
+
 def test_replica_peers_are_distinct_and_sorted():
     flags = ["--replica-sync-port", "1", "--replica-sync-peers", "tcp://b:1,tcp://a:1, tcp://b:1,"]
     assert parse(flags, {})["replica_sync_peers"] == ("tcp://a:1", "tcp://b:1")
@@ -116,7 +128,7 @@ def test_variables_without_effect_are_reported():
 def test_shown_configuration_leaves_out_what_cannot_be_set():
     shown = parse([], {}).effective()
     assert shown["port"] == {"value": 8092, "origin": "default"}
-    assert not {"indexer_peers", "queue_threshold"} & shown.keys()
+    assert not {"queue_policy", "queue_threshold"} & shown.keys()
 
 
 def run(*argv):

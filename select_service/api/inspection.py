@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from indexer.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.snapshot import dump_chunks
 from select_service.api.codec import body_as, json_response
 from select_service.api.service import Service, query_of, scope_filter
@@ -43,7 +44,20 @@ async def dump(service: Service, request: Request) -> Response:
     """The index, streamed; each dump holds a copy of one partition until its client has read it."""
     if service.dumps_running >= DUMPS_MAX:
         raise CapacityExceeded(f"{DUMPS_MAX} dumps are being sent already; ask again later")
+    if MEDIA_TYPE in request.headers.get("accept", ""):
+        return StreamingResponse(_compact_dump(service), media_type=MEDIA_TYPE)
     return StreamingResponse(_dump(service), media_type="application/json")
+
+
+async def _compact_dump(service: Service) -> AsyncIterator[bytes]:
+    service.dumps_running += 1
+    try:
+        dumps = iter(service.selector.dumps())
+        chunks = compact_chunks(dump.dumped() for dump in dumps)
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield chunk
+    finally:
+        service.dumps_running -= 1
 
 
 async def _dump(service: Service) -> AsyncIterator[bytes]:
@@ -52,8 +66,7 @@ async def _dump(service: Service) -> AsyncIterator[bytes]:
     try:
         separator = b"{"
         for partition in service.selector.dumps():
-            key = f"{partition.key.model_name}:{partition.key.tenant_id}"
-            yield separator + msgspec.json.encode(key) + b":"
+            yield separator + msgspec.json.encode(partition.name) + b":"
             separator = b","
             chunks = iter(await asyncio.to_thread(_chunks, partition))
             while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:

@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.codec import json_response
-from select_service.api.service import Service
+from select_service.api.service import Service, now
 from select_service.api.workers import with_kv_events
-from select_service.schema import Status
+from select_service.schema import RecoveryView, Status
 
 _OK = Status()
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -20,8 +20,18 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def ready(service: Service, request: Request) -> Response:
-    """200 once at least one worker is schedulable; the same body, with the reasons, before."""
+    """200 once the recovery has ended and a worker is schedulable; else the same body with 503."""
     body = service.selector.ready()
+    recovery = service.recovery
+    if recovery.state != "off":
+        body.recovery = RecoveryView(
+            state=recovery.state,
+            peer=recovery.source,
+            partitions=recovery.partitions,
+            blocks=recovery.blocks,
+            elapsed_s=round(recovery.seconds(now()), 3),
+        )
+        body.ready = body.ready and not recovery.running
     with_kv_events(service, body.workers)
     return json_response(body, 200 if body.ready else 503)
 

@@ -325,7 +325,8 @@ _INSPECTION_ROUTES = (
         "inspection",
         "The index of every partition",
         {200: Answer("`model:tenant` to the blocks held.", dict[str, PartitionDumpView])},
-        "As a stream of KV events that would rebuild it. Large: one entry for every block held.",
+        "As a stream of KV events that would rebuild it. Large: one entry for every block held. "
+        "With `Accept: application/msgpack` the compact form of docs/recovery.md.",
         refusals=(CapacityExceeded,),
     ),
     Route(
@@ -397,7 +398,7 @@ _SERVICE_ROUTES = (
         "Can a worker be chosen?",
         {
             200: Answer("At least one worker is schedulable.", schema.Ready),
-            503: Answer("None is; the records say why.", schema.Ready),
+            503: Answer("None is; the records say why. Or recovery still runs.", schema.Ready),
         },
     ),
     Route(

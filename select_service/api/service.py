@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from indexer.ingest import Ingest
 from select_service.api.codec import ClientGone, error_response
 from select_service.config import Config
+from select_service.core.recovered import RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import BadRequest, SelectError
 from select_service.metrics import Metrics
@@ -57,6 +58,8 @@ class Service:
     replicas: ReplicaPlane | None = None
     catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     dumps_running: int = 0
+    recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
+    snapshot: SnapshotStatus = field(default_factory=SnapshotStatus)
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]

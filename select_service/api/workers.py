@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from indexer.held_blocks import adopt
 from indexer.ingest import ListenerStatus
 from select_service.api.codec import body_as, json_response
 from select_service.api.service import (
@@ -107,8 +108,10 @@ async def _follow(service: Service, what: str, record: WorkerRecord, trace: dict
     log.info(what, extra={"fields": fields | ({"reasons": reasons} if reasons else {})})
     fleet = service.selector.fleet
     sources, retired = fleet.kv_sources(), fleet.take_retired_writers()
+    adoptions = fleet.take_adoptions()
 
     def apply() -> None:
+        adopt(adoptions)  # first: the listeners of these ranks go on where their blocks end
         service.ingest.reconcile(sources)
         for writer in retired:
             writer.close()

@@ -7,11 +7,13 @@ its partition, its block size or its event endpoint really changes.
 
 from collections.abc import Callable, Iterator
 
+from indexer.held_blocks import Adoption
 from indexer.kv_source import KvSource
 from indexer.prefix_index import PrefixIndex, SlotWriter
 from select_service.core.catalog import Catalog, Worker, partition_key, shortcomings
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.partition import Partition
+from select_service.core.recovered import Recovered
 from select_service.schema import WorkerPatch, WorkerRegistration
 
 PARTITIONS_MAX = 1024
@@ -26,6 +28,8 @@ class Fleet:
         self._new_index = new_index
         self._use_kv_events = use_kv_events
         self._retired: list[SlotWriter] = []
+        self.recovered = Recovered()
+        self._adoptions: list[Adoption] = []
 
     def registered(self, given: WorkerRegistration) -> Worker:
         """The worker as it would stand after a POST.  Changes nothing.
@@ -115,7 +119,28 @@ class Fleet:
                 worker.key, worker.given.block_size, worker.is_eagle, self._new_index()
             )
             self.partitions[worker.key] = partition
+        new = [rank for rank in worker.ranks() if partition.find(rank) is None]
         partition.add_worker(worker)
+        self._claim(partition, new)
+
+    def _claim(self, partition: Partition, ranks: list[Rank]) -> None:
+        """Ranks whose slots are empty get what a dump says they hold."""
+        for rank in ranks:
+            held = self.recovered.claim(partition.key, partition.block_size, rank)
+            if held is not None:
+                writer = partition.writer(rank)
+                writer.filling = True
+                self._adoptions.append(Adoption(held, (rank.worker_id, rank.dp_rank), writer))
+
+    def claim_recovered(self) -> None:
+        """What was recovered goes to the ranks that exist; none of them may have been fed yet."""
+        for partition in self.partitions.values():
+            self._claim(partition, partition.ranks)
+
+    def take_adoptions(self) -> list[Adoption]:
+        """What the caller carries out (slow) before the listeners of these ranks start."""
+        adoptions, self._adoptions = self._adoptions, []
+        return adoptions
 
     def _remove(self, key: PartitionKey, ranks: list[Rank]) -> None:
         """A partition lives as long as it has a rank."""

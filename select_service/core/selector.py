@@ -15,6 +15,7 @@ from uuid import UUID
 
 import numpy as np
 
+from indexer.held_blocks import DumpedPartition
 from indexer.index_snapshot import IndexSnapshot
 from indexer.prefix_index import PrefixIndex
 from select_service.core.catalog import Worker
@@ -76,6 +77,20 @@ class PartitionDump(NamedTuple):
     block_size: int
     slot_ranks: dict[int, Rank]
     take_snapshot: Callable[[], IndexSnapshot]
+
+    @property
+    def name(self) -> str:
+        return f"{self.key.model_name}:{self.key.tenant_id}"
+
+    def dumped(self) -> DumpedPartition:
+        """The copy, with the ranks that are whole in it."""
+        snapshot = self.take_snapshot()
+        ranks = {
+            (rank.worker_id, rank.dp_rank): slot
+            for slot, rank in self.slot_ranks.items()
+            if slot in snapshot.slots
+        }
+        return DumpedPartition(self.name, self.block_size, ranks, snapshot)
 
 
 class Selector:
@@ -318,6 +333,7 @@ class Selector:
         ended = [self._release(reservation_id) for reservation_id in self.held.overdue(now)]
         self.expired += len(ended)
         self.replicas.endings.tick(now)
+        self.fleet.recovered.tick(now)
         return ended
 
     # --- inspection

@@ -50,7 +50,7 @@ def test_a_port_in_use_is_one_line_and_exit_status_1(service):
     [
         (("--port", "x"), {}, "--port"),
         (("--nope",), {}, "--nope"),
-        (("--indexer-peers", "http://b:8092"), {}, "not available in this version"),
+        (("--indexer-peers", "tcp://b:8092"), {}, "--indexer-peers"),
         ((), {"SELECT_SERVICE_THREADS": "0"}, "SELECT_SERVICE_THREADS"),
         ((), {"DYN_ROUTER_TEMPERATURE": "nan"}, "DYN_ROUTER_TEMPERATURE"),
         ((), {"DYN_ROUTER_QUEUE_THRESHOLD": "16"}, "not available in this version"),

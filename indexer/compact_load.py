@@ -1,0 +1,309 @@
+"""Reads the compact form (compact_dump) piece by piece, believing nothing.
+
+Every frame is checked before it is used; what it claims is bounded by `LoadLimits`, and the arrays
+that it fills are checked for what the rest of the index relies on: parents before children, rows
+that exist, ranks that are named. Whatever is wrong ends the reading with `DumpError`.
+"""
+
+import zlib
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from indexer.compact_dump import BIN32, CHECKSUM_BYTES, CHUNK_NODES, FORMAT, PIECE_BYTES, VERSION
+from indexer.held_blocks import COPIES_MAX, DumpedPartition
+from indexer.index_snapshot import ALIAS_RECORD, ANCHOR_RECORD, RECORD, IndexSnapshot, Place
+from indexer.orphans import Orphan
+from indexer.state_kernels import PLANES
+from indexer.tiers import N_TIERS
+
+FRAME_BYTES_MAX = 64 << 20
+"""A frame of nodes has little more than 1 MiB; that of a partition has a row per rank."""
+BLOCK_SIZE_MAX = 1 << 16
+U64 = 2**64
+
+
+class DumpError(Exception):
+    """What was read is no dump that can be used; the text says why."""
+
+
+class LoadLimits(NamedTuple):
+    """How much of a dump is taken, over all its partitions."""
+
+    blocks: int
+    partitions: int = 1024
+    ranks: int = 65_536
+    name_chars: int = 4096
+    sets_bytes: int = 1 << 29
+    orphans: int = 65_536
+
+
+class CompactLoader:
+    """Feed bytes as they come; partitions appear in `partitions` as they are complete."""
+
+    def __init__(self, limits: LoadLimits) -> None:
+        self.partitions: list[DumpedPartition] = []
+        self.is_complete = False
+        self.bad_entries = 0
+        self._limits = limits
+        self._buffer = bytearray()
+        self._begun = False
+        self._open: _Partition | None = None
+        self._blocks = self._ranks = 0
+
+    def feed(self, data: bytes) -> None:
+        """Raises DumpError."""
+        self._buffer += data
+        start = 0
+        while (end := self._frame_end(start)) is not None:
+            self._take(_checked(memoryview(self._buffer)[start + 5 : end].tobytes()))
+            start = end
+        del self._buffer[:start]
+
+    def finish(self) -> None:
+        """No more bytes come.  Raises DumpError when some are missing."""
+        if self._buffer or not self.is_complete:
+            raise DumpError("the dump is cut short")
+
+    def _frame_end(self, start: int) -> int | None:
+        """Where the frame at `start` ends; None when it has not come yet."""
+        head = self._buffer[start : start + 5]
+        if head and head[:1] != BIN32:
+            raise DumpError("not a compact dump")
+        if len(head) < 5:
+            return None
+        size = int.from_bytes(head[1:], "big")
+        if not CHECKSUM_BYTES < size <= FRAME_BYTES_MAX:
+            raise DumpError(f"a frame of {size} bytes")
+        end = start + 5 + size
+        return end if end <= len(self._buffer) else None
+
+    def _take(self, content: dict[str, Any]) -> None:
+        if not self._begun:
+            self._begin(content)
+        elif self.is_complete:
+            raise DumpError("frames after the end")
+        elif "partition" in content:
+            self._close_partition()
+            self._open = self._opened(content)
+        elif "end" in content:
+            self._close_partition()
+            if _number(content["end"], "partitions", U64) != len(self.partitions):
+                raise DumpError("partitions are missing")
+            self.is_complete = True
+        elif self._open is None:
+            raise DumpError("a frame outside of a partition")
+        else:
+            self._open.take(content)
+
+    def _begin(self, content: dict[str, Any]) -> None:
+        if content.get("format") != FORMAT:
+            raise DumpError("not a dump of this service")
+        if content.get("version") != VERSION:
+            raise DumpError(f"version {content.get('version')!r}, this service reads {VERSION}")
+        self._begun = True
+
+    def _opened(self, content: dict[str, Any]) -> "_Partition":
+        limits = self._limits
+        if len(self.partitions) >= limits.partitions:
+            raise DumpError(f"more than {limits.partitions} partitions")
+        partition = _Partition(content, limits)
+        self._blocks += partition.nodes
+        self._ranks += len(partition.ranks)
+        if self._blocks > limits.blocks or self._ranks > limits.ranks:
+            raise DumpError(f"more than {limits.blocks} blocks or {limits.ranks} ranks")
+        return partition
+
+    def _close_partition(self) -> None:
+        if self._open is not None:
+            self.partitions.append(self._open.finished())
+            self._open = None
+
+
+class _Partition:
+    """One partition that is being read."""
+
+    def __init__(self, head: dict[str, Any], limits: LoadLimits) -> None:
+        name = head["partition"]
+        if not isinstance(name, str) or len(name) > limits.name_chars:
+            raise DumpError("a partition without a proper name")
+        self._name = name
+        self._block_size = _number(head, "block_size", BLOCK_SIZE_MAX)
+        self.nodes = _number(head, "nodes", limits.blocks)
+        self._words = _number(head, "words", 1 << 14)
+        self._orphans_max = limits.orphans
+        row = PLANES * self._words * 8
+        n_sets = _number(head, "sets", limits.sets_bytes // max(1, row))
+        n_records = _number(head, "records", 8 * limits.blocks)
+        self.ranks, self._places = _ranks(head.get("ranks"), limits.ranks, 64 * self._words)
+        # Pages of these are touched as rows arrive, so a claim alone takes no memory.
+        self._local = np.zeros(self.nodes + 1, np.uint64)
+        self._engine = np.zeros(self.nodes + 1, np.uint64)
+        self._parent = np.zeros(self.nodes + 1, np.int32)
+        self._holders = np.zeros(self.nodes + 1, np.uint32)
+        self._parent[0] = -2
+        self._filled = 1
+        self._n_sets = n_sets
+        self._sets = _Bytes(n_sets * row)
+        self._records = _Bytes(n_records * RECORD.itemsize)
+        self._orphans: list[tuple[int, Orphan]] = []
+
+    def take(self, content: dict[str, Any]) -> None:
+        if "local" in content:
+            self._take_nodes(content)
+        elif "sets" in content:
+            self._sets.add(_unzipped(content["sets"], PIECE_BYTES))
+        elif "records" in content:
+            self._records.add(_unzipped(content["records"], PIECE_BYTES))
+        elif "orphans" in content:
+            self._take_orphans(content["orphans"])
+
+    def _take_nodes(self, content: dict[str, Any]) -> None:
+        local, engine = _column(content, "local"), _column(content, "engine")
+        start, stop = self._filled, self._filled + local.size
+        if not 0 < local.size <= CHUNK_NODES or stop > self.nodes + 1:
+            raise DumpError("more nodes than announced")
+        depth = np.frombuffer(_unzipped(content.get("depth"), 4 * local.size), np.uint32)
+        holders = np.frombuffer(_unzipped(content.get("holders"), 4 * local.size), np.uint32)
+        if not engine.size == depth.size == holders.size == local.size:
+            raise DumpError("columns of different lengths")
+        number = np.arange(start, stop, dtype=np.int64)
+        parent = number - depth
+        if (depth == 0).any() or (parent < 0).any():
+            raise DumpError("a child before its parent")
+        if (holders >= self._n_sets).any():
+            raise DumpError("a holder set that does not exist")
+        self._local[start:stop], self._engine[start:stop] = local, engine
+        self._parent[start:stop], self._holders[start:stop] = parent, holders
+        self._filled = stop
+
+    def _take_orphans(self, rows: Any) -> None:
+        if not isinstance(rows, list) or len(self._orphans) + len(rows) > self._orphans_max:
+            raise DumpError("too many orphans")
+        for row in rows:
+            if not isinstance(row, list) or len(row) != 6 or not all(_is_u64(n) for n in row):
+                raise DumpError("an orphan of another form")
+            slot, tier, *rest = row
+            if tier >= N_TIERS:
+                raise DumpError("a tier that does not exist")
+            self._orphans.append((slot, Orphan(tier, *rest)))
+
+    def finished(self) -> DumpedPartition:
+        if self._filled != self.nodes + 1:
+            raise DumpError("nodes are missing")
+        sets = np.frombuffer(self._sets.whole(), np.uint64)
+        sets = sets.reshape(self._n_sets, PLANES, self._words)
+        if self._n_sets == 0 or sets[0].any():
+            raise DumpError("the first holder set must be empty")
+        snapshot = IndexSnapshot(
+            local=self._local,
+            engine=self._engine,
+            parent=self._parent,
+            holders=self._holders,
+            sets=sets,
+            records=self._checked_records(),
+            slots=tuple(self.ranks.values()),
+            places=self._places,
+            orphans=tuple(self._orphans),
+        )
+        return DumpedPartition(self._name, self._block_size, self.ranks, snapshot)
+
+    def _checked_records(self) -> NDArray[np.void]:
+        records = np.frombuffer(self._records.whole(), RECORD).copy()
+        anchors = records[records["kind"] == ANCHOR_RECORD]
+        aliases = records[records["kind"] == ALIAS_RECORD]
+        if (
+            len(anchors) + len(aliases) != len(records)
+            or (anchors["key"] > self.nodes).any()
+            or (aliases["node"] > self.nodes).any()
+            or (records["tier"] >= N_TIERS).any()
+        ):
+            raise DumpError("a record of a node or tier that does not exist")
+        records["count"] = np.minimum(records["count"], COPIES_MAX)
+        return records
+
+
+class _Bytes:
+    """Bytes of a known total that come in pieces."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._pieces = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        self._pieces += piece
+        if len(self._pieces) > self._size:
+            raise DumpError("more bytes than announced")
+
+    def whole(self) -> bytearray:
+        if len(self._pieces) != self._size:
+            raise DumpError("bytes are missing")
+        return self._pieces
+
+
+def _checked(frame: bytes) -> dict[str, Any]:
+    body = frame[CHECKSUM_BYTES:]
+    if xxhash.xxh3_64_intdigest(body) != int.from_bytes(frame[:CHECKSUM_BYTES], "little"):
+        raise DumpError("a checksum is wrong")
+    try:
+        content = msgspec.msgpack.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise DumpError(f"a frame that is not msgpack: {error}") from None
+    if not isinstance(content, dict):
+        raise DumpError("a frame that is no map")
+    return content
+
+
+def _is_u64(value: Any) -> bool:
+    return type(value) is int and 0 <= value < U64
+
+
+def _number(content: Any, name: str, most: int) -> int:
+    value: Any = content.get(name) if isinstance(content, dict) else None
+    if not _is_u64(value) or value > most:
+        raise DumpError(f"{name}: {str(value)[:40]}, at most {most} expected")
+    number: int = value
+    return number
+
+
+def _ranks(rows: Any, ranks_max: int, slots: int) -> tuple[dict[tuple[int, int], int], Any]:
+    """(worker_id, dp_rank) -> slot, and slot -> place."""
+    if not isinstance(rows, list) or len(rows) > ranks_max:
+        raise DumpError("too many ranks, or none listed")
+    ranks: dict[tuple[int, int], int] = {}
+    places: dict[int, Place] = {}
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 5:
+            raise DumpError("a rank of another form")
+        slot, worker_id, dp_rank, next_seq, events = row
+        placed = next_seq is None or _is_u64(next_seq)
+        named = all(map(_is_u64, (slot, worker_id, dp_rank, events)))
+        if not placed or not named or slot >= slots:
+            raise DumpError("a rank of another form")
+        ranks[worker_id, dp_rank] = slot
+        if next_seq is not None:
+            places[slot] = Place(next_seq, events)
+    return ranks, places
+
+
+def _column(content: dict[str, Any], name: str) -> NDArray[np.uint64]:
+    raw = content.get(name)
+    if not isinstance(raw, bytes) or len(raw) % 8:
+        raise DumpError(f"{name}: not a column")
+    return np.frombuffer(raw, "<u8")
+
+
+def _unzipped(raw: Any, size_max: int) -> bytes:
+    if not isinstance(raw, bytes):
+        raise DumpError("not a column")
+    unzipper = zlib.decompressobj()
+    try:
+        data = unzipper.decompress(raw, size_max + 1)
+    except zlib.error as error:
+        raise DumpError(f"not readable: {error}") from None
+    if not unzipper.eof or len(data) > size_max:
+        raise DumpError("a column longer than announced")
+    return data

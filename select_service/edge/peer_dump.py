@@ -1,0 +1,100 @@
+"""One download of a peer's dump, on a thread of its own that nothing waits for.
+
+A peer may stall, lie or never end: every wait has a time limit, what is read goes straight into a
+loader that bounds it, and whoever started the download may end it at any moment.
+"""
+
+import contextlib
+import http.client
+import socket
+import threading
+from time import monotonic
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from indexer.compact_dump import MEDIA_TYPE
+from indexer.compact_load import CompactLoader, DumpError, LoadLimits
+from indexer.held_blocks import DumpedPartition
+from indexer.json_load import JsonLoader
+
+SILENCE_S_MAX = 5.0
+"""Without a byte for so long, a peer is given up."""
+BODY_BYTES_MAX = 16 << 30
+READ_BYTES = 1 << 18
+ACCEPT = f"{MEDIA_TYPE}, application/json;q=0.5"
+
+
+class Answer(NamedTuple):
+    """A dump that was read to its end."""
+
+    url: str
+    partitions: list[DumpedPartition]
+    bad_entries: int
+    bytes: int
+
+    @property
+    def blocks(self) -> int:
+        return sum(partition.blocks for partition in self.partitions)
+
+
+class Download(threading.Thread):
+    """`answer` or `error` is there once the thread has ended."""
+
+    def __init__(self, url: str, limits: LoadLimits) -> None:
+        super().__init__(name=f"recovery {url}", daemon=True)
+        self.url = url
+        self.answer: Answer | None = None
+        self.error = "the download broke off"
+        self.progress_at = monotonic()
+        self._limits = limits
+        self._socket: socket.socket | None = None
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """End it soon, whatever it waits for; what it has read is forgotten."""
+        self._cancelled = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def run(self) -> None:
+        try:
+            self.answer = self._read()
+        except (OSError, http.client.HTTPException, DumpError) as error:
+            self.error = f"{type(error).__name__}: {error}"[:200]
+
+    def _read(self) -> Answer:
+        """Raises OSError, HTTPException, DumpError."""
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        connection = http.client.HTTPConnection(
+            parts.hostname, parts.port or 80, timeout=SILENCE_S_MAX
+        )
+        with contextlib.closing(connection):
+            connection.connect()
+            self._socket = connection.sock
+            self._refuse_if_cancelled()
+            headers = {"accept": ACCEPT, "connection": "close"}
+            connection.request("GET", parts.path.rstrip("/") + "/dump", headers=headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise DumpError(f"status {response.status}")
+            return self._load(response)
+
+    def _load(self, response: http.client.HTTPResponse) -> Answer:
+        is_compact = (response.getheader("content-type") or "").startswith(MEDIA_TYPE)
+        loader = CompactLoader(self._limits) if is_compact else JsonLoader(self._limits)
+        size = 0
+        while data := response.read1(READ_BYTES):
+            size += len(data)
+            if size > BODY_BYTES_MAX:
+                raise DumpError(f"more than {BODY_BYTES_MAX} bytes")
+            self._refuse_if_cancelled()
+            loader.feed(data)
+            self.progress_at = monotonic()
+        loader.finish()
+        return Answer(self.url, loader.partitions, loader.bad_entries, size)
+
+    def _refuse_if_cancelled(self) -> None:
+        if self._cancelled:
+            raise DumpError("it took too long")

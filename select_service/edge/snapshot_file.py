@@ -1,0 +1,132 @@
+"""The snapshot file: the compact dump, written so that a whole one is there at any moment.
+
+A new one is written beside the old one, forced to disk and renamed over it, so neither the end of
+the process nor that of the machine leaves half a file. A file that cannot be used is moved aside to
+`<file>.refused`, so that the next one does not destroy what another version may still read.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from time import monotonic
+
+from indexer.compact_dump import compact_chunks
+from indexer.compact_load import CompactLoader, DumpError, LoadLimits
+from indexer.held_blocks import DumpedPartition
+from select_service.core.recovered import SnapshotStatus
+from select_service.core.selector import Selector
+
+READ_BYTES = 1 << 20
+LAST_WRITE_S_MAX = 0.8
+"""For the snapshot at the end of the process; one that takes longer is given up, and the one of
+the last interval stays."""
+
+log = logging.getLogger("select_service.snapshot")
+
+
+class _TooLate(Exception):
+    pass
+
+
+def read_snapshot(path: Path, limits: LoadLimits) -> list[DumpedPartition]:
+    """What the file holds; nothing, and a warning, when it cannot be used."""
+    loader = CompactLoader(limits)
+    try:
+        with path.open("rb") as file:
+            while data := file.read(READ_BYTES):
+                loader.feed(data)
+        loader.finish()
+    except FileNotFoundError:
+        return []
+    except (OSError, DumpError) as error:
+        _refuse(path, error)
+        return []
+    return loader.partitions
+
+
+def _refuse(path: Path, error: Exception) -> None:
+    aside = path.with_name(path.name + ".refused")
+    try:
+        path.replace(aside)
+    except OSError:
+        aside = path
+    fields = {"path": str(path), "error": str(error)[:200], "kept_as": str(aside)}
+    log.warning("the snapshot file cannot be used; starting without it", extra={"fields": fields})
+
+
+class SnapshotFile:
+    """Writes the snapshots of one process."""
+
+    def __init__(self, path: Path, status: SnapshotStatus) -> None:
+        self.status = status
+        self._path = path
+
+    async def write_every(self, selector: Selector, interval_s: float) -> None:
+        """Ends only by cancellation."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.write(selector)
+
+    async def write(self, selector: Selector, within_s: float | None = None) -> None:
+        """One snapshot; a failure is counted, and told of when it is the first in a row."""
+        until = None if within_s is None else monotonic() + within_s
+        partitions = iter(_partitions(selector))
+        error = await asyncio.to_thread(self._write, partitions, until)
+        if error is None:
+            return
+        self.status.failures += 1
+        fields = {"path": str(self._path), "error": error}
+        log.warning("the snapshot could not be written", extra={"fields": fields})
+
+    def _write(self, partitions: Iterable[DumpedPartition], until: float | None) -> str | None:
+        """What went wrong, or None."""
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        try:
+            size = _write_through(temporary, partitions, until)
+            temporary.replace(self._path)
+            _sync_directory(self._path.parent)
+        except OSError as error:
+            return str(error)
+        except _TooLate:
+            temporary.unlink(missing_ok=True)
+            return f"not done within {LAST_WRITE_S_MAX} s at the end of the process"
+        self.status.written_at, self.status.bytes = monotonic(), size
+        return None
+
+
+def _write_through(path: Path, partitions: Iterable[DumpedPartition], until: float | None) -> int:
+    """Returns the size.  Raises OSError, _TooLate."""
+    size = 0
+    with path.open("wb") as file:
+        for chunk in compact_chunks(partitions):
+            size += file.write(chunk)
+            if until is not None and monotonic() > until:
+                raise _TooLate
+        file.flush()
+        os.fsync(file.fileno())
+    return size
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _partitions(selector: Selector) -> Iterator[DumpedPartition]:
+    """Everything in the index, and what still waits for its rank: it must survive another restart.
+
+    The list is made at once, on the thread that owns the selector; the copies later, one by one.
+    """
+    dumps, waiting = selector.dumps(), list(selector.fleet.recovered)
+
+    def copies() -> Iterator[DumpedPartition]:
+        for dump in dumps:
+            yield dump.dumped()
+        yield from waiting
+
+    return copies()

@@ -1,0 +1,406 @@
+"""Recovery and snapshots of real processes over real sockets."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.process.fake_engine import Chain, FakeEngine, eventually
+from tests.process.running import Running
+
+pytestmark = pytest.mark.process
+
+KV = {"DYN_USE_KV_EVENTS": "true"}
+SECONDS_MAX = 20.0
+
+
+def register(service, worker_id, engine, model_name="m", **fields):
+    body = {
+        "worker_id": worker_id,
+        "model_name": model_name,
+        "endpoint": "http://w",
+        "block_size": 4,
+        "kv_events_endpoint": engine.endpoint,
+        "replay_endpoint": engine.replay_endpoint,
+    }
+    assert service.call("POST", "/workers", body | fields).status == 201
+
+
+def overlap(service, chain, n_blocks, model_name="m"):
+    tokens = [token for block in range(n_blocks) for token in chain.tokens(block)]
+    body = {"model_name": model_name, "token_ids": tokens}
+    answer = service.call("POST", "/overlap_scores", body)
+    return {row["worker_id"]: row["device_blocks"] for row in answer.body["workers"]}
+
+
+def dump(service, accept="application/json"):
+    """Chunked answers are read with a client that knows them."""
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=SECONDS_MAX)
+    connection.request("GET", "/dump", headers={"accept": accept})
+    body = connection.getresponse().read()
+    connection.close()
+    return json.loads(body) if accept == "application/json" else body
+
+
+def recovery(service):
+    return service.call("GET", "/ready").body["recovery"]
+
+
+def ended(service):
+    eventually(lambda: recovery(service)["state"] != "running", SECONDS_MAX)
+    return recovery(service)
+
+
+def a_peer_url(service):
+    return f"http://127.0.0.1:{service.port}"
+
+
+def test_a_second_service_begins_with_the_index_of_the_first():
+    chain = Chain()
+    with FakeEngine(replay=False) as engine, Running(**KV) as first:
+        register(first, 1, engine, "llama3:8b")
+        engine.await_subscriber()
+        for block in range(5):
+            engine.publish(chain.stored(block))
+        eventually(lambda: overlap(first, chain, 5, "llama3:8b") == {1: 5})
+        with Running("--indexer-peers", a_peer_url(first), **KV) as second:
+            found = ended(second)
+            assert (found["state"], found["peer"]) == ("found", a_peer_url(first))
+            assert (found["partitions"], found["blocks"]) == (1, 5)
+            assert second.call("GET", "/ready").status == 503
+            register(second, 1, engine, "llama3:8b")
+            assert second.call("GET", "/ready").status == 200
+            assert overlap(second, chain, 5, "llama3:8b") == {1: 5}
+
+
+def test_nothing_is_lost_or_counted_twice_while_the_engine_goes_on():
+    """No replay endpoint: what the dump has not must come from the waiting listener."""
+    chain = Chain()
+    stop = threading.Event()
+    with FakeEngine(replay=False) as engine, Running(**KV) as first:
+        register(first, 1, engine)
+        engine.await_subscriber()
+
+        def publish():
+            block = 0
+            while not stop.is_set():
+                engine.publish(chain.stored(block), chain.stored(block))
+                block += 1
+                time.sleep(0.002)
+
+        publisher = threading.Thread(target=publish)
+        publisher.start()
+        gate = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{gate.getsockname()[1]}"
+        forward = threading.Thread(target=serve_late, args=(gate, first.port))
+        forward.start()
+        with Running("--indexer-peers", url, **KV) as second:
+            register(second, 1, engine)
+            assert ended(second)["state"] == "found"
+            time.sleep(0.3)
+            stop.set()
+            publisher.join()
+            forward.join()
+            blocks = engine.next_seq
+            eventually(lambda: overlap(first, chain, blocks) == {1: blocks})
+            eventually(lambda: overlap(second, chain, blocks) == {1: blocks})
+            events = second.call("GET", "/workers").body[0]["kv_events"]["0"]
+            assert (events["lost"], events["restarts"]) == (0, 0)
+            for service in (first, second):
+                for event in dump(service)["m:default"]["events"]:
+                    rows = event["event"]["data"]["stored"]["blocks"]
+                    assert {row["copies"] for row in rows} == {2}
+            names = [chain.engine_hash(block) for block in range(blocks)]
+            engine.publish(["BlockRemoved", names, "GPU"])
+            time.sleep(0.1)
+            engine.publish(["BlockRemoved", names[blocks // 2 :], "GPU"])
+            for service in (first, second):
+                eventually(
+                    lambda service=service: overlap(service, chain, blocks) == {1: blocks // 2}
+                )
+            gate.close()
+
+
+def serve_late(gate, port):
+    """Pass one request on to `port`, after a while in which the asking service has listened."""
+    connection, _ = gate.accept()
+    connection.recv(65536)
+    time.sleep(0.5)
+    with socket.create_connection(("127.0.0.1", port)) as source:
+        source.sendall(b"GET /dump HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        while data := source.recv(65536):
+            connection.sendall(data)
+    connection.close()
+
+
+def test_a_restarted_engine_is_noticed_after_a_recovery():
+    old, new = Chain(1), Chain(2)
+    with FakeEngine() as engine, Running(**KV) as first:
+        register(first, 1, engine)
+        engine.await_subscriber()
+        for block in range(5):
+            engine.publish(old.stored(block))
+        eventually(lambda: overlap(first, old, 5) == {1: 5})
+        with Running("--indexer-peers", a_peer_url(first), **KV) as second:
+            ended(second)
+            register(second, 1, engine)
+            assert overlap(second, old, 5) == {1: 5}
+            engine.ring.clear()
+            engine.publish(new.stored(0), seq=0)
+            eventually(lambda: overlap(second, new, 1) == {1: 1})
+            assert overlap(second, old, 5) == {1: 0}
+
+
+def test_a_replay_after_a_recovery_begins_where_the_dump_ended():
+    chain = Chain()
+    with FakeEngine() as engine, Running(**KV) as first:
+        register(first, 1, engine)
+        engine.await_subscriber()
+        for block in range(5):
+            engine.publish(chain.stored(block))
+        eventually(lambda: overlap(first, chain, 5) == {1: 5})
+        with Running("--indexer-peers", a_peer_url(first), **KV) as second:
+            ended(second)
+            engine.publish(chain.stored(5))
+            register(second, 1, engine)
+            requests = len(engine.requests)
+            time.sleep(0.3)
+            engine.publish(chain.stored(6))
+            eventually(lambda: overlap(second, chain, 7) == {1: 7})
+            assert engine.requests[requests:] == [5]
+
+
+# --- peers that lie
+
+
+class Liar:
+    """A peer that answers every connection with `talk`."""
+
+    def __init__(self, talk):
+        self._talk = talk
+        self._stop = threading.Event()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._server.close()
+
+    def _serve(self):
+        while not self._stop.is_set():
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection):
+        try:
+            connection.recv(65536)
+            self._talk(connection, self._stop)
+        except OSError:
+            pass
+        finally:
+            connection.close()
+
+
+def says(data):
+    return lambda connection, stop: connection.sendall(data)
+
+
+def head(status=b"200 OK", kind=b"application/json", more=b""):
+    return b"HTTP/1.1 " + status + b"\r\ncontent-type: " + kind + b"\r\n" + more + b"\r\n"
+
+
+def stalls(connection, stop):
+    stop.wait(60)
+
+
+def drips(connection, stop):
+    connection.sendall(head())
+    while not stop.wait(0.5):
+        connection.sendall(b" ")
+
+
+def repeats(piece, begin=b""):
+    def talk(connection, stop):
+        connection.sendall(head() + begin)
+        while not stop.is_set():
+            connection.sendall(piece)
+
+    return talk
+
+
+GOOD = {
+    "m:default": {
+        "block_size": 4,
+        "events": [
+            {
+                "worker_id": 1,
+                "event": {
+                    "data": {"stored": {"blocks": [{"block_hash": 1, "tokens_hash": 2}]}},
+                },
+            }
+        ],
+    }
+}
+EVENT = json.dumps(GOOD["m:default"]["events"][0]).encode()
+LIES = {
+    "stalling": stalls,
+    "dripping": drips,
+    "204": says(head(b"204 No Content")),
+    "500": says(head(b"500 Internal Server Error") + b"{}"),
+    "redirecting": says(head(b"302 Found", more=b"location: http://127.0.0.1:1/\r\n")),
+    "array": says(head() + b"[1,2]"),
+    "garbage": says(b"\xff\x00 garbage" * 100),
+    "cut short": says(head() + b'{"m:t":{"block_size":4,"events":['),
+    "compact garbage": says(head(kind=b"application/msgpack") + b"\xc6\xff\xff\xff\xff123"),
+    "endless spaces": repeats(b" " * 65536),
+    "endless text": repeats(b"x" * 65536, b'{"'),
+    "endless value": repeats(b"[" * 65536, b'{"m:t":{"x":'),
+    "endless events": repeats(EVENT + b",", b'{"m:t":{"block_size":4,"events":['),
+    "endless headers": says(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10**5),
+}
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+def test_a_lying_peer_does_not_keep_the_service_from_a_good_one(lie):
+    good = head() + json.dumps(GOOD).encode()
+    with Liar(LIES[lie]) as liar, Liar(says(good)) as other:
+        peers = f"{liar.url},{other.url}"
+        with Running("--indexer-peers", peers) as service:
+            begin = time.monotonic()
+            assert service.call("GET", "/health").status == 200
+            found = ended(service)
+            assert (found["state"], found["peer"], found["blocks"]) == ("found", other.url, 1)
+            assert time.monotonic() - begin < 8
+            assert resident_mib(service.process.pid) < 900
+
+
+def resident_mib(pid):
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def test_the_answer_with_most_blocks_is_taken_and_an_empty_one_is_no_reason_to_stop():
+    more = json.loads(json.dumps(GOOD))
+    rows = more["m:default"]["events"][0]["event"]["data"]["stored"]["blocks"]
+    rows.append({"block_hash": 2, "tokens_hash": 3})
+    answers = [says(head() + json.dumps(body).encode()) for body in ({}, GOOD, more)]
+    with Liar(answers[0]) as empty, Liar(answers[1]) as small, Liar(answers[2]) as large:
+        peers = f"{empty.url},{small.url},{large.url}"
+        with Running("--indexer-peers", peers) as service:
+            found = ended(service)
+            assert (found["peer"], found["blocks"]) == (large.url, 2)
+
+
+def test_only_empty_peers_end_the_recovery_at_once():
+    with Liar(says(head() + b"{}")) as empty, Running("--indexer-peers", empty.url) as service:
+        assert ended(service)["state"] == "empty"
+        assert recovery(service)["elapsed_s"] < 3
+
+
+def test_without_any_peer_the_service_starts_after_a_bounded_time():
+    with Running("--indexer-peers", "http://127.0.0.1:1") as service:
+        assert service.call("GET", "/ready").status == 503
+        found = ended(service)
+        assert found["state"] == "failed"
+        assert found["elapsed_s"] < 11
+        body = {"worker_id": 1, "model_name": "m", "endpoint": "http://w", "block_size": 4}
+        service.call("POST", "/workers", body)
+        assert service.call("GET", "/ready").status == 200
+
+
+def test_blocks_with_another_block_size_are_dropped():
+    answer = says(head() + json.dumps(GOOD).encode())
+    with Liar(answer) as peer, Running("--indexer-peers", peer.url) as service:
+        ended(service)
+        body = {"worker_id": 1, "model_name": "m", "endpoint": "http://w", "block_size": 8}
+        assert service.call("POST", "/workers", body).body["lifecycle"] == "schedulable"
+        assert dump(service) == {"m:default": {"block_size": 8, "events": []}}
+
+
+# --- the snapshot file
+
+
+def test_a_restarted_service_has_its_index_again(tmp_path):
+    path = tmp_path / "index.snapshot"
+    chain = Chain()
+    with FakeEngine(replay=False) as engine:
+        with Running("--snapshot-path", str(path), **KV) as service:
+            assert ended(service)["state"] == "empty"
+            register(service, 1, engine)
+            engine.await_subscriber()
+            for block in range(5):
+                engine.publish(chain.stored(block))
+            eventually(lambda: overlap(service, chain, 5) == {1: 5})
+            status, seconds = service.stop(signal.SIGTERM)
+            assert status == 0
+            assert seconds < 2
+        for _ in range(2):  # the second time nobody has registered in between
+            with Running("--snapshot-path", str(path), **KV) as service:
+                assert ended(service)["blocks"] == 5
+        with Running("--snapshot-path", str(path), **KV) as service:
+            assert ended(service)["peer"] == str(path)
+            register(service, 1, engine)
+            assert overlap(service, chain, 5) == {1: 5}
+
+            def goes_on():
+                engine.publish(chain.stored(5))
+                return overlap(service, chain, 6) == {1: 6}
+
+            eventually(goes_on)
+
+
+@pytest.mark.parametrize("content", [b"nonsense", b"", b"\xc6\x00\x00\x00\x20" + b"x" * 32])
+def test_a_file_that_cannot_be_used_is_moved_aside(tmp_path, content):
+    path = tmp_path / "index.snapshot"
+    path.write_bytes(content)
+    with Running("--snapshot-path", str(path)) as service:
+        line = service.line("the snapshot file cannot be used; starting without it")
+        assert line["level"].lower() == "warning"
+        assert ended(service)["state"] == "empty"
+        assert service.stop(signal.SIGTERM)[0] == 0
+    assert (tmp_path / "index.snapshot.refused").read_bytes() == content
+    assert path.exists()
+
+
+def test_a_path_that_cannot_be_written_is_told_and_counted(tmp_path):
+    with Running("--snapshot-path", str(tmp_path / "no" / "such")) as service:
+        ended(service)
+        assert service.stop(signal.SIGTERM)[0] == 0
+        lines = [line["message"] for line in service.rest_of_log()]
+        assert "the snapshot could not be written" in lines
+
+
+def test_a_kill_at_any_moment_leaves_a_readable_file(tmp_path):
+    path = tmp_path / "index.snapshot"
+    chain = Chain()
+    with FakeEngine(replay=False) as engine:
+        with Running("--snapshot-path", str(path), **KV) as service:
+            ended(service)
+            register(service, 1, engine)
+            engine.await_subscriber()
+            engine.publish(chain.stored(0, 20_000))
+            eventually(lambda: overlap(service, chain, 20_000) == {1: 20_000})
+            service.stop(signal.SIGTERM)
+        for attempt in range(5):
+            flags = ("--snapshot-path", str(path), "--snapshot-interval-secs", "1")
+            with Running(*flags, **KV) as service:
+                assert ended(service)["blocks"] == 20_000
+                register(service, 1, engine)
+                until = time.monotonic() + 1.0 + attempt * 0.004
+                while time.monotonic() < until:
+                    pass
+                service.process.kill()
+                service.process.wait()
+        assert not list(tmp_path.glob("*.refused"))
