@@ -1,0 +1,76 @@
+"""Naive twin of what replica events do: one dictionary of bookings, one of what has ended."""
+
+EARLY_S = 60.0
+ENDING_S = 600.0
+
+
+class ReplicaModel:
+    """Everything in one partition; `ranks` are those that exist.  Mirrors no structure of ours."""
+
+    def __init__(self, own, ranks, ttl_s):
+        self.own, self.ranks, self.ttl_s = own, set(ranks), ttl_s
+        self.held = {}  # id -> dict(rank, hashes, tokens, prefilling, origin, renewed)
+        self.ended = {}  # id -> (how, when)
+
+    def how_it_ended(self, name, now):
+        how, when = self.ended.get(name, (None, 0.0))
+        memory_s = ENDING_S if how == "freed" else EARLY_S
+        return how if how and now < when + memory_s else None
+
+    def admitted(self, name, rank, hashes, tokens, origin, now):
+        if rank not in self.ranks:
+            return "unknown_rank"
+        if name in self.held and self.held[name]["rank"] == rank:
+            return "known"
+        how = self.how_it_ended(name, now)
+        if how == "freed early":
+            return "freed_before"
+        over = how == "prefilled early"
+        self.book(name, rank, hashes, 0 if over else tokens, not over, origin, now)
+        return None
+
+    def book(self, name, rank, hashes, tokens, prefilling, origin, now):
+        self.held[name] = {
+            "rank": rank,
+            "hashes": set(hashes),
+            "tokens": tokens,
+            "prefilling": prefilling,
+            "origin": origin,
+            "renewed": now,
+        }
+
+    def prefilled(self, name, now):
+        if name not in self.held:
+            if self.how_it_ended(name, now) is None:
+                self.ended[name] = ("prefilled early", now)
+            return "not_booked"
+        self.held[name].update(tokens=0, prefilling=False, renewed=now)
+        return None
+
+    def freed(self, name, now):
+        if name not in self.held:
+            if self.how_it_ended(name, now) != "freed":
+                self.ended[name] = ("freed early", now)
+            return "not_booked"
+        del self.held[name]
+        self.ended[name] = ("freed", now)
+        return None
+
+    def local(self, name, rank, hashes, tokens, now):
+        """An admission of our own: whatever was remembered of the name is about another one."""
+        self.book(name, rank, hashes, tokens, True, None, now)
+        self.ended.pop(name, None)
+
+    def expire(self, now):
+        over = [n for n, b in self.held.items() if b["renewed"] + self.ttl_s <= now]
+        for name in over:
+            del self.held[name]
+
+    def loads(self):
+        """rank -> (prefill tokens, distinct blocks, requests)."""
+        rows = {}
+        for rank in self.ranks:
+            here = [b for b in self.held.values() if b["rank"] == rank]
+            blocks = set().union(*(b["hashes"] for b in here))
+            rows[rank] = (sum(b["tokens"] for b in here), len(blocks), len(here))
+        return rows
