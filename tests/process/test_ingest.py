@@ -376,6 +376,26 @@ def test_reconcile_reopens_a_source_whose_writer_changed(ingest, index):
         eventually(lambda: publish_chain(engine, [next(blocks)]) or held(index, new, 2) == 2)
 
 
+def test_reopened_listener_replays_what_it_missed_and_counts_nothing_twice(ingest, index):
+    with FakeEngine() as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, [0, 1])
+        eventually(lambda: held(index, writer, 2) == 2)
+        # As a PATCH of the replay endpoint does: same slot, new listener.
+        replay = engine.replay_endpoint.replace("127.0.0.1", "localhost")
+        ingest.reconcile([a_source(engine.endpoint, writer, replay=replay)])
+        publish_chain(engine, [2], lost=True)
+        blocks = itertools.count(3)
+        eventually(lambda: publish_chain(engine, [next(blocks)]) or held(index, writer, 4) == 4)
+        last = next(blocks)
+        eventually(lambda: held(index, writer, last) == last)
+        names = [CHAIN.engine_hash(block) for block in range(last)]
+        engine.publish(["BlockRemoved", names, "GPU"])
+        eventually(lambda: held(index, writer, 1) == 0)
+        assert index.stats().blocks == 0
+        assert status(ingest).lost == 0
+
+
 def test_nothing_is_written_after_reconcile_has_closed_a_listener(ingest, index):
     with FakeEngine() as engine:
         listen(ingest, index, engine)
