@@ -35,6 +35,8 @@ from select_service.metric_families import (
     SCOPE_LABELS,
 )
 from select_service.metric_series import OTHER, Chosen, GrowingSums, Labels, series_of
+from select_service.replica_metrics import of_replicas
+from select_service.schema import ReplicaStatus
 
 PARTITION_SERIES_MAX = 100
 """Partitions with series of their own: the first ones, each for as long as it exists."""
@@ -80,6 +82,7 @@ class Observation(NamedTuple):
     requests: Mapping[tuple[str, str, int], int]
     selections: Mapping[str, Durations]
     now: float
+    replicas: ReplicaStatus | None = None
 
 
 class Metrics:
@@ -103,7 +106,9 @@ class Metrics:
             durations = self._selections[route] = Durations()
         durations.add(seconds)
 
-    def observe(self, selector: Selector, ingest: Listeners) -> Observation:
+    def observe(
+        self, selector: Selector, ingest: Listeners, replicas: ReplicaStatus | None = None
+    ) -> Observation:
         """Copy what a scrape shows, on the thread that owns the selector."""
         return Observation(
             report=report(selector, RANK_SERIES_MAX),
@@ -114,6 +119,7 @@ class Metrics:
                 for route, durations in self._selections.items()
             },
             now=self._clock(),
+            replicas=replicas,
         )
 
     def text(self, seen: Observation) -> bytes:
@@ -159,6 +165,8 @@ class _Scrape(Collector):
         )
         yield from self._of_partitions(seen.report)
         yield from self._of_listeners(seen)
+        if seen.replicas is not None:
+            yield from of_replicas(seen.replicas, self._sums)
 
     def _of_partitions(self, seen: Report) -> Iterator[Metric]:
         by_scope = {(p.model_name, p.tenant_id): p for p in seen.partitions}

@@ -51,6 +51,7 @@ async def dump(service: Service, request: Request) -> Response:
 
 async def _compact_dump(service: Service) -> AsyncIterator[bytes]:
     service.dumps_running += 1
+    service.compact_dumps += 1
     try:
         dumps = iter(service.selector.dumps())
         chunks = compact_chunks(dump.dumped() for dump in dumps)
@@ -63,6 +64,7 @@ async def _compact_dump(service: Service) -> AsyncIterator[bytes]:
 async def _dump(service: Service) -> AsyncIterator[bytes]:
     """One partition after the other; each is copied and encoded on a thread, chunk by chunk."""
     service.dumps_running += 1
+    service.json_dumps += 1
     try:
         separator = b"{"
         for partition in service.selector.dumps():

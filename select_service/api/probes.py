@@ -38,5 +38,6 @@ async def ready(service: Service, request: Request) -> Response:
 
 async def metrics(service: Service, request: Request) -> Response:
     """Observed here, between two requests; written on a thread, which may take milliseconds."""
-    seen = service.metrics.observe(service.selector, service.ingest)
+    replicas = None if service.replicas is None else service.replicas.status()
+    seen = service.metrics.observe(service.selector, service.ingest, replicas)
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

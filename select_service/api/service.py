@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from indexer.ingest import Ingest
 from select_service.api.codec import ClientGone, error_response
 from select_service.config import Config
-from select_service.core.recovered import RecoveryStatus, SnapshotStatus
+from select_service.core.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import BadRequest, SelectError
 from select_service.metrics import Metrics
@@ -58,8 +58,29 @@ class Service:
     replicas: ReplicaPlane | None = None
     catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     dumps_running: int = 0
+    json_dumps: int = 0
+    compact_dumps: int = 0
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     snapshot: SnapshotStatus = field(default_factory=SnapshotStatus)
+
+
+def keeping_report(service: Service) -> KeepingReport:
+    """How recovery, snapshots and dumps are doing."""
+    at, recovered = monotonic(), service.selector.fleet.recovered
+    recovery, written = service.recovery, service.snapshot
+    return KeepingReport(
+        state=recovery.state,
+        recovered_blocks=recovery.blocks,
+        waiting_blocks=recovered.blocks(),
+        dropped_blocks=recovered.dropped_blocks,
+        bad_entries=recovery.bad_entries,
+        recovery_s=recovery.seconds(at),
+        snapshot_bytes=written.bytes,
+        snapshot_failures=written.failures,
+        written_ago_s=-1.0 if written.written_at is None else at - written.written_at,
+        json_dumps=service.json_dumps,
+        compact_dumps=service.compact_dumps,
+    )
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]

@@ -8,7 +8,7 @@ comes with another block size than the real workers have is dropped at once.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 from indexer.held_blocks import DumpedPartition, RankKey
 from select_service.core.identity import PartitionKey, Rank
@@ -17,6 +17,7 @@ HELD_S_MAX = 600.0
 """How long blocks wait for their rank to be registered."""
 
 State = Literal["off", "running", "found", "empty", "failed"]
+STATES: tuple[State, ...] = get_args(State)
 
 
 @dataclass(slots=True)
@@ -57,6 +58,22 @@ class _Held:
     partition: DumpedPartition
     until: float
     waiting: set[RankKey] = field(default_factory=set)
+
+
+class KeepingReport(NamedTuple):
+    """Plain numbers for the metrics; `written_ago_s` is negative when nothing was written yet."""
+
+    state: State = "off"
+    recovered_blocks: int = 0
+    waiting_blocks: int = 0
+    dropped_blocks: int = 0
+    bad_entries: int = 0
+    recovery_s: float = 0.0
+    snapshot_bytes: int = 0
+    snapshot_failures: int = 0
+    written_ago_s: float = -1.0
+    json_dumps: int = 0
+    compact_dumps: int = 0
 
 
 class Recovered:
