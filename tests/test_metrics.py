@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,9 +12,11 @@ from indexer.hashing import block_hashes
 from indexer.listener import ListenerStatus
 from indexer.tiers import Tier
 from select_service import metrics as metrics_module
+from select_service.api import examples
 from select_service.core.identity import PartitionKey, Rank
 from select_service.metric_series import Chosen, GrowingSums
 from select_service.metrics import SELECTION_BUCKETS_S, Metrics
+from select_service.schema import ReplicaStatus
 from tests.builders import (
     a_reservation,
     a_select,
@@ -296,15 +299,15 @@ def test_a_counter_that_started_anew_counts_from_zero():
 # --- the document
 
 
-def test_every_family_is_documented_and_every_documented_one_exists(
-    metrics, selector, listeners, scrape
-):
+def test_every_family_is_documented_and_every_documented_one_exists(metrics, selector, listeners):
     listeners.statuses = {(1, 0): a_status(last_event_monotonic=NOW, dropped={"medium": 1})}
     metrics.request("/select", "POST", 200)
     metrics.selection("/select", 1e-4)
+    replicas = msgspec.convert(examples.ANSWERS[("replica_status", 200)], ReplicaStatus)
+    scraped = Scraped(metrics.text(metrics.observe(selector, listeners, replicas)).decode())
     exposed = {
         name + ("_total" if family.type == "counter" else "")
-        for name, family in scrape().families.items()
+        for name, family in scraped.families.items()
         if not name.startswith("select_service_process_")
     }
     documented = set(re.findall(r"^\| `(select_service_\w+)`", DOCUMENT.read_text(), re.MULTILINE))

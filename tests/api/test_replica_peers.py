@@ -104,3 +104,13 @@ def test_a_peer_that_was_never_heard_says_so_in_the_status(replica):
         None,
         None,
     )
+
+
+def test_metrics_have_series_for_every_peer_and_none_without_a_port(replica, api):
+    register(replica, "tcp://127.0.0.1:9")
+    text = replica.get("/metrics").body
+    label = '{peer="tcp://127.0.0.1:9"}'
+    for family in ("connected", "divergence_reservations", "frames_in_total", "lost_total"):
+        assert f"select_service_replica_{family}{label} 0.0" in text
+    assert "select_service_replica_frames_out_total 0.0" in text
+    assert "replica_" not in api.get("/metrics").body
