@@ -10,10 +10,14 @@ LIST = tomllib.loads((Path(__file__).parent / "deviations.toml").read_text())
 
 
 def rewritten(scenario: str, step: dict[str, Any]) -> dict[str, Any]:
-    """The step with the fields added that make the reference's unwanted default explicit."""
+    """The step with the fields added that make the reference's unwanted default explicit, and with
+    every rank that may be chosen when ours are tied."""
     for entry in LIST.get("rewritten", []):
         if entry["scenario"] == scenario and step["step"] in entry["steps"]:
             step = {**step, "send": {**step["send"], **entry["add"]}}
+    for entry in LIST.get("tied", []):
+        if (entry["scenario"], entry["step"]) == (scenario, step["step"]):
+            step = {**step, "tied": entry["ranks"]}
     return step
 
 
