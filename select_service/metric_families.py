@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from indexer.listener import ListenerStatus
+from select_service.core.recovered import KeepingReport
 from select_service.core.report import Load, PartitionReport, Report
 
 PREFIX = "select_service_"
@@ -195,4 +196,44 @@ PROCESS: Sequence[Family[Report]] = (
         "Reservations that ended because their rank left.",
         lambda r: r.dropped_with_rank,
     ),
+)
+
+_DUMPS = "Dumps begun, by form."
+
+KEEPING: Sequence[Family[KeepingReport]] = (
+    Family(_GAUGE, "recovery_blocks", "Blocks that were recovered.", lambda k: k.recovered_blocks),
+    Family(_GAUGE, "recovery_seconds", "How long the recovery took.", lambda k: k.recovery_s),
+    Family(
+        _GAUGE,
+        "recovery_waiting_blocks",
+        "Recovered blocks of partitions with ranks that are not registered yet.",
+        lambda k: k.waiting_blocks,
+    ),
+    Family(
+        _COUNTER,
+        "recovery_dropped_blocks",
+        "Blocks of recovered partitions that were dropped with ranks still missing.",
+        lambda k: k.dropped_blocks,
+    ),
+    Family(
+        _GAUGE,
+        "recovery_bad_entries",
+        "Entries of the recovered dump that could not be used.",
+        lambda k: k.bad_entries,
+    ),
+    Family(
+        _GAUGE,
+        "snapshot_age_seconds",
+        "Seconds since the snapshot file was written; -1 before the first time.",
+        lambda k: k.written_ago_s,
+    ),
+    Family(_GAUGE, "snapshot_bytes", "Size of the snapshot file.", lambda k: k.snapshot_bytes),
+    Family(
+        _COUNTER,
+        "snapshot_failures",
+        "Snapshots that could not be written.",
+        lambda k: k.snapshot_failures,
+    ),
+    Family(_COUNTER, "dumps", _DUMPS, lambda k: k.json_dumps, (("form", "json"),)),
+    Family(_COUNTER, "dumps", _DUMPS, lambda k: k.compact_dumps, (("form", "compact"),)),
 )

@@ -23,9 +23,11 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from indexer.listener import ListenerStatus
+from select_service.core.recovered import STATES, KeepingReport
 from select_service.core.report import Load, PartitionReport, Report, report
 from select_service.core.selector import Selector
 from select_service.metric_families import (
+    KEEPING,
     LISTENERS,
     LOADS,
     PARTITIONS,
@@ -52,6 +54,8 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "PUT", "OPTIONS",
 """Methods that are counted by name; a client may invent others, which count as `other`."""
 
 RankKey = tuple[int, int]
+
+_NOTHING_KEPT = KeepingReport()
 
 
 class Listeners(Protocol):
@@ -83,6 +87,7 @@ class Observation(NamedTuple):
     selections: Mapping[str, Durations]
     now: float
     replicas: ReplicaStatus | None = None
+    keeping: KeepingReport = KeepingReport()
 
 
 class Metrics:
@@ -107,7 +112,11 @@ class Metrics:
         durations.add(seconds)
 
     def observe(
-        self, selector: Selector, ingest: Listeners, replicas: ReplicaStatus | None = None
+        self,
+        selector: Selector,
+        ingest: Listeners,
+        replicas: ReplicaStatus | None = None,
+        keeping: KeepingReport = _NOTHING_KEPT,
     ) -> Observation:
         """Copy what a scrape shows, on the thread that owns the selector."""
         return Observation(
@@ -120,6 +129,7 @@ class Metrics:
             },
             now=self._clock(),
             replicas=replicas,
+            keeping=keeping,
         )
 
     def text(self, seen: Observation) -> bytes:
@@ -157,6 +167,9 @@ class _Scrape(Collector):
         yield from self._process.collect()
         yield from _of_requests(seen)
         yield from series_of(PROCESS, (), {(): seen.report}, {}, self._sums)
+        yield from series_of(KEEPING, (), {(): seen.keeping}, {}, self._sums)
+        states: dict[Labels, float] = {(s,): s == seen.keeping.state for s in STATES}
+        yield _gauges("recovery_state", "1 at the state of the recovery.", ("state",), states)
         yield _gauges(
             "workers",
             "Workers of the catalog, deleted ones included while they are remembered.",

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.codec import json_response
-from select_service.api.service import Service, now
+from select_service.api.service import Service, keeping_report, now
 from select_service.api.workers import with_kv_events
 from select_service.schema import RecoveryView, Status
 
@@ -39,5 +39,7 @@ async def ready(service: Service, request: Request) -> Response:
 async def metrics(service: Service, request: Request) -> Response:
     """Observed here, between two requests; written on a thread, which may take milliseconds."""
     replicas = None if service.replicas is None else service.replicas.status()
-    seen = service.metrics.observe(service.selector, service.ingest, replicas)
+    seen = service.metrics.observe(
+        service.selector, service.ingest, replicas, keeping_report(service)
+    )
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)
