@@ -1,0 +1,27 @@
+"""What a worker that leaves takes with it."""
+
+import numpy as np
+
+from indexer.hashing import block_hashes
+from indexer.tiers import Tier
+from select_service.core.identity import PartitionKey, Rank
+from tests.api.in_process import Api
+from tests.builders import worker_body
+
+TOKENS = list(range(16))
+
+
+def test_its_blocks_leave_the_index_and_its_slot_comes_back_empty():
+    with Api() as api:
+        for worker_id in (1, 2):
+            assert api.call("POST", "/workers", worker_body(worker_id)).status == 201
+        partition = api.service.selector.fleet.partitions[PartitionKey("m", "default")]
+        hashes = block_hashes(np.array(TOKENS, np.uint32), 4)
+        partition.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes)
+        assert partition.index.stats().blocks == 4
+        assert api.call("DELETE", "/workers/1").status == 200
+        assert partition.index.stats().blocks == 0
+        assert api.call("POST", "/workers", worker_body(3)).status == 201
+        answer = api.call("POST", "/overlap_scores", {"model_name": "m", "token_ids": TOKENS})
+        rows = {row["worker_id"]: row["device_blocks"] for row in answer.body["workers"]}
+        assert rows == {2: 0, 3: 0}
