@@ -1,0 +1,101 @@
+"""Ours and the reference recover from each other, with equal overlap.
+
+Runs only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime.
+"""
+
+import os
+
+import pytest
+
+from tests.process.fake_engine import Chain, FakeEngine, eventually
+from tests.process.replica_processes import TENANT, Replica
+
+PYTHON = os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.reference,
+    pytest.mark.skipif(not PYTHON, reason="SELECT_SERVICE_REFERENCE_PYTHON is not set"),
+]
+FIELDS = ("worker_id", "dp_rank", "device_blocks", "host_pinned_blocks", "disk_blocks")
+CHAINS = [Chain(salt) for salt in range(1, 5)]
+BLOCKS = 12
+
+
+class Selector(Replica):
+    """With KV events; `python` decides whose it is."""
+
+    def __init__(self, *flags, python=None):
+        super().__init__(*flags, python=python)
+        self._environment["DYN_USE_KV_EVENTS"] = "true"
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def register(self, worker_id, engine):
+        body = {
+            "worker_id": worker_id,
+            "model_name": "m",
+            **TENANT,
+            "endpoint": "http://w",
+            "block_size": 4,
+            "max_num_batched_tokens": 8192,
+            "kv_events_endpoint": engine.endpoint,
+        }
+        assert self.post("/workers", body)[0] == 201
+
+    def rows(self, chain, n_blocks=BLOCKS):
+        tokens = [token for block in range(n_blocks) for token in chain.tokens(block)]
+        body = {"model_name": "m", **TENANT, "token_ids": tokens}
+        status, answer = self.post("/overlap_scores", body)
+        if status != 200:
+            return []
+        return sorted([row[field] for field in FIELDS] for row in answer["workers"])
+
+    def all_rows(self):
+        return [self.rows(chain) for chain in CHAINS]
+
+
+def on(medium, event):
+    return [*event[:6], medium]
+
+
+def publish(engines):
+    """Shared and own chains, lower tiers, a removal and a block announced twice."""
+    for worker_id, engine in engines.items():
+        engine.publish(CHAINS[0].stored(0, 4 + worker_id))
+        engine.publish(CHAINS[worker_id].stored(0, 6))
+        engine.publish(on("CPU", CHAINS[worker_id].stored(6, 2)))
+        engine.publish(on("DISK", CHAINS[worker_id].stored(8, 1)))
+        engine.publish(CHAINS[3].stored(0, 3))
+        engine.publish(["BlockRemoved", [CHAINS[3].engine_hash(2)], "GPU"])
+        engine.publish(CHAINS[3].stored(2, worker_id))
+    engines[1].publish(CHAINS[1].stored(0, 2))
+
+
+EXPECTED = [
+    [[1, 0, 5, 5, 5], [2, 0, 6, 6, 6]],
+    [[1, 0, 6, 8, 9], [2, 0, 0, 0, 0]],
+    [[1, 0, 0, 0, 0], [2, 0, 6, 8, 9]],
+    [[1, 0, 3, 3, 3], [2, 0, 4, 4, 4]],
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [(None, PYTHON), (PYTHON, None)],
+    ids=["theirs from ours", "ours from theirs"],
+)
+def test_the_overlap_is_the_same_on_both_sides(source, sink):
+    with FakeEngine(replay=False) as one, FakeEngine(replay=False) as two:
+        engines = {1: one, 2: two}
+        with Selector(python=source) as first:
+            for worker_id, engine in engines.items():
+                first.register(worker_id, engine)
+                engine.await_subscriber()
+            publish(engines)
+            eventually(lambda: first.all_rows() == EXPECTED)
+            with Selector("--indexer-peers", first.url, python=sink) as second:
+                for worker_id, engine in engines.items():
+                    second.register(worker_id, engine)
+                eventually(lambda: second.all_rows() == EXPECTED)
