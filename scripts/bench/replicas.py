@@ -20,7 +20,7 @@ import threading
 import time
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -135,8 +135,18 @@ class Arrivals(threading.Thread):
         self.join()
 
 
-async def reserve_at(port: int, rate: float, seconds: float, sent: dict[str, float]) -> float:
-    """Reserve and free at a steady rate; notes when each request was sent.  CPU s spent here."""
+class Times(NamedTuple):
+    """When each request was sent and answered, by reservation id."""
+
+    sent: dict[str, float]
+    answered: dict[str, float]
+
+
+async def reserve_at(
+    port: int, rate: float, seconds: float, with_free: bool, times: Times
+) -> float:
+    """Reserve, and free, at a steady rate; notes the times of each request.  Seconds it took."""
+    sent, answered = times
     queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def connection() -> None:
@@ -166,7 +176,9 @@ async def reserve_at(port: int, rate: float, seconds: float, sent: dict[str, flo
             }
             sent[name] = time.perf_counter()
             await call("POST", "/select_and_reserve", body)
-            await call("DELETE", f"/reservations/{name}", None)
+            answered[name] = time.perf_counter()
+            if with_free:
+                await call("DELETE", f"/reservations/{name}", None)
         writer.close()
 
     workers = [asyncio.create_task(connection()) for _ in range(CONNECTIONS)]
@@ -182,29 +194,30 @@ async def reserve_at(port: int, rate: float, seconds: float, sent: dict[str, flo
     return time.perf_counter() - begin
 
 
-def visibility(rate: float, seconds: float, python: str | None) -> dict[str, float]:
-    """Milliseconds from a request to the arrival of its admission at a peer."""
+def visibility(
+    rate: float, seconds: float, with_free: bool, python: str | None
+) -> dict[str, float]:
+    """Milliseconds from a request, and from its answer, to the arrival of its admission."""
     with Replica(python=python) as sender, Replica() as peer:
         mesh(sender, peer)
         arrivals = Arrivals(sender.endpoint)
         arrivals.start()
         time.sleep(1.5)
-        sent: dict[str, float] = {}
-        taken = asyncio.run(reserve_at(sender.port, rate, seconds, sent))
+        times = Times({}, {})
+        taken = asyncio.run(reserve_at(sender.port, rate, seconds, with_free, times))
         time.sleep(0.5)
         arrivals.stop()
         seen = peer.peer(sender)
-        delays = np.array([arrivals.at[name] - sent[name] for name in sent if name in arrivals.at])
-        p50, p99, p999 = np.percentile(delays * 1e3, [50, 99, 99.9])
-        return {
-            "rate": len(sent) / taken,
-            "p50_ms": p50,
-            "p99_ms": p99,
-            "p99.9_ms": p999,
-            "not arrived": len(sent) - len(delays),
-            "not applied by the peer": 2 * len(sent) - seen["applied"],
-            "left at the peer": peer.requests(),
-        }
+        seen_at, n = arrivals.at, len(times.sent)
+        asked = [1e3 * (at - times.sent[name]) for name, at in seen_at.items()]
+        after = [1e3 * (at - times.answered[name]) for name, at in seen_at.items()]
+        result = {"rate": n / taken}
+        for label, delays in (("from request", asked), ("from answer", after)):
+            for q in (50, 99, 99.9):
+                result[f"{label} p{q} ms"] = float(np.percentile(delays, q))
+        result["not arrived"] = n - len(seen_at)
+        result["not applied by the peer"] = n * (1 + with_free) - seen["applied"]
+        return result
 
 
 def main() -> None:
@@ -212,14 +225,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2000.0)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--reference", default=os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON"))
+    parser.add_argument("--free", action="store_true", help="free each reservation at once")
     options = parser.parse_args()
     print("us CPU per reservation: blocks  admission: offer  in all  whole life: offer  in all")
     for blocks in (8, 128, 2048):
         print("{:30d} {:17.2f} {:7.2f} {:18.2f} {:7.2f}".format(blocks, *costs(blocks)))
     for name, python in (("ours", None), ("reference", options.reference)):
         if name == "ours" or python:
-            result = visibility(options.rate, options.seconds, python)
-            print(name, " ".join(f"{key}={value:.2f}" for key, value in result.items()))
+            result = visibility(options.rate, options.seconds, options.free, python)
+            print(name, ", ".join(f"{key} {value:.2f}" for key, value in result.items()))
 
 
 if __name__ == "__main__":
