@@ -143,8 +143,13 @@ SETTINGS: tuple[Setting, ...] = (
     _cli("--host", "0.0.0.0", _text, "address to bind"),
     _cli("--port", 8092, _whole(0, 65535), "HTTP port; 0 takes a free one"),
     _cli("--threads", 4, _whole(1, 64), "threads that receive KV events"),
-    _cli("--log-level", "info", _choice("debug", "info", "warning", "error"), "least level logged"),
-    _cli("--log-format", "text", _choice("text", "json"), "text or JSON lines"),
+    _cli(
+        "--log-level",
+        "info",
+        _choice("debug", "info", "warning", "error"),
+        "least level logged: debug, info, warning or error",
+    ),
+    _cli("--log-format", "text", _choice("text", "json"), "text, or json: one object per line"),
     _cli(
         "--reservation-ttl-secs",
         3600.0,

@@ -57,6 +57,8 @@ def _log_decision(decision: Decision, request: Request) -> None:
         "selection_id": selection.selection_id or None,
         "reservation_id": selection.reservation_id or None,
         **trace_of(request),
+        "model_name": selection.model_name,
+        "tenant_id": selection.tenant_id,
         "worker_id": selection.worker_id,
         "dp_rank": selection.dp_rank,
         "candidates": decision.explain(),

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -196,7 +195,3 @@ def _u64(text: str, complaint: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= U64_MAX):
         raise BadRequest(complaint)
     return int(text)
-
-
-def decoder_of(body_type: type[Any]) -> Any:
-    return msgspec.json.Decoder(body_type)
