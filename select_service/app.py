@@ -214,7 +214,7 @@ def _opened(service: Service) -> bool:
     port = config["replica_sync_port"]
     try:
         replicas.bind(port)
-        for endpoint in config["replica_sync_peers"]:
+        for endpoint in config["replica_sync_peers"] or ():
             replicas.register(endpoint)
     except zmq.ZMQError as error:
         print(f"select-service: error: cannot bind tcp://*:{port}: {error}", file=sys.stderr)

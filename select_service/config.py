@@ -192,7 +192,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _cli(
         "--replica-sync-peers",
-        (),
+        None,
         _peers,
         "comma-separated ZMQ endpoints of the other replicas, for example tcp://selector-b:9092",
     ),
@@ -349,7 +349,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="store_true", help="print the version and exit")
     for setting in SETTINGS:
         if setting.flag:
-            default = f" (default {setting.default})" if setting.default not in (None, ()) else ""
+            default = "" if setting.default is None else f" (default {setting.default})"
             result.add_argument(
                 setting.flag, dest=setting.name, metavar="VALUE", help=setting.help + default
             )

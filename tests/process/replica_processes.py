@@ -53,7 +53,7 @@ class Replica:
         self._environment = {
             **inherited,
             "DYN_USE_KV_EVENTS": "false",
-            "DYN_ROUTER_QUEUE_THRESHOLD": "16",
+            "DYN_ROUTER_QUEUE_THRESHOLD": "1000000",
         }
         if python is None:
             del self._environment["DYN_ROUTER_QUEUE_THRESHOLD"]
