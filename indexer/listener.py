@@ -228,15 +228,8 @@ class Listener:
             self._log(logging.WARNING, fault.value, detail)
 
     def _log(self, level: int, message: str, detail: str) -> None:
-        source = self.source
-        logger.log(
-            level,
-            "%s worker_id=%d dp_rank=%d: %s",
-            message,
-            source.worker_id,
-            source.dp_rank,
-            detail,
-        )
+        fields = {"worker_id": self.source.worker_id, "dp_rank": self.source.dp_rank}
+        logger.log(level, message, extra={"fields": {**fields, "detail": detail}})
 
 
 def _connected(context: "zmq.Context[Socket]", kind: int, endpoint: str) -> Socket:

@@ -348,7 +348,8 @@ class ReservationRow(Struct, kw_only=True):
 
 
 class ReservationPage(Struct, kw_only=True):
-    """Oldest first.  `next` is the `after` of the following page, null on the last one.
+    """Oldest first.  `next` is the `after` of the following page, null on the last one.  `total`
+    counts all live reservations, whatever the filter.
 
     A router id names a process from its start to its end: in a row the one that admitted the
     reservation, in the page the one that answers.

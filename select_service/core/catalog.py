@@ -148,6 +148,8 @@ def _bad_endpoints(worker: Worker, use_kv_events: bool) -> list[str]:
             ("replay", worker.given.replay_endpoints.get(dp_rank) or worker.given.replay_endpoint),
         ):
             error = endpoint_error(endpoint) if endpoint else None
+            if endpoint and not error and kind == "replay" and not worker.replay_endpoint(dp_rank):
+                error = f"`{endpoint}` has no port for this rank; name it in replay_endpoints"
             if error:
                 return [
                     f"reconciliation failed: invalid {kind} endpoint for worker "

@@ -31,7 +31,6 @@ def sources_of(**fields):
             {"replay_endpoint": "tcp://w:6557", "replay_endpoints": {4: "tcp://x:1"}},
             ["tcp://x:1", "tcp://w:6558"],
         ),
-        ({"replay_endpoint": "ipc:///tmp/replay"}, ["ipc:///tmp/replay", None]),
     ],
 )
 def test_a_rank_replays_from_its_own_entry_or_from_the_common_port_plus_its_place(
@@ -40,6 +39,16 @@ def test_a_rank_replays_from_its_own_entry_or_from_the_common_port_plus_its_plac
     sources = sources_of(**TWO_RANKS, **fields)
     assert [source.dp_rank for source in sources] == [4, 5]
     assert [source.replay_endpoint for source in sources] == endpoints
+
+
+@pytest.mark.parametrize("endpoint", ["ipc:///tmp/replay", "tcp://w:65535"])
+def test_a_common_replay_endpoint_without_a_port_for_every_rank_is_named(endpoint):
+    selector = a_selector(use_kv_events=True)
+    record = selector.register(a_worker(1, **TWO_RANKS, replay_endpoint=endpoint))
+    assert record.not_schedulable_reasons == [
+        "reconciliation failed: invalid replay endpoint for worker 1 dp_rank 5: "
+        f"`{endpoint}` has no port for this rank; name it in replay_endpoints"
+    ]
 
 
 @pytest.mark.parametrize(
