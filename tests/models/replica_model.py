@@ -27,6 +27,8 @@ class ReplicaModel:
             return "freed_before"
         over = how == "prefilled early"
         self.book(name, rank, hashes, 0 if over else tokens, not over, origin, now)
+        if over:
+            del self.ended[name]  # it has been respected once; a move after it starts afresh
         return None
 
     def book(self, name, rank, hashes, tokens, prefilling, origin, now):
