@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.prompt import ISL_TOKENS_MAX
-from select_service.schema import ID_CHARS_MAX, NAME_CHARS_MAX, U32, U64_MAX
+from select_service.schema import ID_CHARS_MAX, NAME_CHARS_MAX, U32
 
 TOPIC = b"dynamo.slot-tracker.v1"
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -313,6 +313,3 @@ def _named(value: object, names: Sequence[str]) -> Fields:
     if len(value) > len(names):
         raise DecodeError(f"expected {len(names)} elements, got {len(value)}")
     return dict(zip(names, value, strict=False))
-
-
-assert U64_MAX == 2**64 - 1  # the width that _U64_ELEMENT has
