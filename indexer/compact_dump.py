@@ -34,7 +34,7 @@ FORMAT = "select-service-dump"
 VERSION = 1
 MEDIA_TYPE = "application/msgpack"
 
-CHUNK_NODES = 65_536
+CHUNK_NODES = 16_384
 PIECE_BYTES = 1 << 20  # of sets and records, before compression
 ORPHANS_PER_FRAME = 4096
 COMPRESSION = 1

@@ -320,8 +320,9 @@ class _Partition:
             writer = self._writer(rank)
             parent = None if parent is None else parent & U64_MASK
             writer.store(tier, parent, contents, names, counted=False)
-            for i, block in enumerate(data.stored.blocks):
-                for _ in range(1, min(block.copies, COPIES_MAX)):
+            several = [i for i, block in enumerate(data.stored.blocks) if block.copies > 1]
+            for i in several:
+                for _ in range(1, min(data.stored.blocks[i].copies, COPIES_MAX)):
                     writer.store_known(tier, names[i : i + 1])
             return True
         if data.removed is None:

@@ -126,7 +126,7 @@ def _parameters(parameters: Iterable[Json]) -> str:
 def _answers(responses: Json) -> str:
     rows = []
     for status, response in responses.items():
-        (content,) = response["content"].values()
+        content, *_ = response["content"].values()  # the others are binary forms of it
         shown = _prose(response["description"])
         if "example" in content and int(status) < 400:
             shown += f"<details><summary>example</summary>{_pre(content['example'])}</details>"

@@ -72,3 +72,5 @@ class PartitionDumpView(Struct, kw_only=True):
 
     block_size: U32
     events: list[DumpEvent]
+    watermarks: dict[str, U64] | UnsetType = UNSET
+    partial_batches: dict[str, U64] | UnsetType = UNSET

@@ -171,7 +171,10 @@ def _answer(route: Route, status: int, answer: Answer, described: Mapping[str, J
     example = examples.ANSWERS.get((route.operation_id, status))
     if example is not None:
         content["example"] = example
-    return {"description": answer.summary, "content": {answer.media_type: content}}
+    forms = {answer.media_type: content}
+    if answer.also is not None:
+        forms[answer.also] = {"schema": {"type": "string", "format": "binary"}}
+    return {"description": answer.summary, "content": forms}
 
 
 def _refusal(route: Route, status: int, refusals: Iterable[type[SelectError]]) -> Json:

@@ -47,6 +47,8 @@ class Answer(NamedTuple):
     summary: str
     body: Any
     media_type: str = JSON
+    also: str | None = None
+    """Media type of a binary form that the `accept` header may ask for."""
 
 
 class QueryParameter(NamedTuple):
@@ -324,7 +326,13 @@ _INSPECTION_ROUTES = (
         "dump",
         "inspection",
         "The index of every partition",
-        {200: Answer("`model:tenant` to the blocks held.", dict[str, PartitionDumpView])},
+        {
+            200: Answer(
+                "`model:tenant` to the blocks held.",
+                dict[str, PartitionDumpView],
+                also="application/msgpack",
+            )
+        },
         "As a stream of KV events that would rebuild it. Large: one entry for every block held. "
         "With `Accept: application/msgpack` the compact form of docs/recovery.md.",
         refusals=(CapacityExceeded,),

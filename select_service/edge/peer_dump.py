@@ -17,8 +17,10 @@ from indexer.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.held_blocks import DumpedPartition
 from indexer.json_load import JsonLoader
 
+ANSWER_S_MAX = 30.0
+"""For the head of the answer: the reference writes all of a large dump before it sends any."""
 SILENCE_S_MAX = 5.0
-"""Without a byte for so long, a peer is given up."""
+"""Without a byte of the body for so long, a peer is given up."""
 BODY_BYTES_MAX = 16 << 30
 READ_BYTES = 1 << 18
 ACCEPT = f"{MEDIA_TYPE}, application/json;q=0.5"
@@ -68,7 +70,7 @@ class Download(threading.Thread):
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         connection = http.client.HTTPConnection(
-            parts.hostname, parts.port or 80, timeout=SILENCE_S_MAX
+            parts.hostname, parts.port or 80, timeout=ANSWER_S_MAX
         )
         with contextlib.closing(connection):
             connection.connect()
@@ -79,6 +81,7 @@ class Download(threading.Thread):
             response = connection.getresponse()
             if response.status != 200:
                 raise DumpError(f"status {response.status}")
+            self._socket.settimeout(SILENCE_S_MAX)
             return self._load(response)
 
     def _load(self, response: http.client.HTTPResponse) -> Answer:
