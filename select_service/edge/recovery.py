@@ -55,9 +55,8 @@ class Recovery:
                 selector.fleet.recovered.offer(partitions, monotonic())
                 selector.fleet.claim_recovered()
                 await asyncio.to_thread(adopt, selector.fleet.take_adoptions())
-                await asyncio.to_thread(ingest.release)
         finally:
-            ingest.release()
+            await asyncio.shield(asyncio.to_thread(ingest.release))
             status = self.status
             status.elapsed_s, status.state = status.seconds(monotonic()), state
             fields = {
