@@ -51,12 +51,12 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
     @rule(name=NAMES, rank=RANKS, peer=PEERS)
     def prefill_completed(self, name, rank, peer):
         got = self.apply(self.event(PrefillCompleted, name, rank, peer))
-        assert got == self.model.prefilled(name, self.now)
+        assert got == self.model.prefilled(name, peer, self.now)
 
     @rule(name=NAMES, rank=RANKS, peer=PEERS)
     def freed(self, name, rank, peer):
         got = self.apply(self.event(Freed, name, rank, peer))
-        assert got == self.model.freed(name, self.now)
+        assert got == self.model.freed(name, peer, self.now)
 
     @rule(name=NAMES, rank=st.sampled_from(HERE), hashes=HASHES, tokens=st.integers(0, 7))
     def reserve_here(self, name, rank, hashes, tokens):
@@ -79,14 +79,14 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
     def free_here(self, name):
         if name in self.model.held:
             self.selector.free(name, self.now)
-            self.model.freed(name, self.now)
+            self.model.freed(name, self.model.own, self.now)
             self.expect_said(Freed, name)
 
     @rule(name=NAMES)
     def complete_here(self, name):
         if name in self.model.held:
             self.selector.prefill_complete(name, self.now)
-            self.model.prefilled(name, self.now)
+            self.model.prefilled(name, self.model.own, self.now)
             self.expect_said(PrefillCompleted, name)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 59.0, 61.0, 299.0, 700.0]))

@@ -103,6 +103,15 @@ def test_an_admission_without_room_is_refused(monkeypatch):
     assert selector.replicas.apply(an_event(Admitted, "a", Rank(2, 0)), 0.0) is None
 
 
+def test_an_ending_is_about_an_earlier_reservation_once_its_own_replica_admits_anew():
+    selector = a_replica(ttl_s=10.0)
+    for kind in (Admitted, Freed, Admitted):
+        assert selector.replicas.apply(an_event(kind), 0.0) is None
+    selector.tick(10.0)
+    assert selector.replicas.apply(an_event(Freed), 11.0) == "not_booked"
+    assert selector.replicas.apply(an_event(Admitted), 12.0) == "freed_before"
+
+
 def test_reservations_of_peers_expire():
     selector = a_replica(ttl_s=10.0)
     selector.replicas.apply(an_event(Admitted), 0.0)

@@ -10,10 +10,10 @@ class ReplicaModel:
     def __init__(self, own, ranks, ttl_s):
         self.own, self.ranks, self.ttl_s = own, set(ranks), ttl_s
         self.held = {}  # id -> dict(rank, hashes, tokens, prefilling, origin, renewed)
-        self.ended = {}  # id -> (how, when)
+        self.ended = {}  # id -> (how, when, who said so)
 
     def how_it_ended(self, name, now):
-        how, when = self.ended.get(name, (None, 0.0))
+        how, when, _ = self.ended.get(name, (None, 0.0, None))
         memory_s = ENDING_S if how == "freed" else EARLY_S
         return how if how and now < when + memory_s else None
 
@@ -27,8 +27,9 @@ class ReplicaModel:
             return "freed_before"
         over = how == "prefilled early"
         self.book(name, rank, hashes, 0 if over else tokens, not over, origin, now)
-        if over:
-            del self.ended[name]  # it has been respected once; a move after it starts afresh
+        if how != "freed" or self.ended[name][2] == origin:
+            # Respected once, or not about this one; else kept until the two have compared.
+            self.ended.pop(name, None)
         return None
 
     def book(self, name, rank, hashes, tokens, prefilling, origin, now):
@@ -41,21 +42,21 @@ class ReplicaModel:
             "renewed": now,
         }
 
-    def prefilled(self, name, now):
+    def prefilled(self, name, by, now):
         if name not in self.held:
             if self.how_it_ended(name, now) is None:
-                self.ended[name] = ("prefilled early", now)
+                self.ended[name] = ("prefilled early", now, by)
             return "not_booked"
         self.held[name].update(tokens=0, prefilling=False, renewed=now)
         return None
 
-    def freed(self, name, now):
+    def freed(self, name, by, now):
         if name not in self.held:
             if self.how_it_ended(name, now) != "freed":
-                self.ended[name] = ("freed early", now)
+                self.ended[name] = ("freed early", now, by)
             return "not_booked"
         del self.held[name]
-        self.ended[name] = ("freed", now)
+        self.ended[name] = ("freed", now, by)
         return None
 
     def local(self, name, rank, hashes, tokens, now):
