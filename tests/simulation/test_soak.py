@@ -1,0 +1,24 @@
+"""The worlds of test_replicas with many more seeds; run by scripts/test_slow."""
+
+import pytest
+
+from tests.simulation import test_replicas as short
+
+pytestmark = pytest.mark.slow
+
+SEEDS = range(1000, 1400)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replicas_agree_after_the_network_heals(seed):
+    short.test_replicas_agree_after_the_network_heals(seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_load_remains_when_all_requests_are_freed(seed):
+    short.test_no_load_remains_when_all_requests_are_freed(seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replicas_agree_although_processes_die_and_start_anew(seed):
+    short.test_replicas_agree_although_processes_die_and_start_anew(seed)
