@@ -73,14 +73,18 @@ class Recovery:
         """Peers first, as they are younger; the file fills in the partitions they do not have."""
         old = await asyncio.to_thread(read_snapshot, self._path, self._limits) if self._path else []
         best, heard = await self._ask_peers() if self._peers else (None, False)
-        partitions = best.partitions if best else []
-        names = {partition.name for partition in partitions}
-        partitions = partitions + [partition for partition in old if partition.name not in names]
+        told = best.partitions if best else []
+        # A peer that knows a partition but holds nothing of it has just started itself.
+        names = {partition.name for partition in told if partition.blocks}
+        partitions = [partition for partition in told if partition.blocks]
+        partitions += [partition for partition in old if partition.name not in names]
         status = self.status
         status.partitions = len(partitions)
         status.blocks = sum(partition.blocks for partition in partitions)
+        if best is not None:
+            status.bad_entries = best.bad_entries
         if best is not None and best.blocks:
-            status.source, status.bad_entries = best.url, best.bad_entries
+            status.source = best.url
         elif status.blocks:
             status.source = str(self._path)
         else:

@@ -40,19 +40,26 @@ def read_snapshot(path: Path, limits: LoadLimits) -> list[DumpedPartition]:
         loader.finish()
     except FileNotFoundError:
         return []
-    except (OSError, DumpError) as error:
-        _refuse(path, error)
+    except DumpError as error:
+        _warn(path, error, kept_as=_move_aside(path))
+        return []
+    except OSError as error:  # perhaps a good file that cannot be read now: leave it alone
+        _warn(path, error, kept_as=path)
         return []
     return loader.partitions
 
 
-def _refuse(path: Path, error: Exception) -> None:
+def _move_aside(path: Path) -> Path:
     aside = path.with_name(path.name + ".refused")
     try:
         path.replace(aside)
     except OSError:
-        aside = path
-    fields = {"path": str(path), "error": str(error)[:200], "kept_as": str(aside)}
+        return path
+    return aside
+
+
+def _warn(path: Path, error: Exception, *, kept_as: Path) -> None:
+    fields = {"path": str(path), "error": str(error)[:200], "kept_as": str(kept_as)}
     log.warning("the snapshot file cannot be used; starting without it", extra={"fields": fields})
 
 

@@ -374,6 +374,31 @@ def test_a_file_that_cannot_be_used_is_moved_aside(tmp_path, content):
     assert path.exists()
 
 
+def test_an_empty_peer_does_not_take_the_place_of_the_file(tmp_path):
+    path = tmp_path / "index.snapshot"
+    chain, flags = Chain(5), ("--snapshot-path", str(path))
+    with FakeEngine() as engine:
+        with Running(*flags, **KV) as service:
+            register(service, 1, engine)
+            engine.await_subscriber()
+            for block in range(4):
+                engine.publish(chain.stored(block))
+            eventually(lambda: overlap(service, chain, 4) == {1: 4})
+            assert service.stop(signal.SIGTERM)[0] == 0
+        nothing = b'{"m:default":{"block_size":4,"events":[]}}'
+        with (
+            Liar(says(head() + nothing)) as peer,
+            Running(*flags, "--indexer-peers", peer.url, **KV) as service,
+        ):
+            assert (ended(service)["state"], ended(service)["blocks"]) == ("found", 4)
+
+
+def test_a_directory_in_place_of_the_file_is_left_alone(tmp_path):
+    with Running("--snapshot-path", str(tmp_path)) as service:
+        assert ended(service)["state"] == "empty"
+    assert tmp_path.is_dir()
+
+
 def test_a_path_that_cannot_be_written_is_told_and_counted(tmp_path):
     with Running("--snapshot-path", str(tmp_path / "no" / "such")) as service:
         ended(service)
