@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from itertools import count
 
 import pytest
 
@@ -150,6 +151,13 @@ def test_a_restarted_engine_is_noticed_after_a_recovery():
             ended(second)
             register(second, 1, engine)
             assert overlap(second, old, 5) == {1: 5}
+            more = count(5)
+
+            def listens():  # what was sent before it did comes by replay
+                engine.publish(old.stored(next(more)))
+                return overlap(second, old, 6) == {1: 6}
+
+            eventually(listens)
             engine.ring.clear()
             engine.publish(new.stored(0), seq=0)
             eventually(lambda: overlap(second, new, 1) == {1: 1})
