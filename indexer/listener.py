@@ -16,6 +16,7 @@ from indexer.event_feed import Action, EventFeed, StartReplay
 from indexer.kv_events import PAYLOAD_BYTES_MAX
 from indexer.kv_source import KvSource
 from indexer.readiness import Readiness, has_message
+from indexer.zmq_options import set_reading_options
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 State = Literal["no_events_yet", "connected", "catching_up", "degraded"]
@@ -233,26 +234,15 @@ class Listener:
 
 
 def _connected(context: "zmq.Context[Socket]", kind: int, endpoint: str) -> Socket:
-    """A socket with our options, connected to `endpoint`.  Raises zmq.ZMQError.
-
-    Source of the intervals: the reference, so that both notice a dead engine equally fast.
-    """
+    """A socket with our options, connected to `endpoint`.  Raises zmq.ZMQError."""
     socket = context.socket(kind)
-    options = {
-        zmq.LINGER: 0,
-        zmq.RCVHWM: QUEUED_MESSAGES_MAX,
-        zmq.MAXMSGSIZE: MESSAGE_BYTES_MAX,
-        zmq.RECONNECT_IVL: 100,
-        zmq.RECONNECT_IVL_MAX: 5000,
-        zmq.TCP_KEEPALIVE: 1,
-        zmq.HEARTBEAT_IVL: 5000,
-        zmq.HEARTBEAT_TIMEOUT: 15000,
-        zmq.HEARTBEAT_TTL: 15000,
-        zmq.IPV6: int(endpoint.startswith("tcp://[")),
-    }
     try:
-        for option, value in options.items():
-            socket.setsockopt(option, value)
+        set_reading_options(
+            socket,
+            endpoint,
+            messages_max=QUEUED_MESSAGES_MAX,
+            message_bytes_max=MESSAGE_BYTES_MAX,
+        )
         if kind == zmq.SUB:
             socket.setsockopt(zmq.SUBSCRIBE, b"")
         socket.connect(endpoint)

@@ -13,6 +13,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from indexer.readiness import has_message
+from indexer.zmq_options import set_reading_options
 from select_service.core.replica_digest import DIGEST_BYTES_MAX
 from select_service.core.replica_events import FRAME_BYTES_MAX
 
@@ -46,26 +47,15 @@ class ReplicaSubscriber:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def connect(self, context: "zmq.Context[Socket]") -> None:
-        """The peer may be absent.  Raises zmq.ZMQError for an address libzmq refuses.
-
-        Source of the intervals: the reference, so that both notice a dead peer equally fast.
-        """
+        """The peer may be absent.  Raises zmq.ZMQError for an address libzmq refuses."""
         socket = context.socket(zmq.SUB)
-        options = {
-            zmq.LINGER: 0,
-            zmq.RCVHWM: QUEUED_MESSAGES_MAX,
-            zmq.MAXMSGSIZE: MESSAGE_BYTES_MAX,
-            zmq.RECONNECT_IVL: 100,
-            zmq.RECONNECT_IVL_MAX: 5000,
-            zmq.TCP_KEEPALIVE: 1,
-            zmq.HEARTBEAT_IVL: 5000,
-            zmq.HEARTBEAT_TIMEOUT: 15000,
-            zmq.HEARTBEAT_TTL: 15000,
-            zmq.IPV6: int(self.endpoint.startswith("tcp://[")),
-        }
         try:
-            for option, value in options.items():
-                socket.setsockopt(option, value)
+            set_reading_options(
+                socket,
+                self.endpoint,
+                messages_max=QUEUED_MESSAGES_MAX,
+                message_bytes_max=MESSAGE_BYTES_MAX,
+            )
             for topic in self._receivers:
                 socket.setsockopt(zmq.SUBSCRIBE, topic)
             watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
