@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from indexer.endpoints import endpoint_error
+from select_service.http_url import service_url_error
 
 ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
 INDEX_BLOCKS_MAX = 2**28
@@ -112,13 +113,12 @@ def _dump_peers(text: str) -> tuple[str, ...]:
     if len(urls) > DUMP_PEERS_MAX:
         raise ValueError(f"at most {DUMP_PEERS_MAX} URLs")
     for url in urls:
-        try:
-            parts = urlsplit(url)
-            proper = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # of a port or a bracket
-            proper = False
-        if not proper or parts.query or parts.fragment or "@" in parts.netloc:
-            raise ValueError("http URLs of services, separated by commas")
+        error = service_url_error(url)
+        if error is not None:
+            shown = repr(url[:SHOWN_CHARS_MAX])[1:-1]
+            raise ValueError(
+                f"http URLs of services, separated by commas; invalid peer `{shown}`: {error}"
+            )
     return urls
 
 

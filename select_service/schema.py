@@ -169,7 +169,7 @@ class WorkerRecord(Struct, kw_only=True):
 class RecoveryView(Struct, kw_only=True):
     """How the recovery at the start went; `peer` is the URL, or the file, that was taken."""
 
-    state: Literal["off", "running", "found", "empty", "failed"]
+    state: Literal["off", "running", "found", "empty", "failed", "cancelled"]
     peer: str | None
     partitions: int
     blocks: int

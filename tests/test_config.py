@@ -80,6 +80,7 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--indexer-peers", "http://a:x"], {}, "--indexer-peers: expected http URLs"),
         (["--indexer-peers", "http://u@a:1"], {}, "--indexer-peers: expected http URLs"),
         (["--indexer-peers", "http://a?x"], {}, "--indexer-peers: expected http URLs"),
+        (["--indexer-peers", "http://c,http://a..b:80"], {}, "`http://a..b:80`: `a..b` is no host"),
         (["--snapshot-path", ""], {}, "--snapshot-path: expected a text"),
         (["--snapshot-interval-secs", "0"], {}, "--snapshot-interval-secs: expected a number"),
         (["--replica-sync-port", "0"], {}, "--replica-sync-port: expected a whole number from 1"),

@@ -16,7 +16,7 @@ from select_service.core.identity import PartitionKey, Rank
 HELD_S_MAX = 600.0
 """How long blocks wait for their rank to be registered."""
 
-State = Literal["off", "running", "found", "empty", "failed"]
+State = Literal["off", "running", "found", "empty", "failed", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
 
 

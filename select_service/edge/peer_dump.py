@@ -23,6 +23,9 @@ SILENCE_S_MAX = 5.0
 """Without a byte of the body for so long, a peer is given up."""
 BODY_BYTES_MAX = 16 << 30
 READ_BYTES = 1 << 18
+ERROR_CHARS_MAX = 200
+UNUSABLE = (ValueError, MemoryError)
+"""What the libraries raise for a name that cannot be encoded, and when a dump is too much."""
 ACCEPT = f"{MEDIA_TYPE}, application/json;q=0.5"
 
 
@@ -62,11 +65,11 @@ class Download(threading.Thread):
     def run(self) -> None:
         try:
             self.answer = self._read()
-        except (OSError, http.client.HTTPException, DumpError) as error:
-            self.error = f"{type(error).__name__}: {error}"[:200]
+        except (OSError, http.client.HTTPException, DumpError, *UNUSABLE) as error:
+            self.error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
 
     def _read(self) -> Answer:
-        """Raises OSError, HTTPException, DumpError."""
+        """Raises OSError, HTTPException, DumpError, UNUSABLE."""
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         connection = http.client.HTTPConnection(

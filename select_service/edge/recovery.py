@@ -6,7 +6,8 @@ the index begins with.
 
 All peers are asked at the same time. The answer with most blocks wins; once there is one that has
 any, slower peers get CHOICE_S_MAX more, and those from which nothing comes only PAUSE_S_MAX. A peer
-that fails is asked again, later and later, until RETRY_S_MAX; all of it ends at TOTAL_S_MAX.
+that fails is asked again after growing pauses, the last time at RETRY_S_MAX; all of it ends at
+TOTAL_S_MAX.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ RETRY_S_MAX = 10.0
 CHOICE_S_MAX = 5.0
 PAUSE_S_MAX = 1.0
 BACKOFF_S = 0.1
+BACKOFF_S_MAX = 1.0
 LOOK_EVERY_S = 0.01
 
 log = logging.getLogger("select_service.recovery")
@@ -55,6 +57,9 @@ class Recovery:
                 selector.fleet.recovered.offer(partitions, monotonic())
                 selector.fleet.claim_recovered()
                 await asyncio.to_thread(adopt, selector.fleet.take_adoptions())
+        except asyncio.CancelledError:
+            state = "cancelled"
+            raise
         finally:
             await asyncio.shield(asyncio.to_thread(ingest.release))
             status = self.status
@@ -112,6 +117,11 @@ class Recovery:
         return max(answers, key=lambda answer: answer.blocks, default=None), bool(answers)
 
 
+def backoff_s(failures: int) -> float:
+    """The pause after one more failure, `failures` having come before it."""
+    return min(BACKOFF_S * 2.0 ** min(failures, 10), BACKOFF_S_MAX)
+
+
 class _Peer:
     """One peer and the downloads tried from it."""
 
@@ -120,6 +130,7 @@ class _Peer:
         self.answer: Answer | None = None
         self._limits = limits
         self._failures = 0
+        self._is_done = False
         self._next_try: float | None = None
         self._download = Download(url, limits)
         self._download.start()
@@ -131,21 +142,20 @@ class _Peer:
                 self._next_try = None
                 self._download = Download(self.url, self._limits)
                 self._download.start()
-        elif self.answer is None and not self._download.is_alive():
+        elif not self._is_done and not self._download.is_alive():
             self.answer = self._download.answer
-            pause = BACKOFF_S * 2**self._failures
-            if self.answer is None and now + pause < retry_until:
+            if self.answer is None and now < retry_until:
+                self._next_try = min(now + backoff_s(self._failures), retry_until)
                 self._failures += 1
-                self._next_try = now + pause
+            else:
+                self._is_done = True
 
     def is_awaited(self, now: float, first_found: float | None) -> bool:
         """May this peer still give the answer that is taken?"""
         if self._next_try is not None:
             return first_found is None
-        if not self._download.is_alive():
-            return False
-        if first_found is None:
-            return True
+        if self._is_done or first_found is None:
+            return not self._is_done
         silent = now - max(self._download.progress_at, first_found)
         return now - first_found < CHOICE_S_MAX and silent < PAUSE_S_MAX
 

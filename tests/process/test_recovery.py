@@ -189,10 +189,10 @@ def test_a_replay_after_a_recovery_begins_where_the_dump_ended():
 class Liar:
     """A peer that answers every connection with `talk`."""
 
-    def __init__(self, talk):
+    def __init__(self, talk, port=0):
         self._talk = talk
         self._stop = threading.Event()
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -322,10 +322,34 @@ def test_without_any_peer_the_service_starts_after_a_bounded_time():
         assert service.call("GET", "/ready").status == 503
         found = ended(service)
         assert found["state"] == "failed"
-        assert found["elapsed_s"] < 11
+        assert 10 <= found["elapsed_s"] < 11
         body = {"worker_id": 1, "model_name": "m", "endpoint": "http://w", "block_size": 4}
         service.call("POST", "/workers", body)
         assert service.call("GET", "/ready").status == 200
+
+
+def test_a_peer_that_comes_late_is_still_asked():
+    good = says(head() + json.dumps(GOOD).encode())
+    port = free_port()
+    with Running("--indexer-peers", f"http://127.0.0.1:{port}") as service:
+        time.sleep(max(0.0, 8.0 - recovery(service)["elapsed_s"]))
+        assert recovery(service)["state"] == "running"
+        with Liar(good, port):
+            assert ended(service)["state"] == "found"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_a_signal_during_the_recovery_is_no_failure():
+    with Liar(stalls) as peer, Running("--indexer-peers", peer.url) as service:
+        assert recovery(service)["state"] == "running"
+        status, seconds = service.stop(signal.SIGTERM)
+        assert (status, seconds < 3) == (0, True)
+        (line,) = [x for x in service.rest_of_log() if x["message"] == "recovery ended"]
+        assert line["state"] == "cancelled"
 
 
 def test_blocks_with_another_block_size_are_dropped():

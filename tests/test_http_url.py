@@ -1,0 +1,46 @@
+"""URLs that no HTTP client could ask are found before one tries."""
+
+import pytest
+
+from select_service.http_url import service_url_error
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a",
+        "http://selector-b.ns.svc.cluster.local.:8092/x/",
+        "http://10.0.0.1:1",
+        "http://[::1]:8092",
+        "http://my_service:80",
+        "http://xn--bcher-kva.example",
+    ],
+)
+def test_urls_of_services_are_admitted(url):
+    assert service_url_error(url) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("http://a..b:80", "`a..b` is no host name"),
+        ("http://.a", "`.a` is no host name"),
+        ("http://-a", "`-a` is no host name"),
+        ("http://a%20b", "`a%20b` is no host name"),
+        ("http://" + "a" * 64, "is no host name"),
+        ("http://" + "a." * 127 + "b", "is no host name"),
+        ("http://[::g]", "IPv6"),
+        ("http://[::1", "Invalid IPv6 URL"),
+        ("http://:80", "it has no host"),
+        ("http://a:0", "port 0"),
+        ("http://a:65536", "Port out of range"),
+        ("https://a", "does not begin with http://"),
+        ("a:80", "does not begin with http://"),
+        ("http://u@a", "only host, port and path"),
+        ("http://a/?x", "only host, port and path"),
+        ("http://a/x y", "spaces"),
+        ("http://b\u00fccher", "beyond ASCII"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(url, error):
+    assert error in (service_url_error(url) or "")
