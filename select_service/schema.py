@@ -82,6 +82,7 @@ class WorkerFields(Struct, kw_only=True):
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
     kv_transfer_preferred_weight: float | None = None
     kv_event_semantics: Literal["counted", "set"] | None = None
+    metrics_endpoint: Endpoint | None = None
 
 
 class WorkerRegistration(WorkerFields, kw_only=True):
@@ -163,6 +164,7 @@ class WorkerRecord(Struct, kw_only=True):
     not_schedulable_reasons: list[str] | UnsetType = UNSET
     replay_endpoints: dict[int, str] | UnsetType = UNSET
     kv_event_semantics: str | UnsetType = UNSET
+    metrics_endpoint: str | UnsetType = UNSET
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET
 
 

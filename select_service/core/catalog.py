@@ -103,6 +103,7 @@ class Worker:
             not_schedulable_reasons=list(self.reasons) or unset,
             replay_endpoints=given.replay_endpoints or unset,
             kv_event_semantics=given.kv_event_semantics or unset,
+            metrics_endpoint=given.metrics_endpoint or unset,
         )
 
 

@@ -1,0 +1,91 @@
+"""What engines say about their own load, and for how long it is believed.
+
+Each signal has one owner.  How full the KV cache of a rank is: its engine, while its last reading is
+fresh, else our own accounting of blocks.  How many prompt tokens are being prefilled: always our own
+accounting, as no engine tells.  Requests waiting and running in the engine are shown, never judged.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from select_service.core.identity import Rank
+
+ERROR_CHARS_MAX = 300
+
+
+class EngineTarget(NamedTuple):
+    """One engine to ask: a schedulable worker, where it serves its metrics, and its ranks."""
+
+    worker_id: int
+    url: str
+    dp_ranks: tuple[int, ...]
+
+
+class EngineReading(NamedTuple):
+    """One rank in the words of its engine.  kv_usage: used part of the KV cache, 0 to 1."""
+
+    kv_usage: float | None
+    requests_waiting: int | None
+    requests_running: int | None
+
+
+class Heard(NamedTuple):
+    """A reading and when it was taken, in seconds of the monotonic clock."""
+
+    reading: EngineReading
+    at: float
+
+
+class Failure(NamedTuple):
+    """Why an engine was not heard, and when."""
+
+    error: str
+    at: float
+
+
+class EngineLoads:
+    """The last reading of every rank, and the last failure of every worker."""
+
+    def __init__(self, stale_s: float) -> None:
+        """stale_s: age in seconds from which on a reading is not believed."""
+        self.stale_s = stale_s
+        self._heard: dict[Rank, Heard] = {}
+        self._failures: dict[int, Failure] = {}
+
+    def put(self, worker_id: int, readings: Mapping[int, EngineReading], now: float) -> None:
+        """Take the readings of one scrape; the failure before it is over."""
+        self._failures.pop(worker_id, None)
+        for dp_rank, reading in readings.items():
+            self._heard[Rank(worker_id, dp_rank)] = Heard(reading, now)
+
+    def failed(self, worker_id: int, error: str, now: float) -> None:
+        self._failures[worker_id] = Failure(error[:ERROR_CHARS_MAX], now)
+
+    def forget(self, worker_id: int) -> None:
+        """The worker left, or its metrics moved."""
+        self._failures.pop(worker_id, None)
+        for rank in [rank for rank in self._heard if rank.worker_id == worker_id]:
+            del self._heard[rank]
+
+    def last(self, rank: Rank) -> Heard | None:
+        return self._heard.get(rank)
+
+    def failure(self, worker_id: int) -> Failure | None:
+        """None when the last scrape succeeded, or none was made."""
+        return self._failures.get(worker_id)
+
+    def is_fresh(self, heard: Heard, now: float) -> bool:
+        return now - heard.at < self.stale_s
+
+    def kv_usage(self, rank: Rank, now: float) -> float | None:
+        """The engine's own number while it is believed."""
+        heard = self._heard.get(rank)
+        if heard is None or not self.is_fresh(heard, now):
+            return None
+        return heard.reading.kv_usage
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        for rank, heard in self._heard.items():
+            usage = heard.reading.kv_usage
+            assert usage is None or 0.0 <= usage <= 1.0, rank
