@@ -48,6 +48,8 @@ class CompactLoader:
         self.partitions: list[DumpedPartition] = []
         self.is_complete = False
         self.bad_entries = 0
+        self.blocks_read = 0
+        """So far; other threads may look at it."""
         self._limits = limits
         self._buffer = bytearray()
         self._begun = False
@@ -62,6 +64,8 @@ class CompactLoader:
             self._take(_checked(memoryview(self._buffer)[start + 5 : end].tobytes()))
             start = end
         del self._buffer[:start]
+        unread = 0 if self._open is None else self._open.unread
+        self.blocks_read = self._blocks - unread
 
     def finish(self) -> None:
         """No more bytes come.  Raises DumpError when some are missing."""
@@ -150,6 +154,11 @@ class _Partition:
         self._sets = _Bytes(n_sets * row)
         self._records = _Bytes(n_records * RECORD.itemsize)
         self._orphans: list[tuple[int, Orphan]] = []
+
+    @property
+    def unread(self) -> int:
+        """Nodes that were announced and have not come."""
+        return self.nodes + 1 - self._filled
 
     def take(self, content: dict[str, Any]) -> None:
         if "local" in content:

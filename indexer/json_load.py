@@ -79,6 +79,8 @@ class JsonLoader:
         self.partitions: list[DumpedPartition] = []
         self.is_complete = False
         self.bad_entries = 0
+        self.blocks_read = 0
+        """So far; other threads may look at it."""
         self._limits = limits
         self._text = _Text()
         self._open: _Partition | None = None
@@ -90,6 +92,7 @@ class JsonLoader:
         self._text.add(data)
         while self._step():
             pass
+        self.blocks_read = self._blocks + (0 if self._open is None else self._open.blocks)
 
     def finish(self) -> None:
         """No more bytes come.  Raises DumpError when some are missing."""
@@ -269,6 +272,7 @@ class _Partition:
         self.has_events = False
         self._name = name
         self._ranks_max = ranks_max
+        self.blocks = 0
         self._block_size = 0
         self._index = PrefixIndex(max(1, blocks_max))
         self._writers: dict[RankKey, SlotWriter] = {}
@@ -297,7 +301,9 @@ class _Partition:
         except (msgspec.DecodeError, RecursionError) as error:
             raise DumpError(f"not JSON: {error}") from None
         bad += sum(not self._execute(event) for event in events)
-        if self._index.stats().bytes > INDEX_BYTES_MAX:
+        stats = self._index.stats()
+        self.blocks = stats.blocks
+        if stats.bytes > INDEX_BYTES_MAX:
             raise DumpError("too many ranks and blocks")
         return bad
 

@@ -169,12 +169,13 @@ class WorkerRecord(Struct, kw_only=True):
 
 
 class RecoveryView(Struct, kw_only=True):
-    """How the recovery at the start went; `peer` is the URL, or the file, that was taken."""
+    """How the recovery at the start goes, or went; `peer`: the URL or file of most of it."""
 
     state: Literal["off", "running", "found", "empty", "failed", "cancelled"]
     peer: str | None
     partitions: int
     blocks: int
+    bytes: int
     elapsed_s: float
 
 

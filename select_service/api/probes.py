@@ -29,6 +29,7 @@ async def ready(service: Service, request: Request) -> Response:
             peer=recovery.source,
             partitions=recovery.partitions,
             blocks=recovery.blocks,
+            bytes=recovery.bytes,
             elapsed_s=round(recovery.seconds(now()), 3),
         )
         body.ready = body.ready and not recovery.running

@@ -24,6 +24,7 @@ STATES: tuple[State, ...] = get_args(State)
 class RecoveryStatus:
     """What GET /ready and the metrics say.  `source` is a peer's URL, or the snapshot file.
 
+    While it runs: the source that is read and what has come from it; then, what was taken.
     begun_at: monotonic seconds; elapsed_s: how long it took, once it has ended.
     """
 
@@ -31,6 +32,7 @@ class RecoveryStatus:
     source: str | None = None
     partitions: int = 0
     blocks: int = 0
+    bytes: int = 0
     bad_entries: int = 0
     begun_at: float = 0.0
     elapsed_s: float = 0.0

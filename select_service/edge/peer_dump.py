@@ -8,14 +8,14 @@ import contextlib
 import http.client
 import socket
 import threading
-from time import monotonic
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from indexer.compact_dump import MEDIA_TYPE
 from indexer.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.held_blocks import DumpedPartition
 from indexer.json_load import JsonLoader
+from select_service.edge.reading import Reading
 
 ANSWER_S_MAX = 30.0
 """For the head of the answer: the reference writes all of a large dump before it sends any."""
@@ -33,9 +33,9 @@ class Answer(NamedTuple):
     """A dump that was read to its end."""
 
     url: str
+    form: Literal["compact", "json"]
     partitions: list[DumpedPartition]
     bad_entries: int
-    bytes: int
 
     @property
     def blocks(self) -> int:
@@ -50,14 +50,13 @@ class Download(threading.Thread):
         self.url = url
         self.answer: Answer | None = None
         self.error = "the download broke off"
-        self.progress_at = monotonic()
+        self.reading = Reading(url)
         self._limits = limits
         self._socket: socket.socket | None = None
-        self._cancelled = False
 
     def cancel(self) -> None:
         """End it soon, whatever it waits for; what it has read is forgotten."""
-        self._cancelled = True
+        self.reading.unwanted = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -90,17 +89,16 @@ class Download(threading.Thread):
     def _load(self, response: http.client.HTTPResponse) -> Answer:
         is_compact = (response.getheader("content-type") or "").startswith(MEDIA_TYPE)
         loader = CompactLoader(self._limits) if is_compact else JsonLoader(self._limits)
-        size = 0
         while data := response.read1(READ_BYTES):
-            size += len(data)
-            if size > BODY_BYTES_MAX:
-                raise DumpError(f"more than {BODY_BYTES_MAX} bytes")
             self._refuse_if_cancelled()
             loader.feed(data)
-            self.progress_at = monotonic()
+            self.reading.note(len(data), loader)
+            if self.reading.bytes > BODY_BYTES_MAX:
+                raise DumpError(f"more than {BODY_BYTES_MAX} bytes")
         loader.finish()
-        return Answer(self.url, loader.partitions, loader.bad_entries, size)
+        form: Literal["compact", "json"] = "compact" if is_compact else "json"
+        return Answer(self.url, form, loader.partitions, loader.bad_entries)
 
     def _refuse_if_cancelled(self) -> None:
-        if self._cancelled:
+        if self.reading.unwanted:
             raise DumpError("it took too long")

@@ -17,6 +17,7 @@ from indexer.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.held_blocks import DumpedPartition
 from select_service.core.recovered import SnapshotStatus
 from select_service.core.selector import Selector
+from select_service.edge.reading import Reading
 
 READ_BYTES = 1 << 20
 LAST_WRITE_S_MAX = 0.8
@@ -30,13 +31,16 @@ class _TooLate(Exception):
     pass
 
 
-def read_snapshot(path: Path, limits: LoadLimits) -> list[DumpedPartition]:
-    """What the file holds; nothing, and a warning, when it cannot be used."""
+def read_snapshot(path: Path, limits: LoadLimits, reading: Reading) -> list[DumpedPartition]:
+    """What the file holds; nothing, and a warning, when it cannot be used, or is not wanted."""
     loader = CompactLoader(limits)
     try:
         with path.open("rb") as file:
             while data := file.read(READ_BYTES):
                 loader.feed(data)
+                reading.note(len(data), loader)
+                if reading.unwanted:
+                    return []
         loader.finish()
     except FileNotFoundError:
         return []
@@ -46,7 +50,19 @@ def read_snapshot(path: Path, limits: LoadLimits) -> list[DumpedPartition]:
     except OSError as error:  # perhaps a good file that cannot be read now: leave it alone
         _warn(path, error, kept_as=path)
         return []
+    _tell(path, reading)
     return loader.partitions
+
+
+def _tell(path: Path, reading: Reading) -> None:
+    fields = {
+        "path": str(path),
+        "bytes": reading.bytes,
+        "partitions": reading.partitions,
+        "blocks": reading.blocks,
+        "seconds": round(reading.progress_at - reading.begun_at, 3),
+    }
+    log.info("the snapshot file was read", extra={"fields": fields})
 
 
 def _move_aside(path: Path) -> Path:

@@ -343,6 +343,41 @@ def free_port():
         return server.getsockname()[1]
 
 
+def test_each_distinct_failure_of_a_peer_is_told_once():
+    answers = iter([b"500 Oops", b"500 Oops", b"404 Not Found", b"500 Oops"])
+
+    def fails(connection, stop):
+        connection.sendall(head(next(answers, b"200 OK")) + b"{}")
+
+    with Liar(fails) as peer, Running("--indexer-peers", peer.url) as service:
+        assert ended(service)["state"] == "empty"
+        service.stop(signal.SIGTERM)
+        log = service.rest_of_log()
+    told = [x for x in log if x["message"] == "a download of a dump failed"]
+    assert [(x["level"], x["peer"], x["error"], x["attempt"]) for x in told] == [
+        ("WARNING", peer.url, "DumpError: status 500", 1),
+        ("WARNING", peer.url, "DumpError: status 404", 3),
+    ]
+    (line,) = [x for x in log if x["message"] == "a dump was downloaded"]
+    assert (line["peer"], line["form"], line["bytes"], line["blocks"]) == (peer.url, "json", 2, 0)
+
+
+def test_a_download_under_way_is_seen_in_ready_and_in_the_log():
+    def slowly(connection, stop):
+        connection.sendall(head() + b'{"m:default":{"block_size":4,"events":[' + EVENT)
+        while not stop.wait(0.5):
+            connection.sendall(b" ")
+
+    with Liar(slowly) as peer, Running("--indexer-peers", peer.url) as service:
+        eventually(lambda: recovery(service)["bytes"] > 100)
+        seen = recovery(service)
+        assert (seen["state"], seen["peer"]) == ("running", peer.url)
+        line = service.line("recovery goes on")
+        assert (line["level"], line["state"], line["peer"]) == ("INFO", "running", peer.url)
+        assert line["bytes"] > 100
+        assert 5 <= line["elapsed_s"] < 7
+
+
 def test_a_signal_during_the_recovery_is_no_failure():
     with Liar(stalls) as peer, Running("--indexer-peers", peer.url) as service:
         assert recovery(service)["state"] == "running"
