@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random, SystemRandom
 from time import monotonic
 
@@ -47,6 +48,7 @@ from select_service.core.selector import Selector
 from select_service.edge.index_keeping import IndexKeeping, Keeping
 from select_service.edge.replica_publisher import ReplicaPublisher
 from select_service.edge.replica_sync import ReplicaSync
+from select_service.edge.snapshot_file import path_error
 from select_service.edge.ticker import tick_forever
 from select_service.errors import SelectError
 from select_service.metrics import Metrics
@@ -189,6 +191,11 @@ def serve(config: Config, version: str) -> int:
     """Run until a signal.  Returns the exit status."""
     logs.configure(config["log_level"], config["log_format"])
     sys.setswitchinterval(THREAD_SWITCH_S)
+    path = config["snapshot_path"]
+    unusable = None if path is None else path_error(Path(path))
+    if unusable is not None:
+        print(f"select-service: error: --snapshot-path: {unusable}", file=sys.stderr)
+        return 1
     try:
         listener = _bind(config["host"], config["port"])
     except OSError as error:

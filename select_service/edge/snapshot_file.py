@@ -2,12 +2,15 @@
 
 A new one is written beside the old one, forced to disk and renamed over it, so neither the end of
 the process nor that of the machine leaves half a file. A file that cannot be used is moved aside to
-`<file>.refused`, so that the next one does not destroy what another version may still read.
+`<file>.refused`, or `.refused.2` and so on when there are such files already, so that the next one
+does not destroy what another version may still read.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import monotonic
@@ -24,11 +27,34 @@ LAST_WRITE_S_MAX = 0.8
 """For the snapshot at the end of the process; one that takes longer is given up, and the one of
 the last interval stays."""
 
+REFUSED_FILES_MAX = 8
+"""Unusable files that are kept; one more replaces the one that was written longest ago."""
+
 log = logging.getLogger("select_service.snapshot")
 
 
 class _TooLate(Exception):
     pass
+
+
+def path_error(path: Path) -> str | None:
+    """Why no snapshot can be kept there; None when one can.  Leaves nothing behind."""
+    directory = path.parent
+    if not directory.is_dir():
+        return f"there is no directory `{directory}`"
+    try:
+        if os.path.lexists(path) and not path.is_file():
+            return f"`{path}` is no file"
+        with contextlib.suppress(FileNotFoundError), path.open("rb"):
+            pass
+    except OSError as error:
+        return f"cannot read `{path}`: {error.strerror}"
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        return f"cannot write in `{directory}`: {error.strerror}"
+    return None
 
 
 def read_snapshot(path: Path, limits: LoadLimits, reading: Reading) -> list[DumpedPartition]:
@@ -44,11 +70,8 @@ def read_snapshot(path: Path, limits: LoadLimits, reading: Reading) -> list[Dump
         loader.finish()
     except FileNotFoundError:
         return []
-    except DumpError as error:
+    except (DumpError, OSError) as error:
         _warn(path, error, kept_as=_move_aside(path))
-        return []
-    except OSError as error:  # perhaps a good file that cannot be read now: leave it alone
-        _warn(path, error, kept_as=path)
         return []
     _tell(path, reading)
     return loader.partitions
@@ -66,8 +89,12 @@ def _tell(path: Path, reading: Reading) -> None:
 
 
 def _move_aside(path: Path) -> Path:
-    aside = path.with_name(path.name + ".refused")
+    """Where the file is afterwards; a rename that fails lets the next snapshot fail too."""
+    names = [".refused", *(f".refused.{number}" for number in range(2, REFUSED_FILES_MAX + 1))]
+    places = [path.with_name(path.name + name) for name in names]
     try:
+        free = (place for place in places if not os.path.lexists(place))
+        aside = next(free, None) or min(places, key=lambda place: place.lstat().st_mtime)
         path.replace(aside)
     except OSError:
         return path
@@ -111,6 +138,8 @@ class SnapshotFile:
             temporary.replace(self._path)
             _sync_directory(self._path.parent)
         except OSError as error:
+            with contextlib.suppress(OSError):  # a full disk needs the room
+                temporary.unlink()
             return str(error)
         except _TooLate:
             temporary.unlink(missing_ok=True)

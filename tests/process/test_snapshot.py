@@ -1,0 +1,122 @@
+"""The snapshot file of real processes."""
+
+import signal
+import time
+
+import pytest
+
+from tests.process.fake_engine import Chain, FakeEngine, eventually
+from tests.process.running import Running, run_to_end
+from tests.process.test_recovery import KV, Liar, ended, head, overlap, register, says
+
+pytestmark = pytest.mark.process
+
+
+def test_a_restarted_service_has_its_index_again(tmp_path):
+    path = tmp_path / "index.snapshot"
+    chain = Chain()
+    with FakeEngine(replay=False) as engine:
+        with Running("--snapshot-path", str(path), **KV) as service:
+            assert ended(service)["state"] == "empty"
+            register(service, 1, engine)
+            engine.await_subscriber()
+            for block in range(5):
+                engine.publish(chain.stored(block))
+            eventually(lambda: overlap(service, chain, 5) == {1: 5})
+            status, seconds = service.stop(signal.SIGTERM)
+            assert status == 0
+            assert seconds < 2
+        for _ in range(2):  # the second time nobody has registered in between
+            with Running("--snapshot-path", str(path), **KV) as service:
+                assert ended(service)["blocks"] == 5
+        with Running("--snapshot-path", str(path), **KV) as service:
+            assert ended(service)["peer"] == str(path)
+            register(service, 1, engine)
+            assert overlap(service, chain, 5) == {1: 5}
+
+            def goes_on():
+                engine.publish(chain.stored(5))
+                return overlap(service, chain, 6) == {1: 6}
+
+            eventually(goes_on)
+
+
+@pytest.mark.parametrize("content", [b"nonsense", b"", b"\xc6\x00\x00\x00\x20" + b"x" * 32])
+def test_a_file_that_cannot_be_used_is_moved_aside(tmp_path, content):
+    path = tmp_path / "index.snapshot"
+    path.write_bytes(content)
+    with Running("--snapshot-path", str(path)) as service:
+        line = service.line("the snapshot file cannot be used; starting without it")
+        assert line["level"].lower() == "warning"
+        assert ended(service)["state"] == "empty"
+        assert service.stop(signal.SIGTERM)[0] == 0
+    assert (tmp_path / "index.snapshot.refused").read_bytes() == content
+    assert path.exists()
+
+
+def test_an_empty_peer_does_not_take_the_place_of_the_file(tmp_path):
+    path = tmp_path / "index.snapshot"
+    chain, flags = Chain(5), ("--snapshot-path", str(path))
+    with FakeEngine() as engine:
+        with Running(*flags, **KV) as service:
+            register(service, 1, engine)
+            engine.await_subscriber()
+            for block in range(4):
+                engine.publish(chain.stored(block))
+            eventually(lambda: overlap(service, chain, 4) == {1: 4})
+            assert service.stop(signal.SIGTERM)[0] == 0
+        nothing = b'{"m:default":{"block_size":4,"events":[]}}'
+        with (
+            Liar(says(head() + nothing)) as peer,
+            Running(*flags, "--indexer-peers", peer.url, **KV) as service,
+        ):
+            assert (ended(service)["state"], ended(service)["blocks"]) == ("found", 4)
+
+
+def test_a_path_where_nothing_can_be_kept_ends_the_start(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name, complaint in {
+        "no/such": f"there is no directory `{tmp_path}/no`",
+        "file/x": f"there is no directory `{tmp_path}/file`",
+        "": f"`{tmp_path}` is no file",
+        "dangling": f"`{tmp_path}/dangling` is no file",
+    }.items():
+        status, _, errors = run_to_end("--port", "0", "--snapshot-path", str(tmp_path / name))
+        assert (status, errors) == (1, f"select-service: error: --snapshot-path: {complaint}\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
+
+
+def test_a_snapshot_that_cannot_be_written_is_told(tmp_path):
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    with Running("--snapshot-path", str(directory / "index")) as service:
+        ended(service)
+        directory.rmdir()
+        assert service.stop(signal.SIGTERM)[0] == 0
+        lines = [line["message"] for line in service.rest_of_log()]
+        assert "the snapshot could not be written" in lines
+
+
+def test_a_kill_at_any_moment_leaves_a_readable_file(tmp_path):
+    path = tmp_path / "index.snapshot"
+    chain = Chain()
+    with FakeEngine(replay=False) as engine:
+        with Running("--snapshot-path", str(path), **KV) as service:
+            ended(service)
+            register(service, 1, engine)
+            engine.await_subscriber()
+            engine.publish(chain.stored(0, 20_000))
+            eventually(lambda: overlap(service, chain, 20_000) == {1: 20_000})
+            service.stop(signal.SIGTERM)
+        for attempt in range(5):
+            flags = ("--snapshot-path", str(path), "--snapshot-interval-secs", "1")
+            with Running(*flags, **KV) as service:
+                assert ended(service)["blocks"] == 20_000
+                register(service, 1, engine)
+                until = time.monotonic() + 1.0 + attempt * 0.004
+                while time.monotonic() < until:
+                    pass
+                service.process.kill()
+                service.process.wait()
+        assert not list(tmp_path.glob("*.refused"))
