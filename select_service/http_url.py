@@ -8,24 +8,55 @@ import re
 from urllib.parse import SplitResult, urlsplit
 
 HOST_CHARS_MAX = 253
+METRICS_URL_CHARS_MAX = 2048
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _PATH = re.compile(r"[!-~]*")
 
 
 def service_url_error(url: str) -> str | None:
     """What is wrong with the base URL of a service, http://host[:port][/path]; None for nothing."""
-    if not _PATH.fullmatch(url):
-        return "spaces, control codes and letters beyond ASCII have no place in it"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:  # of a port or a bracket
-        return str(error)
+    parts = _parts(url)
+    if isinstance(parts, str):
+        return parts
     if parts.scheme != "http":
         return "it does not begin with http://"
     if "@" in parts.netloc or parts.query or parts.fragment:
         return "only host, port and path are expected"
-    if port == 0:
+    return _address_error(parts)
+
+
+def metrics_url_error(url: str) -> str | None:
+    """What is wrong with the URL of an engine's metrics; None for nothing.
+
+    http or https.  A query may stand in it: engines that serve only the metrics that are asked for
+    take their names there.  A password may not, as the URL is shown to everybody.
+    """
+    if len(url) > METRICS_URL_CHARS_MAX:
+        return f"it has more than {METRICS_URL_CHARS_MAX} characters"
+    parts = _parts(url)
+    if isinstance(parts, str):
+        return parts
+    if parts.scheme not in ("http", "https"):
+        return "it does not begin with http:// or https://"
+    if "@" in parts.netloc or parts.fragment:
+        return "only host, port, path and query are expected"
+    return _address_error(parts)
+
+
+def _parts(url: str) -> SplitResult | str:
+    """The URL taken apart, with a port that is a number; or what is wrong with it."""
+    if not _PATH.fullmatch(url):
+        return "spaces, control codes and letters beyond ASCII have no place in it"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:  # of a port or a bracket
+        return str(error)
+    return parts
+
+
+def _address_error(parts: SplitResult) -> str | None:
+    if parts.port == 0:
         return "port 0 cannot be connected to"
     return _host_error(parts)
 

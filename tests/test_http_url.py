@@ -2,7 +2,7 @@
 
 import pytest
 
-from select_service.http_url import service_url_error
+from select_service.http_url import metrics_url_error, service_url_error
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,32 @@ def test_urls_of_services_are_admitted(url):
 )
 def test_what_cannot_be_asked_is_named(url, error):
     assert error in (service_url_error(url) or "")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://engine-0:8000/metrics",
+        "https://engine-0/metrics",
+        "http://[::1]:8000/metrics?name[]=vllm:num_requests_waiting&name[]=vllm:num_requests_running",
+    ],
+)
+def test_urls_of_metrics_may_be_https_and_have_a_query(url):
+    assert metrics_url_error(url) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("tcp://a:80", "does not begin with http:// or https://"),
+        ("http://u:p@a/metrics", "only host, port, path and query"),
+        ("http://a/metrics#x", "only host, port, path and query"),
+        ("http://a:0/metrics", "port 0"),
+        ("http://a b/metrics", "spaces"),
+        ("http:///metrics", "it has no host"),
+        ("http://a/" + "x" * 2048, "more than 2048 characters"),
+        ("", "does not begin with"),
+    ],
+)
+def test_urls_of_metrics_that_cannot_be_asked_are_named(url, error):
+    assert error in (metrics_url_error(url) or "")
