@@ -295,6 +295,11 @@ class SlotWriter:
         self._open = True
         self._clearing = False
 
+    @property
+    def is_open(self) -> bool:
+        """Until `close` or `reopen`; the slot is nobody else's for so long."""
+        return self._open
+
     def store(
         self,
         tier: Tier,

@@ -1,4 +1,4 @@
-"""The /dump document of one partition, encoded chunk by chunk from a snapshot of its index.
+"""The /dump document of one partition, encoded chunk by chunk from snapshots of its blocks.
 
 A document is {"block_size": B, "watermarks": {...}, "events": [...]}: "stored" events that rebuild
 the index when they are applied in order. Parents come before children; the device tier comes first,
@@ -11,8 +11,9 @@ Fields that are only for another service of this kind: a block announced several
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from indexer.held_blocks import DumpedPartition, RankKey
 from indexer.index_snapshot import IndexSnapshot
 from indexer.snapshot_runs import Run, SnapshotRuns
 from indexer.tiers import Tier
@@ -28,37 +29,52 @@ STORAGE_TIERS = {
 
 
 def dump_chunks(
-    snapshot: IndexSnapshot, block_size: int, ranks: Mapping[int, tuple[int, int]]
+    snapshot: IndexSnapshot, block_size: int, ranks: Mapping[int, RankKey]
 ) -> Iterator[bytes]:
-    """The document in chunks of JSON. `ranks`: slot -> (worker_id, dp_rank), others are left out.
+    """The document of one part; `ranks`: slot -> (worker_id, dp_rank), others are left out."""
+    named = {rank: slot for slot, rank in ranks.items()}
+    return document_chunks([DumpedPartition("", block_size, named, snapshot)])
 
-    Memory beyond the snapshot: O(blocks of the index); a chunk is at most some MB.
+
+def document_chunks(parts: Sequence[DumpedPartition]) -> Iterator[bytes]:
+    """The document in chunks of JSON, of parts that have one block size and no rank in common.
+
+    Memory beyond the snapshots: O(blocks of all parts); a chunk is at most some MB.
     """
-    yield b'{"block_size":%d,%s"events":[' % (block_size, _places(snapshot, ranks))
-    readings = SnapshotRuns(snapshot)
+    yield b'{"block_size":%d,%s"events":[' % (parts[0].block_size, _places(parts))
+    readings = [SnapshotRuns(part.snapshot) for part in parts]
     separator = ""
     for tier in Tier:
         event_id = 0
-        for slot in sorted(set(ranks).intersection(snapshot.slots)):
-            for batch in _batches(readings.runs(slot, tier)):
-                events = [
-                    _event(run, ranks[slot], tier, event_id + i) for i, run in enumerate(batch)
-                ]
-                event_id += len(batch)
-                yield (separator + ",".join(events)).encode()
-                separator = ","
+        for rank, run_batch in _batches_of(parts, readings, tier):
+            events = [_event(run, rank, tier, event_id + i) for i, run in enumerate(run_batch)]
+            event_id += len(run_batch)
+            yield (separator + ",".join(events)).encode()
+            separator = ","
     yield b"]}"
 
 
-def _places(snapshot: IndexSnapshot, ranks: Mapping[int, tuple[int, int]]) -> bytes:
+def _batches_of(
+    parts: Sequence[DumpedPartition], readings: Sequence[SnapshotRuns], tier: Tier
+) -> Iterator[tuple[RankKey, list[Run]]]:
+    """Owners by part and slot, each with everything it holds in the tier."""
+    for part, reading in zip(parts, readings, strict=True):
+        ranks = {slot: rank for rank, slot in part.ranks.items()}
+        for slot in sorted(set(ranks).intersection(part.snapshot.slots)):
+            for batch in _batches(reading.runs(slot, tier)):
+                yield ranks[slot], batch
+
+
+def _places(parts: Sequence[DumpedPartition]) -> bytes:
     """The members that say how far each stream is in the dump; nothing when none is known."""
     watermarks, partial = {}, {}
-    for slot, (worker_id, dp_rank) in ranks.items():
-        place = snapshot.places.get(slot)
-        if place is not None and place.next_seq > 0:
-            watermarks[f"{worker_id}:{dp_rank}"] = place.next_seq - 1
-        if place is not None and place.events > 0:
-            partial[f"{worker_id}:{dp_rank}"] = place.events
+    for part in parts:
+        for (worker_id, dp_rank), slot in part.ranks.items():
+            place = part.snapshot.places.get(slot)
+            if place is not None and place.next_seq > 0:
+                watermarks[f"{worker_id}:{dp_rank}"] = place.next_seq - 1
+            if place is not None and place.events > 0:
+                partial[f"{worker_id}:{dp_rank}"] = place.events
     members = {"watermarks": watermarks, "partial_batches": partial}
     return b"".join(
         f'"{name}":{json.dumps(member, separators=(",", ":"))},'.encode()
@@ -80,7 +96,7 @@ def _batches(runs: Iterator[Run]) -> Iterator[list[Run]]:
         yield batch
 
 
-def _event(run: Run, rank: tuple[int, int], tier: Tier, event_id: int) -> str:
+def _event(run: Run, rank: RankKey, tier: Tier, event_id: int) -> str:
     parent = "null" if run.parent is None else str(run.parent)
     names, contents = run.names.tolist(), run.locals.tolist()
     if run.copies is None:

@@ -8,16 +8,17 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from indexer.compact_dump import MEDIA_TYPE, compact_chunks
-from indexer.snapshot import dump_chunks
+from indexer.snapshot import document_chunks
 from select_service.api.codec import body_as, json_response
 from select_service.api.service import Service, query_of, scope_filter
-from select_service.core.selector import PartitionDump
+from select_service.core.dumps import DumpPart, by_name
 from select_service.errors import CapacityExceeded
 from select_service.schema import PromptQuery
 
 DUMPS_MAX = 4
 """Dumps sent at one time."""
 
+_VARY = {"vary": "Accept"}
 _QUERY = msgspec.json.Decoder(PromptQuery)
 
 
@@ -45,16 +46,15 @@ async def dump(service: Service, request: Request) -> Response:
     if service.dumps_running >= DUMPS_MAX:
         raise CapacityExceeded(f"{DUMPS_MAX} dumps are being sent already; ask again later")
     if MEDIA_TYPE in request.headers.get("accept", ""):
-        return StreamingResponse(_compact_dump(service), media_type=MEDIA_TYPE)
-    return StreamingResponse(_dump(service), media_type="application/json")
+        return StreamingResponse(_compact_dump(service), headers=_VARY, media_type=MEDIA_TYPE)
+    return StreamingResponse(_dump(service), headers=_VARY, media_type="application/json")
 
 
 async def _compact_dump(service: Service) -> AsyncIterator[bytes]:
     service.dumps_running += 1
     service.compact_dumps += 1
     try:
-        dumps = iter(service.selector.dumps())
-        chunks = compact_chunks(dump.dumped() for dump in dumps)
+        chunks = compact_chunks(part.take() for part in await _parts(service))
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             yield chunk
     finally:
@@ -67,10 +67,10 @@ async def _dump(service: Service) -> AsyncIterator[bytes]:
     service.json_dumps += 1
     try:
         separator = b"{"
-        for partition in service.selector.dumps():
-            yield separator + msgspec.json.encode(partition.name) + b":"
+        for parts in by_name(await _parts(service)):
+            yield separator + msgspec.json.encode(parts[0].name) + b":"
             separator = b","
-            chunks = iter(await asyncio.to_thread(_chunks, partition))
+            chunks = _chunks(parts)
             while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
                 yield chunk
         yield b"}" if separator == b"," else b"{}"
@@ -78,5 +78,12 @@ async def _dump(service: Service) -> AsyncIterator[bytes]:
         service.dumps_running -= 1
 
 
-def _chunks(partition: PartitionDump) -> Iterator[bytes]:
-    return dump_chunks(partition.take_snapshot(), partition.block_size, partition.slot_ranks)
+async def _parts(service: Service) -> list[DumpPart]:
+    """Not while the catalog changes: no rank must be between waiting for its blocks and having."""
+    async with service.catalog_lock:
+        return service.selector.dumps()
+
+
+def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:
+    """Everything slow happens when the first chunk is asked for."""
+    yield from document_chunks([part.take() for part in parts])

@@ -15,11 +15,10 @@ from uuid import UUID
 
 import numpy as np
 
-from indexer.held_blocks import DumpedPartition
-from indexer.index_snapshot import IndexSnapshot
 from indexer.prefix_index import PrefixIndex
 from select_service.core.catalog import Worker
 from select_service.core.cost import RouterConfig, overridden
+from select_service.core.dumps import DumpPart, dump_parts
 from select_service.core.fleet import Fleet
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import Hashes
@@ -68,29 +67,6 @@ class Admission(NamedTuple):
     now: float
     expected_output_tokens: int | None
     lora_name: str | None
-
-
-class PartitionDump(NamedTuple):
-    """What /dump needs of one partition; the copy is taken when it is called for, on any thread."""
-
-    key: PartitionKey
-    block_size: int
-    slot_ranks: dict[int, Rank]
-    take_snapshot: Callable[[], IndexSnapshot]
-
-    @property
-    def name(self) -> str:
-        return f"{self.key.model_name}:{self.key.tenant_id}"
-
-    def dumped(self) -> DumpedPartition:
-        """The copy, with the ranks that are whole in it."""
-        snapshot = self.take_snapshot()
-        ranks = {
-            (rank.worker_id, rank.dp_rank): slot
-            for slot, rank in self.slot_ranks.items()
-            if slot in snapshot.slots
-        }
-        return DumpedPartition(self.name, self.block_size, ranks, snapshot)
 
 
 class Selector:
@@ -377,12 +353,9 @@ class Selector:
         partition = self._partition_of(query)
         return partition, prompt_of(query, partition.block_size, partition.is_eagle)
 
-    def dumps(self) -> list[PartitionDump]:
-        """By model and tenant."""
-        return [
-            PartitionDump(key, part.block_size, part.slot_ranks(), part.index.snapshot)
-            for key, part in sorted(self.fleet.partitions.items())
-        ]
+    def dumps(self) -> list[DumpPart]:
+        """All that is known of the index."""
+        return dump_parts(self.fleet.partitions, self.fleet.recovered)
 
     def check_invariants(self) -> None:
         """For tests."""

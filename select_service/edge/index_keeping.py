@@ -54,12 +54,12 @@ class IndexKeeping:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([self._task])
         if self._file is not None and not was_running:
-            await self._file.write(self._selector, LAST_WRITE_S_MAX)
+            await self._file.write(self._selector.dumps(), LAST_WRITE_S_MAX)
 
     async def _keep(self, ingest: Ingest, catalog_lock: asyncio.Lock) -> None:
         await self._recovery.run(self._selector, ingest, catalog_lock)
         if self._file is not None:
-            await self._file.write_every(self._selector, self._interval_s)
+            await self._file.write_every(self._selector, catalog_lock, self._interval_s)
 
 
 def _tell_failure(task: "asyncio.Task[None]") -> None:

@@ -11,13 +11,14 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
 
 from indexer.compact_dump import compact_chunks
 from indexer.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.held_blocks import DumpedPartition
+from select_service.core.dumps import DumpPart
 from select_service.core.recovered import SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.edge.reading import Reading
@@ -113,16 +114,20 @@ class SnapshotFile:
         self.status = status
         self._path = path
 
-    async def write_every(self, selector: Selector, interval_s: float) -> None:
-        """Ends only by cancellation."""
+    async def write_every(
+        self, selector: Selector, catalog_lock: asyncio.Lock, interval_s: float
+    ) -> None:
+        """Ends only by cancellation.  The lock: no rank must be between waiting and having."""
         while True:
             await asyncio.sleep(interval_s)
-            await self.write(selector)
+            async with catalog_lock:
+                parts = selector.dumps()
+            await self.write(parts)
 
-    async def write(self, selector: Selector, within_s: float | None = None) -> None:
-        """One snapshot; a failure is counted, and told of when it is the first in a row."""
+    async def write(self, parts: Iterable[DumpPart], within_s: float | None = None) -> None:
+        """One snapshot; a failure is counted and told of."""
         until = None if within_s is None else monotonic() + within_s
-        partitions = iter(_partitions(selector))
+        partitions = (part.take() for part in parts)
         error = await asyncio.to_thread(self._write, partitions, until)
         if error is None:
             return
@@ -167,18 +172,3 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _partitions(selector: Selector) -> Iterator[DumpedPartition]:
-    """Everything in the index, and what still waits for its rank: it must survive another restart.
-
-    The list is made at once, on the thread that owns the selector; the copies later, one by one.
-    """
-    dumps, waiting = selector.dumps(), list(selector.fleet.recovered)
-
-    def copies() -> Iterator[DumpedPartition]:
-        for dump in dumps:
-            yield dump.dumped()
-        yield from waiting
-
-    return copies()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from indexer.held_blocks import DumpedPartition, attach
+from indexer.held_blocks import DumpedPartition, attach, narrowed
 from indexer.index_snapshot import Place
 from indexer.prefix_index import PrefixIndex
 from indexer.tiers import Tier
@@ -74,6 +74,25 @@ def test_an_attached_slot_behaves_like_the_original_ever_after(before, after):
         attach(held, (slot, 0), copies[slot])
     copy.check_invariants()
     assert behaviour(copy, copies, before, after) == behaviour(index, writers, before, after)
+
+
+@given(STEPS, STEPS, SLOTS)
+def test_a_narrowed_dump_has_all_of_its_ranks_and_nothing_else(before, after, slot):
+    index = PrefixIndex(1000)
+    play(before, [index.open_slot() for _ in range(3)])
+    held = held_of(index)
+    alone = narrowed(held._replace(ranks={(slot, 0): slot}))
+    seen = []
+    for dump in (held, alone):
+        copy = PrefixIndex(1000)
+        writers = [copy.open_slot() for _ in range(3)]
+        attach(dump, (slot, 0), writers[slot])
+        seen.append(behaviour(copy, writers, before, after))
+    assert seen[0] == seen[1]
+    (mine,) = index.slot_blocks()[slot : slot + 1]
+    assert alone.blocks <= mine.sum()
+    assert alone.snapshot.slots == (slot,)
+    assert narrowed(alone) is alone
 
 
 def test_the_place_of_the_stream_comes_along():
