@@ -2,9 +2,13 @@
 
     python scripts/bench/replicas.py [--rate 2000] [--seconds 10] [--reference PYTHON]
 
+With --rate 0 only the costs are measured.
+
 1. Cost: CPU time that publishing a reservation adds, by prompt length: for its admission alone and
-   for its whole life (admission, prefill completed, freed), on the request's path (`offer`) and in
-   all (with encoding and sending).  The best of several rounds, since other processes disturb.
+   for its whole life (admission, prefill completed, freed), on the request's path (`offer`), on the
+   event loop in all (with encoding and sending), and with the thread of libzmq that writes to the
+   network.  A subscriber in another process reads.  The best of several rounds of
+   ROUND_RESERVATIONS at once, since other processes disturb.
 2. Visibility: a selector process and one of its peers.  Reservations are made at the given rate
    over kept connections; a subscriber in this process stands for the second peer and notes when
    each admission arrives, from the moment its request was sent.  The peer's own count of applied
@@ -15,9 +19,12 @@ import argparse
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -39,8 +46,26 @@ ROUNDS = 40
 ROUND_RESERVATIONS = 64
 
 
-def costs(blocks: int) -> list[float]:
-    """Microseconds of CPU: admission on the request's path, in all; whole life, the same."""
+SUBSCRIBER = """
+import sys, zmq
+socket = zmq.Context().socket(zmq.SUB)
+socket.setsockopt(zmq.SUBSCRIBE, b"")
+socket.connect(sys.argv[1])
+while True:
+    socket.recv()
+"""
+
+
+class Cost(NamedTuple):
+    """Microseconds of CPU per reservation."""
+
+    offer: float
+    loop: float
+    process: float
+
+
+def costs(blocks: int) -> list[Cost]:
+    """Of an admission, and of a whole life."""
     hashes = np.random.default_rng(0).integers(2**40, 2**63, blocks, dtype=np.uint64)
     common = {
         "model_name": "model",
@@ -52,47 +77,49 @@ def costs(blocks: int) -> list[float]:
     }
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     publisher = ReplicaPublisher()
-    sink = context.socket(zmq.SUB)
-    sink.setsockopt(zmq.SUBSCRIBE, b"")
     port = _bound(publisher, context)
-    sink.connect(f"tcp://127.0.0.1:{port}")
+    command = [sys.executable, "-c", SUBSCRIBER, f"tcp://127.0.0.1:{port}"]
+    subscriber = subprocess.Popen(command)
     loop = asyncio.new_event_loop()
     publisher.start(loop)
-    time.sleep(0.3)
-    admission = [replica_events.Admitted]
-    life = [*admission, replica_events.PrefillCompleted, replica_events.Freed]
+    time.sleep(1.0)
+    admission: list[Any] = [
+        partial(replica_events.Admitted, **common, sequence_hashes=hashes, prefill_tokens_hint=100)
+    ]
+    ends = [replica_events.PrefillCompleted, replica_events.Freed]
+    life = [*admission, *(partial(kind, **common) for kind in ends)]
     result = []
-    for kinds in (admission, life):
-        rounds = [_round(publisher, loop, kinds, common, hashes) for _ in range(ROUNDS)]
-        result += [min(offered for offered, _ in rounds), min(total for _, total in rounds)]
+    for events in (admission, life):
+        rounds = [_round(publisher, loop, events) for _ in range(ROUNDS)]
+        result.append(Cost(*map(min, zip(*rounds, strict=True))))
+    subscriber.kill()
+    subscriber.wait()
     publisher.close()
-    sink.close(linger=0)
     context.destroy(linger=0)
     loop.close()
     return result
 
 
 def _round(
-    publisher: ReplicaPublisher,
-    loop: asyncio.AbstractEventLoop,
-    kinds: list[type[Any]],
-    common: dict[str, Any],
-    hashes: Any,
-) -> tuple[float, float]:
-    """Microseconds per reservation of one round: offering, and with encoding and sending."""
-    admitted = {"sequence_hashes": hashes, "prefill_tokens_hint": 100}
-    begin = time.thread_time()
+    publisher: ReplicaPublisher, loop: asyncio.AbstractEventLoop, events: list[Callable[[], Any]]
+) -> Cost:
+    """Of one round; `events` makes those of one reservation."""
+    begin, process_begin = time.thread_time(), time.process_time()
     for _ in range(ROUND_RESERVATIONS):
-        for kind in kinds:
-            publisher.offer(kind(**common, **(admitted if len(kind.__struct_fields__) > 7 else {})))
+        for event in events:
+            publisher.offer(event())
     offered = time.thread_time()
-    while publisher.queued:
-        loop.call_soon(loop.stop)
-        loop.run_forever()
+    loop.run_until_complete(_until_sent(publisher))
     total = time.thread_time()
-    time.sleep(0.01)
-    n = ROUND_RESERVATIONS
-    return (offered - begin) / n * 1e6, (total - begin) / n * 1e6
+    time.sleep(0.02)
+    process = time.process_time() - process_begin
+    seconds = Cost(offered - begin, total - begin, process)
+    return Cost(*(1e6 * s / ROUND_RESERVATIONS for s in seconds))
+
+
+async def _until_sent(publisher: ReplicaPublisher) -> None:
+    while publisher.queued:
+        await asyncio.sleep(0)
 
 
 def _bound(publisher: ReplicaPublisher, context: "zmq.Context[zmq.Socket[bytes]]") -> int:
@@ -227,9 +254,12 @@ def main() -> None:
     parser.add_argument("--reference", default=os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON"))
     parser.add_argument("--free", action="store_true", help="free each reservation at once")
     options = parser.parse_args()
-    print("us CPU per reservation: blocks  admission: offer  in all  whole life: offer  in all")
+    print("us CPU per reservation  offer  on the loop  with libzmq's thread")
     for blocks in (8, 128, 2048):
-        print("{:30d} {:17.2f} {:7.2f} {:18.2f} {:7.2f}".format(blocks, *costs(blocks)))
+        for what, cost in zip(("admission", "whole life"), costs(blocks), strict=True):
+            print("{:5d} blocks, {:10} {:6.2f} {:12.2f} {:21.2f}".format(blocks, what, *cost))
+    if not options.rate:
+        return
     for name, python in (("ours", None), ("reference", options.reference)):
         if name == "ours" or python:
             result = visibility(options.rate, options.seconds, options.free, python)

@@ -47,6 +47,7 @@ class Node:
         self.clock_ahead_s = world.rng.uniform(0, 1e5)
         self.sent = self.digests = self.repairs = 0
         self.agreements = {}
+        self.encode = replica_events.EventEncoder().encode
         self.repairing = set()
         self.selector = a_selector(seed=world.rng.getrandbits(64), ttl_s=ttl_s)
         self.selector.replicas.emit = self.selector._emit = self.publish_event
@@ -58,7 +59,7 @@ class Node:
 
     def publish_event(self, event):
         self.sent += 1
-        self.world.broadcast(self, "event", replica_events.encode(event))
+        self.world.broadcast(self, "event", self.encode(event))
 
     def tick(self):
         self.selector.tick(self.now())

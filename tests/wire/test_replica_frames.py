@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from select_service.core.identity import Rank
 from select_service.core.replica_events import (
+    KEPT_BLOCKS,
     PATIENT_BYTES_MAX,
     SEQUENCE_BLOCKS_MAX,
     Admitted,
     DecodeError,
+    EventEncoder,
     Freed,
     PrefillCompleted,
     decode,
-    encode,
 )
 from tests.builders import a_selector, a_worker
 
@@ -26,6 +27,7 @@ FILE = Path(__file__).parent / "replica_frames.json"
 FRAMES = json.loads(FILE.read_text())
 WORKERS = (1, 2)
 pack = msgspec.msgpack.encode
+encode = EventEncoder().encode
 
 
 def injected_loads(payloads):
@@ -224,6 +226,16 @@ def test_an_event_survives_its_bytes(event):
         if name == "sequence_hashes":
             ours, back = ours.tolist(), back.tolist()
         assert back == ours
+
+
+def test_long_sequences_have_the_bytes_of_any_encoder_whatever_was_encoded_before():
+    rng = np.random.default_rng(0)
+    admitted = decode(pack(body()))
+    for n in (24, KEPT_BLOCKS + 1, KEPT_BLOCKS, 23, 25, 0, 70_000):
+        hashes = rng.integers(2**32, 2**64, n, np.uint64)
+        event = msgspec.structs.replace(admitted, sequence_hashes=hashes)
+        assert pack(hashes.tolist()) in encode(event)
+        assert decode(encode(event)).sequence_hashes.tolist() == hashes.tolist()
 
 
 @given(payload=st.binary(max_size=60))
