@@ -1,5 +1,6 @@
 """Views of the state: loads, overlap, dump, configuration, metrics."""
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.api import inspection
@@ -60,6 +61,13 @@ def test_the_dump_names_every_partition(fleet):
         'default:a"b': {"block_size": 8, "events": []},
         "m:default": {"block_size": 4, "events": []},
     }
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
+def test_a_dump_says_what_its_form_depends_on(fleet, accept):
+    answer = fleet.call("GET", "/dump", accept=accept)
+    assert answer.headers["content-type"] == accept
+    assert answer.headers["vary"] == "Accept"
 
 
 def test_more_dumps_at_one_time_than_allowed_are_refused(fleet):

@@ -7,6 +7,7 @@ from indexer.held_blocks import DumpedPartition, adopt
 from indexer.index_snapshot import Place
 from indexer.prefix_index import PrefixIndex
 from indexer.tiers import Tier
+from select_service.core.dumps import by_name, dump_parts
 from select_service.core.fleet import Fleet
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.recovered import HELD_S_MAX, Recovered
@@ -132,3 +133,38 @@ def test_a_rank_that_leaves_before_its_blocks_arrive_gets_none():
     for writer in fleet.take_retired_writers():
         writer.close()
     assert adopt(adoptions) == 0
+
+
+# --- what a dump has of them
+
+
+def dumped(fleet):
+    """(name, ranks, blocks) of each part, by the parts that belong together."""
+    groups = by_name(dump_parts(fleet.partitions, fleet.recovered))
+    taken = [[part.take() for part in group] for group in groups]
+    return [[(part.name, set(part.ranks), part.blocks) for part in group] for group in taken]
+
+
+def test_a_dump_has_what_waits_beside_what_lives():
+    fleet = a_fleet()
+    fleet.recovered.offer([a_dump(1, 2), a_dump(3, name="n:t", blocks=5)], 0.0)
+    waiting = ("llama3:8b:t", {(1, 0), (2, 0)}, 2)
+    assert dumped(fleet) == [[waiting], [("n:t", {(3, 0)}, 5)]]
+    join(fleet, 1)
+    adopt(fleet.take_adoptions())
+    assert dumped(fleet) == [
+        [("llama3:8b:t", {(1, 0)}, 2), ("llama3:8b:t", {(2, 0)}, 2)],
+        [("n:t", {(3, 0)}, 5)],
+    ]
+
+
+def test_a_rank_that_gave_its_slot_to_another_is_not_in_the_copy():
+    fleet = a_fleet()
+    for worker_id in (1, 2):
+        join(fleet, worker_id)
+    (part,) = dump_parts(fleet.partitions, fleet.recovered)
+    fleet.delete(fleet.catalog.get(1))
+    for writer in fleet.take_retired_writers():
+        writer.close()
+    join(fleet, 3)  # takes the slot of worker 1
+    assert set(part.take().ranks) == {(2, 0)}

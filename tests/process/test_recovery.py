@@ -39,13 +39,17 @@ def overlap(service, chain, n_blocks, model_name="m"):
     return {row["worker_id"]: row["device_blocks"] for row in answer.body["workers"]}
 
 
-def dump(service, accept="application/json"):
+def dump(service):
+    return json.loads(raw_dump(service, "application/json"))
+
+
+def raw_dump(service, accept):
     """Chunked answers are read with a client that knows them."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=SECONDS_MAX)
     connection.request("GET", "/dump", headers={"accept": accept})
     body = connection.getresponse().read()
     connection.close()
-    return json.loads(body) if accept == "application/json" else body
+    return body
 
 
 def recovery(service):
@@ -77,6 +81,56 @@ def test_a_second_service_begins_with_the_index_of_the_first():
             register(second, 1, engine, "llama3:8b")
             assert second.call("GET", "/ready").status == 200
             assert overlap(second, chain, 5, "llama3:8b") == {1: 5}
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
+def test_a_chain_of_services_without_workers_loses_nothing(accept):
+    """Each has the index of the one before; workers come only to the last, one of two earlier."""
+    chains = Chain(1), Chain(2)
+    with (
+        FakeEngine(replay=False) as one,
+        FakeEngine(replay=False) as two,
+        Running(**KV) as first,
+    ):
+        for worker_id, engine in ((1, one), (2, two)):
+            register(first, worker_id, engine)
+            engine.await_subscriber()
+            engine.publish(chains[worker_id - 1].stored(0, 5))
+        eventually(lambda: overlap(first, chains[1], 5)[2] == 5)
+        eventually(lambda: overlap(first, chains[0], 5)[1] == 5)
+        with Liar(relays(first, accept)) as peer, Running("--indexer-peers", peer.url) as second:
+            assert (ended(second)["state"], ended(second)["blocks"]) == ("found", 10)
+            assert blocks_by_worker(dump(second)) == {1: 5, 2: 5}
+            assert dump(second)["m:default"]["watermarks"] == {"1:0": 0, "2:0": 0}
+            register(second, 1, one)
+            assert blocks_by_worker(dump(second)) == {1: 5, 2: 5}
+            with (
+                Liar(relays(second, accept)) as peer,
+                Running("--indexer-peers", peer.url, **KV) as third,
+            ):
+                assert ended(third)["blocks"] == 10
+                for worker_id, engine in ((1, one), (2, two)):
+                    register(third, worker_id, engine)
+                for worker_id in (1, 2):
+                    found = overlap(third, chains[worker_id - 1], 5)
+                    assert found == {worker_id: 5, 3 - worker_id: 0}
+
+
+def relays(service, accept):
+    """What the service dumps in this form, whatever the client prefers."""
+
+    def talk(connection, stop):
+        connection.sendall(head(kind=accept.encode()) + bytes(raw_dump(service, accept)))
+
+    return talk
+
+
+def blocks_by_worker(document):
+    counts = {}
+    for event in document["m:default"]["events"]:
+        rows = event["event"]["data"]["stored"]["blocks"]
+        counts[event["worker_id"]] = counts.get(event["worker_id"], 0) + len(rows)
+    return counts
 
 
 def test_nothing_is_lost_or_counted_twice_while_the_engine_goes_on():
