@@ -1,16 +1,16 @@
 """What an engine's Prometheus text says about the load of its ranks.
 
 Only a handful of lines of such a text matter, one per rank and metric, and a patient parser takes
-ten times longer for all of it than a scrape may cost.  So the lines are picked out by name first and
-only those are parsed.  The text is foreign: every length is bounded before anything walks over it.
+ten times longer for all of it than a scrape may cost.  So the lines are picked out by name and only
+those are parsed.  The text is foreign: every length is bounded before anything walks over it.
 
-Which rank a sample belongs to.  vLLM labels it `engine`, the index of the engine core; SGLang labels
-it `dp_rank`, next to labels that tell copies of one scheduler apart.  The numbers are taken as ranks
-of the worker when they are, else as positions among its ranks.  A sample without such a label counts
-for every rank.  Of several samples for one rank and signal the largest counts.
+Which rank a sample belongs to.  vLLM labels it `engine`, the index of the engine core; SGLang has
+`dp_rank`, next to labels that tell copies of one scheduler apart.  The numbers are taken as ranks
+of the worker when they can be, else as positions among its ranks.  A sample without such a label
+counts for every rank.  Of several samples for one rank and signal the largest counts.
 
-Source: the exposition format, https://prometheus.io/docs/instrumenting/exposition_formats/; names and
-labels as the engines register them, see tests/recordings/metrics.
+Source: the exposition format, https://prometheus.io/docs/instrumenting/exposition_formats/; names
+and labels as the engines register them, see tests/recordings/metrics.
 """
 
 import re
@@ -38,7 +38,7 @@ SIGNALS: dict[str, Signal] = {
     "sglang:num_running_reqs": "requests_running",
 }
 """Metric -> what it tells.  `gpu_cache_usage_perc` is the name of older releases of vLLM."""
-RANK_LABELS = ("engine", "dp_rank")
+RANK_LABELS = {"vllm": "engine", "sglang": "dp_rank"}
 
 _LINES = re.compile(rb"\n(?:" + "|".join(SIGNALS).encode() + rb")[{ \t][^\n]*")
 """Begins with one fixed byte, which the regular expressions of Python look for fastest."""
@@ -55,7 +55,7 @@ class EngineTextError(Exception):
 
 
 class _Sample(NamedTuple):
-    """label: the engine's number of the rank, None for all ranks.  value: None when not credible."""
+    """label: the engine's number of the rank, None for all.  value: None when not credible."""
 
     label: int | None
     signal: Signal
@@ -90,7 +90,8 @@ def _samples(text: bytes) -> Iterator[_Sample]:
                 signal = SIGNALS.get(sample.name)
                 if signal is None:  # more words stand before the labels
                     raise ValueError(f"invalid metric name: {sample.name}")
-                yield _Sample(_label(sample.labels), signal, _credible(signal, sample.value))
+                label = _label(sample.name, sample.labels)
+                yield _Sample(label, signal, _credible(signal, sample.value))
     except _PARSER_FAULTS as error:
         raise EngineTextError("unreadable", f"{type(error).__name__}: {error}") from None
 
@@ -107,18 +108,16 @@ def _lines(text: bytes) -> bytes:
     return b"".join(found)
 
 
-def _label(labels: dict[str, str]) -> int | None:
+def _label(metric: str, labels: dict[str, str]) -> int | None:
     """Raises ValueError for a label that is no number."""
-    for name in RANK_LABELS:
-        if name in labels:
-            return int(labels[name])
-    return None
+    label = labels.get(RANK_LABELS[metric.partition(":")[0]])
+    return None if label is None else int(label)
 
 
 def _ranks_by_label(labels: set[int], dp_ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     """Which rank each label means; a label of another worker's rank is left out."""
     if len(labels) == len(dp_ranks) == 1:
-        return {label: dp_ranks for label in labels}  # one engine, one rank: nothing to tell apart
+        return dict.fromkeys(labels, dp_ranks)  # one engine, one rank: nothing to tell apart
     positions = range(len(dp_ranks))
     if not labels <= set(dp_ranks) and labels <= set(positions):
         return {position: (dp_ranks[position],) for position in positions}

@@ -71,6 +71,10 @@ def test_a_sample_without_a_label_counts_for_every_rank():
     assert usages(b"sglang:token_usage 0.25\n", (3, 4)) == {3: 0.25, 4: 0.25}
 
 
+def test_labels_that_only_the_other_engine_has_are_no_ranks():
+    assert usages(b'sglang:token_usage{engine="blue"} 0.25\n', (0,)) == {0: 0.25}
+
+
 def test_the_largest_of_several_samples_counts():
     text = b"".join(
         b'sglang:token_usage{dp_rank="0",tp_rank="%d"} %s\n' % (i, value)
@@ -157,8 +161,8 @@ def test_more_metrics_than_can_be_are_not_parsed(text):
 
 NAMES = st.sampled_from([name.encode() for name in SIGNALS])
 SCRAPS = st.sampled_from(
-    [b"{", b"}", b'"', b"\\", b",", b"=", b" ", b"\t", b"\r", b"#", b'engine="0"', b'dp_rank="1"']
-    + [b"1", b"0.5", b"-1", b"NaN", b"Inf", b"1e999", b"_", b"a", b"\xc3\xa9", b"\xff", b"\x0b"]
+    [bytes([byte]) for byte in b'{}"\\,= \t\r\x0b#_a1\xff']
+    + [b'{engine="0"} ', b'dp_rank="1"', b"0.5", b"-1", b"NaN", b"Inf", b"1e999", b"\xc3\xa9"]
 )
 LINES = st.builds(
     lambda name, scraps: b"".join([name, *scraps, b"\n"]), NAMES, st.lists(SCRAPS, max_size=12)
