@@ -16,6 +16,8 @@ _REPAIRED = "Reservations that repairs added, dropped or changed."
 
 OUT: Sequence[Family[ReplicaStatus]] = (
     Family(_COUNTER, "replica_frames_out", "Events published.", lambda s: s.frames_out),
+    Family(_COUNTER, "replica_digests_out", "Digests published.", lambda s: s.digests_out),
+    Family(_GAUGE, "replica_subscribers", "Replicas that listen.", lambda s: s.subscribers),
     Family(
         _COUNTER,
         "replica_frames_out_dropped",
@@ -35,6 +37,12 @@ PEERS: Sequence[Family[ReplicaPeer]] = (
         "replica_lost",
         "Events of the peer that are known not to have arrived.",
         lambda p: p.lost,
+    ),
+    Family(
+        _COUNTER,
+        "replica_frames_out_arrived",
+        "Messages of ours that the peer says have arrived.",
+        lambda p: p.frames_out or 0,
     ),
     Family(_GAUGE, "replica_connected", "Is the peer connected?", lambda p: p.connected),
     Family(

@@ -401,14 +401,17 @@ class ReplicaPeer(Struct, kw_only=True):
     """What came from one peer.
 
     applied: events that were followed; dropped: messages that changed nothing, by reason; lost:
-    events of the peer that are known not to have arrived.  router_id and divergence are null and 0
-    until the peer has sent a digest, which other implementations never do.
+    events of the peer that are known not to have arrived.  frames_out: messages of ours that the
+    peer says have arrived.  router_id and frames_out are null and divergence is 0 until the peer
+    has sent a digest, which other implementations never do.
     """
 
     endpoint: str
+    is_self: bool = msgspec.field(name="self")
     connected: bool
     router_id: int | None
     frames_in: int
+    frames_out: int | None
     applied: int
     digests: int
     lost: int
@@ -419,17 +422,23 @@ class ReplicaPeer(Struct, kw_only=True):
     divergence: list[ReplicaDifference]
     repairs: ReplicaRepairs
     last_error: str | None
+    seconds_since_last_error: float | None
 
 
 class ReplicaStatus(Struct, kw_only=True):
-    """GET /replica_sync/status.  Frames go out to all peers alike, so they are counted once."""
+    """GET /replica_sync/status.  Frames go out to all subscribers alike, so they are counted once.
+
+    subscribers: open connections to the port that publishes, one per replica that listens.
+    """
 
     enabled: bool
     router_id: int
     repair: bool
     frames_out: int
+    digests_out: int
     frames_dropped_out: int
     frames_queued: int
+    subscribers: int
     peers: list[ReplicaPeer]
 
 

@@ -179,14 +179,18 @@ ANSWERS: Mapping[tuple[str, int], Any] = {
         "router_id": 4242424242,
         "repair": True,
         "frames_out": 3021,
+        "digests_out": 120,
         "frames_dropped_out": 0,
         "frames_queued": 0,
+        "subscribers": 1,
         "peers": [
             {
                 "endpoint": "tcp://selector-b:9092",
+                "self": False,
                 "connected": True,
                 "router_id": 7171717171,
                 "frames_in": 2517,
+                "frames_out": 3139,
                 "applied": 2400,
                 "digests": 116,
                 "lost": 0,
@@ -205,6 +209,7 @@ ANSWERS: Mapping[tuple[str, int], Any] = {
                     "refused": 0,
                 },
                 "last_error": None,
+                "seconds_since_last_error": None,
             }
         ],
     },

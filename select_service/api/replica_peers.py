@@ -44,8 +44,10 @@ def status_of(service: Service) -> ReplicaStatus:
         router_id=service.selector.router_id,
         repair=False,
         frames_out=0,
+        digests_out=0,
         frames_dropped_out=0,
         frames_queued=0,
+        subscribers=0,
         peers=[],
     )
 

@@ -32,12 +32,18 @@ class Agreement:
     _events: int = 0
     _events_at_digest: int = 0
     _differing: int = 0
+    _diverging: int = 0
     _not_before: float = 0.0
     _pause_s: float = RETRY_S
 
     @property
     def difference(self) -> Difference:
         return total(self.differences.values())
+
+    @property
+    def differs_persistently(self) -> bool:
+        """Did the last PERSISTENT_DIGESTS digests all differ, whatever repairs did meanwhile?"""
+        return self._diverging >= PERSISTENT_DIGESTS
 
     def event_came(self, router_id: int) -> None:
         """An event of the peer arrived, whatever became of it."""
@@ -60,6 +66,7 @@ class Agreement:
         self._number, self._sent, self._events_at_digest = digest.number, digest.sent, self._events
         self.differences = found
         self.digests += 1
+        self._diverging = self._diverging + 1 if found else 0
         if not found:
             self._differing, self._pause_s = 0, RETRY_S
         else:

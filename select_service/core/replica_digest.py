@@ -26,6 +26,7 @@ TOPIC = b"select-service.digest.v1"
 DIGEST_S = 1.0
 """Seconds between two digests."""
 LINES_MAX = 8192
+HEARD_MAX = 1024
 URL_CHARS_MAX = 512
 DIGEST_BYTES_MAX = LINES_MAX * 2 * 1200
 
@@ -45,10 +46,18 @@ class Line(Struct, array_like=True, frozen=True):
     marks: _Unsigned
 
 
+class Heard(Struct, array_like=True, frozen=True):
+    """How many messages of a replica the sender has read since it first heard of it."""
+
+    router_id: _Unsigned
+    messages: _Count
+
+
 class Digest(Struct, kw_only=True, frozen=True):
     """number: counts the digests of this process.  sent: events that it has published so far.
 
     url: where its HTTP interface is; None: on `port` of the host that the events come from.
+    heard: what arrived here of others, so that each can see how far its messages go.
     own_only: there were too many lines, and those of other origins are left out.
     """
 
@@ -57,6 +66,7 @@ class Digest(Struct, kw_only=True, frozen=True):
     sent: _Count
     port: Annotated[int, Meta(ge=0, le=65535)]
     url: Annotated[str, Meta(max_length=URL_CHARS_MAX)] | None = None
+    heard: Annotated[list[Heard], Meta(max_length=HEARD_MAX)] = []
     own_only: bool = False
     lines: Annotated[list[Line], Meta(max_length=LINES_MAX)]
 

@@ -19,7 +19,7 @@ Nothing is answered and nothing is passed on: each replica speaks for itself to 
 Every booking is a lease of this process, so what no event ends, time does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from select_service.core.endings import Endings
@@ -28,7 +28,13 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.origins import Origins
 from select_service.core.partition import Partition
 from select_service.core.replica_agreement import Agreement
-from select_service.core.replica_digest import Difference, Digest, differences, lines_of
+from select_service.core.replica_digest import (
+    Difference,
+    Digest,
+    Heard,
+    differences,
+    lines_of,
+)
 from select_service.core.replica_events import Admitted, Event, Freed, PrefillCompleted
 from select_service.core.reservations import Booking, Reservations
 from select_service.errors import CapacityExceeded
@@ -85,7 +91,9 @@ class ReplicaState:
             return self._prefill_completed(event, now)
         return self._freed(event, now)
 
-    def digest(self, number: int, sent: int, port: int, url: str | None) -> Digest:
+    def digest(
+        self, number: int, sent: int, port: int, url: str | None, heard: Sequence[Heard] = ()
+    ) -> Digest:
         """What we hold now, to be sent behind the events that led to it."""
         lines, own_only = lines_of(self.held.sums, self.router_id)
         return Digest(
@@ -94,6 +102,7 @@ class ReplicaState:
             sent=sent,
             port=port,
             url=url,
+            heard=list(heard),
             own_only=own_only,
             lines=lines,
         )

@@ -10,7 +10,6 @@ for each and then drops that subscriber's, which it notices by the count in the 
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ import zmq.backend
 
 from select_service.core import replica_digest, replica_events
 from select_service.core.replica_events import Event, EventEncoder
+from select_service.edge.zmq_monitor import waiting_events
 
 REPLICA_QUEUE_EVENTS_MAX = 100_000
 SUBSCRIBER_MESSAGES_MAX = 100_000
@@ -29,23 +29,28 @@ BATCH_EVENTS_MAX = 16
 BATCH_BYTES = 32 * 1024
 """A batch is full when it has so many; more would only push each other out of the caches."""
 
-log = logging.getLogger("select_service.replicas")
-
 # Plain ints: pyzmq looks up enum members on each call, which costs more than the call itself.
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ReplicaPublisher:
-    """offered, sent and dropped count events.  Belongs to the thread of the event loop."""
+    """offered, sent and dropped count events; last_drop: why the last of those was dropped.
+
+    Belongs to the thread of the event loop.
+    """
 
     def __init__(self) -> None:
         self.offered = 0
         self.sent = 0
         self.dropped = 0
+        self.last_drop: str | None = None
+        self.digests_sent = 0
         self._queue: deque[Event | bytes] = deque()
         self._encode = EventEncoder().encode
         self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._connections: set[int] = set()
         self._send_frame: Callable[[bytes, int], object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
@@ -54,11 +59,21 @@ class ReplicaPublisher:
     def queued(self) -> int:
         return len(self._queue)
 
+    def subscribers(self) -> int:
+        """Connections that are open now: one per replica that listens."""
+        if self._monitor is not None:
+            for event, descriptor in waiting_events(self._monitor):
+                if event == zmq.EVENT_ACCEPTED:
+                    self._connections.add(descriptor)
+                else:
+                    self._connections.discard(descriptor)
+        return len(self._connections)
+
     def offer(self, event: Event) -> None:
         """Queue an event, or drop and count it when the queue is full.  Never blocks or raises."""
         self.offered += 1
         if len(self._queue) >= REPLICA_QUEUE_EVENTS_MAX:
-            self.dropped += 1
+            self._drop("the queue is full")
             return
         self._put(event)
 
@@ -80,11 +95,13 @@ class ReplicaPublisher:
         try:
             for option, value in options.items():
                 socket.setsockopt(option, value)
+            monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
             socket.bind(f"tcp://*:{port}")
         except zmq.ZMQError:
+            socket.disable_monitor()
             socket.close()
             raise
-        self._socket = socket
+        self._socket, self._monitor = socket, monitor
         # What zmq.Socket.send puts around this method costs as much as the method itself.
         self._send_frame = partial(zmq.backend.Socket.send, socket)
 
@@ -99,8 +116,16 @@ class ReplicaPublisher:
         if self._socket is not None:
             while self._queue:
                 self._send_batch()
+            self._socket.disable_monitor()
             self._socket.close()
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
         self._socket = self._send_frame = self._loop = None
+
+    def _drop(self, reason: str) -> None:
+        self.dropped += 1
+        self.last_drop = reason
 
     def _put(self, message: Event | bytes) -> None:
         self._queue.append(message)
@@ -143,12 +168,12 @@ class ReplicaPublisher:
             message = queue.popleft()
             if isinstance(message, bytes):
                 messages.append((replica_digest.TOPIC, message))
+                self.digests_sent += 1
                 continue
             try:
                 payload = encode(message)
             except ValueError as error:
-                self.dropped += 1
-                log.warning("event not published: %s", error)
+                self._drop(str(error))
                 continue
             size += len(payload)
             messages.append((replica_events.TOPIC, payload))

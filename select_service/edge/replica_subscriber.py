@@ -10,19 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from indexer.readiness import has_message
 from indexer.zmq_options import set_reading_options
 from select_service.core.replica_digest import DIGEST_BYTES_MAX
 from select_service.core.replica_events import FRAME_BYTES_MAX
+from select_service.edge.zmq_monitor import waiting_events
 
 QUEUED_MESSAGES_MAX = 100_000
 MESSAGE_BYTES_MAX = max(FRAME_BYTES_MAX, DIGEST_BYTES_MAX)
 """libzmq ends the connection of a peer that sends a longer frame."""
 DRAIN_MESSAGES_MAX = 64
 """Messages taken from one peer before requests and other peers have their turn."""
-MONITOR_EVENTS_MAX = 1000
 FRAMES = 2
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -91,11 +90,9 @@ class ReplicaSubscriber:
 
     def look_at_connection(self) -> None:
         """Bring `connected` up to date."""
-        for _ in range(MONITOR_EVENTS_MAX):
-            if self._monitor is None or not has_message(self._monitor):
-                return
-            event = recv_monitor_message(self._monitor)["event"]
-            self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if self._monitor is not None:
+            for event, _ in waiting_events(self._monitor):
+                self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     def _drain(self) -> None:
         """The descriptor tells of changes only, so what is left must be asked for."""

@@ -6,47 +6,30 @@ out repairs that the core finds due.  Everything runs on the event loop but the 
 
 import asyncio
 import logging
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from time import monotonic
-from urllib.parse import urlsplit
 
 import zmq
 
 from indexer.endpoints import endpoint_error
 from select_service.core import replica_digest, replica_events
-from select_service.core.replica_agreement import Agreement
+from select_service.core.replica_digest import Heard
 from select_service.core.replica_events import DecodeError
 from select_service.core.replica_repair import AnotherProcess, Answer, Repair, Repaired
 from select_service.core.replica_state import ReplicaState
 from select_service.edge.peer_list import NoList, fetch_page
+from select_service.edge.replica_log import OutLog, PeerLog
+from select_service.edge.replica_peer import Peer, shown, url_of
 from select_service.edge.replica_publisher import ReplicaPublisher
 from select_service.edge.replica_subscriber import ReplicaSubscriber
 from select_service.errors import BadRequest, CapacityExceeded
-from select_service.schema import ReplicaDifference, ReplicaPeer, ReplicaRepairs, ReplicaStatus
+from select_service.schema import ReplicaStatus
 
 PEERS_MAX = 64
 REPAIR_S_MAX = 120.0
 """A list that takes longer is given up; the next repair begins anew."""
 
 log = logging.getLogger("select_service.replicas")
-
-
-@dataclass(slots=True)
-class _Peer:
-    """One peer.  `dropped` counts messages that were read and changed nothing, by reason."""
-
-    subscriber: ReplicaSubscriber
-    agreement: Agreement = field(default_factory=Agreement)
-    dropped: Counter[str] = field(default_factory=Counter)
-    applied: int = 0
-    last_frame_at: float | None = None
-    repairs: int = 0
-    failed_repairs: int = 0
-    last_error: str | None = None
-    done: Repaired = field(default_factory=Repaired)
-    task: asyncio.Task[None] | None = None
 
 
 class ReplicaSync:
@@ -62,7 +45,8 @@ class ReplicaSync:
         self._url = url
         self._http_port = 0
         self._digests = 0
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
+        self._out_log = OutLog()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -81,7 +65,7 @@ class ReplicaSync:
     def close(self) -> None:
         """Leave at once."""
         for peer in self._peers.values():
-            _end(peer)
+            peer.end()
         self._publisher.close()
         self._context.destroy(linger=0)
 
@@ -100,7 +84,7 @@ class ReplicaSync:
             return False
         if len(self._peers) >= PEERS_MAX:
             raise CapacityExceeded(f"{PEERS_MAX} peers are registered, the most there may be")
-        peer = _Peer(ReplicaSubscriber(endpoint, {}))
+        peer = Peer(ReplicaSubscriber(endpoint, {}), PeerLog(endpoint, monotonic()))
         peer.subscriber = ReplicaSubscriber(
             endpoint,
             {
@@ -126,19 +110,21 @@ class ReplicaSync:
         peer = self._peers.pop(endpoint, None)
         if peer is None:
             return False
-        _end(peer)
+        peer.end()
         log.info("replica peer deregistered", extra={"fields": {"endpoint": endpoint}})
         return True
 
     # --- what comes
 
-    def _event_came(self, peer: _Peer, payload: bytes) -> None:
+    def _event_came(self, peer: Peer, payload: bytes) -> None:
         now = peer.last_frame_at = monotonic()
         try:
             event = replica_events.decode(payload)
         except DecodeError as error:
-            _refuse(peer, "decode", error)
+            peer.dropped["decode"] += 1
+            peer.failed(str(error), now)
             return
+        peer.hear(event.router_id)
         peer.agreement.event_came(event.router_id)
         reason = self._state.apply(event, now)
         if reason is None:
@@ -146,38 +132,56 @@ class ReplicaSync:
         else:
             peer.dropped[reason] += 1
 
-    def _digest_came(self, peer: _Peer, payload: bytes) -> None:
+    def _digest_came(self, peer: Peer, payload: bytes) -> None:
         now = peer.last_frame_at = monotonic()
         try:
             digest = replica_digest.decode(payload)
         except DecodeError as error:
-            _refuse(peer, "digest", error)
+            peer.dropped["digest"] += 1
+            peer.failed(str(error), now)
             return
+        peer.hear(digest.router_id)
         reason = self._state.compare(digest, peer.agreement, now)
         if reason is not None:
             peer.dropped[reason] += 1
-        elif self._repair and peer.agreement.repair_due(now) and peer.task is None:
+            return
+        own_id = self._state.router_id
+        arrived = [heard.messages for heard in digest.heard if heard.router_id == own_id]
+        peer.frames_out = max(arrived, default=0)
+        peer.log.divergence(peer.agreement)
+        if self._repair and peer.agreement.repair_due(now) and peer.task is None:
             peer.task = asyncio.create_task(self._repair_from(peer))
 
     # --- what is done every second
 
     def tick(self) -> None:
         """Publish a digest.  Raises whatever ended a repair that should not have ended."""
+        now = monotonic()
         self._digests += 1
+        heard = [Heard(p.speaker, p.heard) for p in self._peers.values() if p.speaker is not None]
         digest = self._state.digest(
-            self._digests, self._publisher.offered, self._http_port, self._url
+            self._digests, self._publisher.offered, self._http_port, self._url, heard
         )
         self._publisher.offer_digest(replica_digest.encode(digest))
+        self._out_log.drops(self._publisher.dropped, self._publisher.last_drop, now)
+        self._publisher.subscribers()  # so that what libzmq tells of connections does not pile up
         for peer in self._peers.values():
-            peer.subscriber.look_at_connection()
+            self._look_at(peer, now)
             if peer.task is not None and peer.task.done():
                 task, peer.task = peer.task, None
                 with suppress(asyncio.CancelledError):
                     task.result()
 
+    def _look_at(self, peer: Peer, now: float) -> None:
+        peer.subscriber.look_at_connection()
+        peer.log.connection(peer.subscriber.connected, now)
+        peer.log.drops(peer.all_dropped(), peer.last_error, now)
+        if peer.speaker == self._state.router_id:
+            peer.log.is_self(now)
+
     # --- repair
 
-    async def _repair_from(self, peer: _Peer) -> None:
+    async def _repair_from(self, peer: Peer) -> None:
         """Fetch the list of a peer and follow it."""
         agreement = peer.agreement
         assert agreement.router_id is not None
@@ -185,30 +189,32 @@ class ReplicaSync:
         repair = Repair(self._state, agreement.router_id, monotonic())
         try:
             async with asyncio.timeout(REPAIR_S_MAX):
-                await _follow(repair, _url_of(peer))
+                await _follow(repair, url_of(peer))
         except (NoList, AnotherProcess, TimeoutError) as error:
+            reason = str(error) or f"no complete list after {REPAIR_S_MAX:g} s"
             peer.failed_repairs += 1
-            peer.last_error = str(error) or f"no complete list after {REPAIR_S_MAX:g} s"
+            peer.failed(reason, monotonic())
+            peer.log.repair_failed(reason)
             agreement.repair_failed(monotonic())
         else:
+            peer.log.repair_ended(repair.done)
             agreement.repair_ended(repair.done.progress, monotonic())
         _add(peer.done, repair.done)
-        fields = {"endpoint": peer.subscriber.endpoint, "error": peer.last_error}
-        fields |= {name: getattr(repair.done, name) for name in Repaired.__slots__}
-        log.info("replica repair", extra={"fields": fields})
 
     # --- views
 
     def status(self) -> ReplicaStatus:
-        now = monotonic()
+        now, router_id = monotonic(), self._state.router_id
         return ReplicaStatus(
             enabled=True,
-            router_id=self._state.router_id,
+            router_id=router_id,
             repair=self._repair,
             frames_out=self._publisher.sent,
+            digests_out=self._publisher.digests_sent,
             frames_dropped_out=self._publisher.dropped,
             frames_queued=self._publisher.queued,
-            peers=[_shown(self._peers[endpoint], now) for endpoint in self.peers()],
+            subscribers=self._publisher.subscribers(),
+            peers=[shown(self._peers[endpoint], router_id, now) for endpoint in self.peers()],
         )
 
 
@@ -224,66 +230,6 @@ async def _follow(repair: Repair, url: str) -> None:
             return
 
 
-def _url_of(peer: _Peer) -> str:
-    """What the peer says, else its HTTP port on the host that its events come from."""
-    agreement = peer.agreement
-    if agreement.url is not None:
-        return agreement.url
-    parts = urlsplit(peer.subscriber.endpoint)
-    host = parts.hostname if parts.scheme == "tcp" and parts.hostname else "127.0.0.1"
-    return f"http://[{host}]:{agreement.port}" if ":" in host else f"http://{host}:{agreement.port}"
-
-
-def _refuse(peer: _Peer, reason: str, error: DecodeError) -> None:
-    peer.dropped[reason] += 1
-    peer.last_error = str(error)
-
-
-def _end(peer: _Peer) -> None:
-    peer.subscriber.close()
-    if peer.task is not None:
-        peer.task.cancel()
-
-
 def _add(total: Repaired, more: Repaired) -> None:
     for name in Repaired.__slots__:
         setattr(total, name, getattr(total, name) + getattr(more, name))
-
-
-def _shown(peer: _Peer, now: float) -> ReplicaPeer:
-    subscriber, agreement, done = peer.subscriber, peer.agreement, peer.done
-    subscriber.look_at_connection()
-    last = peer.last_frame_at
-    reservations, prefill_tokens = agreement.difference
-    return ReplicaPeer(
-        endpoint=subscriber.endpoint,
-        connected=subscriber.connected,
-        router_id=agreement.router_id,
-        frames_in=subscriber.frames,
-        applied=peer.applied,
-        digests=agreement.digests,
-        lost=agreement.lost,
-        dropped=dict(sorted((subscriber.dropped + peer.dropped).items())),
-        seconds_since_last_frame=None if last is None else round(max(0.0, now - last), 3),
-        divergence_reservations=reservations,
-        divergence_prefill_tokens=prefill_tokens,
-        divergence=[
-            ReplicaDifference(
-                model_name=key.model_name,
-                tenant_id=key.tenant_id,
-                reservations=difference.reservations,
-                prefill_tokens=difference.prefill_tokens,
-            )
-            for key, difference in sorted(agreement.differences.items())
-        ],
-        repairs=ReplicaRepairs(
-            runs=peer.repairs,
-            failed=peer.failed_repairs,
-            added=done.added,
-            dropped=done.dropped,
-            changed=done.changed,
-            repeated=done.repeated,
-            refused=done.refused,
-        ),
-        last_error=peer.last_error,
-    )
