@@ -168,8 +168,10 @@ async def _fetch(session: aiohttp.ClientSession, url: str, timeout_s: float) -> 
             return await _body(response)
     except TimeoutError:
         raise ScrapeError("timeout", f"no complete answer within {timeout_s:g} s") from None
-    except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:
-        raise ScrapeError("unreadable", f"{type(error).__name__}: {error}") from None
+    except aiohttp.ClientResponseError as error:  # the rest of its text quotes the answer
+        raise ScrapeError("unreadable", f"not HTTP: {error.message.partition(':')[0]}") from None
+    except aiohttp.ClientPayloadError:
+        raise ScrapeError("unreadable", "the answer breaks off") from None
     except (aiohttp.ClientError, OSError) as error:
         raise ScrapeError("unreachable", f"{type(error).__name__}: {error}") from None
 
