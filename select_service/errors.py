@@ -4,7 +4,7 @@ A refusal is raised before the first write, so a refused request changes nothing
 what was wrong and what was expected; `code` is for programs and never changes.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class SelectError(Exception):
@@ -13,6 +13,7 @@ class SelectError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     retry_after_s: int | None = None
+    details: dict[str, Any] | None = None
 
 
 class MalformedJson(SelectError):
@@ -67,3 +68,27 @@ class ShuttingDown(SelectError):
     """The process ends before the request had come in as a whole."""
 
     status, code = 503, "shutting_down"
+
+
+class Overloaded(SelectError):
+    """Every candidate is above a busy threshold.  Its body has a form of its own, see schema."""
+
+    status, code = 503, "service_unavailable"
+
+
+class CapacityShed(SelectError):
+    """The priority tier of the request is shed."""
+
+    status, code = 503, "capacity_shed"
+
+
+class QueueFull(SelectError):
+    """The request would have to wait, and a bound of the queue is reached."""
+
+    status, code = 503, "queue_full"
+
+
+class QueueTimeout(SelectError):
+    """No rank had room for the request in the time that it may wait."""
+
+    status, code = 503, "queue_timeout"

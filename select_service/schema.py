@@ -22,6 +22,9 @@ ID_CHARS_MAX = 512
 TAINTS_MAX = 256
 RANKS_PER_WORKER_MAX = 1024
 ALLOWED_WORKERS_MAX = 16_384
+TIMEOUT_MS_MAX = 3_600_000
+BUSY_TOKENS_MAX = 2**40
+"""Highest threshold of active prefill tokens; beyond it no rank is ever busy."""
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0, description="unsigned 64-bit integer")]
@@ -30,6 +33,8 @@ Id = Annotated[str, Meta(max_length=ID_CHARS_MAX)]
 Endpoint = Annotated[str, Meta(max_length=2048)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Hash = Annotated[int, Meta(description="64-bit hash, as signed (i64) or unsigned (u64) integer")]
+BusyTokens = Annotated[int, Meta(ge=0, le=BUSY_TOKENS_MAX)]
+TimeoutMs = Annotated[int, Meta(ge=0, le=TIMEOUT_MS_MAX)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
 
@@ -135,6 +140,42 @@ class KvEventStatus(Struct, kw_only=True):
     seconds_since_last_event: float | None
 
 
+class EngineView(Struct, kw_only=True):
+    """What the engine of a rank said last; `fresh` when it counts, at this age."""
+
+    fresh: bool
+    age_s: float
+    kv_usage: float | None
+    requests_waiting: int | None
+    requests_running: int | None
+
+
+class RankAdmission(Struct, kw_only=True):
+    """How a rank stands to the busy thresholds.
+
+    kv_usage:  used part of its KV cache; null when nobody can tell
+    source:    who says so: the engine, or our own accounting
+    """
+
+    busy: bool
+    active_prefill_tokens: int
+    kv_usage: float | None
+    source: Literal["engine", "accounting"]
+    engine: EngineView | None
+
+
+class WorkerAdmission(Struct, kw_only=True):
+    """A worker is busy when all its ranks are.
+
+    not_judged: thresholds that are set and cannot judge it, and why
+    """
+
+    busy: bool
+    not_judged: list[str]
+    engine_error: str | None
+    ranks: dict[int, RankAdmission]
+
+
 Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
 
 
@@ -166,6 +207,7 @@ class WorkerRecord(Struct, kw_only=True):
     kv_event_semantics: str | UnsetType = UNSET
     metrics_endpoint: str | UnsetType = UNSET
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET
+    admission: WorkerAdmission | UnsetType = UNSET
 
 
 class RecoveryView(Struct, kw_only=True):
@@ -261,6 +303,8 @@ class SelectRequest(PromptQuery, kw_only=True):
     expected_output_tokens: U32 | None = None
     priority_jump: float | None = None
     strict_priority: U32 | None = None
+    priority_tier: Name | None = None
+    timeout_ms: TimeoutMs | None = None
     pinned_worker: PinnedWorker | None = None
     allowed_worker_ids: Annotated[list[U64], Meta(max_length=ALLOWED_WORKERS_MAX)] | None = None
     routing_constraints: RoutingConstraints = msgspec.field(default_factory=RoutingConstraints)
@@ -492,3 +536,69 @@ class ErrorBody(Struct, kw_only=True):
 
     error: str
     code: str
+    details: dict[str, str | int] | UnsetType = UNSET
+
+
+# --- admission -----------------------------------------------------------------------------------
+
+
+class OverloadedBody(Struct, kw_only=True):
+    """The refusal when all workers are busy, in the words of Dynamo's frontend."""
+
+    message: str
+    type: str = "service_unavailable"
+    code: int = 503
+
+
+class BusyThresholdChange(Struct, kw_only=True):
+    """POST /busy_threshold: what is left out stays, null clears."""
+
+    model: Name
+    active_decode_blocks_threshold: Fraction | UnsetType | None = UNSET
+    active_prefill_tokens_threshold: BusyTokens | UnsetType | None = UNSET
+
+
+class BusyThresholdView(Struct, kw_only=True):
+    """The thresholds that count for a model; null: not judged."""
+
+    model: str
+    active_decode_blocks_threshold: float | None
+    active_prefill_tokens_threshold: int | None
+
+
+class BusyThresholdList(Struct, kw_only=True):
+    thresholds: list[BusyThresholdView]
+
+
+class ShedRequest(Struct, kw_only=True):
+    """POST /admission/shed: this tier and all below it are refused; null ends it."""
+
+    tier: Name | None
+
+
+class ClassState(Struct, kw_only=True):
+    """What waits in one policy class, over all models."""
+
+    policy_class: str
+    waiting_requests: int
+    waiting_isl_tokens: int
+
+
+class AdmissionState(Struct, kw_only=True):
+    """GET /admission: switches that are thrown, and what admission did since the start.
+
+    tiers:   highest first; `shed_tier` and all below it are shed
+    outcomes: requests by what became of them
+    """
+
+    tiers: list[str]
+    default_tier: str
+    shed_tier: str | None
+    shed_tiers: list[str]
+    queueing: bool
+    queue_timeout_s: float | None
+    waiting_requests: int
+    waiting_isl_tokens: int
+    classes: list[ClassState]
+    thresholds: list[BusyThresholdView]
+    outcomes: dict[str, int]

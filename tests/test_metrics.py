@@ -175,7 +175,7 @@ def test_decisions_and_overlap_are_counters_of_blocks(selector, scrape):
     partition = selector.fleet.partitions[PartitionKey("m", "default")]
     blocks = block_hashes(np.arange(8, dtype=np.uint32), 4)
     partition.writer(Rank(1, 1)).store(Tier.GPU, None, blocks, blocks)
-    selector.select(a_select(20))
+    selector.select(a_select(20), 0.0)
     selector.select_and_reserve(a_select_and_reserve(20), 0.0)
     seen = scrape()
     assert seen.value("decisions_total", **SCOPE, kind="select") == 1
@@ -240,7 +240,7 @@ def test_partitions_beyond_the_bound_are_summed(monkeypatch, selector, listeners
     metrics = Metrics("1")
     for worker_id in (2, 3):
         selector.register(a_worker(worker_id, model_name=f"m{worker_id}"))
-        selector.select(a_select(8, model_name=f"m{worker_id}"))
+        selector.select(a_select(8, model_name=f"m{worker_id}"), 0.0)
         selector.reserve(
             a_reservation(f"r{worker_id}", worker_id, tokens=8, model_name=f"m{worker_id}"), 0.0
         )

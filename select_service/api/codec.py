@@ -17,11 +17,12 @@ from select_service.errors import (
     CapacityExceeded,
     InvalidBody,
     MalformedJson,
+    Overloaded,
     SelectError,
     ShuttingDown,
     UnsupportedMediaType,
 )
-from select_service.schema import ErrorBody
+from select_service.schema import ErrorBody, OverloadedBody
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
@@ -77,7 +78,12 @@ def json_response(body: Any, status: int = 200) -> Response:
 
 def error_response(error: SelectError) -> Response:
     """The one place where a refusal becomes HTTP."""
-    response = json_response(ErrorBody(error=str(error), code=error.code), error.status)
+    body: ErrorBody | OverloadedBody = ErrorBody(error=str(error), code=error.code)
+    if isinstance(error, Overloaded):
+        body = OverloadedBody(message=str(error))
+    elif error.details is not None:
+        body = ErrorBody(error=str(error), code=error.code, details=error.details)
+    response = json_response(body, error.status)
     if error.retry_after_s is not None:
         response.headers["retry-after"] = str(error.retry_after_s)
     return response

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from select_service.api.codec import json_response
 from select_service.api.service import Service, keeping_report, now
-from select_service.api.workers import with_kv_events
+from select_service.api.workers import with_state
 from select_service.schema import RecoveryView, Status
 
 _OK = Status()
@@ -33,7 +33,7 @@ async def ready(service: Service, request: Request) -> Response:
             elapsed_s=round(recovery.seconds(now()), 3),
         )
         body.ready = body.ready and not recovery.running
-    with_kv_events(service, body.workers)
+    with_state(service, body.workers)
     return json_response(body, 200 if body.ready else 503)
 
 

@@ -59,11 +59,20 @@ async def delete(service: Service, request: Request) -> Response:
 async def listing(service: Service, request: Request) -> Response:
     query = query_of(request, "model_name", "tenant_id", "routing_group")
     records = service.selector.workers(*scope_filter(query))
-    return json_response(with_kv_events(service, records))
+    return json_response(with_state(service, records))
 
 
-def with_kv_events(service: Service, records: list[WorkerRecord]) -> list[WorkerRecord]:
-    """The records with what the listeners of their ranks have seen."""
+def with_state(service: Service, records: list[WorkerRecord]) -> list[WorkerRecord]:
+    """The records with what the listeners of their ranks have seen, and with their busy state."""
+    at = monotonic()
+    for record in records:
+        admission = service.selector.worker_admission(record.worker_id, at)
+        if admission is not None:
+            record.admission = admission
+    return _with_kv_events(service, records)
+
+
+def _with_kv_events(service: Service, records: list[WorkerRecord]) -> list[WorkerRecord]:
     listeners = service.ingest.status()
     by_worker: dict[int, dict[int, KvEventStatus]] = {}
     now = monotonic()

@@ -112,7 +112,7 @@ def partition_key(given: WorkerRegistration) -> PartitionKey:
     return PartitionKey(given.model_name, tenant_of(given.tenant_id, given.routing_group))
 
 
-def shortcomings(worker: Worker, use_kv_events: bool) -> list[str]:
+def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) -> list[str]:
     """Why the worker's own data do not make it schedulable; empty when they do."""
     given = worker.given
     reasons = []
@@ -131,6 +131,8 @@ def shortcomings(worker: Worker, use_kv_events: bool) -> list[str]:
     elif ranks[-1] >= 2**32:
         reasons.append("data_parallel_start_rank + data_parallel_size must be at most 4294967296")
         return reasons
+    if queueing and not given.max_num_batched_tokens:
+        reasons.append("max_num_batched_tokens is required while queueing is enabled")
     if use_kv_events:
         reasons += [
             f"kv_events endpoint is required for dp_rank {dp_rank}"

@@ -22,11 +22,21 @@ PARTITIONS_MAX = 1024
 class Fleet:
     """The catalog and every partition that has at least one schedulable rank."""
 
-    def __init__(self, new_index: Callable[[], PrefixIndex], use_kv_events: bool) -> None:
+    def __init__(
+        self,
+        new_index: Callable[[], PrefixIndex],
+        use_kv_events: bool,
+        *,
+        queueing: bool = False,
+        on_room: Callable[[PartitionKey], None] = lambda key: None,
+    ) -> None:
+        """queueing: workers must say their max_num_batched_tokens;  on_room: see Partition."""
         self.catalog = Catalog()
         self.partitions: dict[PartitionKey, Partition] = {}
         self._new_index = new_index
         self._use_kv_events = use_kv_events
+        self._queueing = queueing
+        self._on_room = on_room
         self._retired: list[SlotWriter] = []
         self.recovered = Recovered()
         self._adoptions: list[Adoption] = []
@@ -44,7 +54,9 @@ class Fleet:
         return self._judged(self.catalog.patched(worker_id, patch))
 
     def _judged(self, worker: Worker) -> Worker:
-        worker.reasons = shortcomings(worker, self._use_kv_events) or self._misfits(worker)
+        worker.reasons = shortcomings(worker, self._use_kv_events, self._queueing) or self._misfits(
+            worker
+        )
         worker.lifecycle = "incomplete" if worker.reasons else "schedulable"
         return worker
 
@@ -116,7 +128,11 @@ class Fleet:
         if partition is None:
             assert worker.given.block_size
             partition = Partition(
-                worker.key, worker.given.block_size, worker.is_eagle, self._new_index()
+                worker.key,
+                worker.given.block_size,
+                worker.is_eagle,
+                self._new_index(),
+                self._on_room,
             )
             self.partitions[worker.key] = partition
         new = [rank for rank in worker.ranks() if partition.find(rank) is None]

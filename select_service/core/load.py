@@ -91,7 +91,7 @@ class ActiveLoad:
         self._holders = _Holders(_ROWS_AT_FIRST, 1)
         self._alive = np.zeros(1, np.uint64)
         self.totals = np.zeros((0, kernels.N_TOTALS), np.int64)
-        self._fractions = np.zeros(0, np.float64)
+        self.fractions = np.zeros(0, np.float64)
 
     @property
     def n_slots(self) -> int:
@@ -103,7 +103,7 @@ class ActiveLoad:
         if missing <= 0:
             return
         self.totals = np.vstack([self.totals, np.zeros((missing, kernels.N_TOTALS), np.int64)])
-        self._fractions = np.concatenate([self._fractions, np.zeros(missing)])
+        self.fractions = np.concatenate([self.fractions, np.zeros(missing)])
         words = (n_slots + 63) // 64
         self._holders = self._holders.with_room_for(0, words)
         self._alive = np.zeros(words, np.uint64)
@@ -132,15 +132,15 @@ class ActiveLoad:
     ) -> None:
         """Undo `add` with what is left of the reservation's prefill tokens and output blocks."""
         self._references.used -= kernels.remove_blocks(
-            *self._references.columns(), self.totals, self._fractions, slot, sequence_hashes
+            *self._references.columns(), self.totals, self.fractions, slot, sequence_hashes
         )
         prefixes, holders = kernels.remove_prefixes(
             *self._prefixes.columns(), *self._holders.columns(), slot, sequence_hashes
         )
         self._prefixes.used -= prefixes
         self._holders.used -= holders
-        kernels.add_weights(self.totals, self._fractions, slot, 1.0, -output.whole)
-        kernels.add_weights(self.totals, self._fractions, slot, output.fraction, -output.faded)
+        kernels.add_weights(self.totals, self.fractions, slot, 1.0, -output.whole)
+        kernels.add_weights(self.totals, self.fractions, slot, output.fraction, -output.faded)
         self.totals[slot, kernels.PREFILL_TOKENS] -= prefill_tokens
         self.totals[slot, kernels.REQUESTS] -= 1
 
@@ -152,17 +152,17 @@ class ActiveLoad:
         self, slot: int, sequence_hashes: Hashes, output: OutputBlocks, decay_fraction: float | None
     ) -> OutputBlocks:
         """One more output block for a reservation, then the decay if one is given."""
-        kernels.add_weights(self.totals, self._fractions, slot, 1.0, 1)
+        kernels.add_weights(self.totals, self.fractions, slot, 1.0, 1)
         if decay_fraction is None:
             return output._replace(whole=output.whole + 1)
         blocks = output.whole + output.faded + 1
-        kernels.add_weights(self.totals, self._fractions, slot, 1.0, -(output.whole + 1))
-        kernels.add_weights(self.totals, self._fractions, slot, output.fraction, -output.faded)
-        kernels.add_weights(self.totals, self._fractions, slot, decay_fraction, blocks)
+        kernels.add_weights(self.totals, self.fractions, slot, 1.0, -(output.whole + 1))
+        kernels.add_weights(self.totals, self.fractions, slot, output.fraction, -output.faded)
+        kernels.add_weights(self.totals, self.fractions, slot, decay_fraction, blocks)
         kernels.decay_blocks(
             *self._references.columns(),
             self.totals,
-            self._fractions,
+            self.fractions,
             slot,
             sequence_hashes,
             decay_fraction,
@@ -178,7 +178,7 @@ class ActiveLoad:
     def active_blocks(self) -> PerSlot:
         """int64[n_slots]: active blocks, rounded half away from zero."""
         out = np.empty(self.n_slots, np.int64)
-        kernels.active_blocks(self.totals, self._fractions, out)
+        kernels.active_blocks(self.totals, self.fractions, out)
         return out
 
     def check_invariants(self) -> None:
@@ -202,4 +202,4 @@ class ActiveLoad:
             assert holders.slots[holder] > 0
             assert int(holders.bits[holder, slot >> 6]) >> (slot & 63) & 1
         assert (self.totals >= 0).all()
-        assert (self._fractions[self.totals[:, kernels.FRACTIONAL_BLOCKS] == 0] == 0.0).all()
+        assert (self.fractions[self.totals[:, kernels.FRACTIONAL_BLOCKS] == 0] == 0.0).all()

@@ -4,6 +4,7 @@
 changed nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,6 +61,13 @@ class Tally:
     chosen_overlap: int = 0
 
 
+class Drained(NamedTuple):
+    """Running sums: prefill tokens that were done or given up, and prompt blocks freed."""
+
+    tokens: int = 0
+    blocks: int = 0
+
+
 class _Slot(NamedTuple):
     rank: Rank
     worker: Worker
@@ -70,18 +78,29 @@ class Partition:
     """Ranks come and go with their workers; a rank has one slot in the index and in the load."""
 
     def __init__(
-        self, key: PartitionKey, block_size: int, is_eagle: bool, index: PrefixIndex
+        self,
+        key: PartitionKey,
+        block_size: int,
+        is_eagle: bool,
+        index: PrefixIndex,
+        on_room: Callable[[PartitionKey], None] = lambda key: None,
     ) -> None:
+        """on_room: told whenever load has gone, or ranks have come, gone or changed."""
         self.key = key
         self.block_size = block_size
         self.is_eagle = is_eagle
         self.index = index
         self.load = ActiveLoad()
         self.tally = Tally()
+        self.drained = Drained()
+        self.shape = object()
+        self._on_room = on_room
+        self._kv_usages: dict[Rank, float] = {}
         self._slots: dict[Rank, _Slot] = {}
         self._slots_of_worker: dict[int, list[int]] = {}
         self._rank_at: dict[int, Rank] = {}
-        self._open = np.zeros(0, np.bool_)
+        self.open = np.zeros(0, np.bool_)
+        self.kv_blocks = self.batch_tokens = self.kv_usage = np.zeros(0, np.float64)
 
     # --- ranks
 
@@ -134,12 +153,50 @@ class Partition:
 
     def _refresh(self) -> None:
         self.load.ensure_slots(self.index.n_slots)
-        self._open = np.zeros(self.load.n_slots, np.bool_)
+        self.shape = object()
+        self.open = np.zeros(self.load.n_slots, np.bool_)
+        self.kv_blocks = np.full(self.load.n_slots, np.inf)
+        self.batch_tokens = np.full(self.load.n_slots, np.inf)
         self._slots_of_worker = {}
         for rank in self.ranks:
-            slot = self._slots[rank].writer.slot
-            self._open[slot] = True
+            slot, given = self._slots[rank].writer.slot, self._slots[rank].worker.given
+            self.open[slot] = True
+            self.kv_blocks[slot] = given.total_kv_blocks or np.inf
+            if given.max_num_batched_tokens is not None:
+                self.batch_tokens[slot] = given.max_num_batched_tokens
             self._slots_of_worker.setdefault(rank.worker_id, []).append(slot)
+        self._fill_kv_usage()
+        self._on_room(self.key)
+
+    def set_kv_usages(self, usages: dict[Rank, float]) -> None:
+        """Engines speak for these ranks and no others: the used part of their KV cache, 0 to 1."""
+        if usages != self._kv_usages:
+            self._kv_usages = usages
+            self._fill_kv_usage()
+            self._on_room(self.key)
+
+    def _fill_kv_usage(self) -> None:
+        self.kv_usage = np.full(self.load.n_slots, np.nan)
+        for rank, usage in self._kv_usages.items():
+            slot = self.find(rank)
+            if slot is not None:
+                self.kv_usage[slot] = usage
+
+    def worker_mask(self, worker_id: int) -> npt.NDArray[np.bool_]:
+        """bool[n_slots]: the ranks of one worker."""
+        mask = np.zeros_like(self.open)
+        mask[self._slots_of_worker.get(worker_id, [])] = True
+        return mask
+
+    def used_kv_blocks(self) -> npt.NDArray[np.float64]:
+        """float64[n_slots]: by the engine's word where there is one, else our active blocks.
+
+        NaN where the engine names a part of an unknown whole.
+        """
+        with np.errstate(invalid="ignore"):
+            told = self.kv_usage * np.where(np.isinf(self.kv_blocks), np.nan, self.kv_blocks)
+        own = self.load.active_blocks().astype(np.float64)
+        return np.where(np.isnan(self.kv_usage), own, told)
 
     # --- decisions
 
@@ -172,15 +229,26 @@ class Partition:
             pinned,
         )
 
+    def best_cached_tokens(
+        self, prompt: Prompt, config: RouterConfig, candidates: npt.NDArray[np.bool_]
+    ) -> int:
+        """Most prompt tokens that any candidate has cached, in the weights of the cost."""
+        numbers = self.numbers(prompt, config, candidates)
+        terms = self.terms(prompt, numbers, config)
+        return int(terms[candidates, kernels.CACHED_TOKENS].max())
+
     def place(
-        self, prompt: Prompt, request: SelectRequest, config: RouterConfig, draw: float
+        self,
+        prompt: Prompt,
+        request: SelectRequest,
+        config: RouterConfig,
+        eligible: npt.NDArray[np.bool_],
+        draw: float,
     ) -> Placement:
         """Choose a rank.  Only reads.
 
-        draw: uniform in [0, 1), decides ties and the softmax
-        Raises BadRequest or NoEligibleRank.
+        eligible: bool[n_slots], at least one;  draw: uniform in [0, 1), for ties and the softmax
         """
-        eligible = self._candidates(request)
         numbers = self.numbers(prompt, config, eligible)
         pinned = request.pinned_worker is not None
         terms = self.terms(prompt, numbers, config, pinned)
@@ -207,9 +275,21 @@ class Partition:
         self.load.add(booking.slot, booking.sequence_hashes, booking.prefill_tokens)
 
     def free(self, booking: Booking) -> None:
+        """Take the load of a booking back.  Cannot fail."""
         self.load.remove(
             booking.slot, booking.sequence_hashes, booking.prefill_tokens, booking.output
         )
+        self._drain(booking.prefill_tokens, len(booking.sequence_hashes))
+
+    def complete_prefill(self, slot: int, prefill_tokens: int) -> None:
+        """Take one reservation's booked prefill tokens off the slot."""
+        self.load.complete_prefill(slot, prefill_tokens)
+        self._drain(prefill_tokens, 0)
+
+    def _drain(self, tokens: int, blocks: int) -> None:
+        old = self.drained
+        self.drained = Drained(old.tokens + tokens, old.blocks + blocks)
+        self._on_room(self.key)
 
     def count(self, placement: Placement, reserved: bool) -> None:
         """Add a decision to the tally."""
@@ -225,15 +305,18 @@ class Partition:
         tally.chosen_overlap += external
         tally.best_overlap += kernels.best_overlap(matched, placement.numbers.eligible)
 
-    def _candidates(self, request: SelectRequest) -> npt.NDArray[np.bool_]:
-        """bool[n_slots]: who may be chosen.  Raises when nobody may."""
+    def candidates(self, request: SelectRequest) -> npt.NDArray[np.bool_]:
+        """bool[n_slots]: who may be chosen by the request's own constraints.
+
+        Raises BadRequest when they contradict each other, NoEligibleRank when nobody may.
+        """
         allowed, pinned = request.allowed_worker_ids, request.pinned_worker
         if pinned is not None and allowed is not None and pinned.worker_id not in allowed:
             raise BadRequest(f"pinned worker {pinned.worker_id} is not in allowed worker set")
         required = request.routing_constraints.required_taints
         if pinned is None and allowed is None and not required:
-            return self._open
-        eligible = np.zeros_like(self._open)
+            return self.open
+        eligible = np.zeros_like(self.open)
         if pinned is not None:
             slot = self.find(Rank(pinned.worker_id, pinned.dp_rank))
             slots = [] if slot is None else [slot]
@@ -302,7 +385,7 @@ class Partition:
 
     def potential_loads(self, prompt: Prompt, config: RouterConfig) -> list[RankLoad]:
         """What the load of every rank would be with this prompt on it."""
-        numbers = self.numbers(prompt, config, self._open)
+        numbers = self.numbers(prompt, config, self.open)
         terms = self.terms(prompt, numbers, config)
         prefill = self.load.totals[:, kernels.PREFILL_TOKENS]
         if config.track_prefill_tokens:
@@ -360,7 +443,7 @@ class Partition:
         self.load.check_invariants()
         self.index.check_invariants()
         assert {slot.writer.slot: rank for rank, slot in self._slots.items()} == self._rank_at
-        assert set(np.flatnonzero(self._open)) == set(self._rank_at)
+        assert set(np.flatnonzero(self.open)) == set(self._rank_at)
         assert self.load.n_slots == self.index.n_slots
 
 

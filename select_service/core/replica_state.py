@@ -204,7 +204,7 @@ class ReplicaState:
 
     def complete_prefill(self, booking: Booking) -> None:
         tokens = self.held.prefill_complete(booking)
-        self._fleet.partitions[booking.key].load.complete_prefill(booking.slot, tokens)
+        self._fleet.partitions[booking.key].complete_prefill(booking.slot, tokens)
 
     def release(self, booking: Booking) -> None:
         """Take its load back."""

@@ -2,33 +2,44 @@
 
 Every refusal is raised before the first write.  Nothing here waits, reads a clock or does I/O:
 `now` is given, in seconds of a monotonic clock, and randomness comes from the generator given at
-the start.  The only outlet is `emit`, which is told of every admission, completed prefill and free,
-so that other replicas can follow; it must not block, raise or call back.  Output blocks are not
-told (they are too many), and neither are expiry and the leaving of a rank: each replica has leases
-and a catalog of its own, and comes to the same end by itself.
+the start.  There are two outlets, which must not block, raise or call back.  `emit` is told of
+every admission, completed prefill and free, so that other replicas can follow.  Output blocks are
+not told (they are too many), and neither are expiry and the leaving of a rank: each replica has
+leases and a catalog of its own, and comes to the same end by itself.  `wake` asks for a call of
+`serve_waiting` soon, because a request that waits may have room now.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import Any, NamedTuple
-from uuid import UUID
-
-import numpy as np
+from typing import NamedTuple
 
 from indexer.prefix_index import PrefixIndex
+from select_service.core.admission.busy import BusyJudge
+from select_service.core.admission.engine_load import EngineLoads, EngineReading, EngineTarget
+from select_service.core.admission.gate import Gate
+from select_service.core.admission.policy import QueueRules
+from select_service.core.admission.state import admission_state
+from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
+from select_service.core.admission.tiers import PriorityTiers
+from select_service.core.admission.waiting import Ticket
+from select_service.core.admission.worker_view import worker_admission
 from select_service.core.catalog import Worker
 from select_service.core.cost import RouterConfig, overridden
+from select_service.core.decisions import Booked, Decision, Decisions, Job
 from select_service.core.dumps import DumpPart, dump_parts
 from select_service.core.fleet import Fleet
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load import Hashes
-from select_service.core.partition import Partition, Placement
+from select_service.core.partition import Partition
 from select_service.core.prompt import Prompt, booked_prompt_of, prompt_of
-from select_service.core.replica_events import Admitted, Event, Freed, PrefillCompleted
+from select_service.core.replica_events import Event, Freed, PrefillCompleted
 from select_service.core.replica_state import ReplicaState
 from select_service.core.reservations import Booking, ReservationFilter, Reservations
 from select_service.errors import BadRequest, NotFound, NoWorkers
 from select_service.schema import (
+    AdmissionState,
+    BusyThresholdChange,
+    BusyThresholdList,
+    BusyThresholdView,
     OverlapScores,
     PartitionLoads,
     PromptFields,
@@ -40,33 +51,28 @@ from select_service.schema import (
     ReservationRequest,
     Scope,
     SelectAndReserveRequest,
-    Selection,
     SelectRequest,
     SharedCache,
+    WorkerAdmission,
     WorkerPatch,
     WorkerRecord,
     WorkerRegistration,
     tenant_of,
 )
 
-_NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
+class AdmissionRules(NamedTuple):
+    """What decides which requests pass at once; by default all of them do.
 
-class Decision(NamedTuple):
-    """A selection and, for the decision log, a way to explain it at no cost unless asked."""
+    queue:          None when queueing is off
+    engine_stale_s: age from which on what an engine says of its load is not believed
+    """
 
-    selection: Selection
-    explain: Callable[[], list[dict[str, Any]]]
-
-
-class Admission(NamedTuple):
-    """What is booked besides the prompt.  prefill_tokens None: prefill is not tracked."""
-
-    reservation_id: str
-    prefill_tokens: int | None
-    now: float
-    expected_output_tokens: int | None
-    lora_name: str | None
+    thresholds: BusyThresholds = BusyThresholds()
+    queue: QueueRules | None = None
+    tiers: tuple[str, ...] = ("premium", "standard", "best_effort")
+    default_tier: str = "standard"
+    engine_stale_s: float = 5.0
 
 
 class Selector:
@@ -80,15 +86,31 @@ class Selector:
         rng: Random,
         use_kv_events: bool = True,
         reservation_ttl_s: float = 3600.0,
+        admission: AdmissionRules | None = None,
         emit: Callable[[Event], None] = lambda event: None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        rules = admission or AdmissionRules()
         self._config = config
-        self._rng = rng
-        self._emit = emit
         self.router_id = rng.getrandbits(64) or 1
-        self.fleet = Fleet(new_index, use_kv_events)
+        self.fleet = Fleet(
+            new_index,
+            use_kv_events,
+            queueing=rules.queue is not None,
+            on_room=lambda key: self.gate.room_appeared(key),
+        )
         self.held = Reservations(reservation_ttl_s, self.router_id)
         self.replicas = ReplicaState(self.fleet, self.held, self.router_id, emit)
+        self._decisions = Decisions(self.held, self.replicas, rng)
+        self.engines = EngineLoads(rules.engine_stale_s)
+        self.gate = Gate(
+            self.fleet.partitions,
+            BusyJudge(ThresholdTable(rules.thresholds), self.engines),
+            PriorityTiers(rules.tiers, rules.default_tier),
+            rules.queue,
+            self._decisions.decide,
+            wake,
+        )
         self.expired = 0
         self.dropped_with_rank = 0
 
@@ -107,6 +129,7 @@ class Selector:
         worker = self.fleet.catalog.get(worker_id)
         self._drop_bookings(worker.ranks() if worker.schedulable else [])
         self.fleet.delete(worker)
+        self.engines.forget(worker_id)
         return worker.record()
 
     def workers(
@@ -121,6 +144,9 @@ class Selector:
 
     def _put(self, worker: Worker) -> WorkerRecord:
         self._drop_bookings(self.fleet.leaving(worker))
+        old = self.fleet.catalog.find(worker.worker_id)
+        if old is None or old.given.metrics_endpoint != worker.given.metrics_endpoint:
+            self.engines.forget(worker.worker_id)
         self.fleet.put(worker)
         return worker.record()
 
@@ -132,33 +158,41 @@ class Selector:
 
     # --- selection
 
-    def select(self, request: SelectRequest) -> Decision:
-        """POST /select.  Raises NoWorkers, BadRequest, InvalidBody, NoEligibleRank."""
-        partition = self._partition_of(request)
-        prompt = prompt_of(request, partition.block_size, partition.is_eagle)
-        placement = self._place(partition, prompt, request)
-        partition.count(placement, reserved=False)
-        return _decision(partition, placement, request)
+    def select(
+        self, request: SelectRequest, now: float, policy_class: str | None = None
+    ) -> Decision | Ticket:
+        """POST /select: a decision, or a ticket that becomes one (see Gate).
 
-    def select_and_reserve(self, request: SelectAndReserveRequest, now: float) -> Decision:
+        policy_class: what the client asked for in its header
+        Raises BadRequest, CapacityShed, NoWorkers, InvalidBody, NoEligibleRank, Overloaded,
+        QueueFull, QueueTimeout.
+        """
+        return self._admit(self._job(request), now, policy_class)
+
+    def select_and_reserve(
+        self, request: SelectAndReserveRequest, now: float, policy_class: str | None = None
+    ) -> Decision | Ticket:
         """POST /select_and_reserve: choosing and booking are one step.
 
         Raises like `select`, and Conflict, CapacityExceeded.
         """
+        job = self._job(request)._replace(reserves=True, reservation_id=request.reservation_id)
+        if request.reservation_id is not None:
+            self.held.refuse_unless_free(request.reservation_id)
+            self.gate.refuse_if_waiting(request.reservation_id)
+        self.held.refuse_unless_room(len(job.prompt.sequence_hashes))
+        return self._admit(job, now, policy_class)
+
+    def _job(self, request: SelectRequest) -> Job:
+        self.gate.refuse_shed(request)
         partition = self._partition_of(request)
         prompt = prompt_of(request, partition.block_size, partition.is_eagle)
-        reservation_id = self._free_id(request.reservation_id)
-        self.held.refuse_unless_room(len(prompt.sequence_hashes))
         config = overridden(self._config, request.router_config_override)
-        placement = self._place(partition, prompt, request)
-        tokens = placement.effective_prefill_tokens if config.track_prefill_tokens else None
-        wanted = request.expected_output_tokens, request.lora_name
-        admission = Admission(reservation_id, tokens, now, *wanted)
-        self._book(partition, placement.rank, prompt, admission, config)
-        partition.count(placement, reserved=True)
-        decision = _decision(partition, placement, request)
-        decision.selection.reservation_id = reservation_id
-        return decision
+        return Job(partition, prompt, request, config)
+
+    def _admit(self, job: Job, now: float, policy_class: str | None) -> Decision | Ticket:
+        candidates = job.partition.candidates(job.request)
+        return self.gate.admit(job, candidates, now, policy_class)
 
     def reserve(self, request: ReservationRequest, now: float) -> Reservation:
         """POST /reservations: the caller chose the rank.
@@ -172,10 +206,11 @@ class Selector:
         rank = Rank(request.worker_id, request.dp_rank)
         worker = self._schedulable(partition, rank)
         self.held.refuse_unless_free(request.reservation_id)
+        self.gate.refuse_if_waiting(request.reservation_id)
         self.held.refuse_unless_room(len(prompt.sequence_hashes))
         wanted = request.expected_output_tokens, request.lora_name
-        admission = Admission(request.reservation_id, tokens, now, *wanted)
-        self._book(partition, rank, prompt, admission, config)
+        booked = Booked(request.reservation_id, tokens, *wanted)
+        self._decisions.book(partition, rank, prompt, config, booked, now)
         return Reservation(
             reservation_id=request.reservation_id,
             model_name=partition.key.model_name,
@@ -194,16 +229,6 @@ class Selector:
             raise NoWorkers("no schedulable workers are available")
         raise NoWorkers(f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}")
 
-    def _place(self, partition: Partition, prompt: Prompt, request: SelectRequest) -> Placement:
-        config = overridden(self._config, request.router_config_override)
-        return partition.place(prompt, request, config, self._rng.random())
-
-    def _free_id(self, wanted: str | None) -> str:
-        if wanted is None:
-            return str(UUID(int=self._rng.getrandbits(128), version=4))
-        self.held.refuse_unless_free(wanted)
-        return wanted
-
     def _schedulable(self, partition: Partition, rank: Rank) -> Worker:
         worker = self.fleet.catalog.find(rank.worker_id)
         scope = f"model={partition.key.model_name} tenant={partition.key.tenant_id}"
@@ -217,57 +242,67 @@ class Selector:
             )
         return worker
 
-    def _book(
-        self,
-        partition: Partition,
-        rank: Rank,
-        prompt: Prompt,
-        what: Admission,
-        config: RouterConfig,
+    # --- admission
+
+    def serve_waiting(self, now: float) -> None:
+        """Let requests go that wait for room which is there now; what `wake` asks for."""
+        self.gate.serve(now)
+
+    def set_thresholds(self, change: BusyThresholdChange) -> BusyThresholdView:
+        """POST /busy_threshold.  Raises NotFound for a model that no worker serves."""
+        if not any(worker.key.model_name == change.model for worker in self.fleet.catalog):
+            raise NotFound(f"model `{change.model}` not found: no worker is registered for it")
+        changed = self.gate.judge.thresholds.change(change)
+        self.gate.stir_all()
+        return changed
+
+    def thresholds(self) -> BusyThresholdList:
+        """GET /busy_threshold."""
+        models = {worker.key.model_name for worker in self.fleet.catalog}
+        return BusyThresholdList(thresholds=self.gate.judge.thresholds.views(models))
+
+    def shed(self, tier: str | None) -> AdmissionState:
+        """POST /admission/shed.  Raises BadRequest for an unknown tier."""
+        self.gate.shed(tier)
+        return admission_state(self.gate, self.thresholds().thresholds)
+
+    def admission(self) -> AdmissionState:
+        """GET /admission."""
+        return admission_state(self.gate, self.thresholds().thresholds)
+
+    def worker_admission(self, worker_id: int, now: float) -> WorkerAdmission | None:
+        """How a worker stands to the busy thresholds; None when nothing judges it."""
+        worker = self.fleet.catalog.get(worker_id)
+        if not worker.schedulable:
+            return None
+        partition = self.fleet.partitions[worker.key]
+        return worker_admission(self.gate.judge, partition, worker, now)
+
+    def engine_targets(self) -> list[EngineTarget]:
+        """Engines whose own metrics should be read."""
+        return [
+            EngineTarget(worker.worker_id, url, tuple(worker.dp_ranks()))
+            for worker in self.fleet.catalog
+            if worker.schedulable and (url := worker.given.metrics_endpoint)
+        ]
+
+    def engine_read(
+        self, target: EngineTarget, readings: Mapping[int, EngineReading], now: float
     ) -> None:
-        """The only writes of an admission, after every refusal; none of them can fail."""
-        slot = partition.find(rank)
-        assert slot is not None
-        booking = Booking(
-            reservation_id=what.reservation_id,
-            key=partition.key,
-            rank=rank,
-            slot=slot,
-            sequence_hashes=self._tracked(prompt.sequence_hashes, config),
-            isl_tokens=prompt.isl_tokens,
-            prefill_tokens=what.prefill_tokens or 0,
-            booked_at=what.now,
-        )
-        partition.book(booking)
-        self.held.add(booking, what.now)
-        self.replicas.endings.forget(what.reservation_id)
-        self._emit(
-            Admitted(
-                model_name=partition.key.model_name,
-                tenant_id=partition.key.tenant_id,
-                block_size=partition.block_size,
-                reservation_id=what.reservation_id,
-                rank=rank,
-                router_id=self.router_id,
-                lora_name=what.lora_name,
-                sequence_hashes=booking.sequence_hashes,
-                prefill_tokens_hint=what.prefill_tokens,
-                track_prefill_tokens=what.prefill_tokens is not None,
-                expected_output_tokens=what.expected_output_tokens,
-            )
-        )
+        """Take what an engine says; nothing when it is not to be asked any more."""
+        worker = self.fleet.catalog.find(target.worker_id)
+        if worker is None or not worker.schedulable or worker.given.metrics_endpoint != target.url:
+            return
+        ranks = worker.dp_ranks()
+        known = {dp_rank: reading for dp_rank, reading in readings.items() if dp_rank in ranks}
+        self.engines.put(target.worker_id, known, now)
+        self.gate.judge.read_engines(self.fleet.partitions[worker.key], now)
 
-    def _tracked(self, sequence_hashes: Hashes, config: RouterConfig) -> Hashes:
-        """The block identities that a booking counts under.
-
-        Without KV reuse between requests no two of them share a block: each gets identities of its
-        own.
-        """
-        if not config.track_active_blocks:
-            return _NO_HASHES
-        if config.assume_kv_reuse:
-            return sequence_hashes
-        return np.frombuffer(bytearray(self._rng.randbytes(8 * len(sequence_hashes))), np.uint64)
+    def engine_failed(self, target: EngineTarget, error: str, now: float) -> None:
+        """An engine could not be asked, or said nothing that can be read."""
+        worker = self.fleet.catalog.find(target.worker_id)
+        if worker is not None and worker.given.metrics_endpoint == target.url:
+            self.engines.failed(target.worker_id, error, now)
 
     # --- lifecycle of reservations
 
@@ -307,6 +342,7 @@ class Selector:
     def tick(self, now: float) -> list[Booking]:
         """Free what nobody renewed in time; returns it for the log."""
         ended = [self._release(reservation_id) for reservation_id in self.held.overdue(now)]
+        self.gate.tick(now)
         self.expired += len(ended)
         self.replicas.endings.tick(now)
         self.fleet.recovered.tick(now)
@@ -325,8 +361,8 @@ class Selector:
                 model_name=key.model_name,
                 tenant_id=key.tenant_id,
                 loads=self.fleet.partitions[key].loads(),
-                pending_count=0,
-                pending_isl_tokens=0,
+                pending_count=self.gate.waiting(key).requests,
+                pending_isl_tokens=self.gate.waiting(key).isl_tokens,
             )
             for key in sorted(self.fleet.partitions)
             if key.within(model_name, tenant_id)
@@ -362,6 +398,8 @@ class Selector:
         self.fleet.check_invariants()
         self.held.check_invariants()
         self.replicas.check_invariants()
+        self.gate.check_invariants()
+        self.engines.check_invariants()
         for key, partition in self.fleet.partitions.items():
             bookings = [b for b in self.held if b.key == key]
             assert all(partition.find(b.rank) == b.slot for b in bookings)
@@ -383,20 +421,3 @@ def _booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterCo
             f"effective_prefill_tokens ({tokens}) must not exceed isl_tokens ({prompt.isl_tokens})"
         )
     return tokens
-
-
-def _decision(partition: Partition, placement: Placement, request: SelectRequest) -> Decision:
-    given = placement.worker.given
-    selection = Selection(
-        model_name=partition.key.model_name,
-        tenant_id=partition.key.tenant_id,
-        worker_id=placement.rank.worker_id,
-        dp_rank=placement.rank.dp_rank,
-        endpoint=given.endpoint or "",
-        block_size=partition.block_size,
-        overlap=partition.overlap_of(placement.rank.worker_id, placement.numbers.matched),
-        effective_prefill_tokens=placement.effective_prefill_tokens,
-    )
-    if request.selection_id is not None:
-        selection.selection_id = request.selection_id
-    return Decision(selection, lambda: partition.explain(placement))

@@ -30,15 +30,15 @@ def selector():
 
 def test_the_best_reachable_overlap_is_counted_beside_the_chosen_one(selector):
     tally = selector.fleet.partitions[KEY].tally
-    assert selector.select(a_select(16)).selection.worker_id == 1
+    assert selector.select(a_select(16), 0.0).selection.worker_id == 1
     assert (tally.best_overlap, tally.chosen_overlap) == (4, 4)
     selector.reserve(a_reservation("busy", worker_id=1, tokens=400), 0.0)
-    assert selector.select(a_select(16)).selection.worker_id == 2
+    assert selector.select(a_select(16), 0.0).selection.worker_id == 2
     assert (tally.best_overlap, tally.chosen_overlap) == (8, 5)
 
 
 def test_only_candidates_are_reachable(selector):
-    selector.select(a_select(16, allowed_worker_ids=[2]))
+    selector.select(a_select(16, allowed_worker_ids=[2]), 0.0)
     tally = selector.fleet.partitions[KEY].tally
     assert (tally.best_overlap, tally.chosen_overlap) == (1, 1)
 
@@ -47,7 +47,7 @@ def test_preferred_taints_scale_the_cost_but_not_of_a_pinned_request(selector):
     wishes = {"routing_constraints": {"preferred_taints": {"t2": 1.0}}}
 
     def cost_of_worker_2(**fields):
-        rows = selector.select(a_select(16, **fields)).explain()
+        rows = selector.select(a_select(16, **fields), 0.0).explain()
         return next(row["cost"] for row in rows if row["worker_id"] == 2)
 
     plain = cost_of_worker_2()

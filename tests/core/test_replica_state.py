@@ -23,7 +23,7 @@ def a_replica(seed=0, ttl_s=3600.0, workers=2):
     for worker_id in range(1, workers + 1):
         selector.register(a_worker(worker_id, data_parallel_size=2))
     selector.said = []
-    selector._emit = selector.replicas.emit = selector.said.append
+    selector.replicas.emit = selector.said.append
     return selector
 
 
@@ -140,7 +140,7 @@ def test_what_a_selection_books_is_what_it_says():
     )
     assert event.sequence_hashes.tolist() == booking.sequence_hashes.tolist()
     selector.output_block("x", None, 0.0)
-    selector.select(request)
+    selector.select(request, 0.0)
     assert len(selector.said) == 1
 
 

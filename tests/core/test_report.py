@@ -105,7 +105,7 @@ def test_reservations_are_counted_by_state_and_by_their_end(selector):
 def test_decisions_and_overlap_are_tallied_in_blocks(selector):
     hold(selector, Rank(1, 0), 8)
     hold(selector, Rank(2, 0), 16)
-    selector.select(a_select(20))
+    selector.select(a_select(20), 0.0)
     selector.select_and_reserve(a_select_and_reserve(20, allowed_worker_ids=[1]), 0.0)
     (partition,) = report(selector, RANKS).partitions
     tally = partition.tally
@@ -123,7 +123,7 @@ def test_the_index_is_measured(selector):
 
 def test_a_report_does_not_change_afterwards(selector):
     (before,) = report(selector, RANKS).partitions
-    selector.select(a_select(8))
+    selector.select(a_select(8), 0.0)
     assert before.tally.selected == 0
 
 

@@ -96,7 +96,7 @@ def test_absurd_rank_ranges_are_incomplete_not_fatal(selector, size):
         a_worker(2, data_parallel_start_rank=2**32 - 6, data_parallel_size=9)
     )
     assert record.lifecycle == "incomplete"
-    selector.select(a_select())
+    selector.select(a_select(), 0.0)
 
 
 def test_bad_event_endpoint_is_named_in_the_reason():
@@ -131,14 +131,14 @@ def test_partition_without_workers_is_freed_and_may_come_back_with_another_block
 
 def test_lone_worker_may_change_the_block_size(selector):
     assert selector.patch(1, a_patch(block_size=8)).lifecycle == "schedulable"
-    assert selector.select(a_select()).selection.block_size == 8
+    assert selector.select(a_select(), 0.0).selection.block_size == 8
 
 
 def test_patch_of_harmless_fields_keeps_index_and_reservations(selector):
     store(selector, Rank(1, 0), 8)
     selector.reserve(a_reservation("r"), now=0.0)
     selector.patch(1, a_patch(endpoint="http://elsewhere:1", taints=["a"], total_kv_blocks=9))
-    selection = selector.select(a_select()).selection
+    selection = selector.select(a_select(), 0.0).selection
     assert selection.endpoint == "http://elsewhere:1"
     assert selection.overlap.gpu == 8
     assert load_of(selector) == (8, 2, 1)
@@ -148,7 +148,7 @@ def test_registering_the_same_worker_again_keeps_index_and_reservations(selector
     store(selector, Rank(1, 0), 8)
     selector.reserve(a_reservation("r"), now=0.0)
     selector.register(a_worker(1))
-    assert selector.select(a_select()).selection.overlap.gpu == 8
+    assert selector.select(a_select(), 0.0).selection.overlap.gpu == 8
     assert load_of(selector) == (8, 2, 1)
 
 
@@ -159,11 +159,11 @@ def test_new_event_endpoint_drops_the_index_but_not_the_load():
     store(selector, Rank(1, 0), 8)
     selector.reserve(a_reservation("r"), now=0.0)
     selector.patch(1, a_patch(kv_events_endpoint="tcp://b:1"))
-    assert selector.select(a_select()).selection.overlap.gpu == 0
+    assert selector.select(a_select(), 0.0).selection.overlap.gpu == 0
     assert load_of(selector) == (8, 2, 1)
     hashes = block_hashes(np.arange(8, dtype=np.uint32), 4)
     assert old_writer.store(Tier.GPU, None, hashes, hashes) == 0
-    assert selector.select(a_select()).selection.overlap.gpu == 0
+    assert selector.select(a_select(), 0.0).selection.overlap.gpu == 0
 
 
 def test_rank_that_leaves_the_range_loses_its_reservations_and_others_keep_theirs(selector):
@@ -199,8 +199,8 @@ def test_worker_moves_between_partitions_with_its_id(selector):
     selector.reserve(a_reservation("r"), now=0.0)
     selector.register(a_worker(1, model_name="other"))
     with pytest.raises(NoWorkers, match="no schedulable workers for model=m tenant=default"):
-        selector.select(a_select())
-    assert selector.select(a_select(model_name="other")).selection.worker_id == 1
+        selector.select(a_select(), 0.0)
+    assert selector.select(a_select(model_name="other"), 0.0).selection.worker_id == 1
     assert len(selector.held) == 0
 
 
@@ -208,13 +208,13 @@ def test_contradicting_tenant_names_are_refused(selector):
     with pytest.raises(BadRequest, match="differ"):
         selector.register(a_worker(2, tenant_id="a", routing_group="b"))
     with pytest.raises(BadRequest, match="differ"):
-        selector.select(a_select(tenant_id="a", routing_group="b"))
+        selector.select(a_select(tenant_id="a", routing_group="b"), 0.0)
     assert [w.worker_id for w in selector.workers()] == [1]
 
 
 def test_routing_group_is_the_tenant(selector):
     selector.register(a_worker(2, routing_group="gold"))
-    selection = selector.select(a_select(routing_group="gold")).selection
+    selection = selector.select(a_select(routing_group="gold"), 0.0).selection
     assert (selection.tenant_id, selection.worker_id) == ("gold", 2)
 
 
@@ -222,7 +222,7 @@ def test_empty_prompt_is_served_with_nothing_to_prefill(selector):
     selection = selector.select_and_reserve(a_select_and_reserve(0), now=0.0).selection
     assert selection.effective_prefill_tokens == 0
     assert load_of(selector) == (0, 0, 1)
-    selector.select(a_select())
+    selector.select(a_select(), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_empty_prompt_is_served_with_nothing_to_prefill(selector):
 )
 def test_incomplete_prompts_say_what_is_missing(selector, fields, text):
     with pytest.raises(BadRequest, match=text):
-        selector.select(a_select(token_ids=None, **fields))
+        selector.select(a_select(token_ids=None, **fields), 0.0)
 
 
 def test_hashes_are_the_same_signed_and_unsigned(selector):
@@ -259,7 +259,7 @@ def test_hashes_are_the_same_signed_and_unsigned(selector):
 def test_hashes_beyond_64_bits_are_refused(selector, value):
     with pytest.raises(InvalidBody, match="does not fit in 64 bits"):
         selector.select(
-            a_select(token_ids=None, block_hashes=[value], sequence_hashes=[1], isl_tokens=4)
+            a_select(token_ids=None, block_hashes=[value], sequence_hashes=[1], isl_tokens=4), 0.0
         )
 
 
@@ -338,9 +338,9 @@ def test_prefill_complete_is_idempotent(selector):
 def test_pinned_worker_outside_the_allowed_set_is_a_bad_request(selector):
     pinned = {"worker_id": 2, "dp_rank": 0}
     with pytest.raises(BadRequest, match="pinned worker 2 is not in allowed worker set"):
-        selector.select(a_select(pinned_worker=pinned, allowed_worker_ids=[1]))
+        selector.select(a_select(pinned_worker=pinned, allowed_worker_ids=[1]), 0.0)
     with pytest.raises(NoEligibleRank, match="no endpoints available to route work"):
-        selector.select(a_select(pinned_worker=pinned))
+        selector.select(a_select(pinned_worker=pinned), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -361,19 +361,19 @@ def test_constraints_that_nobody_meets_are_refused_and_change_nothing(selector, 
 def test_required_taints_select_by_label(selector):
     selector.register(a_worker(2, taints=["a", "b"]))
     request = a_select(routing_constraints={"required_taints": ["b"]})
-    assert selector.select(request).selection.worker_id == 2
+    assert selector.select(request, 0.0).selection.worker_id == 2
 
 
 def test_preferred_taints_outweigh_equal_costs(selector):
     selector.register(a_worker(2, taints=["fast"]))
     request = a_select(routing_constraints={"preferred_taints": {"fast": 1.0, "none": -9.0}})
-    assert {selector.select(request).selection.worker_id for _ in range(20)} == {2}
+    assert {selector.select(request, 0.0).selection.worker_id for _ in range(20)} == {2}
 
 
 def test_hostile_preference_weights_do_not_break_the_choice(selector):
     selector.register(a_worker(2, taints=["a", "b"]))
     request = a_select(routing_constraints={"preferred_taints": {"a": 1e308, "b": -1e308}})
-    assert selector.select(request).selection.worker_id in (1, 2)
+    assert selector.select(request, 0.0).selection.worker_id in (1, 2)
 
 
 def test_overlap_is_a_summary_over_the_ranks_of_the_worker(selector):
@@ -381,7 +381,7 @@ def test_overlap_is_a_summary_over_the_ranks_of_the_worker(selector):
     store(selector, Rank(1, 0), 4)
     store(selector, Rank(1, 1), 8)
     selection = selector.select(
-        a_select(34, pinned_worker={"worker_id": 1, "dp_rank": 0})
+        a_select(34, pinned_worker={"worker_id": 1, "dp_rank": 0}), 0.0
     ).selection
     assert selection.overlap.dp == {0: 4, 1: 8}
     assert selection.overlap.longest_matched == 8
@@ -391,10 +391,10 @@ def test_overlap_is_a_summary_over_the_ranks_of_the_worker(selector):
 def test_more_overlap_wins_until_load_outweighs_it(selector):
     selector.register(a_worker(2))
     store(selector, Rank(2, 0), 16)
-    assert selector.select(a_select(16)).selection.worker_id == 2
+    assert selector.select(a_select(16), 0.0).selection.worker_id == 2
     for name in "abc":
         selector.reserve(a_reservation(name, 2, token_ids=list(range(100, 120))), now=0.0)
-    assert selector.select(a_select(16)).selection.worker_id == 1
+    assert selector.select(a_select(16), 0.0).selection.worker_id == 1
 
 
 def test_request_override_stands_in_for_the_configuration(selector):
@@ -505,7 +505,7 @@ def test_explain_gives_the_terms_of_the_moment_of_decision(selector):
 def test_no_worker_at_all_is_told_apart_from_none_in_the_partition():
     selector = a_selector()
     with pytest.raises(NoWorkers, match="no schedulable workers are available"):
-        selector.select(a_select())
+        selector.select(a_select(), 0.0)
     selector.register(a_worker(1))
     with pytest.raises(NoWorkers, match="no schedulable workers for model=x tenant=default"):
-        selector.select(a_select(model_name="x"))
+        selector.select(a_select(model_name="x"), 0.0)

@@ -74,7 +74,7 @@ class InProcess:
                     "DELETE": lambda _: selector.delete(key),
                 }
             case ["select"]:
-                return _posted(lambda b: selector.select(decode(b, type=schema.SelectRequest)))
+                return _posted(lambda b: selector.select(decode(b, type=schema.SelectRequest), 0.0))
             case ["select_and_reserve"]:
                 kind = schema.SelectAndReserveRequest
                 return _posted(lambda b: selector.select_and_reserve(decode(b, type=kind), now))

@@ -1,8 +1,9 @@
 """What engines say about their own load, and for how long it is believed.
 
-Each signal has one owner.  How full the KV cache of a rank is: its engine, while its last reading is
-fresh, else our own accounting of blocks.  How many prompt tokens are being prefilled: always our own
-accounting, as no engine tells.  Requests waiting and running in the engine are shown, never judged.
+Each signal has one owner.  How full the KV cache of a rank is: its engine, while its last reading
+is fresh, else our own accounting of blocks.  How many prompt tokens are being prefilled: always our
+own accounting, as no engine tells.  Requests waiting and running in the engine are shown, never
+judged.
 """
 
 from collections.abc import Mapping
@@ -66,6 +67,10 @@ class EngineLoads:
         self._failures.pop(worker_id, None)
         for rank in [rank for rank in self._heard if rank.worker_id == worker_id]:
             del self._heard[rank]
+
+    def __bool__(self) -> bool:
+        """Has any engine ever been heard?"""
+        return bool(self._heard)
 
     def last(self, rank: Rank) -> Heard | None:
         return self._heard.get(rank)

@@ -1,0 +1,135 @@
+"""Which ranks are below the busy thresholds, and what a refused client is told."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from select_service.core import load_kernels as kernels
+from select_service.core.admission import busy_kernels
+from select_service.core.admission.drain import DrainRate, retry_after_s
+from select_service.core.admission.engine_load import EngineLoads
+from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.partition import Partition
+from select_service.errors import Overloaded
+from select_service.schema import SelectRequest
+
+Mask = npt.NDArray[np.bool_]
+
+BUSY_TEXT = "Service temporarily unavailable: All workers are busy, please retry later"
+
+
+class BusyCounts(NamedTuple):
+    ranks: int
+    workers: int
+
+
+class BusyJudge:
+    """Applies the thresholds of each model to the load of its partitions."""
+
+    def __init__(self, thresholds: ThresholdTable, engines: EngineLoads) -> None:
+        self.thresholds = thresholds
+        self.engines = engines
+        self._rates: dict[PartitionKey, DrainRate] = {}
+
+    def free(self, partition: Partition, request: SelectRequest, candidates: Mask) -> Mask:
+        """The candidates that are not busy.  A pinned rank is judged with its whole worker.
+
+        Raises Overloaded when none is left.
+        """
+        limits = self.thresholds.of(partition.key.model_name)
+        if limits.off:
+            return candidates
+        pinned = request.pinned_worker
+        if pinned is None:
+            free, n_free = free_ranks(partition, candidates, limits)
+            if n_free:
+                return free
+            raise self._overloaded(partition, candidates, limits)
+        worker = partition.worker_mask(pinned.worker_id)
+        if free_ranks(partition, worker, limits)[1]:
+            return candidates
+        raise self._overloaded(partition, worker, limits)
+
+    def free_of_all(self, partition: Partition) -> Mask:
+        """All ranks of the partition that are not busy."""
+        limits = self.thresholds.of(partition.key.model_name)
+        return partition.open if limits.off else free_ranks(partition, partition.open, limits)[0]
+
+    def counts(self, partition: Partition) -> BusyCounts:
+        """How many ranks are busy now, and workers that have no free rank."""
+        free = self.free_of_all(partition)
+        busy = partition.open & ~free
+        workers = [partition.worker_mask(worker_id) for worker_id in partition.worker_ids()]
+        return BusyCounts(int(busy.sum()), sum(not (free & worker).any() for worker in workers))
+
+    def rate(self, partition: Partition) -> DrainRate:
+        """Unknown, and so zero, before the second tick of a partition."""
+        found = self._rates.get(partition.key)
+        return DrainRate(partition.drained, 0.0) if found is None else found
+
+    def tick(self, partitions: Mapping[PartitionKey, Partition], now: float) -> None:
+        """Follow the drain rates, and stop to believe what engines said too long ago."""
+        self._rates = {
+            key: self._rates.get(key) or DrainRate(part.drained, now)
+            for key, part in partitions.items()
+        }
+        for key, partition in partitions.items():
+            self._rates[key].observe(partition.drained, now)
+            self.read_engines(partition, now)
+
+    def read_engines(self, partition: Partition, now: float) -> None:
+        """Let the partition know which of its ranks engines speak for, and what they say."""
+        usages: dict[Rank, float] = {}
+        for rank in partition.ranks if self.engines else ():
+            usage = self.engines.kv_usage(rank, now)
+            if usage is not None:
+                usages[rank] = usage
+        partition.set_kv_usages(usages)
+
+    def _overloaded(
+        self, partition: Partition, candidates: Mask, limits: BusyThresholds
+    ) -> Overloaded:
+        error = Overloaded(BUSY_TEXT)
+        error.retry_after_s = self._retry_after_s(partition, candidates, limits)
+        return error
+
+    def _retry_after_s(self, partition: Partition, candidates: Mask, limits: BusyThresholds) -> int:
+        """Until the least busy candidate is below its thresholds, if all drain alike."""
+        rate, n_ranks = self.rate(partition), max(1, int(partition.open.sum()))
+        tokens = partition.load.totals[:, kernels.PREFILL_TOKENS] - _or_infinite(
+            limits.prefill_tokens
+        )
+        used = partition.used_kv_blocks()
+        blocks = used - _or_infinite(limits.decode_blocks) * partition.kv_blocks
+        blocks[~np.isfinite(blocks)] = 0.0
+        return min(
+            max(
+                retry_after_s(float(tokens[slot]), rate.tokens_per_s / n_ranks),
+                retry_after_s(float(blocks[slot]), rate.blocks_per_s / n_ranks),
+            )
+            for slot in np.flatnonzero(candidates)
+        )
+
+
+def free_ranks(partition: Partition, candidates: Mask, limits: BusyThresholds) -> tuple[Mask, int]:
+    """The candidates below both thresholds, and how many they are."""
+    out = np.empty(len(candidates), np.bool_)
+    n_free = busy_kernels.free_ranks(
+        candidates,
+        partition.load.totals,
+        partition.load.fractions,
+        partition.kv_blocks,
+        partition.kv_usage,
+        _or_infinite(limits.decode_blocks),
+        _or_infinite(limits.prefill_tokens),
+        out,
+    )
+    return out, n_free
+
+
+def _or_infinite(limit: float | None) -> float:
+    return inf if limit is None else float(limit)

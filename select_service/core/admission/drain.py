@@ -1,0 +1,49 @@
+"""How fast load leaves a partition, for telling refused clients when to come again.
+
+An estimate for a header: exponentially weighted rates over the last seconds, taken from running
+sums of what was prefilled and freed.
+"""
+
+from math import ceil, exp, inf
+
+from select_service.core.partition import Drained
+
+MEMORY_S = 10.0
+"""Time constant of the rates: what happened longer ago counts for less than 37 %."""
+RETRY_AFTER_UNKNOWN_S = 5
+"""When nothing has drained yet."""
+RETRY_AFTER_S_MAX = 60
+
+
+class DrainRate:
+    """Tokens and blocks per second that one partition sheds."""
+
+    __slots__ = ("_at", "_seen", "blocks_per_s", "tokens_per_s")
+
+    def __init__(self, seen: Drained, now: float) -> None:
+        self.tokens_per_s = 0.0
+        self.blocks_per_s = 0.0
+        self._seen = seen
+        self._at = now
+
+    def observe(self, seen: Drained, now: float) -> None:
+        """Take the sums of now into the rates."""
+        elapsed = now - self._at
+        if elapsed <= 0.0:
+            return
+        keep = exp(-elapsed / MEMORY_S)
+        tokens = (seen.tokens - self._seen.tokens) / elapsed
+        blocks = (seen.blocks - self._seen.blocks) / elapsed
+        self.tokens_per_s = keep * self.tokens_per_s + (1.0 - keep) * tokens
+        self.blocks_per_s = keep * self.blocks_per_s + (1.0 - keep) * blocks
+        self._seen, self._at = seen, now
+
+
+def retry_after_s(work: float, per_second: float) -> int:
+    """Whole seconds, 1 to RETRY_AFTER_S_MAX, until `work` has drained."""
+    if work <= 0.0:
+        return 1
+    seconds = work / per_second if per_second > 0.0 else inf
+    if seconds == inf:
+        return RETRY_AFTER_UNKNOWN_S
+    return min(RETRY_AFTER_S_MAX, max(1, ceil(seconds)))

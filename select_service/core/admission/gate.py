@@ -1,0 +1,480 @@
+"""The admission stage: what may pass, what must wait and what is refused, in this order.
+
+1. A request whose priority tier is shed is refused.
+2. Ranks above a busy threshold are no candidates; a request that has no other is refused.
+3. With queueing on, a request waits until one of its candidates has room for its policy class.
+
+What passes is placed and booked at once by `decide`, on ranks that passed 2 and 3.  What waits is a
+`Ticket`; it is settled by `serve`, by its deadline, by the end of its partition or by `leave`.
+
+Whatever frees capacity calls `room_appeared`, and the gate calls `wake` once; the owner of the
+event loop then lets `serve` run.  A request that comes in between lets those before it go first.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from sortedcontainers import SortedDict
+
+from select_service.core.admission import busy_kernels
+from select_service.core.admission.busy import BusyJudge, Mask
+from select_service.core.admission.drain import retry_after_s
+from select_service.core.admission.policy import PolicyClass, QueueRules
+from select_service.core.admission.tally import AdmissionTally
+from select_service.core.admission.tiers import SHED_RETRY_AFTER_S, PriorityTiers
+from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
+from select_service.core.decisions import Decision, Job, Waited
+from select_service.core.identity import PartitionKey
+from select_service.core.partition import Partition
+from select_service.errors import (
+    CapacityShed,
+    Conflict,
+    NoWorkers,
+    QueueFull,
+    QueueTimeout,
+    SelectError,
+)
+from select_service.schema import SelectRequest
+
+WAITING_BLOCKS_MAX = 4_194_304
+"""Prompt blocks of all waiting requests; 16 bytes each."""
+SERVED_PER_TURN_MAX = 64
+"""Requests that leave the queue before other work gets its turn."""
+
+Decide = Callable[[Job, Mask, float], Decision]
+
+
+class Waiting(NamedTuple):
+    """What waits in one partition."""
+
+    requests: int
+    isl_tokens: int
+
+
+class Gate:
+    """Judges every request that asks for a rank."""
+
+    def __init__(
+        self,
+        partitions: Mapping[PartitionKey, Partition],
+        judge: BusyJudge,
+        tiers: PriorityTiers,
+        rules: QueueRules | None,
+        decide: Decide,
+        wake: Callable[[], None],
+    ) -> None:
+        """rules: None when queueing is off;  wake: asks for a call of `serve` soon."""
+        self.judge = judge
+        self.tiers = tiers
+        self.rules = rules
+        self.tally = AdmissionTally()
+        self._partitions = partitions
+        self._decide = decide
+        self._wake = wake
+        self._rooms: dict[PartitionKey, Room] = {}
+        self._stirred: dict[PartitionKey, None] = {}
+        self._by_deadline: SortedDict[tuple[float, int], Ticket] = SortedDict()
+        self._ids: set[str] = set()
+        self._arrivals = count()
+        self._requests = self._isl_tokens = self._blocks = 0
+        self.switched()
+
+    # --- arrivals
+
+    def switched(self) -> None:
+        """A tier, a threshold or a queue was switched on or off."""
+        self._open = self.rules is None and not self.tiers.shedding and self.judge.thresholds.off
+
+    def refuse_shed(self, request: SelectRequest) -> None:
+        """Raises BadRequest for an unknown tier, CapacityShed for one that is shed."""
+        tier = self.tiers.index_of(request.priority_tier)
+        if self.tiers.is_shed(tier):
+            self.tally.others["shed"] += 1
+            self.tally.shed_tiers[self.tiers.names[tier]] += 1
+            raise self._shed(tier)
+
+    def admit(
+        self, job: Job, candidates: Mask, now: float, policy_class: str | None
+    ) -> Decision | Ticket:
+        """Let a request pass or wait.
+
+        candidates:   bool[n_slots], at least one
+        policy_class: what the client asked for
+        Raises Overloaded, QueueFull, QueueTimeout, Conflict, and what `decide` raises.
+        """
+        if not self._open:
+            try:
+                free = self.judge.free(job.partition, job.request, candidates)
+            except SelectError:
+                self.tally.others["busy"] += 1
+                raise
+            if self.rules is not None:
+                return self._admit_or_queue(job, free, now, policy_class)
+            candidates = free
+        decision = self._decide(job, candidates, now)
+        self.tally.admitted += 1
+        return decision
+
+    def refuse_if_waiting(self, reservation_id: str) -> None:
+        """Raises Conflict when a waiting request will take this id."""
+        if reservation_id in self._ids:
+            raise Conflict(f"reservation {reservation_id} is waiting for a worker already")
+
+    def _admit_or_queue(
+        self, job: Job, free: Mask, now: float, wanted: str | None
+    ) -> Decision | Ticket:
+        assert self.rules is not None
+        key = job.partition.key
+        if key in self._stirred:
+            self._serve_room(key, now, SERVED_PER_TURN_MAX)
+            free = free & self.judge.free_of_all(job.partition)
+        profile = self.rules.profile(key.model_name)
+        size = None
+        class_index = 0
+        if len(profile.classes) > 1:
+            size = _size(job, free)
+            class_index = profile.class_of(wanted, size.isl_tokens - size.cached_tokens)
+        mask, n_free = _unloaded(job.partition, free, profile.classes[class_index])
+        if n_free:
+            decision = self._decide(job, mask, now)
+            self.tally.admitted += 1
+            return decision
+        return self._enqueue(job, class_index, size or _size(job, free), now)
+
+    def _enqueue(self, job: Job, class_index: int, size: Size, now: float) -> Ticket:
+        assert self.rules is not None
+        request, key = job.request, job.partition.key
+        profile = self.rules.profile(key.model_name)
+        rules = profile.classes[class_index]
+        deadline = self._deadline(request, now)
+        room = self._rooms.get(key) or Room(profile.classes)
+        ticket = Ticket(
+            job=job._replace(request=_without_prompt(request)),
+            request=request,
+            lane=lane_of(request),
+            size=size,
+            class_index=class_index,
+            policy_class=rules.name,
+            tier=self.tiers.index_of(request.priority_tier),
+            arrived=now,
+            deadline=deadline,
+        )
+        self._refuse_if_full(room, ticket, deadline <= now)
+        score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size)
+        ticket.order = (-(request.strict_priority or 0), -score, next(self._arrivals))
+        room.add(ticket, _bits(job.partition.candidates(request)))
+        self._rooms[key] = room
+        self._add(ticket)
+        return ticket
+
+    def _deadline(self, request: SelectRequest, now: float) -> float:
+        """The sooner of the request's own and the common one."""
+        assert self.rules is not None
+        common = self.rules.timeout_s or inf
+        own = inf if request.timeout_ms is None else request.timeout_ms / 1000.0
+        return now + min(common, own)
+
+    def _refuse_if_full(self, room: Room, ticket: Ticket, may_not_wait: bool) -> None:
+        """Raises QueueTimeout, QueueFull or Conflict; nothing is added."""
+        partition = ticket.job.partition
+        if may_not_wait:
+            raise self._too_late(ticket, ticket.arrived)
+        wanted = ticket.job.reservation_id
+        if wanted is not None:
+            self.refuse_if_waiting(wanted)
+        try:
+            room.refuse_if_full(
+                ticket.class_index, ticket.lane, ticket.size, len(partition.worker_ids())
+            )
+            self._refuse_beyond_bounds(ticket)
+        except QueueFull as error:
+            self.tally.others["queue_full"] += 1
+            error.retry_after_s = self._retry_after_s(partition)
+            raise
+
+    def _refuse_beyond_bounds(self, ticket: Ticket) -> None:
+        assert self.rules is not None
+        bounds = self.rules.bounds
+        for what, current, more, limit in (
+            ("requests", self._requests, 1, bounds.requests_max),
+            ("prompt tokens", self._isl_tokens, ticket.size.isl_tokens, bounds.isl_tokens_max),
+            ("prompt blocks", self._blocks, _n_blocks(ticket), WAITING_BLOCKS_MAX),
+        ):
+            if current + more > limit:
+                raise QueueFull(
+                    f"the queue is full: {current} {what} are waiting, {limit} is the most"
+                )
+
+    # --- departures
+
+    def room_appeared(self, key: PartitionKey) -> None:
+        """Capacity of a partition may have been freed, or its ranks have changed."""
+        if key in self._rooms and key not in self._stirred:
+            self._stirred[key] = None
+            self._wake()
+
+    def stir_all(self) -> None:
+        """Thresholds or tiers have changed."""
+        self.switched()
+        for key in self._rooms:
+            self.room_appeared(key)
+
+    def serve(self, now: float) -> None:
+        """Let waiting requests go for which there is room; asks to be woken again for the rest."""
+        left = SERVED_PER_TURN_MAX
+        for key in list(self._stirred):
+            left = self._serve_room(key, now, left)
+            if not left:
+                break
+        if self._stirred:
+            self._wake()
+
+    def tick(self, now: float) -> None:
+        """Once a second: deadlines, rates, engines, and a look at every queue."""
+        self.judge.tick(self._partitions, now)
+        while self._by_deadline and self._by_deadline.keys()[0][0] <= now:
+            self.time_out(self._by_deadline.values()[0], now)
+        self.stir_all()
+        self.serve(now)
+
+    def time_out(self, ticket: Ticket, now: float) -> None:
+        """Its time is over; nothing happens when it is settled already."""
+        if ticket.outcome is None:
+            self._remove(ticket)
+            ticket.settle(self._too_late(ticket, now))
+
+    def leave(self, ticket: Ticket) -> None:
+        """Its client has gone; nothing happens when it is settled already."""
+        if ticket.outcome is None:
+            self._remove(ticket)
+            self.tally.others["client_gone"] += 1
+            ticket.settle(QueueTimeout("the client has gone"))
+
+    def shed(self, tier: str | None) -> None:
+        """Throw the switch; who waits and is shed now is refused.  Raises BadRequest."""
+        self.tiers.shed(tier)
+        for ticket in self.tickets():
+            if self.tiers.is_shed(ticket.tier):
+                self._remove(ticket)
+                self.tally.others["shed"] += 1
+                self.tally.shed_tiers[self.tiers.names[ticket.tier]] += 1
+                ticket.settle(self._shed(ticket.tier))
+        self.stir_all()
+
+    def dismiss(self, error: SelectError) -> None:
+        """Nobody will be served any more."""
+        for ticket in self.tickets():
+            self._remove(ticket)
+            ticket.settle(error)
+
+    def _serve_room(self, key: PartitionKey, now: float, left: int) -> int:
+        """Serve at most `left` requests of one partition; returns what is left of that."""
+        self._stirred.pop(key, None)
+        partition = self._partitions.get(key)
+        self._settle_stranded(key, partition)
+        while partition is not None and key in self._rooms:
+            if not left:
+                self._stirred[key] = None
+                break
+            room, free = self._rooms[key], self.judge.free_of_all(partition)
+            masks: dict[int, Mask] = {}
+
+            def bits(
+                index: int,
+                room: Room = room,
+                free: Mask = free,
+                masks: dict[int, Mask] = masks,
+                partition: Partition = partition,
+            ) -> int:
+                if index not in masks:
+                    masks[index] = _unloaded(partition, free, room.rules(index))[0]
+                return _bits(masks[index])
+
+            ticket = room.next(bits)
+            if ticket is None:
+                break
+            self._forget(ticket)
+            self._serve(ticket, masks[ticket.class_index], now)
+            left -= 1
+        return left
+
+    def _serve(self, ticket: Ticket, room_on: Mask, now: float) -> None:
+        """Decide anew, with what is known now."""
+        job, waited_s = ticket.job, now - ticket.arrived
+        try:
+            decision = self._decide(job, job.partition.candidates(ticket.request) & room_on, now)
+        except SelectError as error:
+            self.tally.others["no_rank"] += 1
+            ticket.settle(error)
+            return
+        self.tally.admitted += 1
+        self.tally.waited(ticket.policy_class, waited_s)
+        waited = Waited(ticket.policy_class, ticket.position, waited_s)
+        ticket.settle(decision._replace(waited=waited))
+
+    def _settle_stranded(self, key: PartitionKey, partition: Partition | None) -> None:
+        """Requests whose ranks have all gone have nothing to wait for."""
+        room = self._rooms.get(key)
+        if room is None:
+            return
+        if partition is None:
+            text = f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}"
+            stranded: list[tuple[Ticket, SelectError]] = [(t, NoWorkers(text)) for t in room]
+            for ticket, _ in stranded:
+                room.remove(ticket)
+        else:
+            stranded = _rebound(room, partition)
+            stranded += room.refresh(partition.shape, lambda r: _bits(partition.candidates(r)))
+        for ticket, error in stranded:
+            self._forget(ticket)
+            self.tally.others["no_rank"] += 1
+            ticket.settle(error)
+
+    # --- bookkeeping
+
+    def _add(self, ticket: Ticket) -> None:
+        self._count(ticket, 1)
+        wanted = ticket.job.reservation_id
+        if wanted is not None:
+            self._ids.add(wanted)
+        if ticket.deadline < inf:
+            self._by_deadline[(ticket.deadline, ticket.number)] = ticket
+
+    def _remove(self, ticket: Ticket) -> None:
+        self._rooms[ticket.job.partition.key].remove(ticket)
+        self._forget(ticket)
+
+    def _forget(self, ticket: Ticket) -> None:
+        """It is in no room any more."""
+        self._count(ticket, -1)
+        wanted = ticket.job.reservation_id
+        if wanted is not None:
+            self._ids.discard(wanted)
+        self._by_deadline.pop((ticket.deadline, ticket.number), None)
+        key = ticket.job.partition.key
+        if not len(self._rooms[key]):
+            del self._rooms[key]
+            self._stirred.pop(key, None)
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        self._requests += sign
+        self._isl_tokens += sign * ticket.size.isl_tokens
+        self._blocks += sign * _n_blocks(ticket)
+
+    def _shed(self, tier: int) -> CapacityShed:
+        error = CapacityShed(f"capacity_shed: tier={self.tiers.names[tier]}")
+        error.retry_after_s = SHED_RETRY_AFTER_S
+        return error
+
+    def _too_late(self, ticket: Ticket, now: float) -> QueueTimeout:
+        self.tally.others["queue_timeout"] += 1
+        error = QueueTimeout(
+            f"queue_timeout: no worker had room within {now - ticket.arrived:.3f} s "
+            f"(policy class {ticket.policy_class})"
+        )
+        error.retry_after_s = self._retry_after_s(ticket.job.partition)
+        return error
+
+    def _retry_after_s(self, partition: Partition) -> int:
+        """Until what waits now has drained."""
+        work = max(1, self.waiting(partition.key).isl_tokens)
+        return retry_after_s(work, self.judge.rate(partition).tokens_per_s)
+
+    # --- views
+
+    @property
+    def requests(self) -> int:
+        """How many wait in the whole process."""
+        return self._requests
+
+    @property
+    def isl_tokens(self) -> int:
+        return self._isl_tokens
+
+    def tickets(self) -> list[Ticket]:
+        return [ticket for room in self._rooms.values() for ticket in room]
+
+    def waiting(self, key: PartitionKey) -> Waiting:
+        room = self._rooms.get(key)
+        return Waiting(0, 0) if room is None else Waiting(len(room), room.isl_tokens)
+
+    def by_class(self) -> dict[str, Waiting]:
+        """What waits, by policy class, over all partitions; classes that had waits stay."""
+        found = {name: Waiting(0, 0) for name in self.tally.waits}
+        for room in self._rooms.values():
+            for name, requests, tokens in room.counts():
+                old = found.get(name, Waiting(0, 0))
+                found[name] = Waiting(old.requests + requests, old.isl_tokens + tokens)
+        return found
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        tickets = self.tickets()
+        assert self._requests == len(tickets)
+        assert self._isl_tokens == sum(ticket.size.isl_tokens for ticket in tickets)
+        assert self._blocks == sum(map(_n_blocks, tickets))
+        assert {i for t in tickets if (i := t.job.reservation_id) is not None} == self._ids
+        timed = {(t.deadline, t.number) for t in tickets if t.deadline < inf}
+        assert timed == set(self._by_deadline)
+        assert set(self._stirred) <= set(self._rooms)
+        for room in self._rooms.values():
+            room.check_invariants()
+            assert len(room)
+
+
+def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError]]:
+    """All workers of a partition may have been replaced at once: its requests follow to the new
+    ones.  Takes out and returns those whose blocks were hashed in another size.
+    """
+    stranded: list[tuple[Ticket, SelectError]] = []
+    for ticket in room:
+        old = ticket.job.partition
+        if old is partition:
+            break
+        if (old.block_size, old.is_eagle) == (partition.block_size, partition.is_eagle):
+            ticket.job = ticket.job._replace(partition=partition)
+        else:
+            text = f"the workers of model={old.key.model_name} have another block size now"
+            stranded.append((ticket, NoWorkers(text)))
+    for ticket, _ in stranded:
+        room.remove(ticket)
+    return stranded
+
+
+def _size(job: Job, candidates: Mask) -> Size:
+    cached = job.partition.best_cached_tokens(job.prompt, job.config, candidates)
+    return Size(job.prompt.isl_tokens, min(cached, job.prompt.isl_tokens))
+
+
+def _unloaded(partition: Partition, free: Mask, rules: PolicyClass) -> tuple[Mask, int]:
+    """Of the free ranks those that have room for a policy class, and how many they are."""
+    out = np.empty(len(free), np.bool_)
+    tokens, batches = rules.prefill_busy_threshold, rules.prefill_busy_threshold_frac
+    n_free = busy_kernels.unloaded_ranks(
+        free,
+        partition.load.totals,
+        partition.batch_tokens,
+        inf if tokens is None else float(tokens),
+        inf if batches is None else batches,
+        out,
+    )
+    return out, n_free
+
+
+def _bits(mask: Mask) -> int:
+    """Bit s is set for slot s."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
+def _n_blocks(ticket: Ticket) -> int:
+    return len(ticket.job.prompt.sequence_hashes)
+
+
+def _without_prompt(request: SelectRequest) -> SelectRequest:
+    """What is waiting must not hold token lists: the prompt has been hashed already."""
+    request.token_ids = request.mm_routing_info = request.block_mm_infos = None
+    request.block_hashes = request.sequence_hashes = None
+    return request

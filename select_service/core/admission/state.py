@@ -1,0 +1,29 @@
+"""What operators see of the admission stage."""
+
+from select_service.core.admission.gate import Gate
+from select_service.schema import AdmissionState, BusyThresholdView, ClassState
+
+
+def admission_state(gate: Gate, thresholds: list[BusyThresholdView]) -> AdmissionState:
+    """GET /admission."""
+    tiers, rules = gate.tiers, gate.rules
+    return AdmissionState(
+        tiers=list(tiers.names),
+        default_tier=tiers.names[tiers.default],
+        shed_tier=tiers.shed_tier,
+        shed_tiers=list(tiers.shed_names),
+        queueing=rules is not None,
+        queue_timeout_s=None if rules is None else rules.timeout_s or None,
+        waiting_requests=gate.requests,
+        waiting_isl_tokens=gate.isl_tokens,
+        classes=[
+            ClassState(
+                policy_class=name,
+                waiting_requests=waiting.requests,
+                waiting_isl_tokens=waiting.isl_tokens,
+            )
+            for name, waiting in sorted(gate.by_class().items())
+        ],
+        thresholds=thresholds,
+        outcomes=gate.tally.outcomes(),
+    )

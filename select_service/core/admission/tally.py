@@ -1,0 +1,62 @@
+"""What became of the requests that were judged, as plain numbers."""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Outcome = Literal[
+    "admitted", "busy", "shed", "queue_full", "queue_timeout", "client_gone", "no_rank"
+]
+"""no_rank: it waited, and could not be served when its turn came; client_gone: its client left."""
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+REJECTIONS: tuple[Outcome, ...] = ("busy", "shed", "queue_full", "queue_timeout")
+
+WAIT_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of the histogram of waiting times; a last bucket has no bound."""
+
+
+class Waits:
+    """Histogram of the waiting times of one policy class."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(WAIT_BUCKETS_S) + 1)
+        self.total_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(WAIT_BUCKETS_S, seconds)] += 1
+        self.total_s += seconds
+
+
+@dataclass(slots=True)
+class AdmissionTally:
+    """Totals since the start.
+
+    admitted:   requests that got a rank
+    others:     every other outcome
+    shed_tiers: requests refused because of their tier, by its name
+    waits:      of requests that got a rank after waiting, by policy class
+    """
+
+    admitted: int = 0
+    others: Counter[Outcome] = field(default_factory=Counter)
+    shed_tiers: Counter[str] = field(default_factory=Counter)
+    waits: dict[str, Waits] = field(default_factory=dict)
+
+    def outcomes(self) -> dict[str, int]:
+        """Every outcome has a number, also when it is 0."""
+        return {o: self.admitted if o == "admitted" else self.others[o] for o in OUTCOMES}
+
+    @property
+    def rejected(self) -> int:
+        """Requests that admission refused."""
+        return sum(self.others[outcome] for outcome in REJECTIONS)
+
+    def waited(self, policy_class: str, seconds: float) -> None:
+        waits = self.waits.get(policy_class)
+        if waits is None:
+            waits = self.waits[policy_class] = Waits()
+        waits.add(seconds)

@@ -1,0 +1,331 @@
+"""Requests that wait for room in one partition, and the order in which they go.
+
+A request waits in the queue of its policy class.  Within a class the order is: higher
+strict_priority first, then higher score, then arrival.  Scores, with j = max(0, priority_jump):
+
+    fcfs  j - arrival in seconds                   wspt  (1 + j) / uncached prompt tokens
+    lcfs  j + arrival in seconds
+
+Requests of a class with the same constraints stand in one *lane*: all of them can run on the same
+ranks.  The head of a class is the first request, in the order of the class, of the lanes that have
+a rank with room.  So a request never waits for one whose candidates it does not share, and it never
+overtakes one on a rank that both can use.
+
+Between classes a deficit round robin shares the room out: a class gets `quantum` tokens of credit
+whenever the ring comes by, and a request costs its uncached tokens, at least 1.  A class without a
+head gets no credit; an empty class loses what it has.  Rounds in which nobody could pay are
+counted, not walked, so one step costs O(classes + lanes).
+
+Source: the reference's description of its queues ("Deficit Round Robin Queue Scheduling") and its
+measured order; lanes are ours.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sortedcontainers import SortedDict
+
+from select_service.core.admission.policy import PolicyClass, QueuePolicy
+from select_service.core.identity import Rank
+from select_service.errors import QueueFull, SelectError
+from select_service.schema import SelectRequest
+
+LANES_MAX = 1024
+"""Different sets of constraints among the waiting requests of one class."""
+
+Order = tuple[float, float, int]
+
+
+class Lane(NamedTuple):
+    """Constraints of a request; equal ones have equal candidates."""
+
+    pinned: Rank | None
+    allowed: frozenset[int] | None
+    required: frozenset[str]
+
+
+def lane_of(request: SelectRequest) -> Lane:
+    pinned, allowed = request.pinned_worker, request.allowed_worker_ids
+    return Lane(
+        pinned=None if pinned is None else Rank(pinned.worker_id, pinned.dp_rank),
+        allowed=None if allowed is None or pinned is not None else frozenset(allowed),
+        required=frozenset(request.routing_constraints.required_taints),
+    )
+
+
+class Size(NamedTuple):
+    """Prompt tokens of a request, and those of them that the best candidate has cached."""
+
+    isl_tokens: int
+    cached_tokens: int
+
+    @property
+    def cost(self) -> int:
+        return max(1, self.isl_tokens - self.cached_tokens)
+
+
+def _unheard() -> None:
+    """Nobody is told."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One waiting request.  `outcome` is there once it is settled, and `settled` is called then.
+
+    deadline: seconds of the monotonic clock; infinite when it may wait for ever
+    position: how many of its class were before it when it came, plus 1
+    """
+
+    job: Any
+    request: SelectRequest
+    lane: Lane
+    size: Size
+    class_index: int
+    policy_class: str
+    tier: int
+    arrived: float
+    deadline: float
+    order: Order = (0.0, 0.0, 0)
+    position: int = 0
+    outcome: Any = None
+    settled: Callable[[], None] = field(default=_unheard)
+
+    @property
+    def number(self) -> int:
+        """Counts arrivals over all partitions."""
+        return self.order[2]
+
+    def settle(self, outcome: Any) -> None:
+        assert self.outcome is None
+        self.outcome = outcome
+        self.settled()
+
+
+def score_of(policy: QueuePolicy, jump: float, arrived: float, size: Size) -> float:
+    """Higher goes first."""
+    jump = max(0.0, jump)
+    if policy == "wspt":
+        return (1.0 + jump) / size.cost
+    return jump + arrived if policy == "lcfs" else jump - arrived
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The tickets of one lane, in order.  bits: its candidates, bit s for slot s."""
+
+    request: SelectRequest
+    bits: int
+    tickets: SortedDict[Order, Ticket] = field(default_factory=SortedDict)
+
+
+class _Queue:
+    """One policy class."""
+
+    def __init__(self, rules: PolicyClass) -> None:
+        self.rules = rules
+        self.lanes: dict[Lane, _Waiting] = {}
+        self.deficit = 0
+        self.requests = 0
+        self.isl_tokens = 0
+        self.cached_tokens = 0
+
+    def add(self, ticket: Ticket, bits: int) -> None:
+        """bits: the candidates of its lane."""
+        waiting = self.lanes.get(ticket.lane)
+        if waiting is None:
+            waiting = self.lanes[ticket.lane] = _Waiting(ticket.request, bits)
+        ticket.position = 1 + sum(w.tickets.bisect(ticket.order) for w in self.lanes.values())
+        waiting.tickets[ticket.order] = ticket
+        self._count(ticket, 1)
+
+    def remove(self, ticket: Ticket) -> None:
+        waiting = self.lanes[ticket.lane]
+        del waiting.tickets[ticket.order]
+        if not waiting.tickets:
+            del self.lanes[ticket.lane]
+        self._count(ticket, -1)
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        self.requests += sign
+        self.isl_tokens += sign * ticket.size.isl_tokens
+        self.cached_tokens += sign * ticket.size.cached_tokens
+
+    def head(self, free: int) -> Ticket | None:
+        """The next request that has a candidate among the `free` slots (bits)."""
+        first: Ticket | None = None
+        for waiting in self.lanes.values():
+            if waiting.bits & free:
+                ticket: Ticket = waiting.tickets.values()[0]
+                if first is None or ticket.order < first.order:
+                    first = ticket
+        return first
+
+    def refuse_if_full(self, lane: Lane, size: Size, n_workers: int) -> None:
+        """Raises QueueFull."""
+        rules = self.rules
+        for kind, current, more, limit in (
+            ("requests", self.requests, 1, rules.request_queue_limit_per_worker),
+            (
+                "raw_isl_tokens",
+                self.isl_tokens,
+                size.isl_tokens,
+                rules.raw_isl_token_queue_limit_per_worker,
+            ),
+            (
+                "cached_tokens",
+                self.cached_tokens,
+                size.cached_tokens,
+                rules.cached_token_queue_limit_per_worker,
+            ),
+        ):
+            if limit is not None and current + more > limit * n_workers:
+                raise _full(rules.name, kind, current, limit * n_workers)
+        if lane not in self.lanes and len(self.lanes) >= LANES_MAX:
+            raise _full(rules.name, "constraints", len(self.lanes), LANES_MAX)
+
+
+def _full(name: str, kind: str, current: int, limit: int) -> QueueFull:
+    error = QueueFull(
+        f'router policy class "{name}" queue {kind} limit reached '
+        f"(current={current}, limit={limit})"
+    )
+    error.details = {
+        "policy_class": name,
+        "limit_kind": kind,
+        "current": current,
+        "limit": limit,
+    }
+    return error
+
+
+class Room:
+    """All that waits in one partition.  Holds state only while somebody waits."""
+
+    def __init__(self, classes: Sequence[PolicyClass]) -> None:
+        self._queues = [_Queue(rules) for rules in classes]
+        self._cursor = 0
+        self._shape: Hashable = None
+
+    def __len__(self) -> int:
+        return sum(queue.requests for queue in self._queues)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        for queue in self._queues:
+            for waiting in queue.lanes.values():
+                yield from waiting.tickets.values()
+
+    @property
+    def isl_tokens(self) -> int:
+        return sum(queue.isl_tokens for queue in self._queues)
+
+    def counts(self) -> Iterator[tuple[str, int, int]]:
+        """(class, requests, prompt tokens) of every class."""
+        for queue in self._queues:
+            yield queue.rules.name, queue.requests, queue.isl_tokens
+
+    def rules(self, class_index: int) -> PolicyClass:
+        return self._queues[class_index].rules
+
+    def refuse_if_full(self, class_index: int, lane: Lane, size: Size, n_workers: int) -> None:
+        """Raises QueueFull."""
+        self._queues[class_index].refuse_if_full(lane, size, n_workers)
+
+    def add(self, ticket: Ticket, bits: int) -> None:
+        """bits: the candidates of its lane, bit s for slot s."""
+        self._queues[ticket.class_index].add(ticket, bits)
+
+    def remove(self, ticket: Ticket) -> None:
+        self._queues[ticket.class_index].remove(ticket)
+
+    def refresh(
+        self, shape: Hashable, candidates: Callable[[SelectRequest], int]
+    ) -> list[tuple[Ticket, SelectError]]:
+        """Recompute who may run where; takes out and returns those that no rank fits any more.
+
+        shape:      anything that changes with the ranks of the partition
+        candidates: bits of a request's candidates; raises SelectError when there are none
+        """
+        stranded: list[tuple[Ticket, SelectError]] = []
+        if shape == self._shape:
+            return stranded
+        self._shape = shape
+        for queue in self._queues:
+            for waiting in list(queue.lanes.values()):
+                try:
+                    waiting.bits = candidates(waiting.request)
+                except SelectError as error:
+                    stranded += [(ticket, error) for ticket in waiting.tickets.values()]
+        for ticket, _ in stranded:
+            self.remove(ticket)
+        return stranded
+
+    def next(self, free: Callable[[int], int]) -> Ticket | None:
+        """The request whose turn it is, taken out; None when nobody who waits has room.
+
+        free: class index -> slots (bits) with room for that class
+        """
+        heads = [
+            queue.head(free(i)) if queue.requests else None for i, queue in enumerate(self._queues)
+        ]
+        chosen = self._affordable(heads, grant=True)
+        if chosen is None:
+            self._skip_rounds(heads)
+            chosen = self._affordable(heads, grant=False)
+        if chosen is None:
+            return None
+        ticket = heads[chosen]
+        assert ticket is not None
+        self._charge(chosen, ticket, free(chosen))
+        return ticket
+
+    def _ring(self) -> Iterator[tuple[int, _Queue]]:
+        n = len(self._queues)
+        for step in range(n):
+            index = (self._cursor + step) % n
+            yield index, self._queues[index]
+
+    def _affordable(self, heads: Sequence[Ticket | None], *, grant: bool) -> int | None:
+        """The first class around the ring that can pay for its head; `grant` credit on the way."""
+        for index, queue in self._ring():
+            head = heads[index]
+            if not queue.requests:
+                queue.deficit = 0
+            if head is None:
+                continue
+            if grant and queue.deficit < head.size.cost:
+                queue.deficit += queue.rules.quantum
+            if queue.deficit >= head.size.cost:
+                return index
+        return None
+
+    def _skip_rounds(self, heads: Sequence[Ticket | None]) -> None:
+        """Credit for as many rounds as the first class to be able to pay needs."""
+        able = [(q, h) for q, h in zip(self._queues, heads, strict=True) if h is not None]
+        if not able:
+            return
+        rounds = min(-(-(h.size.cost - q.deficit) // q.rules.quantum) for q, h in able)
+        for queue, _ in able:
+            queue.deficit += rounds * queue.rules.quantum
+
+    def _charge(self, index: int, ticket: Ticket, free: int) -> None:
+        """Take the ticket out and its cost off; the ring stays while the class can go on paying."""
+        queue = self._queues[index]
+        queue.deficit -= ticket.size.cost
+        queue.remove(ticket)
+        following = queue.head(free)
+        if not queue.requests:
+            queue.deficit = 0
+        stays = following is not None and queue.deficit >= following.size.cost
+        self._cursor = index if stays else (index + 1) % len(self._queues)
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        for index, queue in enumerate(self._queues):
+            tickets = [t for w in queue.lanes.values() for t in w.tickets.values()]
+            assert queue.requests == len(tickets)
+            assert queue.isl_tokens == sum(t.size.isl_tokens for t in tickets)
+            assert queue.cached_tokens == sum(t.size.cached_tokens for t in tickets)
+            assert all(t.class_index == index and t.outcome is None for t in tickets)
+            assert all(w.tickets for w in queue.lanes.values())
+            assert queue.deficit >= 0
