@@ -2,13 +2,12 @@
 
     python scripts/bench/engine_metrics.py [--scrapes 2000]
 
-`text` is the reading of a recorded text alone, `scrape` everything: request, answer and reading over
-a kept connection, on uvloop.  The server is another process.  Microseconds of CPU of this process,
-the best of five rounds.
+`text` is the reading of a recorded text alone, `scrape` all of it: request, answer and reading,
+over a kept connection, on uvloop.  The server is another process.  Microseconds of CPU of this
+process, the best of five rounds.
 """
 
 import argparse
-import asyncio
 import lzma
 import multiprocessing
 import socket
