@@ -91,7 +91,7 @@ class AskedPeer:
             log.warning("a download of a dump failed", extra={"fields": fields})
 
     def _tell_answer(self, answer: Answer) -> None:
-        reading = self.reading
+        reading = answer.reading
         fields = {
             "peer": self.url,
             "form": answer.form,

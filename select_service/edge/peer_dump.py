@@ -32,7 +32,7 @@ ACCEPT = f"{MEDIA_TYPE}, application/json;q=0.5"
 class Answer(NamedTuple):
     """A dump that was read to its end."""
 
-    url: str
+    reading: Reading
     form: Literal["compact", "json"]
     partitions: list[DumpedPartition]
     bad_entries: int
@@ -97,7 +97,7 @@ class Download(threading.Thread):
                 raise DumpError(f"more than {BODY_BYTES_MAX} bytes")
         loader.finish()
         form: Literal["compact", "json"] = "compact" if is_compact else "json"
-        return Answer(self.url, form, loader.partitions, loader.bad_entries)
+        return Answer(self.reading, form, loader.partitions, loader.bad_entries)
 
     def _refuse_if_cancelled(self) -> None:
         if self.reading.unwanted:

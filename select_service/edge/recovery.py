@@ -14,11 +14,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from indexer.compact_load import LoadLimits
+from indexer.dump_choice import best_of
 from indexer.held_blocks import DumpedPartition, adopt
 from indexer.ingest import Ingest
 from select_service.core.recovered import RecoveryStatus, State
@@ -80,35 +82,43 @@ class Recovery:
             self._file.unwanted = True
 
     async def _found(self) -> tuple[State, list[DumpedPartition]]:
-        """Peers first, as they are younger; the file fills in the partitions they do not have."""
-        old, (best, heard) = await asyncio.gather(self._read_file(), self._ask_peers())
-        told = best.partitions if best else []
-        # A peer that knows a partition but holds nothing of it has just started itself.
-        names = {partition.name for partition in told if partition.blocks}
-        partitions = [partition for partition in told if partition.blocks]
-        partitions += [partition for partition in old if partition.name not in names]
-        status = self.status
-        source, size = None, 0
-        if best is not None:
-            status.bad_entries = best.bad_entries
-        if best is not None and best.blocks:
-            source, size = best.url, max(peer.reading.bytes for peer in self._peers)
-        elif partitions and self._file is not None:
-            source, size = self._file.source, self._file.bytes
+        """Every rank from one source: the peer with most blocks first, the file last (oldest)."""
+        old, answers = await asyncio.gather(self._read_file(), self._ask_peers())
+        dumps = [answer.partitions for answer in answers] + [old]
+        taken = await asyncio.to_thread(best_of, dumps)
+        readings = [answer.reading for answer in answers]
+        readings += [] if self._file is None else [self._file]
         self._peers, self._file = [], None  # nothing more comes from them
-        status.source, status.bytes, status.partitions = source, size, len(partitions)
-        status.blocks = sum(partition.blocks for partition in partitions)
+        status = self.status
+        status.bad_entries = sum(answer.bad_entries for answer in answers)
+        self._show_taken(list(zip(readings, taken, strict=False)))
         if status.blocks:
-            return "found", partitions
-        return ("empty" if heard or not self._urls else "failed"), partitions
+            return "found", list(chain.from_iterable(taken))
+        return ("empty" if answers or not self._urls else "failed"), []
+
+    def _show_taken(self, taken: list[tuple[Reading, list[DumpedPartition]]]) -> None:
+        """What came from where; the status names the source of most blocks."""
+        status, most = self.status, 0
+        names = {(part.name, part.block_size) for _, parts in taken for part in parts}
+        status.source, status.bytes = None, 0
+        status.partitions, status.blocks = len(names), 0
+        for reading, parts in taken:
+            blocks = sum(part.blocks for part in parts)
+            status.blocks += blocks
+            if blocks > most:
+                most, status.source, status.bytes = blocks, reading.source, reading.bytes
+            if blocks:
+                ranks = sum(len(part.ranks) for part in parts)
+                fields = {"source": reading.source, "ranks": ranks, "blocks": blocks}
+                log.info("blocks are taken from a dump", extra={"fields": fields})
 
     async def _read_file(self) -> list[DumpedPartition]:
         if self._path is None or self._file is None:
             return []
         return await asyncio.to_thread(read_snapshot, self._path, self._limits, self._file)
 
-    async def _ask_peers(self) -> tuple[Answer | None, bool]:
-        """The best answer, and whether any peer gave a proper one."""
+    async def _ask_peers(self) -> list[Answer]:
+        """The proper answers, the one with most blocks first."""
         asked = self._peers = [AskedPeer(url, self._limits) for url in self._urls]
         begun_at = monotonic()
         first_found: float | None = None
@@ -119,14 +129,14 @@ class Recovery:
             answers = [peer.answer for peer in asked if peer.answer is not None]
             if first_found is None and any(answer.blocks for answer in answers):
                 first_found = now
-            if not any(peer.is_awaited(now, first_found) for peer in asked):
-                break
             if now > begun_at + TOTAL_S_MAX:
+                break
+            if not any(peer.is_awaited(now, first_found) for peer in asked):
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         for peer in asked:
             peer.give_up()
-        return max(answers, key=lambda answer: answer.blocks, default=None), bool(answers)
+        return sorted(answers, key=lambda answer: answer.blocks, reverse=True)
 
     # --- what others see meanwhile
 

@@ -73,6 +73,31 @@ def test_an_empty_peer_does_not_take_the_place_of_the_file(tmp_path):
             assert (ended(service)["state"], ended(service)["blocks"]) == ("found", 4)
 
 
+def test_a_peer_that_has_just_begun_does_not_take_the_place_of_a_full_file(tmp_path):
+    path = tmp_path / "index.snapshot"
+    chain, flags = Chain(6), ("--snapshot-path", str(path))
+    with FakeEngine(replay=False) as engine, Running(**KV) as peer:
+        with Running(*flags, **KV) as service:
+            register(service, 1, engine)
+            engine.await_subscriber()
+            for block in range(9):
+                engine.publish(chain.stored(block))
+            eventually(lambda: overlap(service, chain, 9) == {1: 9})
+            assert service.stop(signal.SIGTERM)[0] == 0
+        register(peer, 1, engine)
+        engine.await_subscriber()
+
+        def heard():  # later than the file, and nearly nothing
+            engine.publish(Chain(7).stored(0))
+            return overlap(peer, Chain(7), 1) == {1: 1}
+
+        eventually(heard)
+        url = f"http://127.0.0.1:{peer.port}"
+        with Running(*flags, "--indexer-peers", url, **KV) as service:
+            found = ended(service)
+            assert (found["peer"], found["blocks"]) == (str(path), 9)
+
+
 def test_a_path_where_nothing_can_be_kept_ends_the_start(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
