@@ -85,7 +85,6 @@ def test_a_peer_that_has_just_begun_does_not_take_the_place_of_a_full_file(tmp_p
             eventually(lambda: overlap(service, chain, 9) == {1: 9})
             assert service.stop(signal.SIGTERM)[0] == 0
         register(peer, 1, engine)
-        engine.await_subscriber()
 
         def heard():  # later than the file, and nearly nothing
             engine.publish(Chain(7).stored(0))
