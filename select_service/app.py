@@ -224,7 +224,8 @@ def _opened(service: Service) -> bool:
         for endpoint in config["replica_sync_peers"] or ():
             replicas.register(endpoint)
     except zmq.ZMQError as error:
-        print(f"select-service: error: cannot bind tcp://*:{port}: {error}", file=sys.stderr)
+        reason = f"cannot bind tcp://*:{port}: {zmq.strerror(error.errno or 0)}"
+        print(f"select-service: error: --replica-sync-port: {reason}", file=sys.stderr)
     except SelectError as error:
         print(f"select-service: error: --replica-sync-peers: {error}", file=sys.stderr)
     else:

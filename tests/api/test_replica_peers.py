@@ -1,7 +1,16 @@
 """The routes of the replica plane: its peers, and what it answers without one."""
 
+import json
+import re
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from select_service import schema
+from select_service.core import replica_state
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "replicas.md").read_text()
 PEER = {"endpoint": "tcp://127.0.0.1:19170"}
 
 
@@ -114,3 +123,18 @@ def test_metrics_have_series_for_every_peer_and_none_without_a_port(replica, api
         assert f"select_service_replica_{family}{label} 0.0" in text
     assert "select_service_replica_frames_out_total 0.0" in text
     assert "replica_" not in api.get("/metrics").body
+
+
+def test_the_documented_status_is_one_and_every_field_and_reason_is_explained():
+    (body,) = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
+    documented = msgspec.convert(json.loads(body), schema.ReplicaStatus, strict=True)
+    assert json.loads(msgspec.json.encode(documented)) == json.loads(body)
+    names = {part for name in re.findall(r"`([\w.]+)`", DOCUMENT) for part in name.split(".")}
+    for shape in (schema.ReplicaStatus, schema.ReplicaPeer, schema.ReplicaRepairs):
+        assert names >= set(shape.__struct_encode_fields__)
+    assert names >= set(replica_state.Reason.__args__)
+
+
+@pytest.mark.parametrize("verb", ["register_peer", "deregister_peer"])
+def test_a_body_without_a_content_type_is_refused_before_anything_else(replica, verb):
+    assert replica.call("POST", f"/replica_sync/{verb}").status == 415

@@ -4,7 +4,7 @@ A scenario is a file of JSON lines.  The first line names the environment; each 
 `publish` of KV events or a `call` with what was sent, and the status and answer of the reference.
 Short forms in answers: {"$error": true} is any refusal, {"$worker": {...}} a worker record without
 its null and empty fields, "$uuid" a generated id.  `<port N>` stands for a port that is known when
-the test runs.
+the test runs, of a publisher in it; `<free port>` for one that the service is to bind.
 """
 
 import json
@@ -63,6 +63,12 @@ def with_ports(step: dict[str, Any], ports: Mapping[str, int]) -> dict[str, Any]
     text = re.sub(r"<port (\w+)>", lambda found: str(ports[found[1]]), json.dumps(step))
     filled: dict[str, Any] = json.loads(text)
     return filled
+
+
+def flags_of(head: dict[str, Any], ports: Mapping[str, int], free: int) -> tuple[str, ...]:
+    """The command line of the service, with real port numbers in it."""
+    flags = with_ports({"flags": head["flags"]}, ports)["flags"]
+    return tuple(flag.replace("<free port>", str(free)) for flag in flags)
 
 
 def request_of(step: dict[str, Any]) -> tuple[str, str, bytes | None, dict[str, str]]:

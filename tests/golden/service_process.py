@@ -32,7 +32,7 @@ class ServiceProcess:
     """`python -m select_service` with nothing but the given variables in its environment."""
 
     def __init__(self, environment: Mapping[str, str], flags: tuple[str, ...] = ()) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         command = [sys.executable, "-m", "select_service", "--host", "127.0.0.1"]
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         inherited |= {name: v for name, v in os.environ.items() if name.startswith("NUMBA_")}
@@ -123,7 +123,7 @@ class ServiceProcess:
         return None
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -7,7 +7,7 @@ import zmq
 
 from tests.golden import deviations, exchanges
 from tests.golden.kv_publisher import KvPublisher, batch
-from tests.golden.service_process import ServiceProcess
+from tests.golden.service_process import ServiceProcess, free_port
 
 pytestmark = pytest.mark.process
 
@@ -17,10 +17,13 @@ def test_answers_are_those_of_the_reference_except_where_listed(
     scenario: str, zmq_context: zmq.Context[Any]
 ) -> None:
     head, steps = exchanges.read(scenario)
-    publishers = {name: KvPublisher(zmq_context) for name in exchanges.ports_named_in(steps)}
+    publishers = {
+        name: KvPublisher(zmq_context) for name in exchanges.ports_named_in([head, *steps])
+    }
     ports = {name: publisher.port for name, publisher in publishers.items()}
     found: exchanges.Differences = {}
-    with ServiceProcess(head["environment"], tuple(head["flags"])) as service:
+    flags = exchanges.flags_of(head, ports, free_port())
+    with ServiceProcess(head["environment"], flags) as service:
         for template in steps:
             step = exchanges.with_ports(deviations.rewritten(scenario, template), ports)
             if "publish" in step:
