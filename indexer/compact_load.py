@@ -31,14 +31,20 @@ class DumpError(Exception):
 
 
 class LoadLimits(NamedTuple):
-    """How much of a dump is taken, over all its partitions."""
+    """How much of a dump is taken: `blocks` of each partition, the rest over all of them."""
 
     blocks: int
+    full_partitions: int = 8
     partitions: int = 1024
     ranks: int = 65_536
     name_chars: int = 4096
     sets_bytes: int = 1 << 29
     orphans: int = 65_536
+
+    @property
+    def all_blocks(self) -> int:
+        """Of all partitions together."""
+        return self.blocks * self.full_partitions
 
 
 class CompactLoader:
@@ -117,8 +123,8 @@ class CompactLoader:
         partition = _Partition(content, limits)
         self._blocks += partition.nodes
         self._ranks += len(partition.ranks)
-        if self._blocks > limits.blocks or self._ranks > limits.ranks:
-            raise DumpError(f"more than {limits.blocks} blocks or {limits.ranks} ranks")
+        if self._blocks > limits.all_blocks or self._ranks > limits.ranks:
+            raise DumpError(f"more than {limits.all_blocks} blocks or {limits.ranks} ranks")
         return partition
 
     def _close_partition(self) -> None:

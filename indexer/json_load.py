@@ -128,7 +128,8 @@ class JsonLoader:
             raise DumpError(f"more than {self._limits.partitions} partitions")
         if len(key) > self._limits.name_chars:
             raise DumpError("a partition without a proper name")
-        self._open = _Partition(key, self._limits.blocks - self._blocks, self._limits.ranks)
+        room = min(self._limits.blocks, self._limits.all_blocks - self._blocks)
+        self._open = _Partition(key, room, self._limits.ranks)
         self._step = self._read_entry
         return True
 

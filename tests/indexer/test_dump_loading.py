@@ -230,10 +230,27 @@ def test_a_lie_in_a_compact_dump_is_refused(change):
         load(CompactLoader(LIMITS), frames(change))
 
 
+@pytest.mark.parametrize("form", ["compact", "json"])
+def test_several_partitions_may_be_full(form):
+    one, two = ([("store", 0, Tier.GPU, 0, (first, 1, 2), 0)] for first in (0, 1))
+    dumps = [held_of(an_index(steps)[0])._replace(name=f"m:{steps}") for steps in (one, two)]
+    limits = LoadLimits(blocks=3, full_partitions=2)
+    if form == "compact":
+        loaded = load(CompactLoader(limits), compact(*dumps))
+    else:
+        loaded, _ = from_json(as_json(*dumps), limits=limits)
+    assert [part.blocks for part in loaded] == [3, 3]
+
+
 def test_more_than_the_limits_is_refused():
     index, _ = an_index([("store", 0, Tier.GPU, 0, (1, 2, 0), 0)])
     many = [held_of(index)._replace(name=f"m:{i}") for i in range(3)]
-    for limits in (LoadLimits(blocks=8), LoadLimits(9, partitions=2), LoadLimits(9, ranks=8)):
+    for limits in (
+        LoadLimits(blocks=2),
+        LoadLimits(blocks=4, full_partitions=2),
+        LoadLimits(9, partitions=2),
+        LoadLimits(9, ranks=8),
+    ):
         with pytest.raises(DumpError):
             load(CompactLoader(limits), compact(*many))
     with pytest.raises(DumpError):
