@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 
 from tests.process.fake_engine import Chain, FakeEngine, eventually
-from tests.process.running import Running
+from tests.process.running import Running, run_to_end
 
 pytestmark = pytest.mark.process
 
@@ -380,6 +380,14 @@ def test_without_any_peer_the_service_starts_after_a_bounded_time():
         body = {"worker_id": 1, "model_name": "m", "endpoint": "http://w", "block_size": 4}
         service.call("POST", "/workers", body)
         assert service.call("GET", "/ready").status == 200
+
+
+def test_an_impossible_peer_ends_the_start_with_one_line():
+    status, _, errors = run_to_end("--port", "0", "--indexer-peers", "http://a..b:80")
+    assert status == 2
+    assert "--indexer-peers" in errors
+    assert "`a..b` is no host name" in errors
+    assert errors.count("\n") == 1
 
 
 def test_a_peer_that_comes_late_is_still_asked():
