@@ -20,7 +20,9 @@ from starlette.types import Receive, Scope, Send
 from indexer.ingest import Ingest
 from indexer.prefix_index import PrefixIndex
 from select_service import log as logs
+from select_service.admission_rules import admission_rules
 from select_service.api import (
+    admission,
     documentation,
     inspection,
     probes,
@@ -40,17 +42,19 @@ from select_service.api.service import (
     no_such_route,
     trace_of,
 )
-from select_service.config import Config
+from select_service.config import Config, ConfigError
 from select_service.core.cost import RouterConfig
 from select_service.core.recovered import RecoveryStatus
 from select_service.core.replica_events import Event
 from select_service.core.selector import Selector
+from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.index_keeping import IndexKeeping, Keeping
 from select_service.edge.replica_publisher import ReplicaPublisher
 from select_service.edge.replica_sync import ReplicaSync
 from select_service.edge.snapshot_file import path_error
 from select_service.edge.ticker import tick_forever
-from select_service.errors import SelectError
+from select_service.edge.waker import Waker
+from select_service.errors import SelectError, ShuttingDown
 from select_service.metrics import Metrics
 
 log = logging.getLogger("select_service")
@@ -58,6 +62,8 @@ log = logging.getLogger("select_service")
 GRACE_S = 1
 """How long requests in flight may take to end after a signal."""
 KEEP_ALIVE_S = 75
+USAGE_ERROR = 2
+"""Exit status for a setting that makes no sense."""
 LISTEN_BACKLOG = 2048
 ACCEPTS_PER_TURN = 16
 """libuv accepts one connection per listening socket and turn of the event loop, and under load
@@ -77,6 +83,10 @@ HANDLERS: Mapping[str, Handler] = {
     "output_block": reservations.output_block,
     "renew_reservation": reservations.renew,
     "free_reservation": reservations.free,
+    "set_busy_threshold": admission.set_threshold,
+    "busy_thresholds": admission.thresholds,
+    "shed": admission.shed,
+    "admission_state": admission.state,
     "register_worker": workers.register,
     "list_workers": workers.listing,
     "patch_worker": workers.patch,
@@ -145,14 +155,25 @@ def _by_path() -> dict[str, dict[str, Handler]]:
 class _Server(uvicorn.Server):
     """Ends with status 0 after a signal; uvicorn would raise the signal again."""
 
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         with self.capture_signals():
             await self._serve(sockets)
             self._captured_signals.clear()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Requests that wait for a worker are answered at once."""
+        error = ShuttingDown("the service is ending; nothing was done")
+        self._service.selector.gate.dismiss(error)
+        await super().shutdown(sockets)
+
 
 def build(config: Config, version: str) -> Service:
-    """All parts of a process, none of them running but the ingest threads."""
+    """All parts of a process, none of them running but the ingest threads.  Raises ConfigError."""
+    rules, waker = admission_rules(config), Waker()
     router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
     publisher = None if config["replica_sync_port"] is None else ReplicaPublisher()
     selector = Selector(
@@ -161,8 +182,11 @@ def build(config: Config, version: str) -> Service:
         rng=Random(SystemRandom().getrandbits(128)),
         use_kv_events=config["use_kv_events"],
         reservation_ttl_s=config["reservation_ttl_s"],
+        admission=rules,
         emit=_nobody_listens if publisher is None else publisher.offer,
+        wake=waker,
     )
+    waker.bind(selector.serve_waiting)
     replicas = None if publisher is None else _replica_sync(config, selector, publisher)
     recovers = bool(config["indexer_peers"] or config["snapshot_path"])
     ingest = Ingest(config["threads"], held=recovers)
@@ -202,7 +226,11 @@ def serve(config: Config, version: str) -> int:
         where = f"{config['host']}:{config['port']}"
         print(f"select-service: error: cannot listen on {where}: {error}", file=sys.stderr)
         return 1
-    service = build(config, version)
+    try:
+        service = build(config, version)
+    except ConfigError as error:
+        print(f"select-service: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
     try:
         if not _opened(service):
             return 1
@@ -286,7 +314,7 @@ def server_of(service: Service) -> uvicorn.Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-    return _Server(config)
+    return _Server(config, service)
 
 
 async def _run(service: Service, listener: socket.socket) -> int:
@@ -297,13 +325,26 @@ async def _run(service: Service, listener: socket.socket) -> int:
     keeping = _keeping(service)
     if keeping is not None:
         keeping.start(service.ingest, service.catalog_lock)
+    engines = _engines(service)
     try:
-        return await _supervised(service, server, listener, replicas)
+        return await _supervised(service, server, listener, engines)
     finally:
+        await engines.stop()
         if keeping is not None:
             await keeping.stop()
         if replicas is not None:
             replicas.close()
+
+
+def _engines(service: Service) -> EngineMetrics:
+    config = service.config
+    engines = EngineMetrics(
+        service.selector,
+        interval_s=config["engine_metrics_interval_s"],
+        timeout_s=config["engine_metrics_timeout_s"],
+    )
+    service.engine_scrapes = engines.counts
+    return engines
 
 
 def _keeping(service: Service) -> IndexKeeping | None:
@@ -323,16 +364,18 @@ async def _supervised(
     service: Service,
     server: uvicorn.Server,
     listener: socket.socket,
-    replicas: ReplicaSync | None,
+    engines: EngineMetrics,
 ) -> int:
-    ticker = asyncio.create_task(tick_forever(service.selector, service.ingest, replicas))
+    ticker = asyncio.create_task(tick_forever(service.selector, service.ingest, _plane(service)))
+    asking = engines.start()
     serving = asyncio.create_task(server.serve(duplicates(listener)))
-    await asyncio.wait((ticker, serving), return_when=asyncio.FIRST_COMPLETED)
-    if ticker.done():
-        log.error("a background task failed; stopping", exc_info=ticker.exception())
-        server.should_exit = True
-        await serving
-        return 1
+    await asyncio.wait((ticker, asking, serving), return_when=asyncio.FIRST_COMPLETED)
+    for task in (ticker, asking):
+        if task.done():
+            log.error("a background task failed; stopping", exc_info=task.exception())
+            server.should_exit = True
+            await serving
+            return 1
     ticker.cancel()
     await serving
     return 0

@@ -6,26 +6,16 @@ it.  A value that makes no sense stops the start: a fleet must not run on a typo
 """
 
 import argparse
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple, NoReturn
-from urllib.parse import urlsplit
 
-from indexer.endpoints import endpoint_error
-from select_service.http_url import service_url_error
+from select_service import config_values as read
+from select_service.schema import BUSY_TOKENS_MAX
 
 ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
 INDEX_BLOCKS_MAX = 2**28
-TRUE_WORDS = ("1", "true", "on", "yes")
-FALSE_WORDS = ("0", "false", "off", "no")
-DUMP_PEERS_MAX = 16
-DIGITS_MAX = 20
-NUMBER = re.compile(r"[0-9.eE+-]+")
-URL_CHARS_MAX = 512
-SHOWN_CHARS_MAX = 200
-"""How much of a wrong value an error line repeats."""
 
 
 class ConfigError(Exception):
@@ -43,258 +33,257 @@ class Setting(NamedTuple):
     variables: tuple[str, ...] = ()
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        plain = text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
-        if not plain or not low <= int(text) <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
-        return int(text)
-
-    return parse
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text) if NUMBER.fullmatch(text) else math.nan
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or math.isinf(value):
-            upper = "" if math.isinf(high) else f" to {high:g}"
-            raise ValueError(f"a number from {low:g}{upper or ' upwards'}")
-        return value
-
-    return parse
-
-
-def _choice(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in words:
-            raise ValueError("one of " + ", ".join(words))
-        return text.lower()
-
-    return parse
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in TRUE_WORDS:
-        return True
-    if text.lower() in FALSE_WORDS:
-        return False
-    raise ValueError("one of " + ", ".join(TRUE_WORDS + FALSE_WORDS))
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError("a text that is not empty")
-    return text
-
-
-def _peers(text: str) -> tuple[str, ...]:
-    """Distinct endpoints, sorted."""
-    endpoints = {part.strip() for part in text.split(",") if part.strip()}
-    for endpoint in sorted(endpoints):
-        error = endpoint_error(endpoint)
-        if error is not None:
-            raise ValueError(f"ZMQ endpoints; invalid replica peer endpoint `{endpoint}`: {error}")
-    return tuple(sorted(endpoints))
-
-
-def _url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or len(text) > URL_CHARS_MAX:
-        raise ValueError("an http or https URL")
-    return text
-
-
-def _dump_peers(text: str) -> tuple[str, ...]:
-    """Distinct, in the given order."""
-    urls = tuple(dict.fromkeys(url.strip() for url in text.split(",") if url.strip()))
-    if len(urls) > DUMP_PEERS_MAX:
-        raise ValueError(f"at most {DUMP_PEERS_MAX} URLs")
-    for url in urls:
-        error = service_url_error(url)
-        if error is not None:
-            shown = repr(url[:SHOWN_CHARS_MAX])[1:-1]
-            raise ValueError(
-                f"http URLs of services, separated by commas; invalid peer `{shown}`: {error}"
-            )
-    return urls
-
-
-def _absent(what: str) -> Callable[[str], NoReturn]:
-    def parse(text: str) -> NoReturn:
-        raise ValueError(f"nothing: {what} is not available in this version")
-
-    return parse
-
-
 def _cli(
-    flag: str, default: Any, parse: Callable[[str], Any], help_text: str, name: str = ""
+    flag: str,
+    default: Any,
+    parse: Callable[[str], Any],
+    help_text: str,
+    name: str = "",
+    *,
+    also: tuple[str, ...] = (),
 ) -> Setting:
+    """also: further variables, of the reference"""
     word = flag.removeprefix("--").replace("-", "_")
     variable = ENVIRONMENT_PREFIX + word.upper()
-    return Setting(name or word, default, parse, help_text, flag, (variable,))
+    return Setting(name or word, default, parse, help_text, flag, (variable, *also))
 
-
-_QUEUEING = "queueing"
 
 SETTINGS: tuple[Setting, ...] = (
-    _cli("--host", "0.0.0.0", _text, "address to bind"),
-    _cli("--port", 8092, _whole(0, 65535), "HTTP port; 0 takes a free one"),
-    _cli("--threads", 4, _whole(1, 64), "threads that receive KV events"),
+    _cli("--host", "0.0.0.0", read.text, "address to bind"),
+    _cli("--port", 8092, read.whole(0, 65535), "HTTP port; 0 takes a free one"),
+    _cli("--threads", 4, read.whole(1, 64), "threads that receive KV events"),
     _cli(
         "--log-level",
         "info",
-        _choice("debug", "info", "warning", "error"),
+        read.choice("debug", "info", "warning", "error"),
         "least level logged: debug, info, warning or error",
     ),
-    _cli("--log-format", "text", _choice("text", "json"), "text, or json: one object per line"),
+    _cli("--log-format", "text", read.choice("text", "json"), "text, or json: one object per line"),
     _cli(
         "--reservation-ttl-secs",
         3600.0,
-        _number(0, 1e9),
+        read.number(0, 1e9),
         "a reservation that nobody renews for so long expires; 0 = never",
         "reservation_ttl_s",
     ),
     _cli(
         "--index-max-blocks",
         4_194_304,
-        _whole(1024, INDEX_BLOCKS_MAX),
+        read.whole(1024, INDEX_BLOCKS_MAX),
         "distinct blocks that the index of one partition holds at most",
         "index_blocks_max",
     ),
-    _cli("--policy", "reference", _choice("reference"), "cost function"),
+    _cli("--policy", "reference", read.choice("reference"), "cost function"),
     _cli(
         "--indexer-peers",
         None,
-        _dump_peers,
+        read.dump_peers,
         "comma-separated HTTP URLs of services whose index to begin with, the best one is taken",
     ),
     _cli(
         "--snapshot-path",
         None,
-        _text,
+        read.text,
         "file that keeps the index over a restart; none = not kept",
     ),
     _cli(
         "--snapshot-interval-secs",
         60.0,
-        _number(1, 86_400),
+        read.number(1, 86_400),
         "how often the snapshot file is written; it is also written at the end",
         "snapshot_interval_s",
     ),
     _cli(
         "--replica-sync-port",
         None,
-        _whole(1, 65535),
+        read.whole(1, 65535),
         "port of the ZMQ socket that tells other replicas of active load; none = not shared",
     ),
     _cli(
         "--replica-sync-peers",
         None,
-        _peers,
+        read.peers,
         "comma-separated ZMQ endpoints of the other replicas, for example tcp://selector-b:9092",
     ),
     _cli(
         "--replica-sync-repair",
         True,
-        _flag,
+        read.flag,
         "fetch the reservations of a peer when its load and ours keep differing",
     ),
     _cli(
         "--advertise-url",
         None,
-        _url,
+        read.url,
         "where other replicas find our HTTP interface; otherwise --port on the host of the events",
     ),
     Setting(
         "use_kv_events",
         True,
-        _flag,
+        read.flag,
         "listen to KV events; without them no overlap is known",
         variables=("DYN_USE_KV_EVENTS",),
     ),
     Setting(
         "overlap_score_credit",
         1.0,
-        _number(0, 1),
+        read.number(0, 1),
         "credit for blocks on the GPU",
         variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",),
     ),
     Setting(
         "overlap_score_credit_decay",
         0.0,
-        _number(0, math.inf),
+        read.number(0, inf),
         "how fast that credit fades with a rank's prefill load",
         variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
     ),
     Setting(
         "prefill_load_scale",
         1.0,
-        _number(0, math.inf),
+        read.number(0, inf),
         "weight of the prefill part of the cost",
         variables=("DYN_ROUTER_PREFILL_LOAD_SCALE",),
     ),
     Setting(
         "overlap_score_weight",
         None,
-        _number(0, math.inf),
+        read.number(0, inf),
         "deprecated: sets the prefill load scale; 0 also sets the credit to 0",
         variables=("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT"),
     ),
     Setting(
         "host_cache_hit_weight",
         0.75,
-        _number(0, 1),
+        read.number(0, 1),
         "credit for blocks in CPU memory",
         variables=("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",),
     ),
     Setting(
         "disk_cache_hit_weight",
         0.25,
-        _number(0, 1),
+        read.number(0, 1),
         "credit for blocks on disk or in external storage",
         variables=("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",),
     ),
     Setting(
         "temperature",
         0.0,
-        _number(0, math.inf),
+        read.number(0, inf),
         "0 takes the cheapest rank; above, ranks are drawn by cost",
         variables=("DYN_ROUTER_TEMPERATURE",),
     ),
     Setting(
         "track_prefill_tokens",
         True,
-        _flag,
+        read.flag,
         "count prefill tokens as load",
         variables=("DYN_ROUTER_TRACK_PREFILL_TOKENS",),
     ),
     Setting(
         "track_active_blocks",
         True,
-        _flag,
+        read.flag,
         "count live blocks as load",
         variables=("DYN_ROUTER_TRACK_ACTIVE_BLOCKS",),
     ),
     Setting(
         "track_output_blocks",
         True,
-        _flag,
+        read.flag,
         "count output blocks as load",
         variables=("DYN_ROUTER_TRACK_OUTPUT_BLOCKS",),
     ),
     Setting(
         "assume_kv_reuse",
         True,
-        _flag,
+        read.flag,
         "requests of one rank share equal blocks",
         variables=("DYN_ROUTER_ASSUME_KV_REUSE",),
     ),
-    Setting("queue_threshold", None, _absent(_QUEUEING), "", None, ("DYN_ROUTER_QUEUE_THRESHOLD",)),
-    Setting("policy_config", None, _absent(_QUEUEING), "", None, ("DYN_ROUTER_POLICY_CONFIG",)),
-    Setting("queue_policy", None, _absent(_QUEUEING), "", None, ("DYN_ROUTER_QUEUE_POLICY",)),
+    _cli(
+        "--active-decode-blocks-threshold",
+        None,
+        read.number(0, 1),
+        "part of a KV cache above which a rank is busy and gets no more; none = not judged",
+        "decode_blocks_threshold",
+    ),
+    _cli(
+        "--active-prefill-tokens-threshold",
+        None,
+        read.whole(0, BUSY_TOKENS_MAX),
+        "active prefill tokens above which a rank is busy and gets no more; none = not judged",
+        "prefill_tokens_threshold",
+    ),
+    _cli(
+        "--queue-threshold",
+        None,
+        read.number_or_infinity,
+        "requests wait while all candidates have more active prefill tokens than this many times "
+        "their max_num_batched_tokens; none = nobody waits",
+        also=("DYN_ROUTER_QUEUE_THRESHOLD",),
+    ),
+    _cli(
+        "--queue-policy",
+        "fcfs",
+        read.choice("fcfs", "wspt"),
+        "who goes first: fcfs, the first to come, or wspt, the least work",
+        also=("DYN_ROUTER_QUEUE_POLICY",),
+    ),
+    _cli(
+        "--policy-config",
+        None,
+        read.text,
+        "YAML file of policy classes; turns queueing on",
+        also=("DYN_ROUTER_POLICY_CONFIG",),
+    ),
+    _cli(
+        "--queue-timeout-secs",
+        60.0,
+        read.number(0, 86_400),
+        "how long a request waits at most; 0 = for ever",
+        "queue_timeout_s",
+    ),
+    _cli("--queue-max-requests", 4096, read.whole(1, 1_000_000), "requests that wait at most"),
+    _cli(
+        "--queue-max-tokens",
+        64_000_000,
+        read.whole(1, 2**40),
+        "prompt tokens of all waiting requests at most",
+    ),
+    _cli(
+        "--priority-tiers",
+        ("premium", "standard", "best_effort"),
+        read.names,
+        "comma-separated names of the priority tiers, highest first",
+    ),
+    _cli(
+        "--priority-default-tier",
+        None,
+        read.text,
+        "tier of requests that name none; none = the middle one, of two the lower",
+    ),
+    _cli(
+        "--engine-metrics-interval-secs",
+        1.0,
+        read.number(0.1, 3600),
+        "how often the metrics_endpoint of a worker is read",
+        "engine_metrics_interval_s",
+    ),
+    _cli(
+        "--engine-metrics-timeout-secs",
+        1.0,
+        read.number(0.1, 60),
+        "how long one reading may take",
+        "engine_metrics_timeout_s",
+    ),
+    _cli(
+        "--engine-metrics-stale-secs",
+        5.0,
+        read.number(0.1, 3600),
+        "age from which on a reading does not count",
+        "engine_metrics_stale_s",
+    ),
 )
 
 WITHOUT_EFFECT = (
@@ -323,12 +312,8 @@ class Config:
         return self.values[name].value
 
     def effective(self) -> dict[str, dict[str, Any]]:
-        """What GET /config and the log show: settings that can be set in this version."""
-        return {
-            setting.name: self.values[setting.name]._asdict()
-            for setting in SETTINGS
-            if setting.help and not setting.help.startswith("not available")
-        }
+        """What GET /config and the log show."""
+        return {setting.name: self.values[setting.name]._asdict() for setting in SETTINGS}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -349,11 +334,15 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--version", action="store_true", help="print the version and exit")
     for setting in SETTINGS:
         if setting.flag:
-            default = "" if setting.default is None else f" (default {setting.default})"
+            default = "" if setting.default is None else f" (default {_shown(setting.default)})"
             result.add_argument(
                 setting.flag, dest=setting.name, metavar="VALUE", help=setting.help + default
             )
     return result
+
+
+def _shown(default: Any) -> str:
+    return ",".join(default) if isinstance(default, tuple) else str(default)
 
 
 def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
@@ -388,5 +377,5 @@ def _parsed(setting: Setting, source: str, text: str) -> Any:
     try:
         return setting.parse(text)
     except ValueError as expected:
-        shown = repr(text[:SHOWN_CHARS_MAX])[1:-1]
+        shown = repr(text[:read.SHOWN_CHARS_MAX])[1:-1]
         raise ConfigError(f"{source}: expected {expected}, got `{shown}`") from None

@@ -23,6 +23,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from indexer.listener import ListenerStatus
+from select_service.admission_metrics import of_admission
+from select_service.core.admission.report import AdmissionReport, admission_report
 from select_service.core.recovered import STATES, KeepingReport
 from select_service.core.report import Load, PartitionReport, Report, report
 from select_service.core.selector import Selector
@@ -88,6 +90,8 @@ class Observation(NamedTuple):
     now: float
     replicas: ReplicaStatus | None = None
     keeping: KeepingReport = KeepingReport()
+    admission: AdmissionReport | None = None
+    engine_scrapes: Mapping[str, int] | None = None
 
 
 class Metrics:
@@ -117,8 +121,10 @@ class Metrics:
         ingest: Listeners,
         replicas: ReplicaStatus | None = None,
         keeping: KeepingReport = _NOTHING_KEPT,
+        engine_scrapes: Mapping[str, int] | None = None,
     ) -> Observation:
         """Copy what a scrape shows, on the thread that owns the selector."""
+        at = self._clock()
         return Observation(
             report=report(selector, RANK_SERIES_MAX),
             listeners=ingest.status(),
@@ -127,9 +133,11 @@ class Metrics:
                 route: Durations(durations.counts, durations.total_s)
                 for route, durations in self._selections.items()
             },
-            now=self._clock(),
+            now=at,
             replicas=replicas,
             keeping=keeping,
+            admission=admission_report(selector.gate, selector.fleet.partitions, at),
+            engine_scrapes=None if engine_scrapes is None else dict(engine_scrapes),
         )
 
     def text(self, seen: Observation) -> bytes:
@@ -178,6 +186,8 @@ class _Scrape(Collector):
         )
         yield from self._of_partitions(seen.report)
         yield from self._of_listeners(seen)
+        if seen.admission is not None:
+            yield from of_admission(seen.admission, seen.engine_scrapes)
         if seen.replicas is not None:
             yield from of_replicas(seen.replicas, self._sums)
 

@@ -304,13 +304,18 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, sel
     metrics.request("/select", "POST", 200)
     metrics.selection("/select", 1e-4)
     replicas = msgspec.convert(examples.ANSWERS[("replica_status", 200)], ReplicaStatus)
-    scraped = Scraped(metrics.text(metrics.observe(selector, listeners, replicas)).decode())
+    scraped = Scraped(
+        metrics.text(
+            metrics.observe(selector, listeners, replicas, engine_scrapes={"ok": 1})
+        ).decode()
+    )
     exposed = {
         name + ("_total" if family.type == "counter" else "")
         for name, family in scraped.families.items()
         if not name.startswith("select_service_process_")
     }
-    documented = set(re.findall(r"^\| `(select_service_\w+)`", DOCUMENT.read_text(), re.MULTILINE))
+    rows = r"^\| `((?:select_service|dynamo)_\w+)`"
+    documented = set(re.findall(rows, DOCUMENT.read_text(), re.MULTILINE))
     assert exposed == documented
 
 

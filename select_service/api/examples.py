@@ -37,6 +37,34 @@ _VLLM_WORKER = {
     "kv_events_endpoints": {"0": "tcp://worker-1:5557", "1": "tcp://worker-1:5558"},
     "replay_endpoint": "tcp://worker-1:6557",
 }
+_BUSY_THRESHOLD: Mapping[str, Any] = {
+    "model": "llama-3-8b",
+    "active_decode_blocks_threshold": 0.85,
+    "active_prefill_tokens_threshold": 10000,
+}
+_ADMISSION: Mapping[str, Any] = {
+    "tiers": ["premium", "standard", "best_effort"],
+    "default_tier": "standard",
+    "shed_tier": None,
+    "shed_tiers": [],
+    "queueing": True,
+    "queue_timeout_s": 60.0,
+    "waiting_requests": 3,
+    "waiting_isl_tokens": 4096,
+    "classes": [
+        {"policy_class": "default", "waiting_requests": 3, "waiting_isl_tokens": 4096},
+    ],
+    "thresholds": [_BUSY_THRESHOLD],
+    "outcomes": {
+        "admitted": 120934,
+        "busy": 211,
+        "shed": 0,
+        "queue_full": 0,
+        "queue_timeout": 2,
+        "client_gone": 1,
+        "no_rank": 0,
+    },
+}
 _RECORD: Mapping[str, Any] = {
     "worker_id": 1,
     **_SCOPE,
@@ -86,6 +114,13 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "select": {
+        "impatient": {
+            **_SCOPE,
+            **_TOKENS,
+            "priority_tier": "premium",
+            "strict_priority": 1,
+            "timeout_ms": 2000,
+        },
         "tokens": {"selection_id": "turn-17", **_SCOPE, **_TOKENS},
         "pinned": {**_SCOPE, **_HASHED_PROMPT, "pinned_worker": _RANK},
     },
@@ -99,6 +134,11 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
             "effective_prefill_tokens": 38,
         }
     },
+    "set_busy_threshold": {
+        "both": dict(_BUSY_THRESHOLD),
+        "clear one": {"model": "llama-3-8b", "active_prefill_tokens_threshold": None},
+    },
+    "shed": {"begin": {"tier": "best_effort"}, "end": {"tier": None}},
     "output_block": {"plain": {}, "decay": {"decay_fraction": 0.5}},
     "register_worker": {
         "two ranks": _VLLM_WORKER,
@@ -213,6 +253,10 @@ ANSWERS: Mapping[tuple[str, int], Any] = {
             }
         ],
     },
+    ("set_busy_threshold", 200): _BUSY_THRESHOLD,
+    ("busy_thresholds", 200): {"thresholds": [_BUSY_THRESHOLD]},
+    ("shed", 200): {**_ADMISSION, "shed_tier": "best_effort", "shed_tiers": ["best_effort"]},
+    ("admission_state", 200): _ADMISSION,
     ("loads", 200): [
         {**_SCOPE, "loads": [_RANK_LOAD], "pending_count": 0, "pending_isl_tokens": 0}
     ],

@@ -16,11 +16,12 @@ from select_service.api.route_table import (
     ROUTES,
     TAGS,
     Answer,
+    HeaderParameter,
     QueryParameter,
     Route,
 )
-from select_service.errors import SelectError
-from select_service.schema import U64, U64_MAX, ErrorBody, Hash
+from select_service.errors import Overloaded, SelectError
+from select_service.schema import U64, U64_MAX, ErrorBody, Hash, OverloadedBody
 
 Json = dict[str, Any]
 
@@ -42,6 +43,7 @@ _DESCRIPTION = """\
 Chooses the rank of an inference fleet that should run a prompt, and keeps account of the load.
 
 * Every refusal has the body `{"error": text, "code": code}`; the code is stable, the text is not.
+  One has a body of its own, that of Dynamo's frontend: all workers are busy.
 * Unknown fields of a body and unknown query parameters are ignored. Where a field may be null,
   null means the same as leaving it out.
 * `tenant_id` and `routing_group` are two names of one field; both default to `default`.
@@ -76,7 +78,7 @@ def document(version: str) -> Json:
 
 def _types() -> list[Any]:
     """Every type that some route takes or answers."""
-    types = [ErrorBody, *(kind for kind, _ in PATH_PARAMETERS.values())]
+    types = [ErrorBody, OverloadedBody, *(kind for kind, _ in PATH_PARAMETERS.values())]
     for route in ROUTES:
         types += [parameter.type for parameter in route.query]
         types += [kind for kind in _bodies(route) if kind is not None]
@@ -100,6 +102,7 @@ def _operation(route: Route, described: Mapping[str, Json]) -> Json:
         operation["description"] = route.detail
     parameters = [*_path_parameters(route, described)]
     parameters += [_query_parameter(parameter, described) for parameter in route.query]
+    parameters += [_header_parameter(parameter) for parameter in route.headers]
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:
@@ -148,6 +151,15 @@ def _query_parameter(parameter: QueryParameter, described: Mapping[str, Json]) -
     }
 
 
+def _header_parameter(parameter: HeaderParameter) -> Json:
+    return {
+        "name": parameter.name,
+        "in": "header",
+        "description": parameter.summary,
+        "schema": {"type": "string"},
+    }
+
+
 def _responses(route: Route, described: Mapping[str, Json]) -> Json:
     responses = {
         str(status): _answer(route, status, answer, described)
@@ -182,12 +194,24 @@ def _refusal(route: Route, status: int, refusals: Iterable[type[SelectError]]) -
     if status == 404 and _path_names(route):
         codes[ROUTE_NOT_FOUND] = "The id in the path is empty."
     lines = [f"* `{code}`: {text}" if text else f"* `{code}`" for code, text in codes.items()]
-    schema = {**_ERROR, "properties": {"code": {"enum": sorted(codes)}}}
+    schema: Json = {**_ERROR, "properties": {"code": {"enum": sorted(codes)}}}
+    headers: Json = {}
+    if Overloaded in refusals:
+        schema["properties"]["code"]["enum"].remove(Overloaded.code)
+        schema = {"anyOf": [schema, {"$ref": "#/components/schemas/OverloadedBody"}]}
+        headers = {"headers": {"Retry-After": _RETRY_AFTER}}
     example = {"error": "what was wrong and what was expected", "code": next(iter(codes))}
     return {
         "description": "\n".join(lines),
+        **headers,
         "content": {_JSON: {"schema": schema, "example": example}},
     }
+
+
+_RETRY_AFTER: Json = {
+    "description": "Seconds after which to try again, an estimate; of refusals by admission.",
+    "schema": {"type": "integer", "minimum": 1},
+}
 
 
 def _first_sentence(refusal: type[SelectError]) -> str:
@@ -203,6 +227,7 @@ def _structs() -> Iterator[tuple[type[msgspec.Struct], bool]]:
     requests = set(_structs_in(route.body for route in ROUTES if route.body))
     every: set[type[msgspec.Struct]] = {
         ErrorBody,
+        OverloadedBody,
         *_structs_in(kind for route in ROUTES for kind in _bodies(route) if kind),
     }
     for struct in every:

@@ -41,6 +41,10 @@ async def metrics(service: Service, request: Request) -> Response:
     """Observed here, between two requests; written on a thread, which may take milliseconds."""
     replicas = None if service.replicas is None else service.replicas.status()
     seen = service.metrics.observe(
-        service.selector, service.ingest, replicas, keeping_report(service)
+        service.selector,
+        service.ingest,
+        replicas,
+        keeping_report(service),
+        service.engine_scrapes,
     )
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

@@ -15,12 +15,16 @@ from select_service.errors import (
     BadRequest,
     BodyTooLarge,
     CapacityExceeded,
+    CapacityShed,
     Conflict,
     InvalidBody,
     MalformedJson,
     NoEligibleRank,
     NotFound,
     NoWorkers,
+    Overloaded,
+    QueueFull,
+    QueueTimeout,
     SelectError,
     ShuttingDown,
     UnsupportedMediaType,
@@ -60,6 +64,13 @@ class QueryParameter(NamedTuple):
     default: Any = None
 
 
+class HeaderParameter(NamedTuple):
+    """An optional request header."""
+
+    name: str
+    summary: str
+
+
 class Route(NamedTuple):
     """One method of one path.  A path parameter is a `{name}` of `PATH_PARAMETERS`."""
 
@@ -73,11 +84,13 @@ class Route(NamedTuple):
     body: Any = None
     query: tuple[QueryParameter, ...] = ()
     refusals: tuple[type[SelectError], ...] = ()
+    headers: tuple[HeaderParameter, ...] = ()
 
 
 TAGS: Mapping[str, str] = {
     "selection": "Choose the rank that should run a prompt.",
     "reservations": "Load that is held for one request, from admission to its end.",
+    "admission": "Who may pass when the fleet is full.",
     "workers": "The catalog of engines that may be chosen.",
     "replicas": "Share active load with other selectors of the same catalog.",
     "inspection": "What the service knows: load, overlap, index, configuration.",
@@ -128,6 +141,15 @@ _BODY = (
 )
 """What any request with a body may be answered before the service looks at it."""
 
+_ADMISSION = (Overloaded, CapacityShed, QueueFull, QueueTimeout)
+"""Refusals of a fleet that is full; all of them name a time in `Retry-After`."""
+_POLICY_CLASS = (
+    HeaderParameter(
+        "x-dynamo-meta-policy-class",
+        "Policy family, or the name of an explicit class, in whose queue the request waits.",
+    ),
+)
+
 _PROMPT_DETAIL = (
     "The prompt is given in one of three forms, looked at in this order: `mm_routing_info` with a "
     "`routing_token_ids` that is not empty; `token_ids`; or the three fields `block_hashes`, "
@@ -151,7 +173,8 @@ _SELECTION_ROUTES = (
         "Choosing and booking are one step: of two requests that arrive together, the second sees "
         "the load of the first. A refused request books nothing. " + _PROMPT_DETAIL,
         schema.SelectAndReserveRequest,
-        refusals=(*_BODY, Conflict, NoWorkers, NoEligibleRank),
+        refusals=(*_BODY, Conflict, NoWorkers, NoEligibleRank, *_ADMISSION),
+        headers=_POLICY_CLASS,
     ),
     Route(
         "POST",
@@ -163,7 +186,8 @@ _SELECTION_ROUTES = (
         "Callers that ask at the same moment all see the same load and meet on one rank; prefer "
         "/select_and_reserve. " + _PROMPT_DETAIL,
         schema.SelectRequest,
-        refusals=(*_BODY, NoWorkers, NoEligibleRank),
+        refusals=(*_BODY, NoWorkers, NoEligibleRank, *_ADMISSION),
+        headers=_POLICY_CLASS,
     ),
 )
 
@@ -232,6 +256,54 @@ _RESERVATION_ROUTES = (
         "Free the load of a request that has ended",
         {200: _OK},
         refusals=(BadRequest, NotFound),
+    ),
+)
+
+_THRESHOLDS = Answer("The thresholds that count now.", schema.BusyThresholdView)
+_ADMISSION_STATE = Answer("The state after the call.", schema.AdmissionState)
+
+_ADMISSION_ROUTES = (
+    Route(
+        "POST",
+        "/busy_threshold",
+        "set_busy_threshold",
+        "admission",
+        "Set the busy thresholds of a model",
+        {200: _THRESHOLDS},
+        "A rank above a threshold gets no more requests; when all candidates are, a request is "
+        "refused with 503. A field that is left out keeps its value, null clears it. Not kept over "
+        "a restart.",
+        schema.BusyThresholdChange,
+        refusals=(*_BODY, NotFound),
+    ),
+    Route(
+        "GET",
+        "/busy_threshold",
+        "busy_thresholds",
+        "admission",
+        "Busy thresholds of every model",
+        {200: Answer("Models by name.", schema.BusyThresholdList)},
+    ),
+    Route(
+        "POST",
+        "/admission/shed",
+        "shed",
+        "admission",
+        "Shed a priority tier and all below it",
+        {200: _ADMISSION_STATE},
+        "Requests of these tiers are refused with 503, waiting ones too, until the call is made "
+        "with another tier or null.",
+        schema.ShedRequest,
+        refusals=_BODY,
+    ),
+    Route(
+        "GET",
+        "/admission",
+        "admission_state",
+        "admission",
+        "What is shed, what waits, and what became of all requests",
+        {200: Answer("The state now.", schema.AdmissionState)},
+        _EVERY_SECOND,
     ),
 )
 
@@ -439,6 +511,7 @@ _SERVICE_ROUTES = (
 ROUTES: tuple[Route, ...] = (
     _SELECTION_ROUTES
     + _RESERVATION_ROUTES
+    + _ADMISSION_ROUTES
     + _WORKER_ROUTES
     + _REPLICA_ROUTES
     + _INSPECTION_ROUTES

@@ -55,6 +55,7 @@ class Service:
     ingest: Ingest
     metrics: Metrics
     replicas: ReplicaPlane | None = None
+    engine_scrapes: Mapping[str, int] | None = None
     catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     dumps_running: int = 0
     json_dumps: int = 0

@@ -14,6 +14,8 @@ from select_service.core.catalog import Catalog, Worker, partition_key, shortcom
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.partition import Partition
 from select_service.core.recovered import Recovered
+from select_service.errors import BadRequest
+from select_service.http_url import metrics_url_error
 from select_service.schema import WorkerPatch, WorkerRegistration
 
 PARTITIONS_MAX = 1024
@@ -47,10 +49,15 @@ class Fleet:
         Raises BadRequest, CapacityExceeded.
         """
         partition_key(given)
+        _check_metrics_endpoint(given.metrics_endpoint)
         return self._judged(self.catalog.registered(given))
 
     def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
-        """The worker as it would stand after a PATCH.  Changes nothing.  Raises NotFound."""
+        """The worker as it would stand after a PATCH.  Changes nothing.
+
+        Raises BadRequest, NotFound.
+        """
+        _check_metrics_endpoint(patch.metrics_endpoint)
         return self._judged(self.catalog.patched(worker_id, patch))
 
     def _judged(self, worker: Worker) -> Worker:
@@ -206,3 +213,10 @@ class Fleet:
             assert partition.ranks == sorted(rank for w in workers for rank in w.ranks())
             for worker in workers:
                 assert worker.given.block_size == partition.block_size
+
+
+def _check_metrics_endpoint(url: str | None) -> None:
+    """Raises BadRequest.  An empty one asks no engine."""
+    error = metrics_url_error(url) if url else None
+    if error is not None:
+        raise BadRequest(f"invalid metrics_endpoint: {error}")

@@ -6,6 +6,7 @@ from time import monotonic
 
 from indexer.ingest import Ingest
 from select_service.core.selector import Selector
+from select_service.edge.rejection_log import RejectionLog
 from select_service.edge.replica_sync import ReplicaSync
 
 TICK_S = 1.0
@@ -19,12 +20,15 @@ async def tick_forever(
     selector: Selector, ingest: Ingest, replicas: ReplicaSync | None = None
 ) -> None:
     """Ends only by cancellation, or with the error that ended an ingest thread or a repair."""
+    rejections = RejectionLog()
     while True:
         await asyncio.sleep(TICK_S)
         failure = ingest.failure()
         if failure is not None:
             raise failure
-        expired = selector.tick(monotonic())
+        now = monotonic()
+        expired = selector.tick(now)
+        rejections.tick(selector.gate.tally, now)
         if replicas is not None:
             replicas.tick()
         if expired:

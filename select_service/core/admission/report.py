@@ -1,0 +1,83 @@
+"""The admission stage as plain numbers, for metrics."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from select_service.core.admission.busy import BusyCounts
+from select_service.core.admission.engine_load import EngineReading
+from select_service.core.admission.gate import Gate, Waiting
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.partition import Partition
+from select_service.schema import BusyThresholdView
+
+NO_BOUND = Waiting(0, 0)
+
+
+class WaitCounts(NamedTuple):
+    """A copy of `tally.Waits`: counts per bucket of WAIT_BUCKETS_S, and the sum in seconds."""
+
+    counts: tuple[int, ...]
+    total_s: float
+
+
+class AdmissionReport(NamedTuple):
+    """issued: requests that were judged, the waiting ones among them;  bounds: of what may wait."""
+
+    issued: int
+    rejected: int
+    waiting: Waiting
+    bounds: Waiting
+    outcomes: Mapping[str, int]
+    shed: Mapping[str, int]
+    tier_shed: Mapping[str, bool]
+    classes: Mapping[str, Waiting]
+    waits: Mapping[str, WaitCounts]
+    busy: Mapping[PartitionKey, BusyCounts]
+    thresholds: tuple[BusyThresholdView, ...]
+    engine_readings: Mapping[tuple[PartitionKey, Rank], EngineReading]
+    engine_stale: int
+
+
+def admission_report(
+    gate: Gate, partitions: Mapping[PartitionKey, Partition], now: float
+) -> AdmissionReport:
+    """The numbers of now.  Costs O(ranks + waiting classes)."""
+    tally, tiers, rules = gate.tally, gate.tiers, gate.rules
+    outcomes = tally.outcomes()
+    readings, stale = _engines(gate, partitions, now)
+    models = {key.model_name for key in partitions}
+    judged = not gate.judge.thresholds.off
+    return AdmissionReport(
+        issued=sum(outcomes.values()) + gate.requests,
+        rejected=tally.rejected,
+        waiting=Waiting(gate.requests, gate.isl_tokens),
+        bounds=NO_BOUND if rules is None else Waiting(*rules.bounds),
+        outcomes=outcomes,
+        shed={tier: tally.shed_tiers[tier] for tier in tiers.names},
+        tier_shed={tier: tier in tiers.shed_names for tier in tiers.names},
+        classes=gate.by_class(),
+        waits={
+            name: WaitCounts(tuple(waits.counts), waits.total_s)
+            for name, waits in tally.waits.items()
+        },
+        busy={key: gate.judge.counts(part) for key, part in partitions.items()} if judged else {},
+        thresholds=tuple(gate.judge.thresholds.views(models)),
+        engine_readings=readings,
+        engine_stale=stale,
+    )
+
+
+def _engines(
+    gate: Gate, partitions: Mapping[PartitionKey, Partition], now: float
+) -> tuple[dict[tuple[PartitionKey, Rank], EngineReading], int]:
+    """Fresh readings, and how many are stale."""
+    engines = gate.judge.engines
+    fresh, stale = {}, 0
+    for key, partition in partitions.items() if engines else ():
+        for rank in partition.ranks:
+            heard = engines.last(rank)
+            if heard is not None and engines.is_fresh(heard, now):
+                fresh[(key, rank)] = heard.reading
+            else:
+                stale += heard is not None
+    return fresh, stale
