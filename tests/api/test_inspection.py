@@ -1,5 +1,7 @@
 """Views of the state: loads, overlap, dump, configuration, metrics."""
 
+import asyncio
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -68,6 +70,22 @@ def test_a_dump_says_what_its_form_depends_on(fleet, accept):
     answer = fleet.call("GET", "/dump", accept=accept)
     assert answer.headers["content-type"] == accept
     assert answer.headers["vary"] == "Accept"
+
+
+def test_a_dump_does_not_begin_while_the_catalog_changes(fleet):
+    """A rank that is taking over recovered blocks would be in neither part of it."""
+
+    async def begins():
+        async with fleet.service.catalog_lock:
+            dump = inspection._dump(fleet.service)
+            first = asyncio.ensure_future(anext(dump))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not first.done()
+        await first
+        await dump.aclose()
+
+    fleet.wait_for(begins())
 
 
 def test_more_dumps_at_one_time_than_allowed_are_refused(fleet):

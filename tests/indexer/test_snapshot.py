@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from indexer.held_blocks import DumpedPartition
+from indexer.index_snapshot import Place
 from indexer.prefix_index import PrefixIndex
-from indexer.snapshot import CHUNK_BLOCKS_MAX, STORAGE_TIERS, dump_chunks
+from indexer.snapshot import CHUNK_BLOCKS_MAX, STORAGE_TIERS, document_chunks, dump_chunks
 from indexer.snapshot_runs import RUN_BLOCKS_MAX
 from indexer.tiers import Tier
 
@@ -196,3 +198,25 @@ def test_freed_nodes_do_not_disturb_a_dump_of_foreign_names():
         [1, 2, 3, 4],
         [1001, 1002, 1003, 1004],
     ]
+
+
+def test_parts_make_one_document_with_event_ids_and_places_of_its_own():
+    parts = []
+    for worker_id in (1, 2):
+        index = PrefixIndex(100)
+        writer = index.open_slot()
+        writer.store(Tier.GPU, None, u64([1, 2]), u64([11, 12]))
+        writer.store(Tier.CPU, None, u64([1]), u64([11]))
+        writer.place = Place(worker_id + 5)
+        parts.append(DumpedPartition("m:t", 4, {(worker_id, 0): writer.slot}, index.snapshot()))
+    document = json.loads(b"".join(document_chunks(parts)))
+    assert document == {
+        "block_size": 4,
+        "watermarks": {"1:0": 5, "2:0": 6},
+        "events": [
+            stored(1, "device", 0, None, [(11, 1), (12, 2)]),
+            stored(2, "device", 1, None, [(11, 1), (12, 2)]),
+            stored(1, "host_pinned", 0, None, [(11, 1)]),
+            stored(2, "host_pinned", 1, None, [(11, 1)]),
+        ],
+    }
