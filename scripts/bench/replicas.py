@@ -8,7 +8,8 @@ With --rate 0 only the costs are measured.
    for its whole life (admission, prefill completed, freed), on the request's path (`offer`), on the
    event loop in all (with encoding and sending), and with the thread of libzmq that writes to the
    network.  A subscriber in another process reads.  The best of several rounds of
-   ROUND_RESERVATIONS at once, since other processes disturb.
+   ROUND_RESERVATIONS at once, since other processes disturb; shorter rounds would mostly measure
+   caches that have gone cold between them.
 2. Visibility: a selector process and one of its peers.  Reservations are made at the given rate
    over kept connections; a subscriber in this process stands for the second peer and notes when
    each admission arrives, from the moment its request was sent.  The peer's own count of applied
@@ -43,7 +44,7 @@ from tests.process.replica_processes import Replica, mesh  # noqa: E402
 
 CONNECTIONS = 16
 ROUNDS = 40
-ROUND_RESERVATIONS = 64
+ROUND_RESERVATIONS = 256
 
 
 SUBSCRIBER = """
