@@ -376,6 +376,8 @@ def _value(setting: Setting, given: str | None, environment: Mapping[str, str]) 
 def _parsed(setting: Setting, source: str, text: str) -> Any:
     try:
         return setting.parse(text)
+    except read.PartError as error:
+        raise ConfigError(f"{source}: {error}") from None
     except ValueError as expected:
         shown = repr(text[:read.SHOWN_CHARS_MAX])[1:-1]
         raise ConfigError(f"{source}: expected {expected}, got `{shown}`") from None

@@ -67,13 +67,18 @@ def text(text: str) -> str:
     return text
 
 
+class PartError(ValueError):
+    """One part of a value makes no sense; the text names it, so the whole is not shown."""
+
+
 def peers(text: str) -> tuple[str, ...]:
     """Distinct endpoints, sorted."""
     endpoints = {part.strip() for part in text.split(",") if part.strip()}
     for endpoint in sorted(endpoints):
         error = endpoint_error(endpoint)
         if error is not None:
-            raise ValueError(f"ZMQ endpoints; invalid replica peer endpoint `{endpoint}`: {error}")
+            fault = error.removeprefix(f"invalid ZMQ endpoint `{endpoint}`: ")
+            raise PartError(f"invalid replica peer endpoint `{endpoint}`: {fault}")
     return tuple(sorted(endpoints))
 
 

@@ -115,9 +115,11 @@ def test_replica_peers_are_distinct_and_sorted():
     assert parse(flags, {})["replica_sync_peers"] == ("tcp://a:1", "tcp://b:1")
 
 
-def test_a_replica_peer_that_is_no_endpoint_is_named():
-    with pytest.raises(ConfigError, match="invalid replica peer endpoint `bad`: "):
+def test_a_replica_peer_that_is_no_endpoint_is_named_once_with_its_flag():
+    with pytest.raises(ConfigError) as error:
         parse(["--replica-sync-port", "1", "--replica-sync-peers", "tcp://a:1,bad"], {})
+    named = "--replica-sync-peers: invalid replica peer endpoint `bad`: missing scheme"
+    assert str(error.value) == named
 
 
 def test_variables_without_effect_are_reported():
