@@ -140,6 +140,7 @@ class Partition:
         writers = []
         for rank in ranks:
             writer = self._slots.pop(rank).writer
+            self._kv_usages.pop(rank, None)
             assert self.load.totals[writer.slot, kernels.REQUESTS] == 0
             del self._rank_at[writer.slot]
             writers.append(writer)
@@ -174,6 +175,10 @@ class Partition:
             self._kv_usages = usages
             self._fill_kv_usage()
             self._on_room(self.key)
+
+    def forget_kv_usages(self, worker_id: int) -> None:
+        """The engine of a worker has moved: what it said counts no more."""
+        self.set_kv_usages({r: u for r, u in self._kv_usages.items() if r.worker_id != worker_id})
 
     def _fill_kv_usage(self) -> None:
         self.kv_usage = np.full(self.load.n_slots, np.nan)

@@ -146,9 +146,15 @@ class Selector:
         self._drop_bookings(self.fleet.leaving(worker))
         old = self.fleet.catalog.find(worker.worker_id)
         if old is None or old.given.metrics_endpoint != worker.given.metrics_endpoint:
-            self.engines.forget(worker.worker_id)
+            self._forget_engine(worker)
         self.fleet.put(worker)
         return worker.record()
+
+    def _forget_engine(self, worker: Worker) -> None:
+        self.engines.forget(worker.worker_id)
+        partition = self.fleet.partitions.get(worker.key)
+        if partition is not None:
+            partition.forget_kv_usages(worker.worker_id)
 
     def _drop_bookings(self, ranks: list[Rank]) -> None:
         """Ranks that leave lose their reservations."""
@@ -322,6 +328,8 @@ class Selector:
             booking.output = self.fleet.partitions[booking.key].load.add_output_block(
                 booking.slot, booking.sequence_hashes, booking.output, decay_fraction
             )
+            if decay_fraction is not None:
+                self.gate.room_appeared(booking.key)
 
     def renew(self, reservation_id: str, now: float) -> None:
         """Start the lease anew.  Raises NotFound."""

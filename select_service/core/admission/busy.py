@@ -59,6 +59,18 @@ class BusyJudge:
         limits = self.thresholds.of(partition.key.model_name)
         return partition.open if limits.off else free_ranks(partition, partition.open, limits)[0]
 
+    def free_when_pinned(self, partition: Partition) -> Mask:
+        """All ranks of workers that are not busy: what a request may be pinned to."""
+        free = self.free_of_all(partition)
+        if free is partition.open:
+            return free
+        out = np.zeros_like(free)
+        for worker_id in partition.worker_ids():
+            worker = partition.worker_mask(worker_id)
+            if (free & worker).any():
+                out |= worker
+        return out
+
     def counts(self, partition: Partition) -> BusyCounts:
         """How many ranks are busy now, and workers that have no free rank."""
         free = self.free_of_all(partition)

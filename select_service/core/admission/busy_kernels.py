@@ -40,7 +40,7 @@ def free_ranks(candidates, totals, fractions, kv_blocks, kv_usage, decode_max, p
                 blocks = float(totals[slot, WHOLE_BLOCKS])
                 if totals[slot, FRACTIONAL_BLOCKS] != 0:
                     blocks = np.floor(blocks + fractions[slot] + 0.5 + HALF_TOLERANCE)
-                free = not blocks > decode_max * kv_blocks[slot]
+                free = not blocks / kv_blocks[slot] > decode_max
         out[slot] = free
         n_free += free
     return n_free

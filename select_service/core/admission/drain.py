@@ -32,8 +32,10 @@ class DrainRate:
         if elapsed <= 0.0:
             return
         keep = exp(-elapsed / MEMORY_S)
-        tokens = (seen.tokens - self._seen.tokens) / elapsed
-        blocks = (seen.blocks - self._seen.blocks) / elapsed
+        # The sums begin again when all workers of a partition were replaced.
+        old = self._seen if seen.tokens >= self._seen.tokens else Drained()
+        tokens = (seen.tokens - old.tokens) / elapsed
+        blocks = max(0, seen.blocks - old.blocks) / elapsed
         self.tokens_per_s = keep * self.tokens_per_s + (1.0 - keep) * tokens
         self.blocks_per_s = keep * self.blocks_per_s + (1.0 - keep) * blocks
         self._seen, self._at = seen, now

@@ -106,6 +106,8 @@ class Gate:
         Raises Overloaded, QueueFull, QueueTimeout, Conflict, and what `decide` raises.
         """
         if not self._open:
+            if self._stirred and job.partition.key in self._stirred:
+                self._serve_room(job.partition.key, now, SERVED_PER_TURN_MAX)
             try:
                 free = self.judge.free(job.partition, job.request, candidates)
             except SelectError:
@@ -128,9 +130,6 @@ class Gate:
     ) -> Decision | Ticket:
         assert self.rules is not None
         key = job.partition.key
-        if key in self._stirred:
-            self._serve_room(key, now, SERVED_PER_TURN_MAX)
-            free = free & self.judge.free_of_all(job.partition)
         profile = self.rules.profile(key.model_name)
         size = None
         class_index = 0
@@ -138,7 +137,7 @@ class Gate:
             size = _size(job, free)
             class_index = profile.class_of(wanted, size.isl_tokens - size.cached_tokens)
         mask, n_free = _unloaded(job.partition, free, profile.classes[class_index])
-        if n_free:
+        if n_free and key not in self._stirred:
             decision = self._decide(job, mask, now)
             self.tally.admitted += 1
             return decision
@@ -279,25 +278,12 @@ class Gate:
             if not left:
                 self._stirred[key] = None
                 break
-            room, free = self._rooms[key], self.judge.free_of_all(partition)
-            masks: dict[int, Mask] = {}
-
-            def bits(
-                index: int,
-                room: Room = room,
-                free: Mask = free,
-                masks: dict[int, Mask] = masks,
-                partition: Partition = partition,
-            ) -> int:
-                if index not in masks:
-                    masks[index] = _unloaded(partition, free, room.rules(index))[0]
-                return _bits(masks[index])
-
-            ticket = room.next(bits)
+            views = _RoomView(self.judge, partition, self._rooms[key])
+            ticket = self._rooms[key].next(views.bits)
             if ticket is None:
                 break
             self._forget(ticket)
-            self._serve(ticket, masks[ticket.class_index], now)
+            self._serve(ticket, views.mask(ticket.class_index, ticket.lane.pinned is not None), now)
             left -= 1
         return left
 
@@ -355,7 +341,8 @@ class Gate:
             self._ids.discard(wanted)
         self._by_deadline.pop((ticket.deadline, ticket.number), None)
         key = ticket.job.partition.key
-        if not len(self._rooms[key]):
+        room = self._rooms.get(key)  # several may have been taken out of it before
+        if room is not None and not len(room):
             del self._rooms[key]
             self._stirred.pop(key, None)
 
@@ -423,6 +410,31 @@ class Gate:
         for room in self._rooms.values():
             room.check_invariants()
             assert len(room)
+
+
+class _RoomView:
+    """Which ranks of a partition have room for a class, now; computed when asked for."""
+
+    def __init__(self, judge: BusyJudge, partition: Partition, room: Room) -> None:
+        self._judge = judge
+        self._partition = partition
+        self._room = room
+        self._free: dict[bool, Mask] = {}
+        self._masks: dict[tuple[int, bool], Mask] = {}
+
+    def mask(self, class_index: int, pinned: bool) -> Mask:
+        """bool[n_slots].  pinned: for requests that are judged with the whole worker."""
+        key = class_index, pinned
+        if key not in self._masks:
+            if pinned not in self._free:
+                free = self._judge.free_when_pinned if pinned else self._judge.free_of_all
+                self._free[pinned] = free(self._partition)
+            rules = self._room.rules(class_index)
+            self._masks[key] = _unloaded(self._partition, self._free[pinned], rules)[0]
+        return self._masks[key]
+
+    def bits(self, class_index: int, pinned: bool) -> int:
+        return _bits(self.mask(class_index, pinned))
 
 
 def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError]]:

@@ -22,6 +22,7 @@ measured order; lanes are ours.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from sortedcontainers import SortedDict
@@ -145,17 +146,21 @@ class _Queue:
         if not waiting.tickets:
             del self.lanes[ticket.lane]
         self._count(ticket, -1)
+        if not self.requests:
+            self.deficit = 0
 
     def _count(self, ticket: Ticket, sign: int) -> None:
         self.requests += sign
         self.isl_tokens += sign * ticket.size.isl_tokens
         self.cached_tokens += sign * ticket.size.cached_tokens
 
-    def head(self, free: int) -> Ticket | None:
-        """The next request that has a candidate among the `free` slots (bits)."""
+    def head(self, free: Callable[[bool], int]) -> Ticket | None:
+        """The next request that has a candidate with room: `free` is the slots (bits) for requests
+        that are pinned, or are not.
+        """
         first: Ticket | None = None
-        for waiting in self.lanes.values():
-            if waiting.bits & free:
+        for lane, waiting in self.lanes.items():
+            if waiting.bits & free(lane.pinned is not None):
                 ticket: Ticket = waiting.tickets.values()[0]
                 if first is None or ticket.order < first.order:
                     first = ticket
@@ -205,6 +210,7 @@ class Room:
     def __init__(self, classes: Sequence[PolicyClass]) -> None:
         self._queues = [_Queue(rules) for rules in classes]
         self._cursor = 0
+        self._credited = False
         self._shape: Hashable = None
 
     def __len__(self) -> int:
@@ -260,64 +266,56 @@ class Room:
             self.remove(ticket)
         return stranded
 
-    def next(self, free: Callable[[int], int]) -> Ticket | None:
+    def next(self, free: Callable[[int, bool], int]) -> Ticket | None:
         """The request whose turn it is, taken out; None when nobody who waits has room.
 
-        free: class index -> slots (bits) with room for that class
+        free: class index, is it for pinned requests? -> slots (bits) with room for them
         """
-        heads = [
-            queue.head(free(i)) if queue.requests else None for i, queue in enumerate(self._queues)
-        ]
-        chosen = self._affordable(heads, grant=True)
-        if chosen is None:
-            self._skip_rounds(heads)
-            chosen = self._affordable(heads, grant=False)
-        if chosen is None:
+        heads = [queue.head(partial(free, i)) for i, queue in enumerate(self._queues)]
+        able = [(q, h) for q, h in zip(self._queues, heads, strict=True) if h is not None]
+        if not able:
             return None
+        chosen = self._affordable(heads)
+        if chosen is None:
+            self._skip_rounds(able)
+            self._credited = False
+            chosen = self._affordable(heads)
+        assert chosen is not None
         ticket = heads[chosen]
         assert ticket is not None
-        self._charge(chosen, ticket, free(chosen))
+        self._charge(chosen, ticket)
         return ticket
 
-    def _ring(self) -> Iterator[tuple[int, _Queue]]:
+    def _affordable(self, heads: Sequence[Ticket | None]) -> int | None:
+        """One round: the first class that can pay for its head, with the credit of this round."""
         n = len(self._queues)
         for step in range(n):
             index = (self._cursor + step) % n
-            yield index, self._queues[index]
-
-    def _affordable(self, heads: Sequence[Ticket | None], *, grant: bool) -> int | None:
-        """The first class around the ring that can pay for its head; `grant` credit on the way."""
-        for index, queue in self._ring():
-            head = heads[index]
-            if not queue.requests:
-                queue.deficit = 0
+            queue, head = self._queues[index], heads[index]
             if head is None:
                 continue
-            if grant and queue.deficit < head.size.cost:
+            credited = self._credited and not step
+            if queue.deficit < head.size.cost and not credited:
                 queue.deficit += queue.rules.quantum
             if queue.deficit >= head.size.cost:
                 return index
         return None
 
-    def _skip_rounds(self, heads: Sequence[Ticket | None]) -> None:
-        """Credit for as many rounds as the first class to be able to pay needs."""
-        able = [(q, h) for q, h in zip(self._queues, heads, strict=True) if h is not None]
-        if not able:
-            return
-        rounds = min(-(-(h.size.cost - q.deficit) // q.rules.quantum) for q, h in able)
+    def _skip_rounds(self, able: Sequence[tuple[_Queue, Ticket]]) -> None:
+        """Credit for the rounds before the first in which a class will be able to pay."""
+        rounds = min(-(-(h.size.cost - q.deficit) // q.rules.quantum) for q, h in able) - 1
         for queue, _ in able:
             queue.deficit += rounds * queue.rules.quantum
 
-    def _charge(self, index: int, ticket: Ticket, free: int) -> None:
-        """Take the ticket out and its cost off; the ring stays while the class can go on paying."""
+    def _charge(self, index: int, ticket: Ticket) -> None:
+        """Take the ticket out and its cost off.  The ring stays at a class, without more credit,
+        while that can go on paying.
+        """
         queue = self._queues[index]
         queue.deficit -= ticket.size.cost
         queue.remove(ticket)
-        following = queue.head(free)
-        if not queue.requests:
-            queue.deficit = 0
-        stays = following is not None and queue.deficit >= following.size.cost
-        self._cursor = index if stays else (index + 1) % len(self._queues)
+        self._credited = queue.requests > 0
+        self._cursor = index if self._credited else (index + 1) % len(self._queues)
 
     def check_invariants(self) -> None:
         """For tests."""
@@ -329,3 +327,4 @@ class Room:
             assert all(t.class_index == index and t.outcome is None for t in tickets)
             assert all(w.tickets for w in queue.lanes.values())
             assert queue.deficit >= 0
+            assert queue.requests or not queue.deficit
