@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from math import inf
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_every_flag_has_an_environment_twin():
     for setting in SETTINGS:
         if setting.flag:
             twin = "SELECT_SERVICE_" + setting.flag[2:].replace("-", "_").upper()
-            assert setting.variables == (twin,)
+            assert setting.variables[0] == twin
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,13 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         ([], {"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "1.5"}, "expected a number from 0 to 1"),
         ([], {"DYN_USE_KV_EVENTS": "disabled"}, "DYN_USE_KV_EVENTS: expected one of 1, true"),
         ([], {"DYN_USE_KV_EVENTS": ""}, "DYN_USE_KV_EVENTS: expected one of"),
-        ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "4"}, "queueing is not available"),
-        ([], {"DYN_ROUTER_POLICY_CONFIG": "x.yaml"}, "queueing is not available"),
+        ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "-1"}, "DYN_ROUTER_QUEUE_THRESHOLD: expected a number"),
+        ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "nan"}, "expected a number from 0 upwards"),
+        ([], {"DYN_ROUTER_QUEUE_POLICY": "lcfs"}, "expected one of fcfs, wspt"),
+        (["--active-decode-blocks-threshold", "1.1"], {}, "expected a number from 0 to 1"),
+        (["--priority-tiers", "a,,b"], {}, "expected 1 to 16 different names"),
+        (["--priority-tiers", "a,a"], {}, "expected 1 to 16 different names"),
+        (["--priority-tiers", "x" * 65], {}, "names of at most 64 characters"),
         ([], {"SELECT_SERVICE_REPLICA_SYNC_PORT": "x"}, "expected a whole number"),
     ],
 )
@@ -128,10 +134,12 @@ def test_variables_without_effect_are_reported():
     )
 
 
-def test_shown_configuration_leaves_out_what_cannot_be_set():
-    shown = parse([], {}).effective()
+def test_every_setting_is_shown_with_its_value_and_origin():
+    shown = parse([], {"DYN_ROUTER_QUEUE_THRESHOLD": "inf"}).effective()
+    assert shown.keys() == {setting.name for setting in SETTINGS}
     assert shown["port"] == {"value": 8092, "origin": "default"}
-    assert not {"queue_policy", "queue_threshold"} & shown.keys()
+    origin = "environment DYN_ROUTER_QUEUE_THRESHOLD"
+    assert shown["queue_threshold"] == {"value": inf, "origin": origin}
 
 
 def run(*argv):

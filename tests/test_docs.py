@@ -51,7 +51,9 @@ def test_every_setting_is_in_the_document_of_the_configuration(setting):
     for name in setting.variables + ((setting.flag,) if setting.flag else ()):
         (row,) = [row for row in rows if f"`{name}`" in row]
         if setting.default is not None:
-            shown = str(setting.default).removesuffix(".0").lower()
+            default = setting.default
+            text = ",".join(default) if isinstance(default, tuple) else str(default)
+            shown = text.removesuffix(".0").lower()
             assert f"| `{shown}" in row
 
 
