@@ -7,6 +7,8 @@ from typing import Any
 from tests.golden.exchanges import ABSENT, Differences
 
 LIST = tomllib.loads((Path(__file__).parent / "deviations.toml").read_text())
+NO_START = {entry["scenario"]: entry for entry in LIST["no_start"]}
+"""Scenarios whose settings we refuse: nothing of them can be played."""
 
 
 def rewritten(scenario: str, step: dict[str, Any]) -> dict[str, Any]:

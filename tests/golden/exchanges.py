@@ -1,10 +1,14 @@
 """Golden exchanges: reading them, playing them, and what differs from the reference's answers.
 
-A scenario is a file of JSON lines.  The first line names the environment; each other line is a
-`publish` of KV events or a `call` with what was sent, and the status and answer of the reference.
-Short forms in answers: {"$error": true} is any refusal, {"$worker": {...}} a worker record without
-its null and empty fields, "$uuid" a generated id.  `<port N>` stands for a port that is known when
-the test runs, of a publisher in it; `<free port>` for one that the service is to bind.
+A scenario is a file of JSON lines.  The first line names the environment, and may hold a policy
+file; each other line is a `publish` of KV events or a `call` with what was sent, and the status and
+answer of the reference.  A call with a name under `background` waits in the queue; a later line
+says that it still `waits`, or that it is to `join`, with its status and answer.
+
+Short forms in answers: {"$error": true} is any refusal, with `details` one with these details,
+{"$worker": {...}} a worker record without its null and empty fields, "$uuid" a generated id.
+`<port N>` stands for a port that is known when the test runs, of a publisher in it; `<free port>`
+for one that the service is to bind.
 """
 
 import json
@@ -71,6 +75,13 @@ def flags_of(head: dict[str, Any], ports: Mapping[str, int], free: int) -> tuple
     return tuple(flag.replace("<free port>", str(free)) for flag in flags)
 
 
+def write_policy_file(head: dict[str, Any], folder: Path) -> None:
+    """Where the environment of the scenario says, if it has one."""
+    if "policy_file" in head:
+        name = head["environment"]["DYN_ROUTER_POLICY_CONFIG"]
+        (folder / name).write_text(head["policy_file"])
+
+
 def request_of(step: dict[str, Any]) -> tuple[str, str, bytes | None, dict[str, str]]:
     """Method, path, body and headers of a call."""
     method, path = step["call"].split(" ", 1)
@@ -95,6 +106,9 @@ def differences(step: dict[str, Any], status: int, answer: Any, allow: str | Non
         assert [got["worker_id"], got["dp_rank"]] in step["tied"]
         got = got | {key: expected[key] for key in ("worker_id", "dp_rank", "endpoint")}
     found = dict(_compare(expected, _shown(got, status), f"{at}/answer"))
+    details = _details(step["answer"])
+    if details is not None:
+        found |= dict(_compare(details, _details(answer), f"{at}/answer/details"))
     if status != step["status"]:
         found[f"{at}/status"] = (step["status"], status)
     if "allow" in step and status == 405:
@@ -126,6 +140,10 @@ def _shown(answer: Any, status: int) -> Any:
     assert isinstance(answer["error"], str)
     assert isinstance(answer["code"], str)
     return REFUSED
+
+
+def _details(answer: Any) -> Any:
+    return answer.get("details") if isinstance(answer, dict) else None
 
 
 def _compare(expected: Any, got: Any, place: str) -> Iterator[tuple[str, tuple[Any, Any]]]:

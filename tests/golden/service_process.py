@@ -1,5 +1,6 @@
 """A real service process on a port of its own, and a plain HTTP client that changes nothing."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -31,14 +32,18 @@ class Answer(NamedTuple):
 class ServiceProcess:
     """`python -m select_service` with nothing but the given variables in its environment."""
 
-    def __init__(self, environment: Mapping[str, str], flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        flags: tuple[str, ...] = (),
+        folder: Path | None = None,
+    ) -> None:
+        """folder: where it runs, for relative paths in its settings."""
         self.port = free_port()
-        command = [sys.executable, "-m", "select_service", "--host", "127.0.0.1"]
-        inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        inherited |= {name: v for name, v in os.environ.items() if name.startswith("NUMBA_")}
         self._process = subprocess.Popen(
-            [*command, "--port", str(self.port), *flags],
-            env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+            _command("--host", "127.0.0.1", "--port", str(self.port), *flags),
+            env=_environment(environment),
+            cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -93,17 +98,22 @@ class ServiceProcess:
             self._connection.close()
             return self._call(method, path, body, headers)
 
+    def call_alone(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
+        """One request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
+        with contextlib.closing(connection):
+            return _exchange(connection, method, path, body, headers)
+
     def _call(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Answer:
-        self._connection.request(method, path, body, dict(headers))
-        response = self._connection.getresponse()
-        raw = response.read()
-        try:
-            decoded = json.loads(raw)
-        except ValueError:
-            decoded = raw.decode("utf-8", "replace")
-        return Answer(response.status, decoded, dict(response.headers))
+        return _exchange(self._connection, method, path, body, headers)
+
+    def waiting_requests(self) -> int:
+        """How many requests wait in its queues."""
+        return sum(partition["pending_count"] for partition in self.get("/loads").body)
 
     def wait_until_read(self, port: int, seq: int) -> None:
         """Until the listener of 127.0.0.1:`port` has taken in the message `seq`."""
@@ -121,6 +131,49 @@ class ServiceProcess:
                 if status is not None and endpoint.endswith(f":{port}"):
                     return status["last_sequence"]
         return None
+
+
+def run_to_end(
+    environment: Mapping[str, str], flags: tuple[str, ...], folder: Path
+) -> tuple[int, str]:
+    """Exit status and error output of a service that is expected not to start."""
+    done = subprocess.run(
+        _command("--host", "127.0.0.1", "--port", str(free_port()), *flags),
+        env=_environment(environment),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=START_S_MAX,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "select_service", *arguments]
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    inherited |= {name: v for name, v in os.environ.items() if name.startswith("NUMBA_")}
+    return {**inherited, "PYTHONPATH": str(ROOT), **given}
+
+
+def _exchange(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+) -> Answer:
+    connection.request(method, path, body, dict(headers))
+    response = connection.getresponse()
+    raw = response.read()
+    try:
+        decoded = json.loads(raw)
+    except ValueError:
+        decoded = raw.decode("utf-8", "replace")
+    return Answer(response.status, decoded, dict(response.headers))
 
 
 def free_port() -> int:

@@ -1,20 +1,25 @@
 """Every golden exchange against a real process, with real event sockets beside it."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
 from tests.golden import deviations, exchanges
+from tests.golden.background import BackgroundCalls
 from tests.golden.kv_publisher import KvPublisher, batch
-from tests.golden.service_process import ServiceProcess, free_port
+from tests.golden.service_process import ServiceProcess, free_port, run_to_end
 
 pytestmark = pytest.mark.process
 
+Step = dict[str, Any]
 
-@pytest.mark.parametrize("scenario", exchanges.NAMES)
+
+@pytest.mark.parametrize("scenario", [n for n in exchanges.NAMES if n not in deviations.NO_START])
 def test_answers_are_those_of_the_reference_except_where_listed(
-    scenario: str, zmq_context: zmq.Context[Any]
+    scenario: str, zmq_context: zmq.Context[Any], tmp_path: Path
 ) -> None:
     head, steps = exchanges.read(scenario)
     publishers = {
@@ -23,17 +28,49 @@ def test_answers_are_those_of_the_reference_except_where_listed(
     ports = {name: publisher.port for name, publisher in publishers.items()}
     found: exchanges.Differences = {}
     flags = exchanges.flags_of(head, ports, free_port())
-    with ServiceProcess(head["environment"], flags) as service:
+    exchanges.write_policy_file(head, tmp_path)
+    with (
+        ServiceProcess(head["environment"], flags, tmp_path) as service,
+        BackgroundCalls(service) as background,
+    ):
         for template in steps:
             step = exchanges.with_ports(deviations.rewritten(scenario, template), ports)
-            if "publish" in step:
-                publisher = publishers[step["publish"]]
-                seq = publisher.send(batch(step["events"]))
-                service.wait_until_read(publisher.port, seq)
-                continue
-            answer = service.call(*exchanges.request_of(step))
-            found |= exchanges.differences(
-                step, answer.status, answer.body, answer.headers.get("allow")
-            )
+            found |= play(step, service, background, publishers)
     complaints = deviations.unexpected(scenario, found)
     assert not complaints, "\n".join(complaints)
+
+
+def play(
+    step: Step,
+    service: ServiceProcess,
+    background: BackgroundCalls,
+    publishers: Mapping[str, KvPublisher],
+) -> exchanges.Differences:
+    """Do what the step says; what differs, if it has an answer."""
+    if "publish" in step:
+        publisher = publishers[step["publish"]]
+        seq = publisher.send(batch(step["events"]))
+        service.wait_until_read(publisher.port, seq)
+        return {}
+    if "background" in step:
+        background.begin(step["background"], exchanges.request_of(step))
+        return {}
+    if "waits" in step:
+        waits = background.waits(step["waits"])
+        return {} if waits else {f"{step['step']}/waits": (True, False)}
+    if "join" in step:
+        answer = background.join(step["join"])
+    else:
+        answer = service.call(*exchanges.request_of(step))
+    return exchanges.differences(step, answer.status, answer.body, answer.headers.get("allow"))
+
+
+@pytest.mark.parametrize("scenario", deviations.NO_START)
+def test_settings_of_the_reference_that_we_refuse_end_the_start(
+    scenario: str, tmp_path: Path
+) -> None:
+    head, _ = exchanges.read(scenario)
+    entry = deviations.NO_START[scenario]
+    exchanges.write_policy_file(head, tmp_path)
+    status, errors = run_to_end(head["environment"], tuple(head["flags"]), tmp_path)
+    assert (status, errors) == (entry["status"], f"select-service: error: {entry['error']}\n")

@@ -1,0 +1,48 @@
+"""Calls of a scenario that wait in the queue of the service while the scenario goes on."""
+
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from tests.golden.service_process import ANSWER_S_MAX, Answer, ServiceProcess
+
+
+class BackgroundCalls:
+    """Blocking calls by name, each in a thread and on a connection of its own."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self._service = service
+        self._threads: dict[str, threading.Thread] = {}
+        self._answers: dict[str, Answer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        assert error is not None or not self._threads, "calls that were never joined"
+
+    def begin(self, name: str, call: tuple[Any, ...]) -> None:
+        """Send it; returns when it stands in the queue."""
+        waiting = self._service.waiting_requests() + 1
+        thread = threading.Thread(target=self._make, args=(name, call), daemon=True)
+        self._threads[name] = thread
+        thread.start()
+        until = time.monotonic() + ANSWER_S_MAX
+        while self._service.waiting_requests() < waiting:
+            assert time.monotonic() < until, f"{name} does not wait: {self._answers.get(name)}"
+
+    def waits(self, name: str) -> bool:
+        return self._threads[name].is_alive()
+
+    def join(self, name: str) -> Answer:
+        self._threads.pop(name).join(ANSWER_S_MAX)
+        return self._answers[name]
+
+    def _make(self, name: str, call: tuple[Any, ...]) -> None:
+        self._answers[name] = self._service.call_alone(*call)
