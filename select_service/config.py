@@ -379,5 +379,5 @@ def _parsed(setting: Setting, source: str, text: str) -> Any:
     except read.PartError as error:
         raise ConfigError(f"{source}: {error}") from None
     except ValueError as expected:
-        shown = repr(text[:read.SHOWN_CHARS_MAX])[1:-1]
+        shown = repr(text[: read.SHOWN_CHARS_MAX])[1:-1]
         raise ConfigError(f"{source}: expected {expected}, got `{shown}`") from None

@@ -22,7 +22,7 @@ class Plane:
     def __init__(self, seed):
         self.publisher = ReplicaPublisher()
         self.selector = a_selector(seed=seed)
-        self.selector.replicas.emit = self.selector._emit = self.publisher.offer
+        self.selector.replicas.emit = self.publisher.offer
         self.selector.register(a_worker(1))
         self.sync = ReplicaSync(self.selector.replicas, self.publisher, repair=False, url=None)
         (port,) = free_ports(1)
@@ -129,7 +129,7 @@ def test_an_event_that_is_too_large_is_dropped_with_its_reason_and_the_next_one_
         plane = Plane(seed=1)
         plane.sync.start(1)
         publisher, offered = plane.publisher, []
-        plane.selector._emit = offered.append
+        plane.selector.replicas.emit = offered.append
         plane.selector.reserve(a_reservation("x"), 0.0)
         too_long = np.zeros(SEQUENCE_BLOCKS_MAX + 1, np.uint64)
         publisher.offer(msgspec.structs.replace(offered[0], sequence_hashes=too_long))
