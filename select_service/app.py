@@ -131,6 +131,10 @@ class Application:
         except Exception:
             await self._failed(scope, receive, send)
 
+    def refused(self, status: int) -> None:
+        """Count an answer that the connection gave before a request had come in."""
+        self._service.metrics.request("unknown", "any", status)
+
     async def _failed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The one log line of a bug, and its answer unless another one has begun."""
         request = Request(scope)

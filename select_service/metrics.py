@@ -144,10 +144,6 @@ class Metrics:
         """Prometheus text exposition, format 0.0.4.  On any thread: it may take milliseconds."""
         return self._scrape.text(seen)
 
-    def render(self, selector: Selector, ingest: Listeners) -> bytes:
-        """`observe` and `text` in one."""
-        return self.text(self.observe(selector, ingest))
-
 
 class _Scrape(Collector):
     """Turns observations into text; remembers which records have series of their own."""

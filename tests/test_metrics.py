@@ -101,7 +101,7 @@ def metrics():
 
 @pytest.fixture
 def scrape(metrics, selector, listeners):
-    return lambda: Scraped(metrics.render(selector, listeners).decode())
+    return lambda: Scraped(metrics.text(metrics.observe(selector, listeners)).decode())
 
 
 SCOPE = {"model_name": "m", "tenant_id": "default"}
@@ -244,7 +244,7 @@ def test_partitions_beyond_the_bound_are_summed(monkeypatch, selector, listeners
         selector.reserve(
             a_reservation(f"r{worker_id}", worker_id, tokens=8, model_name=f"m{worker_id}"), 0.0
         )
-    seen = Scraped(metrics.render(selector, listeners).decode())
+    seen = Scraped(metrics.text(metrics.observe(selector, listeners)).decode())
     other = {"model_name": "other", "tenant_id": "other"}
     assert seen.value("prompt_blocks_total", **SCOPE) == 0
     assert seen.value("prompt_blocks_total", **other) == 4
@@ -267,7 +267,7 @@ def test_listeners_beyond_the_bound_are_summed_and_the_sum_never_falls(
     metrics = Metrics("1")
 
     def others():
-        seen = Scraped(metrics.render(selector, listeners).decode())
+        seen = Scraped(metrics.text(metrics.observe(selector, listeners)).decode())
         return seen.value("kv_event_batches_total", worker_id="other", dp_rank="other")
 
     listeners.statuses = {(1, 0): a_status(batches=100), (2, 0): a_status(batches=5)}

@@ -61,11 +61,6 @@ class BodyBudget:
 _BUDGET = BodyBudget()
 
 
-def bytes_in_flight() -> int:
-    """Bytes that count against `BODY_BYTES_IN_FLIGHT_MAX` now."""
-    return _BUDGET.held
-
-
 async def body_as(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """Read and decode the body.  Raises SelectError, or ClientGone."""
     _check_content_type(request)

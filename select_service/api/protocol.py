@@ -16,7 +16,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from select_service.api.coalesce import CoalescingTransport
 from select_service.schema import ErrorBody
 
-CONNECTIONS_MAX = 2048
+CONNECTIONS_MAX = 8192
+"""A request that waits for a worker holds its connection, so more than --queue-max-requests as it is
+unless told otherwise."""
 HEAD_BYTES_MAX = 65_536
 """Request line and headers of one request."""
 REQUEST_READ_S_MAX = 30.0
@@ -143,6 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 body,
             ]
             self.transport.write(b"".join(head))
+            self.config.app.refused(status)  # type: ignore[union-attr]
         self.transport.close()
 
     def _awaits_answer(self) -> bool:

@@ -115,6 +115,18 @@ def test_more_connections_than_allowed_are_refused(server, monkeypatch):
     assert is_alive(server)
 
 
+def test_answers_of_the_connection_are_counted(server):
+    with Client(server.port) as client:
+        client.send(b"NONSENSE\r\n\r\n")
+        assert refusal(client) == (400, "malformed_http")
+    with Client(server.port) as client:
+        client.send(request("GET", "/metrics"))
+        text = client.answer().body.decode()
+    wanted = 'select_service_requests_total{method="any",route="unknown",status="400"} '
+    counts = [line.removeprefix(wanted) for line in text.splitlines() if line.startswith(wanted)]
+    assert [float(count) >= 1.0 for count in counts] == [True]
+
+
 def test_slow_large_bodies_are_refused_before_small_ones(server, monkeypatch):
     monkeypatch.setattr(codec, "BODY_BYTES_IN_FLIGHT_MAX", 1024 * 1024)
     with Client(server.port) as client:
@@ -122,4 +134,4 @@ def test_slow_large_bodies_are_refused_before_small_ones(server, monkeypatch):
         assert refusal(client) == (503, "capacity_exceeded")
         assert is_alive(server)
         client.socket.close()
-    eventually(lambda: codec.bytes_in_flight() == 0)
+    eventually(lambda: codec._BUDGET.held == 0)
