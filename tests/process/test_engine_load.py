@@ -1,0 +1,133 @@
+"""A service that asks a real HTTP server for the metrics of its engine, a text recorded from vLLM."""
+
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.builders import worker_body
+from tests.engine_metric_texts import recorded
+from tests.process.running import Running
+from tests.process.waiting_clients import PROMPT, metric, until
+
+pytestmark = pytest.mark.process
+
+STALE_S = 0.6
+FLAGS = (
+    *("--engine-metrics-interval-secs", "0.1"),
+    *("--engine-metrics-stale-secs", str(STALE_S)),
+    *("--active-decode-blocks-threshold", "0.9"),
+)
+TEXT = recorded("vllm-0.33.0-1")
+FRESH = "select_service_engine_ranks"
+
+
+class Engine(http.server.ThreadingHTTPServer):
+    """Serves /metrics as vLLM does, with the given use of its KV cache."""
+
+    daemon_threads = True
+
+    def __init__(self, usage: float) -> None:
+        super().__init__(("127.0.0.1", 0), _Metrics)
+        self.usage = usage
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/metrics"
+
+    def text(self) -> bytes:
+        line = rb"^(vllm:kv_cache_usage_perc\{[^}]*\}) .*$"
+        text, found = re.subn(line, rb"\1 %r" % self.usage, TEXT, flags=re.MULTILINE)
+        assert found == 1
+        return text
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+
+class _Metrics(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Engine)
+        body = self.server.text()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    server = Engine(0.5)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with Running("--threads", "1", *FLAGS) as service:
+        yield service
+
+
+@pytest.fixture
+def service(running: Running, engine: Engine) -> Running:
+    body = worker_body(1, total_kv_blocks=100, metrics_endpoint=engine.url)
+    assert running.call("POST", "/workers", body).status == 201
+    return running
+
+
+def rank(service: Running) -> dict[str, Any]:
+    """How the only rank stands to the threshold."""
+    (worker,) = service.call("GET", "/workers").body
+    found: dict[str, Any] = worker["admission"]["ranks"]["0"]
+    return found
+
+
+def test_an_engine_that_says_its_cache_is_full_makes_its_worker_busy_and_free_again(
+    service: Running, engine: Engine
+) -> None:
+    until(lambda: rank(service)["source"] == "engine")
+    assert service.call("POST", "/select", PROMPT).status == 200
+    engine.usage = 0.95
+    until(lambda: rank(service)["busy"])
+    shown = rank(service)
+    assert shown["kv_usage"] == 0.95
+    told = {"fresh": True, "kv_usage": 0.95, "requests_waiting": 4, "requests_running": 7}
+    assert told.items() <= shown["engine"].items()
+    assert 0.0 <= shown["engine"]["age_s"] < STALE_S
+    answer = service.call("POST", "/select", PROMPT)
+    assert (answer.status, answer.body["type"]) == (503, "service_unavailable")
+    assert metric(service, FRESH, state="fresh") == 1
+    assert metric(service, "select_service_engine_kv_usage", worker_id="1") == 0.95
+    assert (metric(service, "select_service_engine_scrapes_total", result="ok") or 0) > 0
+    engine.usage = 0.2
+    until(lambda: service.call("POST", "/select", PROMPT).status == 200)
+
+
+def test_an_engine_that_falls_silent_is_believed_for_a_while_and_then_our_own_count(
+    service: Running, engine: Engine
+) -> None:
+    engine.usage = 0.95
+    until(lambda: rank(service)["busy"])
+    engine.stop()
+    until(lambda: rank(service)["source"] == "accounting")
+    shown = rank(service)
+    assert (shown["busy"], shown["kv_usage"]) == (False, 0.0)
+    assert shown["engine"]["fresh"] is False
+    assert shown["engine"]["age_s"] >= STALE_S
+    assert service.call("POST", "/select", PROMPT).status == 200
+    (worker,) = service.call("GET", "/workers").body
+    assert "ClientConnectorError" in worker["admission"]["engine_error"]
+    assert metric(service, FRESH, state="stale") == 1
+    assert metric(service, "select_service_engine_kv_usage", worker_id="1") is None
+    line = service.line("engine metrics cannot be read")
+    assert (line["level"], line["worker_id"]) == ("WARNING", 1)
