@@ -1,0 +1,326 @@
+"""A fleet in virtual time that is offered more than it can do.
+
+The selector is the real one; engines, clients and the clock are simulated, and everything follows
+from one seed.  A client asks for a rank, and sends its prompt to it.  A refusal makes it come again
+later: not before Retry-After, later with every attempt, and never all at the same moment.  When the
+whole answer is not there in time it gives up, and comes again as well; after ATTEMPTS_MAX attempts
+the request is lost.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from indexer.prefix_index import PrefixIndex
+from indexer.tiers import Tier
+from select_service.core.admission.waiting import Ticket
+from select_service.core.cost import RouterConfig
+from select_service.core.identity import Rank
+from select_service.core.selector import Selector
+from select_service.errors import SelectError
+from select_service.schema import SelectAndReserveRequest
+from tests.builders import a_worker
+from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Progress
+from tests.simulation.overload_record import Minute, Record, Sample
+from tests.simulation.overload_rules import Controller, Fleet, Rules
+from tests.simulation.overload_traffic import Conversation, Traffic, Turn
+
+PATIENCE_S = (45.0, 75.0)
+"""From asking for a rank to the end of the answer; uniform."""
+ATTEMPTS_MAX = 4
+BACKOFF_S = 1.0
+"""Doubles with every attempt.  The client waits this or Retry-After, the longer of both, and up to
+as long again."""
+ALIVE_PER_RANK = 40
+STRICT = {"premium": 2, "standard": 1, "best_effort": 0}
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One request of a client, over all its attempts."""
+
+    conversation: Conversation
+    turn: Turn
+    attempts: int = 0
+    reservation_id: str = ""
+    rank: Rank | None = None
+    job: Job | None = None
+    ticket: Ticket | None = None
+    accepted_at: float = 0.0
+    asked_at: float = 0.0
+    has_token: bool = False
+
+
+class World:
+    """Virtual time: what is due is done in order of time."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        rules: Rules,
+        seed: int,
+        patience_s: tuple[float, float] = PATIENCE_S,
+    ) -> None:
+        self.time = 0.0
+        self.record = Record()
+        self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = count()
+        self._rng = Random(seed)
+        self.traffic = Traffic(seed, ALIVE_PER_RANK * fleet.n_ranks)
+        self.selector = self._new_selector(fleet, rules, seed)
+        self.controller = Controller(self.selector) if rules.shedding else None
+        (self.partition,) = self.selector.fleet.partitions.values()
+        self.engines = {rank: Engine(fleet.speed) for rank in self.partition.ranks}
+        self._jobs: dict[Job, Request] = {}
+        self._stepping: set[Rank] = set()
+        self._ids = count(1)
+        self._patience_s = patience_s
+        self._on_end: Callable[[], None] = lambda: None
+        self.open = 0
+        self._ends_at = 0.0
+
+    def _new_selector(self, fleet: Fleet, rules: Rules, seed: int) -> Selector:
+        selector = Selector(
+            RouterConfig(),
+            lambda: PrefixIndex(2 * fleet.n_ranks * fleet.speed.kv_blocks),
+            rng=Random(seed),
+            use_kv_events=False,
+            admission=rules.admission(),
+            wake=lambda: self.at(self.time, lambda: self.selector.serve_waiting(self.time)),
+        )
+        for worker_id, dp_size in enumerate(fleet.dp_sizes):
+            selector.register(
+                a_worker(
+                    worker_id,
+                    block_size=BLOCK_TOKENS,
+                    data_parallel_size=dp_size,
+                    total_kv_blocks=fleet.speed.kv_blocks,
+                    max_num_batched_tokens=fleet.speed.batch_tokens,
+                )
+            )
+        return selector
+
+    # --- time
+
+    def at(self, when: float, what: Callable[..., None], *args: Any) -> None:
+        heapq.heappush(self._due, (when, next(self._order), what, args))
+
+    def run_open(self, per_s: float, seconds: float) -> Record:
+        """Requests come at random at a rate of `per_s`; returns when the last one has ended."""
+        self._ends_at = seconds
+        self._arrive(per_s)
+        self._tick()
+        self._run()
+        return self._closed()
+
+    def run_closed(self, clients: int, seconds: float) -> Record:
+        """So many clients, each of which asks anew as soon as it has an answer."""
+        self._ends_at = seconds
+        self._on_end = self._begin
+        for _ in range(clients):
+            self._begin()
+        self._tick()
+        self._run()
+        return self._closed()
+
+    def _run(self) -> None:
+        while self._due:
+            self.time, _, what, args = heapq.heappop(self._due)
+            what(*args)
+
+    def _closed(self) -> Record:
+        self.record.preemptions = sum(engine.preemptions for engine in self.engines.values())
+        return self.record
+
+    def _arrive(self, per_s: float) -> None:
+        when = self.time + self._rng.expovariate(per_s)
+        if when < self._ends_at:
+            self.at(when, self._begin)
+            self.at(when, self._arrive, per_s)
+
+    def _tick(self) -> None:
+        """Once a second, as long as anything goes on."""
+        self.selector.tick(self.time)
+        if self.controller is not None:
+            self.controller.tick()
+        if self.time < self._ends_at:
+            self.record.samples.append(self._sample())
+        if self.open or self.time < self._ends_at:
+            self.at(self.time + 1.0, self._tick)
+
+    def _sample(self) -> Sample:
+        loads = self.partition.loads()
+        return Sample(
+            at=self.time,
+            prefill_tokens=tuple(row.potential_prefill_tokens for row in loads),
+            active_blocks=tuple(row.potential_decode_blocks for row in loads),
+            running=sum(len(engine.running) for engine in self.engines.values()),
+            waiting=sum(len(engine.waiting) for engine in self.engines.values()),
+            queued=self.selector.gate.requests,
+            busy_ranks=self.selector.gate.judge.counts(self.partition).ranks,
+            shed_tier=self.selector.gate.tiers.shed_tier,
+            attempts=self.record.attempts,
+        )
+
+    # --- clients
+
+    @property
+    def _minute(self) -> Minute:
+        return self.record.minute(self.time)
+
+    def _begin(self) -> None:
+        if self.time >= self._ends_at:
+            return
+        conversation = self.traffic.next()
+        request = Request(conversation, conversation.turns[0])
+        self.open += 1
+        self.record.arrivals += 1
+        self._ask(request)
+
+    def _ask(self, request: Request) -> None:
+        request.attempts += 1
+        request.reservation_id = str(next(self._ids))
+        request.rank = request.job = request.ticket = None
+        request.has_token = False
+        request.asked_at = self.time
+        self.record.attempts += 1
+        self._minute.attempts[request.turn.tier] += 1
+        patience_s = self._rng.uniform(*self._patience_s)
+        try:
+            answer = self.selector.select_and_reserve(_body(request), self.time)
+        except SelectError as error:
+            self._refused(request, error)
+            return
+        self.at(self.time + patience_s, self._give_up, request, request.reservation_id)
+        if isinstance(answer, Ticket):
+            request.ticket = answer
+            answer.settled = lambda: self._settled(request)
+        else:
+            self._accepted(request, answer)
+
+    def _settled(self, request: Request) -> None:
+        """It waited in the queue; leaving it is the client's own doing."""
+        assert request.ticket is not None
+        outcome, request.ticket = request.ticket.outcome, None
+        if isinstance(outcome, SelectError):
+            self._refused(request, outcome)
+        else:
+            self._minute.queued_s.append(self.time - request.asked_at)
+            self._accepted(request, outcome)
+
+    def _refused(self, request: Request, error: SelectError) -> None:
+        request.reservation_id = ""
+        self._minute.refused[request.turn.tier] += 1
+        self._again(request, error.retry_after_s or 0)
+
+    def _again(self, request: Request, retry_after_s: float) -> None:
+        """Come again, or give the request up."""
+        if request.attempts >= ATTEMPTS_MAX:
+            self._minute.lost[request.turn.tier] += 1
+            self._end(request, answered=False)
+            return
+        pause_s = max(retry_after_s, BACKOFF_S * 2 ** (request.attempts - 1))
+        self.at(self.time + pause_s * self._rng.uniform(1.0, 2.0), self._ask, request)
+
+    def _accepted(self, request: Request, decision: Any) -> None:
+        chosen = decision.selection
+        request.accepted_at = self.time
+        request.rank = Rank(chosen.worker_id, chosen.dp_rank)
+        request.job = request.turn.job()
+        self._jobs[request.job] = request
+        self._minute.accepted[request.turn.tier] += 1
+        self.engines[request.rank].add(request.job)
+        self._step(request.rank)
+
+    def _give_up(self, request: Request, reservation_id: str) -> None:
+        """The patience of one attempt is over; nothing happens when that attempt has ended."""
+        if request.reservation_id != reservation_id:
+            return
+        request.reservation_id = ""
+        self._minute.timed_out += 1
+        if request.ticket is not None:
+            ticket, request.ticket = request.ticket, None
+            ticket.settled = lambda: None
+            self.selector.gate.leave(ticket)
+        else:
+            assert request.job is not None
+            assert request.rank is not None
+            if not request.has_token:
+                self._waited(request)
+            self.engines[request.rank].cancel(request.job)
+            del self._jobs[request.job]
+            self.selector.free(reservation_id, self.time)
+            self._tell_index(request.rank)
+        self._again(request, 0.0)
+
+    def _waited(self, request: Request) -> None:
+        """From acceptance to the first token, or to the moment when the client stopped waiting."""
+        self.record.minute(request.accepted_at).waits_s.append(self.time - request.accepted_at)
+
+    def _end(self, request: Request, answered: bool) -> None:
+        self.open -= 1
+        self.traffic.ended(request.conversation, answered)
+        self._on_end()
+
+    # --- engines
+
+    def _step(self, rank: Rank) -> None:
+        if rank in self._stepping:
+            return
+        engine = self.engines[rank]
+        seconds = engine.step()
+        self._tell_index(rank)
+        if seconds is not None:
+            self._stepping.add(rank)
+            self.at(self.time + seconds, self._stepped, rank)
+
+    def _stepped(self, rank: Rank) -> None:
+        self._stepping.discard(rank)
+        self._tell_selector(self.engines[rank].complete())
+        self._step(rank)
+
+    def _tell_selector(self, done: Progress) -> None:
+        for job in done.first_tokens:
+            request = self._jobs[job]
+            request.has_token = True
+            self._waited(request)
+            self.selector.prefill_complete(request.reservation_id, self.time)
+        for job in done.blocks:
+            self.selector.output_block(self._jobs[job].reservation_id, None, self.time)
+        for job in done.finished:
+            request = self._jobs.pop(job)
+            self.selector.free(request.reservation_id, self.time)
+            request.reservation_id = ""
+            self._minute.answered[request.turn.tier] += 1
+            self._minute.answered_tokens += request.turn.output_tokens
+            self._end(request, answered=True)
+
+    def _tell_index(self, rank: Rank) -> None:
+        """The KV events of a rank, without a wire in between."""
+        pool, writer = self.engines[rank].pool, self.partition.writer(rank)
+        for change in pool.changes:
+            blocks = np.array(change.keys, np.uint64)
+            if change.is_stored:
+                writer.store(Tier.GPU, change.parent, blocks, blocks)
+            else:
+                writer.remove(Tier.GPU, blocks)
+        pool.changes.clear()
+
+
+def _body(request: Request) -> SelectAndReserveRequest:
+    turn = request.turn
+    keys = turn.keys[: turn.prompt_blocks]
+    return SelectAndReserveRequest(
+        model_name="m",
+        block_hashes=keys,
+        sequence_hashes=keys,
+        isl_tokens=turn.prompt_blocks * BLOCK_TOKENS,
+        reservation_id=request.reservation_id,
+        priority_tier=turn.tier,
+        strict_priority=STRICT[turn.tier],
+    )

@@ -1,0 +1,79 @@
+"""What is simulated: the fleet, how it is protected, and the controller that sheds tiers."""
+
+from typing import NamedTuple
+
+from select_service.core.admission.policy import QueueRules, single_class
+from select_service.core.admission.thresholds import BusyThresholds
+from select_service.core.selector import AdmissionRules, Selector
+from tests.simulation.overload_engine import Speed
+
+
+class Rules(NamedTuple):
+    """How one run is protected; by default not at all.
+
+    queue_frac: a rank has room while it prefills at most so many times its batch; None: no queue
+    queue_s:    longest wait in the queue
+    shedding:   a controller throws the switch of the tiers
+    """
+
+    thresholds: BusyThresholds = BusyThresholds()
+    queue_frac: float | None = None
+    queue_s: float = 10.0
+    shedding: bool = False
+
+    def admission(self) -> AdmissionRules:
+        queue = None
+        if self.queue_frac is not None:
+            queue = QueueRules(single_class("fcfs", self.queue_frac), timeout_s=self.queue_s)
+        return AdmissionRules(thresholds=self.thresholds, queue=queue)
+
+
+class Fleet(NamedTuple):
+    """dp_sizes: ranks of each worker."""
+
+    dp_sizes: tuple[int, ...] = (1, 1, 2, 2)
+    speed: Speed = Speed()
+
+    @property
+    def n_ranks(self) -> int:
+        return sum(self.dp_sizes)
+
+
+class Controller:
+    """Stands for an operator: sheds the lowest tier while too many of the others are refused.
+
+    Two limits and a pause in between (hysteresis) keep the switch from flapping.
+    """
+
+    WINDOW_S = 10
+    HIGH, LOW = 0.15, 0.02
+    """Refused part of the attempts that were not shed, over WINDOW_S."""
+    CALM_S = 60
+    """Seconds below LOW after which the tier may come back."""
+
+    def __init__(self, selector: Selector) -> None:
+        self._selector = selector
+        self._sheds = False
+        self._seen: list[tuple[int, int]] = []
+        self._calm_s = 0
+
+    def tick(self) -> None:
+        """Once a second."""
+        outcomes = self._selector.gate.tally.outcomes()
+        refused = outcomes["busy"] + outcomes["queue_full"] + outcomes["queue_timeout"]
+        self._seen.append((refused, refused + outcomes["admitted"]))
+        if len(self._seen) <= self.WINDOW_S:
+            return
+        old = self._seen.pop(0)
+        rate = (refused - old[0]) / max(1, self._seen[-1][1] - old[1])
+        self._calm_s = self._calm_s + 1 if rate < self.LOW else 0
+        if self._sheds and self._calm_s >= self.CALM_S:
+            self._throw(None)
+        elif not self._sheds and rate > self.HIGH:
+            self._throw("best_effort")
+
+    def _throw(self, tier: str | None) -> None:
+        self._sheds = tier is not None
+        self._selector.shed(tier)
+        self._seen.clear()
+        self._calm_s = 0
