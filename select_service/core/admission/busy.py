@@ -116,7 +116,8 @@ class BusyJudge:
             limits.prefill_tokens
         )
         used = partition.used_kv_blocks()
-        blocks = used - _or_infinite(limits.decode_blocks) * partition.kv_blocks
+        with np.errstate(invalid="ignore"):  # no threshold and no capacity is no number
+            blocks = used - _or_infinite(limits.decode_blocks) * partition.kv_blocks
         blocks[~np.isfinite(blocks)] = 0.0
         return min(
             max(

@@ -1,0 +1,369 @@
+"""Naive twin of the admission stage: workers, what they hold and what runs on them, thresholds,
+tiers and the queue, all recomputed from lists and sets at every question.
+
+Where several ranks are equally good the twin is told which one was taken, and checks that it is one
+of them.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from itertools import takewhile
+
+from tests.models.cost_model import Query, RankState, cached_tokens, cost, effective_prefill_tokens
+from tests.models.selector_model import ModelWorker, SelectorModel
+from tests.models.waiting import Waiter, WaitingModel, policy_of
+
+TIERS = ("premium", "standard", "best_effort")
+MEDIA = ("gpu", "cpu", "disk")
+
+
+class Weights:
+    """The scheduling parameters of the reference, by default."""
+
+    host_cache_hit_weight = 0.75
+    disk_cache_hit_weight = 0.25
+    overlap_score_credit = 1.0
+    overlap_score_credit_decay = 0.0
+    prefill_load_scale = 1.0
+    track_prefill_tokens = True
+    track_active_blocks = True
+
+
+@dataclass
+class Machine(ModelWorker):
+    """A worker with what admission wants to know of it."""
+
+    batch_tokens: int | None = None
+    kv_blocks: int | None = None
+    taints: frozenset[str] = frozenset()
+    url: str | None = None
+    queueing: bool = False
+
+    @property
+    def complete(self):
+        return super().complete and (bool(self.batch_tokens) or not self.queueing)
+
+
+class Refused(Exception):
+    """Its argument is the name of the error."""
+
+
+class AdmissionModel(SelectorModel):
+    def __init__(self, document, *, ttl_s, stale_s, turn_max, timeout_s=0.0, bounds=None):
+        """document: None when queueing is off;  bounds: (requests, prompt tokens)"""
+        super().__init__(ttl_s)
+        self.document = document
+        self.line = WaitingModel(document or {"policy_classes": []})
+        self.stale_s, self.turn_max, self.timeout_s = stale_s, turn_max, timeout_s
+        self.bounds = bounds or (math.inf, math.inf)
+        self.default = (None, None)
+        self.own_thresholds: dict[str, tuple[float | None, int | None]] = {}
+        self.shed_from: str | None = None
+        self.stored: dict[tuple[int, int], dict[str, set[tuple[int, ...]]]] = {}
+        self.heard: dict[tuple[int, int], tuple[float | None, float]] = {}
+        self.believed: dict[tuple[int, int], float] = {}
+        self.tally = Counter()
+        self.numbers = 0
+        self.log: list[tuple[str, str]] = []
+        self.told: dict[str, tuple] = {}
+
+    # --- workers and what is known of them
+
+    def put(self, worker_id, worker):
+        old = self.workers.get(worker_id)
+        before = None if old is None else (old.lifecycle, old.key, old.block_size)
+        super().put(worker_id, worker)
+        continued = before == ("schedulable", worker.key, worker.block_size)
+        continued &= worker.lifecycle == "schedulable"
+        self.forget(self.stored, worker_id, worker.dp_size if continued else 0)
+        self.forget(self.believed, worker_id, worker.dp_size if continued else 0)
+        if old is None or old.url != worker.url:
+            self.forget(self.heard, worker_id, 0)
+            self.forget(self.believed, worker_id, 0)
+
+    def delete(self, worker_id):
+        super().delete(worker_id)
+        for what in (self.stored, self.believed, self.heard):
+            self.forget(what, worker_id, 0)
+
+    def forget(self, what, worker_id, first_dp_rank):
+        for rank in [r for r in what if r[0] == worker_id and r[1] >= first_dp_rank]:
+            del what[rank]
+
+    def ranks(self, key):
+        return {(i, d) for i, w in self.schedulable(key).items() for d in range(w.dp_size)}
+
+    def block_size(self, key):
+        return next(iter(self.schedulable(key).values())).block_size
+
+    def store(self, rank, medium, path):
+        held = self.stored.setdefault(rank, {name: set() for name in MEDIA})
+        held[medium] |= {path[: n + 1] for n in range(len(path))}
+
+    def drop(self, rank, medium, path):
+        if rank in self.stored:
+            self.stored[rank][medium].discard(path)
+
+    def read_engine(self, worker_id, usages, now):
+        worker = self.workers[worker_id]
+        for dp_rank, usage in usages.items():
+            if dp_rank < worker.dp_size:
+                self.heard[worker_id, dp_rank] = (usage, now)
+        self.look(worker.key, now)
+
+    def look(self, key, now):
+        """Believe what engines have said, if not too long ago."""
+        for rank in self.ranks(key):
+            usage, at = self.heard.get(rank, (None, 0.0))
+            self.believed.pop(rank, None)
+            if usage is not None and now - at < self.stale_s:
+                self.believed[rank] = usage
+
+    # --- thresholds and tiers
+
+    def thresholds(self, model):
+        return self.own_thresholds.get(model, self.default)
+
+    def busy(self, key):
+        """Ranks above a threshold."""
+        decode_max, prefill_max = self.thresholds(key[0])
+        busy, loads = set(), self.loads()
+        for rank in self.ranks(key):
+            tokens, blocks, _ = loads[(*key, *rank)]
+            total = self.workers[rank[0]].kv_blocks
+            used = self.believed.get(rank)
+            if used is None and total:
+                used = blocks / total
+            if prefill_max is not None and tokens > prefill_max:
+                busy.add(rank)
+            if decode_max is not None and used is not None and used > decode_max:
+                busy.add(rank)
+        return busy
+
+    def busy_workers(self, key):
+        ranks, busy = self.ranks(key), self.busy(key)
+        return {w for w, _ in ranks if all(r in busy for r in ranks if r[0] == w)}
+
+    def not_busy(self, asked):
+        """Ranks on which the thresholds allow it.  One that is pinned is judged for its worker."""
+        if asked.pinned is not None:
+            busy = self.busy_workers(asked.key)
+            return {rank for rank in self.ranks(asked.key) if rank[0] not in busy}
+        return self.ranks(asked.key) - self.busy(asked.key)
+
+    def is_shed(self, tier):
+        if self.shed_from is None:
+            return False
+        return TIERS.index(tier or "standard") >= TIERS.index(self.shed_from)
+
+    def shed(self, tier):
+        self.shed_from = tier
+        for waiter in list(self.line.waiters):
+            if self.is_shed(waiter.asked.tier):
+                self.settle(waiter, "CapacityShed", "shed")
+
+    # --- one request
+
+    def candidates(self, asked):
+        found = set()
+        for rank in self.ranks(asked.key):
+            fits = asked.pinned in (None, rank)
+            fits &= asked.allowed is None or rank[0] in asked.allowed
+            fits &= asked.required <= self.workers[rank[0]].taints
+            if fits:
+                found.add(rank)
+        return found
+
+    def unloaded(self, key, policy):
+        """Ranks with room for one more prompt of a class."""
+        found, loads = set(), self.loads()
+        for rank in self.ranks(key):
+            tokens, _, _ = loads[(*key, *rank)]
+            limit, part = (
+                policy.get("prefill_busy_threshold"),
+                policy.get("prefill_busy_threshold_frac"),
+            )
+            over = limit is not None and tokens > limit
+            over |= part is not None and tokens > part * self.workers[rank[0]].batch_tokens
+            if not over:
+                found.add(rank)
+        return found
+
+    def room(self, waiter):
+        """Where one who waits could run now."""
+        asked = waiter.asked
+        fitting = self.candidates(asked) & self.not_busy(asked)
+        return fitting & self.unloaded(asked.key, waiter.policy)
+
+    def arrive(self, asked, now):
+        """served, waits, or the name of an error."""
+        try:
+            return self.judge(asked, now)
+        except Refused as refusal:
+            return refusal.args[0]
+
+    def judge(self, asked, now):
+        if self.is_shed(asked.tier):
+            self.refuse("CapacityShed", "shed")
+        if not self.ranks(asked.key):
+            self.refuse("NoWorkers")
+        waiting_ids = {w.asked.reservation_id for w in self.line.waiters} - {None}
+        if asked.reservation_id is not None and (
+            asked.reservation_id in self.held or asked.reservation_id in waiting_ids
+        ):
+            self.refuse("Conflict")
+        if asked.pinned and asked.allowed is not None and asked.pinned[0] not in asked.allowed:
+            self.refuse("BadRequest")
+        candidates = self.candidates(asked)
+        if not candidates:
+            self.refuse("NoEligibleRank")
+        others_first = self.serve(asked.key, now, self.turn_max)
+        allowed = self.not_busy(asked)
+        if not candidates & allowed:
+            self.refuse("Overloaded", "busy")
+        if self.document is None:
+            return self.decide(asked, candidates & allowed, now)
+        return self.pass_or_wait(asked, candidates & allowed, others_first, now)
+
+    def pass_or_wait(self, asked, free, others_first, now):
+        cached = min(asked.isl, max(self.cached(asked, rank) for rank in free))
+        policy = policy_of(self.document, asked.header, asked.isl - cached)
+        room = free & self.unloaded(asked.key, policy)
+        if room and not others_first:
+            return self.decide(asked, room, now)
+        waiter = Waiter(
+            asked=asked,
+            cached=cached,
+            policy=policy,
+            arrived=now,
+            deadline=now + min(asked.timeout_s, self.timeout_s or math.inf),
+            number=self.numbers,
+            block_size=self.block_size(asked.key),
+        )
+        if waiter.deadline <= now:
+            self.refuse("QueueTimeout", "queue_timeout")
+        tokens = asked.isl + sum(w.asked.isl for w in self.line.waiters)
+        beyond = len(self.line.waiters) + 1 > self.bounds[0] or tokens > self.bounds[1]
+        if self.line.full_by(waiter, len(self.schedulable(asked.key))) or beyond:
+            self.refuse("QueueFull", "queue_full")
+        self.numbers += 1
+        self.position = self.line.add(waiter)
+        return "waits"
+
+    def refuse(self, error, outcome=None):
+        if outcome is not None:
+            self.tally[outcome] += 1
+        raise Refused(error)
+
+    def decide(self, asked, eligible, now):
+        """Book the rank that was taken, which must be one of the cheapest."""
+        if asked.reservation_id is not None and asked.reservation_id in self.held:
+            raise Refused("Conflict")
+        assert asked.name in self.told, f"{asked} was not served, on one of {eligible}"
+        rank, reservation_id, tokens = self.told[asked.name]
+        costs = {r: self.cost(asked, r, eligible) for r in eligible}
+        assert rank in costs, f"{asked} was served on {rank}, not one of {eligible}"
+        assert costs[rank] <= min(costs.values()) + 1e-9, (asked, rank, costs)
+        query = self.query(asked, eligible)
+        assert tokens == effective_prefill_tokens(self.state(asked, rank), query, Weights)
+        if asked.reserves:
+            assert asked.reservation_id in (None, reservation_id)
+            self.reserve(reservation_id, asked.key, rank, names(asked.path), tokens, now)
+        self.tally["admitted"] += 1
+        return "served"
+
+    # --- costs
+
+    def state(self, asked, rank):
+        tokens, blocks, _ = self.loads()[(*asked.key, *rank)]
+        depths, depth = [], 0
+        for medium in MEDIA:
+            held, start = self.stored.get(rank, {}).get(medium, ()), depth
+            while depth < len(asked.path) and asked.path[: depth + 1] in held:
+                depth += 1
+            depths.append(depth - start)
+        return RankState(*depths, tokens, blocks, self.leading_run(asked, rank))
+
+    def leading_run(self, asked, rank):
+        hashes, runs = names(asked.path), [0]
+        for held in self.held.values():
+            if (held.key, held.rank) == (asked.key, rank):
+                pairs = zip(held.hashes, hashes, strict=False)
+                runs.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        return max(runs)
+
+    def query(self, asked, eligible):
+        loads = self.loads()
+        return Query(
+            isl_tokens=asked.isl,
+            n_blocks=len(asked.path),
+            block_size=self.block_size(asked.key),
+            lowest_prefill_tokens=min(loads[(*asked.key, *rank)][0] for rank in eligible),
+            pinned=asked.pinned is not None,
+        )
+
+    def cached(self, asked, rank):
+        return cached_tokens(self.state(asked, rank), self.query(asked, {rank}), Weights)
+
+    def cost(self, asked, rank, eligible):
+        return cost(self.state(asked, rank), self.query(asked, eligible), Weights)
+
+    # --- leaving the queue
+
+    def settle(self, waiter, error, outcome):
+        self.line.remove(waiter)
+        self.tally[outcome] += 1
+        self.log.append((waiter.asked.name, error))
+
+    def stranded(self, waiter):
+        """Why it has nothing to wait for any more, if so."""
+        key = waiter.asked.key
+        if not self.ranks(key) or waiter.block_size != self.block_size(key):
+            return "NoWorkers"
+        return None if self.candidates(waiter.asked) else "NoEligibleRank"
+
+    def serve(self, key, now, left=math.inf):
+        """Let go who has room, at most so many.  Did it end there with somebody still waiting?"""
+        for waiter in self.line.of(key):
+            error = self.stranded(waiter)
+            if error:
+                self.settle(waiter, error, "no_rank")
+        while left and self.line.of(key):
+            waiter = self.line.take(key, self.room)
+            if waiter is None:
+                return False
+            left -= 1
+            try:
+                outcome = self.decide(waiter.asked, self.room(waiter), now)
+            except Refused as refusal:
+                self.tally["no_rank"] += 1
+                outcome = refusal.args[0]
+            self.log.append((waiter.asked.name, outcome))
+        return not left and bool(self.line.of(key))
+
+    def serve_all(self, now):
+        for key in list(self.line.rings):
+            self.serve(key, now)
+
+    def may_leave(self):
+        """Would anybody leave the queue if it were served now?"""
+        return any(self.stranded(w) or self.room(w) for w in self.line.waiters)
+
+    def time_out(self, waiter):
+        self.settle(waiter, "QueueTimeout", "queue_timeout")
+
+    def tick(self, now):
+        ended = self.expire(now)
+        for key in {worker.key for worker in self.workers.values()}:
+            self.look(key, now)
+        for waiter in sorted(self.line.waiters, key=lambda w: (w.deadline, w.number)):
+            if waiter.deadline <= now:
+                self.time_out(waiter)
+        self.serve_all(now)
+        return ended
+
+
+def names(path):
+    """Identities of the blocks of a path: each has the whole path in it."""
+    return [int("".join(map(str, path[: n + 1]))) for n in range(len(path))]
