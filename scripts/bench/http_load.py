@@ -25,6 +25,7 @@ class LoadResult(NamedTuple):
     errors: int
     p50_us: float
     p99_us: float
+    greatest_us: float
 
 
 def hammer(port: int, bodies: list[bytes], connections: int, seconds: float) -> LoadResult:
@@ -51,10 +52,10 @@ class Wrk:
         """Waits for the end."""
         output, _ = self._process.communicate()
         self._bodies.close()
-        found = re.search(r"requests=(\d+) errors=(\d+) p50_us=([\d.]+) p99_us=([\d.]+)", output)
+        found = re.search(r"requests=(\d+) errors=(\d+) us=([\d.]+) ([\d.]+) ([\d.]+)", output)
         assert found, output
-        requests, errors, p50, p99 = found.groups()
-        return LoadResult(int(requests), int(errors), float(p50), float(p99))
+        requests, errors, *latencies = found.groups()
+        return LoadResult(int(requests), int(errors), *map(float, latencies))
 
 
 def _wrk(port: int, bodies: list[bytes], connections: int, seconds: float) -> LoadResult:
@@ -110,4 +111,4 @@ async def _own(port: int, bodies: list[bytes], connections: int, seconds: float)
     latencies = sorted(latency for client in clients for latency in client.latencies)
     errors = sum(client.errors for client in clients)
     p50, p99 = (1e6 * latencies[int(len(latencies) * q)] for q in (0.5, 0.99))
-    return LoadResult(len(latencies), errors, p50, p99)
+    return LoadResult(len(latencies), errors, p50, p99, 1e6 * latencies[-1])

@@ -19,7 +19,7 @@ end
 function done(summary, latency)
   -- A timeout (2 s) is a late answer, which the latencies show; the others are wrong answers.
   local errors = summary.errors
-  io.write(string.format("requests=%d errors=%d p50_us=%.1f p99_us=%.1f\n", summary.requests,
+  io.write(string.format("requests=%d errors=%d us=%.1f %.1f %.1f\n", summary.requests,
     errors.connect + errors.read + errors.write + errors.status,
-    latency:percentile(50), latency:percentile(99)))
+    latency:percentile(50), latency:percentile(99), latency.max))
 end
