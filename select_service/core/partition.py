@@ -92,7 +92,7 @@ class Partition:
         self.index = index
         self.load = ActiveLoad()
         self.tally = Tally()
-        self.drained = Drained()
+        self._drained_tokens = self._drained_blocks = 0
         self.shape = object()
         self._on_room = on_room
         self._kv_usages: dict[Rank, float] = {}
@@ -292,9 +292,13 @@ class Partition:
         self._drain(prefill_tokens, 0)
 
     def _drain(self, tokens: int, blocks: int) -> None:
-        old = self.drained
-        self.drained = Drained(old.tokens + tokens, old.blocks + blocks)
+        self._drained_tokens += tokens
+        self._drained_blocks += blocks
         self._on_room(self.key)
+
+    @property
+    def drained(self) -> Drained:
+        return Drained(self._drained_tokens, self._drained_blocks)
 
     def count(self, placement: Placement, reserved: bool) -> None:
         """Add a decision to the tally."""

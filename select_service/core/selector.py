@@ -182,19 +182,21 @@ class Selector:
 
         Raises like `select`, and Conflict, CapacityExceeded.
         """
-        job = self._job(request)._replace(reserves=True, reservation_id=request.reservation_id)
+        job = self._job(request, True, request.reservation_id)
         if request.reservation_id is not None:
             self.held.refuse_unless_free(request.reservation_id)
             self.gate.refuse_if_waiting(request.reservation_id)
         self.held.refuse_unless_room(len(job.prompt.sequence_hashes))
         return self._admit(job, now, policy_class)
 
-    def _job(self, request: SelectRequest) -> Job:
+    def _job(
+        self, request: SelectRequest, reserves: bool = False, reservation_id: str | None = None
+    ) -> Job:
         self.gate.refuse_shed(request)
         partition = self._partition_of(request)
         prompt = prompt_of(request, partition.block_size, partition.is_eagle)
         config = overridden(self._config, request.router_config_override)
-        return Job(partition, prompt, request, config)
+        return Job(partition, prompt, request, config, reserves, reservation_id)
 
     def _admit(self, job: Job, now: float, policy_class: str | None) -> Decision | Ticket:
         candidates = job.partition.candidates(job.request)

@@ -90,7 +90,10 @@ class Gate:
 
     def refuse_shed(self, request: SelectRequest) -> None:
         """Raises BadRequest for an unknown tier, CapacityShed for one that is shed."""
-        tier = self.tiers.index_of(request.priority_tier)
+        wanted = request.priority_tier
+        if wanted is None and not self.tiers.shedding:
+            return
+        tier = self.tiers.index_of(wanted)
         if self.tiers.is_shed(tier):
             self.tally.others["shed"] += 1
             self.tally.shed_tiers[self.tiers.names[tier]] += 1
@@ -211,7 +214,7 @@ class Gate:
 
     def room_appeared(self, key: PartitionKey) -> None:
         """Capacity of a partition may have been freed, or its ranks have changed."""
-        if key in self._rooms and key not in self._stirred:
+        if self._rooms and key in self._rooms and key not in self._stirred:
             self._stirred[key] = None
             self._wake()
 
