@@ -1,4 +1,4 @@
-"""A service that asks a real HTTP server for the metrics of its engine, a text recorded from vLLM."""
+"""A service that asks a real HTTP server, with a text recorded from vLLM, for its engine's load."""
 
 import http.server
 import re
