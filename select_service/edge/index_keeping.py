@@ -11,7 +11,7 @@ from indexer.ingest import Ingest
 from select_service.core.recovered import RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.edge.recovery import Recovery
-from select_service.edge.snapshot_file import LAST_WRITE_S_MAX, SnapshotFile
+from select_service.edge.snapshot_file import SnapshotFile
 
 log = logging.getLogger("select_service.recovery")
 
@@ -54,7 +54,7 @@ class IndexKeeping:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([self._task])
         if self._file is not None and not was_running:
-            await self._file.write(self._selector.dumps(), LAST_WRITE_S_MAX)
+            await self._file.write_last(self._selector.dumps())
 
     async def _keep(self, ingest: Ingest, catalog_lock: asyncio.Lock) -> None:
         await self._recovery.run(self._selector, ingest, catalog_lock)

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 
@@ -27,6 +28,7 @@ READ_BYTES = 1 << 20
 LAST_WRITE_S_MAX = 0.8
 """For the snapshot at the end of the process; one that takes longer is given up, and the one of
 the last interval stays."""
+TOO_LATE = f"not done within {LAST_WRITE_S_MAX} s at the end of the process"
 
 REFUSED_FILES_MAX = 8
 """Unusable files that are kept; one more replaces the one that was written longest ago."""
@@ -108,11 +110,17 @@ def _warn(path: Path, error: Exception, *, kept_as: Path) -> None:
 
 
 class SnapshotFile:
-    """Writes the snapshots of one process."""
+    """Writes the snapshots of one process, one at a time.
+
+    Whoever waits for a snapshot may stop to wait, but its thread goes on: so the last one asks the
+    one before it to end, and waits for that.  Two at once would write into the same file.
+    """
 
     def __init__(self, path: Path, status: SnapshotStatus) -> None:
         self.status = status
         self._path = path
+        self._writing = threading.Lock()
+        self._is_ending = False
 
     async def write_every(
         self, selector: Selector, catalog_lock: asyncio.Lock, interval_s: float
@@ -124,22 +132,44 @@ class SnapshotFile:
                 parts = selector.dumps()
             await self.write(parts)
 
-    async def write(self, parts: Iterable[DumpPart], within_s: float | None = None) -> None:
+    async def write(self, parts: Iterable[DumpPart]) -> None:
         """One snapshot; a failure is counted and told of."""
-        until = None if within_s is None else monotonic() + within_s
+        await self._write_on_thread(parts, lambda: self._is_ending, -1)
+
+    async def write_last(self, parts: Iterable[DumpPart]) -> None:
+        """The same at the end of the process, within LAST_WRITE_S_MAX."""
+        self._is_ending = True
+        until = monotonic() + LAST_WRITE_S_MAX
+        await self._write_on_thread(parts, lambda: monotonic() > until, LAST_WRITE_S_MAX)
+
+    async def _write_on_thread(
+        self, parts: Iterable[DumpPart], is_over: Callable[[], bool], wait_s: float
+    ) -> None:
         partitions = (part.take() for part in parts)
-        error = await asyncio.to_thread(self._write, partitions, until)
+        error = await asyncio.to_thread(self._write_alone, partitions, is_over, wait_s)
         if error is None:
             return
         self.status.failures += 1
         fields = {"path": str(self._path), "error": error}
         log.warning("the snapshot could not be written", extra={"fields": fields})
 
-    def _write(self, partitions: Iterable[DumpedPartition], until: float | None) -> str | None:
-        """What went wrong, or None."""
+    def _write_alone(
+        self, partitions: Iterable[DumpedPartition], is_over: Callable[[], bool], wait_s: float
+    ) -> str | None:
+        """What went wrong, or None.  wait_s: for the snapshot before; -1 = as long as it takes."""
+        if not self._writing.acquire(timeout=wait_s):
+            return TOO_LATE
+        try:
+            return self._write(partitions, is_over)
+        finally:
+            self._writing.release()
+
+    def _write(
+        self, partitions: Iterable[DumpedPartition], is_over: Callable[[], bool]
+    ) -> str | None:
         temporary = self._path.with_name(self._path.name + ".tmp")
         try:
-            size = _write_through(temporary, partitions, until)
+            size = _write_through(temporary, partitions, is_over)
             temporary.replace(self._path)
             _sync_directory(self._path.parent)
         except OSError as error:
@@ -148,18 +178,20 @@ class SnapshotFile:
             return str(error)
         except _TooLate:
             temporary.unlink(missing_ok=True)
-            return f"not done within {LAST_WRITE_S_MAX} s at the end of the process"
+            return TOO_LATE
         self.status.written_at, self.status.bytes = monotonic(), size
         return None
 
 
-def _write_through(path: Path, partitions: Iterable[DumpedPartition], until: float | None) -> int:
+def _write_through(
+    path: Path, partitions: Iterable[DumpedPartition], is_over: Callable[[], bool]
+) -> int:
     """Returns the size.  Raises OSError, _TooLate."""
     size = 0
     with path.open("wb") as file:
         for chunk in compact_chunks(partitions):
             size += file.write(chunk)
-            if until is not None and monotonic() > until:
+            if is_over():
                 raise _TooLate
         file.flush()
         os.fsync(file.fileno())

@@ -1,14 +1,28 @@
 """The snapshot file on its own: where it can be kept, and what becomes of files nobody can read."""
 
+import asyncio
 import os
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from indexer import compact_dump
 from indexer.compact_load import LoadLimits
+from indexer.held_blocks import DumpedPartition
+from indexer.prefix_index import PrefixIndex
+from indexer.tiers import Tier
+from select_service.core.dumps import DumpPart
+from select_service.core.recovered import SnapshotStatus
+from select_service.edge import snapshot_file
 from select_service.edge.reading import Reading
-from select_service.edge.snapshot_file import REFUSED_FILES_MAX, path_error, read_snapshot
+from select_service.edge.snapshot_file import (
+    REFUSED_FILES_MAX,
+    SnapshotFile,
+    path_error,
+    read_snapshot,
+)
 
 LIMITS = LoadLimits(1000)
 
@@ -61,3 +75,39 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
 
 def test_a_device_is_no_place_for_a_snapshot():
     assert path_error(Path("/dev/null")) == "`/dev/null` is no file"
+
+
+def a_part(blocks, seed):
+    index = PrefixIndex(2 * blocks)
+    contents, names = np.random.default_rng(seed).integers(0, 2**64, (2, blocks), dtype=np.uint64)
+    index.open_slot().store(Tier.GPU, None, contents, names)
+    return DumpPart("m:t", 4, lambda: DumpedPartition("m:t", 4, {(1, 0): 0}, index.snapshot()))
+
+
+@pytest.mark.parametrize("chunks", range(4))
+def test_the_last_snapshot_waits_for_the_one_that_is_under_way(tmp_path, monkeypatch, chunks):
+    path = tmp_path / "index"
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slowly(partitions):
+        for number, chunk in enumerate(compact_dump.compact_chunks(partitions)):
+            if number == chunks:
+                reached.set()
+                go_on.wait(10)
+            yield chunk
+
+    async def cancelled_midway(file):
+        monkeypatch.setattr(snapshot_file, "compact_chunks", slowly)
+        task = asyncio.create_task(file.write([a_part(40_000, 1)]))
+        await asyncio.to_thread(reached.wait, 10)
+        task.cancel()
+        await asyncio.wait([task])
+        monkeypatch.setattr(snapshot_file, "compact_chunks", compact_dump.compact_chunks)
+        asyncio.get_running_loop().call_later(0.05, go_on.set)
+        await file.write_last([a_part(39_000, 2)])
+
+    status = SnapshotStatus()
+    asyncio.run(cancelled_midway(SnapshotFile(path, status)))
+    (kept,) = read_snapshot(path, LoadLimits(100_000), Reading(str(path)))
+    assert (kept.blocks, status.failures) == (39_000, 0)
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]
