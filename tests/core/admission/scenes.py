@@ -1,0 +1,168 @@
+"""A selector with an admission stage, a clock and what was asked of the event loop, for tests."""
+
+from random import Random
+
+import msgspec
+
+from indexer.prefix_index import PrefixIndex
+from select_service.core.admission.engine_load import EngineReading, EngineTarget
+from select_service.core.admission.policy import (
+    PolicyDocument,
+    Profile,
+    QueueBounds,
+    QueueRules,
+    single_class,
+)
+from select_service.core.admission.thresholds import BusyThresholds
+from select_service.core.cost import RouterConfig
+from select_service.core.decisions import Decision
+from select_service.core.identity import PartitionKey
+from select_service.core.selector import AdmissionRules, Selector
+from select_service.errors import SelectError
+from select_service.schema import BusyThresholdChange
+from tests.builders import a_reservation, a_select, a_select_and_reserve, a_worker
+
+KEY = PartitionKey("m", "default")
+METRICS = "http://w1:8000/metrics"
+
+
+def one_class(policy="fcfs", frac=0.0, **rules):
+    """A rank has room while it has no active prefill tokens, unless `frac` says otherwise."""
+    return QueueRules(single_class(policy, frac), **rules)
+
+
+def classes(*policies, buckets=((0, "all"),), family="main", **rules):
+    """The rules of a policy document."""
+    document = {
+        "default_policy_family": family,
+        "uncached_isl_buckets": [{"min_tokens": n, "bucket": name} for n, name in buckets],
+        "policy_classes": list(policies),
+    }
+    return QueueRules(Profile(msgspec.convert(document, PolicyDocument)), **rules)
+
+
+def a_class(name="main", **fields):
+    """One that a family and a bucket name, with the same room as `one_class`."""
+    place = {"policy_family": name, "cache_bucket": "all", "prefill_busy_threshold": 0}
+    return {"name": name, **place, **fields}
+
+
+class Scene:
+    """Requests by name; `served` are the names of those that got a rank, in this order."""
+
+    def __init__(self, queue=None, *, decode=None, prefill=None, workers=1, ttl_s=3600.0, **shape):
+        self.now, self.wakes = 0.0, 0
+        self.served, self.outcomes = [], {}
+        self.tickets = {}
+        self.selector = Selector(
+            RouterConfig(),
+            lambda: PrefixIndex(256),
+            rng=Random(0),
+            use_kv_events=False,
+            reservation_ttl_s=ttl_s,
+            admission=AdmissionRules(thresholds=BusyThresholds(decode, prefill), queue=queue),
+            wake=self.wake,
+        )
+        for worker_id in range(1, workers + 1):
+            self.register(worker_id, **shape)
+
+    @property
+    def gate(self):
+        return self.selector.gate
+
+    @property
+    def partition(self):
+        return self.selector.fleet.partitions[KEY]
+
+    def wake(self):
+        self.wakes += 1
+
+    def register(self, worker_id=1, **shape):
+        shape = {"max_num_batched_tokens": 16, **shape}
+        return self.selector.register(a_worker(worker_id, **shape))
+
+    def ask(self, name, tokens=8, header=None, **fields):
+        """select_and_reserve under this name; also returns what came of it at once."""
+        return self._asked(
+            name, self.selector.select_and_reserve, header,
+            a_select_and_reserve(tokens, reservation_id=name, **fields),
+        )  # fmt: skip
+
+    def look(self, name, tokens=8, **fields):
+        """The same without a booking."""
+        return self._asked(name, self.selector.select, None, a_select(tokens, **fields))
+
+    def _asked(self, name, verb, header, request):
+        try:
+            outcome = verb(request, self.now, header)
+        except SelectError as error:
+            self.outcomes[name] = error
+            return error
+        if isinstance(outcome, Decision):
+            self._ended(name, outcome)
+        else:
+            self.tickets[name] = outcome
+            outcome.settled = lambda: self._ended(name, outcome.outcome)
+        return outcome
+
+    def _ended(self, name, outcome):
+        self.outcomes[name] = outcome
+        self.tickets.pop(name, None)
+        if isinstance(outcome, Decision):
+            self.served.append(name)
+
+    def fill(self, worker_id=1, tokens=16, name=None, **fields):
+        """Load that a caller brought to a worker by itself."""
+        name = name or f"load{worker_id}"
+        self.selector.reserve(a_reservation(name, worker_id, tokens, **fields), self.now)
+
+    def free(self, name):
+        self.selector.free(name, self.now)
+
+    def free_and_serve(self, name):
+        self.free(name)
+        self.serve()
+
+    def serve(self):
+        self.selector.serve_waiting(self.now)
+        self.selector.check_invariants()
+
+    def tick(self, seconds=1.0):
+        self.now += seconds
+        self.selector.tick(self.now)
+        self.selector.check_invariants()
+
+    def set_thresholds(self, model="m", **changes):
+        names = {
+            "decode": "active_decode_blocks_threshold",
+            "prefill": "active_prefill_tokens_threshold",
+        }
+        fields = {names[name]: value for name, value in changes.items()}
+        return self.selector.set_thresholds(
+            msgspec.convert({"model": model, **fields}, BusyThresholdChange)
+        )
+
+    def engine_says(self, usage, worker_id=1, dp_rank=0, url=METRICS):
+        self.selector.engine_read(
+            EngineTarget(worker_id, url, (dp_rank,)),
+            {dp_rank: EngineReading(usage, 3, 4)},
+            self.now,
+        )
+
+    def run_down(self):
+        """Finish what was served, one by one, until nobody waits; the names in order of service."""
+        while self.gate.requests:
+            self.free_and_serve(self.served[-1])
+        return self.served
+
+
+def where(outcome):
+    return (outcome.selection.worker_id, outcome.selection.dp_rank)
+
+
+def pinned(worker_id, dp_rank=0):
+    return {"pinned_worker": {"worker_id": worker_id, "dp_rank": dp_rank}}
+
+
+def bounds(requests=100, tokens=10_000):
+    return QueueBounds(requests, tokens)
