@@ -26,7 +26,7 @@ from select_service.errors import SelectError
 from select_service.schema import SelectAndReserveRequest
 from tests.builders import a_worker
 from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Progress
-from tests.simulation.overload_record import Minute, Record, Sample
+from tests.simulation.overload_record import WARM_MINUTES, Minute, Record, Sample, figures
 from tests.simulation.overload_rules import Controller, Fleet, Rules
 from tests.simulation.overload_traffic import Conversation, Traffic, Turn
 
@@ -323,4 +323,21 @@ def _body(request: Request) -> SelectAndReserveRequest:
         reservation_id=request.reservation_id,
         priority_tier=turn.tier,
         strict_priority=STRICT[turn.tier],
+    )
+
+
+CLIENTS_PER_RANK = (32, 36, 40)
+"""Around the number with the highest throughput: less leaves the batch small, more fills the KV
+cache until requests push each other out."""
+
+
+def capacity(fleet: Fleet, seed: int, minutes: int) -> float:
+    """Answers per second of the fleet at its best: clients that ask without pause, no limits."""
+    return max(
+        figures(
+            World(fleet, Rules(), seed).run_closed(n * fleet.n_ranks, 60.0 * minutes),
+            WARM_MINUTES,
+            minutes,
+        ).answers_per_s
+        for n in CLIENTS_PER_RANK
     )

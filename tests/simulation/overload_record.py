@@ -9,6 +9,8 @@ import numpy as np
 
 from tests.simulation.overload_traffic import TIERS
 
+WARM_MINUTES = 2
+"""At the start, until the fleet is full; not measured."""
 WAVE_S = 10
 """Length of the windows in which attempts are counted, to find waves of retries."""
 

@@ -77,3 +77,19 @@ class Controller:
         self._selector.shed(tier)
         self._seen.clear()
         self._calm_s = 0
+
+
+OVERLOAD = 1.5
+"""Offered requests, without retries, as a multiple of the capacity."""
+
+SCENARIOS = {
+    "nothing": Rules(),
+    "thresholds": Rules(BusyThresholds(0.9, 8000)),
+    "thresholds, shedding": Rules(BusyThresholds(0.9, 8000), shedding=True),
+    "queue": Rules(queue_frac=4.0),
+    "thresholds, queue, shedding": Rules(
+        BusyThresholds(0.95, 20_000), queue_frac=4.0, shedding=True
+    ),
+}
+"""With a queue the thresholds are higher: they refuse before anything may wait, so they must leave
+room for the queue to act first."""

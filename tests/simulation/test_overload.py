@@ -1,0 +1,195 @@
+"""A fleet that is offered 150 % of what it can do: with limits it works on, without it melts down.
+
+Ten minutes of virtual time on four ranks; scripts/test_slow runs the full hour on six.
+docs/overload.md shows the same runs.
+"""
+
+from functools import cache
+
+import pytest
+
+from tests.simulation.overload import World, capacity
+from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Speed
+from tests.simulation.overload_record import WARM_MINUTES, figures
+from tests.simulation.overload_rules import OVERLOAD, SCENARIOS, Fleet, Rules
+
+SEED = 1
+LIMITED = [name for name in SCENARIOS if name != "nothing"]
+
+WAIT_P99_S_MAX = 5.0
+"""From acceptance to the first token."""
+GOODPUT_SHARE_MIN = 0.95
+"""Of the measured capacity."""
+LOAD_CV_MAX = 0.2
+"""Of the blocks booked on any one rank: standard deviation / mean."""
+GOODPUT_CV_MAX = 0.15
+"""Of the answers per minute.  Chance alone makes 0.05."""
+WAVE_MAX = 2.0
+"""Most attempts in ten seconds / the mean."""
+
+
+@cache
+def short_capacity():
+    return capacity(Fleet((1, 1, 2)), SEED, minutes=8)
+
+
+@cache
+def short(name):
+    """The world after ten minutes of overload, and its figures once the fleet was full."""
+    return after_overload(Fleet((1, 1, 2)), SCENARIOS[name], short_capacity(), minutes=10)
+
+
+def after_overload(fleet, rules, at_best, minutes):
+    world = World(fleet, rules, SEED)
+    record = world.run_open(OVERLOAD * at_best, 60.0 * minutes)
+    return world, figures(record, WARM_MINUTES, minutes)
+
+
+def assert_all_is_well(found, at_best):
+    assert found.wait_p99_s <= WAIT_P99_S_MAX
+    assert found.answers_per_s >= GOODPUT_SHARE_MIN * at_best
+    assert found.load_cv <= LOAD_CV_MAX
+    assert found.goodput_cv <= GOODPUT_CV_MAX
+    assert found.wave <= WAVE_MAX
+
+
+def assert_nothing_is_left(world):
+    world.selector.check_invariants()
+    assert world.open == 0
+    assert len(world.selector.held) == 0
+    assert world.selector.gate.requests == 0
+    assert {
+        (row.potential_prefill_tokens, row.potential_decode_blocks, row.active_requests)
+        for row in world.partition.loads()
+    } == {(0, 0, 0)}
+    for engine in world.engines.values():
+        assert not engine.running
+        assert not engine.waiting
+        assert not engine.pool.references
+
+
+def assert_every_request_has_ended(record):
+    ended = sum(sum(m.answered.values()) + sum(m.lost.values()) for m in record.minutes)
+    assert ended == record.arrivals
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_with_limits_the_wait_is_bounded_and_throughput_stays_and_nothing_swings(name):
+    assert_all_is_well(short(name)[1], short_capacity())
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_nothing_is_left_when_all_clients_have_gone(name):
+    world, _ = short(name)
+    assert_nothing_is_left(world)
+    assert_every_request_has_ended(world.record)
+
+
+def test_thresholds_alone_keep_the_throughput_at_the_capacity_on_both_sides():
+    found = short("thresholds")[1]
+    assert abs(found.answers_per_s / short_capacity() - 1.0) <= 1.0 - GOODPUT_SHARE_MIN
+
+
+def test_thresholds_alone_do_not_know_tiers():
+    served = short("thresholds")[1].served
+    assert max(served.values()) - min(served.values()) <= 0.05
+
+
+def test_the_lowest_tier_is_shed_first():
+    """The other two still offer 105 % of the capacity."""
+    served = short("thresholds, shedding")[1].served
+    assert served["best_effort"] <= 0.15
+    assert min(served["premium"], served["standard"]) >= 0.9
+
+
+@pytest.mark.parametrize("name", ["queue", "thresholds, queue, shedding"])
+def test_a_queue_accepts_the_higher_of_two_tiers_more_often(name):
+    found = short(name)[1]
+    accepted = found.acceptance
+    assert accepted["premium"] > accepted["standard"] > accepted["best_effort"]
+    assert found.served["premium"] >= 0.99
+
+
+def test_the_tier_switch_does_not_flap():
+    assert short("thresholds, shedding")[1].shed_changes <= 4
+    assert short("thresholds, queue, shedding")[1].shed_changes <= 4
+
+
+def test_without_limits_the_fleet_melts_down():
+    world, found = short("nothing")
+    at_the_end = figures(world.record, 7, 10)
+    assert at_the_end.answers_per_s <= 0.25 * short_capacity()
+    assert at_the_end.wait_p50_s >= 10 * WAIT_P99_S_MAX
+    assert at_the_end.timed_out_per_s >= short_capacity()
+    assert at_the_end.attempts_per_s >= 2 * OVERLOAD * short_capacity()
+    assert found.goodput_cv > GOODPUT_CV_MAX
+
+
+ENDLESS_S = 36_000.0
+
+
+def test_without_limits_and_with_endless_patience_the_wait_grows_without_end():
+    world = World(Fleet((1, 1, 2)), Rules(), SEED, patience_s=(ENDLESS_S, ENDLESS_S))
+    record = world.run_open(OVERLOAD * short_capacity(), 480.0)
+    early, late = figures(record, 2, 4).wait_p50_s, figures(record, 6, 8).wait_p50_s
+    assert late >= 2 * early >= 2 * WAIT_P99_S_MAX
+    assert_nothing_is_left(world)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_whole_hour_of_overload_is_like_its_first_minutes():
+    fleet = Fleet()
+    at_best = capacity(fleet, SEED, minutes=12)
+    for name in LIMITED:
+        world, found = after_overload(fleet, SCENARIOS[name], at_best, minutes=60)
+        assert_all_is_well(found, at_best)
+        assert_all_is_well(figures(world.record, 30, 60), at_best)
+        assert_nothing_is_left(world)
+    world, _ = after_overload(fleet, SCENARIOS["nothing"], at_best, minutes=60)
+    assert figures(world.record, 30, 60).answers_per_s <= 0.25 * at_best
+    assert_nothing_is_left(world)
+
+
+def drained(engine):
+    """Seconds until the engine has nothing to do, and what it said on the way."""
+    seconds, finished = 0.0, []
+    while (step_s := engine.step()) is not None:
+        seconds += step_s
+        finished += engine.complete().finished
+    return seconds, finished
+
+
+def test_the_engine_preempts_when_answers_outgrow_its_memory_and_still_ends_all():
+    engine = Engine(Speed(kv_blocks=30))
+    jobs = [
+        Job(list(range(100 * n, 100 * n + 20)), prompt_blocks=5, output_tokens=15 * BLOCK_TOKENS)
+        for n in range(1, 5)
+    ]
+    for job in jobs:
+        engine.add(job)
+    _, finished = drained(engine)
+    assert set(finished) == set(jobs)
+    assert engine.preemptions > 0
+    assert not engine.pool.references
+
+
+def test_a_cached_prefix_is_not_computed_again():
+    engine = Engine(Speed())
+    keys = list(range(1, 40))
+    engine.add(Job(keys, prompt_blocks=30, output_tokens=1))
+    first_s, _ = drained(engine)
+    engine.add(Job(keys, prompt_blocks=31, output_tokens=1))
+    second_s, _ = drained(engine)
+    assert engine.prefilled_blocks == 31
+    assert second_s < first_s / 2
+
+
+def test_a_token_takes_longer_in_a_larger_batch():
+    def seconds_of(n):
+        engine = Engine(Speed())
+        for i in range(n):
+            engine.add(Job([1, 100 + i, 200 + i], prompt_blocks=1, output_tokens=100))
+        return drained(engine)[0]
+
+    assert seconds_of(32) > 1.2 * seconds_of(1)
