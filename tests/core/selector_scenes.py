@@ -1,0 +1,25 @@
+"""What tests of the selector look at."""
+
+import numpy as np
+
+from indexer.hashing import block_hashes
+from indexer.tiers import Tier
+from select_service.core.identity import PartitionKey
+
+KEY = PartitionKey("m", "default")
+
+
+def load_of(selector, worker_id=1, dp_rank=0):
+    (row,) = [
+        row
+        for loads in selector.loads()
+        for row in loads.loads
+        if (row.worker_id, row.dp_rank) == (worker_id, dp_rank)
+    ]
+    return row.potential_prefill_tokens, row.potential_decode_blocks, row.active_requests
+
+
+def store(selector, rank, tokens, tier=Tier.GPU):
+    hashes = block_hashes(np.arange(tokens, dtype=np.uint32), 4)
+    engine_hashes = hashes + np.uint64(rank.worker_id * 1000)
+    selector.fleet.partitions[KEY].writer(rank).store(tier, None, hashes, engine_hashes)
