@@ -1,7 +1,7 @@
 """An hour of overload in virtual time, with and without limits: tables, and a plot.
 
     python scripts/bench/overload.py [--minutes 60] [--seed 1] [--svg docs/overload.svg]
-    python scripts/bench/overload.py --tuning [--minutes 20]
+    python scripts/bench/overload.py --tuning --minutes 12
 
 The fleet is simulated, the selector is the real one (tests/simulation/overload.py).  First the
 capacity is measured, then half as much again is offered.  --tuning compares settings.
@@ -25,26 +25,16 @@ from tests.simulation.overload_traffic import TIERS  # noqa: E402
 
 CAPACITY_MINUTES = 20
 TUNED = {
-    "nothing": Rules(),
     **{
         f"{blocks:g} of the blocks, {tokens} tokens": Rules(BusyThresholds(blocks, tokens))
-        for blocks, tokens in (
-            (0.5, 5000),
-            (0.7, 5000),
-            (0.85, 10_000),
-            (0.9, 8000),
-            (0.95, 20_000),
-            (1.0, 20_000),
-            (1.0, 100_000),
-        )
+        for blocks, tokens in ((0.5, 5000), (0.7, 5000), (0.85, 10_000), (0.95, 20_000))
     },
-    "0.9 of the blocks alone": Rules(BusyThresholds(0.9, None)),
-    "2000 tokens alone": Rules(BusyThresholds(None, 2000)),
-    "8000 tokens alone": Rules(BusyThresholds(None, 8000)),
-    "20000 tokens alone": Rules(BusyThresholds(None, 20_000)),
-    **{f"queue, {frac:g} batches": Rules(queue_frac=frac) for frac in (1.0, 2.0, 4.0, 16.0)},
+    "no limit of blocks, 2000 tokens": Rules(BusyThresholds(None, 2000)),
+    "no limit of blocks, 8000 tokens": Rules(BusyThresholds(None, 8000)),
+    "no limit of blocks, 40000 tokens": Rules(BusyThresholds(None, 40_000)),
+    **{f"queue, {frac:g} batches": Rules(queue_frac=frac) for frac in (1.0, 4.0, 16.0)},
     "queue, 4 batches, 30 s": Rules(queue_frac=4.0, queue_s=30.0),
-    "queue, 4 batches, 0.9 of the blocks": Rules(BusyThresholds(0.9, None), queue_frac=4.0),
+    "queue, 4 batches; 0.85 of the blocks": Rules(BusyThresholds(0.85, None), queue_frac=4.0),
 }
 
 

@@ -79,6 +79,8 @@ class Pool:
         self.references: dict[int, int] = {}
         self.idle: OrderedDict[int, None] = OrderedDict()
         self.changes: list[Change] = []
+        self._evicted: list[int] = []
+        self._stored: list[Change] = []
 
     def hits(self, keys: list[int]) -> int:
         """Leading keys that are cached."""
@@ -99,20 +101,28 @@ class Pool:
         elif len(self.references) >= self.blocks_max:
             return False
         elif len(self.references) + len(self.idle) >= self.blocks_max:
-            oldest, _ = self.idle.popitem(last=False)
-            self._say(False, None, oldest)
-            self._say(True, parent, key)
+            self._evicted.append(self.idle.popitem(last=False)[0])
+            self._store(parent, key)
         else:
-            self._say(True, parent, key)
+            self._store(parent, key)
         self.references[key] = 1
         return True
 
-    def _say(self, is_stored: bool, parent: int | None, key: int) -> None:
-        last = self.changes[-1] if self.changes else None
-        if last and last.is_stored == is_stored and (not is_stored or last.keys[-1] == parent):
-            last.keys.append(key)
+    def _store(self, parent: int | None, key: int) -> None:
+        if self._stored and self._stored[-1].keys[-1] == parent:
+            self._stored[-1].keys.append(key)
         else:
-            self.changes.append(Change(is_stored, parent, [key]))
+            self._stored.append(Change(True, parent, [key]))
+
+    def taken(self) -> None:
+        """A request has what it asked for.  The evictions are told first: a block that it took may
+        have made place for it a moment ago, but never the other way round.
+        """
+        if self._evicted:
+            self.changes.append(Change(False, None, self._evicted))
+            self._evicted = []
+        self.changes += self._stored
+        self._stored = []
 
     def release(self, keys: list[int]) -> None:
         """The last block is the first to go later, so that none outlives the one before it."""
@@ -247,8 +257,9 @@ class Engine:
             if self.pool.take(job.keys[job.held], parent):
                 job.held += 1
             elif self._preempt() is job:
-                return False
-        return True
+                break
+        self.pool.taken()
+        return job.held >= blocks
 
     def _preempt(self) -> Job:
         """The last one admitted begins anew later."""
