@@ -13,10 +13,10 @@ from tests.models.waiting import Asked, Waiter, WaitingModel
 KEY = ("m", "default")
 CLASSES = st.lists(
     st.tuples(st.sampled_from(["fcfs", "wspt", "lcfs"]), st.integers(1, 30)),
-    min_size=1,
+    min_size=2,
     max_size=4,
 )
-COSTS = st.sampled_from([1, 2, 3, 7, 10, 50, 90])
+COSTS = st.sampled_from([1, 2, 7, 10, 50, 55, 60, 90])
 ARRIVALS = st.tuples(st.just("add"), st.integers(0, 3), COSTS, st.integers(0, 3))
 SERVICES = st.tuples(st.just("next"), st.lists(st.integers(0, 15), min_size=4, max_size=4))
 LEAVINGS = st.tuples(st.just("leave"), st.integers(0, 99))
@@ -91,7 +91,7 @@ class Both:
 
 @given(
     classes=CLASSES,
-    first=st.lists(ARRIVALS, max_size=12),
+    first=st.lists(ARRIVALS, min_size=6, max_size=12),
     steps=st.lists(st.one_of(ARRIVALS, ARRIVALS, SERVICES, SERVICES, LEAVINGS), max_size=40),
 )
 def test_turns_are_those_of_a_ring_that_is_walked_step_by_step(classes, first, steps):
