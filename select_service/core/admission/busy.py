@@ -11,6 +11,7 @@ from select_service.core import load_kernels as kernels
 from select_service.core.admission import busy_kernels
 from select_service.core.admission.drain import DrainRate, retry_after_s
 from select_service.core.admission.engine_load import EngineLoads
+from select_service.core.admission.policy import PolicyClass
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.partition import Partition
@@ -19,6 +20,7 @@ from select_service.schema import SelectRequest
 
 Mask = npt.NDArray[np.bool_]
 
+NO_LIMITS = BusyThresholds()
 BUSY_TEXT = "Service temporarily unavailable: All workers are busy, please retry later"
 
 
@@ -53,6 +55,13 @@ class BusyJudge:
         if free_ranks(partition, worker, limits)[1]:
             return candidates
         raise self._overloaded(partition, worker, limits)
+
+    def free_with_room(
+        self, partition: Partition, candidates: Mask, rules: PolicyClass
+    ) -> tuple[Mask, int]:
+        """The candidates that are not busy and have room for a class, and how many they are."""
+        limits = self.thresholds.of(partition.key.model_name)
+        return free_ranks(partition, candidates, limits, rules)
 
     def free_of_all(self, partition: Partition) -> Mask:
         """All ranks of the partition that are not busy."""
@@ -128,8 +137,16 @@ class BusyJudge:
         )
 
 
-def free_ranks(partition: Partition, candidates: Mask, limits: BusyThresholds) -> tuple[Mask, int]:
-    """The candidates below both thresholds, and how many they are."""
+def free_ranks(
+    partition: Partition,
+    candidates: Mask,
+    limits: BusyThresholds,
+    rules: PolicyClass | None = None,
+) -> tuple[Mask, int]:
+    """The candidates below both thresholds, and how many they are.
+
+    rules: only those that also have room for this policy class
+    """
     out = np.empty(len(candidates), np.bool_)
     n_free = busy_kernels.free_ranks(
         candidates,
@@ -137,8 +154,11 @@ def free_ranks(partition: Partition, candidates: Mask, limits: BusyThresholds) -
         partition.load.fractions,
         partition.kv_blocks,
         partition.kv_usage,
+        partition.batch_tokens,
         _or_infinite(limits.decode_blocks),
         _or_infinite(limits.prefill_tokens),
+        inf if rules is None else _or_infinite(rules.prefill_busy_threshold),
+        inf if rules is None else _or_infinite(rules.prefill_busy_threshold_frac),
         out,
     )
     return out, n_free

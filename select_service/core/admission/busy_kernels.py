@@ -18,21 +18,38 @@ I64 = np.int64
 
 
 @njit(
-    "int64(boolean[::1], int64[:, ::1], float64[::1], float64[::1], float64[::1], float64, float64,"
-    " boolean[::1])",
+    "int64(boolean[::1], int64[:, ::1], float64[::1], float64[::1], float64[::1], float64[::1],"
+    " float64, float64, float64, float64, boolean[::1])",
     cache=True,
 )
-def free_ranks(candidates, totals, fractions, kv_blocks, kv_usage, decode_max, prefill_max, out):
-    """out[slot] = is a candidate and below both busy thresholds; returns how many are.
+def free_ranks(
+    candidates,
+    totals,
+    fractions,
+    kv_blocks,
+    kv_usage,
+    batch_tokens,
+    decode_max,
+    prefill_max,
+    room_max,
+    batches_max,
+    out,
+):
+    """out[slot] = is a candidate and below all limits; returns how many are.
 
-    candidates bool[n_slots];  totals int64[n_slots, N_TOTALS], fractions float64[n_slots]: the load
-    kv_blocks  float64[n_slots], blocks of the KV cache
-    kv_usage   float64[n_slots], used part of it in the words of the engine; NaN: our own count
-    decode_max used part of the KV cache above which a rank is busy;  prefill_max: in tokens
+    candidates   bool[n_slots];  totals int64[n_slots, N_TOTALS], fractions float64[n_slots]: load
+    kv_blocks    float64[n_slots], blocks of the KV cache
+    kv_usage     float64[n_slots], used part of it in the words of the engine; NaN: our own count
+    batch_tokens float64[n_slots], max_num_batched_tokens
+    decode_max   used part of the KV cache above which a rank is busy;  prefill_max: in tokens
+    room_max     active prefill tokens above which it has no room for one more prompt of a class;
+    batches_max  the same as a multiple of its batch_tokens
     """
     n_free = I64(0)
     for slot in range(candidates.shape[0]):
-        free = candidates[slot] and not totals[slot, PREFILL_TOKENS] > prefill_max
+        tokens = float(totals[slot, PREFILL_TOKENS])
+        loaded = tokens > prefill_max or tokens > room_max
+        free = candidates[slot] and not (loaded or tokens > batches_max * batch_tokens[slot])
         if free and decode_max < np.inf:
             if kv_usage[slot] == kv_usage[slot]:
                 free = not kv_usage[slot] > decode_max
@@ -43,23 +60,4 @@ def free_ranks(candidates, totals, fractions, kv_blocks, kv_usage, decode_max, p
                 free = not blocks / kv_blocks[slot] > decode_max
         out[slot] = free
         n_free += free
-    return n_free
-
-
-@njit(
-    "int64(boolean[::1], int64[:, ::1], float64[::1], float64, float64, boolean[::1])", cache=True
-)
-def unloaded_ranks(candidates, totals, batch_tokens, tokens_max, batches_max, out):
-    """out[slot] = is a candidate and has room for one more prompt of a class; returns how many.
-
-    batch_tokens float64[n_slots], max_num_batched_tokens
-    tokens_max   active prefill tokens above which a rank is busy for the class
-    batches_max  the same as a multiple of its batch_tokens
-    """
-    n_free = I64(0)
-    for slot in range(candidates.shape[0]):
-        tokens = float(totals[slot, PREFILL_TOKENS])
-        busy = tokens > tokens_max or tokens > batches_max * batch_tokens[slot]
-        out[slot] = candidates[slot] and not busy
-        n_free += out[slot]
     return n_free

@@ -19,10 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from sortedcontainers import SortedDict
 
-from select_service.core.admission import busy_kernels
-from select_service.core.admission.busy import BusyJudge, Mask
+from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
 from select_service.core.admission.drain import retry_after_s
-from select_service.core.admission.policy import PolicyClass, QueueRules
+from select_service.core.admission.policy import QueueRules
 from select_service.core.admission.tally import AdmissionTally
 from select_service.core.admission.tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
@@ -111,40 +110,50 @@ class Gate:
         if not self._open:
             if self._stirred and job.partition.key in self._stirred:
                 self._serve_room(job.partition.key, now, SERVED_PER_TURN_MAX)
-            try:
-                free = self.judge.free(job.partition, job.request, candidates)
-            except SelectError:
-                self.tally.others["busy"] += 1
-                raise
             if self.rules is not None:
-                return self._admit_or_queue(job, free, now, policy_class)
-            candidates = free
-        decision = self._decide(job, candidates, now)
-        self.tally.admitted += 1
-        return decision
+                return self._admit_or_queue(job, candidates, now, policy_class)
+            candidates = self._free(job, candidates)
+        return self._pass(job, candidates, now)
 
     def refuse_if_waiting(self, reservation_id: str) -> None:
         """Raises Conflict when a waiting request will take this id."""
         if reservation_id in self._ids:
             raise Conflict(f"reservation {reservation_id} is waiting for a worker already")
 
+    def _free(self, job: Job, candidates: Mask) -> Mask:
+        """Raises Overloaded."""
+        try:
+            return self.judge.free(job.partition, job.request, candidates)
+        except SelectError:
+            self.tally.others["busy"] += 1
+            raise
+
     def _admit_or_queue(
-        self, job: Job, free: Mask, now: float, wanted: str | None
+        self, job: Job, candidates: Mask, now: float, wanted: str | None
     ) -> Decision | Ticket:
         assert self.rules is not None
-        key = job.partition.key
+        partition, key = job.partition, job.partition.key
         profile = self.rules.profile(key.model_name)
-        size = None
-        class_index = 0
-        if len(profile.classes) > 1:
+        only = profile.classes[0] if len(profile.classes) == 1 else None
+        if only is not None and job.request.pinned_worker is None and key not in self._stirred:
+            # The usual case in one step; what follows comes to the same.
+            mask, n_free = self.judge.free_with_room(partition, candidates, only)
+            if n_free:
+                return self._pass(job, mask, now)
+        free = self._free(job, candidates)
+        size, class_index = None, 0
+        if only is None:
             size = _size(job, free)
             class_index = profile.class_of(wanted, size.isl_tokens - size.cached_tokens)
-        mask, n_free = _unloaded(job.partition, free, profile.classes[class_index])
+        mask, n_free = free_ranks(partition, free, NO_LIMITS, profile.classes[class_index])
         if n_free and key not in self._stirred:
-            decision = self._decide(job, mask, now)
-            self.tally.admitted += 1
-            return decision
+            return self._pass(job, mask, now)
         return self._enqueue(job, class_index, size or _size(job, free), now)
+
+    def _pass(self, job: Job, eligible: Mask, now: float) -> Decision:
+        decision = self._decide(job, eligible, now)
+        self.tally.admitted += 1
+        return decision
 
     def _enqueue(self, job: Job, class_index: int, size: Size, now: float) -> Ticket:
         assert self.rules is not None
@@ -432,8 +441,8 @@ class _RoomView:
             if pinned not in self._free:
                 free = self._judge.free_when_pinned if pinned else self._judge.free_of_all
                 self._free[pinned] = free(self._partition)
-            rules = self._room.rules(class_index)
-            self._masks[key] = _unloaded(self._partition, self._free[pinned], rules)[0]
+            not_busy, rules = self._free[pinned], self._room.rules(class_index)
+            self._masks[key] = free_ranks(self._partition, not_busy, NO_LIMITS, rules)[0]
         return self._masks[key]
 
     def bits(self, class_index: int, pinned: bool) -> int:
@@ -462,21 +471,6 @@ def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError
 def _size(job: Job, candidates: Mask) -> Size:
     cached = job.partition.best_cached_tokens(job.prompt, job.config, candidates)
     return Size(job.prompt.isl_tokens, min(cached, job.prompt.isl_tokens))
-
-
-def _unloaded(partition: Partition, free: Mask, rules: PolicyClass) -> tuple[Mask, int]:
-    """Of the free ranks those that have room for a policy class, and how many they are."""
-    out = np.empty(len(free), np.bool_)
-    tokens, batches = rules.prefill_busy_threshold, rules.prefill_busy_threshold_frac
-    n_free = busy_kernels.unloaded_ranks(
-        free,
-        partition.load.totals,
-        partition.batch_tokens,
-        inf if tokens is None else float(tokens),
-        inf if batches is None else batches,
-        out,
-    )
-    return out, n_free
 
 
 def _bits(mask: Mask) -> int:

@@ -24,6 +24,7 @@ class PriorityTiers:
         assert default in names
         self.names = tuple(names)
         self.default = self.names.index(default)
+        self._places = {name: place for place, name in enumerate(names)}
         self._shed_from: int | None = None
 
     @property
@@ -47,10 +48,11 @@ class PriorityTiers:
         """Place of a request's tier, 0 the highest.  Raises BadRequest for an unknown name."""
         if name is None:
             return self.default
-        if name not in self.names:
+        place = self._places.get(name)
+        if place is None:
             known = ", ".join(self.names)
             raise BadRequest(f"priority tier `{name[:64]}` is unknown; the tiers are {known}")
-        return self.names.index(name)
+        return place
 
     def is_shed(self, index: int) -> bool:
         return self._shed_from is not None and index >= self._shed_from
