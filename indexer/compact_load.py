@@ -23,6 +23,9 @@ from indexer.tiers import N_TIERS
 FRAME_BYTES_MAX = 64 << 20
 """A frame of nodes has little more than 1 MiB; that of a partition has a row per rank."""
 BLOCK_SIZE_MAX = 1 << 16
+RECORDS_PER_BLOCK = 8
+COPIES_PER_BLOCK = 2
+"""Each takes about 0.1 us, when the dump is read and when it is taken over."""
 U64 = 2**64
 
 
@@ -31,7 +34,11 @@ class DumpError(Exception):
 
 
 class LoadLimits(NamedTuple):
-    """How much of a dump is taken: `blocks` of each partition, the rest over all of them."""
+    """How much of a dump is taken.
+
+    Of each partition: `blocks`, `sets_bytes`, `orphans`, and of all together what
+    `full_partitions` of them may have.  The rest over all of them.
+    """
 
     blocks: int
     full_partitions: int = 8
@@ -43,8 +50,25 @@ class LoadLimits(NamedTuple):
 
     @property
     def all_blocks(self) -> int:
-        """Of all partitions together."""
         return self.blocks * self.full_partitions
+
+    @property
+    def all_sets_bytes(self) -> int:
+        return self.sets_bytes * self.full_partitions
+
+    @property
+    def all_orphans(self) -> int:
+        return self.orphans * self.full_partitions
+
+    @property
+    def all_records(self) -> int:
+        """Names and counts that are not the usual ones."""
+        return RECORDS_PER_BLOCK * self.all_blocks
+
+    @property
+    def copies(self) -> int:
+        """Announcements of blocks after their first, of all partitions together."""
+        return COPIES_PER_BLOCK * self.all_blocks
 
 
 class CompactLoader:
@@ -61,6 +85,7 @@ class CompactLoader:
         self._begun = False
         self._open: _Partition | None = None
         self._blocks = self._ranks = 0
+        self._sets_bytes = self._records = self._copies = self._orphans = 0
 
     def feed(self, data: bytes) -> None:
         """Raises DumpError."""
@@ -125,12 +150,21 @@ class CompactLoader:
         self._ranks += len(partition.ranks)
         if self._blocks > limits.all_blocks or self._ranks > limits.ranks:
             raise DumpError(f"more than {limits.all_blocks} blocks or {limits.ranks} ranks")
+        self._sets_bytes += partition.sets.size
+        self._records += partition.n_records
+        if self._sets_bytes > limits.all_sets_bytes or self._records > limits.all_records:
+            raise DumpError("more holders of blocks than all partitions may have")
         return partition
 
     def _close_partition(self) -> None:
-        if self._open is not None:
-            self.partitions.append(self._open.finished())
-            self._open = None
+        if self._open is None:
+            return
+        held, self._open = self._open.finished(), None
+        self._orphans += len(held.snapshot.orphans)
+        self._copies += copies_of(held.snapshot)
+        if self._orphans > self._limits.all_orphans or self._copies > self._limits.copies:
+            raise DumpError("more orphans or copies of blocks than all partitions may have")
+        self.partitions.append(held)
 
 
 class _Partition:
@@ -147,7 +181,7 @@ class _Partition:
         self._orphans_max = limits.orphans
         row = PLANES * self._words * 8
         n_sets = _number(head, "sets", limits.sets_bytes // max(1, row))
-        n_records = _number(head, "records", 8 * limits.blocks)
+        self.n_records = _number(head, "records", RECORDS_PER_BLOCK * limits.blocks)
         self.ranks, self._places = _ranks(head.get("ranks"), limits.ranks, 64 * self._words)
         # Pages of these are touched as rows arrive, so a claim alone takes no memory.
         self._local = np.zeros(self.nodes + 1, np.uint64)
@@ -157,8 +191,8 @@ class _Partition:
         self._parent[0] = -2
         self._filled = 1
         self._n_sets = n_sets
-        self._sets = _Bytes(n_sets * row)
-        self._records = _Bytes(n_records * RECORD.itemsize)
+        self.sets = _Bytes(n_sets * row)
+        self._records = _Bytes(self.n_records * RECORD.itemsize)
         self._orphans: list[tuple[int, Orphan]] = []
 
     @property
@@ -170,7 +204,7 @@ class _Partition:
         if "local" in content:
             self._take_nodes(content)
         elif "sets" in content:
-            self._sets.add(_unzipped(content["sets"], PIECE_BYTES))
+            self.sets.add(_unzipped(content["sets"], PIECE_BYTES))
         elif "records" in content:
             self._records.add(_unzipped(content["records"], PIECE_BYTES))
         elif "orphans" in content:
@@ -181,8 +215,8 @@ class _Partition:
         start, stop = self._filled, self._filled + local.size
         if not 0 < local.size <= CHUNK_NODES or stop > self.nodes + 1:
             raise DumpError("more nodes than announced")
-        depth = np.frombuffer(_unzipped(content.get("depth"), 4 * local.size), np.uint32)
-        holders = np.frombuffer(_unzipped(content.get("holders"), 4 * local.size), np.uint32)
+        depth = _narrow_column(content, "depth", local.size)
+        holders = _narrow_column(content, "holders", local.size)
         if not engine.size == depth.size == holders.size == local.size:
             raise DumpError("columns of different lengths")
         number = np.arange(start, stop, dtype=np.int64)
@@ -209,7 +243,7 @@ class _Partition:
     def finished(self) -> DumpedPartition:
         if self._filled != self.nodes + 1:
             raise DumpError("nodes are missing")
-        sets = np.frombuffer(self._sets.whole(), np.uint64)
+        sets = np.frombuffer(self.sets.whole(), np.uint64)
         sets = sets.reshape(self._n_sets, PLANES, self._words)
         if self._n_sets == 0 or sets[0].any():
             raise DumpError("the first holder set must be empty")
@@ -245,16 +279,16 @@ class _Bytes:
     """Bytes of a known total that come in pieces."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._pieces = bytearray()
 
     def add(self, piece: bytes) -> None:
         self._pieces += piece
-        if len(self._pieces) > self._size:
+        if len(self._pieces) > self.size:
             raise DumpError("more bytes than announced")
 
     def whole(self) -> bytearray:
-        if len(self._pieces) != self._size:
+        if len(self._pieces) != self.size:
             raise DumpError("bytes are missing")
         return self._pieces
 
@@ -270,6 +304,13 @@ def _checked(frame: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DumpError("a frame that is no map")
     return content
+
+
+def copies_of(snapshot: IndexSnapshot) -> int:
+    """Announcements after the first of each block."""
+    extra = np.maximum(snapshot.records["count"].astype(np.int64), 1) - 1
+    orphans = sum(min(orphan.copies, COPIES_MAX) - 1 for _, orphan in snapshot.orphans)
+    return int(extra.sum()) + orphans
 
 
 def _is_u64(value: Any) -> bool:
@@ -309,6 +350,13 @@ def _column(content: dict[str, Any], name: str) -> NDArray[np.uint64]:
     if not isinstance(raw, bytes) or len(raw) % 8:
         raise DumpError(f"{name}: not a column")
     return np.frombuffer(raw, "<u8")
+
+
+def _narrow_column(content: dict[str, Any], name: str, rows: int) -> NDArray[np.uint32]:
+    raw = _unzipped(content.get(name), 4 * rows)
+    if len(raw) % 4:
+        raise DumpError(f"{name}: not a column")
+    return np.frombuffer(raw, "<u4")
 
 
 def _unzipped(raw: Any, size_max: int) -> bytes:

@@ -22,11 +22,14 @@ from indexer.held_blocks import COPIES_MAX, DumpedPartition, RankKey
 from indexer.index_snapshot import Place
 from indexer.prefix_index import PrefixIndex, SlotWriter
 from indexer.snapshot import STORAGE_TIERS
+from indexer.tiers import Tier
 
 BUFFER_BYTES_MAX = 256 << 20
 """One value, that is one event or one of the small members; a long conversation has some MB."""
 INDEX_BYTES_MAX = 4 << 30
 """Memory of the blocks of one partition, many ranks considered."""
+PLACES_BYTES_MAX = 8 << 20
+"""Text of the places of all streams of a partition; a rank takes up to 54."""
 FEED_BYTES = 1 << 20
 SPACE = b" \t\r\n"
 U64_MASK = 2**64 - 1
@@ -85,7 +88,7 @@ class JsonLoader:
         self._text = _Text()
         self._open: _Partition | None = None
         self._step = self._read_opening
-        self._blocks = 0
+        self._blocks = self._ranks = self._sets_bytes = self._copies = 0
 
     def feed(self, data: bytes) -> None:
         """Raises DumpError."""
@@ -129,7 +132,8 @@ class JsonLoader:
         if len(key) > self._limits.name_chars:
             raise DumpError("a partition without a proper name")
         room = min(self._limits.blocks, self._limits.all_blocks - self._blocks)
-        self._open = _Partition(key, room, self._limits.ranks)
+        copies = self._limits.copies - self._copies
+        self._open = _Partition(key, room, self._limits.ranks - self._ranks, copies)
         self._step = self._read_entry
         return True
 
@@ -182,12 +186,17 @@ class JsonLoader:
     def _close(self) -> None:
         assert self._open is not None
         dumped = self._open.finished()
+        self._copies += self._open.copies
         self._open = None
         if dumped is None:
             self.bad_entries += 1
-        else:
-            self._blocks += dumped.blocks
-            self.partitions.append(dumped)
+            return
+        self._blocks += dumped.blocks
+        self._ranks += len(dumped.ranks)
+        self._sets_bytes += dumped.snapshot.sets.nbytes
+        if self._sets_bytes > self._limits.all_sets_bytes:
+            raise DumpError("more holders of blocks than all partitions may have")
+        self.partitions.append(dumped)
 
     def _expect(self, byte: bytes, then: Any) -> bool:
         next_byte = self._text.peek()
@@ -269,11 +278,13 @@ class _Text:
 class _Partition:
     """One partition that is being read."""
 
-    def __init__(self, name: str, blocks_max: int, ranks_max: int) -> None:
+    def __init__(self, name: str, blocks_max: int, ranks_max: int, copies_max: int) -> None:
+        """copies: announcements of blocks after their first."""
         self.has_events = False
         self._name = name
         self._ranks_max = ranks_max
-        self.blocks = 0
+        self._copies_max = copies_max
+        self.blocks = self.copies = 0
         self._block_size = 0
         self._index = PrefixIndex(max(1, blocks_max))
         self._writers: dict[RankKey, SlotWriter] = {}
@@ -281,6 +292,8 @@ class _Partition:
         self._partial: dict[str, int] = {}
 
     def take_member(self, name: str, value: bytes) -> None:
+        if len(value) > PLACES_BYTES_MAX:
+            return
         try:
             if name == "block_size":
                 self._block_size = msgspec.json.decode(value, type=int)
@@ -327,10 +340,7 @@ class _Partition:
             writer = self._writer(rank)
             parent = None if parent is None else parent & U64_MASK
             writer.store(tier, parent, contents, names, counted=False)
-            several = [i for i, block in enumerate(data.stored.blocks) if block.copies > 1]
-            for i in several:
-                for _ in range(1, min(data.stored.blocks[i].copies, COPIES_MAX)):
-                    writer.store_known(tier, names[i : i + 1])
+            self._repeat(writer, tier, names, [block.copies for block in data.stored.blocks])
             return True
         if data.removed is None:
             return False
@@ -338,6 +348,18 @@ class _Partition:
         if names is not None:
             self._writer(rank).remove(tier, names)
         return names is not None
+
+    def _repeat(self, writer: SlotWriter, tier: Tier, names: Hashes, copies: list[int]) -> None:
+        """Announce again what was announced more than once.  Raises DumpError."""
+        most = min(max(copies, default=1), COPIES_MAX)
+        if most <= 1:
+            return
+        several = np.array([min(max(count, 1), COPIES_MAX) for count in copies], np.int64)
+        self.copies += int((several - 1).sum())
+        if self.copies > self._copies_max:
+            raise DumpError("more copies of blocks than all partitions may have")
+        for count in range(1, most):
+            writer.store_known(tier, names[several > count])
 
     def _writer(self, rank: RankKey) -> SlotWriter:
         writer = self._writers.get(rank)

@@ -214,6 +214,8 @@ def test_the_frames_below_are_valid_but_for_what_is_replaced():
         (2, {"depth": packed(1, 0)}),
         (2, {"depth": packed(1)}),
         (2, {"depth": b"zz"}),
+        (2, {"depth": zlib.compress(bytes(7))}),
+        (2, {"holders": zlib.compress(bytes(7))}),
         (2, {"depth": zlib.compress(bytes(10**7))}),
         (2, {"holders": packed(1, 2)}),
         (2, {"local": b"123"}),
@@ -250,11 +252,51 @@ def test_more_than_the_limits_is_refused():
         LoadLimits(blocks=4, full_partitions=2),
         LoadLimits(9, partitions=2),
         LoadLimits(9, ranks=8),
+        LoadLimits(9, sets_bytes=many[0].snapshot.sets.nbytes, full_partitions=2),
     ):
         with pytest.raises(DumpError):
             load(CompactLoader(limits), compact(*many))
-    with pytest.raises(DumpError):
-        from_json(as_json(*many), limits=LoadLimits(9, partitions=2))
+    for limits in (
+        LoadLimits(9, partitions=2),
+        LoadLimits(9, ranks=2),
+        LoadLimits(9, sets_bytes=many[0].snapshot.sets.nbytes, full_partitions=2),
+    ):
+        with pytest.raises(DumpError):
+            from_json(as_json(*many), limits=limits)
+
+
+def test_orphans_of_all_partitions_are_bounded():
+    index = PrefixIndex(10)
+    index.open_slot().store(Tier.GPU, 99, u64([1, 2]), u64([11, 12]))
+    many = [DumpedPartition(f"m:{i}", 4, {(0, 0): 0}, index.snapshot()) for i in range(3)]
+    limits = LoadLimits(9, orphans=2, full_partitions=3)
+    assert len(load(CompactLoader(limits), compact(*many))) == 3
+    with pytest.raises(DumpError, match="orphans"):
+        load(CompactLoader(limits._replace(full_partitions=2)), compact(*many))
+
+
+@pytest.mark.parametrize("form", ["compact", "json"])
+def test_copies_cost_bounded_time(form):
+    index = PrefixIndex(10)
+    writer = index.open_slot()
+    for _ in range(5):
+        writer.store(Tier.GPU, None, u64([1, 2]), u64([11, 12]))
+    many = [DumpedPartition(f"m:{i}", 4, {(0, 0): 0}, index.snapshot()) for i in range(2)]
+    limits = LoadLimits(4, full_partitions=2)  # 16 copies in all
+    read = {
+        "compact": lambda limits: load(CompactLoader(limits), compact(*many)),
+        "json": lambda limits: from_json(as_json(*many), limits=limits)[0],
+    }[form]
+    assert len(read(limits)) == 2
+    with pytest.raises(DumpError, match="copies"):
+        read(limits._replace(blocks=3))
+
+
+def test_places_of_streams_that_nobody_can_have_are_not_read():
+    absurd = {f"{worker_id}:0": 2**64 - 1 for worker_id in range(300_000)}
+    document = {"m:t": {"block_size": 4, "watermarks": absurd, "events": [stored((11, 1))]}}
+    ((held,), bad) = from_json(document)
+    assert (bad, held.blocks, held.snapshot.places) == (0, 1, {})
 
 
 # --- JSON of others
