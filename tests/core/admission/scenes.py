@@ -3,8 +3,10 @@
 from random import Random
 
 import msgspec
+import numpy as np
 
 from indexer.prefix_index import PrefixIndex
+from indexer.tiers import Tier
 from select_service.core.admission.engine_load import EngineReading, EngineTarget
 from select_service.core.admission.policy import (
     PolicyDocument,
@@ -16,7 +18,7 @@ from select_service.core.admission.policy import (
 from select_service.core.admission.thresholds import BusyThresholds
 from select_service.core.cost import RouterConfig
 from select_service.core.decisions import Decision
-from select_service.core.identity import PartitionKey
+from select_service.core.identity import PartitionKey, Rank
 from select_service.core.selector import AdmissionRules, Selector
 from select_service.errors import SelectError
 from select_service.schema import BusyThresholdChange
@@ -166,3 +168,19 @@ def pinned(worker_id, dp_rank=0):
 
 def bounds(requests=100, tokens=10_000):
     return QueueBounds(requests, tokens)
+
+
+def hashes(blocks, isl_tokens):
+    """A prompt as the hashes of its blocks."""
+    return {
+        "token_ids": None,
+        "block_hashes": blocks,
+        "sequence_hashes": blocks,
+        "isl_tokens": isl_tokens,
+    }
+
+
+def store(scene, worker_id, blocks):
+    """Let rank 0 of a worker have these blocks on its GPU."""
+    array = np.array(blocks, np.uint64)
+    scene.partition.writer(Rank(worker_id, 0)).store(Tier.GPU, None, array, array)

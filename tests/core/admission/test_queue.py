@@ -1,28 +1,21 @@
 """The waiting queue: in which order requests leave it, and who waits for whom."""
 
-import numpy as np
 import pytest
 
-from indexer.tiers import Tier
 from select_service.core.decisions import Decision
-from select_service.core.identity import Rank
 from select_service.errors import Conflict, NoWorkers
 from tests.builders import a_patch, a_reservation
-from tests.core.admission.scenes import KEY, Scene, a_class, classes, one_class, pinned, where
-
-
-def hashes(blocks, isl_tokens):
-    return {
-        "token_ids": None,
-        "block_hashes": blocks,
-        "sequence_hashes": blocks,
-        "isl_tokens": isl_tokens,
-    }
-
-
-def store(scene, worker_id, blocks):
-    array = np.array(blocks, np.uint64)
-    scene.partition.writer(Rank(worker_id, 0)).store(Tier.GPU, None, array, array)
+from tests.core.admission.scenes import (
+    KEY,
+    Scene,
+    a_class,
+    classes,
+    hashes,
+    one_class,
+    pinned,
+    store,
+    where,
+)
 
 
 def full_scene(queue=None, **options):

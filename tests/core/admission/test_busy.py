@@ -1,0 +1,347 @@
+"""Busy thresholds: which ranks are busy, who is refused, and what GET /workers shows of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.core import load_kernels as kernels
+from select_service.core.admission import busy_kernels
+from select_service.core.admission.busy import BUSY_TEXT
+from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
+from select_service.core.decisions import Decision
+from select_service.errors import CapacityExceeded, NotFound, Overloaded
+from select_service.schema import BusyThresholdChange, PromptQuery
+from tests.builders import a_patch
+from tests.core.admission.scenes import METRICS, Scene, hashes, pinned, store, where
+
+
+def passes(outcome):
+    assert isinstance(outcome, Decision | Overloaded), outcome
+    return isinstance(outcome, Decision)
+
+
+# --- one rank
+
+
+def test_a_rank_is_busy_above_the_prefill_threshold_not_at_it():
+    scene = Scene(prefill=16)
+    scene.fill(1, 16)
+    assert passes(scene.look("at it"))
+    scene.fill(1, 1, name="one more")
+    assert not passes(scene.look("above it"))
+
+
+@pytest.mark.parametrize(("blocks", "free"), [(29, True), (30, False)])
+def test_a_rank_is_busy_above_its_part_of_the_cache_not_at_it(blocks, free):
+    scene = Scene(decode=0.29, total_kv_blocks=100)
+    scene.fill(1, 4 * blocks)
+    assert passes(scene.look("a")) == free
+
+
+def test_a_threshold_of_zero_lets_an_idle_rank_work():
+    scene = Scene(decode=0.0, prefill=0, total_kv_blocks=100)
+    assert passes(scene.ask("a"))
+    assert not passes(scene.ask("b"))
+
+
+def test_faded_blocks_count_as_the_rounded_sum_that_loads_shows():
+    scene = Scene(decode=0.5, total_kv_blocks=4)
+    scene.fill(1, 4 * 3, name="a")
+    assert not passes(scene.look("full"))
+    scene.selector.output_block("a", 0.5, scene.now)
+    assert scene.partition.loads()[0].potential_decode_blocks == 2
+    assert passes(scene.look("faded"))
+
+
+def test_everything_passes_while_no_threshold_is_set():
+    scene = Scene(total_kv_blocks=1)
+    scene.fill(1, 4000)
+    assert passes(scene.look("a"))
+
+
+def test_a_busy_rank_is_no_candidate_even_when_it_has_the_whole_prompt_cached():
+    scene = Scene(prefill=0, workers=2)
+    store(scene, 1, [1, 2])
+    assert where(scene.look("a", **hashes([1, 2], 8))) == (1, 0)
+    scene.fill(1)
+    assert where(scene.look("b", **hashes([1, 2], 8))) == (2, 0)
+
+
+# --- refusals
+
+
+def test_a_refused_client_is_told_to_retry_later():
+    scene = Scene(prefill=0)
+    scene.fill(1)
+    error = scene.look("a")
+    assert (error.status, error.code, str(error)) == (503, "service_unavailable", BUSY_TEXT)
+    assert BUSY_TEXT == (
+        "Service temporarily unavailable: All workers are busy, please retry later"
+    )
+    assert error.retry_after_s >= 1
+    assert scene.gate.tally.outcomes()["busy"] == 1
+
+
+def test_a_refused_request_changes_nothing():
+    scene = Scene(prefill=0)
+    scene.fill(1)
+    before = scene.selector.loads()
+    scene.ask("a")
+    assert scene.selector.loads() == before
+    scene.free("load1")
+    assert passes(scene.ask("a"))
+
+
+def test_only_the_candidates_of_a_request_are_judged():
+    scene = Scene(prefill=0, workers=2)
+    scene.fill(1)
+    assert not passes(scene.look("a", allowed_worker_ids=[1]))
+    assert passes(scene.look("b", allowed_worker_ids=[1, 2]))
+
+
+def test_a_worker_is_busy_only_when_all_its_ranks_are():
+    scene = Scene(prefill=0, data_parallel_size=2)
+    scene.fill(1)
+    assert scene.gate.judge.counts(scene.partition) == (1, 0)
+    scene.fill(1, dp_rank=1, name="other")
+    assert scene.gate.judge.counts(scene.partition) == (2, 1)
+
+
+def test_a_pinned_request_is_judged_for_its_worker():
+    scene = Scene(prefill=0, data_parallel_size=2)
+    scene.fill(1)
+    assert where(scene.look("rank busy, worker not", **pinned(1, 0))) == (1, 0)
+    scene.fill(1, dp_rank=1, name="other")
+    assert not passes(scene.look("worker busy", **pinned(1, 0)))
+
+
+def test_reservations_and_questions_are_never_judged():
+    scene = Scene(prefill=0, decode=0.0, total_kv_blocks=1)
+    scene.fill(1)
+    assert not passes(scene.look("a"))
+    scene.fill(1, name="one more")
+    query = PromptQuery(model_name="m", token_ids=list(range(8)))
+    assert scene.selector.potential_loads(query)[0].active_requests == 2
+    assert len(scene.selector.overlap_scores(query).workers) == 1
+
+
+# --- changing thresholds
+
+
+def test_null_clears_a_threshold_and_what_is_left_out_stays():
+    scene = Scene(decode=0.5, prefill=10)
+    view = scene.set_thresholds(prefill=None)
+    assert view.active_decode_blocks_threshold == 0.5
+    assert view.active_prefill_tokens_threshold is None
+    assert scene.set_thresholds(decode=0.9).active_prefill_tokens_threshold is None
+    view = scene.set_thresholds(decode=None)
+    assert scene.selector.thresholds().thresholds == [view]
+
+
+def test_thresholds_belong_to_a_model():
+    scene = Scene(workers=1)
+    scene.register(2, model_name="n")
+    scene.set_thresholds("n", prefill=0)
+    scene.fill(1)
+    scene.fill(2, model_name="n")
+    assert passes(scene.look("a"))
+    assert not passes(scene.look("b", model_name="n"))
+    assert [view.model for view in scene.selector.thresholds().thresholds] == ["n"]
+
+
+def test_the_thresholds_of_the_process_are_listed_for_every_model_with_workers():
+    scene = Scene(prefill=5)
+    scene.register(2, model_name="n")
+    views = scene.selector.thresholds().thresholds
+    assert [(v.model, v.active_prefill_tokens_threshold) for v in views] == [("m", 5), ("n", 5)]
+
+
+def test_a_model_that_no_worker_serves_has_no_thresholds():
+    scene = Scene()
+    with pytest.raises(NotFound, match="model `x` not found"):
+        scene.set_thresholds("x", prefill=5)
+    assert scene.selector.thresholds().thresholds == []
+
+
+def test_the_table_of_thresholds_has_an_end(monkeypatch):
+    monkeypatch.setattr("select_service.core.admission.thresholds.MODELS_MAX", 1)
+    table = ThresholdTable(BusyThresholds())
+    table.change(BusyThresholdChange(model="a", active_prefill_tokens_threshold=1))
+    with pytest.raises(CapacityExceeded):
+        table.change(BusyThresholdChange(model="b", active_prefill_tokens_threshold=1))
+    table.change(BusyThresholdChange(model="a", active_prefill_tokens_threshold=None))
+    assert table.off
+
+
+# --- the engine's own word
+
+
+def test_the_engine_decides_how_full_its_cache_is_while_it_is_heard():
+    scene = Scene(decode=0.5, total_kv_blocks=100, metrics_endpoint=METRICS)
+    scene.engine_says(0.6)
+    assert not passes(scene.look("a"))
+    scene.engine_says(0.5)
+    assert passes(scene.look("b"))
+    scene.fill(1, 400)
+    assert passes(scene.look("our own count says 100 of 100"))
+
+
+def test_what_an_engine_said_too_long_ago_is_not_believed():
+    scene = Scene(decode=0.5, total_kv_blocks=100, metrics_endpoint=METRICS)
+    scene.engine_says(0.9)
+    scene.tick(4.999)
+    assert not passes(scene.look("a"))
+    scene.tick(0.001)
+    assert passes(scene.look("b"))
+    rank = scene.selector.worker_admission(1, scene.now).ranks[0]
+    assert (rank.source, rank.kv_usage, rank.engine.fresh) == ("accounting", 0.0, False)
+    assert (rank.engine.kv_usage, rank.engine.age_s) == (0.9, 5.0)
+
+
+def test_prefill_tokens_are_always_our_own_count():
+    scene = Scene(prefill=0, metrics_endpoint=METRICS)
+    scene.engine_says(0.0)
+    scene.fill(1)
+    assert not passes(scene.look("a"))
+
+
+def test_an_engine_without_a_number_leaves_the_count_to_us():
+    scene = Scene(decode=0.5, total_kv_blocks=4, metrics_endpoint=METRICS)
+    scene.engine_says(None)
+    scene.fill(1, 16)
+    assert not passes(scene.look("a"))
+
+
+def test_a_reading_from_an_address_that_is_not_asked_any_more_is_ignored():
+    scene = Scene(decode=0.5, metrics_endpoint=METRICS)
+    scene.engine_says(0.9, url="http://elsewhere:1/metrics")
+    scene.engine_says(0.9, worker_id=7)
+    scene.engine_says(0.9, dp_rank=5)
+    assert passes(scene.look("a"))
+    assert scene.selector.worker_admission(1, scene.now).ranks[0].engine is None
+
+
+def test_an_engine_that_moved_is_forgotten_at_once():
+    scene = Scene(decode=0.5, metrics_endpoint=METRICS)
+    scene.engine_says(0.9)
+    scene.selector.patch(1, a_patch(metrics_endpoint="http://w1:9/metrics"))
+    assert passes(scene.look("a"))
+    assert scene.selector.worker_admission(1, scene.now).ranks[0].engine is None
+
+
+def test_a_worker_that_comes_back_is_not_judged_by_what_its_engine_said_before():
+    scene = Scene(decode=0.5, workers=2, metrics_endpoint=METRICS)
+    scene.engine_says(0.9)
+    scene.selector.delete(1)
+    scene.register(1, metrics_endpoint=METRICS)
+    assert passes(scene.look("a", allowed_worker_ids=[1]))
+
+
+# --- GET /workers
+
+
+def test_a_worker_that_nothing_judges_has_no_admission():
+    scene = Scene()
+    assert scene.selector.worker_admission(1, 0.0) is None
+    scene.register(2, endpoint="")
+    scene.set_thresholds(prefill=1)
+    assert scene.selector.worker_admission(2, 0.0) is None
+    with pytest.raises(NotFound):
+        scene.selector.worker_admission(3, 0.0)
+
+
+def test_a_worker_shows_how_it_stands_to_the_thresholds():
+    scene = Scene(prefill=10, decode=0.5, total_kv_blocks=8, data_parallel_size=2)
+    scene.fill(1, 12, dp_rank=1)
+    shown = scene.selector.worker_admission(1, 0.0)
+    assert (shown.busy, shown.not_judged, shown.engine_error) == (False, [], None)
+    idle, loaded = shown.ranks[0], shown.ranks[1]
+    assert (idle.busy, idle.active_prefill_tokens, idle.kv_usage) == (False, 0, 0.0)
+    assert (loaded.busy, loaded.active_prefill_tokens, loaded.kv_usage) == (True, 12, 3 / 8)
+    assert (loaded.source, loaded.engine) == ("accounting", None)
+
+
+def test_a_worker_says_which_threshold_cannot_judge_it():
+    scene = Scene(decode=0.0)
+    scene.fill(1)
+    assert passes(scene.look("a"))
+    shown = scene.selector.worker_admission(1, 0.0)
+    assert shown.not_judged == ["active_decode_blocks_threshold: total_kv_blocks is not known"]
+    assert (shown.busy, shown.ranks[0].kv_usage) == (False, None)
+
+
+def test_a_worker_without_capacity_is_judged_once_its_engine_speaks():
+    scene = Scene(decode=0.5, metrics_endpoint=METRICS)
+    scene.engine_says(0.75)
+    shown = scene.selector.worker_admission(1, 2.0)
+    assert (shown.busy, shown.not_judged) == (True, [])
+    rank = shown.ranks[0]
+    assert (rank.source, rank.kv_usage, rank.engine.age_s) == ("engine", 0.75, 2.0)
+    assert (rank.engine.requests_waiting, rank.engine.requests_running) == (3, 4)
+
+
+def test_an_engine_that_does_not_answer_is_shown_until_it_does():
+    scene = Scene(metrics_endpoint=METRICS)
+    (target,) = scene.selector.engine_targets()
+    assert target == (1, METRICS, (0,))
+    scene.selector.engine_failed(target, "x" * 1000, 1.0)
+    assert scene.selector.worker_admission(1, 1.0).engine_error == "x" * 300
+    scene.engine_says(0.1)
+    assert scene.selector.worker_admission(1, 1.0).engine_error is None
+
+
+def test_only_schedulable_workers_with_a_metrics_endpoint_are_asked():
+    scene = Scene(workers=2, metrics_endpoint=METRICS, data_parallel_size=2)
+    scene.register(3)
+    scene.register(4, metrics_endpoint=METRICS, endpoint="")
+    scene.selector.delete(2)
+    assert scene.selector.engine_targets() == [(1, METRICS, (0, 1))]
+
+
+# --- kernels
+
+LIMITS = st.sampled_from([0.0, 0.29, 0.5, 1.0, np.inf])
+TOKENS = st.sampled_from([0.0, 5.0, 10.0, np.inf])
+SLOTS = st.lists(
+    st.tuples(
+        st.booleans(),
+        st.integers(0, 12),
+        st.integers(0, 100),
+        st.sampled_from([0.0, 0.25, 0.5]),
+        st.sampled_from([1.0, 58.0, 100.0, np.inf]),
+        st.sampled_from([np.nan, 0.0, 0.29, 0.5, 1.0]),
+        st.sampled_from([4.0, 10.0, np.inf]),
+    ),
+    min_size=1,
+    max_size=70,
+)
+
+
+def arrays(slots):
+    columns = [np.array(column) for column in zip(*slots, strict=True)]
+    candidates, tokens, blocks, fractions, kv_blocks, kv_usage, batch_tokens = columns
+    totals = np.zeros((len(slots), kernels.N_TOTALS), np.int64)
+    totals[:, kernels.PREFILL_TOKENS] = tokens
+    totals[:, kernels.WHOLE_BLOCKS] = blocks
+    totals[:, kernels.FRACTIONAL_BLOCKS] = fractions > 0.0
+    return candidates.astype(np.bool_), totals, fractions, kv_blocks, kv_usage, batch_tokens
+
+
+@given(slots=SLOTS, decode_max=LIMITS, prefill_max=TOKENS, room_max=TOKENS, batches_max=LIMITS)
+def test_free_ranks_are_those_of_the_formulas(
+    slots, decode_max, prefill_max, room_max, batches_max
+):
+    out = np.empty(len(slots), np.bool_)
+    n_free = busy_kernels.free_ranks(
+        *arrays(slots), decode_max, prefill_max, room_max, batches_max, out
+    )
+    expected = []
+    for candidate, tokens, blocks, fraction, capacity, usage, batch in slots:
+        rounded = int(blocks + fraction + 0.5)
+        used = rounded / capacity if np.isnan(usage) else usage
+        busy = used > decode_max or tokens > prefill_max
+        loaded = tokens > room_max or (np.isfinite(batch) and tokens > batches_max * batch)
+        expected.append(candidate and not busy and not loaded)
+    assert out.tolist() == expected
+    assert n_free == sum(expected)

@@ -1,0 +1,220 @@
+"""How much may wait and for how long: limits of classes, bounds of the process, timeouts."""
+
+import pytest
+
+from select_service.core.admission import gate, waiting
+from select_service.core.decisions import Decision
+from select_service.errors import QueueFull, QueueTimeout
+from tests.core.admission.scenes import Scene, a_class, bounds, classes, hashes, one_class, store
+
+
+def full_scene(queue=None, **options):
+    """Workers without room; what waits can go when `load1` is freed."""
+    scene = Scene(queue or one_class(), **options)
+    for worker_id in range(1, options.get("workers", 1) + 1):
+        scene.fill(worker_id)
+    return scene
+
+
+def waits(scene, name, *arguments, **fields):
+    scene.ask(name, *arguments, **fields)
+    return name in scene.tickets
+
+
+# --- limits of a class
+
+
+def test_a_class_limits_its_requests_and_says_which_limit_was_reached():
+    scene = full_scene(classes(a_class(request_queue_limit_per_worker=2)))
+    assert waits(scene, "a")
+    assert waits(scene, "b")
+    error = scene.ask("c")
+    assert (type(error), error.status, error.code) == (QueueFull, 503, "queue_full")
+    assert str(error) == (
+        'router policy class "main" queue requests limit reached (current=2, limit=2)'
+    )
+    assert error.details == {
+        "policy_class": "main",
+        "limit_kind": "requests",
+        "current": 2,
+        "limit": 2,
+    }
+    assert error.retry_after_s >= 1
+    assert scene.gate.tally.outcomes()["queue_full"] == 1
+
+
+def test_a_class_limits_the_prompt_tokens_that_wait():
+    scene = full_scene(classes(a_class(raw_isl_token_queue_limit_per_worker=20)))
+    assert waits(scene, "a", 12)
+    error = scene.ask("b", 9)
+    assert error.details["limit_kind"] == "raw_isl_tokens"
+    assert (error.details["current"], error.details["limit"]) == (12, 20)
+    assert waits(scene, "c", 8)
+
+
+def test_a_class_limits_the_cached_tokens_that_wait():
+    scene = full_scene(classes(a_class(cached_token_queue_limit_per_worker=0)))
+    store(scene, 1, [1])
+    assert waits(scene, "not cached", **hashes([2, 3, 4], 12))
+    error = scene.ask("cached", **hashes([1, 2, 3], 12))
+    assert error.details["limit_kind"] == "cached_tokens"
+    assert (error.details["current"], error.details["limit"]) == (0, 0)
+
+
+def test_a_limit_of_zero_lets_nobody_wait_but_passes_who_has_room():
+    scene = Scene(classes(a_class(request_queue_limit_per_worker=0)))
+    assert isinstance(scene.ask("a"), Decision)
+    assert isinstance(scene.ask("b"), QueueFull)
+
+
+def test_limits_are_per_worker():
+    scene = full_scene(classes(a_class(request_queue_limit_per_worker=1)), workers=2)
+    assert waits(scene, "a")
+    assert waits(scene, "b")
+    assert scene.ask("c").details["limit"] == 2
+    scene.selector.delete(2)
+    assert scene.ask("d").details == {
+        "policy_class": "main",
+        "limit_kind": "requests",
+        "current": 2,
+        "limit": 1,
+    }
+
+
+def test_one_class_does_not_use_up_the_limit_of_another():
+    rules = classes(a_class("main", request_queue_limit_per_worker=1), a_class("side"))
+    scene = full_scene(rules)
+    assert waits(scene, "a")
+    assert waits(scene, "b", header="side")
+    assert waits(scene, "c", header="side")
+    assert isinstance(scene.ask("d"), QueueFull)
+
+
+def test_different_constraints_among_those_who_wait_are_limited(monkeypatch):
+    monkeypatch.setattr(waiting, "LANES_MAX", 2)
+    scene = full_scene(workers=3)
+    assert waits(scene, "a", allowed_worker_ids=[1])
+    assert waits(scene, "b", allowed_worker_ids=[1, 2])
+    error = scene.ask("c", allowed_worker_ids=[1, 3])
+    assert error.details["limit_kind"] == "constraints"
+    assert waits(scene, "d", allowed_worker_ids=[2, 1, 1])
+
+
+# --- bounds of the process
+
+
+def test_so_many_requests_wait_in_the_whole_process():
+    scene = full_scene(one_class(bounds=bounds(requests=2)))
+    scene.register(2, model_name="n")
+    scene.fill(2, model_name="n")
+    assert waits(scene, "a")
+    assert waits(scene, "b", model_name="n")
+    error = scene.ask("c")
+    assert str(error) == "the queue is full: 2 requests are waiting, 2 is the most"
+    assert error.details is None
+
+
+def test_so_many_prompt_tokens_wait_in_the_whole_process():
+    scene = full_scene(one_class(bounds=bounds(tokens=20)))
+    assert waits(scene, "a", 12)
+    assert str(scene.ask("b", 9)) == (
+        "the queue is full: 12 prompt tokens are waiting, 20 is the most"
+    )
+    assert waits(scene, "c", 8)
+
+
+def test_so_many_prompt_blocks_wait_in_the_whole_process(monkeypatch):
+    monkeypatch.setattr(gate, "WAITING_BLOCKS_MAX", 5)
+    scene = full_scene()
+    assert waits(scene, "a", 12)
+    assert str(scene.ask("b", 12)) == (
+        "the queue is full: 3 prompt blocks are waiting, 5 is the most"
+    )
+    assert waits(scene, "c", 11)
+
+
+def test_a_bound_is_free_again_when_a_request_has_left():
+    scene = full_scene(one_class(bounds=bounds(requests=1)))
+    ticket = scene.ask("a")
+    assert isinstance(scene.ask("b"), QueueFull)
+    scene.gate.leave(ticket)
+    assert waits(scene, "c")
+
+
+def test_a_refused_request_leaves_its_id_free():
+    scene = full_scene(one_class(bounds=bounds(requests=0)))
+    assert isinstance(scene.ask("a"), QueueFull)
+    scene.free("load1")
+    assert isinstance(scene.ask("a"), Decision)
+
+
+# --- timeouts
+
+
+def test_a_request_is_refused_when_its_own_time_is_over():
+    scene = full_scene()
+    scene.ask("a", timeout_ms=1500)
+    scene.tick(1.499)
+    assert "a" in scene.tickets
+    scene.tick(0.001)
+    error = scene.outcomes["a"]
+    assert (type(error), error.status, error.code) == (QueueTimeout, 503, "queue_timeout")
+    assert str(error) == ("queue_timeout: no worker had room within 1.500 s (policy class default)")
+    assert error.retry_after_s >= 1
+    assert scene.gate.tally.outcomes()["queue_timeout"] == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "common", "seconds"), [(1000, 5.0, 1), (9000, 5.0, 5), (None, 5.0, 5)]
+)
+def test_the_sooner_of_the_two_timeouts_counts(own, common, seconds):
+    scene = full_scene(one_class(timeout_s=common))
+    ticket = scene.ask("a", timeout_ms=own)
+    assert ticket.deadline == seconds
+
+
+def test_without_timeouts_a_request_waits_as_long_as_it_takes():
+    scene = full_scene(ttl_s=0.0)
+    scene.ask("a")
+    for _ in range(3):
+        scene.tick(1e6)
+    assert "a" in scene.tickets
+
+
+def test_a_timeout_of_zero_takes_room_or_nothing():
+    scene = Scene(one_class())
+    assert isinstance(scene.ask("a", timeout_ms=0), Decision)
+    error = scene.ask("b", timeout_ms=0)
+    assert isinstance(error, QueueTimeout)
+    assert scene.gate.requests == 0
+
+
+def test_a_deadline_may_be_called_by_a_timer_and_later_by_the_tick():
+    scene = full_scene()
+    ticket = scene.ask("a", timeout_ms=500)
+    scene.now = 0.5
+    scene.gate.time_out(ticket, scene.now)
+    scene.gate.time_out(ticket, scene.now)
+    scene.tick(1.0)
+    assert scene.gate.tally.outcomes()["queue_timeout"] == 1
+
+
+def test_a_request_that_was_served_cannot_time_out():
+    scene = full_scene()
+    ticket = scene.ask("a", timeout_ms=500)
+    scene.free_and_serve("load1")
+    scene.gate.time_out(ticket, 0.5)
+    scene.tick(1.0)
+    assert isinstance(scene.outcomes["a"], Decision)
+    assert scene.gate.tally.outcomes()["queue_timeout"] == 0
+
+
+def test_nobody_waits_any_more_when_the_process_ends():
+    scene = full_scene()
+    scene.ask("a", timeout_ms=500)
+    scene.ask("b")
+    error = QueueFull("over")
+    scene.gate.dismiss(error)
+    assert (scene.outcomes["a"], scene.outcomes["b"]) == (error, error)
+    assert scene.gate.requests == 0
+    scene.selector.check_invariants()

@@ -1,0 +1,229 @@
+"""Who waits is served when room appears: what asks for that, how often, and how much at once."""
+
+import numpy as np
+import pytest
+
+from select_service.core.admission import gate
+from select_service.core.identity import Rank
+from select_service.core.replica_events import Admitted, Freed, PrefillCompleted
+from tests.builders import a_patch
+from tests.core.admission.scenes import METRICS, Scene, one_class, pinned
+
+
+def full_scene(queue=None, **options):
+    """One worker without room, and `a` waiting for it."""
+    scene = Scene(queue or one_class(), **options)
+    scene.fill(1)
+    scene.ask("a")
+    assert scene.gate.requests == 1
+    scene.wakes = 0
+    return scene
+
+
+def a_peers(kind, name):
+    return kind(
+        model_name="m",
+        tenant_id="default",
+        block_size=4,
+        reservation_id=name,
+        rank=Rank(1, 0),
+        router_id=7,
+    )
+
+
+FREED_BY = {
+    "a reservation is freed": lambda s: s.free("load1"),
+    "a prefill is complete": lambda s: s.selector.prefill_complete("load1", s.now),
+    "a peer frees": lambda s: s.selector.replicas.apply(a_peers(Freed, "load1"), s.now),
+    "a peer completes a prefill": lambda s: s.selector.replicas.apply(
+        a_peers(PrefillCompleted, "load1"), s.now
+    ),
+    "a worker is added": lambda s: s.register(2),
+    "a worker gets more ranks": lambda s: s.selector.patch(1, a_patch(data_parallel_size=2)),
+    "a worker moves to another model": lambda s: s.register(1, model_name="n"),
+    "the last worker is deleted": lambda s: s.selector.delete(1),
+}
+
+
+@pytest.mark.parametrize("event", FREED_BY)
+def test_the_queue_is_woken_once_when(event):
+    scene = full_scene()
+    FREED_BY[event](scene)
+    assert scene.wakes == 1
+    scene.serve()
+    assert scene.gate.requests == 0
+    assert scene.wakes == 1
+
+
+def test_the_queue_is_woken_when_a_larger_batch_makes_room():
+    scene = full_scene(one_class(frac=0.5))
+    scene.selector.patch(1, a_patch(max_num_batched_tokens=64))
+    assert scene.wakes == 1
+    scene.serve()
+    assert scene.served == ["a"]
+
+
+def test_the_queue_is_woken_when_a_threshold_is_lifted():
+    scene = above_a_threshold()
+    scene.set_thresholds(decode=None)
+    assert scene.wakes == 1
+    scene.serve()
+    assert scene.served == ["a"]
+
+
+def above_a_threshold(**shape):
+    """`a` waits for a worker that has room for its class again, but its cache is too full."""
+    scene = Scene(one_class(), decode=0.5, total_kv_blocks=8, **shape)
+    scene.fill(1, 16, name="load1")
+    scene.ask("a")
+    scene.fill(1, token_ids=list(range(50, 66)), name="more", effective_prefill_tokens=0)
+    scene.selector.prefill_complete("load1", scene.now)
+    scene.serve()
+    assert scene.gate.requests == 1
+    scene.wakes = 0
+    return scene
+
+
+def test_the_queue_is_woken_when_output_makes_blocks_fade():
+    scene = above_a_threshold()
+    scene.selector.output_block("load1", None, scene.now)
+    assert scene.wakes == 0
+    scene.selector.output_block("load1", 0.0, scene.now)
+    assert scene.wakes == 1
+    scene.serve()
+    assert scene.served == ["a"]
+
+
+def test_the_queue_is_woken_when_an_engine_says_that_it_has_emptied():
+    scene = above_a_threshold(metrics_endpoint=METRICS)
+    scene.engine_says(0.4)
+    assert scene.wakes == 1
+    scene.serve()
+    assert scene.served == ["a"]
+
+
+def test_an_engine_that_says_the_same_again_wakes_nobody():
+    scene = above_a_threshold(metrics_endpoint=METRICS)
+    scene.engine_says(0.9)
+    scene.serve()
+    scene.wakes = 0
+    scene.engine_says(0.9)
+    assert scene.wakes == 0
+
+
+def test_the_queue_is_served_when_load_expires():
+    scene = full_scene(ttl_s=50.0)
+    scene.tick(49.0)
+    assert scene.served == []
+    scene.tick(1.0)
+    assert scene.served == ["a"]
+
+
+def test_nobody_is_woken_while_nobody_waits():
+    scene = Scene(one_class(), workers=2, ttl_s=10.0)
+    scene.fill(1)
+    scene.fill(2)
+    scene.free("load1")
+    scene.selector.prefill_complete("load2", scene.now)
+    scene.selector.delete(2)
+    scene.selector.patch(1, a_patch(taints=["x"]))
+    scene.set_thresholds(prefill=5)
+    scene.selector.shed("best_effort")
+    scene.selector.shed(None)
+    scene.tick(100.0)
+    assert scene.wakes == 0
+
+
+def test_nobody_is_woken_for_room_in_another_partition():
+    scene = full_scene()
+    scene.register(2, model_name="n")
+    scene.fill(2, model_name="n")
+    scene.free("load2")
+    assert scene.wakes == 0
+
+
+def test_one_wake_is_enough_for_many_events():
+    scene = full_scene()
+    for number in range(5):
+        scene.fill(1, name=f"r{number}")
+    for number in range(5):
+        scene.free(f"r{number}")
+    assert scene.wakes == 1
+
+
+def test_nothing_is_served_before_the_event_loop_comes_to_it():
+    scene = full_scene()
+    scene.free("load1")
+    assert scene.served == []
+
+
+def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
+    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", 3)
+    scene = many_wait(8)
+    turns = []
+    while scene.gate.requests:
+        scene.wakes = 0
+        scene.serve()
+        turns.append((len(scene.served), scene.wakes))
+    assert turns == [(3, 1), (6, 1), (8, 0)]
+    assert scene.served == [f"r{n}" for n in range(8)]
+
+
+def many_wait(count):
+    """So many look for a rank, and one rank with room is there for all of them."""
+    scene = Scene(one_class())
+    scene.fill(1)
+    for number in range(count):
+        scene.look(f"r{number}")
+    scene.free("load1")
+    return scene
+
+
+def test_a_request_that_comes_between_two_turns_does_not_overtake(monkeypatch):
+    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", 3)
+    scene = many_wait(5)
+    scene.look("late")
+    assert scene.served == ["r0", "r1", "r2"]
+    assert "late" in scene.tickets
+    scene.serve()
+    assert scene.served == ["r0", "r1", "r2", "r3", "r4", "late"]
+
+
+def test_every_partition_gets_its_turn(monkeypatch):
+    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", 2)
+    scene = many_wait(2)
+    scene.register(2, model_name="n")
+    scene.fill(2, model_name="n")
+    scene.look("other", model_name="n")
+    scene.free("load2")
+    scene.serve()
+    assert "other" in scene.tickets
+    scene.serve()
+    assert scene.served == ["r0", "r1", "other"]
+
+
+def test_an_id_that_a_peer_took_meanwhile_refuses_only_its_own_request():
+    scene = full_scene()
+    scene.ask("b")
+    event = Admitted(
+        model_name="m",
+        tenant_id="default",
+        block_size=4,
+        reservation_id="a",
+        rank=Rank(1, 0),
+        router_id=7,
+        sequence_hashes=np.zeros(0, np.uint64),
+        prefill_tokens_hint=0,
+    )
+    assert scene.selector.replicas.apply(event, scene.now) is None
+    scene.free_and_serve("load1")
+    assert scene.outcomes["a"].code == "conflict"
+    assert scene.served == ["b"]
+
+
+def test_the_pinned_are_served_with_the_others_in_order():
+    scene = full_scene()
+    scene.ask("b", **pinned(1))
+    scene.ask("c")
+    scene.free_and_serve("load1")
+    assert scene.run_down() == ["a", "b", "c"]
