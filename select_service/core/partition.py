@@ -193,16 +193,6 @@ class Partition:
         mask[self._slots_of_worker.get(worker_id, [])] = True
         return mask
 
-    def used_kv_blocks(self) -> npt.NDArray[np.float64]:
-        """float64[n_slots]: by the engine's word where there is one, else our active blocks.
-
-        NaN where the engine names a part of an unknown whole.
-        """
-        with np.errstate(invalid="ignore"):
-            told = self.kv_usage * np.where(np.isinf(self.kv_blocks), np.nan, self.kv_blocks)
-        own = self.load.active_blocks().astype(np.float64)
-        return np.where(np.isnan(self.kv_usage), own, told)
-
     # --- decisions
 
     def numbers(

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from select_service.core import load_kernels as kernels
 from select_service.core.admission import busy_kernels
-from select_service.core.admission.drain import DrainRate, retry_after_s
+from select_service.core.admission.drain import RETRY_AFTER_UNKNOWN_S, DrainRate, whole_s
 from select_service.core.admission.engine_load import EngineLoads
 from select_service.core.admission.policy import PolicyClass
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
@@ -121,20 +120,19 @@ class BusyJudge:
     def _retry_after_s(self, partition: Partition, candidates: Mask, limits: BusyThresholds) -> int:
         """Until the least busy candidate is below its thresholds, if all drain alike."""
         rate, n_ranks = self.rate(partition), max(1, int(partition.open.sum()))
-        tokens = partition.load.totals[:, kernels.PREFILL_TOKENS] - _or_infinite(
-            limits.prefill_tokens
+        seconds = busy_kernels.least_wait_s(
+            candidates,
+            partition.load.totals,
+            partition.load.fractions,
+            partition.kv_blocks,
+            partition.kv_usage,
+            _or_infinite(limits.decode_blocks),
+            _or_infinite(limits.prefill_tokens),
+            rate.blocks_per_s / n_ranks,
+            rate.tokens_per_s / n_ranks,
+            float(RETRY_AFTER_UNKNOWN_S),
         )
-        used = partition.used_kv_blocks()
-        with np.errstate(invalid="ignore"):  # no threshold and no capacity is no number
-            blocks = used - _or_infinite(limits.decode_blocks) * partition.kv_blocks
-        blocks[~np.isfinite(blocks)] = 0.0
-        return min(
-            max(
-                retry_after_s(float(tokens[slot]), rate.tokens_per_s / n_ranks),
-                retry_after_s(float(blocks[slot]), rate.blocks_per_s / n_ranks),
-            )
-            for slot in np.flatnonzero(candidates)
-        )
+        return whole_s(seconds)
 
 
 def free_ranks(

@@ -17,6 +17,15 @@ from select_service.core.load_kernels import (
 I64 = np.int64
 
 
+@njit("float64(int64[:, ::1], float64[::1], int64)", inline="always")
+def active_blocks(totals, fractions, slot):
+    """Our own count of the blocks in use on a slot, rounded half up."""
+    blocks = float(totals[slot, WHOLE_BLOCKS])
+    if totals[slot, FRACTIONAL_BLOCKS] != 0:
+        blocks = np.floor(blocks + fractions[slot] + 0.5 + HALF_TOLERANCE)
+    return blocks
+
+
 @njit(
     "int64(boolean[::1], int64[:, ::1], float64[::1], float64[::1], float64[::1], float64[::1],"
     " float64, float64, float64, float64, boolean[::1])",
@@ -54,10 +63,54 @@ def free_ranks(
             if kv_usage[slot] == kv_usage[slot]:
                 free = not kv_usage[slot] > decode_max
             else:
-                blocks = float(totals[slot, WHOLE_BLOCKS])
-                if totals[slot, FRACTIONAL_BLOCKS] != 0:
-                    blocks = np.floor(blocks + fractions[slot] + 0.5 + HALF_TOLERANCE)
+                blocks = active_blocks(totals, fractions, slot)
                 free = not blocks / kv_blocks[slot] > decode_max
         out[slot] = free
         n_free += free
     return n_free
+
+
+@njit("float64(float64, float64, float64)", inline="always")
+def drain_s(work, per_second, unknown_s):
+    """Seconds until `work` has drained."""
+    if work <= 0.0:
+        return 0.0
+    seconds = work / per_second if per_second > 0.0 else np.inf
+    return unknown_s if seconds == np.inf else seconds
+
+
+@njit(
+    "float64(boolean[::1], int64[:, ::1], float64[::1], float64[::1], float64[::1], float64,"
+    " float64, float64, float64, float64)",
+    cache=True,
+)
+def least_wait_s(
+    candidates,
+    totals,
+    fractions,
+    kv_blocks,
+    kv_usage,
+    decode_max,
+    prefill_max,
+    blocks_per_s,
+    tokens_per_s,
+    unknown_s,
+):
+    """Seconds until the first candidate is below both busy thresholds, if every rank drains at
+    these rates; arguments as for `free_ranks`.
+
+    unknown_s: for what has no rate
+    """
+    least = np.inf
+    for slot in range(candidates.shape[0]):
+        if candidates[slot]:
+            used = kv_usage[slot] * kv_blocks[slot]
+            if kv_usage[slot] != kv_usage[slot]:
+                used = active_blocks(totals, fractions, slot)
+            blocks = used - decode_max * kv_blocks[slot]
+            tokens = float(totals[slot, PREFILL_TOKENS]) - prefill_max
+            wait = drain_s(tokens, tokens_per_s, unknown_s)
+            if np.isfinite(blocks):  # else there is no threshold or no capacity
+                wait = max(wait, drain_s(blocks, blocks_per_s, unknown_s))
+            least = min(least, wait)
+    return least

@@ -46,6 +46,9 @@ def retry_after_s(work: float, per_second: float) -> int:
     if work <= 0.0:
         return 1
     seconds = work / per_second if per_second > 0.0 else inf
-    if seconds == inf:
-        return RETRY_AFTER_UNKNOWN_S
+    return whole_s(RETRY_AFTER_UNKNOWN_S if seconds == inf else seconds)
+
+
+def whole_s(seconds: float) -> int:
+    """Rounded up, within the bounds."""
     return min(RETRY_AFTER_S_MAX, max(1, ceil(seconds)))
