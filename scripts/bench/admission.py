@@ -11,7 +11,7 @@ Parts, all by default:
               other work on the machine only ever adds.
     refuse    latency of refusals: CONNECTIONS clients without pause, two busy workers
     wake      from the answer to prefill_complete to the answer of the request that waited for it,
-              with and without many others behind it in the queue
+              with and without many others in the queue, who wait for another worker
 """
 
 import argparse
@@ -42,6 +42,7 @@ REFUSE_S = 10
 WAKES = 300
 BEHIND = (0, 1000)
 PROMPT = '"model_name":"m","token_ids":[' + ",".join(map(str, range(16))) + "]"
+OTHER = ',"pinned_worker":{"worker_id":2,"dp_rank":0}'
 
 
 class Core:
@@ -130,23 +131,26 @@ def book(running: Running, worker_id: int = 1) -> None:
 
 
 def part_refuse(chosen: argparse.Namespace) -> None:
-    print("| | refusals/s | p50, ms | p99, ms | greatest, ms |\n|---|---|---|---|---|")
+    print("| CPU of the service, us | refusals/s | p50, ms | p99, ms | greatest, ms |")
+    print("|" + "---|" * 5)
     body = ("{" + PROMPT + "}").encode()
     with service("--active-prefill-tokens-threshold", "10", workers=2) as running:
         for _ in range(chosen.starts):
+            cpu = running.cpu_s()
             found = hammer(running.port, [body], CONNECTIONS, REFUSE_S)
+            cpu_us = 1e6 * (running.cpu_s() - cpu) / found.requests
             assert found.errors == found.requests, "some were not refused"
             cells = (f"{us / 1e3:.1f}" for us in (found.p50_us, found.p99_us, found.greatest_us))
             rate = found.requests / REFUSE_S
-            print(f"| {CONNECTIONS} clients | {rate:.0f} | " + " | ".join(cells) + " |", flush=True)
+            print(f"| {cpu_us:.0f} | {rate:.0f} | " + " | ".join(cells) + " |", flush=True)
 
 
 def part_wake(chosen: argparse.Namespace) -> None:
-    print("| others behind it | p50, ms | p99, ms | greatest, ms |\n|---|---|---|---|")
+    print("| others that wait | p50, ms | p99, ms | greatest, ms |\n|---|---|---|---|")
     for behind in BEHIND:
-        with service("--queue-threshold", "0.5") as running, ExitStack() as stack:
+        with service("--queue-threshold", "0.5", workers=2) as running, ExitStack() as stack:
             for _ in range(behind):
-                stack.enter_context(asked(running.port, post("/select_and_reserve", PROMPT)))
+                stack.enter_context(asked(running.port, post("/select", PROMPT + OTHER)))
             wait_for(lambda n=behind: pending(running) == n)
             seconds = sorted(wake_s(running, behind) for _ in range(WAKES))
         cells = (seconds[WAKES // 2], seconds[WAKES * 99 // 100], seconds[-1])
@@ -155,8 +159,7 @@ def part_wake(chosen: argparse.Namespace) -> None:
 
 def wake_s(running: Running, behind: int) -> float:
     """Seconds from the answer to what made room to the answer of who waited."""
-    first = post("/select", PROMPT + ',"strict_priority":1')
-    with asked(running.port, first) as waiting:
+    with asked(running.port, post("/select", PROMPT)) as waiting:
         wait_for(lambda: pending(running) == behind + 1)
         with asked(running.port, post("/reservations/full-1/prefill_complete")) as freeing:
             at = {}
@@ -165,24 +168,14 @@ def wake_s(running: Running, behind: int) -> float:
                 for each in select.select(left, (), ())[0]:
                     at[each] = time.perf_counter()
                     assert each.recv(65536).startswith(b"HTTP/1.1 200"), "refused"
-    fill_again(running)
+    running.call("DELETE", "/reservations/full-1")
+    book(running)
     return at[waiting] - at[freeing]
 
 
-def fill_again(running: Running) -> None:
-    """The room that was made is taken by the next in the queue, if there is one."""
-    running.call("DELETE", "/reservations/full-1")
-    if not any(row["potential_prefill_tokens"] for row in loads(running)["loads"]):
-        book(running)
-
-
-def loads(running: Running) -> dict:
-    (partition,) = running.call("GET", "/loads")
-    return partition
-
-
 def pending(running: Running) -> int:
-    return loads(running)["pending_count"]
+    (partition,) = running.call("GET", "/loads")
+    return partition["pending_count"]
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
