@@ -97,10 +97,10 @@ def test_what_will_not_pass_is_asked_once(refusal: httpx.Response) -> None:
 
 def test_nobody_comes_before_retry_after_and_the_spread_grows() -> None:
     for chance in (0.0, 0.25, 0.999):
-        server = FakeServer(*[refused(3)] * 8, done())
+        server = FakeServer(*[refused(3)] * 10, done())
         server.ask(1000.0, chance)
         spread = [wait - 3 for wait in server.slept]
-        windows = [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+        windows = [0.2 * 2**n for n in range(9)] + [60.0]
         assert spread == pytest.approx([chance * window for window in windows])
 
 
@@ -114,10 +114,8 @@ def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
 def test_the_service_is_told_how_long_an_answer_is_of_use() -> None:
     server = FakeServer(refused(4), done())
     server.ask(10.0, chance=0.0)
-    assert [b'"timeout_ms":10000' in server.sent[0], b'"timeout_ms":6000' in server.sent[1]] == [
-        True,
-        True,
-    ]
+    assert b'"timeout_ms":10000' in server.sent[0]
+    assert b'"timeout_ms":6000' in server.sent[1]
 
 
 def test_in_a_long_overload_retries_are_a_small_part_of_what_is_sent() -> None:
@@ -162,7 +160,7 @@ class Waits:
 
 def ask(service: Running, sleep: Waits, deadline_s: float = 60.0, **fields: Any) -> dict[str, Any]:
     with httpx.Client(base_url=f"http://127.0.0.1:{service.port}") as http:
-        patience = retry.Patience(deadline_s, sleep=sleep)
+        patience = retry.Patience(deadline_s, retry.RetryBudget(), sleep=sleep)
         answer: dict[str, Any] = retry.ask(http, "/select_and_reserve", PROMPT | fields, patience)
     return answer
 

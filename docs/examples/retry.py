@@ -1,7 +1,8 @@
 """How a client asks for a worker when it may be refused.
 
+    budget = RetryBudget()  # one for the whole process
     with httpx.Client(base_url="http://selector:8092") as http:
-        selection = ask(http, "/select_and_reserve", body, patience=Patience(deadline_s=20.0))
+        selection = ask(http, "/select_and_reserve", body, Patience(20.0, budget))
 
 A refusal that will pass (all workers busy, the tier is shed, the queue was full or took too long)
 is a 503 with `Retry-After`, and nothing was booked: the same request may be sent again.  Nothing
@@ -22,13 +23,13 @@ Four rules keep clients from making an overload worse:
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 WINDOW_S_MIN = 0.1
-WINDOW_S_MAX = 10.0
+WINDOW_S_MAX = 60.0
 RETRIES_PER_REQUEST = 0.1
 RETRIES_SAVED_MAX = 10.0
 
@@ -64,7 +65,7 @@ class Patience:
     """How long one request may take in all, and what its retries are taken from."""
 
     deadline_s: float
-    budget: RetryBudget = field(default_factory=RetryBudget)
+    budget: RetryBudget
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     chance: Callable[[], float] = random.random
