@@ -92,7 +92,7 @@ class Twins(RuleBasedStateMachine):
         self.model.default = self.thresholds
         for worker_id, shape in enumerate(shapes, 1):
             shape = {**shape, "batch_tokens": shape["batch_tokens"] or 8}
-            self.register(worker_id, self.keys[0], shape, 4, None)
+            self.register(worker_id, self.keys[0], shape, 4, "http://e:1/metrics")
 
     def queue_rules(self):
         profile = self.profile or Profile(msgspec.convert(self.document, PolicyDocument))
@@ -237,10 +237,13 @@ class Twins(RuleBasedStateMachine):
 
     @rule(
         worker_id=WORKERS,
-        url=URLS,
-        usages=st.dictionaries(DP_RANKS, st.none() | st.sampled_from([0.0, 0.3, 0.5, 0.9])),
+        other=st.none() | st.none() | URLS,
+        usages=st.dictionaries(DP_RANKS, st.sampled_from([0.9, 0.5, 0.3, 0.0, None])),
     )
-    def engine_is_read(self, worker_id, url, usages):
+    def engine_is_read(self, worker_id, other, usages):
+        """The worker's own one, or one that it had or never had."""
+        asked = self.model.workers.get(worker_id)
+        url = other or (asked and asked.url) or "http://e:1/metrics"
         readings = {d: EngineReading(usage, None, None) for d, usage in usages.items()}
         self.selector.engine_read(EngineTarget(worker_id, url, (0,)), readings, self.now)
         worker = self.model.workers.get(worker_id)
