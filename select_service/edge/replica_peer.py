@@ -18,10 +18,12 @@ class Peer:
 
     speaker: router id in its last readable message; heard: messages with it since it first came.
     frames_out: how many messages of ours the peer says have arrived.
+    tried_at: when it was last seen connected, or got a new socket.
     """
 
     subscriber: ReplicaSubscriber
     log: PeerLog
+    tried_at: float
     agreement: Agreement = field(default_factory=Agreement)
     dropped: Counter[str] = field(default_factory=Counter)
     applied: int = 0

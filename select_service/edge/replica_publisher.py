@@ -23,6 +23,9 @@ from select_service.edge.zmq_monitor import waiting_events
 
 REPLICA_QUEUE_EVENTS_MAX = 100_000
 SUBSCRIBER_MESSAGES_MAX = 100_000
+SUBSCRIPTION_BYTES_MAX = 4096
+"""libzmq ends the connection of a subscriber that sends more: a topic takes memory, about 25 times
+its length, and time of our own thread."""
 FLUSH_BATCHES_MAX = 4
 """Sent before requests have their turn again; together about a fifth of a millisecond."""
 BATCH_EVENTS_MAX = 16
@@ -88,6 +91,7 @@ class ReplicaPublisher:
         options = {
             zmq.LINGER: 0,
             zmq.SNDHWM: SUBSCRIBER_MESSAGES_MAX,
+            zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,
             zmq.TCP_KEEPALIVE: 1,
             zmq.HEARTBEAT_IVL: 5000,
             zmq.HEARTBEAT_TIMEOUT: 15000,

@@ -5,6 +5,7 @@ a message means is not known here; whatever arrives, reading goes on.
 """
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -21,7 +22,9 @@ QUEUED_MESSAGES_MAX = 100_000
 MESSAGE_BYTES_MAX = max(FRAME_BYTES_MAX, DIGEST_BYTES_MAX)
 """libzmq ends the connection of a peer that sends a longer frame."""
 DRAIN_MESSAGES_MAX = 64
-"""Messages taken from one peer before requests and other peers have their turn."""
+DRAIN_BYTES_MAX = 256 * 1024
+"""What is taken from one peer before requests and other peers have their turn; the last message may
+exceed it."""
 FRAMES = 2
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
@@ -72,6 +75,16 @@ class ReplicaSubscriber:
         loop.add_reader(self._socket.FD, self._drain)
         loop.call_soon(self._drain)  # connecting may have swallowed a change of state
 
+    def connect_anew(self, context: "zmq.Context[Socket]") -> None:
+        """After a breach of the protocol, such as a message that is too long, libzmq itself does
+        not try again."""
+        loop = self._loop
+        self.close()
+        with contextlib.suppress(zmq.ZMQError):  # of sockets there may be none left now
+            self.connect(context)
+            if loop is not None:
+                self.start(loop)
+
     def close(self) -> None:
         """Nothing is received any more, not even what has arrived already."""
         if self._socket is None:
@@ -96,27 +109,32 @@ class ReplicaSubscriber:
 
     def _drain(self) -> None:
         """The descriptor tells of changes only, so what is left must be asked for."""
+        size = 0
         for _ in range(DRAIN_MESSAGES_MAX):
             if self._socket is None or not has_message(self._socket):
                 return
-            self._take(self._socket)
+            size += self._take(self._socket)
+            if size > DRAIN_BYTES_MAX:
+                break
         assert self._loop is not None
         self._loop.call_soon(self._drain)
 
-    def _take(self, socket: Socket) -> None:
+    def _take(self, socket: Socket) -> int:
+        """Bytes of the payload."""
         self.frames += 1
         topic = socket.recv(_NOBLOCK)
         if not socket.getsockopt(_RCVMORE):
             self.dropped["frames"] += 1
-            return
+            return 0
         payload = socket.recv(_NOBLOCK)
         if socket.getsockopt(_RCVMORE):
             self.dropped["frames"] += 1
             while socket.getsockopt(_RCVMORE):
                 socket.recv(_NOBLOCK)
-            return
+            return len(payload)
         receive = self._receivers.get(topic)
         if receive is None:
             self.dropped["topic"] += 1
         else:
             receive(payload)
+        return len(payload)

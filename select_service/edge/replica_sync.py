@@ -26,6 +26,8 @@ from select_service.errors import BadRequest, CapacityExceeded
 from select_service.schema import ReplicaStatus
 
 PEERS_MAX = 64
+CONNECT_ANEW_S = 10.0
+"""A peer that is not connected for so long gets a new socket, whatever the old one still tries."""
 REPAIR_S_MAX = 120.0
 """A list that takes longer is given up; the next repair begins anew."""
 
@@ -84,7 +86,8 @@ class ReplicaSync:
             return False
         if len(self._peers) >= PEERS_MAX:
             raise CapacityExceeded(f"{PEERS_MAX} peers are registered, the most there may be")
-        peer = Peer(ReplicaSubscriber(endpoint, {}), PeerLog(endpoint, monotonic()))
+        now = monotonic()
+        peer = Peer(ReplicaSubscriber(endpoint, {}), PeerLog(endpoint, now), tried_at=now)
         peer.subscriber = ReplicaSubscriber(
             endpoint,
             {
@@ -175,6 +178,11 @@ class ReplicaSync:
     def _look_at(self, peer: Peer, now: float) -> None:
         peer.subscriber.look_at_connection()
         peer.log.connection(peer.subscriber.connected, now)
+        if peer.subscriber.connected:
+            peer.tried_at = now
+        elif now - peer.tried_at >= CONNECT_ANEW_S:
+            peer.tried_at = now
+            peer.subscriber.connect_anew(self._context)
         peer.log.drops(peer.all_dropped(), peer.last_error, now)
         if peer.speaker == self._state.router_id:
             peer.log.is_self(now)

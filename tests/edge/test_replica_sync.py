@@ -6,9 +6,16 @@ import time
 
 import msgspec
 import numpy as np
+import zmq
 
-from select_service.core.replica_events import SEQUENCE_BLOCKS_MAX
-from select_service.edge.replica_publisher import ReplicaPublisher
+from select_service.core.replica_events import SEQUENCE_BLOCKS_MAX, TOPIC
+from select_service.edge import replica_sync
+from select_service.edge.replica_publisher import SUBSCRIPTION_BYTES_MAX, ReplicaPublisher
+from select_service.edge.replica_subscriber import (
+    DRAIN_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    ReplicaSubscriber,
+)
 from select_service.edge.replica_sync import ReplicaSync
 from tests.builders import a_reservation, a_selector, a_worker
 from tests.process.replica_processes import free_ports
@@ -139,5 +146,95 @@ def test_an_event_that_is_too_large_is_dropped_with_its_reason_and_the_next_one_
         assert (publisher.sent, publisher.dropped) == (1, 1)
         assert "blocks" in publisher.last_drop
         plane.sync.close()
+
+    asyncio.run(scene())
+
+
+async def eventually(predicate):
+    until = time.monotonic() + PATIENCE_S
+    while not predicate():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+
+
+def test_a_peer_that_broke_the_protocol_is_listened_to_again(monkeypatch):
+    monkeypatch.setattr(replica_sync, "CONNECT_ANEW_S", 0.3)
+
+    async def scene():
+        plane = Plane(seed=1)
+        with zmq.Context() as context, context.socket(zmq.PUB) as peer:
+            peer.linger = 0
+            port = peer.bind_to_random_port("tcp://127.0.0.1")
+            plane.sync.register(f"tcp://127.0.0.1:{port}")
+            plane.sync.start(1)
+
+            def hears_garbage():
+                plane.sync.tick()
+                peer.send_multipart([TOPIC, b"garbage"])
+                return plane.peer().connected and plane.peer().frames_in
+
+            def is_cut_off():
+                plane.sync.tick()
+                return not plane.peer().connected
+
+            await eventually(hears_garbage)
+            peer.send_multipart([TOPIC, bytes(MESSAGE_BYTES_MAX + 1)])
+            await eventually(is_cut_off)
+            heard = plane.peer().frames_in
+            await eventually(lambda: hears_garbage() and plane.peer().frames_in > heard + 1)
+        plane.sync.close()
+
+    asyncio.run(scene())
+
+
+def test_a_subscriber_of_endless_topics_is_cut_off():
+    async def scene():
+        plane = Plane(seed=1)
+        plane.sync.start(1)
+        with zmq.Context() as context, context.socket(zmq.SUB) as reader:
+            reader.linger = 0
+            monitor = reader.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            reader.subscribe(bytes(SUBSCRIPTION_BYTES_MAX))
+            reader.connect(plane.endpoint)
+            await eventually(lambda: monitor.poll(0))
+            reader.disable_monitor()
+            monitor.close()
+        plane.sync.close()
+
+    asyncio.run(scene())
+
+
+def test_requests_have_their_turn_between_long_messages():
+    async def scene():
+        turns = []
+        with zmq.Context() as context, context.socket(zmq.PUB) as peer:
+            peer.linger = 0
+            port = peer.bind_to_random_port("tcp://127.0.0.1")
+            came = []
+            reader = ReplicaSubscriber(
+                f"tcp://127.0.0.1:{port}",
+                {TOPIC: lambda payload: came.append((len(payload), len(turns)))},
+            )
+            reader.connect(context)
+            reader.start(asyncio.get_running_loop())
+
+            def heard():
+                peer.send_multipart([TOPIC, b""])
+                return came
+
+            await eventually(heard)
+            for _ in range(10):
+                peer.send_multipart([TOPIC, bytes(DRAIN_BYTES_MAX + 1)])
+            time.sleep(0.5)  # all of them have arrived before anything is read
+
+            def turn():
+                turns.append(1)
+                if len(turns) < 1000:
+                    asyncio.get_running_loop().call_soon(turn)
+
+            turn()
+            await eventually(lambda: sum(size > 0 for size, _ in came) == 10)
+            reader.close()
+        assert len({at for size, at in came if size}) == 10
 
     asyncio.run(scene())
