@@ -81,6 +81,10 @@ class Agreement:
         self._pause_s = RETRY_S if changed else min(2 * self._pause_s, RETRY_S_MAX)
         self._not_before = now + self._pause_s
 
+    def catalog_grew(self) -> None:
+        """There are ranks that were unknown to the repairs before: no pause because of those."""
+        self._pause_s, self._not_before = RETRY_S, 0.0
+
     def repair_failed(self, now: float) -> None:
         """The list could not be had."""
         self._not_before = now + RETRY_S

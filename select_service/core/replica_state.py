@@ -211,6 +211,10 @@ class ReplicaState:
         self.held.remove(booking.reservation_id)
         self._fleet.partitions[booking.key].free(booking)
 
+    def n_ranks(self) -> int:
+        """Ranks that reservations may be booked on."""
+        return sum(len(partition.ranks) for partition in self._fleet.partitions.values())
+
     def partition_of(self, key: PartitionKey) -> Partition | None:
         return self._fleet.partitions.get(key)
 

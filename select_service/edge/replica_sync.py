@@ -46,7 +46,7 @@ class ReplicaSync:
         self._repair = repair
         self._url = url
         self._http_port = 0
-        self._digests = 0
+        self._digests = self._n_ranks = 0
         self._peers: dict[str, Peer] = {}
         self._out_log = OutLog()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -167,6 +167,10 @@ class ReplicaSync:
         )
         self._publisher.offer_digest(replica_digest.encode(digest))
         self._out_log.drops(self._publisher.dropped, self._publisher.last_drop, now)
+        n_ranks, self._n_ranks = self._n_ranks, self._state.n_ranks()
+        if self._n_ranks > n_ranks:
+            for peer in self._peers.values():
+                peer.agreement.catalog_grew()
         self._publisher.subscribers()  # so that what libzmq tells of connections does not pile up
         for peer in self._peers.values():
             self._look_at(peer, now)

@@ -238,3 +238,23 @@ def test_requests_have_their_turn_between_long_messages():
         assert len({at for size, at in came if size}) == 10
 
     asyncio.run(scene())
+
+
+def test_reservations_that_nothing_was_known_to_book_on_are_asked_for_when_workers_come():
+    def is_told(a, b):
+        (peer,) = b.sync._peers.values()
+        agreement = peer.agreement
+        if len(a.selector.workers()) == 1:
+            a.selector.register(a_worker(2))
+            a.selector.reserve(a_reservation("x", 2), 0.0)
+        if not agreement.repair_due(time.monotonic()):
+            return False
+        for _ in range(9):
+            agreement.repair_ended(False, time.monotonic())
+        b.sync.tick()
+        assert not agreement.repair_due(time.monotonic())
+        b.selector.register(a_worker(2))
+        b.sync.tick()
+        return agreement.repair_due(time.monotonic())
+
+    run((1, 0), until=is_told)
