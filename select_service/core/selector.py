@@ -173,7 +173,8 @@ class Selector:
         Raises BadRequest, CapacityShed, NoWorkers, InvalidBody, NoEligibleRank, Overloaded,
         QueueFull, QueueTimeout.
         """
-        return self._admit(self._job(request), now, policy_class)
+        job = self._job(request)
+        return self.gate.admit(job, job.partition.candidates(request), now, policy_class)
 
     def select_and_reserve(
         self, request: SelectAndReserveRequest, now: float, policy_class: str | None = None
@@ -186,8 +187,7 @@ class Selector:
         if request.reservation_id is not None:
             self.held.refuse_unless_free(request.reservation_id)
             self.gate.refuse_if_waiting(request.reservation_id)
-        self.held.refuse_unless_room(len(job.prompt.sequence_hashes))
-        return self._admit(job, now, policy_class)
+        return self.gate.admit(job, job.partition.candidates(request), now, policy_class)
 
     def _job(
         self, request: SelectRequest, reserves: bool = False, reservation_id: str | None = None
@@ -197,10 +197,6 @@ class Selector:
         prompt = prompt_of(request, partition.block_size, partition.is_eagle)
         config = overridden(self._config, request.router_config_override)
         return Job(partition, prompt, request, config, reserves, reservation_id)
-
-    def _admit(self, job: Job, now: float, policy_class: str | None) -> Decision | Ticket:
-        candidates = job.partition.candidates(job.request)
-        return self.gate.admit(job, candidates, now, policy_class)
 
     def reserve(self, request: ReservationRequest, now: float) -> Reservation:
         """POST /reservations: the caller chose the rank.
@@ -304,7 +300,8 @@ class Selector:
         ranks = worker.dp_ranks()
         known = {dp_rank: reading for dp_rank, reading in readings.items() if dp_rank in ranks}
         self.engines.put(target.worker_id, known, now)
-        self.gate.judge.read_engines(self.fleet.partitions[worker.key], now)
+        partition = self.fleet.partitions[worker.key]
+        self.gate.judge.read_engines(partition, worker.ranks(), now)
 
     def engine_failed(self, target: EngineTarget, error: str, now: float) -> None:
         """An engine could not be asked, or said nothing that can be read."""

@@ -1,6 +1,6 @@
 """Which ranks are below the busy thresholds, and what a refused client is told."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -72,19 +72,17 @@ class BusyJudge:
         free = self.free_of_all(partition)
         if free is partition.open:
             return free
-        out = np.zeros_like(free)
-        for worker_id in partition.worker_ids():
-            worker = partition.worker_mask(worker_id)
-            if (free & worker).any():
-                out |= worker
-        return out
+        has_free = np.zeros(len(free), np.bool_)
+        has_free[partition.worker_numbers[free]] = True
+        return has_free[partition.worker_numbers] & partition.open
 
     def counts(self, partition: Partition) -> BusyCounts:
         """How many ranks are busy now, and workers that have no free rank."""
         free = self.free_of_all(partition)
-        busy = partition.open & ~free
-        workers = [partition.worker_mask(worker_id) for worker_id in partition.worker_ids()]
-        return BusyCounts(int(busy.sum()), sum(not (free & worker).any() for worker in workers))
+        not_busy = len(np.unique(partition.worker_numbers[free]))
+        return BusyCounts(
+            int((partition.open & ~free).sum()), len(partition.worker_ids()) - not_busy
+        )
 
     def rate(self, partition: Partition) -> DrainRate:
         """Unknown, and so zero, before the second tick of a partition."""
@@ -99,16 +97,11 @@ class BusyJudge:
         }
         for key, partition in partitions.items():
             self._rates[key].observe(partition.drained, now)
-            self.read_engines(partition, now)
+            self.read_engines(partition, partition.ranks if self.engines else (), now)
 
-    def read_engines(self, partition: Partition, now: float) -> None:
-        """Let the partition know which of its ranks engines speak for, and what they say."""
-        usages: dict[Rank, float] = {}
-        for rank in partition.ranks if self.engines else ():
-            usage = self.engines.kv_usage(rank, now)
-            if usage is not None:
-                usages[rank] = usage
-        partition.set_kv_usages(usages)
+    def read_engines(self, partition: Partition, ranks: Iterable[Rank], now: float) -> None:
+        """Let the partition know what engines say of these ranks of it."""
+        partition.set_kv_usages({rank: self.engines.kv_usage(rank, now) for rank in ranks})
 
     def _overloaded(
         self, partition: Partition, candidates: Mask, limits: BusyThresholds
@@ -146,10 +139,11 @@ def free_ranks(
     rules: only those that also have room for this policy class
     """
     out = np.empty(len(candidates), np.bool_)
+    load = partition.load
     n_free = busy_kernels.free_ranks(
         candidates,
-        partition.load.totals,
-        partition.load.fractions,
+        load.totals,
+        load.fractions,
         partition.kv_blocks,
         partition.kv_usage,
         partition.batch_tokens,

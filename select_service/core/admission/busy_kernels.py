@@ -17,13 +17,12 @@ from select_service.core.load_kernels import (
 I64 = np.int64
 
 
-@njit("float64(int64[:, ::1], float64[::1], int64)", inline="always")
-def active_blocks(totals, fractions, slot):
-    """Our own count of the blocks in use on a slot, rounded half up."""
-    blocks = float(totals[slot, WHOLE_BLOCKS])
-    if totals[slot, FRACTIONAL_BLOCKS] != 0:
-        blocks = np.floor(blocks + fractions[slot] + 0.5 + HALF_TOLERANCE)
-    return blocks
+@njit("float64(int64, int64, float64)", inline="always")
+def active_blocks(whole, fractional, fraction):
+    """Our own count of the blocks in use on a slot, rounded half up; arguments: its totals."""
+    if fractional != 0:
+        return np.floor(whole + fraction + 0.5 + HALF_TOLERANCE)
+    return float(whole)
 
 
 @njit(
@@ -55,18 +54,22 @@ def free_ranks(
     batches_max  the same as a multiple of its batch_tokens
     """
     n_free = I64(0)
+    tokens_max = min(prefill_max, room_max)
     for slot in range(candidates.shape[0]):
         tokens = float(totals[slot, PREFILL_TOKENS])
-        loaded = tokens > prefill_max or tokens > room_max
-        free = candidates[slot] and not (loaded or tokens > batches_max * batch_tokens[slot])
-        if free and decode_max < np.inf:
-            if kv_usage[slot] == kv_usage[slot]:
-                free = not kv_usage[slot] > decode_max
-            else:
-                blocks = active_blocks(totals, fractions, slot)
-                free = not blocks / kv_blocks[slot] > decode_max
-        out[slot] = free
-        n_free += free
+        loaded = (tokens > tokens_max) | (tokens > batches_max * batch_tokens[slot])
+        out[slot] = candidates[slot] & (not loaded)
+        n_free += out[slot]
+    if decode_max == np.inf:
+        return n_free
+    n_free = I64(0)
+    for slot in range(candidates.shape[0]):
+        row = totals[slot]
+        blocks = active_blocks(row[WHOLE_BLOCKS], row[FRACTIONAL_BLOCKS], fractions[slot])
+        told = kv_usage[slot]
+        usage = blocks / kv_blocks[slot] if told != told else told
+        out[slot] &= not usage > decode_max
+        n_free += out[slot]
     return n_free
 
 
@@ -106,7 +109,8 @@ def least_wait_s(
         if candidates[slot]:
             used = kv_usage[slot] * kv_blocks[slot]
             if kv_usage[slot] != kv_usage[slot]:
-                used = active_blocks(totals, fractions, slot)
+                row = totals[slot]
+                used = active_blocks(row[WHOLE_BLOCKS], row[FRACTIONAL_BLOCKS], fractions[slot])
             blocks = used - decode_max * kv_blocks[slot]
             tokens = float(totals[slot, PREFILL_TOKENS]) - prefill_max
             wait = drain_s(tokens, tokens_per_s, unknown_s)

@@ -40,8 +40,12 @@ from select_service.schema import SelectRequest
 
 WAITING_BLOCKS_MAX = 4_194_304
 """Prompt blocks of all waiting requests; 16 bytes each."""
+WAITING_ALLOWED_IDS_MAX = 1_048_576
+"""Entries of the `allowed_worker_ids` of all waiting requests; about 100 bytes each."""
 SERVED_PER_TURN_MAX = 64
 """Requests that leave the queue before other work gets its turn."""
+LANES_PER_STEP = 64
+"""Looking through so many lanes counts as much as serving one request more."""
 
 Decide = Callable[[Job, Mask, float], Decision]
 
@@ -78,7 +82,7 @@ class Gate:
         self._by_deadline: SortedDict[tuple[float, int], Ticket] = SortedDict()
         self._ids: set[str] = set()
         self._arrivals = count()
-        self._requests = self._isl_tokens = self._blocks = 0
+        self._requests = self._isl_tokens = self._blocks = self._allowed_ids = 0
         self.switched()
 
     # --- arrivals
@@ -90,7 +94,7 @@ class Gate:
     def refuse_shed(self, request: SelectRequest) -> None:
         """Raises BadRequest for an unknown tier, CapacityShed for one that is shed."""
         wanted = request.priority_tier
-        if wanted is None and not self.tiers.shedding:
+        if wanted is None and (self._open or not self.tiers.shedding):
             return
         tier = self.tiers.index_of(wanted)
         if self.tiers.is_shed(tier):
@@ -213,6 +217,7 @@ class Gate:
             ("requests", self._requests, 1, bounds.requests_max),
             ("prompt tokens", self._isl_tokens, ticket.size.isl_tokens, bounds.isl_tokens_max),
             ("prompt blocks", self._blocks, _n_blocks(ticket), WAITING_BLOCKS_MAX),
+            ("allowed ids", self._allowed_ids, _n_allowed_ids(ticket), WAITING_ALLOWED_IDS_MAX),
         ):
             if current + more > limit:
                 raise QueueFull(
@@ -279,10 +284,13 @@ class Gate:
         """Nobody will be served any more."""
         for ticket in self.tickets():
             self._remove(ticket)
+            self.tally.others["no_rank"] += 1
             ticket.settle(error)
 
     def _serve_room(self, key: PartitionKey, now: float, left: int) -> int:
-        """Serve at most `left` requests of one partition; returns what is left of that."""
+        """Serve at most `left` requests of one partition, fewer where there are many lanes to look
+        through; returns what is left of that.
+        """
         self._stirred.pop(key, None)
         partition = self._partitions.get(key)
         self._settle_stranded(key, partition)
@@ -290,13 +298,14 @@ class Gate:
             if not left:
                 self._stirred[key] = None
                 break
-            views = _RoomView(self.judge, partition, self._rooms[key])
-            ticket = self._rooms[key].next(views.bits)
+            room = self._rooms[key]
+            left = max(0, left - 1 - room.n_lanes // LANES_PER_STEP)
+            views = _RoomView(self.judge, partition, room)
+            ticket = room.next(views.bits)
             if ticket is None:
                 break
             self._forget(ticket)
             self._serve(ticket, views.mask(ticket.class_index, ticket.lane.pinned is not None), now)
-            left -= 1
         return left
 
     def _serve(self, ticket: Ticket, room_on: Mask, now: float) -> None:
@@ -362,6 +371,7 @@ class Gate:
         self._requests += sign
         self._isl_tokens += sign * ticket.size.isl_tokens
         self._blocks += sign * _n_blocks(ticket)
+        self._allowed_ids += sign * _n_allowed_ids(ticket)
 
     def _shed(self, tier: int) -> CapacityShed:
         error = CapacityShed(f"capacity_shed: tier={self.tiers.names[tier]}")
@@ -415,6 +425,7 @@ class Gate:
         assert self._requests == len(tickets)
         assert self._isl_tokens == sum(ticket.size.isl_tokens for ticket in tickets)
         assert self._blocks == sum(map(_n_blocks, tickets))
+        assert self._allowed_ids == sum(map(_n_allowed_ids, tickets))
         assert {i for t in tickets if (i := t.job.reservation_id) is not None} == self._ids
         timed = {(t.deadline, t.number) for t in tickets if t.deadline < inf}
         assert timed == set(self._by_deadline)
@@ -433,6 +444,7 @@ class _RoomView:
         self._room = room
         self._free: dict[bool, Mask] = {}
         self._masks: dict[tuple[int, bool], Mask] = {}
+        self._bits: dict[tuple[int, bool], int] = {}
 
     def mask(self, class_index: int, pinned: bool) -> Mask:
         """bool[n_slots].  pinned: for requests that are judged with the whole worker."""
@@ -446,7 +458,10 @@ class _RoomView:
         return self._masks[key]
 
     def bits(self, class_index: int, pinned: bool) -> int:
-        return _bits(self.mask(class_index, pinned))
+        key = class_index, pinned
+        if key not in self._bits:
+            self._bits[key] = _bits(self.mask(class_index, pinned))
+        return self._bits[key]
 
 
 def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError]]:
@@ -480,6 +495,10 @@ def _bits(mask: Mask) -> int:
 
 def _n_blocks(ticket: Ticket) -> int:
     return len(ticket.job.prompt.sequence_hashes)
+
+
+def _n_allowed_ids(ticket: Ticket) -> int:
+    return len(ticket.request.allowed_worker_ids or ())
 
 
 def _without_prompt(request: SelectRequest) -> SelectRequest:
