@@ -56,6 +56,31 @@ class Selector(Replica):
         return [self.rows(chain) for chain in CHAINS]
 
 
+class Indexer(Selector):
+    """The standalone indexer of the reference."""
+
+    def __init__(self):
+        super().__init__(python=PYTHON)
+        options = ("--block-size", "4", "--port", str(self.port))
+        self._command = [PYTHON, "-m", "dynamo.indexer", *options]
+
+    def register(self, worker_id, engine):
+        body = {
+            "instance_id": worker_id,
+            "model_name": "m",
+            **TENANT,
+            "endpoint": engine.endpoint,
+            "block_size": 4,
+        }
+        assert self.post("/register", body)[0] == 201
+
+    def blocks(self):
+        _, partitions = self.get("/dump")
+        dump = partitions.get("m:t", {"events": []})
+        stored = (event["event"]["data"]["stored"] for event in dump["events"])
+        return sum(len(each["blocks"]) for each in stored)
+
+
 def on(medium, event):
     return [*event[:6], medium]
 
@@ -96,6 +121,22 @@ def test_the_overlap_is_the_same_on_both_sides(source, sink):
             publish(engines)
             eventually(lambda: first.all_rows() == EXPECTED)
             with Selector("--indexer-peers", first.url, python=sink) as second:
+                for worker_id, engine in engines.items():
+                    second.register(worker_id, engine)
+                eventually(lambda: second.all_rows() == EXPECTED)
+
+
+def test_the_dump_of_their_standalone_indexer_gives_the_same_overlap():
+    with FakeEngine(replay=False) as one, FakeEngine(replay=False) as two:
+        engines = {1: one, 2: two}
+        with Indexer() as first:
+            for worker_id, engine in engines.items():
+                first.register(worker_id, engine)
+                engine.await_subscriber()
+            publish(engines)
+            held = sum(row[-1] for rows in EXPECTED for row in rows)
+            eventually(lambda: first.blocks() == held)
+            with Selector("--indexer-peers", first.url) as second:
                 for worker_id, engine in engines.items():
                     second.register(worker_id, engine)
                 eventually(lambda: second.all_rows() == EXPECTED)
