@@ -17,7 +17,7 @@ from select_service.api.coalesce import CoalescingTransport
 from select_service.schema import ErrorBody
 
 CONNECTIONS_MAX = 8192
-"""A request that waits for a worker holds its connection: more than --queue-max-requests by default."""
+"""More than the default of --queue-max-requests: who waits for a worker holds a connection."""
 HEAD_BYTES_MAX = 65_536
 """Request line and headers of one request."""
 REQUEST_READ_S_MAX = 30.0
