@@ -326,7 +326,7 @@ def _body(request: Request) -> SelectAndReserveRequest:
     )
 
 
-CLIENTS_PER_RANK = (32, 36, 40)
+CLIENTS_PER_RANK = (36, 40)
 """Around the number with the highest throughput: less leaves the batch small, more fills the KV
 cache until requests push each other out."""
 

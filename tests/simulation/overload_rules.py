@@ -84,12 +84,10 @@ OVERLOAD = 1.5
 
 SCENARIOS = {
     "nothing": Rules(),
-    "thresholds": Rules(BusyThresholds(0.9, 8000)),
-    "thresholds, shedding": Rules(BusyThresholds(0.9, 8000), shedding=True),
-    "queue": Rules(queue_frac=4.0),
-    "thresholds, queue, shedding": Rules(
-        BusyThresholds(0.95, 20_000), queue_frac=4.0, shedding=True
-    ),
+    "thresholds": Rules(BusyThresholds(0.95, 8000)),
+    "thresholds, shedding": Rules(BusyThresholds(0.95, 8000), shedding=True),
+    "queue": Rules(queue_frac=2.0),
+    "thresholds, queue, shedding": Rules(BusyThresholds(0.95, 8000), queue_frac=2.0, shedding=True),
 }
-"""With a queue the thresholds are higher: they refuse before anything may wait, so they must leave
-room for the queue to act first."""
+"""Thresholds for throughput.  They refuse before anything may wait, so with a queue that of the
+prefill tokens lies above the load at which waiting begins: 2 * 1,024."""

@@ -50,7 +50,8 @@ class Traffic:
 
     def __init__(self, seed: int, idle: int) -> None:
         """idle: conversations between two turns.  Any of them goes on next; the more there are, the
-        longer their pauses.  New ones replace those that have ended.
+        longer their pauses.  New ones replace those that have ended; when more are needed because
+        many wait for an answer, they join in the middle, so that the mix of turns stays.
         """
         self._rng = Random(seed)
         self._numbers = count(1)
@@ -59,6 +60,7 @@ class Traffic:
         ]
         self._idle_min = {tier: round(share * idle) for tier, share in TIERS.items()}
         self._idle = {tier: self._under_way(tier, n) for tier, n in self._idle_min.items()}
+        self._ended = dict.fromkeys(TIERS, 0)
 
     def next(self) -> Conversation:
         """A conversation whose first turn is asked now.
@@ -68,7 +70,7 @@ class Traffic:
         tier = self._rng.choices(list(TIERS), list(TIERS.values()))[0]
         idle = self._idle[tier]
         if len(idle) < self._idle_min[tier]:
-            idle.append(self._new(tier))
+            idle.append(self._another(tier))
         place = self._rng.randrange(len(idle))
         idle[place], idle[-1] = idle[-1], idle[place]
         return idle.pop()
@@ -80,10 +82,18 @@ class Traffic:
             del conversation.turns[0]
         if conversation.turns:
             self._idle[tier].append(conversation)
+        else:
+            self._ended[tier] += 1
+
+    def _another(self, tier: str) -> Conversation:
+        if not self._ended[tier]:
+            return self._under_way(tier, 1)[0]
+        self._ended[tier] -= 1
+        return self._new(tier)
 
     def _under_way(self, tier: str, n: int) -> list[Conversation]:
         """As many as one would find after a long time: every turn is equally likely."""
-        new = [self._new(tier) for _ in range(4 * n)]
+        new = [self._new(tier) for _ in range(8 * n)]
         chosen = self._rng.choices(new, [len(each.turns) for each in new], k=n)
         return [Conversation(each.turns[self._rng.randrange(len(each.turns)) :]) for each in chosen]
 

@@ -20,9 +20,9 @@ WAIT_P99_S_MAX = 5.0
 """From acceptance to the first token."""
 GOODPUT_SHARE_MIN = 0.95
 """Of the measured capacity."""
-LOAD_CV_MAX = 0.2
+LOAD_CV_MAX = 0.1
 """Of the blocks booked on any one rank: standard deviation / mean."""
-GOODPUT_CV_MAX = 0.15
+GOODPUT_CV_MAX = 0.1
 """Of the answers per minute.  Chance alone makes 0.05."""
 WAVE_MAX = 2.0
 """Most attempts in ten seconds / the mean."""
@@ -30,7 +30,7 @@ WAVE_MAX = 2.0
 
 @cache
 def short_capacity():
-    return capacity(Fleet((1, 1, 2)), SEED, minutes=8)
+    return capacity(Fleet((1, 1, 2)), SEED, minutes=10)
 
 
 @cache
@@ -98,8 +98,8 @@ def test_thresholds_alone_do_not_know_tiers():
 def test_the_lowest_tier_is_shed_first():
     """The other two still offer 105 % of the capacity."""
     served = short("thresholds, shedding")[1].served
-    assert served["best_effort"] <= 0.15
-    assert min(served["premium"], served["standard"]) >= 0.9
+    assert served["best_effort"] <= 0.1
+    assert min(served["premium"], served["standard"]) >= 0.85
 
 
 @pytest.mark.parametrize("name", ["queue", "thresholds, queue, shedding"])
@@ -107,7 +107,7 @@ def test_a_queue_accepts_the_higher_of_two_tiers_more_often(name):
     found = short(name)[1]
     accepted = found.acceptance
     assert accepted["premium"] > accepted["standard"] > accepted["best_effort"]
-    assert found.served["premium"] >= 0.99
+    assert found.served["premium"] >= 0.97
 
 
 def test_the_tier_switch_does_not_flap():
@@ -118,7 +118,7 @@ def test_the_tier_switch_does_not_flap():
 def test_without_limits_the_fleet_melts_down():
     world, found = short("nothing")
     at_the_end = figures(world.record, 7, 10)
-    assert at_the_end.answers_per_s <= 0.25 * short_capacity()
+    assert at_the_end.answers_per_s <= 0.2 * short_capacity()
     assert at_the_end.wait_p50_s >= 10 * WAIT_P99_S_MAX
     assert at_the_end.timed_out_per_s >= short_capacity()
     assert at_the_end.attempts_per_s >= 2 * OVERLOAD * short_capacity()
@@ -140,14 +140,14 @@ def test_without_limits_and_with_endless_patience_the_wait_grows_without_end():
 @pytest.mark.timeout(1800)
 def test_a_whole_hour_of_overload_is_like_its_first_minutes():
     fleet = Fleet()
-    at_best = capacity(fleet, SEED, minutes=12)
+    at_best = capacity(fleet, SEED, minutes=20)
     for name in LIMITED:
         world, found = after_overload(fleet, SCENARIOS[name], at_best, minutes=60)
         assert_all_is_well(found, at_best)
         assert_all_is_well(figures(world.record, 30, 60), at_best)
         assert_nothing_is_left(world)
     world, _ = after_overload(fleet, SCENARIOS["nothing"], at_best, minutes=60)
-    assert figures(world.record, 30, 60).answers_per_s <= 0.25 * at_best
+    assert figures(world.record, 30, 60).answers_per_s <= 0.2 * at_best
     assert_nothing_is_left(world)
 
 
