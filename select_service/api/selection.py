@@ -79,7 +79,7 @@ async def _waited(service: Service, request: Request, ticket: Ticket) -> Decisio
     left_s = ticket.deadline - now() if isfinite(ticket.deadline) else None
     try:
         await asyncio.wait((done, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done():
+        if gone.done() or client_gone(request):
             _give_back(service, ticket)
             raise ClientGone
         gate.time_out(ticket, now())

@@ -4,7 +4,7 @@
 changed nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,6 +101,7 @@ class Partition:
         self._rank_at: dict[int, Rank] = {}
         self.open = np.zeros(0, np.bool_)
         self.kv_blocks = self.batch_tokens = self.kv_usage = np.zeros(0, np.float64)
+        self.worker_numbers = np.zeros(0, np.int64)  # of open slots: the same for one worker's
 
     # --- ranks
 
@@ -158,6 +159,7 @@ class Partition:
         self.open = np.zeros(self.load.n_slots, np.bool_)
         self.kv_blocks = np.full(self.load.n_slots, np.inf)
         self.batch_tokens = np.full(self.load.n_slots, np.inf)
+        self.worker_numbers = np.zeros(self.load.n_slots, np.int64)
         self._slots_of_worker = {}
         for rank in self.ranks:
             slot, given = self._slots[rank].writer.slot, self._slots[rank].worker.given
@@ -166,26 +168,34 @@ class Partition:
             if given.max_num_batched_tokens is not None:
                 self.batch_tokens[slot] = given.max_num_batched_tokens
             self._slots_of_worker.setdefault(rank.worker_id, []).append(slot)
+            self.worker_numbers[slot] = len(self._slots_of_worker) - 1
         self._fill_kv_usage()
         self._on_room(self.key)
 
-    def set_kv_usages(self, usages: dict[Rank, float]) -> None:
-        """Engines speak for these ranks and no others: the used part of their KV cache, 0 to 1."""
-        if usages != self._kv_usages:
-            self._kv_usages = usages
-            self._fill_kv_usage()
+    def set_kv_usages(self, told: Mapping[Rank, float | None]) -> None:
+        """What engines say of these ranks: used part of the KV cache, 0 to 1, or None when unknown.
+
+        Costs O(1) for each of them.
+        """
+        changed = {rank: u for rank, u in told.items() if self._kv_usages.get(rank) != u}
+        for rank, usage in changed.items():
+            self.kv_usage[self._slots[rank].writer.slot] = np.nan if usage is None else usage
+            if usage is None:
+                del self._kv_usages[rank]
+            else:
+                self._kv_usages[rank] = usage
+        if changed:
             self._on_room(self.key)
 
     def forget_kv_usages(self, worker_id: int) -> None:
         """The engine of a worker has moved: what it said counts no more."""
-        self.set_kv_usages({r: u for r, u in self._kv_usages.items() if r.worker_id != worker_id})
+        slots = self._slots_of_worker.get(worker_id, ())
+        self.set_kv_usages({self._rank_at[slot]: None for slot in slots})
 
     def _fill_kv_usage(self) -> None:
         self.kv_usage = np.full(self.load.n_slots, np.nan)
         for rank, usage in self._kv_usages.items():
-            slot = self.find(rank)
-            if slot is not None:
-                self.kv_usage[slot] = usage
+            self.kv_usage[self._slots[rank].writer.slot] = usage
 
     def worker_mask(self, worker_id: int) -> npt.NDArray[np.bool_]:
         """bool[n_slots]: the ranks of one worker."""

@@ -110,11 +110,11 @@ class AdmissionModel(SelectorModel):
         for dp_rank, usage in usages.items():
             if dp_rank < worker.dp_size:
                 self.heard[worker_id, dp_rank] = (usage, now)
-        self.look(worker.key, now)
+        self.look([rank for rank in self.ranks(worker.key) if rank[0] == worker_id], now)
 
-    def look(self, key, now):
-        """Believe what engines have said, if not too long ago."""
-        for rank in self.ranks(key):
+    def look(self, ranks, now):
+        """Believe what engines have said of these ranks, if not too long ago."""
+        for rank in ranks:
             usage, at = self.heard.get(rank, (None, 0.0))
             self.believed.pop(rank, None)
             if usage is not None and now - at < self.stale_s:
@@ -356,7 +356,7 @@ class AdmissionModel(SelectorModel):
     def tick(self, now):
         ended = self.expire(now)
         for key in {worker.key for worker in self.workers.values()}:
-            self.look(key, now)
+            self.look(self.ranks(key), now)
         for waiter in sorted(self.line.waiters, key=lambda w: (w.deadline, w.number)):
             if waiter.deadline <= now:
                 self.time_out(waiter)

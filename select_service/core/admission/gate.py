@@ -16,12 +16,12 @@ from itertools import count
 from math import inf
 from typing import NamedTuple
 
-import numpy as np
 from sortedcontainers import SortedDict
 
 from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
 from select_service.core.admission.drain import retry_after_s
 from select_service.core.admission.policy import QueueRules
+from select_service.core.admission.room_view import RoomView, bits_of
 from select_service.core.admission.tally import AdmissionTally
 from select_service.core.admission.tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
@@ -180,7 +180,7 @@ class Gate:
         self._refuse_if_full(room, ticket, deadline <= now)
         score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size)
         ticket.order = (-(request.strict_priority or 0), -score, next(self._arrivals))
-        room.add(ticket, _bits(job.partition.candidates(request)))
+        room.add(ticket, bits_of(job.partition.candidates(request)))
         self._rooms[key] = room
         self._add(ticket)
         return ticket
@@ -300,7 +300,7 @@ class Gate:
                 break
             room = self._rooms[key]
             left = max(0, left - 1 - room.n_lanes // LANES_PER_STEP)
-            views = _RoomView(self.judge, partition, room)
+            views = RoomView(self.judge, partition, room)
             ticket = room.next(views.bits)
             if ticket is None:
                 break
@@ -334,7 +334,7 @@ class Gate:
                 room.remove(ticket)
         else:
             stranded = _rebound(room, partition)
-            stranded += room.refresh(partition.shape, lambda r: _bits(partition.candidates(r)))
+            stranded += room.refresh(partition.shape, lambda r: bits_of(partition.candidates(r)))
         for ticket, error in stranded:
             self._forget(ticket)
             self.tally.others["no_rank"] += 1
@@ -435,35 +435,6 @@ class Gate:
             assert len(room)
 
 
-class _RoomView:
-    """Which ranks of a partition have room for a class, now; computed when asked for."""
-
-    def __init__(self, judge: BusyJudge, partition: Partition, room: Room) -> None:
-        self._judge = judge
-        self._partition = partition
-        self._room = room
-        self._free: dict[bool, Mask] = {}
-        self._masks: dict[tuple[int, bool], Mask] = {}
-        self._bits: dict[tuple[int, bool], int] = {}
-
-    def mask(self, class_index: int, pinned: bool) -> Mask:
-        """bool[n_slots].  pinned: for requests that are judged with the whole worker."""
-        key = class_index, pinned
-        if key not in self._masks:
-            if pinned not in self._free:
-                free = self._judge.free_when_pinned if pinned else self._judge.free_of_all
-                self._free[pinned] = free(self._partition)
-            not_busy, rules = self._free[pinned], self._room.rules(class_index)
-            self._masks[key] = free_ranks(self._partition, not_busy, NO_LIMITS, rules)[0]
-        return self._masks[key]
-
-    def bits(self, class_index: int, pinned: bool) -> int:
-        key = class_index, pinned
-        if key not in self._bits:
-            self._bits[key] = _bits(self.mask(class_index, pinned))
-        return self._bits[key]
-
-
 def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError]]:
     """All workers of a partition may have been replaced at once: its requests follow to the new
     ones.  Takes out and returns those whose blocks were hashed in another size.
@@ -486,11 +457,6 @@ def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError
 def _size(job: Job, candidates: Mask) -> Size:
     cached = job.partition.best_cached_tokens(job.prompt, job.config, candidates)
     return Size(job.prompt.isl_tokens, min(cached, job.prompt.isl_tokens))
-
-
-def _bits(mask: Mask) -> int:
-    """Bit s is set for slot s."""
-    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
 def _n_blocks(ticket: Ticket) -> int:

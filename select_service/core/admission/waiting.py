@@ -225,6 +225,10 @@ class Room:
     def isl_tokens(self) -> int:
         return sum(queue.isl_tokens for queue in self._queues)
 
+    @property
+    def n_lanes(self) -> int:
+        return sum(len(queue.lanes) for queue in self._queues)
+
     def counts(self) -> Iterator[tuple[str, int, int]]:
         """(class, requests, prompt tokens) of every class."""
         for queue in self._queues:

@@ -187,6 +187,19 @@ def test_the_engine_decides_how_full_its_cache_is_while_it_is_heard():
     assert passes(scene.look("our own count says 100 of 100"))
 
 
+def test_each_engine_speaks_for_its_own_worker_alone():
+    scene = Scene(decode=0.5, workers=2, metrics_endpoint=METRICS)
+    scene.engine_says(0.9, worker_id=1)
+    scene.tick(3.0)
+    scene.engine_says(0.8, worker_id=2)
+    assert not passes(scene.look("a"))
+    scene.engine_says(0.1, worker_id=2)
+    assert not passes(scene.look("b", allowed_worker_ids=[1]))
+    assert passes(scene.look("c", allowed_worker_ids=[2]))
+    scene.tick(2.0)
+    assert passes(scene.look("the first has said nothing for 5 s", allowed_worker_ids=[1]))
+
+
 def test_what_an_engine_said_too_long_ago_is_not_believed():
     scene = Scene(decode=0.5, total_kv_blocks=100, metrics_endpoint=METRICS)
     scene.engine_says(0.9)

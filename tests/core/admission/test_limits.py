@@ -133,6 +133,19 @@ def test_so_many_prompt_blocks_wait_in_the_whole_process(monkeypatch):
     assert waits(scene, "c", 11)
 
 
+def test_so_many_allowed_ids_wait_in_the_whole_process(monkeypatch):
+    monkeypatch.setattr(gate, "WAITING_ALLOWED_IDS_MAX", 5)
+    scene = full_scene()
+    ticket = scene.ask("a", allowed_worker_ids=[1, 7, 8])
+    assert str(scene.ask("b", allowed_worker_ids=[1, 7, 8])) == (
+        "the queue is full: 3 allowed ids are waiting, 5 is the most"
+    )
+    assert waits(scene, "c", allowed_worker_ids=[1, 7])
+    assert waits(scene, "anywhere")
+    scene.gate.leave(ticket)
+    assert waits(scene, "d", allowed_worker_ids=[1, 7, 8])
+
+
 def test_a_bound_is_free_again_when_a_request_has_left():
     scene = full_scene(one_class(bounds=bounds(requests=1)))
     ticket = scene.ask("a")
@@ -217,4 +230,5 @@ def test_nobody_waits_any_more_when_the_process_ends():
     scene.gate.dismiss(error)
     assert (scene.outcomes["a"], scene.outcomes["b"]) == (error, error)
     assert scene.gate.requests == 0
+    assert scene.gate.tally.outcomes()["no_rank"] == 2
     scene.selector.check_invariants()

@@ -169,6 +169,22 @@ def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
     assert scene.served == [f"r{n}" for n in range(8)]
 
 
+def test_where_many_lanes_wait_fewer_are_served_per_turn(monkeypatch):
+    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", 4)
+    monkeypatch.setattr(gate, "LANES_PER_STEP", 3)
+    scene = Scene(one_class())
+    scene.fill(1)
+    for number in range(8):
+        scene.look(f"r{number}", allowed_worker_ids=[1, 10 + number])
+    scene.free("load1")
+    turns = []
+    while scene.gate.requests:
+        scene.serve()
+        turns.append(len(scene.served))
+    assert turns == [2, 4, 6, 8]
+    assert scene.served == [f"r{n}" for n in range(8)]
+
+
 def many_wait(count):
     """So many look for a rank, and one rank with room is there for all of them."""
     scene = Scene(one_class())

@@ -1,0 +1,41 @@
+"""Which ranks have room for what waits."""
+
+import numpy as np
+
+from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
+from select_service.core.admission.waiting import Room
+from select_service.core.partition import Partition
+
+
+def bits_of(mask: Mask) -> int:
+    """Bit s is set for slot s."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
+class RoomView:
+    """Which ranks of a partition have room for a class, now; computed when asked for."""
+
+    def __init__(self, judge: BusyJudge, partition: Partition, room: Room) -> None:
+        self._judge = judge
+        self._partition = partition
+        self._room = room
+        self._free: dict[bool, Mask] = {}
+        self._masks: dict[tuple[int, bool], Mask] = {}
+        self._bits: dict[tuple[int, bool], int] = {}
+
+    def mask(self, class_index: int, pinned: bool) -> Mask:
+        """bool[n_slots].  pinned: for requests that are judged with the whole worker."""
+        key = class_index, pinned
+        if key not in self._masks:
+            if pinned not in self._free:
+                free = self._judge.free_when_pinned if pinned else self._judge.free_of_all
+                self._free[pinned] = free(self._partition)
+            not_busy, rules = self._free[pinned], self._room.rules(class_index)
+            self._masks[key] = free_ranks(self._partition, not_busy, NO_LIMITS, rules)[0]
+        return self._masks[key]
+
+    def bits(self, class_index: int, pinned: bool) -> int:
+        key = class_index, pinned
+        if key not in self._bits:
+            self._bits[key] = bits_of(self.mask(class_index, pinned))
+        return self._bits[key]
