@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 HOST_CHARS_MAX = 253
 METRICS_URL_CHARS_MAX = 2048
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_BRACKETS = re.compile(r"\[[^\[\]]+\](:[0-9]*)?")
 _PATH = re.compile(r"[!-~]*")
 
 
@@ -65,8 +66,9 @@ def _host_error(parts: SplitResult) -> str | None:
     host = parts.hostname
     if not host:
         return "it has no host"
-    if ":" in host:
-        return None if _is_address(host) else f"`{host}` is no IPv6 address"
+    if "[" in parts.netloc:  # Python's own parser overlooks what follows the bracket
+        well_formed = _BRACKETS.fullmatch(parts.netloc) and _is_address(host)
+        return None if well_formed else f"`{parts.netloc}` is no IPv6 address"
     labels = host.removesuffix(".").split(".")
     if len(host) > HOST_CHARS_MAX or not all(map(_LABEL.fullmatch, labels)):
         return f"`{host}` is no host name"

@@ -30,6 +30,8 @@ def test_urls_of_services_are_admitted(url):
         ("http://" + "a" * 64, "is no host name"),
         ("http://" + "a." * 127 + "b", "is no host name"),
         ("http://[::g]", "IPv6"),
+        ("http://[::1]x", "`[::1]x` is no IPv6 address"),
+        ("http://x[::1]", "IPv6"),
         ("http://[::1", "Invalid IPv6 URL"),
         ("http://:80", "it has no host"),
         ("http://a:0", "port 0"),

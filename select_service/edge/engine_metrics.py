@@ -172,7 +172,7 @@ async def _fetch(session: aiohttp.ClientSession, url: str, timeout_s: float) -> 
         raise ScrapeError("unreadable", f"not HTTP: {error.message.partition(':')[0]}") from None
     except aiohttp.ClientPayloadError:
         raise ScrapeError("unreadable", "the answer breaks off") from None
-    except (aiohttp.ClientError, OSError) as error:
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # the last: of URLs
         raise ScrapeError("unreachable", f"{type(error).__name__}: {error}") from None
 
 

@@ -155,6 +155,14 @@ async def test_an_admitted_url_never_raises_anything_but_faults_of_the_network(u
         assert isinstance(await owner.next_of(1), str)
 
 
+@on_loop
+async def test_a_url_that_the_client_does_not_understand_is_a_failed_scrape():
+    owner = Owner(a_target("http://[::1]x/"))
+    async with monitor(owner) as metrics:
+        assert "Invalid IPv6 URL" in await owner.next_of(1)
+        assert metrics.counts["unreachable"] >= 1
+
+
 # --- what a failure means for the readings
 
 
