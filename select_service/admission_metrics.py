@@ -134,7 +134,7 @@ def _of_queue(seen: AdmissionReport) -> Iterator[Metric]:
         labels=("policy_class",),
     )
     bounds = [*map(str, WAIT_BUCKETS_S), "+Inf"]
-    for name, counts in seen.waits.items():
+    for name, counts in islice(sorted(seen.waits.items()), SERIES_MAX):
         buckets = list(zip(bounds, accumulate(counts.counts), strict=True))
         waits.add_metric((name,), buckets, counts.total_s)
     yield waits

@@ -124,7 +124,7 @@ def test_the_terms_of_every_candidate_are_those_of_the_reference(scenario: str) 
             service.publish(step["publish"], batch(step["events"]))
             continue
         if "background" in step:
-            break  # from here on the queue decides, which this service does not have
+            break  # from here on the queue decides as well, see test_http_exchanges
         decision = service.call(step)
         if "costs" not in step:
             continue
