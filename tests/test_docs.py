@@ -10,7 +10,9 @@ from select_service.api.route_table import ROUTES
 from select_service.config import SETTINGS, WITHOUT_EFFECT
 from tests.api.in_process import Api
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("**/*.md"))]
 INTERFACE = (DOCS / "api.md").read_text()
 CONFIGURATION = (DOCS / "configuration.md").read_text()
 EXAMPLE = re.compile(r"```http\n(\w+) (\S+)\n(.*?)```\n```json (\d+)\n(.*?)```", re.DOTALL)
@@ -59,3 +61,10 @@ def test_every_setting_is_in_the_document_of_the_configuration(setting):
 
 def test_variables_without_effect_are_in_the_document_of_the_configuration():
     assert all(f"`{name}`" in CONFIGURATION for name in WITHOUT_EFFECT)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_inside_the_project_leads_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert missing == []
