@@ -79,7 +79,7 @@ class BatchApplier:
         """The engine restarted: empty every rank this stream has fed."""
         own = writers.get(self._dp_rank)
         if own is not None:
-            own.upcoming, own.unplaced_blocks = None, False
+            own.upcoming, own.live_at, own.unplaced_blocks = None, None, False
         for rank in self._fed_ranks:
             if rank in writers:
                 writers[rank].clear(stream=own)

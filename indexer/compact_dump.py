@@ -5,7 +5,8 @@ the stream): 8 bytes XXH3-64 of the rest, little-endian, and the rest, a msgpack
 
     {"format": FORMAT, "version": VERSION}                                    first
     {"partition": "model:tenant", "block_size", "nodes", "sets", "words", "records",
-     "ranks": [[slot, worker_id, dp_rank, next_seq | nil, events], ...]}      begins a partition
+     "ranks": [[slot, worker_id, dp_rank, next_seq | nil, events], ...],
+     "taken_at": unix seconds, "ages": [seconds | nil, ...]}                  begins a partition
     {"local", "engine": u64 little-endian, "depth", "holders": zlib of u32}   CHUNK_NODES rows
     {"sets": zlib of u64 [sets, 8, words]}                                    pieces, in order
     {"records": zlib of RECORD rows}                                          pieces, in order
@@ -15,10 +16,13 @@ the stream): 8 bytes XXH3-64 of the rest, little-endian, and the rest, a msgpack
 Nodes are numbered from 1 in depth-first order, parents before children; `depth` of a node is its
 number minus its parent's, 0 standing for the root as parent being number 0: so it is 1 along a
 chain, which is why the columns beside the hashes shrink to almost nothing.
+
+`ages` has an item for each of `ranks`: how long ago, at `taken_at`, a live batch of its stream was
+last applied; nil when none was since the rank's place is known. Both members may be missing.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -29,6 +33,7 @@ from numpy.typing import NDArray
 from indexer import dump_kernels
 from indexer.held_blocks import DumpedPartition
 from indexer.index_snapshot import ANCHOR_RECORD, IndexSnapshot
+from indexer.moment import Moment
 
 FORMAT = "select-service-dump"
 VERSION = 1
@@ -41,10 +46,16 @@ COMPRESSION = 1
 """Chains compress to nothing at any level; more effort only costs time."""
 BIN32 = b"\xc6"
 CHECKSUM_BYTES = 8
+AGE_S_MAX = 1e9
+"""Three decades: older counts as this old."""
 
 
-def compact_chunks(partitions: Iterable[DumpedPartition]) -> Iterator[bytes]:
+def compact_chunks(
+    partitions: Iterable[DumpedPartition], clock: Callable[[], Moment] | None = None
+) -> Iterator[bytes]:
     """The whole stream. A partition's snapshot is released before the next is asked for.
+
+    Without a clock it does not say when the streams were last heard.
 
     Memory beyond the snapshot: O(nodes) index arrays and one frame.
     """
@@ -53,7 +64,7 @@ def compact_chunks(partitions: Iterable[DumpedPartition]) -> Iterator[bytes]:
     for partition in partitions:
         count += 1
         blocks += partition.blocks
-        yield from _partition(partition)
+        yield from _partition(partition, {} if clock is None else _ages(partition, clock()))
     yield _frame({"end": {"partitions": count, "blocks": blocks}})
 
 
@@ -64,7 +75,7 @@ def _frame(content: dict[str, Any]) -> bytes:
     return BIN32 + size.to_bytes(4, "big") + checksum.to_bytes(CHECKSUM_BYTES, "little") + body
 
 
-def _partition(partition: DumpedPartition) -> Iterator[bytes]:
+def _partition(partition: DumpedPartition, ages: dict[str, Any]) -> Iterator[bytes]:
     snapshot = partition.snapshot
     order = np.empty(snapshot.parent.size, np.int32)
     order = order[: dump_kernels.preorder(snapshot.parent, order)]
@@ -81,6 +92,7 @@ def _partition(partition: DumpedPartition) -> Iterator[bytes]:
             "records": records.size,
             "ranks": _ranks(partition),
         }
+        | ages
     )
     for start in range(0, order.size, CHUNK_NODES):
         nodes = order[start : start + CHUNK_NODES]
@@ -107,6 +119,18 @@ def _ranks(partition: DumpedPartition) -> list[list[int | None]]:
         next_seq, events = (None, 0) if place is None else place
         rows.append([slot, worker_id, dp_rank, next_seq, events])
     return rows
+
+
+def _ages(partition: DumpedPartition, now: Moment) -> dict[str, Any]:
+    """Nothing when it is not known of any rank, because the dump it came from did not tell."""
+    live_at = partition.snapshot.live_at
+    if live_at is None:
+        return {}
+    ages = [
+        None if slot not in live_at else min(max(0.0, now.monotonic - live_at[slot]), AGE_S_MAX)
+        for slot in partition.ranks.values()
+    ]
+    return {"taken_at": now.unix, "ages": ages}
 
 
 def _renumbered(snapshot: IndexSnapshot, number: NDArray[np.uint32]) -> NDArray[np.void]:

@@ -5,15 +5,25 @@ that it fills are checked for what the rest of the index relies on: parents befo
 that exist, ranks that are named. Whatever is wrong ends the reading with `DumpError`.
 """
 
+import math
 import zlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from indexer.compact_dump import BIN32, CHECKSUM_BYTES, CHUNK_NODES, FORMAT, PIECE_BYTES, VERSION
+from indexer.compact_dump import (
+    AGE_S_MAX,
+    BIN32,
+    CHECKSUM_BYTES,
+    CHUNK_NODES,
+    FORMAT,
+    PIECE_BYTES,
+    VERSION,
+)
 from indexer.held_blocks import COPIES_MAX, DumpedPartition
 from indexer.index_snapshot import ALIAS_RECORD, ANCHOR_RECORD, RECORD, IndexSnapshot, Place
 from indexer.orphans import Orphan
@@ -27,6 +37,10 @@ RECORDS_PER_BLOCK = 8
 COPIES_PER_BLOCK = 2
 """Each takes about 0.1 us, when the dump is read and when it is taken over."""
 U64 = 2**64
+
+LiveAt = Callable[[float, float], float | None]
+"""(when the dump was taken, unix seconds; age of something then) -> monotonic seconds here, or None
+when the clocks cannot be right."""
 
 
 class DumpError(Exception):
@@ -72,15 +86,19 @@ class LoadLimits(NamedTuple):
 
 
 class CompactLoader:
-    """Feed bytes as they come; partitions appear in `partitions` as they are complete."""
+    """Feed bytes as they come; partitions appear in `partitions` as they are complete.
 
-    def __init__(self, limits: LoadLimits) -> None:
+    live_at: without it, nothing is known of when the streams were last heard.
+    """
+
+    def __init__(self, limits: LoadLimits, live_at: LiveAt | None = None) -> None:
         self.partitions: list[DumpedPartition] = []
         self.is_complete = False
         self.bad_entries = 0
         self.blocks_read = 0
         """So far; other threads may look at it."""
         self._limits = limits
+        self._live_at = live_at
         self._buffer = bytearray()
         self._begun = False
         self._open: _Partition | None = None
@@ -145,7 +163,7 @@ class CompactLoader:
         limits = self._limits
         if len(self.partitions) >= limits.partitions:
             raise DumpError(f"more than {limits.partitions} partitions")
-        partition = _Partition(content, limits)
+        partition = _Partition(content, limits, self._live_at)
         self._blocks += partition.nodes
         self._ranks += len(partition.ranks)
         if self._blocks > limits.all_blocks or self._ranks > limits.ranks:
@@ -170,7 +188,7 @@ class CompactLoader:
 class _Partition:
     """One partition that is being read."""
 
-    def __init__(self, head: dict[str, Any], limits: LoadLimits) -> None:
+    def __init__(self, head: dict[str, Any], limits: LoadLimits, live_at: LiveAt | None) -> None:
         name = head["partition"]
         if not isinstance(name, str) or len(name) > limits.name_chars:
             raise DumpError("a partition without a proper name")
@@ -183,6 +201,7 @@ class _Partition:
         n_sets = _number(head, "sets", limits.sets_bytes // max(1, row))
         self.n_records = _number(head, "records", RECORDS_PER_BLOCK * limits.blocks)
         self.ranks, self._places = _ranks(head.get("ranks"), limits.ranks, 64 * self._words)
+        self._live_at = None if live_at is None else _live_times(head, self.ranks, live_at)
         # Pages of these are touched as rows arrive, so a claim alone takes no memory.
         self._local = np.zeros(self.nodes + 1, np.uint64)
         self._engine = np.zeros(self.nodes + 1, np.uint64)
@@ -257,6 +276,7 @@ class _Partition:
             slots=tuple(self.ranks.values()),
             places=self._places,
             orphans=tuple(self._orphans),
+            live_at=self._live_at,
         )
         return DumpedPartition(self._name, self._block_size, self.ranks, snapshot)
 
@@ -343,6 +363,32 @@ def _ranks(rows: Any, ranks_max: int, slots: int) -> tuple[dict[tuple[int, int],
         if next_seq is not None:
             places[slot] = Place(next_seq, events)
     return ranks, places
+
+
+def _live_times(
+    head: dict[str, Any], ranks: dict[tuple[int, int], int], live_at: LiveAt
+) -> dict[int, float] | None:
+    """slot -> monotonic seconds; None when it does not tell, or by a clock that is wrong."""
+    taken_at, ages = head.get("taken_at"), head.get("ages")
+    if taken_at is None and ages is None:
+        return None
+    if not _is_seconds(taken_at, 1e12) or not isinstance(ages, list) or len(ages) != len(ranks):
+        raise DumpError("ages of another form")
+    times: dict[int, float] = {}
+    for slot, age in zip(ranks.values(), ages, strict=True):
+        if age is None:
+            continue
+        if not _is_seconds(age, AGE_S_MAX):
+            raise DumpError("ages of another form")
+        time = live_at(taken_at, age)
+        if time is None:
+            return None
+        times[slot] = time
+    return times
+
+
+def _is_seconds(value: Any, most: float) -> TypeGuard[float]:
+    return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= most
 
 
 def _column(content: dict[str, Any], name: str) -> NDArray[np.uint64]:

@@ -108,7 +108,7 @@ class EventFeed:
             if seq == 0:
                 self._forget_unplaced()
             self._apply(payload, now, seq)
-            self._advance(seq)
+            self._advance(seq, now)
             return None
         if verdict is Verdict.RESTART:
             return self._restart(seq, payload, now)
@@ -142,7 +142,7 @@ class EventFeed:
         if seq > cursor.next_seq:
             return self._hole(catch_up, seq, payload, now)
         self._apply_replayed(batch, seq)
-        self._advance(seq)
+        self._advance(seq, None)
         self.replayed += 1
         catch_up.progressed(now)
         return self._settle(now, replay_runs=True) if cursor.next_seq >= self._target() else None
@@ -200,7 +200,7 @@ class EventFeed:
                 self._apply(payload, now, None)
             elif seq == self.cursor.next_seq:
                 self._apply(payload, now, seq)
-                self._advance(seq)
+                self._advance(seq, now)
             else:
                 self.stale += 1
         own = self.writers.get(self._dp_rank)
@@ -262,12 +262,17 @@ class EventFeed:
         self.degraded = True
         self._notice(Fault.LOST, f"batches {first} to {until - 1}", now)
 
-    def _advance(self, seq: int) -> None:
-        """Batch `seq` is done with, whether it could be applied or not."""
+    def _advance(self, seq: int, live_at: float | None) -> None:
+        """Batch `seq` is done with, whether it could be applied or not.
+
+        live_at: now, unless it came by replay, which tells of the past.
+        """
         self.cursor.advance(seq)
         own = self.writers.get(self._dp_rank)
         if own is not None:
             own.place = Place(seq + 1)
+            if live_at is not None:
+                own.live_at = live_at
 
     def _apply(self, payload: bytes, now: float, seq: int | None) -> None:
         batch = self._decoded(payload, now)

@@ -64,6 +64,7 @@ def narrowed(held: DumpedPartition) -> DumpedPartition:
         slots=tuple(slot for slot in snapshot.slots if slot in slots),
         places={slot: place for slot, place in snapshot.places.items() if slot in slots},
         orphans=tuple(row for row in snapshot.orphans if row[0] in slots),
+        live_at=snapshot.live_at,
     )
     return held._replace(snapshot=narrow)
 
@@ -124,6 +125,7 @@ def _attach(
             for copy in range(min(orphan.copies, COPIES_MAX)):
                 writer.store(Tier(orphan.tier), orphan.parent, local, name, counted=copy > 0)
     writer.place = held.snapshot.places.get(slot)
+    writer.live_at = (held.snapshot.live_at or {}).get(slot)
     writer.unplaced_blocks = writer.place is None and recorded > 0
     return recorded
 

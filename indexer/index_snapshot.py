@@ -53,6 +53,8 @@ class IndexSnapshot(NamedTuple):
     slots: tuple[int, ...]  # open slots that are not being cleared or filled
     places: Mapping[int, Place]  # slot -> place of the stream of that slot's rank, where known
     orphans: tuple[tuple[int, Orphan], ...]  # (slot, block whose parent is unknown)
+    live_at: Mapping[int, float] | None = None
+    # slot -> monotonic seconds when its stream was last heard live; None: never told of
 
 
 class RawCopy:
@@ -92,6 +94,7 @@ class RawCopy:
         slots: tuple[int, ...],
         places: Mapping[int, Place],
         orphans: tuple[tuple[int, Orphan], ...],
+        live_at: Mapping[int, float],
     ) -> IndexSnapshot:
         """What was copied; the lock is not needed any more."""
         parent = self._parent[: self.nodes]
@@ -108,6 +111,7 @@ class RawCopy:
             slots=slots,
             places=places,
             orphans=orphans,
+            live_at=live_at,
         )
 
 

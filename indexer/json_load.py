@@ -381,7 +381,8 @@ class _Partition:
                 if 0 <= next_seq <= U64_MASK and 0 <= events <= U64_MASK:
                     writer.place = Place(next_seq, events)
         ranks = {rank: writer.slot for rank, writer in self._writers.items()}
-        return DumpedPartition(self._name, self._block_size, ranks, self._index.snapshot())
+        snapshot = self._index.snapshot()._replace(live_at=None)  # JSON does not tell
+        return DumpedPartition(self._name, self._block_size, ranks, snapshot)
 
 
 def _readable(raw_events: list[msgspec.Raw]) -> tuple[list[_Event], int]:

@@ -125,8 +125,9 @@ class PrefixIndex:
             whole = (w.slot for w in writers if not w._clearing and not w.filling)
             slots = tuple(whole)
             places = {w.slot: w.place for w in writers if w.place is not None}
+            live_at = {w.slot: w.live_at for w in writers if w.live_at is not None}
             orphans = tuple(self._orphans.items())
-        return copy.snapshot(slots, places, orphans)
+        return copy.snapshot(slots, places, orphans, live_at)
 
     def check_invariants(self) -> None:
         """Recompute everything that is kept incrementally. O(blocks * slots), for tests."""
@@ -287,6 +288,8 @@ class SlotWriter:
         """How far the stream of this slot's own rank is applied; None: nothing known."""
         self.upcoming: Place | None = None
         """What `place` will be after the next change that names this writer as its stream."""
+        self.live_at: float | None = None
+        """Monotonic seconds when a live batch last moved `place`; None: not in this life of it."""
         self.filling = False
         """Blocks of a dump are on their way into the slot: it is no use to anybody else yet."""
         self.unplaced_blocks = False

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from indexer.compact_dump import MEDIA_TYPE, compact_chunks
+from indexer.moment import now
 from indexer.snapshot import document_chunks
 from select_service.api.codec import body_as, json_response
 from select_service.api.service import Service, query_of, scope_filter
@@ -54,7 +55,8 @@ async def _compact_dump(service: Service) -> AsyncIterator[bytes]:
     service.dumps_running += 1
     service.compact_dumps += 1
     try:
-        chunks = compact_chunks(part.take() for part in await _parts(service))
+        parts = await _parts(service)
+        chunks = compact_chunks((part.take() for part in parts), now)
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             yield chunk
     finally:

@@ -15,6 +15,7 @@ from indexer.compact_dump import MEDIA_TYPE
 from indexer.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.held_blocks import DumpedPartition
 from indexer.json_load import JsonLoader
+from indexer.moment import heard_by_peer
 from select_service.edge.reading import Reading
 
 ANSWER_S_MAX = 30.0
@@ -88,7 +89,11 @@ class Download(threading.Thread):
 
     def _load(self, response: http.client.HTTPResponse) -> Answer:
         is_compact = (response.getheader("content-type") or "").startswith(MEDIA_TYPE)
-        loader = CompactLoader(self._limits) if is_compact else JsonLoader(self._limits)
+        loader: CompactLoader | JsonLoader
+        if is_compact:
+            loader = CompactLoader(self._limits, heard_by_peer)
+        else:
+            loader = JsonLoader(self._limits)
         while data := response.read1(READ_BYTES):
             self._refuse_if_cancelled()
             loader.feed(data)

@@ -84,8 +84,8 @@ class Recovery:
     async def _found(self) -> tuple[State, list[DumpedPartition]]:
         """Every rank from one source: the peer with most blocks first, the file last (oldest)."""
         old, answers = await asyncio.gather(self._read_file(), self._ask_peers())
-        dumps = [answer.partitions for answer in answers] + [old]
-        taken = await asyncio.to_thread(best_of, dumps)
+        dumps = [answer.partitions for answer in answers]
+        taken = await asyncio.to_thread(best_of, dumps, [old])
         readings = [answer.reading for answer in answers]
         readings += [] if self._file is None else [self._file]
         self._peers, self._file = [], None  # nothing more comes from them

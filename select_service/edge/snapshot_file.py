@@ -19,6 +19,7 @@ from time import monotonic
 from indexer.compact_dump import compact_chunks
 from indexer.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.held_blocks import DumpedPartition
+from indexer.moment import heard_by_this_machine, now
 from select_service.core.dumps import DumpPart
 from select_service.core.recovered import SnapshotStatus
 from select_service.core.selector import Selector
@@ -62,7 +63,7 @@ def path_error(path: Path) -> str | None:
 
 def read_snapshot(path: Path, limits: LoadLimits, reading: Reading) -> list[DumpedPartition]:
     """What the file holds; nothing, and a warning, when it cannot be used, or is not wanted."""
-    loader = CompactLoader(limits)
+    loader = CompactLoader(limits, heard_by_this_machine)
     try:
         with path.open("rb") as file:
             while data := file.read(READ_BYTES):
@@ -189,7 +190,7 @@ def _write_through(
     """Returns the size.  Raises OSError, _TooLate."""
     size = 0
     with path.open("wb") as file:
-        for chunk in compact_chunks(partitions):
+        for chunk in compact_chunks(partitions, now):
             size += file.write(chunk)
             if is_over():
                 raise _TooLate

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer import compact_dump
+from indexer import compact_dump, moment
 from indexer.compact_dump import compact_chunks
 from indexer.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.held_blocks import DumpedPartition, attach
 from indexer.index_snapshot import Place
 from indexer.json_load import JsonLoader
+from indexer.moment import Moment
 from indexer.prefix_index import PrefixIndex
 from indexer.snapshot import dump_chunks
 from indexer.tiers import Tier
@@ -121,6 +122,56 @@ def test_the_compact_form_is_small_and_large_columns_come_in_frames():
 
 def test_a_compact_dump_without_partitions_is_complete():
     assert load(CompactLoader(LIMITS), compact()) == []
+
+
+def test_times_travel_as_ages_on_the_clock_of_the_reader():
+    index, writers = an_index([("store", slot, Tier.GPU, 0, (1, 2), 0) for slot in range(3)])
+    writers[0].live_at, writers[1].live_at = 90.0, 110.0
+    sent = b"".join(compact_chunks([held_of(index)], lambda: Moment(100.0, 7e8)))
+    told = []
+
+    def live_at(taken_at, age):
+        told.append((taken_at, age))
+        return 1000.0 - age
+
+    (held,) = load(CompactLoader(LIMITS, live_at), sent)
+    assert held.snapshot.live_at == {0: 990.0, 1: 1000.0}
+    assert told == [(7e8, 10.0), (7e8, 0.0)]
+    (held,) = load(CompactLoader(LIMITS, lambda *_: None), sent)
+    assert held.snapshot.live_at is None
+    (held,) = load(CompactLoader(LIMITS, live_at), compact(held_of(index)))
+    assert held.snapshot.live_at is None
+    copy = PrefixIndex(100).open_slot()
+    attach(held_of(index), (0, 0), copy)
+    assert copy.live_at == 90.0
+
+
+def test_a_file_of_this_machine_is_as_old_as_the_wall_clock_says_and_no_younger_than_now():
+    here = moment.now()
+    then = moment.heard_by_this_machine(here.unix - 60, 5.0)
+    assert here.monotonic - 65.5 < then < here.monotonic - 64.5
+    assert moment.heard_by_this_machine(here.unix + 60, 90.0) is None
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"taken_at": 1.0, "ages": [-1.0]},
+        {"taken_at": 1.0, "ages": [float("nan")]},
+        {"taken_at": 1.0, "ages": [2e9]},
+        {"taken_at": 1.0, "ages": [True]},
+        {"taken_at": 1.0, "ages": []},
+        {"taken_at": 1.0, "ages": {}},
+        {"taken_at": 1.0},
+        {"taken_at": float("inf"), "ages": [1.0]},
+        {"ages": [1.0]},
+    ],
+    ids=str,
+)
+def test_ages_that_cannot_be_are_refused(lie):
+    with pytest.raises(DumpError):
+        load(CompactLoader(LIMITS, lambda _, age: -age), frames((1, lie)))
+    assert load(CompactLoader(LIMITS), frames((1, lie)))[0].blocks == 2
 
 
 # --- damage

@@ -127,3 +127,24 @@ def test_a_resumed_cursor_takes_the_next_number():
         Verdict.STALE,
         Verdict.NEXT,
     ]
+
+
+def test_only_live_batches_tell_when_the_stream_was_heard():
+    feed, writer = a_feed(Place(5))
+    writer.live_at = 1.0
+    assert feed.receive(7, batch(stored(1)), 2.0) == StartReplay(5)
+    feed.receive_replayed(5, batch(stored(2)), 3.0)
+    assert (writer.place, writer.live_at) == (Place(6), 1.0)
+    feed.receive_replayed(6, batch(stored(3)), 4.0)
+    assert (writer.place, writer.live_at) == (Place(8), 4.0)
+    feed.receive(0, batch(), 9.0)
+    assert (writer.place, writer.live_at) == (Place(1), 9.0)
+
+
+def test_a_new_life_that_is_only_replayed_yet_was_not_heard():
+    feed, writer = a_feed(Place(50))
+    writer.live_at = 1.0
+    feed.receive(3, batch(stored(1)), 2.0)
+    assert feed.receive(4, batch(stored(2)), 2.0) == StartReplay(0)
+    feed.receive_replayed(0, batch(stored(3)), 3.0)
+    assert (writer.place, writer.live_at) == (Place(1), None)

@@ -218,6 +218,40 @@ def test_a_restarted_engine_is_noticed_after_a_recovery():
             assert overlap(second, old, 5) == {1: 0}
 
 
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
+def test_a_peer_that_knows_the_new_life_of_an_engine_beats_a_file_of_the_old_one(accept, tmp_path):
+    """The file's stream had come further, and it has more blocks; all of them are gone."""
+    old, new = Chain(1), Chain(2)
+    file = ("--snapshot-path", str(tmp_path / "index"))
+    with FakeEngine(replay=False) as engine:
+        with Running(*file, **KV) as service:
+            ended(service)
+            register(service, 1, engine)
+            engine.await_subscriber()
+            for block in range(100):
+                engine.publish(old.stored(block))
+            eventually(lambda: overlap(service, old, 100) == {1: 100})
+            service.stop(signal.SIGTERM)
+        with Running(**KV) as peer:
+            register(peer, 1, engine)
+            time.sleep(1.5)
+            engine.next_seq = 0
+            for block in range(40):
+                engine.publish(new.stored(block))
+            eventually(lambda: overlap(peer, new, 40) == {1: 40})
+            with (
+                Liar(relays(peer, accept)) as source,
+                Running(*file, "--indexer-peers", source.url, **KV) as service,
+            ):
+                assert ended(service)["blocks"] == 40
+                register(service, 1, engine)
+                assert overlap(service, new, 40) == {1: 40}
+                time.sleep(0.5)
+                engine.publish(new.stored(40))
+                eventually(lambda: overlap(service, new, 41) == {1: 41})
+                assert overlap(service, old, 100) == {1: 0}
+
+
 def test_a_replay_after_a_recovery_begins_where_the_dump_ended():
     chain = Chain()
     with FakeEngine() as engine, Running(**KV) as first:
