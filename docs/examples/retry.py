@@ -30,6 +30,8 @@ import httpx
 
 WINDOW_S_MIN = 0.1
 WINDOW_S_MAX = 60.0
+TIMEOUT_MS_MAX = 3_600_000
+"""What the service takes."""
 RETRIES_PER_REQUEST = 0.1
 RETRIES_SAVED_MAX = 10.0
 
@@ -79,7 +81,7 @@ def ask(http: httpx.Client, path: str, body: dict[str, Any], patience: Patience)
     tries = 0
     while True:
         left_s = max(0.0, end - patience.clock())
-        told = body | {"timeout_ms": int(1000 * left_s)}
+        told = body | {"timeout_ms": min(TIMEOUT_MS_MAX, int(1000 * left_s))}
         answer = http.post(path, json=told, timeout=left_s + 1.0)
         tries += 1
         if answer.is_success:

@@ -64,11 +64,9 @@ async def listing(service: Service, request: Request) -> Response:
 
 def with_state(service: Service, records: list[WorkerRecord]) -> list[WorkerRecord]:
     """The records with what the listeners of their ranks have seen, and with their busy state."""
-    at = monotonic()
+    admissions = service.selector.worker_admissions(monotonic())
     for record in records:
-        admission = service.selector.worker_admission(record.worker_id, at)
-        if admission is not None:
-            record.admission = admission
+        record.admission = admissions.get(record.worker_id, msgspec.UNSET)
     return _with_kv_events(service, records)
 
 

@@ -10,6 +10,7 @@ leases and a catalog of its own, and comes to the same end by itself.  `wake` as
 """
 
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from random import Random
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from select_service.core.admission.state import admission_state
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
 from select_service.core.admission.tiers import PriorityTiers
 from select_service.core.admission.waiting import Ticket
-from select_service.core.admission.worker_view import worker_admission
+from select_service.core.admission.worker_view import worker_admissions
 from select_service.core.catalog import Worker
 from select_service.core.cost import RouterConfig, overridden
 from select_service.core.decisions import Booked, Decision, Decisions, Job
@@ -186,7 +187,7 @@ class Selector:
         job = self._job(request, True, request.reservation_id)
         if request.reservation_id is not None:
             self.held.refuse_unless_free(request.reservation_id)
-            self.gate.refuse_if_waiting(request.reservation_id)
+            self.gate.waiting.refuse_if_waiting(request.reservation_id)
         return self.gate.admit(job, job.partition.candidates(request), now, policy_class)
 
     def _job(
@@ -210,7 +211,7 @@ class Selector:
         rank = Rank(request.worker_id, request.dp_rank)
         worker = self._schedulable(partition, rank)
         self.held.refuse_unless_free(request.reservation_id)
-        self.gate.refuse_if_waiting(request.reservation_id)
+        self.gate.waiting.refuse_if_waiting(request.reservation_id)
         self.held.refuse_unless_room(len(prompt.sequence_hashes))
         wanted = request.expected_output_tokens, request.lora_name
         booked = Booked(request.reservation_id, tokens, *wanted)
@@ -274,13 +275,13 @@ class Selector:
         """GET /admission."""
         return admission_state(self.gate, self.thresholds().thresholds)
 
-    def worker_admission(self, worker_id: int, now: float) -> WorkerAdmission | None:
-        """How a worker stands to the busy thresholds; None when nothing judges it."""
-        worker = self.fleet.catalog.get(worker_id)
-        if not worker.schedulable:
-            return None
-        partition = self.fleet.partitions[worker.key]
-        return worker_admission(self.gate.judge, partition, worker, now)
+    def worker_admissions(self, now: float) -> dict[int, WorkerAdmission]:
+        """How workers stand to the busy thresholds; without those that nothing judges."""
+        found: dict[int, WorkerAdmission] = {}
+        schedulable = (worker for worker in self.fleet.catalog if worker.schedulable)
+        for key, workers in groupby(schedulable, lambda worker: worker.key):
+            found |= worker_admissions(self.gate.judge, self.fleet.partitions[key], workers, now)
+        return found
 
     def engine_targets(self) -> list[EngineTarget]:
         """Engines whose own metrics should be read."""
@@ -368,8 +369,8 @@ class Selector:
                 model_name=key.model_name,
                 tenant_id=key.tenant_id,
                 loads=self.fleet.partitions[key].loads(),
-                pending_count=self.gate.waiting(key).requests,
-                pending_isl_tokens=self.gate.waiting(key).isl_tokens,
+                pending_count=self.gate.waiting.of(key).requests,
+                pending_isl_tokens=self.gate.waiting.of(key).isl_tokens,
             )
             for key in sorted(self.fleet.partitions)
             if key.within(model_name, tenant_id)

@@ -161,7 +161,7 @@ class World:
             active_blocks=tuple(row.potential_decode_blocks for row in loads),
             running=sum(len(engine.running) for engine in self.engines.values()),
             waiting=sum(len(engine.waiting) for engine in self.engines.values()),
-            queued=self.selector.gate.requests,
+            queued=self.selector.gate.waiting.requests,
             busy_ranks=self.selector.gate.judge.counts(self.partition).ranks,
             shed_tier=self.selector.gate.tiers.shed_tier,
             attempts=self.record.attempts,

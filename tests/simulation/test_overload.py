@@ -57,7 +57,7 @@ def assert_nothing_is_left(world):
     world.selector.check_invariants()
     assert world.open == 0
     assert len(world.selector.held) == 0
-    assert world.selector.gate.requests == 0
+    assert world.selector.gate.waiting.requests == 0
     assert {
         (row.potential_prefill_tokens, row.potential_decode_blocks, row.active_requests)
         for row in world.partition.loads()

@@ -14,47 +14,32 @@ event loop then lets `serve` run.  A request that comes in between lets those be
 from collections.abc import Callable, Mapping
 from itertools import count
 from math import inf
-from typing import NamedTuple
-
-from sortedcontainers import SortedDict
 
 from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
 from select_service.core.admission.drain import retry_after_s
-from select_service.core.admission.policy import QueueRules
-from select_service.core.admission.room_view import RoomView, bits_of
+from select_service.core.admission.policy import QueueBounds, QueueRules
+from select_service.core.admission.room_view import RoomView
 from select_service.core.admission.tally import AdmissionTally
 from select_service.core.admission.tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
+from select_service.core.admission.waiting_list import Waiting, WaitingList
 from select_service.core.decisions import Decision, Job, Waited
 from select_service.core.identity import PartitionKey
 from select_service.core.partition import Partition
 from select_service.errors import (
     CapacityShed,
-    Conflict,
-    NoWorkers,
     QueueFull,
     QueueTimeout,
     SelectError,
 )
 from select_service.schema import SelectRequest
 
-WAITING_BLOCKS_MAX = 4_194_304
-"""Prompt blocks of all waiting requests; 16 bytes each."""
-WAITING_ALLOWED_IDS_MAX = 1_048_576
-"""Entries of the `allowed_worker_ids` of all waiting requests; about 100 bytes each."""
 SERVED_PER_TURN_MAX = 64
 """Requests that leave the queue before other work gets its turn."""
 LANES_PER_STEP = 64
 """Looking through so many lanes counts as much as serving one request more."""
 
 Decide = Callable[[Job, Mask, float], Decision]
-
-
-class Waiting(NamedTuple):
-    """What waits in one partition."""
-
-    requests: int
-    isl_tokens: int
 
 
 class Gate:
@@ -77,12 +62,9 @@ class Gate:
         self._partitions = partitions
         self._decide = decide
         self._wake = wake
-        self._rooms: dict[PartitionKey, Room] = {}
-        self._stirred: dict[PartitionKey, None] = {}
-        self._by_deadline: SortedDict[tuple[float, int], Ticket] = SortedDict()
-        self._ids: set[str] = set()
+        self.waiting = WaitingList(QueueBounds() if rules is None else rules.bounds)
+        self._stirred: dict[PartitionKey, None] = {}  # partitions to be looked at by `serve`
         self._arrivals = count()
-        self._requests = self._isl_tokens = self._blocks = self._allowed_ids = 0
         self.switched()
 
     # --- arrivals
@@ -118,11 +100,6 @@ class Gate:
                 return self._admit_or_queue(job, candidates, now, policy_class)
             candidates = self._free(job, candidates)
         return self._pass(job, candidates, now)
-
-    def refuse_if_waiting(self, reservation_id: str) -> None:
-        """Raises Conflict when a waiting request will take this id."""
-        if reservation_id in self._ids:
-            raise Conflict(f"reservation {reservation_id} is waiting for a worker already")
 
     def _free(self, job: Job, candidates: Mask) -> Mask:
         """Raises Overloaded."""
@@ -165,7 +142,7 @@ class Gate:
         profile = self.rules.profile(key.model_name)
         rules = profile.classes[class_index]
         deadline = self._deadline(request, now)
-        room = self._rooms.get(key) or Room(profile.classes)
+        room = self.waiting.rooms.get(key) or Room(profile.classes)
         ticket = Ticket(
             job=job._replace(request=_without_prompt(request)),
             request=request,
@@ -180,9 +157,7 @@ class Gate:
         self._refuse_if_full(room, ticket, deadline <= now)
         score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size)
         ticket.order = (-(request.strict_priority or 0), -score, next(self._arrivals))
-        room.add(ticket, bits_of(job.partition.candidates(request)))
-        self._rooms[key] = room
-        self._add(ticket)
+        self.waiting.add(room, ticket)
         return ticket
 
     def _deadline(self, request: SelectRequest, now: float) -> float:
@@ -199,43 +174,30 @@ class Gate:
             raise self._too_late(ticket, ticket.arrived)
         wanted = ticket.job.reservation_id
         if wanted is not None:
-            self.refuse_if_waiting(wanted)
+            self.waiting.refuse_if_waiting(wanted)
         try:
             room.refuse_if_full(
                 ticket.class_index, ticket.lane, ticket.size, len(partition.worker_ids())
             )
-            self._refuse_beyond_bounds(ticket)
+            self.waiting.refuse_beyond_bounds(ticket)
         except QueueFull as error:
             self.tally.others["queue_full"] += 1
             error.retry_after_s = self._retry_after_s(partition)
             raise
 
-    def _refuse_beyond_bounds(self, ticket: Ticket) -> None:
-        assert self.rules is not None
-        bounds = self.rules.bounds
-        for what, current, more, limit in (
-            ("requests", self._requests, 1, bounds.requests_max),
-            ("prompt tokens", self._isl_tokens, ticket.size.isl_tokens, bounds.isl_tokens_max),
-            ("prompt blocks", self._blocks, _n_blocks(ticket), WAITING_BLOCKS_MAX),
-            ("allowed ids", self._allowed_ids, _n_allowed_ids(ticket), WAITING_ALLOWED_IDS_MAX),
-        ):
-            if current + more > limit:
-                raise QueueFull(
-                    f"the queue is full: {current} {what} are waiting, {limit} is the most"
-                )
-
     # --- departures
 
     def room_appeared(self, key: PartitionKey) -> None:
         """Capacity of a partition may have been freed, or its ranks have changed."""
-        if self._rooms and key in self._rooms and key not in self._stirred:
+        rooms = self.waiting.rooms
+        if rooms and key in rooms and key not in self._stirred:
             self._stirred[key] = None
             self._wake()
 
     def stir_all(self) -> None:
         """Thresholds or tiers have changed."""
         self.switched()
-        for key in self._rooms:
+        for key in self.waiting.rooms:
             self.room_appeared(key)
 
     def serve(self, now: float) -> None:
@@ -251,30 +213,30 @@ class Gate:
     def tick(self, now: float) -> None:
         """Once a second: deadlines, rates, engines, and a look at every queue."""
         self.judge.tick(self._partitions, now)
-        while self._by_deadline and self._by_deadline.keys()[0][0] <= now:
-            self.time_out(self._by_deadline.values()[0], now)
+        for ticket in self.waiting.overdue(now):
+            self.time_out(ticket, now)
         self.stir_all()
         self.serve(now)
 
     def time_out(self, ticket: Ticket, now: float) -> None:
         """Its time is over; nothing happens when it is settled already."""
         if ticket.outcome is None:
-            self._remove(ticket)
+            self.waiting.remove(ticket)
             ticket.settle(self._too_late(ticket, now))
 
     def leave(self, ticket: Ticket) -> None:
         """Its client has gone; nothing happens when it is settled already."""
         if ticket.outcome is None:
-            self._remove(ticket)
+            self.waiting.remove(ticket)
             self.tally.others["client_gone"] += 1
             ticket.settle(QueueTimeout("the client has gone"))
 
     def shed(self, tier: str | None) -> None:
         """Throw the switch; who waits and is shed now is refused.  Raises BadRequest."""
         self.tiers.shed(tier)
-        for ticket in self.tickets():
+        for ticket in list(self.waiting):
             if self.tiers.is_shed(ticket.tier):
-                self._remove(ticket)
+                self.waiting.remove(ticket)
                 self.tally.others["shed"] += 1
                 self.tally.shed_tiers[self.tiers.names[ticket.tier]] += 1
                 ticket.settle(self._shed(ticket.tier))
@@ -282,8 +244,8 @@ class Gate:
 
     def dismiss(self, error: SelectError) -> None:
         """Nobody will be served any more."""
-        for ticket in self.tickets():
-            self._remove(ticket)
+        for ticket in list(self.waiting):
+            self.waiting.remove(ticket)
             self.tally.others["no_rank"] += 1
             ticket.settle(error)
 
@@ -293,19 +255,22 @@ class Gate:
         """
         self._stirred.pop(key, None)
         partition = self._partitions.get(key)
-        self._settle_stranded(key, partition)
-        while partition is not None and key in self._rooms:
+        for ticket, error in self.waiting.take_stranded(key, partition):
+            self.tally.others["no_rank"] += 1
+            ticket.settle(error)
+        while partition is not None and key in self.waiting.rooms:
             if not left:
                 self._stirred[key] = None
                 break
-            room = self._rooms[key]
+            room = self.waiting.rooms[key]
             left = max(0, left - 1 - room.n_lanes // LANES_PER_STEP)
             views = RoomView(self.judge, partition, room)
-            ticket = room.next(views.bits)
-            if ticket is None:
+            chosen = room.next(views.bits)
+            if chosen is None:
                 break
-            self._forget(ticket)
-            self._serve(ticket, views.mask(ticket.class_index, ticket.lane.pinned is not None), now)
+            self.waiting.forget(chosen)
+            pinned = chosen.lane.pinned is not None
+            self._serve(chosen, views.mask(chosen.class_index, pinned), now)
         return left
 
     def _serve(self, ticket: Ticket, room_on: Mask, now: float) -> None:
@@ -322,56 +287,7 @@ class Gate:
         waited = Waited(ticket.policy_class, ticket.position, waited_s)
         ticket.settle(decision._replace(waited=waited))
 
-    def _settle_stranded(self, key: PartitionKey, partition: Partition | None) -> None:
-        """Requests whose ranks have all gone have nothing to wait for."""
-        room = self._rooms.get(key)
-        if room is None:
-            return
-        if partition is None:
-            text = f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}"
-            stranded: list[tuple[Ticket, SelectError]] = [(t, NoWorkers(text)) for t in room]
-            for ticket, _ in stranded:
-                room.remove(ticket)
-        else:
-            stranded = _rebound(room, partition)
-            stranded += room.refresh(partition.shape, lambda r: bits_of(partition.candidates(r)))
-        for ticket, error in stranded:
-            self._forget(ticket)
-            self.tally.others["no_rank"] += 1
-            ticket.settle(error)
-
-    # --- bookkeeping
-
-    def _add(self, ticket: Ticket) -> None:
-        self._count(ticket, 1)
-        wanted = ticket.job.reservation_id
-        if wanted is not None:
-            self._ids.add(wanted)
-        if ticket.deadline < inf:
-            self._by_deadline[(ticket.deadline, ticket.number)] = ticket
-
-    def _remove(self, ticket: Ticket) -> None:
-        self._rooms[ticket.job.partition.key].remove(ticket)
-        self._forget(ticket)
-
-    def _forget(self, ticket: Ticket) -> None:
-        """It is in no room any more."""
-        self._count(ticket, -1)
-        wanted = ticket.job.reservation_id
-        if wanted is not None:
-            self._ids.discard(wanted)
-        self._by_deadline.pop((ticket.deadline, ticket.number), None)
-        key = ticket.job.partition.key
-        room = self._rooms.get(key)  # several may have been taken out of it before
-        if room is not None and not len(room):
-            del self._rooms[key]
-            self._stirred.pop(key, None)
-
-    def _count(self, ticket: Ticket, sign: int) -> None:
-        self._requests += sign
-        self._isl_tokens += sign * ticket.size.isl_tokens
-        self._blocks += sign * _n_blocks(ticket)
-        self._allowed_ids += sign * _n_allowed_ids(ticket)
+    # --- refusals
 
     def _shed(self, tier: int) -> CapacityShed:
         error = CapacityShed(f"capacity_shed: tier={self.tiers.names[tier]}")
@@ -389,82 +305,21 @@ class Gate:
 
     def _retry_after_s(self, partition: Partition) -> int:
         """Until what waits now has drained."""
-        work = max(1, self.waiting(partition.key).isl_tokens)
+        work = max(1, self.waiting.of(partition.key).isl_tokens)
         return retry_after_s(work, self.judge.rate(partition).tokens_per_s)
-
-    # --- views
-
-    @property
-    def requests(self) -> int:
-        """How many wait in the whole process."""
-        return self._requests
-
-    @property
-    def isl_tokens(self) -> int:
-        return self._isl_tokens
-
-    def tickets(self) -> list[Ticket]:
-        return [ticket for room in self._rooms.values() for ticket in room]
-
-    def waiting(self, key: PartitionKey) -> Waiting:
-        room = self._rooms.get(key)
-        return Waiting(0, 0) if room is None else Waiting(len(room), room.isl_tokens)
 
     def by_class(self) -> dict[str, Waiting]:
         """What waits, by policy class, over all partitions; classes that had waits stay."""
-        found = {name: Waiting(0, 0) for name in self.tally.waits}
-        for room in self._rooms.values():
-            for name, requests, tokens in room.counts():
-                old = found.get(name, Waiting(0, 0))
-                found[name] = Waiting(old.requests + requests, old.isl_tokens + tokens)
-        return found
+        return dict.fromkeys(self.tally.waits, Waiting(0, 0)) | self.waiting.by_class()
 
     def check_invariants(self) -> None:
         """For tests."""
-        tickets = self.tickets()
-        assert self._requests == len(tickets)
-        assert self._isl_tokens == sum(ticket.size.isl_tokens for ticket in tickets)
-        assert self._blocks == sum(map(_n_blocks, tickets))
-        assert self._allowed_ids == sum(map(_n_allowed_ids, tickets))
-        assert {i for t in tickets if (i := t.job.reservation_id) is not None} == self._ids
-        timed = {(t.deadline, t.number) for t in tickets if t.deadline < inf}
-        assert timed == set(self._by_deadline)
-        assert set(self._stirred) <= set(self._rooms)
-        for room in self._rooms.values():
-            room.check_invariants()
-            assert len(room)
-
-
-def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError]]:
-    """All workers of a partition may have been replaced at once: its requests follow to the new
-    ones.  Takes out and returns those whose blocks were hashed in another size.
-    """
-    stranded: list[tuple[Ticket, SelectError]] = []
-    for ticket in room:
-        old = ticket.job.partition
-        if old is partition:
-            break
-        if (old.block_size, old.is_eagle) == (partition.block_size, partition.is_eagle):
-            ticket.job = ticket.job._replace(partition=partition)
-        else:
-            text = f"the workers of model={old.key.model_name} have another block size now"
-            stranded.append((ticket, NoWorkers(text)))
-    for ticket, _ in stranded:
-        room.remove(ticket)
-    return stranded
+        self.waiting.check_invariants()
 
 
 def _size(job: Job, candidates: Mask) -> Size:
     cached = job.partition.best_cached_tokens(job.prompt, job.config, candidates)
     return Size(job.prompt.isl_tokens, min(cached, job.prompt.isl_tokens))
-
-
-def _n_blocks(ticket: Ticket) -> int:
-    return len(ticket.job.prompt.sequence_hashes)
-
-
-def _n_allowed_ids(ticket: Ticket) -> int:
-    return len(ticket.request.allowed_worker_ids or ())
 
 
 def _without_prompt(request: SelectRequest) -> SelectRequest:

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from select_service.core.admission.busy import BusyCounts
 from select_service.core.admission.engine_load import EngineReading
-from select_service.core.admission.gate import Gate, Waiting
+from select_service.core.admission.gate import Gate
+from select_service.core.admission.waiting_list import Waiting
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.partition import Partition
 from select_service.schema import BusyThresholdView
@@ -48,9 +49,9 @@ def admission_report(
     models = {key.model_name for key in partitions}
     judged = not gate.judge.thresholds.off
     return AdmissionReport(
-        issued=sum(outcomes.values()) + gate.requests,
+        issued=sum(outcomes.values()) + gate.waiting.requests,
         rejected=tally.rejected,
-        waiting=Waiting(gate.requests, gate.isl_tokens),
+        waiting=Waiting(gate.waiting.requests, gate.waiting.isl_tokens),
         bounds=NO_BOUND if rules is None else Waiting(*rules.bounds),
         outcomes=outcomes,
         shed={tier: tally.shed_tiers[tier] for tier in tiers.names},

@@ -14,8 +14,8 @@ def admission_state(gate: Gate, thresholds: list[BusyThresholdView]) -> Admissio
         shed_tiers=list(tiers.shed_names),
         queueing=rules is not None,
         queue_timeout_s=None if rules is None else rules.timeout_s or None,
-        waiting_requests=gate.requests,
-        waiting_isl_tokens=gate.isl_tokens,
+        waiting_requests=gate.waiting.requests,
+        waiting_isl_tokens=gate.waiting.isl_tokens,
         classes=[
             ClassState(
                 policy_class=name,

@@ -1,30 +1,52 @@
-"""How one worker stands to the busy thresholds, for GET /workers."""
+"""How workers stand to the busy thresholds, for GET /workers."""
 
+from collections.abc import Iterable
 from math import isnan
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from select_service.core import load_kernels as kernels
 from select_service.core.admission.busy import BusyJudge, Mask
 from select_service.core.admission.engine_load import EngineLoads, Heard
+from select_service.core.admission.thresholds import BusyThresholds
 from select_service.core.catalog import Worker
 from select_service.core.identity import Rank
 from select_service.core.partition import Partition
 from select_service.schema import EngineView, RankAdmission, WorkerAdmission
 
 
-def worker_admission(
-    judge: BusyJudge, partition: Partition, worker: Worker, now: float
-) -> WorkerAdmission | None:
-    """None when no threshold judges it and its engine is not asked."""
-    limits, given = judge.thresholds.of(partition.key.model_name), worker.given
-    if limits.off and not given.metrics_endpoint:
-        return None
-    free = judge.free_of_all(partition)
-    failure = judge.engines.failure(worker.worker_id)
-    ranks = {
-        rank.dp_rank: _rank(judge.engines, partition, rank, free, now) for rank in worker.ranks()
-    }
+class _Scene(NamedTuple):
+    """What the ranks of one partition are shown by; computed once for all of them."""
+
+    partition: Partition
+    engines: EngineLoads
+    free: Mask
+    active_blocks: npt.NDArray[np.int64]
+    now: float
+
+
+def worker_admissions(
+    judge: BusyJudge, partition: Partition, workers: Iterable[Worker], now: float
+) -> dict[int, WorkerAdmission]:
+    """By worker id, of workers of one partition.  Those are left out that no threshold judges and
+    whose engine is not asked.
+    """
+    limits = judge.thresholds.of(partition.key.model_name)
+    shown = [worker for worker in workers if worker.given.metrics_endpoint or not limits.off]
+    if not shown:
+        return {}
+    free, blocks = judge.free_of_all(partition), partition.load.active_blocks()
+    scene = _Scene(partition, judge.engines, free, blocks, now)
+    return {worker.worker_id: _worker(scene, worker, limits) for worker in shown}
+
+
+def _worker(scene: _Scene, worker: Worker, limits: BusyThresholds) -> WorkerAdmission:
+    given, failure = worker.given, scene.engines.failure(worker.worker_id)
+    ranks = {rank.dp_rank: _rank(scene, rank) for rank in worker.ranks()}
+    mute = [r for r, rank in ranks.items() if _is_mute(rank.engine)]
+    error = f"kv_usage of dp_rank {mute[0]} is missing or not credible" if mute else None
     not_judged = []
     counted = any(rank.source == "accounting" for rank in ranks.values())
     if limits.decode_blocks is not None and counted and not given.total_kv_blocks:
@@ -32,26 +54,30 @@ def worker_admission(
     return WorkerAdmission(
         busy=all(rank.busy for rank in ranks.values()),
         not_judged=not_judged,
-        engine_error=None if failure is None else failure.error,
+        engine_error=error if failure is None else failure.error,
         ranks=ranks,
     )
 
 
-def _rank(
-    engines: EngineLoads, partition: Partition, rank: Rank, free: Mask, now: float
-) -> RankAdmission:
+def _rank(scene: _Scene, rank: Rank) -> RankAdmission:
+    partition, engines = scene.partition, scene.engines
     slot = partition.find(rank)
     assert slot is not None
     heard, told = engines.last(rank), float(partition.kv_usage[slot])
     blocks = float(partition.kv_blocks[slot])
-    own = None if np.isinf(blocks) else int(partition.load.active_blocks()[slot]) / blocks
+    own = None if np.isinf(blocks) else int(scene.active_blocks[slot]) / blocks
     return RankAdmission(
-        busy=not free[slot],
+        busy=not scene.free[slot],
         active_prefill_tokens=int(partition.load.totals[slot, kernels.PREFILL_TOKENS]),
         kv_usage=own if isnan(told) else told,
         source="accounting" if isnan(told) else "engine",
-        engine=None if heard is None else _engine(engines, heard, now),
+        engine=None if heard is None else _engine(engines, heard, scene.now),
     )
+
+
+def _is_mute(engine: EngineView | None) -> bool:
+    """It answers, but does not say how full its cache is."""
+    return engine is not None and engine.fresh and engine.kv_usage is None
 
 
 def _engine(engines: EngineLoads, heard: Heard, now: float) -> EngineView:

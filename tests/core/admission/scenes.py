@@ -153,7 +153,7 @@ class Scene:
 
     def run_down(self):
         """Finish what was served, one by one, until nobody waits; the names in order of service."""
-        while self.gate.requests:
+        while self.gate.waiting.requests:
             self.free_and_serve(self.served[-1])
         return self.served
 

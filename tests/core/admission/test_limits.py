@@ -2,7 +2,7 @@
 
 import pytest
 
-from select_service.core.admission import gate, waiting
+from select_service.core.admission import waiting, waiting_list
 from select_service.core.decisions import Decision
 from select_service.errors import QueueFull, QueueTimeout
 from tests.core.admission.scenes import Scene, a_class, bounds, classes, hashes, one_class, store
@@ -124,7 +124,7 @@ def test_so_many_prompt_tokens_wait_in_the_whole_process():
 
 
 def test_so_many_prompt_blocks_wait_in_the_whole_process(monkeypatch):
-    monkeypatch.setattr(gate, "WAITING_BLOCKS_MAX", 5)
+    monkeypatch.setattr(waiting_list, "WAITING_BLOCKS_MAX", 5)
     scene = full_scene()
     assert waits(scene, "a", 12)
     assert str(scene.ask("b", 12)) == (
@@ -134,7 +134,7 @@ def test_so_many_prompt_blocks_wait_in_the_whole_process(monkeypatch):
 
 
 def test_so_many_allowed_ids_wait_in_the_whole_process(monkeypatch):
-    monkeypatch.setattr(gate, "WAITING_ALLOWED_IDS_MAX", 5)
+    monkeypatch.setattr(waiting_list, "WAITING_ALLOWED_IDS_MAX", 5)
     scene = full_scene()
     ticket = scene.ask("a", allowed_worker_ids=[1, 7, 8])
     assert str(scene.ask("b", allowed_worker_ids=[1, 7, 8])) == (
@@ -199,7 +199,7 @@ def test_a_timeout_of_zero_takes_room_or_nothing():
     assert isinstance(scene.ask("a", timeout_ms=0), Decision)
     error = scene.ask("b", timeout_ms=0)
     assert isinstance(error, QueueTimeout)
-    assert scene.gate.requests == 0
+    assert scene.gate.waiting.requests == 0
 
 
 def test_a_deadline_may_be_called_by_a_timer_and_later_by_the_tick():
@@ -229,6 +229,6 @@ def test_nobody_waits_any_more_when_the_process_ends():
     error = QueueFull("over")
     scene.gate.dismiss(error)
     assert (scene.outcomes["a"], scene.outcomes["b"]) == (error, error)
-    assert scene.gate.requests == 0
+    assert scene.gate.waiting.requests == 0
     assert scene.gate.tally.outcomes()["no_rank"] == 2
     scene.selector.check_invariants()

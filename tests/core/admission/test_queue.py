@@ -194,7 +194,7 @@ def test_pinned_requests_wait_for_the_worker_as_they_are_judged():
 def test_a_request_without_room_is_refused_when_all_its_ranks_are_above_a_busy_threshold():
     scene = full_scene(prefill=15)
     assert scene.ask("a").code == "service_unavailable"
-    assert scene.gate.requests == 0
+    assert scene.gate.waiting.requests == 0
 
 
 def test_a_request_that_lets_others_go_first_is_refused_when_they_make_all_ranks_busy():
@@ -216,7 +216,7 @@ def test_a_client_that_goes_makes_no_room_and_leaves_no_trace():
     scene.ask("next")
     scene.gate.leave(gone)
     scene.gate.leave(gone)
-    assert scene.gate.requests == 1
+    assert scene.gate.waiting.requests == 1
     assert scene.gate.tally.outcomes()["client_gone"] == 1
     scene.free_and_serve("load1")
     assert scene.served == ["next"]
@@ -283,7 +283,7 @@ def test_a_reservation_id_belongs_to_the_request_that_waits_for_it():
     assert str(error) == "reservation a is waiting for a worker already"
     with pytest.raises(Conflict):
         scene.selector.reserve(a_reservation("a"), scene.now)
-    assert scene.gate.requests == 1
+    assert scene.gate.waiting.requests == 1
 
 
 def test_an_id_is_free_again_when_its_request_has_given_up():

@@ -15,7 +15,7 @@ def full_scene(queue=None, **options):
     scene = Scene(queue or one_class(), **options)
     scene.fill(1)
     scene.ask("a")
-    assert scene.gate.requests == 1
+    assert scene.gate.waiting.requests == 1
     scene.wakes = 0
     return scene
 
@@ -51,7 +51,7 @@ def test_the_queue_is_woken_once_when(event):
     FREED_BY[event](scene)
     assert scene.wakes == 1
     scene.serve()
-    assert scene.gate.requests == 0
+    assert scene.gate.waiting.requests == 0
     assert scene.wakes == 1
 
 
@@ -79,7 +79,7 @@ def above_a_threshold(**shape):
     scene.fill(1, token_ids=list(range(50, 66)), name="more", effective_prefill_tokens=0)
     scene.selector.prefill_complete("load1", scene.now)
     scene.serve()
-    assert scene.gate.requests == 1
+    assert scene.gate.waiting.requests == 1
     scene.wakes = 0
     return scene
 
@@ -161,7 +161,7 @@ def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
     monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", 3)
     scene = many_wait(8)
     turns = []
-    while scene.gate.requests:
+    while scene.gate.waiting.requests:
         scene.wakes = 0
         scene.serve()
         turns.append((len(scene.served), scene.wakes))
@@ -178,7 +178,7 @@ def test_where_many_lanes_wait_fewer_are_served_per_turn(monkeypatch):
         scene.look(f"r{number}", allowed_worker_ids=[1, 10 + number])
     scene.free("load1")
     turns = []
-    while scene.gate.requests:
+    while scene.gate.waiting.requests:
         scene.serve()
         turns.append(len(scene.served))
     assert turns == [2, 4, 6, 8]

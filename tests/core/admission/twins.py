@@ -255,7 +255,7 @@ class Twins(RuleBasedStateMachine):
     @invariant()
     def the_same_requests_wait_in_the_same_order(self):
         tickets = {id(ticket): name for name, ticket in self.tickets.items()}
-        got = list(self.selector.gate.tickets())
+        got = list(self.selector.gate.waiting)
         assert sorted(tickets[id(t)] for t in got) == sorted(self.tickets)
         got.sort(key=lambda ticket: ticket.order)
         for key in self.keys:

@@ -1,0 +1,186 @@
+"""All requests that wait in the process: a room per partition, their ids and deadlines, and the
+bounds of it all.
+
+A ticket is in exactly one room, and counted here, from `add` until it is removed or forgotten.
+"""
+
+from collections.abc import Iterator
+from math import inf
+from typing import NamedTuple
+
+from sortedcontainers import SortedDict
+
+from select_service.core.admission.policy import QueueBounds
+from select_service.core.admission.room_view import bits_of
+from select_service.core.admission.waiting import Room, Ticket
+from select_service.core.identity import PartitionKey
+from select_service.core.partition import Partition
+from select_service.errors import Conflict, NoWorkers, QueueFull, SelectError
+
+WAITING_BLOCKS_MAX = 4_194_304
+"""Prompt blocks of all waiting requests; 16 bytes each."""
+WAITING_ALLOWED_IDS_MAX = 1_048_576
+"""Entries of the `allowed_worker_ids` of all waiting requests; about 100 bytes each."""
+
+
+class Waiting(NamedTuple):
+    """What waits somewhere."""
+
+    requests: int
+    isl_tokens: int
+
+
+class WaitingList:
+    """Rooms exist only while somebody waits in them."""
+
+    def __init__(self, bounds: QueueBounds) -> None:
+        self.rooms: dict[PartitionKey, Room] = {}
+        self.requests = 0
+        self.isl_tokens = 0
+        self._bounds = bounds
+        self._blocks = 0
+        self._allowed_ids = 0
+        self._ids: set[str] = set()
+        self._by_deadline: SortedDict[tuple[float, int], Ticket] = SortedDict()
+
+    def __iter__(self) -> Iterator[Ticket]:
+        for room in self.rooms.values():
+            yield from room
+
+    # --- arrivals
+
+    def refuse_if_waiting(self, reservation_id: str) -> None:
+        """Raises Conflict when a waiting request will take this id."""
+        if reservation_id in self._ids:
+            raise Conflict(f"reservation {reservation_id} is waiting for a worker already")
+
+    def refuse_beyond_bounds(self, ticket: Ticket) -> None:
+        """Raises QueueFull."""
+        for what, current, more, limit in (
+            ("requests", self.requests, 1, self._bounds.requests_max),
+            ("prompt tokens", self.isl_tokens, ticket.size.isl_tokens, self._bounds.isl_tokens_max),
+            ("prompt blocks", self._blocks, _n_blocks(ticket), WAITING_BLOCKS_MAX),
+            ("allowed ids", self._allowed_ids, _n_allowed_ids(ticket), WAITING_ALLOWED_IDS_MAX),
+        ):
+            if current + more > limit:
+                raise QueueFull(
+                    f"the queue is full: {current} {what} are waiting, {limit} is the most"
+                )
+
+    def add(self, room: Room, ticket: Ticket) -> None:
+        """room: that of the ticket's partition, new or known"""
+        partition = ticket.job.partition
+        room.add(ticket, bits_of(partition.candidates(ticket.request)))
+        self.rooms[partition.key] = room
+        self._count(ticket, 1)
+        if ticket.job.reservation_id is not None:
+            self._ids.add(ticket.job.reservation_id)
+        if ticket.deadline < inf:
+            self._by_deadline[(ticket.deadline, ticket.number)] = ticket
+
+    # --- departures
+
+    def remove(self, ticket: Ticket) -> None:
+        self.rooms[ticket.job.partition.key].remove(ticket)
+        self.forget(ticket)
+
+    def forget(self, ticket: Ticket) -> None:
+        """Its room has let it out."""
+        self._count(ticket, -1)
+        if ticket.job.reservation_id is not None:
+            self._ids.discard(ticket.job.reservation_id)
+        self._by_deadline.pop((ticket.deadline, ticket.number), None)
+        key = ticket.job.partition.key
+        room = self.rooms.get(key)  # several may have left it before one of them is forgotten
+        if room is not None and not len(room):
+            del self.rooms[key]
+
+    def overdue(self, now: float) -> list[Ticket]:
+        """Whose time is over, the longest first."""
+        found = []
+        for (deadline, _), ticket in self._by_deadline.items():
+            if deadline > now:
+                break
+            found.append(ticket)
+        return found
+
+    def take_stranded(
+        self, key: PartitionKey, partition: Partition | None
+    ) -> list[tuple[Ticket, SelectError]]:
+        """Take out those who wait in vain, and why: their ranks have all gone."""
+        room = self.rooms.get(key)
+        if room is None:
+            return []
+        if partition is None:
+            text = f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}"
+            stranded: list[tuple[Ticket, SelectError]] = [(t, NoWorkers(text)) for t in room]
+            for ticket, _ in stranded:
+                room.remove(ticket)
+        else:
+            stranded = _rebound(room, partition)
+            stranded += room.refresh(partition.shape, lambda r: bits_of(partition.candidates(r)))
+        for ticket, _ in stranded:
+            self.forget(ticket)
+        return stranded
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        self.requests += sign
+        self.isl_tokens += sign * ticket.size.isl_tokens
+        self._blocks += sign * _n_blocks(ticket)
+        self._allowed_ids += sign * _n_allowed_ids(ticket)
+
+    # --- views
+
+    def of(self, key: PartitionKey) -> Waiting:
+        room = self.rooms.get(key)
+        return Waiting(0, 0) if room is None else Waiting(len(room), room.isl_tokens)
+
+    def by_class(self) -> dict[str, Waiting]:
+        """What waits, by policy class, over all partitions."""
+        found: dict[str, Waiting] = {}
+        for room in self.rooms.values():
+            for name, requests, tokens in room.counts():
+                old = found.get(name, Waiting(0, 0))
+                found[name] = Waiting(old.requests + requests, old.isl_tokens + tokens)
+        return found
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        tickets = list(self)
+        assert self.requests == len(tickets)
+        assert self.isl_tokens == sum(ticket.size.isl_tokens for ticket in tickets)
+        assert self._blocks == sum(map(_n_blocks, tickets))
+        assert self._allowed_ids == sum(map(_n_allowed_ids, tickets))
+        assert {i for t in tickets if (i := t.job.reservation_id) is not None} == self._ids
+        timed = {(t.deadline, t.number) for t in tickets if t.deadline < inf}
+        assert timed == set(self._by_deadline)
+        for room in self.rooms.values():
+            room.check_invariants()
+            assert len(room)
+
+
+def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError]]:
+    """All workers of a partition may have been replaced at once: its requests follow to the new
+    ones.  Takes out and returns those whose blocks were hashed in another size.
+    """
+    stranded: list[tuple[Ticket, SelectError]] = []
+    for ticket in room:
+        old = ticket.job.partition
+        if old is partition:
+            break
+        if (old.block_size, old.is_eagle) == (partition.block_size, partition.is_eagle):
+            ticket.job = ticket.job._replace(partition=partition)
+        else:
+            text = f"the workers of model={old.key.model_name} have another block size now"
+            stranded.append((ticket, NoWorkers(text)))
+    for ticket, _ in stranded:
+        room.remove(ticket)
+    return stranded
+
+
+def _n_blocks(ticket: Ticket) -> int:
+    return len(ticket.job.prompt.sequence_hashes)
+
+
+def _n_allowed_ids(ticket: Ticket) -> int:
+    return len(ticket.request.allowed_worker_ids or ())
