@@ -9,7 +9,8 @@ Parts, all by default:
               contenders are processes of their own on one CPU that measure in turns, round by
               round; a cell is the median over several starts of the least round of each, because
               other work on the machine only ever adds.
-    refuse    latency of refusals: CONNECTIONS clients without pause, two busy workers
+    refuse    latency of refusals: CONNECTIONS clients without pause, two busy workers; `starved` is
+              the part of the time in which the service could not run because others had its CPU
     wake      from the answer to prefill_complete to the answer of the request that waited for it,
               with and without many others in the queue, who wait for another worker
 """
@@ -131,18 +132,22 @@ def book(running: Running, worker_id: int = 1) -> None:
 
 
 def part_refuse(chosen: argparse.Namespace) -> None:
-    print("| CPU of the service, us | refusals/s | p50, ms | p99, ms | greatest, ms |")
-    print("|" + "---|" * 5)
+    print("| CPU of the service, us | starved, % | refusals/s | p50, ms | p99, ms | greatest, ms |")
+    print("|" + "---|" * 6)
     body = ("{" + PROMPT + "}").encode()
     with service("--active-prefill-tokens-threshold", "10", workers=2) as running:
         for _ in range(chosen.starts):
-            cpu = running.cpu_s()
+            cpu, starved = running.cpu_s(), running.starved_s()
             found = hammer(running.port, [body], CONNECTIONS, REFUSE_S)
             cpu_us = 1e6 * (running.cpu_s() - cpu) / found.requests
             assert found.errors == found.requests, "some were not refused"
+            starved = 100 * (running.starved_s() - starved) / REFUSE_S
             cells = (f"{us / 1e3:.1f}" for us in (found.p50_us, found.p99_us, found.greatest_us))
             rate = found.requests / REFUSE_S
-            print(f"| {cpu_us:.0f} | {rate:.0f} | " + " | ".join(cells) + " |", flush=True)
+            print(
+                f"| {cpu_us:.0f} | {starved:.0f} | {rate:.0f} | " + " | ".join(cells) + " |",
+                flush=True,
+            )
 
 
 def part_wake(chosen: argparse.Namespace) -> None:

@@ -123,6 +123,10 @@ class Running:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
+    def starved_s(self) -> float:
+        """How long its main thread was ready to run so far, but had no CPU: what others took."""
+        return int(Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[1]) / 1e9
+
     def resident_mb(self) -> float:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 CLIENTS = 64
 TRIES = 25
 REFUSED_S_MAX = 0.1
-"""p99 on a machine that does other things too; docs/benchmarks.md has the figure of a quiet one."""
+"""p99 on a machine that does other things too; docs/benchmarks.md has what was measured."""
 BUSY = {
     "message": "Service temporarily unavailable: All workers are busy, please retry later",
     "type": "service_unavailable",
