@@ -35,7 +35,6 @@ FRAME_BYTES_MAX = 64 << 20
 BLOCK_SIZE_MAX = 1 << 16
 RECORDS_PER_BLOCK = 8
 COPIES_PER_BLOCK = 2
-"""Each takes about 0.1 us, when the dump is read and when it is taken over."""
 U64 = 2**64
 
 LiveAt = Callable[[float, float], float | None]

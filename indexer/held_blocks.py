@@ -5,7 +5,7 @@ the index of a partition, its blocks are announced there in its name, chunk by c
 writer takes over the place of the rank's stream, so that the stream goes on from there.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -86,14 +86,24 @@ class Adoption(NamedTuple):
     writer: SlotWriter
 
 
-def adopt(adoptions: Iterable[Adoption]) -> int:
-    """Carry them out.  Returns the blocks recorded."""
+def never() -> bool:
+    return False
+
+
+def adopt(adoptions: Iterable[Adoption], is_over: Callable[[], bool] = never) -> int:
+    """Carry them out.  Returns the blocks recorded.
+
+    is_over: asked before each run of blocks; when it says so, the rest stays where it is, and the
+    slots stay marked as being filled, since the process ends.
+    """
     recorded = 0
     readings: dict[int, SnapshotRuns] = {}
     for held, rank, writer in adoptions:
         if id(held.snapshot) not in readings:
             readings[id(held.snapshot)] = SnapshotRuns(held.snapshot)
-        recorded += _attach(held, rank, writer, readings[id(held.snapshot)])
+        recorded += _attach(held, rank, writer, readings[id(held.snapshot)], is_over)
+        if is_over():
+            break
         writer.filling = False
     return recorded
 
@@ -104,7 +114,11 @@ def attach(held: DumpedPartition, rank: RankKey, writer: SlotWriter) -> int:
 
 
 def _attach(
-    held: DumpedPartition, rank: RankKey, writer: SlotWriter, readings: SnapshotRuns
+    held: DumpedPartition,
+    rank: RankKey,
+    writer: SlotWriter,
+    readings: SnapshotRuns,
+    is_over: Callable[[], bool],
 ) -> int:
     """O(nodes of the dump); the index is locked for one run of blocks at a time."""
     slot = held.ranks[rank]
@@ -116,14 +130,17 @@ def _attach(
         for run in readings.runs(slot, tier, bridge):
             recorded += writer.store(tier, run.parent, run.locals, run.names, counted=False)
             _repeat(writer, tier, run)
+            if is_over():
+                return recorded
     if bridge:
         writer.remove(Tier.GPU, bridge.removed)
     for owner, orphan in held.snapshot.orphans:
         if owner == slot:
             local = np.array([orphan.local], np.uint64)
             name = np.array([orphan.engine_hash], np.uint64)
-            for copy in range(min(orphan.copies, COPIES_MAX)):
-                writer.store(Tier(orphan.tier), orphan.parent, local, name, counted=copy > 0)
+            writer.store(Tier(orphan.tier), orphan.parent, local, name, counted=False)
+            further = np.array([min(orphan.copies, COPIES_MAX) - 1], np.int64)
+            writer.add_copies(Tier(orphan.tier), name, further)
     writer.place = held.snapshot.places.get(slot)
     writer.live_at = (held.snapshot.live_at or {}).get(slot)
     writer.unplaced_blocks = writer.place is None and recorded > 0
@@ -135,5 +152,4 @@ def _repeat(writer: SlotWriter, tier: Tier, run: Run) -> None:
     if run.copies is None:
         return
     copies = np.minimum(np.array(run.copies, np.int64), COPIES_MAX)
-    for count in range(1, int(copies.max())):
-        writer.store_known(tier, run.names[copies > count])
+    writer.add_copies(tier, run.names, copies - 1)

@@ -114,7 +114,7 @@ def _set_state(h, node, slot, tier, state):
 
 @njit
 def _add_alias(h, slot, tier, node, engine_hash, counted):
-    """The slot names the node by a hash that is not its primary."""
+    """The slot names the node by a hash that is not its primary; known ones count on."""
     i = find_record(h, slot, tier, ALIAS, engine_hash)
     if i >= 0:
         set_record_count(h, i, record_count(h, i) + counted)
@@ -136,7 +136,7 @@ def _add_alias(h, slot, tier, node, engine_hash, counted):
 
 @njit
 def _add_copy(h, slot, tier, node, counted):
-    """The slot, already a holder, announces the node once more under its primary name."""
+    """The slot, already a holder, announces the node `counted` times under its primary name."""
     state = holder_state(h, set_of(h, node), slot, tier)
     copies = I(1)
     aliases = I(0)
@@ -147,14 +147,14 @@ def _add_copy(h, slot, tier, node, counted):
         return True
     if not has_record_room(h):
         return False
-    set_anchor(h, slot, tier, node, copies + 1, aliases)
+    set_anchor(h, slot, tier, node, copies + max(counted, I(1)), aliases)
     _set_state(h, node, slot, tier, IRREGULAR)
     return True
 
 
 @njit
 def add_holding(h, slot, tier, node, engine_hash, counted):
-    """(slot, tier) holds the node under this hash, once more if counted.
+    """(slot, tier) holds the node under this hash; if it does already, `counted` times more.
 
     The hash must not name another node for (slot, tier). Returns False, and changes nothing, when
     the overflow records are full. Requires `has_set_room`.

@@ -351,15 +351,13 @@ class _Partition:
 
     def _repeat(self, writer: SlotWriter, tier: Tier, names: Hashes, copies: list[int]) -> None:
         """Announce again what was announced more than once.  Raises DumpError."""
-        most = min(max(copies, default=1), COPIES_MAX)
-        if most <= 1:
+        if max(copies, default=1) <= 1:
             return
-        several = np.array([min(max(count, 1), COPIES_MAX) for count in copies], np.int64)
-        self.copies += int((several - 1).sum())
+        further = np.array([min(max(count, 1), COPIES_MAX) - 1 for count in copies], np.int64)
+        self.copies += int(further.sum())
         if self.copies > self._copies_max:
             raise DumpError("more copies of blocks than all partitions may have")
-        for count in range(1, most):
-            writer.store_known(tier, names[several > count])
+        writer.add_copies(tier, names, further)
 
     def _writer(self, rank: RankKey) -> SlotWriter:
         writer = self._writers.get(rank)

@@ -296,6 +296,31 @@ def store_known(h, holder, engines, start):
     return recorded
 
 
+@compiled(int64(HEADER, int64, HASHES, int64[::1], int64))
+def add_copies(h, holder, engines, copies, start):
+    """Further announcements of blocks that (slot, tier) holds; other hashes are passed over.
+
+    copies: int64 [n], more than 0. Returns how many of engines[start:] it holds; CURSOR is the
+    index where it stopped.
+    """
+    slot = holder_slot(holder)
+    tier = holder_tier(holder)
+    held = 0
+    h[NEED] = NEED_NOTHING
+    for i in range(start, engines.shape[0]):
+        h[CURSOR] = i
+        h[NEED] = _missing_room(h)
+        if h[NEED] != NEED_NOTHING:
+            return held
+        node = find_held(h, slot, tier, engines[i])
+        if node != 0:
+            held += 1
+            if not add_holding(h, slot, tier, node, engines[i], copies[i]):
+                h[REFUSED] += 1
+    h[CURSOR] = engines.shape[0]
+    return held
+
+
 @compiled(int64(HEADER, int64, HASHES, boolean, int64))
 def remove(h, holder, engines, every_copy, start):
     """Undo one announcement of each hash, or all of them.

@@ -55,8 +55,8 @@ class Orphans:
     def __contains__(self, slot: int) -> bool:
         return slot in self._slots
 
-    def add(self, slot: int, orphan: Orphan, *, counted: bool) -> bool:
-        """Keep an orphan, or count it once more if counted; a later place replaces an earlier.
+    def add(self, slot: int, orphan: Orphan, *, counted: int) -> bool:
+        """Keep an orphan, or count it `counted` times more; a later place replaces an earlier.
 
         Returns False, and changes nothing, when there are too many.
         """

@@ -167,6 +167,17 @@ class PrefixIndex:
             recorded += kernels.store_known(header, holder, engines, header[state.CURSOR])
         return int(recorded)
 
+    def _add_copies(self, holder: int, engines: Hashes, copies: NDArray[np.int64] | int) -> int:
+        """`copies` of each; of those that are no more than 0 nothing."""
+        header = self._header
+        counts = np.broadcast_to(np.asarray(copies, np.int64), engines.shape)
+        engines, counts = engines[counts > 0], counts[counts > 0]
+        held = kernels.add_copies(header, holder, engines, counts, 0)
+        while header[state.NEED]:
+            self._memory.make_room()
+            held += kernels.add_copies(header, holder, engines, counts, header[state.CURSOR])
+        return int(held)
+
     def _remove(self, holder: int, engines: Hashes, every_copy: bool) -> int:
         header = self._header
         removed = kernels.remove(header, holder, engines, every_copy, 0)
@@ -220,8 +231,7 @@ class PrefixIndex:
             orphan = self._orphans.get(slot, tier, name)
             placed = orphan is not None and self._drop_placed(slot, tier, [name]) > 0
             if orphan is not None and placed and orphan[2:4] == (parent, content):
-                for _copy in range(orphan.copies - 1 + counted):
-                    self._store_known(holder | 1, np.array([name], np.uint64))
+                self._add_copies(holder, np.array([name], np.uint64), orphan.copies - 1 + counted)
             parent = name
 
     def _drop_placed(self, slot: int, tier: int, names: list[int]) -> int:
@@ -239,8 +249,8 @@ class PrefixIndex:
                 holder = _holder(slot, orphan.tier, counted=True)
                 block = np.array([orphan.local], np.uint64)
                 name = np.array([orphan.engine_hash], np.uint64)
-                for _copy in range(orphan.copies):
-                    self._store_chain(holder, parent, block, name)
+                self._store_chain(holder, parent, block, name)
+                self._add_copies(holder, name, orphan.copies - 1)
                 parents.append(orphan.engine_hash)
 
     def _sweep(self, slot: int) -> None:
@@ -369,6 +379,24 @@ class SlotWriter:
                 recorded += index._copy_orphans(holder, names)
                 index._drop_placed(self.slot, tier, names)
             return recorded
+
+    def add_copies(self, tier: Tier, engine_hashes: Hashes, copies: NDArray[np.int64]) -> None:
+        """Blocks of this slot and tier, orphans included, were announced more often than once.
+
+        engine_hashes: uint64 [n], C-contiguous; those it does not have are ignored. copies: int64
+        [n], the announcements beyond those that are counted already.
+        """
+        index = self._index
+        with index._lock:
+            if not self._open or self._clearing:
+                return
+            index._add_copies(_holder(self.slot, tier, counted=True), engine_hashes, copies)
+            if self.slot not in index._orphans:
+                return
+            for name, more in zip(engine_hashes.tolist(), copies.tolist(), strict=True):
+                orphan = index._orphans.get(self.slot, tier, name)
+                if orphan is not None and more > 0:
+                    index._orphans.add(self.slot, orphan, counted=more)
 
     def remove(
         self, tier: Tier, engine_hashes: Hashes, *, stream: "SlotWriter | None" = None

@@ -51,6 +51,7 @@ class Recovery:
         self._path = path
         self._limits = LoadLimits(blocks_max)
         self._peers: list[AskedPeer] = []
+        self._is_cancelled = False
         self._file = None if path is None else Reading(str(path))
 
     async def run(self, selector: Selector, ingest: Ingest, catalog_lock: asyncio.Lock) -> None:
@@ -63,7 +64,8 @@ class Recovery:
                 async with catalog_lock:
                     selector.fleet.recovered.offer(partitions, monotonic())
                     selector.fleet.claim_recovered()
-                    await asyncio.to_thread(adopt, selector.fleet.take_adoptions())
+                    adoptions = selector.fleet.take_adoptions()
+                    await asyncio.to_thread(adopt, adoptions, lambda: self._is_cancelled)
         except asyncio.CancelledError:
             state = "cancelled"
             self._cancel()
@@ -76,6 +78,7 @@ class Recovery:
             log.info("recovery ended", extra={"fields": fields})
 
     def _cancel(self) -> None:
+        self._is_cancelled = True
         for peer in self._peers:
             peer.cancel()
         if self._file is not None:

@@ -1,6 +1,7 @@
 """Both forms of a dump, there and back; hostile input ends only in DumpError."""
 
 import json
+import time
 import zlib
 
 import numpy as np
@@ -436,3 +437,17 @@ def test_text_that_is_no_dump_is_refused(text):
 
 def test_an_empty_document_is_an_empty_dump():
     assert from_json(b" { } ") == ([], 0)
+
+
+def test_many_copies_in_events_of_one_block_take_no_longer_than_one():
+    events = [
+        {"worker_id": 1, "event": {"data": {"stored": {"blocks": [block]}}}}
+        for block in ({"block_hash": i, "tokens_hash": i, "copies": 4096} for i in range(20_000))
+    ]
+    begin = time.monotonic()
+    ((held,), bad) = from_json(
+        {"m:t": {"block_size": 4, "events": events}}, limits=LoadLimits(50_000_000)
+    )
+    assert time.monotonic() - begin < 5
+    assert (bad, held.blocks) == (0, 20_000)
+    assert set(held.snapshot.records["count"].tolist()) == {4096}

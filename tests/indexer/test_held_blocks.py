@@ -1,11 +1,13 @@
 """Attachment of a dumped slot to another index: what it gives is what was dumped, exactly."""
 
+import time
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from indexer.held_blocks import DumpedPartition, attach, narrowed
+from indexer.held_blocks import COPIES_MAX, Adoption, DumpedPartition, adopt, attach, narrowed
 from indexer.index_snapshot import Place
 from indexer.prefix_index import PrefixIndex
 from indexer.tiers import Tier
@@ -119,3 +121,76 @@ def test_a_change_and_its_place_are_one_step():
     assert index.snapshot().places == {0: Place(3, 1)}
     sibling.clear(stream=writer)
     assert index.snapshot().places == {0: Place(3, 2)}
+
+
+@given(STEPS, STEPS, st.integers(0, 5))
+def test_copies_given_as_a_number_are_as_good_as_announcements_repeated(before, after, copies):
+    index, twin = PrefixIndex(1000), PrefixIndex(1000)
+    writers, twins = ([each.open_slot() for _ in range(3)] for each in (index, twin))
+    repeated = []
+    for step in before:
+        play([step], writers)
+        play([step], twins)
+        if step[0] == "store":
+            _, slot, tier, dialect, path, begin = step
+            start = min(begin, len(path) - 1)
+            names = u64(name_of(dialect, path[: i + 1]) for i in range(start, len(path)))
+            play([step] * copies, writers)
+            twins[slot].add_copies(tier, names, np.full(names.size, copies, np.int64))
+            repeated += [("remove", *step[1:4], path[: i + 1]) for i in range(start, len(path))]
+    twin.check_invariants()
+    paths = [u64(path) for *_, path in (step[:5] for step in before)]
+    after = after + repeated * (copies + 1)
+    for step in [("clear",), *after]:
+        if step[0] != "clear":
+            play([step], writers)
+            play([step], twins)
+        assert twin.slot_blocks().tolist() == index.slot_blocks().tolist()
+        for path in paths:
+            assert twin.match(path).tolist() == index.match(path).tolist()
+
+
+def test_many_copies_take_no_longer_than_one():
+    """Of single blocks, so that nothing is shared; in a child of an unknown parent too."""
+    n = 20_000
+    index = PrefixIndex(2 * n)
+    writer = index.open_slot()
+    names = np.arange(1, n + 1, dtype=np.uint64)
+    for name in names:
+        writer.store(Tier.GPU, None, u64([name]), u64([name]))
+    writer.store(Tier.CPU, 10**9, names[:100], names[:100] + np.uint64(2**40))
+    writer.add_copies(Tier.GPU, names, np.full(n, COPIES_MAX - 1))
+    orphans = names[:100] + np.uint64(2**40)
+    writer.add_copies(Tier.CPU, orphans, np.full(100, COPIES_MAX - 1))
+    held = DumpedPartition("m:t", 4, {(0, 0): 0}, index.snapshot())
+    begin = time.monotonic()
+    copy = PrefixIndex(2 * n).open_slot()
+    attach(held, (0, 0), copy)
+    assert time.monotonic() - begin < 5
+    for _ in range(2):
+        copy.remove(Tier.GPU, names)
+        copy.remove(Tier.CPU, orphans)
+    assert copy._index.slot_blocks()[0, 0] == n
+    again = {orphan.copies for _, orphan in copy._index.snapshot().orphans}
+    assert again == {COPIES_MAX - 2}
+
+
+def test_an_adoption_that_nobody_waits_for_ends_between_two_runs():
+    index = PrefixIndex(100)
+    writer = index.open_slot()
+    for block in range(10):
+        writer.store(Tier.GPU, None, u64([block]), u64([block]))
+    held = DumpedPartition("m:t", 4, {(0, 0): 0}, index.snapshot())
+    fresh = PrefixIndex(100)
+    writers = [fresh.open_slot() for _ in range(2)]
+    for each in writers:
+        each.filling = True
+    asked = []
+
+    def is_over():
+        asked.append(1)
+        return len(asked) > 2
+
+    adopt([Adoption(held, (0, 0), each) for each in writers], is_over)
+    assert fresh.slot_blocks()[:, 0].tolist() == [3, 0]
+    assert all(each.filling for each in writers)
