@@ -32,7 +32,8 @@ CLOSE_S_MAX = 1.0
 COMMANDS_MAX = 64
 """Changes a thread may be behind."""
 SOCKETS_MAX = 65_535
-"""libzmq's default is 1023 per context; a rank needs one, and one more while it catches up."""
+"""libzmq's default is 1023 per context; a rank needs three, two of which tell of the connection of
+the first, and one more while it catches up."""
 IO_THREADS = 4
 """A host name that does not resolve blocks one of them for seconds at a time."""
 
@@ -112,7 +113,7 @@ class _IngestThread(threading.Thread):
 
     def _patience(self) -> float | None:
         """Seconds until the first pending listener is due; None when none is pending."""
-        dues = [due for listener in self.pending if (due := listener.feed.wake_at) is not None]
+        dues = [due for listener in self.pending if (due := listener.wake_at) is not None]
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def _make_changes(self) -> None:
@@ -239,7 +240,7 @@ def _burden(thread: _IngestThread) -> tuple[bool, int]:
 
 
 def _is_due(listener: Listener, now: float) -> bool:
-    due = listener.feed.wake_at
+    due = listener.wake_at
     return due is not None and now >= due
 
 

@@ -13,20 +13,21 @@ from typing import Literal, TypeAlias
 import zmq
 
 from indexer.event_feed import Action, EventFeed, StartReplay
-from indexer.kv_events import PAYLOAD_BYTES_MAX
 from indexer.kv_source import KvSource
+from indexer.live_connection import MESSAGE_BYTES_MAX, LiveConnection, reading_socket
 from indexer.readiness import Readiness, has_message
-from indexer.zmq_options import set_reading_options
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 State = Literal["no_events_yet", "connected", "catching_up", "degraded"]
 
-QUEUED_MESSAGES_MAX = 200_000
-"""Messages libzmq keeps for a socket while its thread is busy; beyond it the engine's side drops.
-Restarts and prefill bursts send tens of thousands within a fraction of a second."""
-MESSAGE_BYTES_MAX = 4 * PAYLOAD_BYTES_MAX
-"""libzmq ends the connection of a peer that sends more.  What is unreadable for its length alone
-shall still arrive, so that it is counted and the next message is no gap."""
+CONNECT_ANEW_S = 0.5
+"""How long after the end of a connection that libzmq does not restore it is connected anew."""
+CUT_OFF_NOTICE_S = 60.0
+"""An operator hears of it at most so often, for each rank."""
+CUT_OFF = (
+    "the connection was broken off for a breach of the protocol, such as a message of more than "
+    f"{MESSAGE_BYTES_MAX} bytes"
+)
 DRAIN_MESSAGES_MAX = 64
 """Messages taken from one socket before the others have their turn."""
 DRAIN_S_MAX = 0.005
@@ -42,7 +43,8 @@ logger = logging.getLogger(__name__)
 class ListenerStatus:
     """Plain numbers of one rank's stream since it was opened.
 
-    state: degraded means that the index may lack events of this rank (event_feed says until when)
+    state: degraded means that the index may lack events of this rank (event_feed says until when;
+    after a connection that was cut off, until a message shows whether any are missing)
     batches counts decoded and applied ones, replayed those of them that came by replay; lost are
     known to be missing; stale came twice; dropped counts what was not indexed, by reason.
     """
@@ -81,9 +83,12 @@ class Listener:
         self._context = context
         self._readiness = readiness
         self._pending = pending
-        self._live: Socket | None = None
+        self._live: LiveConnection | None = None
         self._replay: Socket | None = None
         self._open_error: str | None = None
+        self._cut_off: str | None = None
+        self._connect_at: float | None = None
+        self._cut_off_noticed = float("-inf")
         self._started = False
 
     def open(self) -> None:
@@ -92,7 +97,7 @@ class Listener:
         What arrives waits in the socket until `start`.
         """
         try:
-            self._live = _connected(self._context, zmq.SUB, self.source.endpoint)
+            self._live = LiveConnection(self._context, self.source.endpoint)
         except zmq.ZMQError as error:
             self._open_error = f"{self.source.endpoint}: {error}"
             self._log(logging.ERROR, "KV event listener failed", self._open_error)
@@ -104,14 +109,16 @@ class Listener:
         self.feed.begin(nothing_older_comes=opened_just_now)
         self._started = True
         if self._live is not None:
-            self._readiness.watch(self._live, self.drain_live)
+            self._readiness.watch(self._live.socket, self.drain_live)
+            self._readiness.watch(self._live.monitor, self.drain_monitor)
 
     def close(self) -> None:
         self._stop_replay()
         self._pending.discard(self)
         if self._live is not None:
             if self._started:
-                self._readiness.unwatch(self._live, self.drain_live)
+                self._readiness.unwatch(self._live.socket, self.drain_live)
+                self._readiness.unwatch(self._live.monitor, self.drain_monitor)
             self._live.close()
             self._live = None
             self._log(logging.INFO, "KV event listener closed", self.source.endpoint)
@@ -124,8 +131,26 @@ class Listener:
         """Take a bounded number of replayed messages.  True: more may be there."""
         return self._drain(self._take_replayed)
 
+    def drain_monitor(self) -> bool:
+        """Take what libzmq tells of the connection.  True: more may be there."""
+        if self._live is None:
+            return False
+        more = self._live.look()
+        if self._live.is_cut_off and self._connect_at is None:
+            self._connect_at = time.monotonic() + CONNECT_ANEW_S
+            self._pending.add(self)
+        return more
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` should be called next; None while nothing is pending."""
+        dues = [due for due in (self.feed.wake_at, self._connect_at) if due is not None]
+        return min(dues, default=None)
+
     def tick(self, now: float) -> None:
-        """To be called at `feed.wake_at`.  What has arrived already comes first."""
+        """To be called at `wake_at`.  What has arrived already comes first."""
+        if self._connect_at is not None and now >= self._connect_at:
+            self._connect_anew(now)
         if self._replay is None or not has_message(self._replay):
             self._act(self.feed.tick(now), now)
             self._log_notices()
@@ -145,7 +170,7 @@ class Listener:
             stale=feed.stale,
             restarts=feed.restarts,
             decode_errors=feed.decode_errors,
-            last_error=self._open_error or feed.last_error,
+            last_error=self._open_error or self._cut_off or feed.last_error,
             last_event_monotonic=feed.last_event_at,
             stored_blocks=applier.stored_blocks,
             removed_blocks=applier.removed_blocks,
@@ -164,9 +189,10 @@ class Listener:
 
     def _take_live(self) -> bool:
         """Take one message.  False: there was none."""
-        if self._live is None or not has_message(self._live):
+        if self._live is None or not has_message(self._live.socket):
             return False
-        frames = _receive(self._live, LIVE_FRAMES)
+        frames = _receive(self._live.socket, LIVE_FRAMES)
+        self._cut_off = None  # the number of this message shows what is missing
         if len(frames) != LIVE_FRAMES or len(frames[1]) != SEQ_BYTES:
             self.feed.applier.dropped["frames"] += 1
             return True
@@ -192,7 +218,7 @@ class Listener:
     def _state(self) -> State:
         if self.feed.catching_up:
             return "catching_up"
-        if self.feed.degraded or self._open_error is not None:
+        if self.feed.degraded or self._open_error is not None or self._cut_off is not None:
             return "degraded"
         return "no_events_yet" if self.feed.last_event_at is None else "connected"
 
@@ -206,15 +232,37 @@ class Listener:
             except zmq.ZMQError as error:
                 self._stop_replay()
                 self.feed.replay_failed(f"{self.source.replay_endpoint}: {error}", now)
-        if self.feed.catching_up:
+        self._keep_pending()
+
+    def _keep_pending(self) -> None:
+        if self.wake_at is not None:
             self._pending.add(self)
         else:
             self._pending.discard(self)
 
+    def _connect_anew(self, now: float) -> None:
+        """Unless libzmq does it after all."""
+        self._connect_at = None
+        if self._live is not None and self._live.is_cut_off:
+            self._cut_off = f"{self.source.endpoint}: {CUT_OFF}"
+            if now - self._cut_off_noticed >= CUT_OFF_NOTICE_S:
+                self._cut_off_noticed = now
+                self._log(logging.WARNING, "KV event listener is connected anew", self._cut_off)
+            self._live.connect_anew()
+            self._connect_at = now + CONNECT_ANEW_S if self._live.is_cut_off else None
+        self._keep_pending()
+
     def _start_replay(self, start: int) -> None:
         # A fresh socket, so that what an aborted replay still sends is never taken for this one's.
         assert self.source.replay_endpoint is not None
-        self._replay = _connected(self._context, zmq.DEALER, self.source.replay_endpoint)
+        endpoint = self.source.replay_endpoint
+        replay = reading_socket(self._context, zmq.DEALER, endpoint)
+        try:
+            replay.connect(endpoint)
+        except zmq.ZMQError:
+            replay.close()
+            raise
+        self._replay = replay
         self._replay.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
         self._readiness.watch(self._replay, self.drain_replay)
 
@@ -231,25 +279,6 @@ class Listener:
     def _log(self, level: int, message: str, detail: str) -> None:
         fields = {"worker_id": self.source.worker_id, "dp_rank": self.source.dp_rank}
         logger.log(level, message, extra={"fields": {**fields, "detail": detail}})
-
-
-def _connected(context: "zmq.Context[Socket]", kind: int, endpoint: str) -> Socket:
-    """A socket with our options, connected to `endpoint`.  Raises zmq.ZMQError."""
-    socket = context.socket(kind)
-    try:
-        set_reading_options(
-            socket,
-            endpoint,
-            messages_max=QUEUED_MESSAGES_MAX,
-            message_bytes_max=MESSAGE_BYTES_MAX,
-        )
-        if kind == zmq.SUB:
-            socket.setsockopt(zmq.SUBSCRIBE, b"")
-        socket.connect(endpoint)
-    except zmq.ZMQError:
-        socket.close()
-        raise
-    return socket
 
 
 def _is_replay(frames: list[bytes]) -> bool:

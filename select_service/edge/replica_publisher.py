@@ -17,9 +17,9 @@ from functools import partial
 import zmq
 import zmq.backend
 
+from indexer.zmq_monitor import waiting_events
 from select_service.core import replica_digest, replica_events
 from select_service.core.replica_events import Event, EventEncoder
-from select_service.edge.zmq_monitor import waiting_events
 
 REPLICA_QUEUE_EVENTS_MAX = 100_000
 SUBSCRIBER_MESSAGES_MAX = 100_000

@@ -13,10 +13,10 @@ from typing import TypeAlias
 import zmq
 
 from indexer.readiness import has_message
+from indexer.zmq_monitor import waiting_events
 from indexer.zmq_options import set_reading_options
 from select_service.core.replica_digest import DIGEST_BYTES_MAX
 from select_service.core.replica_events import FRAME_BYTES_MAX
-from select_service.edge.zmq_monitor import waiting_events
 
 QUEUED_MESSAGES_MAX = 100_000
 MESSAGE_BYTES_MAX = max(FRAME_BYTES_MAX, DIGEST_BYTES_MAX)

@@ -4,7 +4,9 @@ import threading
 import time
 
 import pytest
+import zmq
 
+from indexer import listener, live_connection
 from indexer.catch_up import FRAME_S_MAX, STALL_S_MAX
 from indexer.ingest import Ingest
 from indexer.kv_events import PAYLOAD_BYTES_MAX
@@ -288,6 +290,69 @@ def test_message_of_absurd_length_is_counted_and_the_next_is_no_gap(ingest, inde
         publish_chain(engine, [0])
         eventually(lambda: held(index, writer, 1) == 1)
         assert (status(ingest).decode_errors, status(ingest).gaps) == (1, 0)
+
+
+def cut_off(ingest, engine):
+    """The engine sends a message that is too long; returns once the listener is connected anew."""
+    seq = engine.next_seq.to_bytes(8, "big")
+    engine.next_seq += 1
+    engine.send([b"x", seq, bytes(live_connection.MESSAGE_BYTES_MAX + 1)])
+    eventually(lambda: engine.pub.poll(0) and engine.pub.recv() == b"\x01")
+    assert "broken off" in status(ingest).last_error
+    assert status(ingest).state == "degraded"
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
+    ingest, index, replay, monkeypatch, caplog
+):
+    monkeypatch.setattr(live_connection, "MESSAGE_BYTES_MAX", 10_000)
+    with FakeEngine(replay=replay) as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, range(2))
+        for blocks in ([2, 3], [4, 5]):
+            eventually(lambda blocks=blocks: status(ingest).last_sequence == engine.next_seq - 1)
+            cut_off(ingest, engine)
+            publish_chain(engine, blocks[:1], lost=True)
+            publish_chain(engine, blocks[1:])
+        eventually(lambda: status(ingest).last_sequence == engine.next_seq - 1)
+        now = status(ingest)
+        assert held(index, writer, 6) == (6 if replay else 2)
+        assert (now.state, now.gaps, now.lost) == ("degraded", 2, 2 if replay else 4)
+        assert now.restarts == 0
+        lines = [r.getMessage() for r in caplog.records if "connected anew" in r.getMessage()]
+        assert len(lines) == 1
+        engine.publish(["AllBlocksCleared"])
+        eventually(lambda: status(ingest).state == "connected")
+        assert status(ingest).last_error is None
+
+
+def test_message_of_absurd_length_in_a_replay_only_loses_the_gap(ingest, index, monkeypatch):
+    monkeypatch.setattr(live_connection, "MESSAGE_BYTES_MAX", 10_000)
+    with FakeEngine() as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, [0])
+        engine.ring.append((1, bytes(10_001)))
+        engine.next_seq = 2
+        publish_chain(engine, [1])
+        eventually(lambda: status(ingest).last_sequence == 2)
+        publish_chain(engine, [2])
+        eventually(lambda: held(index, writer, 3) == 3)
+        assert (status(ingest).state, status(ingest).lost) == ("degraded", 1)
+
+
+def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, index, monkeypatch):
+    monkeypatch.setattr(listener, "CONNECT_ANEW_S", 0.05)
+    with zmq.Context() as context, context.socket(zmq.PULL) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        writer = index.open_slot()
+        ingest.reconcile([a_source(f"tcp://127.0.0.1:{port}", writer)])
+        eventually(lambda: status(ingest).state == "degraded")
+    with FakeEngine(port=port, replay=False) as engine:
+        engine.await_subscriber()
+        publish_chain(engine, [0])
+        eventually(lambda: held(index, writer, 1) == 1)
+        assert status(ingest).state == "connected"
 
 
 def test_closing_twice_and_reconciling_afterwards_do_no_harm(index):
