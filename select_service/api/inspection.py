@@ -10,6 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from indexer.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.moment import now
 from indexer.snapshot import document_chunks
+from select_service.api.accept import asks_for
 from select_service.api.codec import body_as, json_response
 from select_service.api.service import Service, query_of, scope_filter
 from select_service.core.dumps import DumpPart, by_name
@@ -19,6 +20,7 @@ from select_service.schema import PromptQuery
 DUMPS_MAX = 4
 """Dumps sent at one time."""
 
+JSON = "application/json"
 _VARY = {"vary": "Accept"}
 _QUERY = msgspec.json.Decoder(PromptQuery)
 
@@ -46,9 +48,10 @@ async def dump(service: Service, request: Request) -> Response:
     """The index, streamed; each dump holds a copy of one partition until its client has read it."""
     if service.dumps_running >= DUMPS_MAX:
         raise CapacityExceeded(f"{DUMPS_MAX} dumps are being sent already; ask again later")
-    if MEDIA_TYPE in request.headers.get("accept", ""):
+    accept = ",".join(request.headers.getlist("accept"))
+    if asks_for(accept, MEDIA_TYPE, JSON):
         return StreamingResponse(_compact_dump(service), headers=_VARY, media_type=MEDIA_TYPE)
-    return StreamingResponse(_dump(service), headers=_VARY, media_type="application/json")
+    return StreamingResponse(_dump(service), headers=_VARY, media_type=JSON)
 
 
 async def _compact_dump(service: Service) -> AsyncIterator[bytes]:

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.api import inspection
+from select_service.edge import peer_dump
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
@@ -70,6 +71,32 @@ def test_a_dump_says_what_its_form_depends_on(fleet, accept):
     answer = fleet.call("GET", "/dump", accept=accept)
     assert answer.headers["content-type"] == accept
     assert answer.headers["vary"] == "Accept"
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("application/msgpack;q=0", "json"),
+        ("application/msgpack;q=0, */*", "json"),
+        ("application/msgpack; q=0.000", "json"),
+        ("application/msgpack;q=nan", "json"),
+        ("application/msgpack;q=0.5, application/json", "json"),
+        ("application/msgpack;q=0.5, */*;q=0.8", "json"),
+        ("application/msgpackish", "json"),
+        ("text/x-application/msgpack", "json"),
+        ("*/*", "json"),
+        ("", "json"),
+        (",;,", "json"),
+        ("application/msgpack;q=0.1", "msgpack"),
+        ("Application/MsgPack", "msgpack"),
+        ("text/plain;q=0.9 , application/msgpack;v=1;Q=0.9,application/json;q=0.5", "msgpack"),
+        ("application/msgpack, */*", "msgpack"),
+        (peer_dump.ACCEPT, "msgpack"),
+    ],
+)
+def test_a_dump_has_the_form_that_the_client_prefers(fleet, accept, form):
+    answer = fleet.call("GET", "/dump", accept=accept)
+    assert answer.headers["content-type"] == f"application/{form}"
 
 
 def test_a_dump_does_not_begin_while_the_catalog_changes(fleet):
