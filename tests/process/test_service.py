@@ -53,7 +53,9 @@ def test_a_port_in_use_is_one_line_and_exit_status_1(service):
         (("--indexer-peers", "tcp://b:8092"), {}, "--indexer-peers"),
         ((), {"SELECT_SERVICE_THREADS": "0"}, "SELECT_SERVICE_THREADS"),
         ((), {"DYN_ROUTER_TEMPERATURE": "nan"}, "DYN_ROUTER_TEMPERATURE"),
-        ((), {"DYN_ROUTER_QUEUE_THRESHOLD": "16"}, "not available in this version"),
+        ((), {"DYN_ROUTER_QUEUE_THRESHOLD": "-1"}, "DYN_ROUTER_QUEUE_THRESHOLD"),
+        ((), {"DYN_ROUTER_POLICY_CONFIG": "nowhere.yaml"}, "policy file nowhere.yaml"),
+        (("--priority-default-tier", "gold"), {}, "--priority-default-tier"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_one_line_and_exit_status_2(arguments, environment, named):
