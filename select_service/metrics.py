@@ -40,7 +40,7 @@ from select_service.metric_families import (
 )
 from select_service.metric_series import OTHER, Chosen, GrowingSums, Labels, series_of
 from select_service.replica_metrics import of_replicas
-from select_service.schema import ReplicaStatus
+from select_service.schema_replicas import ReplicaStatus
 
 PARTITION_SERIES_MAX = 100
 """Partitions with series of their own: the first ones, each for as long as it exists."""

@@ -6,7 +6,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from select_service.metric_families import PREFIX, Family
 from select_service.metric_series import GrowingSums, series_of
-from select_service.schema import ReplicaPeer, ReplicaStatus
+from select_service.schema_replicas import ReplicaPeer, ReplicaStatus
 
 PEER_LABELS = ("peer",)
 

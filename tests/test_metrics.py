@@ -16,7 +16,7 @@ from select_service.api import examples
 from select_service.core.identity import PartitionKey, Rank
 from select_service.metric_series import Chosen, GrowingSums
 from select_service.metrics import SELECTION_BUCKETS_S, Metrics
-from select_service.schema import ReplicaStatus
+from select_service.schema_replicas import ReplicaStatus
 from tests.builders import (
     a_reservation,
     a_select,

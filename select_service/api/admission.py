@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from select_service.api.codec import body_as, json_response
 from select_service.api.service import Service, trace_of
-from select_service.schema import BusyThresholdChange, ShedRequest
+from select_service.schema_admission import BusyThresholdChange, ShedRequest
 
 log = logging.getLogger("select_service.admission")
 

@@ -22,7 +22,8 @@ from select_service.errors import (
     ShuttingDown,
     UnsupportedMediaType,
 )
-from select_service.schema import ErrorBody, OverloadedBody
+from select_service.schema import ErrorBody
+from select_service.schema_admission import OverloadedBody
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024

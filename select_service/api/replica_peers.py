@@ -7,7 +7,8 @@ from starlette.responses import Response
 from select_service.api.codec import body_as, json_response
 from select_service.api.service import ReplicaPlane, Service
 from select_service.errors import Conflict, NotFound
-from select_service.schema import ReplicaPeerRequest, ReplicaStatus, Status
+from select_service.schema import Status
+from select_service.schema_replicas import ReplicaPeerRequest, ReplicaStatus
 
 _PEER = msgspec.json.Decoder(ReplicaPeerRequest)
 _OK = Status()

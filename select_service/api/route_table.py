@@ -5,12 +5,13 @@ The application attaches a handler to each `operation_id`; the OpenAPI document 
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from select_service import schema
+from select_service import schema, schema_admission, schema_replicas
 from select_service.api.documents import ConfigView, PartitionDumpView
+from select_service.api.route import Answer, HeaderParameter, QueryParameter, RequestTimeout, Route
 from select_service.errors import (
     BadRequest,
     BodyTooLarge,
@@ -25,66 +26,16 @@ from select_service.errors import (
     Overloaded,
     QueueFull,
     QueueTimeout,
-    SelectError,
     ShuttingDown,
     UnsupportedMediaType,
 )
 
-JSON = "application/json"
 METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 
 PAGE_ROWS = 100
 PAGE_ROWS_MAX = 1000
 """Rows of one page of GET /reservations: unless asked otherwise, and at most."""
-
-
-class RequestTimeout(SelectError):
-    """Answered by the protocol, before any handler runs."""
-
-    status, code = 408, "timeout"
-
-
-class Answer(NamedTuple):
-    """A body that is not a refusal.  `body` is a type that msgspec can describe, or None."""
-
-    summary: str
-    body: Any
-    media_type: str = JSON
-    also: str | None = None
-    """Media type of a binary form that the `accept` header may ask for."""
-
-
-class QueryParameter(NamedTuple):
-    """An optional query parameter."""
-
-    name: str
-    type: Any
-    summary: str
-    default: Any = None
-
-
-class HeaderParameter(NamedTuple):
-    """An optional request header."""
-
-    name: str
-    summary: str
-
-
-class Route(NamedTuple):
-    """One method of one path.  A path parameter is a `{name}` of `PATH_PARAMETERS`."""
-
-    method: str
-    path: str
-    operation_id: str
-    tag: str
-    summary: str
-    answers: Mapping[int, Answer]
-    detail: str = ""
-    body: Any = None
-    query: tuple[QueryParameter, ...] = ()
-    refusals: tuple[type[SelectError], ...] = ()
-    headers: tuple[HeaderParameter, ...] = ()
 
 
 TAGS: Mapping[str, str] = {
@@ -259,8 +210,8 @@ _RESERVATION_ROUTES = (
     ),
 )
 
-_THRESHOLDS = Answer("The thresholds that count now.", schema.BusyThresholdView)
-_ADMISSION_STATE = Answer("The state after the call.", schema.AdmissionState)
+_THRESHOLDS = Answer("The thresholds that count now.", schema_admission.BusyThresholdView)
+_ADMISSION_STATE = Answer("The state after the call.", schema_admission.AdmissionState)
 
 _ADMISSION_ROUTES = (
     Route(
@@ -273,7 +224,7 @@ _ADMISSION_ROUTES = (
         "A rank above a threshold gets no more requests; when all candidates are, a request is "
         "refused with 503. A field that is left out keeps its value, null clears it. Not kept over "
         "a restart.",
-        schema.BusyThresholdChange,
+        schema_admission.BusyThresholdChange,
         refusals=(*_BODY, NotFound),
     ),
     Route(
@@ -282,7 +233,7 @@ _ADMISSION_ROUTES = (
         "busy_thresholds",
         "admission",
         "Busy thresholds of every model",
-        {200: Answer("Models by name.", schema.BusyThresholdList)},
+        {200: Answer("Models by name.", schema_admission.BusyThresholdList)},
     ),
     Route(
         "POST",
@@ -293,7 +244,7 @@ _ADMISSION_ROUTES = (
         {200: _ADMISSION_STATE},
         "Requests of these tiers are refused with 503, waiting ones too, until the call is made "
         "with another tier or null.",
-        schema.ShedRequest,
+        schema_admission.ShedRequest,
         refusals=_BODY,
     ),
     Route(
@@ -302,7 +253,7 @@ _ADMISSION_ROUTES = (
         "admission_state",
         "admission",
         "What is shed, what waits, and what became of all requests",
-        {200: Answer("The state now.", schema.AdmissionState)},
+        {200: Answer("The state now.", schema_admission.AdmissionState)},
         _EVERY_SECOND,
     ),
 )
@@ -428,7 +379,7 @@ _REPLICA_ROUTES = (
         "Listen to another replica",
         {200: Answer("It was a peer already.", schema.Status), 201: _OK},
         "Takes effect at once; the peer may be absent. Not kept over a restart.",
-        schema.ReplicaPeerRequest,
+        schema_replicas.ReplicaPeerRequest,
         refusals=(*_BODY, Conflict),
     ),
     Route(
@@ -439,7 +390,7 @@ _REPLICA_ROUTES = (
         "Stop listening to another replica",
         {200: _OK},
         "Takes effect at once. What the peer has reserved stays until it is freed or expires.",
-        schema.ReplicaPeerRequest,
+        schema_replicas.ReplicaPeerRequest,
         refusals=(*_BODY, NotFound, Conflict),
     ),
     Route(
@@ -456,7 +407,7 @@ _REPLICA_ROUTES = (
         "replica_status",
         "replicas",
         "What came from each peer, and how far it and this replica agree",
-        {200: Answer("Peers by endpoint.", schema.ReplicaStatus)},
+        {200: Answer("Peers by endpoint.", schema_replicas.ReplicaStatus)},
         _EVERY_SECOND,
     ),
 )

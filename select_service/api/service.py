@@ -18,7 +18,8 @@ from select_service.core.recovered import KeepingReport, RecoveryStatus, Snapsho
 from select_service.core.selector import Selector
 from select_service.errors import BadRequest, SelectError
 from select_service.metrics import Metrics
-from select_service.schema import U64_MAX, ReplicaStatus, tenant_of
+from select_service.schema import U64_MAX, tenant_of
+from select_service.schema_replicas import ReplicaStatus
 
 TRACEPARENT_CHARS_MAX = 128
 """A valid one has 55; the rest of a longer one is not logged."""

@@ -37,10 +37,6 @@ from select_service.core.replica_state import ReplicaState
 from select_service.core.reservations import Booking, ReservationFilter, Reservations
 from select_service.errors import BadRequest, NotFound, NoWorkers
 from select_service.schema import (
-    AdmissionState,
-    BusyThresholdChange,
-    BusyThresholdList,
-    BusyThresholdView,
     OverlapScores,
     PartitionLoads,
     PromptFields,
@@ -59,6 +55,12 @@ from select_service.schema import (
     WorkerRecord,
     WorkerRegistration,
     tenant_of,
+)
+from select_service.schema_admission import (
+    AdmissionState,
+    BusyThresholdChange,
+    BusyThresholdList,
+    BusyThresholdView,
 )
 
 

@@ -9,7 +9,7 @@ from select_service.core.replica_agreement import Agreement
 from select_service.core.replica_repair import Repaired
 from select_service.edge.replica_log import PeerLog
 from select_service.edge.replica_subscriber import ReplicaSubscriber
-from select_service.schema import ReplicaDifference, ReplicaPeer, ReplicaRepairs
+from select_service.schema_replicas import ReplicaDifference, ReplicaPeer, ReplicaRepairs
 
 
 @dataclass(slots=True)

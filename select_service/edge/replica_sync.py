@@ -23,7 +23,7 @@ from select_service.edge.replica_peer import Peer, shown, url_of
 from select_service.edge.replica_publisher import ReplicaPublisher
 from select_service.edge.replica_subscriber import ReplicaSubscriber
 from select_service.errors import BadRequest, CapacityExceeded
-from select_service.schema import ReplicaStatus
+from select_service.schema_replicas import ReplicaStatus
 
 PEERS_MAX = 64
 CONNECT_ANEW_S = 10.0

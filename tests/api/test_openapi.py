@@ -11,7 +11,7 @@ import schemathesis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service import schema
+from select_service import schema, schema_admission, schema_replicas
 from select_service.api import examples
 from select_service.api.docs_page import page
 from select_service.api.openapi import U32_KEY, document
@@ -76,7 +76,8 @@ def test_every_reference_leads_somewhere_and_every_schema_is_used():
 def test_every_body_of_the_schema_is_described():
     bodies = {
         name
-        for name, kind in vars(schema).items()
+        for module in (schema, schema_admission, schema_replicas)
+        for name, kind in vars(module).items()
         if isinstance(kind, type)
         and issubclass(kind, msgspec.Struct)
         and kind is not msgspec.Struct

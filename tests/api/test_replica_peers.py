@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from select_service import schema
+from select_service import schema_replicas
 from select_service.core import replica_state
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "replicas.md").read_text()
@@ -127,10 +127,14 @@ def test_metrics_have_series_for_every_peer_and_none_without_a_port(replica, api
 
 def test_the_documented_status_is_one_and_every_field_and_reason_is_explained():
     (body,) = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
-    documented = msgspec.convert(json.loads(body), schema.ReplicaStatus, strict=True)
+    documented = msgspec.convert(json.loads(body), schema_replicas.ReplicaStatus, strict=True)
     assert json.loads(msgspec.json.encode(documented)) == json.loads(body)
     names = {part for name in re.findall(r"`([\w.]+)`", DOCUMENT) for part in name.split(".")}
-    for shape in (schema.ReplicaStatus, schema.ReplicaPeer, schema.ReplicaRepairs):
+    for shape in (
+        schema_replicas.ReplicaStatus,
+        schema_replicas.ReplicaPeer,
+        schema_replicas.ReplicaRepairs,
+    ):
         assert names >= set(shape.__struct_encode_fields__)
     assert names >= set(replica_state.Reason.__args__)
 

@@ -9,7 +9,7 @@ from select_service.core.admission.gate import Gate
 from select_service.core.admission.waiting_list import Waiting
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.partition import Partition
-from select_service.schema import BusyThresholdView
+from select_service.schema_admission import BusyThresholdView
 
 NO_BOUND = Waiting(0, 0)
 

@@ -21,7 +21,7 @@ from select_service.core.decisions import Decision
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.selector import AdmissionRules, Selector
 from select_service.errors import SelectError
-from select_service.schema import BusyThresholdChange
+from select_service.schema_admission import BusyThresholdChange
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_worker
 
 KEY = PartitionKey("m", "default")

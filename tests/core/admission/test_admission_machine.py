@@ -13,7 +13,7 @@ from select_service.core.decisions import Decision
 from select_service.core.identity import Rank
 from select_service.core.replica_events import Admitted, Freed, PrefillCompleted
 from select_service.errors import SelectError
-from select_service.schema import BusyThresholdChange
+from select_service.schema_admission import BusyThresholdChange
 from tests.builders import a_reservation
 from tests.core.admission.cases import (
     ANY,

@@ -11,7 +11,8 @@ from select_service.core.admission.busy import BUSY_TEXT
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
 from select_service.core.decisions import Decision
 from select_service.errors import CapacityExceeded, NotFound, Overloaded
-from select_service.schema import BusyThresholdChange, PromptQuery
+from select_service.schema import PromptQuery
+from select_service.schema_admission import BusyThresholdChange
 from tests.builders import a_patch
 from tests.core.admission.scenes import METRICS, Scene, hashes, pinned, store, where
 
