@@ -3,55 +3,53 @@
 Policy classes and tiers are bounded by the configuration; partitions and ranks as in `metrics`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, islice
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from operator import itemgetter
+from typing import TypeVar
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import Metric
 
 from select_service.core.admission.report import AdmissionReport
-from select_service.core.admission.tally import WAIT_BUCKETS_S
-from select_service.metric_families import PREFIX, RANK_LABELS, SCOPE_LABELS
+from select_service.metric_families import RANK_LABELS, SCOPE_LABELS
+from select_service.metric_series import Labels, counters, gauges, histograms
+
+V = TypeVar("V")
 
 DYNAMO = "dynamo_"
 SERIES_MAX = 512
 """Series of one family at most: the first by name."""
 
-Values = Mapping[tuple[str, ...], float]
-
 
 def of_admission(seen: AdmissionReport, scrapes: Mapping[str, int] | None) -> Iterator[Metric]:
     """scrapes: engine scrapes by result"""
-    yield _counters(
-        DYNAMO + "tasks_issued",
+    yield counters(
+        "tasks_issued",
         "Requests for a worker that were judged, rejected ones included.",
         (),
         {(): seen.issued},
+        DYNAMO,
     )
-    yield _counters(
-        DYNAMO + "tasks_rejected", "Requests that admission refused.", (), {(): seen.rejected}
+    yield counters(
+        "tasks_rejected", "Requests that admission refused.", (), {(): seen.rejected}, DYNAMO
     )
-    yield _gauges(
-        DYNAMO + "queued_requests", "Requests that wait now.", (), {(): seen.waiting.requests}
+    yield gauges(
+        "queued_requests", "Requests that wait now.", (), {(): seen.waiting.requests}, DYNAMO
     )
-    yield _counters(
-        PREFIX + "admission_requests",
+    yield counters(
+        "admission_requests",
         "Requests by what became of them.",
         ("outcome",),
         _by_name(seen.outcomes),
     )
-    yield _counters(
-        PREFIX + "admission_shed",
+    yield counters(
+        "admission_shed",
         "Requests refused because their priority tier is shed.",
         ("tier",),
         _by_name(seen.shed),
     )
-    yield _gauges(
-        PREFIX + "admission_tier_shed",
+    yield gauges(
+        "admission_tier_shed",
         "1 while the priority tier is shed.",
         ("tier",),
         _by_name(seen.tier_shed),
@@ -60,8 +58,8 @@ def of_admission(seen: AdmissionReport, scrapes: Mapping[str, int] | None) -> It
     yield from _of_queue(seen)
     yield from _of_engines(seen)
     if scrapes is not None:
-        yield _counters(
-            PREFIX + "engine_scrapes",
+        yield counters(
+            "engine_scrapes",
             "Readings of engines' own metrics, by result.",
             ("result",),
             _by_name(scrapes),
@@ -69,80 +67,80 @@ def of_admission(seen: AdmissionReport, scrapes: Mapping[str, int] | None) -> It
 
 
 def _of_thresholds(seen: AdmissionReport) -> Iterator[Metric]:
-    yield _gauges(
-        PREFIX + "busy_ranks",
+    yield gauges(
+        "busy_ranks",
         "Ranks above a busy threshold.",
         SCOPE_LABELS,
-        {tuple(key): counts.ranks for key, counts in seen.busy.items()},
+        _first({tuple(key): counts.ranks for key, counts in seen.busy.items()}),
     )
-    yield _gauges(
-        PREFIX + "busy_workers",
+    yield gauges(
+        "busy_workers",
         "Workers whose ranks are all above a busy threshold.",
         SCOPE_LABELS,
-        {tuple(key): counts.workers for key, counts in seen.busy.items()},
+        _first({tuple(key): counts.workers for key, counts in seen.busy.items()}),
     )
-    yield _gauges(
-        PREFIX + "busy_threshold_decode_blocks",
+    yield gauges(
+        "busy_threshold_decode_blocks",
         "Part of the KV cache above which a rank is busy; no series when it is not judged.",
         ("model_name",),
-        {
-            (each.model,): each.active_decode_blocks_threshold
-            for each in seen.thresholds
-            if each.active_decode_blocks_threshold is not None
-        },
+        _first(
+            {
+                (each.model,): each.active_decode_blocks_threshold
+                for each in seen.thresholds
+                if each.active_decode_blocks_threshold is not None
+            }
+        ),
     )
-    yield _gauges(
-        PREFIX + "busy_threshold_prefill_tokens",
+    yield gauges(
+        "busy_threshold_prefill_tokens",
         "Active prefill tokens above which a rank is busy; no series when it is not judged.",
         ("model_name",),
-        {
-            (each.model,): each.active_prefill_tokens_threshold
-            for each in seen.thresholds
-            if each.active_prefill_tokens_threshold is not None
-        },
+        _first(
+            {
+                (each.model,): each.active_prefill_tokens_threshold
+                for each in seen.thresholds
+                if each.active_prefill_tokens_threshold is not None
+            }
+        ),
     )
 
 
 def _of_queue(seen: AdmissionReport) -> Iterator[Metric]:
-    yield _gauges(
-        PREFIX + "queue_requests",
+    yield gauges(
+        "queue_requests",
         "Requests that wait, by policy class.",
         ("policy_class",),
-        {(name,): waiting.requests for name, waiting in seen.classes.items()},
+        _first({(name,): waiting.requests for name, waiting in seen.classes.items()}),
     )
-    yield _gauges(
-        PREFIX + "queue_isl_tokens",
+    yield gauges(
+        "queue_isl_tokens",
         "Prompt tokens of the requests that wait, by policy class.",
         ("policy_class",),
-        {(name,): waiting.isl_tokens for name, waiting in seen.classes.items()},
+        _first({(name,): waiting.isl_tokens for name, waiting in seen.classes.items()}),
     )
-    yield _gauges(
-        PREFIX + "queue_requests_max",
+    yield gauges(
+        "queue_requests_max",
         "Requests that may wait; 0 when queueing is off.",
         (),
         {(): seen.bounds.requests},
     )
-    yield _gauges(
-        PREFIX + "queue_isl_tokens_max",
+    yield gauges(
+        "queue_isl_tokens_max",
         "Prompt tokens that may wait; 0 when queueing is off.",
         (),
         {(): seen.bounds.isl_tokens},
     )
-    waits = HistogramMetricFamily(
-        PREFIX + "queue_wait_seconds",
+    yield histograms(
+        "queue_wait_seconds",
         "How long requests waited that got a rank after waiting.",
-        labels=("policy_class",),
+        ("policy_class",),
+        _first({(name,): waits for name, waits in seen.waits.items()}),
     )
-    bounds = [*map(str, WAIT_BUCKETS_S), "+Inf"]
-    for name, counts in islice(sorted(seen.waits.items()), SERIES_MAX):
-        buckets = list(zip(bounds, accumulate(counts.counts), strict=True))
-        waits.add_metric((name,), buckets, counts.total_s)
-    yield waits
 
 
 def _of_engines(seen: AdmissionReport) -> Iterator[Metric]:
-    yield _gauges(
-        PREFIX + "engine_ranks",
+    yield gauges(
+        "engine_ranks",
         "Ranks whose engine has been heard, by whether its last reading counts.",
         ("state",),
         {("fresh",): len(seen.engine_readings), ("stale",): seen.engine_stale},
@@ -157,31 +155,17 @@ def _of_engines(seen: AdmissionReport) -> Iterator[Metric]:
         ("requests_running", "Requests that run in the engine."),
     ):
         told = {labels: getattr(reading, name) for labels, reading in readings.items()}
-        yield _gauges(
-            f"{PREFIX}engine_{name}",
+        yield gauges(
+            f"engine_{name}",
             text,
             SCOPE_LABELS + RANK_LABELS,
-            {labels: value for labels, value in told.items() if value is not None},
+            _first({labels: value for labels, value in told.items() if value is not None}),
         )
 
 
-def _by_name(counts: Mapping[str, float]) -> Values:
+def _by_name(counts: Mapping[str, float]) -> dict[Labels, float]:
     return {(name,): value for name, value in counts.items()}
 
 
-def _first(values: Values) -> Iterable[tuple[tuple[str, ...], float]]:
-    return islice(sorted(values.items()), SERIES_MAX)
-
-
-def _counters(name: str, text: str, labels: tuple[str, ...], values: Values) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for label_values, value in _first(values):
-        family.add_metric(label_values, value)
-    return family
-
-
-def _gauges(name: str, text: str, labels: tuple[str, ...], values: Values) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for label_values, value in _first(values):
-        family.add_metric(label_values, value)
-    return family
+def _first(values: Mapping[Labels, V]) -> dict[Labels, V]:
+    return dict(islice(sorted(values.items(), key=itemgetter(0)), SERIES_MAX))

@@ -3,13 +3,22 @@
 Some records have series of their own; the others are summed under the label value `other`.  A gauge
 of the others is their sum.  A counter of the others must never fall when one of them goes away, so
 it is the sum of what they were seen to grow by.
+
+Families that are no rows of a table are made here as well, of values by their labels.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Generic, TypeVar
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
+from select_service.core.histogram import Histogram
 from select_service.metric_families import PREFIX, Family
 
 OTHER = "other"
@@ -91,3 +100,30 @@ def series_of(
             value = sums.grow((row.name, fixed), readings) if is_counter else sum(readings.values())
             family.add_metric(((OTHER,) * len(names) + fixed), value)
     yield from found.values()
+
+
+def gauges(
+    name: str, text: str, labels: Labels, values: Mapping[Labels, float], prefix: str = PREFIX
+) -> Metric:
+    family = GaugeMetricFamily(prefix + name, text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
+
+
+def counters(
+    name: str, text: str, labels: Labels, values: Mapping[Labels, float], prefix: str = PREFIX
+) -> Metric:
+    family = CounterMetricFamily(prefix + name, text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
+
+
+def histograms(name: str, text: str, labels: Labels, values: Mapping[Labels, Histogram]) -> Metric:
+    family = HistogramMetricFamily(PREFIX + name, text, labels=labels)
+    for label_values, found in values.items():
+        ends = [*map(str, found.bounds), "+Inf"]
+        buckets = list(zip(ends, accumulate(found.counts), strict=True))
+        family.add_metric(label_values, buckets, found.total_s)
+    return family

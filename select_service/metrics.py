@@ -6,18 +6,14 @@ ranks beyond a bound are summed under `other`.
 """
 
 import threading
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import NamedTuple, Protocol
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
@@ -25,6 +21,7 @@ from prometheus_client.registry import Collector
 from indexer.listener import ListenerStatus
 from select_service.admission_metrics import of_admission
 from select_service.core.admission.report import AdmissionReport, admission_report
+from select_service.core.histogram import Histogram
 from select_service.core.recovered import STATES, KeepingReport
 from select_service.core.report import Load, PartitionReport, Report, report
 from select_service.core.selector import Selector
@@ -38,7 +35,16 @@ from select_service.metric_families import (
     RANK_LABELS,
     SCOPE_LABELS,
 )
-from select_service.metric_series import OTHER, Chosen, GrowingSums, Labels, series_of
+from select_service.metric_series import (
+    OTHER,
+    Chosen,
+    GrowingSums,
+    Labels,
+    counters,
+    gauges,
+    histograms,
+    series_of,
+)
 from select_service.replica_metrics import of_replicas
 from select_service.schema_replicas import ReplicaStatus
 
@@ -66,31 +72,17 @@ class Listeners(Protocol):
     def status(self) -> Mapping[RankKey, ListenerStatus]: ...
 
 
-class Durations:
-    """A histogram over `SELECTION_BUCKETS_S`."""
-
-    __slots__ = ("counts", "total_s")
-
-    def __init__(self, counts: Sequence[int] = (), total_s: float = 0.0) -> None:
-        self.counts = list(counts) or [0] * (len(SELECTION_BUCKETS_S) + 1)
-        self.total_s = total_s
-
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(SELECTION_BUCKETS_S, seconds)] += 1
-        self.total_s += seconds
-
-
 class Observation(NamedTuple):
     """Copies of everything that one scrape shows; `now` in seconds of the monotonic clock."""
 
     report: Report
     listeners: Mapping[RankKey, ListenerStatus]
     requests: Mapping[tuple[str, str, int], int]
-    selections: Mapping[str, Durations]
+    selections: Mapping[str, Histogram]
+    admission: AdmissionReport
     now: float
     replicas: ReplicaStatus | None = None
     keeping: KeepingReport = KeepingReport()
-    admission: AdmissionReport | None = None
     engine_scrapes: Mapping[str, int] | None = None
 
 
@@ -100,7 +92,7 @@ class Metrics:
     def __init__(self, version: str, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._requests: dict[tuple[str, str, int], int] = {}
-        self._selections: dict[str, Durations] = {}
+        self._selections: dict[str, Histogram] = {}
         self._scrape = _Scrape(version)
 
     def request(self, route: str, method: str, status: int) -> None:
@@ -112,7 +104,7 @@ class Metrics:
         """Record how long a selection took, from the decoded body to the decision."""
         durations = self._selections.get(route)
         if durations is None:
-            durations = self._selections[route] = Durations()
+            durations = self._selections[route] = Histogram(SELECTION_BUCKETS_S)
         durations.add(seconds)
 
     def observe(
@@ -124,19 +116,16 @@ class Metrics:
         engine_scrapes: Mapping[str, int] | None = None,
     ) -> Observation:
         """Copy what a scrape shows, on the thread that owns the selector."""
-        at = self._clock()
+        now = self._clock()
         return Observation(
             report=report(selector, RANK_SERIES_MAX),
             listeners=ingest.status(),
             requests=dict(self._requests),
-            selections={
-                route: Durations(durations.counts, durations.total_s)
-                for route, durations in self._selections.items()
-            },
-            now=at,
+            selections={route: durations.copy() for route, durations in self._selections.items()},
+            now=now,
             replicas=replicas,
             keeping=keeping,
-            admission=admission_report(selector.gate, selector.fleet.partitions, at),
+            admission=admission_report(selector.gate, selector.fleet.partitions, now),
             engine_scrapes=None if engine_scrapes is None else dict(engine_scrapes),
         )
 
@@ -167,14 +156,14 @@ class _Scrape(Collector):
         """Called by generate_latest."""
         seen = self._seen
         assert seen is not None
-        yield _gauges("build_info", "Version of the service.", ("version",), {(self._version,): 1})
+        yield gauges("build_info", "Version of the service.", ("version",), {(self._version,): 1})
         yield from self._process.collect()
         yield from _of_requests(seen)
         yield from series_of(PROCESS, (), {(): seen.report}, {}, self._sums)
         yield from series_of(KEEPING, (), {(): seen.keeping}, {}, self._sums)
         states: dict[Labels, float] = {(s,): s == seen.keeping.state for s in STATES}
-        yield _gauges("recovery_state", "1 at the state of the recovery.", ("state",), states)
-        yield _gauges(
+        yield gauges("recovery_state", "1 at the state of the recovery.", ("state",), states)
+        yield gauges(
             "workers",
             "Workers of the catalog, deleted ones included while they are remembered.",
             ("lifecycle",),
@@ -182,8 +171,7 @@ class _Scrape(Collector):
         )
         yield from self._of_partitions(seen.report)
         yield from self._of_listeners(seen)
-        if seen.admission is not None:
-            yield from of_admission(seen.admission, seen.engine_scrapes)
+        yield from of_admission(seen.admission, seen.engine_scrapes)
         if seen.replicas is not None:
             yield from of_replicas(seen.replicas, self._sums)
 
@@ -204,7 +192,7 @@ class _Scrape(Collector):
         own = {_named(key): s for key, s in seen.listeners.items() if key in chosen}
         others = {key: s for key, s in seen.listeners.items() if key not in chosen}
         yield from series_of(LISTENERS, RANK_LABELS, own, others, self._sums)
-        yield _gauges(
+        yield gauges(
             "kv_event_lag_seconds",
             "Seconds since the last batch of KV events; no series before the first one.",
             RANK_LABELS,
@@ -215,7 +203,7 @@ class _Scrape(Collector):
             },
         )
         states = Counter(status.state for status in seen.listeners.values())
-        yield _gauges(
+        yield gauges(
             "kv_event_listeners",
             "Ranks whose KV events are listened to.",
             ("state",),
@@ -237,22 +225,18 @@ class _Scrape(Collector):
 
 
 def _of_requests(seen: Observation) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        PREFIX + "requests", "Answered requests.", labels=("route", "method", "status")
+    yield counters(
+        "requests",
+        "Answered requests.",
+        ("route", "method", "status"),
+        {(route, method, str(status)): n for (route, method, status), n in seen.requests.items()},
     )
-    for (route, method, status), n in seen.requests.items():
-        requests.add_metric((route, method, str(status)), n)
-    yield requests
-    latency = HistogramMetricFamily(
-        PREFIX + "selection_duration_seconds",
+    yield histograms(
+        "selection_duration_seconds",
         "Time to decide, from the decoded body to the decision; refused requests are left out.",
-        labels=("route",),
+        ("route",),
+        {(route,): durations for route, durations in seen.selections.items()},
     )
-    bounds = [*map(str, SELECTION_BUCKETS_S), "+Inf"]
-    for route, durations in seen.selections.items():
-        buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
-        latency.add_metric((route,), buckets, durations.total_s)
-    yield latency
 
 
 def _loads(
@@ -286,13 +270,6 @@ def _named(rank: RankKey) -> Labels:
     return str(rank[0]), str(rank[1])
 
 
-def _gauges(name: str, text: str, labels: Labels, values: Mapping[Labels, float]) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
-    for label_values, value in values.items():
-        family.add_metric(label_values, value)
-    return family
-
-
 def _truncated(what: str, n: int) -> Metric:
     text = f"How many {what}s have no series of their own and are summed under `{OTHER}`."
-    return _gauges(f"{what}_series_truncated", text, (), {(): n})
+    return gauges(f"{what}_series_truncated", text, (), {(): n})

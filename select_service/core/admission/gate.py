@@ -80,8 +80,6 @@ class Gate:
             return
         tier = self.tiers.index_of(wanted)
         if self.tiers.is_shed(tier):
-            self.tally.others["shed"] += 1
-            self.tally.shed_tiers[self.tiers.names[tier]] += 1
             raise self._shed(tier)
 
     def admit(
@@ -91,7 +89,7 @@ class Gate:
 
         candidates:   bool[n_slots], at least one
         policy_class: what the client asked for
-        Raises Overloaded, QueueFull, QueueTimeout, Conflict, and what `decide` raises.
+        Raises Overloaded, QueueFull, QueueTimeout, and what `decide` raises.
         """
         if not self._open:
             if self._stirred and job.partition.key in self._stirred:
@@ -168,13 +166,10 @@ class Gate:
         return now + min(common, own)
 
     def _refuse_if_full(self, room: Room, ticket: Ticket, may_not_wait: bool) -> None:
-        """Raises QueueTimeout, QueueFull or Conflict; nothing is added."""
+        """Raises QueueTimeout or QueueFull; nothing is added."""
         partition = ticket.job.partition
         if may_not_wait:
             raise self._too_late(ticket, ticket.arrived)
-        wanted = ticket.job.reservation_id
-        if wanted is not None:
-            self.waiting.refuse_if_waiting(wanted)
         try:
             room.refuse_if_full(
                 ticket.class_index, ticket.lane, ticket.size, len(partition.worker_ids())
@@ -237,8 +232,6 @@ class Gate:
         for ticket in list(self.waiting):
             if self.tiers.is_shed(ticket.tier):
                 self.waiting.remove(ticket)
-                self.tally.others["shed"] += 1
-                self.tally.shed_tiers[self.tiers.names[ticket.tier]] += 1
                 ticket.settle(self._shed(ticket.tier))
         self.stir_all()
 
@@ -287,10 +280,13 @@ class Gate:
         waited = Waited(ticket.policy_class, ticket.position, waited_s)
         ticket.settle(decision._replace(waited=waited))
 
-    # --- refusals
+    # --- refusals, counted where they are made
 
     def _shed(self, tier: int) -> CapacityShed:
-        error = CapacityShed(f"capacity_shed: tier={self.tiers.names[tier]}")
+        name = self.tiers.names[tier]
+        self.tally.others["shed"] += 1
+        self.tally.shed_tiers[name] += 1
+        error = CapacityShed(f"capacity_shed: tier={name}")
         error.retry_after_s = SHED_RETRY_AFTER_S
         return error
 
@@ -307,6 +303,8 @@ class Gate:
         """Until what waits now has drained."""
         work = max(1, self.waiting.of(partition.key).isl_tokens)
         return retry_after_s(work, self.judge.rate(partition).tokens_per_s)
+
+    # --- views
 
     def by_class(self) -> dict[str, Waiting]:
         """What waits, by policy class, over all partitions; classes that had waits stay."""

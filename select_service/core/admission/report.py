@@ -7,18 +7,12 @@ from select_service.core.admission.busy import BusyCounts
 from select_service.core.admission.engine_load import EngineReading
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.waiting_list import Waiting
+from select_service.core.histogram import Histogram
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.partition import Partition
 from select_service.schema_admission import BusyThresholdView
 
 NO_BOUND = Waiting(0, 0)
-
-
-class WaitCounts(NamedTuple):
-    """A copy of `tally.Waits`: counts per bucket of WAIT_BUCKETS_S, and the sum in seconds."""
-
-    counts: tuple[int, ...]
-    total_s: float
 
 
 class AdmissionReport(NamedTuple):
@@ -32,7 +26,7 @@ class AdmissionReport(NamedTuple):
     shed: Mapping[str, int]
     tier_shed: Mapping[str, bool]
     classes: Mapping[str, Waiting]
-    waits: Mapping[str, WaitCounts]
+    waits: Mapping[str, Histogram]
     busy: Mapping[PartitionKey, BusyCounts]
     thresholds: tuple[BusyThresholdView, ...]
     engine_readings: Mapping[tuple[PartitionKey, Rank], EngineReading]
@@ -57,10 +51,7 @@ def admission_report(
         shed={tier: tally.shed_tiers[tier] for tier in tiers.names},
         tier_shed={tier: tier in tiers.shed_names for tier in tiers.names},
         classes=gate.by_class(),
-        waits={
-            name: WaitCounts(tuple(waits.counts), waits.total_s)
-            for name, waits in tally.waits.items()
-        },
+        waits={name: waits.copy() for name, waits in tally.waits.items()},
         busy={key: gate.judge.counts(part) for key, part in partitions.items()} if judged else {},
         thresholds=tuple(gate.judge.thresholds.views(models)),
         engine_readings=readings,

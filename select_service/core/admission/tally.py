@@ -1,9 +1,10 @@
 """What became of the requests that were judged, as plain numbers."""
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+from select_service.core.histogram import Histogram
 
 Outcome = Literal[
     "admitted", "busy", "shed", "queue_full", "queue_timeout", "client_gone", "no_rank"
@@ -15,20 +16,6 @@ REJECTIONS: tuple[Outcome, ...] = ("busy", "shed", "queue_full", "queue_timeout"
 
 WAIT_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histogram of waiting times; a last bucket has no bound."""
-
-
-class Waits:
-    """Histogram of the waiting times of one policy class."""
-
-    __slots__ = ("counts", "total_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(WAIT_BUCKETS_S) + 1)
-        self.total_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(WAIT_BUCKETS_S, seconds)] += 1
-        self.total_s += seconds
 
 
 @dataclass(slots=True)
@@ -44,7 +31,7 @@ class AdmissionTally:
     admitted: int = 0
     others: Counter[Outcome] = field(default_factory=Counter)
     shed_tiers: Counter[str] = field(default_factory=Counter)
-    waits: dict[str, Waits] = field(default_factory=dict)
+    waits: dict[str, Histogram] = field(default_factory=dict)
 
     def outcomes(self) -> dict[str, int]:
         """Every outcome has a number, also when it is 0."""
@@ -58,5 +45,5 @@ class AdmissionTally:
     def waited(self, policy_class: str, seconds: float) -> None:
         waits = self.waits.get(policy_class)
         if waits is None:
-            waits = self.waits[policy_class] = Waits()
+            waits = self.waits[policy_class] = Histogram(WAIT_BUCKETS_S)
         waits.add(seconds)
