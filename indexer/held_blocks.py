@@ -108,11 +108,6 @@ def adopt(adoptions: Iterable[Adoption], is_over: Callable[[], bool] = never) ->
     return recorded
 
 
-def attach(held: DumpedPartition, rank: RankKey, writer: SlotWriter) -> int:
-    """One adoption."""
-    return adopt([Adoption(held, rank, writer)])
-
-
 def _attach(
     held: DumpedPartition,
     rank: RankKey,

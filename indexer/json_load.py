@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from indexer import json_kernels as kernels
 from indexer.compact_load import BLOCK_SIZE_MAX, DumpError, LoadLimits
+from indexer.hashing import U64_MASK
 from indexer.held_blocks import COPIES_MAX, DumpedPartition, RankKey
 from indexer.index_snapshot import Place
 from indexer.prefix_index import PrefixIndex, SlotWriter
@@ -30,9 +31,7 @@ INDEX_BYTES_MAX = 4 << 30
 """Memory of the blocks of one partition, many ranks considered."""
 PLACES_BYTES_MAX = 8 << 20
 """Text of the places of all streams of a partition; a rank takes up to 54."""
-FEED_BYTES = 1 << 20
 SPACE = b" \t\r\n"
-U64_MASK = 2**64 - 1
 TIER_OF = {name: tier for tier, name in STORAGE_TIERS.items()}
 
 Hashes = NDArray[np.uint64]

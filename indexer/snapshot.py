@@ -11,10 +11,9 @@ Fields that are only for another service of this kind: a block announced several
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from indexer.held_blocks import DumpedPartition, RankKey
-from indexer.index_snapshot import IndexSnapshot
 from indexer.snapshot_runs import Run, SnapshotRuns
 from indexer.tiers import Tier
 
@@ -26,14 +25,6 @@ STORAGE_TIERS = {
     Tier.DISK: "disk",
     Tier.EXTERNAL: "external",
 }
-
-
-def dump_chunks(
-    snapshot: IndexSnapshot, block_size: int, ranks: Mapping[int, RankKey]
-) -> Iterator[bytes]:
-    """The document of one part; `ranks`: slot -> (worker_id, dp_rank), others are left out."""
-    named = {rank: slot for slot, rank in ranks.items()}
-    return document_chunks([DumpedPartition("", block_size, named, snapshot)])
 
 
 def document_chunks(parts: Sequence[DumpedPartition]) -> Iterator[bytes]:

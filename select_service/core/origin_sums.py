@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from indexer.hashing import U64_MASK
 from select_service.core.identity import PartitionKey, Rank
-
-_U64_MASK = 2**64 - 1
 
 
 class Sum(NamedTuple):
@@ -55,7 +54,7 @@ class OriginSums:
         requests, tokens, marks = self._sums.get((key, origin), NOTHING)
         requests += by[0]
         if requests:
-            marks = (marks + by[2]) & _U64_MASK
+            marks = (marks + by[2]) & U64_MASK
             self._sums[(key, origin)] = Sum(requests, tokens + by[1], marks)
         else:
             self._sums.pop((key, origin), None)

@@ -25,7 +25,6 @@ DRAIN_MESSAGES_MAX = 64
 DRAIN_BYTES_MAX = 256 * 1024
 """What is taken from one peer before requests and other peers have their turn; the last message may
 exceed it."""
-FRAMES = 2
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Receive: TypeAlias = Callable[[bytes], None]

@@ -6,8 +6,10 @@ out repairs that the core finds due.  Everything runs on the event loop but the 
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
+from typing import TypeVar
 
 import zmq
 
@@ -32,6 +34,8 @@ REPAIR_S_MAX = 120.0
 """A list that takes longer is given up; the next repair begins anew."""
 
 log = logging.getLogger("select_service.replicas")
+
+T = TypeVar("T")
 
 
 class ReplicaSync:
@@ -121,11 +125,8 @@ class ReplicaSync:
 
     def _event_came(self, peer: Peer, payload: bytes) -> None:
         now = peer.last_frame_at = monotonic()
-        try:
-            event = replica_events.decode(payload)
-        except DecodeError as error:
-            peer.dropped["decode"] += 1
-            peer.failed(str(error), now)
+        event = _decoded(replica_events.decode, payload, peer, "decode", now)
+        if event is None:
             return
         peer.hear(event.router_id)
         peer.agreement.event_came(event.router_id)
@@ -137,11 +138,8 @@ class ReplicaSync:
 
     def _digest_came(self, peer: Peer, payload: bytes) -> None:
         now = peer.last_frame_at = monotonic()
-        try:
-            digest = replica_digest.decode(payload)
-        except DecodeError as error:
-            peer.dropped["digest"] += 1
-            peer.failed(str(error), now)
+        digest = _decoded(replica_digest.decode, payload, peer, "digest", now)
+        if digest is None:
             return
         peer.hear(digest.router_id)
         reason = self._state.compare(digest, peer.agreement, now)
@@ -245,3 +243,15 @@ async def _follow(repair: Repair, url: str) -> None:
 def _add(total: Repaired, more: Repaired) -> None:
     for name in Repaired.__slots__:
         setattr(total, name, getattr(total, name) + getattr(more, name))
+
+
+def _decoded(
+    decode: Callable[[bytes], T], payload: bytes, peer: Peer, reason: str, now: float
+) -> T | None:
+    """None for a message that cannot be read, which is counted under `reason`."""
+    try:
+        return decode(payload)
+    except DecodeError as error:
+        peer.dropped[reason] += 1
+        peer.failed(str(error), now)
+        return None

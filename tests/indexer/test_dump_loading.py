@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from indexer import compact_dump, moment
 from indexer.compact_dump import compact_chunks
 from indexer.compact_load import CompactLoader, DumpError, LoadLimits
-from indexer.held_blocks import DumpedPartition, attach
+from indexer.held_blocks import DumpedPartition
 from indexer.index_snapshot import Place
 from indexer.json_load import JsonLoader
 from indexer.moment import Moment
 from indexer.prefix_index import PrefixIndex
-from indexer.snapshot import dump_chunks
 from indexer.tiers import Tier
+from tests.indexer.dump_scenes import attach, dump_chunks
 from tests.indexer.test_held_blocks import STEPS, behaviour, held_of, play, u64
 
 LIMITS = LoadLimits(blocks=1_000_000)

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from indexer.held_blocks import COPIES_MAX, Adoption, DumpedPartition, adopt, attach, narrowed
+from indexer.held_blocks import COPIES_MAX, Adoption, DumpedPartition, adopt, narrowed
 from indexer.index_snapshot import Place
 from indexer.prefix_index import PrefixIndex
 from indexer.tiers import Tier
+from tests.indexer.dump_scenes import attach
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
 TIERS = st.sampled_from(Tier)

@@ -10,9 +10,10 @@ from xxhash import xxh3_64_intdigest
 from indexer.held_blocks import DumpedPartition
 from indexer.index_snapshot import Place
 from indexer.prefix_index import PrefixIndex
-from indexer.snapshot import CHUNK_BLOCKS_MAX, STORAGE_TIERS, document_chunks, dump_chunks
+from indexer.snapshot import CHUNK_BLOCKS_MAX, STORAGE_TIERS, document_chunks
 from indexer.snapshot_runs import RUN_BLOCKS_MAX
 from indexer.tiers import Tier
+from tests.indexer.dump_scenes import dump_chunks
 
 TIER_OF = {name: tier for tier, name in STORAGE_TIERS.items()}
 
