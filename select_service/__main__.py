@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from select_service import log as logs
-from select_service.config import ConfigError, load, parser
+from select_service.settings.config import ConfigError, load, parser
 
 USAGE_ERROR = 2
 SLOW_START_S = 3.0

@@ -17,10 +17,9 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from indexer.ingest import Ingest
-from indexer.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
+from indexer.sockets.ingest import Ingest
 from select_service import log as logs
-from select_service.admission_rules import admission_rules
 from select_service.api import (
     admission,
     documentation,
@@ -31,8 +30,6 @@ from select_service.api import (
     selection,
     workers,
 )
-from select_service.api.codec import error_response
-from select_service.api.protocol import BoundedProtocol
 from select_service.api.route_table import ROUTES
 from select_service.api.service import (
     Handler,
@@ -42,20 +39,23 @@ from select_service.api.service import (
     no_such_route,
     trace_of,
 )
-from select_service.config import Config, ConfigError
-from select_service.core.cost import RouterConfig
-from select_service.core.recovered import RecoveryStatus
-from select_service.core.replica_events import Event
+from select_service.core.decide.cost import RouterConfig
+from select_service.core.fleet.recovered import RecoveryStatus
+from select_service.core.replicas.events import Event
 from select_service.core.selector import Selector
 from select_service.edge.engine_metrics import EngineMetrics
-from select_service.edge.index_keeping import IndexKeeping, Keeping
-from select_service.edge.replica_publisher import ReplicaPublisher
-from select_service.edge.replica_sync import ReplicaSync
-from select_service.edge.snapshot_file import path_error
+from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
+from select_service.edge.keeping.snapshot_file import path_error
+from select_service.edge.replicas.publisher import ReplicaPublisher
+from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.ticker import tick_forever
 from select_service.edge.waker import Waker
 from select_service.errors import SelectError, ShuttingDown
-from select_service.metrics import Metrics
+from select_service.http.codec import error_response
+from select_service.http.protocol import BoundedProtocol
+from select_service.metrics.service_metrics import Metrics
+from select_service.settings.admission_rules import admission_rules
+from select_service.settings.config import Config, ConfigError
 
 log = logging.getLogger("select_service")
 

@@ -4,16 +4,16 @@ from random import Random
 
 import msgspec
 
-from indexer.prefix_index import PrefixIndex
-from select_service.core.cost import RouterConfig
-from select_service.core.selector import Selector
-from select_service.schema import (
+from indexer.index.prefix_index import PrefixIndex
+from select_service.bodies.schema import (
     ReservationRequest,
     SelectAndReserveRequest,
     SelectRequest,
     WorkerPatch,
     WorkerRegistration,
 )
+from select_service.core.decide.cost import RouterConfig
+from select_service.core.selector import Selector
 
 
 def a_selector(config=None, *, use_kv_events=False, ttl_s=3600.0, seed=0, blocks_max=4096):

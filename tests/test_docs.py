@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from select_service.api.route_table import ROUTES
-from select_service.config import SETTINGS, WITHOUT_EFFECT
+from select_service.settings.config import SETTINGS, WITHOUT_EFFECT
 from tests.api.in_process import Api
 
 ROOT = Path(__file__).parent.parent

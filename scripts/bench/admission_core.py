@@ -14,12 +14,12 @@ from random import Random
 import msgspec
 import numpy as np
 
-from indexer.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
-from select_service.core.cost import RouterConfig
+from select_service.bodies.schema import SelectAndReserveRequest, WorkerRegistration
+from select_service.core.decide.cost import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.selector import Selector
-from select_service.schema import SelectAndReserveRequest, WorkerRegistration
 
 BLOCKS = 128
 BLOCK_SIZE = 16

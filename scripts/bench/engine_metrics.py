@@ -16,8 +16,8 @@ from pathlib import Path
 
 import uvloop
 
-from select_service.core.admission.engine_load import EngineTarget
-from select_service.core.admission.engine_text import readings_of
+from select_service.core.engines.engine_load import EngineTarget
+from select_service.core.engines.engine_text import readings_of
 from select_service.edge.engine_metrics import _fetch, _session
 
 TEXTS = Path(__file__).parents[2] / "tests" / "recordings" / "metrics"

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from indexer.hashing import block_hashes, sequence_hashes
+from indexer.hashing.hashes import block_hashes, sequence_hashes
 
 BLOCK_SIZE = 16
 CONVERSATIONS = 64

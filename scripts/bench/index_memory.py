@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from indexer.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 
 CHAINS = 128

@@ -27,9 +27,9 @@ import msgspec
 import numpy as np
 import zmq
 
-from indexer.ingest import Ingest
-from indexer.kv_source import KvSource
-from indexer.prefix_index import PrefixIndex
+from indexer.events.kv_source import KvSource
+from indexer.index.prefix_index import PrefixIndex
+from indexer.sockets.ingest import Ingest
 
 BLOCK_SIZE = 16
 CHAIN_MESSAGES = 16

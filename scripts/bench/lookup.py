@@ -12,9 +12,9 @@ import time
 import numpy as np
 from numba import int32, int64, njit, uint64
 
-from indexer import kernels
-from indexer.prefix_index import PrefixIndex
-from indexer.state_kernels import HEADER
+from indexer.index import kernels
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.state_kernels import HEADER
 from indexer.tiers import Tier
 
 CHAINS = 128

@@ -37,9 +37,9 @@ import zmq
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from select_service.core import replica_events  # noqa: E402
 from select_service.core.identity import Rank  # noqa: E402
-from select_service.edge.replica_publisher import ReplicaPublisher  # noqa: E402
+from select_service.core.replicas import events as replica_events  # noqa: E402
+from select_service.edge.replicas.publisher import ReplicaPublisher  # noqa: E402
 from tests.process.replica_processes import Replica, mesh  # noqa: E402
 
 CONNECTIONS = 16

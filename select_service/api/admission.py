@@ -6,9 +6,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.api.codec import body_as, json_response
 from select_service.api.service import Service, trace_of
-from select_service.schema_admission import BusyThresholdChange, ShedRequest
+from select_service.bodies.admission import BusyThresholdChange, ShedRequest
+from select_service.http.codec import body_as, json_response
 
 log = logging.getLogger("select_service.admission")
 

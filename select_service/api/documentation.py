@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from select_service.api.docs_page import page
 from select_service.api.openapi import document
-from select_service.api.route import JSON
 from select_service.api.route_table import HTML
 from select_service.api.service import Service
+from select_service.http.endpoint import JSON
 
 
 @lru_cache(maxsize=1)

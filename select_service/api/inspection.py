@@ -7,15 +7,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from indexer.compact_dump import MEDIA_TYPE, compact_chunks
-from indexer.moment import now
-from indexer.snapshot import document_chunks
-from select_service.api.accept import asks_for
-from select_service.api.codec import body_as, json_response
+from indexer.dumps.compact_dump import MEDIA_TYPE, compact_chunks
+from indexer.dumps.json_dump import document_chunks
+from indexer.dumps.moment import now
 from select_service.api.service import Service, query_of, scope_filter
-from select_service.core.dumps import DumpPart, by_name
+from select_service.bodies.schema import PromptQuery
+from select_service.core.views.dump_parts import DumpPart, by_name
 from select_service.errors import CapacityExceeded
-from select_service.schema import PromptQuery
+from select_service.http.accept import asks_for
+from select_service.http.codec import body_as, json_response
 
 DUMPS_MAX = 4
 """Dumps sent at one time."""

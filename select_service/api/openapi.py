@@ -11,11 +11,11 @@ import msgspec
 from msgspec import inspect
 
 from select_service.api import examples
-from select_service.api.route import Answer, HeaderParameter, QueryParameter, Route
 from select_service.api.route_table import PATH_PARAMETERS, ROUTES, TAGS
+from select_service.bodies.admission import OverloadedBody
+from select_service.bodies.schema import U64, U64_MAX, ErrorBody, Hash
 from select_service.errors import Overloaded, SelectError
-from select_service.schema import U64, U64_MAX, ErrorBody, Hash
-from select_service.schema_admission import OverloadedBody
+from select_service.http.endpoint import Answer, HeaderParameter, QueryParameter, Route
 
 Json = dict[str, Any]
 

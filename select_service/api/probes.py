@@ -5,10 +5,10 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.api.codec import json_response
 from select_service.api.service import Service, keeping_report, now
 from select_service.api.workers import with_state
-from select_service.schema import RecoveryView, Status
+from select_service.bodies.schema import RecoveryView, Status
+from select_service.http.codec import json_response
 
 _OK = Status()
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -4,11 +4,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.api.codec import body_as, json_response
 from select_service.api.service import ReplicaPlane, Service
+from select_service.bodies.replicas import ReplicaPeerRequest, ReplicaStatus
+from select_service.bodies.schema import Status
 from select_service.errors import Conflict, NotFound
-from select_service.schema import Status
-from select_service.schema_replicas import ReplicaPeerRequest, ReplicaStatus
+from select_service.http.codec import body_as, json_response
 
 _PEER = msgspec.json.Decoder(ReplicaPeerRequest)
 _OK = Status()

@@ -4,7 +4,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.api.codec import ClientGone, body_as, json_response
 from select_service.api.route_table import PAGE_ROWS, PAGE_ROWS_MAX
 from select_service.api.selection import client_gone
 from select_service.api.service import (
@@ -16,8 +15,9 @@ from select_service.api.service import (
     query_of,
     scope_filter,
 )
-from select_service.core.reservations import ReservationFilter
-from select_service.schema import U64_MAX, OutputBlockRequest, ReservationRequest, Status
+from select_service.bodies.schema import U64_MAX, OutputBlockRequest, ReservationRequest, Status
+from select_service.core.load.reservations import ReservationFilter
+from select_service.http.codec import ClientGone, body_as, json_response
 
 _RESERVATION = msgspec.json.Decoder(ReservationRequest)
 _OUTPUT_BLOCK = msgspec.json.Decoder(OutputBlockRequest)

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from select_service import schema, schema_admission, schema_replicas
 from select_service.api.documents import ConfigView, PartitionDumpView
-from select_service.api.route import Answer, HeaderParameter, QueryParameter, RequestTimeout, Route
+from select_service.bodies import admission as schema_admission
+from select_service.bodies import replicas as schema_replicas
+from select_service.bodies import schema
 from select_service.errors import (
     BadRequest,
     BodyTooLarge,
@@ -28,6 +29,13 @@ from select_service.errors import (
     QueueTimeout,
     ShuttingDown,
     UnsupportedMediaType,
+)
+from select_service.http.endpoint import (
+    Answer,
+    HeaderParameter,
+    QueryParameter,
+    RequestTimeout,
+    Route,
 )
 
 METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"

@@ -10,12 +10,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.api.codec import ClientGone, body_as, json_response
 from select_service.api.service import Service, now, trace_of
+from select_service.bodies.schema import SelectAndReserveRequest, SelectRequest
 from select_service.core.admission.waiting import Ticket
-from select_service.core.decisions import Decision
+from select_service.core.decide.decisions import Decision
 from select_service.errors import SelectError, ShuttingDown
-from select_service.schema import SelectAndReserveRequest, SelectRequest
+from select_service.http.codec import ClientGone, body_as, json_response
 
 log = logging.getLogger("select_service.decisions")
 

@@ -11,15 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from indexer.ingest import Ingest
-from select_service.api.codec import ClientGone, error_response
-from select_service.config import Config
-from select_service.core.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
+from indexer.sockets.ingest import Ingest
+from select_service.bodies.replicas import ReplicaStatus
+from select_service.bodies.schema import U64_MAX, tenant_of
+from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import BadRequest, SelectError
-from select_service.metrics import Metrics
-from select_service.schema import U64_MAX, tenant_of
-from select_service.schema_replicas import ReplicaStatus
+from select_service.http.codec import ClientGone, error_response
+from select_service.metrics.service_metrics import Metrics
+from select_service.settings.config import Config
 
 TRACEPARENT_CHARS_MAX = 128
 """A valid one has 55; the rest of a longer one is not logged."""

@@ -8,9 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from indexer.held_blocks import adopt
-from indexer.ingest import ListenerStatus
-from select_service.api.codec import body_as, json_response
+from indexer.dumps.held_blocks import adopt
+from indexer.sockets.ingest import ListenerStatus
 from select_service.api.service import (
     Service,
     path_worker_id,
@@ -18,12 +17,13 @@ from select_service.api.service import (
     scope_filter,
     trace_of,
 )
-from select_service.schema import (
+from select_service.bodies.schema import (
     KvEventStatus,
     WorkerPatch,
     WorkerRecord,
     WorkerRegistration,
 )
+from select_service.http.codec import body_as, json_response
 
 log = logging.getLogger("select_service.workers")
 

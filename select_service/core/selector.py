@@ -14,29 +14,14 @@ from itertools import groupby
 from random import Random
 from typing import NamedTuple
 
-from indexer.prefix_index import PrefixIndex
-from select_service.core.admission.busy import BusyJudge
-from select_service.core.admission.engine_load import EngineLoads, EngineReading, EngineTarget
-from select_service.core.admission.gate import Gate
-from select_service.core.admission.policy import QueueRules
-from select_service.core.admission.state import admission_state
-from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
-from select_service.core.admission.tiers import PriorityTiers
-from select_service.core.admission.waiting import Ticket
-from select_service.core.admission.worker_view import worker_admissions
-from select_service.core.catalog import Worker
-from select_service.core.cost import RouterConfig, overridden
-from select_service.core.decisions import Booked, Decision, Decisions, Job
-from select_service.core.dumps import DumpPart, dump_parts
-from select_service.core.fleet import Fleet
-from select_service.core.identity import PartitionKey, Rank
-from select_service.core.partition import Partition
-from select_service.core.prompt import Prompt, booked_prompt_of, prompt_of
-from select_service.core.replica_events import Event, Freed, PrefillCompleted
-from select_service.core.replica_state import ReplicaState
-from select_service.core.reservations import Booking, ReservationFilter, Reservations
-from select_service.errors import BadRequest, NotFound, NoWorkers
-from select_service.schema import (
+from indexer.index.prefix_index import PrefixIndex
+from select_service.bodies.admission import (
+    AdmissionState,
+    BusyThresholdChange,
+    BusyThresholdList,
+    BusyThresholdView,
+)
+from select_service.bodies.schema import (
     OverlapScores,
     PartitionLoads,
     PromptFields,
@@ -56,12 +41,27 @@ from select_service.schema import (
     WorkerRegistration,
     tenant_of,
 )
-from select_service.schema_admission import (
-    AdmissionState,
-    BusyThresholdChange,
-    BusyThresholdList,
-    BusyThresholdView,
-)
+from select_service.core.admission.busy import BusyJudge
+from select_service.core.admission.gate import Gate
+from select_service.core.admission.policy import QueueRules
+from select_service.core.admission.state import admission_state
+from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
+from select_service.core.admission.tiers import PriorityTiers
+from select_service.core.admission.waiting import Ticket
+from select_service.core.admission.worker_view import worker_admissions
+from select_service.core.decide.cost import RouterConfig, overridden
+from select_service.core.decide.decisions import Booked, Decision, Decisions, Job
+from select_service.core.decide.prompt import Prompt, booked_prompt_of, prompt_of
+from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
+from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.fleet import Fleet
+from select_service.core.fleet.partition import Partition
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load.reservations import Booking, ReservationFilter, Reservations
+from select_service.core.replicas.events import Event, Freed, PrefillCompleted
+from select_service.core.replicas.state import ReplicaState
+from select_service.core.views.dump_parts import DumpPart, dump_parts
+from select_service.errors import BadRequest, NotFound, NoWorkers
 
 
 class AdmissionRules(NamedTuple):

@@ -15,12 +15,12 @@ from typing import Protocol
 import aiohttp
 from yarl import URL
 
-from select_service.core.admission.engine_load import (
+from select_service.core.engines.engine_load import (
     ERROR_CHARS_MAX,
     EngineReading,
     EngineTarget,
 )
-from select_service.core.admission.engine_text import EngineTextError, readings_of
+from select_service.core.engines.engine_text import EngineTextError, readings_of
 
 BODY_BYTES_MAX = 4 << 20
 """vLLM writes 50 KB per engine core."""

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from time import monotonic
 
-from indexer.ingest import Ingest
+from indexer.sockets.ingest import Ingest
 from select_service.core.selector import Selector
 from select_service.edge.rejection_log import RejectionLog
-from select_service.edge.replica_sync import ReplicaSync
+from select_service.edge.replicas.sync import ReplicaSync
 
 TICK_S = 1.0
 NAMED_MAX = 5

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import httpx
 
 from select_service.app import Application, build
-from select_service.config import parse
+from select_service.settings.config import parse
 
 PATIENCE_S = 20.0
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from select_service.api.codec import BODY_BYTES_MAX, BODY_STRINGS_MAX
+from select_service.http.codec import BODY_BYTES_MAX, BODY_STRINGS_MAX
 from tests.builders import worker_body
 
 NULLABLE = (

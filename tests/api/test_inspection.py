@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.api import inspection
-from select_service.edge import peer_dump
+from select_service.edge.keeping import peer_dump
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 

@@ -11,11 +11,13 @@ import schemathesis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service import schema, schema_admission, schema_replicas
 from select_service.api import examples
 from select_service.api.docs_page import page
 from select_service.api.openapi import U32_KEY, document
 from select_service.api.route_table import PAGE_ROWS, PAGE_ROWS_MAX, PATH_PARAMETERS, ROUTES
+from select_service.bodies import admission as schema_admission
+from select_service.bodies import replicas as schema_replicas
+from select_service.bodies import schema
 from select_service.errors import Overloaded
 from tests.builders import worker_body
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from select_service import schema_replicas
-from select_service.core import replica_state
+from select_service.bodies import replicas as schema_replicas
+from select_service.core.replicas import state as replica_state
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "replicas.md").read_text()
 PEER = {"endpoint": "tcp://127.0.0.1:19170"}

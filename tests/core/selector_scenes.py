@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from indexer.hashing import block_hashes
+from indexer.hashing.hashes import block_hashes
 from indexer.tiers import Tier
 from select_service.core.identity import PartitionKey
 

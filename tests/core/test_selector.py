@@ -2,9 +2,9 @@
 
 import pytest
 
-from select_service.core.cost import RouterConfig
+from select_service.core.decide.cost import RouterConfig
 from select_service.core.identity import Rank
-from select_service.core.reservations import ReservationFilter
+from select_service.core.load.reservations import ReservationFilter
 from select_service.errors import (
     BadRequest,
     Conflict,

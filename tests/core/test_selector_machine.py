@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from select_service.core.reservations import ReservationFilter
+from select_service.core.load.reservations import ReservationFilter
 from select_service.errors import Conflict, NoEligibleRank, NotFound, NoWorkers
 from tests.builders import a_patch, a_reservation, a_select_and_reserve, a_selector, a_worker
 from tests.models.selector_model import ModelWorker, SelectorModel

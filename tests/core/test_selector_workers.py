@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from indexer.hashing import block_hashes
+from indexer.hashing.hashes import block_hashes
 from indexer.tiers import Tier
-from select_service.core.catalog import DELETED_WORKERS_MAX
+from select_service.core.fleet.catalog import DELETED_WORKERS_MAX
 from select_service.core.identity import Rank
 from select_service.errors import (
     NotFound,

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from select_service.core.admission.engine_load import EngineTarget
+from select_service.core.engines.engine_load import EngineTarget
 from select_service.edge.engine_metrics import EngineMetrics
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
-from select_service.core.admission.engine_load import EngineLoads, EngineReading, EngineTarget
+from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
 from select_service.core.identity import Rank
 from select_service.edge import engine_metrics
-from select_service.http_url import metrics_url_error
+from select_service.urls import metrics_url_error
 from tests.edge.metric_servers import (
     Owner,
     Page,

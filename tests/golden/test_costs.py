@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.event_feed import EventFeed
-from indexer.prefix_index import PrefixIndex
-from select_service import schema
-from select_service.core.cost import RouterConfig
+from indexer.events.feed import EventFeed
+from indexer.index.prefix_index import PrefixIndex
+from select_service.bodies import schema
+from select_service.core.decide.cost import RouterConfig
 from select_service.core.selector import Decision, Selector
 from select_service.errors import SelectError
 from tests.golden import deviations, exchanges

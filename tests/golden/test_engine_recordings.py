@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexer.event_feed import Action, EventFeed, StartReplay
-from indexer.hashing import block_hashes
-from indexer.kv_source import KvSource
-from indexer.prefix_index import PrefixIndex
+from indexer.events.feed import Action, EventFeed, StartReplay
+from indexer.events.kv_source import KvSource
+from indexer.hashing.hashes import block_hashes
+from indexer.index.prefix_index import PrefixIndex
 from tests.golden.recordings import Live, Place, Recording, Replay, Truth, load, names
 
 BLOCKS_MAX = 1 << 14

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from indexer.hashing import block_hashes
+from indexer.hashing.hashes import block_hashes
 
 BLOCK_SIZE = 4
 END = [b"", b"\xff" * 8, b""]

@@ -6,12 +6,12 @@ import time
 import pytest
 import zmq
 
-from indexer import listener, live_connection
-from indexer.catch_up import FRAME_S_MAX, STALL_S_MAX
-from indexer.ingest import Ingest
-from indexer.kv_events import PAYLOAD_BYTES_MAX
-from indexer.kv_source import KvSource
-from indexer.prefix_index import PrefixIndex
+from indexer.events.catch_up import FRAME_S_MAX, STALL_S_MAX
+from indexer.events.kv_events import PAYLOAD_BYTES_MAX
+from indexer.events.kv_source import KvSource
+from indexer.index.prefix_index import PrefixIndex
+from indexer.sockets import listener, live_connection
+from indexer.sockets.ingest import Ingest
 from tests.process.fake_engine import BLOCK_SIZE, END, Chain, FakeEngine, encode, eventually
 
 pytestmark = pytest.mark.process

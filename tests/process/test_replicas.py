@@ -5,7 +5,8 @@ import time
 import pytest
 import zmq
 
-from select_service.core import replica_digest, replica_events
+from select_service.core.replicas import digest as replica_digest
+from select_service.core.replicas import events as replica_events
 from tests.process.replica_processes import Replica, eventually, mesh, until_equal
 
 pytestmark = pytest.mark.process

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from indexer.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
+from select_service.bodies.schema import SelectAndReserveRequest
 from select_service.core.admission.waiting import Ticket
-from select_service.core.cost import RouterConfig
+from select_service.core.decide.cost import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.selector import Selector
 from select_service.errors import SelectError
-from select_service.schema import SelectAndReserveRequest
 from tests.builders import a_worker
 from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Progress
 from tests.simulation.overload_record import WARM_MINUTES, Minute, Record, Sample, figures

@@ -9,11 +9,12 @@ import heapq
 from itertools import count
 from random import Random
 
-from select_service.core import replica_digest, replica_events
-from select_service.core.replica_agreement import Agreement
-from select_service.core.replica_digest import DIGEST_S
-from select_service.core.replica_repair import AnotherProcess, Answer, Repair
-from select_service.core.reservations import ReservationFilter
+from select_service.core.load.reservations import ReservationFilter
+from select_service.core.replicas import digest as replica_digest
+from select_service.core.replicas import events as replica_events
+from select_service.core.replicas.agreement import Agreement
+from select_service.core.replicas.digest import DIGEST_S
+from select_service.core.replicas.repair import AnotherProcess, Answer, Repair
 from select_service.errors import NotFound
 from tests.builders import a_select_and_reserve, a_selector, a_worker
 

@@ -7,8 +7,8 @@ from indexer.warm import kernel_modules, warm
 
 def test_every_kernel_module_is_found_by_its_name() -> None:
     names = [*kernel_modules("indexer"), *kernel_modules("select_service")]
-    assert "indexer.hash_kernels" in names
-    assert "select_service.core.load_kernels" in names
+    assert "indexer.hashing.kernels" in names
+    assert "select_service.core.load.kernels" in names
     assert all(name.endswith("kernels") for name in names)
 
 

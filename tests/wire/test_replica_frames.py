@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.identity import Rank
-from select_service.core.replica_events import (
+from select_service.core.replicas.events import (
     KEPT_BLOCKS,
     PATIENT_BYTES_MAX,
     SEQUENCE_BLOCKS_MAX,

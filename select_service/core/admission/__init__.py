@@ -1,0 +1,1 @@
+"""Who may pass: busy thresholds, the waiting queue, priority tiers."""

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from select_service.bodies.schema import SelectRequest
 from select_service.core.admission import busy_kernels
 from select_service.core.admission.drain import RETRY_AFTER_UNKNOWN_S, DrainRate, whole_s
-from select_service.core.admission.engine_load import EngineLoads
 from select_service.core.admission.policy import PolicyClass
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
+from select_service.core.engines.engine_load import EngineLoads
+from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.partition import Partition
 from select_service.errors import Overloaded
-from select_service.schema import SelectRequest
 
 Mask = npt.NDArray[np.bool_]
 

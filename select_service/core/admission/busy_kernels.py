@@ -4,10 +4,13 @@ Arrays have one row per slot of a partition.  A limit that is not set is infinit
 capacity that is not known; infinity times zero is no number, and nothing is above that.
 """
 
-import numpy as np
-from numba import njit
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
 
-from select_service.core.load_kernels import (
+import numpy as np
+
+from indexer.compiled import compiled
+from select_service.core.load.kernels import (
     FRACTIONAL_BLOCKS,
     HALF_TOLERANCE,
     PREFILL_TOKENS,
@@ -17,7 +20,7 @@ from select_service.core.load_kernels import (
 I64 = np.int64
 
 
-@njit("float64(int64, int64, float64)", inline="always")
+@compiled("float64(int64, int64, float64)", inline="always")
 def active_blocks(whole, fractional, fraction):
     """Our own count of the blocks in use on a slot, rounded half up; arguments: its totals."""
     if fractional != 0:
@@ -25,10 +28,9 @@ def active_blocks(whole, fractional, fraction):
     return float(whole)
 
 
-@njit(
+@compiled(
     "int64(boolean[::1], int64[:, ::1], float64[::1], float64[::1], float64[::1], float64[::1],"
     " float64, float64, float64, float64, boolean[::1])",
-    cache=True,
 )
 def free_ranks(
     candidates,
@@ -73,7 +75,7 @@ def free_ranks(
     return n_free
 
 
-@njit("float64(float64, float64, float64)", inline="always")
+@compiled("float64(float64, float64, float64)", inline="always")
 def drain_s(work, per_second, unknown_s):
     """Seconds until `work` has drained."""
     if work <= 0.0:
@@ -82,10 +84,9 @@ def drain_s(work, per_second, unknown_s):
     return unknown_s if seconds == np.inf else seconds
 
 
-@njit(
+@compiled(
     "float64(boolean[::1], int64[:, ::1], float64[::1], float64[::1], float64[::1], float64,"
     " float64, float64, float64, float64)",
-    cache=True,
 )
 def least_wait_s(
     candidates,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from math import inf
 
+from select_service.bodies.schema import SelectRequest
 from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
 from select_service.core.admission.drain import retry_after_s
 from select_service.core.admission.policy import QueueBounds, QueueRules
@@ -23,16 +24,15 @@ from select_service.core.admission.tally import AdmissionTally
 from select_service.core.admission.tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
 from select_service.core.admission.waiting_list import Waiting, WaitingList
-from select_service.core.decisions import Decision, Job, Waited
+from select_service.core.decide.decisions import Decision, Job, Waited
+from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
-from select_service.core.partition import Partition
 from select_service.errors import (
     CapacityShed,
     QueueFull,
     QueueTimeout,
     SelectError,
 )
-from select_service.schema import SelectRequest
 
 SERVED_PER_TURN_MAX = 64
 """Requests that leave the queue before other work gets its turn."""

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from select_service.bodies.admission import BusyThresholdView
 from select_service.core.admission.busy import BusyCounts
-from select_service.core.admission.engine_load import EngineReading
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.waiting_list import Waiting
+from select_service.core.engines.engine_load import EngineReading
+from select_service.core.fleet.partition import Partition
 from select_service.core.histogram import Histogram
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.partition import Partition
-from select_service.schema_admission import BusyThresholdView
 
 NO_BOUND = Waiting(0, 0)
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
 from select_service.core.admission.waiting import Room
-from select_service.core.partition import Partition
+from select_service.core.fleet.partition import Partition
 
 
 def bits_of(mask: Mask) -> int:

@@ -1,7 +1,7 @@
 """What operators see of the admission stage."""
 
+from select_service.bodies.admission import AdmissionState, BusyThresholdView, ClassState
 from select_service.core.admission.gate import Gate
-from select_service.schema_admission import AdmissionState, BusyThresholdView, ClassState
 
 
 def admission_state(gate: Gate, thresholds: list[BusyThresholdView]) -> AdmissionState:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
+from select_service.bodies.admission import BusyThresholdChange, BusyThresholdView
 from select_service.errors import CapacityExceeded
-from select_service.schema_admission import BusyThresholdChange, BusyThresholdView
 
 MODELS_MAX = 1024
 """Models with thresholds of their own.  They stay when the last worker of a model leaves, since it

@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 from sortedcontainers import SortedDict
 
+from select_service.bodies.schema import SelectRequest
 from select_service.core.admission.policy import PolicyClass, QueuePolicy
 from select_service.core.identity import Rank
 from select_service.errors import QueueFull, SelectError
-from select_service.schema import SelectRequest
 
 LANES_MAX = 1024
 """Different sets of constraints among the waiting requests of one class."""

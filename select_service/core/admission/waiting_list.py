@@ -13,8 +13,8 @@ from sortedcontainers import SortedDict
 from select_service.core.admission.policy import QueueBounds
 from select_service.core.admission.room_view import bits_of
 from select_service.core.admission.waiting import Room, Ticket
+from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
-from select_service.core.partition import Partition
 from select_service.errors import Conflict, NoWorkers, QueueFull, SelectError
 
 WAITING_BLOCKS_MAX = 4_194_304

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from select_service.core import load_kernels as kernels
+from select_service.bodies.schema import EngineView, RankAdmission, WorkerAdmission
 from select_service.core.admission.busy import BusyJudge, Mask
-from select_service.core.admission.engine_load import EngineLoads, Heard
 from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.catalog import Worker
+from select_service.core.engines.engine_load import EngineLoads, Heard
+from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.partition import Partition
 from select_service.core.identity import Rank
-from select_service.core.partition import Partition
-from select_service.schema import EngineView, RankAdmission, WorkerAdmission
+from select_service.core.load import kernels
 
 
 class _Scene(NamedTuple):

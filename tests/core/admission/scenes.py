@@ -5,9 +5,9 @@ from random import Random
 import msgspec
 import numpy as np
 
-from indexer.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
-from select_service.core.admission.engine_load import EngineReading, EngineTarget
+from select_service.bodies.admission import BusyThresholdChange
 from select_service.core.admission.policy import (
     PolicyDocument,
     Profile,
@@ -16,12 +16,12 @@ from select_service.core.admission.policy import (
     single_class,
 )
 from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.cost import RouterConfig
-from select_service.core.decisions import Decision
+from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.decisions import Decision
+from select_service.core.engines.engine_load import EngineReading, EngineTarget
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.selector import AdmissionRules, Selector
 from select_service.errors import SelectError
-from select_service.schema_admission import BusyThresholdChange
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_worker
 
 KEY = PartitionKey("m", "default")

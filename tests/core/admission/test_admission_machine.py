@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from select_service.bodies.admission import BusyThresholdChange
 from select_service.core.admission.policy import (
     single_class,
 )
-from select_service.core.decisions import Decision
+from select_service.core.decide.decisions import Decision
 from select_service.core.identity import Rank
-from select_service.core.replica_events import Admitted, Freed, PrefillCompleted
+from select_service.core.replicas.events import Admitted, Freed, PrefillCompleted
 from select_service.errors import SelectError
-from select_service.schema_admission import BusyThresholdChange
 from tests.builders import a_reservation
 from tests.core.admission.cases import (
     ANY,

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core import load_kernels as kernels
+from select_service.bodies.admission import BusyThresholdChange
+from select_service.bodies.schema import PromptQuery
 from select_service.core.admission import busy_kernels
 from select_service.core.admission.busy import BUSY_TEXT
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
-from select_service.core.decisions import Decision
+from select_service.core.decide.decisions import Decision
+from select_service.core.load import kernels
 from select_service.errors import CapacityExceeded, NotFound, Overloaded
-from select_service.schema import PromptQuery
-from select_service.schema_admission import BusyThresholdChange
 from tests.builders import a_patch
 from tests.core.admission.scenes import METRICS, Scene, hashes, pinned, store, where
 

@@ -5,7 +5,7 @@ import pytest
 
 from select_service.core.admission import gate
 from select_service.core.identity import Rank
-from select_service.core.replica_events import Admitted, Freed, PrefillCompleted
+from select_service.core.replicas.events import Admitted, Freed, PrefillCompleted
 from tests.builders import a_patch
 from tests.core.admission.scenes import METRICS, Scene, one_class, pinned
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from indexer.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.core.admission import gate
-from select_service.core.admission.engine_load import EngineReading, EngineTarget
 from select_service.core.admission.policy import (
     PolicyDocument,
     Profile,
@@ -22,7 +21,8 @@ from select_service.core.admission.policy import (
     single_class,
 )
 from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.cost import RouterConfig
+from select_service.core.decide.cost import RouterConfig
+from select_service.core.engines.engine_load import EngineReading, EngineTarget
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.selector import AdmissionRules, Selector
 from select_service.errors import SelectError

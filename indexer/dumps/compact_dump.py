@@ -1,0 +1,152 @@
+"""The compact form of a dump: the columns of a snapshot, in frames that can be checked one by one.
+
+A stream is a sequence of frames. A frame is a msgpack `bin` value (so any msgpack library can walk
+the stream): 8 bytes XXH3-64 of the rest, little-endian, and the rest, a msgpack map. The maps:
+
+    {"format": FORMAT, "version": VERSION}                                    first
+    {"partition": "model:tenant", "block_size", "nodes", "sets", "words", "records",
+     "ranks": [[slot, worker_id, dp_rank, next_seq | nil, events], ...],
+     "taken_at": unix seconds, "ages": [seconds | nil, ...]}                  begins a partition
+    {"local", "engine": u64 little-endian, "depth", "holders": zlib of u32}   CHUNK_NODES rows
+    {"sets": zlib of u64 [sets, 8, words]}                                    pieces, in order
+    {"records": zlib of RECORD rows}                                          pieces, in order
+    {"orphans": [[slot, tier, engine_hash, parent, local, copies], ...]}      pieces
+    {"end": {"partitions", "blocks"}}                                         last
+
+Nodes are numbered from 1 in depth-first order, parents before children; `depth` of a node is its
+number minus its parent's, 0 standing for the root as parent being number 0: so it is 1 along a
+chain, which is why the columns beside the hashes shrink to almost nothing.
+
+`ages` has an item for each of `ranks`: how long ago, at `taken_at`, a live batch of its stream was
+last applied; nil when none was since the rank's place is known. Both members may be missing.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from indexer.dumps import dump_kernels
+from indexer.dumps.held_blocks import DumpedPartition
+from indexer.dumps.moment import Moment
+from indexer.index.snapshot import ANCHOR_RECORD, IndexSnapshot
+
+FORMAT = "select-service-dump"
+VERSION = 1
+MEDIA_TYPE = "application/msgpack"
+
+CHUNK_NODES = 16_384
+PIECE_BYTES = 1 << 20  # of sets and records, before compression
+ORPHANS_PER_FRAME = 4096
+COMPRESSION = 1
+"""Chains compress to nothing at any level; more effort only costs time."""
+BIN32 = b"\xc6"
+CHECKSUM_BYTES = 8
+AGE_S_MAX = 1e9
+"""Three decades: older counts as this old."""
+
+
+def compact_chunks(
+    partitions: Iterable[DumpedPartition], clock: Callable[[], Moment] | None = None
+) -> Iterator[bytes]:
+    """The whole stream. A partition's snapshot is released before the next is asked for.
+
+    Without a clock it does not say when the streams were last heard.
+
+    Memory beyond the snapshot: O(nodes) index arrays and one frame.
+    """
+    yield _frame({"format": FORMAT, "version": VERSION})
+    count = blocks = 0
+    for partition in partitions:
+        count += 1
+        blocks += partition.blocks
+        yield from _partition(partition, {} if clock is None else _ages(partition, clock()))
+    yield _frame({"end": {"partitions": count, "blocks": blocks}})
+
+
+def _frame(content: dict[str, Any]) -> bytes:
+    body = msgspec.msgpack.encode(content)
+    size = CHECKSUM_BYTES + len(body)
+    checksum = xxhash.xxh3_64_intdigest(body)
+    return BIN32 + size.to_bytes(4, "big") + checksum.to_bytes(CHECKSUM_BYTES, "little") + body
+
+
+def _partition(partition: DumpedPartition, ages: dict[str, Any]) -> Iterator[bytes]:
+    snapshot = partition.snapshot
+    order = np.empty(snapshot.parent.size, np.int32)
+    order = order[: dump_kernels.preorder(snapshot.parent, order)]
+    number = np.zeros(snapshot.parent.size, np.uint32)
+    number[order] = np.arange(1, order.size + 1, dtype=np.uint32)
+    records = _renumbered(snapshot, number)
+    yield _frame(
+        {
+            "partition": partition.name,
+            "block_size": partition.block_size,
+            "nodes": order.size,
+            "sets": snapshot.sets.shape[0],
+            "words": snapshot.sets.shape[2],
+            "records": records.size,
+            "ranks": _ranks(partition),
+        }
+        | ages
+    )
+    for start in range(0, order.size, CHUNK_NODES):
+        nodes = order[start : start + CHUNK_NODES]
+        mine = np.arange(start + 1, start + 1 + nodes.size, dtype=np.uint32)
+        yield _frame(
+            {
+                "local": snapshot.local[nodes].tobytes(),
+                "engine": snapshot.engine[nodes].tobytes(),
+                "depth": _zipped(mine - number[snapshot.parent[nodes]]),
+                "holders": _zipped(snapshot.holders[nodes]),
+            }
+        )
+    yield from _pieces("sets", snapshot.sets)
+    yield from _pieces("records", records)
+    orphans = [[slot, *orphan] for slot, orphan in snapshot.orphans]
+    for start in range(0, len(orphans), ORPHANS_PER_FRAME):
+        yield _frame({"orphans": orphans[start : start + ORPHANS_PER_FRAME]})
+
+
+def _ranks(partition: DumpedPartition) -> list[list[int | None]]:
+    rows: list[list[int | None]] = []
+    for (worker_id, dp_rank), slot in partition.ranks.items():
+        place = partition.snapshot.places.get(slot)
+        next_seq, events = (None, 0) if place is None else place
+        rows.append([slot, worker_id, dp_rank, next_seq, events])
+    return rows
+
+
+def _ages(partition: DumpedPartition, now: Moment) -> dict[str, Any]:
+    """Nothing when it is not known of any rank, because the dump it came from did not tell."""
+    live_at = partition.snapshot.live_at
+    if live_at is None:
+        return {}
+    ages = [
+        None if slot not in live_at else min(max(0.0, now.monotonic - live_at[slot]), AGE_S_MAX)
+        for slot in partition.ranks.values()
+    ]
+    return {"taken_at": now.unix, "ages": ages}
+
+
+def _renumbered(snapshot: IndexSnapshot, number: NDArray[np.uint32]) -> NDArray[np.void]:
+    """The records, naming nodes by their new numbers: an anchor by its key, an alias by `node`."""
+    records = snapshot.records.copy()
+    anchors = records["kind"] == ANCHOR_RECORD
+    records["key"][anchors] = number[records["key"][anchors].astype(np.int64)]
+    records["node"][~anchors] = number[records["node"][~anchors]]
+    return records
+
+
+def _pieces(name: str, array: NDArray[Any]) -> Iterator[bytes]:
+    raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+    for start in range(0, raw.size, PIECE_BYTES):
+        yield _frame({name: zlib.compress(raw[start : start + PIECE_BYTES].tobytes(), COMPRESSION)})
+
+
+def _zipped(column: NDArray[np.uint32]) -> bytes:
+    return zlib.compress(column.tobytes(), COMPRESSION)

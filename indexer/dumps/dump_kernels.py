@@ -1,0 +1,54 @@
+"""The compiled loop behind a dump: parents before children, chains in one piece."""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+from numba import boolean, int32, int64, void
+
+from indexer.compiled import compiled
+
+
+@compiled(int64(int32[::1], int32[::1]), nogil=True)
+def preorder(parents, order):
+    """Depth-first order of a tree.
+
+    parents: int32 [nodes], node 0 is the root, negative for nodes not in use
+    order:   int32 [nodes], out; the nodes without the root, each child right after its parent or
+             after the subtree of a sibling
+
+    Returns how many nodes `order` got. O(nodes), on copies: other threads may run meanwhile.
+    """
+    first_child = np.zeros(parents.shape[0], np.int32)
+    next_sibling = np.zeros(parents.shape[0], np.int32)
+    for node in range(parents.shape[0] - 1, 0, -1):
+        if parents[node] >= 0:
+            next_sibling[node] = first_child[parents[node]]
+            first_child[parents[node]] = node
+    count = 0
+    node = first_child[0]
+    while node != 0:
+        order[count] = node
+        count += 1
+        if first_child[node] != 0:
+            node = first_child[node]
+            continue
+        while node != 0 and next_sibling[node] == 0:
+            node = parents[node]
+        node = next_sibling[node]
+    return count
+
+
+@compiled(void(int32[::1], int32[::1], boolean[::1], boolean[::1]), nogil=True)
+def mark_ancestors(parents, order, held, ancestors):
+    """Mark every node above a held one.
+
+    parents:   int32 [nodes]
+    order:     int32 [n], parents before children
+    held:      bool [nodes]
+    ancestors: bool [nodes], in all False, out; the root is never marked
+    """
+    for i in range(order.shape[0] - 1, -1, -1):
+        node = order[i]
+        if (held[node] or ancestors[node]) and parents[node] > 0:
+            ancestors[parents[node]] = True

@@ -1,0 +1,405 @@
+"""Reads a JSON dump piece by piece: ours, or that of the reference, believing nothing.
+
+The document is an object of partitions, each an object with "block_size" and "events" (snapshot.py
+describes it). Events are executed in order on an index of their own, one slot per rank, which knows
+what to do with children that come before their parents; its snapshot is what is kept. What cannot
+be used is skipped and counted, be it one event or one partition; only text that is no such document
+at all, or more than `LoadLimits` allows, ends the reading with `DumpError`.
+
+Announcements are idempotent here, as a dump tells state and not history; "copies" counts them.
+"""
+
+import contextlib
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.dumps import json_kernels as kernels
+from indexer.dumps.compact_load import BLOCK_SIZE_MAX, DumpError, LoadLimits
+from indexer.dumps.held_blocks import COPIES_MAX, DumpedPartition, RankKey
+from indexer.dumps.json_dump import STORAGE_TIERS
+from indexer.hashing.hashes import U64_MASK
+from indexer.index.prefix_index import PrefixIndex, SlotWriter
+from indexer.index.snapshot import Place
+from indexer.tiers import Tier
+
+BUFFER_BYTES_MAX = 256 << 20
+"""One value, that is one event or one of the small members; a long conversation has some MB."""
+INDEX_BYTES_MAX = 4 << 30
+"""Memory of the blocks of one partition, many ranks considered."""
+PLACES_BYTES_MAX = 8 << 20
+"""Text of the places of all streams of a partition; a rank takes up to 54."""
+SPACE = b" \t\r\n"
+TIER_OF = {name: tier for tier, name in STORAGE_TIERS.items()}
+
+Hashes = NDArray[np.uint64]
+
+
+class _Block(msgspec.Struct, gc=False):
+    block_hash: int
+    tokens_hash: int
+    copies: int = 1
+
+
+class _Stored(msgspec.Struct, gc=False):
+    blocks: list[_Block]
+    parent_hash: int | None = None
+
+
+class _Removed(msgspec.Struct, gc=False):
+    block_hashes: list[int]
+
+
+class _Data(msgspec.Struct, gc=False):
+    stored: _Stored | None = None
+    removed: _Removed | None = None
+
+
+class _Inner(msgspec.Struct, gc=False):
+    data: _Data | str
+    dp_rank: int = 0
+
+
+class _Event(msgspec.Struct, gc=False):
+    worker_id: int
+    event: _Inner
+    storage_tier: str = "device"
+
+
+_EVENTS = msgspec.json.Decoder(list[_Event])
+_RAW = msgspec.json.Decoder(list[msgspec.Raw])
+_EVENT = msgspec.json.Decoder(_Event)
+_NUMBERS = msgspec.json.Decoder(dict[str, int])
+
+
+class JsonLoader:
+    """Feed bytes as they come; partitions appear in `partitions` as they are complete."""
+
+    def __init__(self, limits: LoadLimits) -> None:
+        self.partitions: list[DumpedPartition] = []
+        self.is_complete = False
+        self.bad_entries = 0
+        self.blocks_read = 0
+        """So far; other threads may look at it."""
+        self._limits = limits
+        self._text = _Text()
+        self._open: _Partition | None = None
+        self._step = self._read_opening
+        self._blocks = self._ranks = self._sets_bytes = self._copies = 0
+
+    def feed(self, data: bytes) -> None:
+        """Raises DumpError."""
+        self._text.add(data)
+        while self._step():
+            pass
+        self.blocks_read = self._blocks + (0 if self._open is None else self._open.blocks)
+
+    def finish(self) -> None:
+        """No more bytes come.  Raises DumpError when some are missing."""
+        if not self.is_complete:
+            raise DumpError("the dump is cut short")
+
+    # Each step takes one piece off the text and says whether it could.
+
+    def _read_opening(self) -> bool:
+        return self._expect(b"{", self._read_key_or_end)
+
+    def _read_key_or_end(self) -> bool:
+        next_byte = self._text.peek()
+        if next_byte == b"}":
+            self._text.take(1)
+            self.is_complete, self._step = True, self._read_nothing
+        elif next_byte == b",":
+            self._text.take(1)
+        elif next_byte:
+            return self._read_key()
+        return bool(next_byte)
+
+    def _read_nothing(self) -> bool:
+        if self._text.peek():
+            raise DumpError("text after the end")
+        return False
+
+    def _read_key(self) -> bool:
+        key = self._text.key()
+        if key is None:
+            return False
+        if len(self.partitions) >= self._limits.partitions:
+            raise DumpError(f"more than {self._limits.partitions} partitions")
+        if len(key) > self._limits.name_chars:
+            raise DumpError("a partition without a proper name")
+        room = min(self._limits.blocks, self._limits.all_blocks - self._blocks)
+        copies = self._limits.copies - self._copies
+        self._open = _Partition(key, room, self._limits.ranks - self._ranks, copies)
+        self._step = self._read_entry
+        return True
+
+    def _read_entry(self) -> bool:
+        return self._expect(b"{", self._read_member_or_end)
+
+    def _read_member_or_end(self) -> bool:
+        next_byte = self._text.peek()
+        if next_byte == b"}":
+            self._text.take(1)
+            self._close()
+            self._step = self._read_key_or_end
+        elif next_byte == b",":
+            self._text.take(1)
+        elif next_byte:
+            member = self._text.key()
+            if member is None:
+                return False
+            self._member = member
+            self._step = self._read_member
+        return bool(next_byte)
+
+    def _read_member(self) -> bool:
+        next_byte = self._text.peek()
+        if not next_byte:
+            return False
+        if self._member == "events" and next_byte == b"[":
+            self._text.take(1)
+            self._step = self._read_events
+            return True
+        value = self._text.value()
+        if value is None:
+            return False
+        assert self._open is not None
+        self._open.take_member(self._member, value)
+        self._step = self._read_member_or_end
+        return True
+
+    def _read_events(self) -> bool:
+        assert self._open is not None
+        values, ended = self._text.values()
+        if values:
+            self.bad_entries += self._open.take_events(values)
+        if ended:
+            self._text.take(1)
+            self._open.has_events = True
+            self._step = self._read_member_or_end
+        return ended
+
+    def _close(self) -> None:
+        assert self._open is not None
+        dumped = self._open.finished()
+        self._copies += self._open.copies
+        self._open = None
+        if dumped is None:
+            self.bad_entries += 1
+            return
+        self._blocks += dumped.blocks
+        self._ranks += len(dumped.ranks)
+        self._sets_bytes += dumped.snapshot.sets.nbytes
+        if self._sets_bytes > self._limits.all_sets_bytes:
+            raise DumpError("more holders of blocks than all partitions may have")
+        self.partitions.append(dumped)
+
+    def _expect(self, byte: bytes, then: Any) -> bool:
+        next_byte = self._text.peek()
+        if next_byte and next_byte != byte:
+            raise DumpError("not a dump")
+        if next_byte:
+            self._text.take(1)
+            self._step = then
+        return bool(next_byte)
+
+
+class _Text:
+    """What has come and is not taken yet."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._start = 0
+        self._state = np.zeros(kernels.STATE_FIELDS, np.int64)
+
+    def add(self, data: bytes) -> None:
+        if self._start:
+            del self._data[: self._start]
+            self._start = 0
+        self._data += data
+        if len(self._data) > BUFFER_BYTES_MAX:
+            raise DumpError(f"a value of more than {BUFFER_BYTES_MAX} bytes")
+
+    def peek(self) -> bytes:
+        """The next byte that is no space; empty when none has come."""
+        data, at = self._data, self._start
+        while at < len(data) and data[at] in SPACE:
+            at += 1
+        self._start = at
+        return bytes(data[at : at + 1])
+
+    def take(self, size: int) -> bytes:
+        start, self._start = self._start, self._start + size
+        self._state[:] = 0
+        return bytes(self._data[start : self._start])
+
+    def key(self) -> str | None:
+        """A member's name and its colon, or None while they are not here."""
+        end = self._data.find(b":", self._start)
+        while end >= 0:
+            try:
+                key = msgspec.json.decode(self._data[self._start : end])
+            except msgspec.DecodeError:
+                end = self._data.find(b":", end + 1)  # the colon of a name
+                if end - self._start > BLOCK_SIZE_MAX:
+                    raise DumpError("a name that does not end") from None
+                continue
+            self.take(end + 1 - self._start)
+            if not isinstance(key, str):
+                break
+            return key
+        if end >= 0 or len(self._data) - self._start > BLOCK_SIZE_MAX:
+            raise DumpError("not a dump")
+        return None
+
+    def value(self) -> bytes | None:
+        """One whole value of an object, or None while it is not here."""
+        complete, end = self._scan(one=True)
+        return self.take(end) if complete or end else None
+
+    def values(self) -> tuple[bytes, bool]:
+        """The complete values of an array that are here, and whether the array ends after them."""
+        ended, end = self._scan(one=False)
+        values = self.take(end) if end else b""
+        if values and self.peek() == b",":
+            self.take(1)
+        return values, ended
+
+    def _scan(self, *, one: bool) -> tuple[bool, int]:
+        view = np.frombuffer(self._data, np.uint8)[self._start :]
+        ended = bool(kernels.scan(view, self._state, one))
+        return ended, int(self._state[kernels.LAST_END])
+
+
+class _Partition:
+    """One partition that is being read."""
+
+    def __init__(self, name: str, blocks_max: int, ranks_max: int, copies_max: int) -> None:
+        """copies: announcements of blocks after their first."""
+        self.has_events = False
+        self._name = name
+        self._ranks_max = ranks_max
+        self._copies_max = copies_max
+        self.blocks = self.copies = 0
+        self._block_size = 0
+        self._index = PrefixIndex(max(1, blocks_max))
+        self._writers: dict[RankKey, SlotWriter] = {}
+        self._watermarks: dict[str, int] = {}
+        self._partial: dict[str, int] = {}
+
+    def take_member(self, name: str, value: bytes) -> None:
+        if len(value) > PLACES_BYTES_MAX:
+            return
+        try:
+            if name == "block_size":
+                self._block_size = msgspec.json.decode(value, type=int)
+            elif name == "watermarks":
+                self._watermarks = _NUMBERS.decode(value)
+            elif name == "partial_batches":
+                self._partial = _NUMBERS.decode(value)
+        except msgspec.MsgspecError:
+            return  # a partition without its block size is skipped at its end
+
+    def take_events(self, values: bytes) -> int:
+        """Execute some events.  Returns how many could not be used."""
+        try:
+            try:
+                events = _EVENTS.decode(b"[" + values + b"]")
+                bad = 0
+            except msgspec.ValidationError:
+                events, bad = _readable(_RAW.decode(b"[" + values + b"]"))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise DumpError(f"not JSON: {error}") from None
+        bad += sum(not self._execute(event) for event in events)
+        stats = self._index.stats()
+        self.blocks = stats.blocks
+        if stats.bytes > INDEX_BYTES_MAX:
+            raise DumpError("too many ranks and blocks")
+        return bad
+
+    def _execute(self, event: _Event) -> bool:
+        tier = TIER_OF.get(event.storage_tier)
+        rank = (event.worker_id, event.event.dp_rank)
+        if tier is None or not 0 <= rank[0] <= U64_MASK or not 0 <= rank[1] < 2**32:
+            return False
+        data = event.event.data
+        if isinstance(data, str):
+            if data == "cleared" and rank in self._writers:
+                self._writers[rank].clear()
+            return data == "cleared"
+        if data.stored is not None:
+            parent = data.stored.parent_hash
+            names = _u64([block.block_hash for block in data.stored.blocks])
+            contents = _u64([block.tokens_hash for block in data.stored.blocks])
+            if names is None or contents is None or (parent and not _is_hash(parent)):
+                return False
+            writer = self._writer(rank)
+            parent = None if parent is None else parent & U64_MASK
+            writer.store(tier, parent, contents, names, counted=False)
+            self._repeat(writer, tier, names, [block.copies for block in data.stored.blocks])
+            return True
+        if data.removed is None:
+            return False
+        names = _u64(data.removed.block_hashes)
+        if names is not None:
+            self._writer(rank).remove(tier, names)
+        return names is not None
+
+    def _repeat(self, writer: SlotWriter, tier: Tier, names: Hashes, copies: list[int]) -> None:
+        """Announce again what was announced more than once.  Raises DumpError."""
+        if max(copies, default=1) <= 1:
+            return
+        further = np.array([min(max(count, 1), COPIES_MAX) - 1 for count in copies], np.int64)
+        self.copies += int(further.sum())
+        if self.copies > self._copies_max:
+            raise DumpError("more copies of blocks than all partitions may have")
+        writer.add_copies(tier, names, further)
+
+    def _writer(self, rank: RankKey) -> SlotWriter:
+        writer = self._writers.get(rank)
+        if writer is None:
+            if len(self._writers) >= self._ranks_max:
+                raise DumpError(f"more than {self._ranks_max} ranks")
+            writer = self._writers[rank] = self._index.open_slot()
+        return writer
+
+    def finished(self) -> DumpedPartition | None:
+        """None when it cannot be used."""
+        if not self.has_events or not 0 < self._block_size <= BLOCK_SIZE_MAX:
+            return None
+        for (worker_id, dp_rank), writer in self._writers.items():
+            key = f"{worker_id}:{dp_rank}"
+            last, events = self._watermarks.get(key), self._partial.get(key, 0)
+            if last is not None or events:
+                next_seq = 0 if last is None else last + 1
+                if 0 <= next_seq <= U64_MASK and 0 <= events <= U64_MASK:
+                    writer.place = Place(next_seq, events)
+        ranks = {rank: writer.slot for rank, writer in self._writers.items()}
+        snapshot = self._index.snapshot()._replace(live_at=None)  # JSON does not tell
+        return DumpedPartition(self._name, self._block_size, ranks, snapshot)
+
+
+def _readable(raw_events: list[msgspec.Raw]) -> tuple[list[_Event], int]:
+    """The events that have the right form, and how many have not."""
+    events = []
+    for raw in raw_events:
+        with contextlib.suppress(msgspec.ValidationError):
+            events.append(_EVENT.decode(raw))
+    return events, len(raw_events) - len(events)
+
+
+def _is_hash(value: int) -> bool:
+    return -(2**63) <= value <= U64_MASK
+
+
+def _u64(values: list[int]) -> Hashes | None:
+    """Hashes given as u64 or i64; None when one is neither."""
+    try:
+        return np.array(values, np.uint64)
+    except (OverflowError, ValueError):
+        if not all(map(_is_hash, values)):
+            return None
+        return np.array([value & U64_MASK for value in values], np.uint64)

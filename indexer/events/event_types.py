@@ -1,0 +1,98 @@
+"""What one KV event says, whatever engine and encoding it came from.
+
+No bytes and no decoding here (kv_events), no tiers and no index (event_feed).  Engine hashes are
+opaque ids of blocks; the block hashes of `hashing` are computed from the tokens by `local_hashes`.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from indexer.hashing.hashes import Hashes, Tokens, block_hashes
+
+
+class DecodeError(ValueError):
+    """The payload as a whole is unreadable; the text says why."""
+
+
+class BlockStored(msgspec.Struct, frozen=True, eq=False):
+    """A run of blocks became resident, each the child of the one before.
+
+    block_hashes: uint64 [n_blocks], engine hashes; no two are equal, and none equals the parent
+    parent:       engine hash of the block before the run; None when the run starts a sequence
+    tokens:       uint32 [n_tokens], of all blocks one after the other; empty when the event only
+                  names blocks that were announced with tokens before
+    block_size:   tokens per block as the engine says; 0 is usual when tokens is empty
+    cache_salt:   never "", never more than the salt itself, and None unless parent is None
+    mm_hashes:    per block the u64 multimodal hashes; None when no block has any
+    is_bigram:    the engine sent pairs (EAGLE); tokens are flattened and one longer than the pairs
+    """
+
+    block_hashes: Hashes
+    parent: int | None
+    tokens: Tokens
+    block_size: int
+    medium: str | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    mm_hashes: list[list[int]] | None = None
+    group_idx: int | None = None
+    kind: str | None = None
+    is_bigram: bool = False
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, eq=False):
+    """Blocks left one medium.  block_hashes: uint64 [n_blocks], engine hashes, may repeat."""
+
+    block_hashes: Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+    kind: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True):
+    """The sending rank holds nothing any more."""
+
+
+Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class Batch(msgspec.Struct, frozen=True, eq=False):
+    """One message of an engine.
+
+    data_parallel_rank: None = the rank whose socket it came from; otherwise as sent, unchecked
+    bad_events:         how many events were left out because they could not be understood
+    last_error:         which event that was last and why; None when bad_events is 0
+    """
+
+    data_parallel_rank: int | None
+    events: list[Event]
+    bad_events: int = 0
+    last_error: str | None = None
+
+
+NO_HASHES: Hashes = np.empty(0, np.uint64)
+
+
+def local_hashes(event: BlockStored, block_size: int, is_eagle: bool = False) -> Hashes:
+    """Block hashes of the leading blocks of `event` whose tokens it carries in full.
+
+    block_size: of the partition; an event of any other block size yields nothing
+    is_eagle:   the rank is registered as EAGLE.  Then a publisher that flattened the pairs itself
+                is recognised by the one token that follows its last block; an event without it is
+                hashed as it stands.
+    Returns uint64 [at most len(event.block_hashes)]; surplus tokens are ignored.
+    """
+    n_blocks = len(event.block_hashes)
+    if event.block_size != block_size or block_size < 1 or not len(event.tokens):
+        return NO_HASHES
+    with_next = event.is_bigram or (is_eagle and len(event.tokens) > n_blocks * block_size)
+    return block_hashes(
+        event.tokens[: n_blocks * block_size + with_next],
+        block_size,
+        lora_name=event.lora_name,
+        is_eagle=with_next,
+        mm_hashes=event.mm_hashes,
+        cache_salt=event.cache_salt,
+    )

@@ -1,0 +1,440 @@
+"""Compiled reader of the common KV event payloads: msgpack -> flat arrays in one call.
+
+Common is what vLLM and SGLang send all day: an array batch; events as arrays or as maps with
+the names in WORDS; hashes as integers or raw bytes; tokens one by one or as EAGLE pairs; no
+multimodal hash, no salt, nothing remote, only ASCII text.  At the first thing that is not common,
+or not right, the reader gives up and `event_parser` reads the payload from the start, so this
+module never has to describe an error.  Whenever it does not give up, its result must be the
+parser's.
+
+Source: the engines named in `event_parser`.
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+from numba import types
+
+from indexer.compiled import compiled
+from indexer.events.msgpack_kernels import (
+    BYTES,
+    INT,
+    NIL,
+    NONE,
+    PAIR,
+    UNUSUAL,
+    header_at,
+    read_array_header,
+    read_int,
+    read_optional_u32,
+    read_text,
+    read_u32,
+    skip_nils,
+    skip_plain,
+)
+
+# Columns of a row: one event.  Ranges are half-open; a text is its first byte and its length.
+TAG = 0
+HASH_START = 1
+HASH_END = 2
+TOKEN_START = 3
+TOKEN_END = 4
+IS_BIGRAM = 5
+HAS_PARENT = 6
+PARENT = 7  # the 64 bits of the hash
+BLOCK_SIZE = 8
+GROUP_IDX = 9
+MEDIUM_START = 10
+MEDIUM_LEN = 11
+LORA_START = 12
+LORA_LEN = 13
+SPEC_START = 14
+SPEC_LEN = 15
+N_COLUMNS = 16
+
+# Every text with a meaning: the tags, then `type` and the positional fields of a stored event in
+# their order, then the other fields, then the one locality that is ours.
+WORDS = (
+    b"BlockStored",
+    b"BlockRemoved",
+    b"AllBlocksCleared",
+    b"Ignored",
+    b"type",
+    b"block_hashes",
+    b"parent_block_hash",
+    b"token_ids",
+    b"block_size",
+    b"lora_id",
+    b"medium",
+    b"lora_name",
+    b"extra_keys",
+    b"group_idx",
+    b"kv_cache_spec_kind",
+    b"locality",
+    b"kv_cache_spec_sliding_window",
+    b"ownership",
+    b"session_id",
+    b"source_kind",
+    b"lookahead_token_ids",
+    b"LOCAL",
+)
+N_WORDS = len(WORDS)
+STORED, REMOVED, CLEARED, IGNORED, TYPE = range(5)
+W_BLOCK_HASHES = WORDS.index(b"block_hashes")
+W_PARENT = WORDS.index(b"parent_block_hash")
+W_TOKEN_IDS = WORDS.index(b"token_ids")
+W_BLOCK_SIZE = WORDS.index(b"block_size")
+W_MEDIUM = WORDS.index(b"medium")
+W_LORA_NAME = WORDS.index(b"lora_name")
+W_EXTRA_KEYS = WORDS.index(b"extra_keys")
+W_GROUP_IDX = WORDS.index(b"group_idx")
+W_SPEC_KIND = WORDS.index(b"kv_cache_spec_kind")
+W_LOCALITY = WORDS.index(b"locality")
+W_LOCAL = WORDS.index(b"LOCAL")
+WORD_BYTES = np.frombuffer(b"".join(WORDS), np.uint8).copy()
+WORD_STARTS = np.cumsum([0, *map(len, WORDS)])
+
+TAIL_SPEC_FIELDS = 3  # as in event_parser
+PAIR_HEADER = 0x92  # an array of two
+PROBES_MAX = 128
+SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads any key over the high bits
+
+HASH = types.Tuple((types.uint64, INT))
+ROW = types.int64[::1]
+ROWS = types.int64[:, ::1]
+HASHES = types.uint64[::1]
+TOKENS = types.uint32[::1]
+
+
+@compiled(INT(BYTES, INT, INT))
+def word_of(buf, first, length):
+    """Number of the word in WORDS that stands there, or NONE."""
+    for word in range(N_WORDS):
+        start = WORD_STARTS[word]
+        if WORD_STARTS[word + 1] - start != length:
+            continue
+        k = 0
+        while k < length and buf[first + k] == WORD_BYTES[start + k]:
+            k += 1
+        if k == length:
+            return word
+    return NONE
+
+
+@compiled(HASH(BYTES, INT))
+def read_hash(buf, at):
+    """(engine hash, next index): an integer, or the last eight bytes of a bin, big-endian."""
+    left = buf.shape[0] - at
+    if left < 2:
+        value, after = read_int(buf, at)
+        return np.uint64(value), after
+    tag = np.int64(buf[at])
+    if tag == 0xC4:
+        length = np.int64(buf[at + 1])
+        if length < 8 or left < 2 + length:
+            return np.uint64(0), UNUSUAL
+        after = at + 2 + length
+    elif (tag == 0xCF or tag == 0xD3) and left >= 9:
+        after = at + 9
+    else:
+        value, after = read_int(buf, at)
+        return np.uint64(value), after
+    value = np.uint64(0)
+    for k in range(8):
+        value = (value << np.uint64(8)) | np.uint64(buf[after - 8 + k])
+    return value, after
+
+
+@compiled(INT(BYTES, INT, ROW, HASHES))
+def read_hashes(buf, at, row, hashes):
+    """Append an array of engine hashes to `hashes`, at row[HASH_END]; returns the next index."""
+    count, at = read_array_header(buf, at)
+    if at < 0 or count > buf.shape[0] - at:
+        return UNUSUAL
+    end = row[HASH_END]
+    for k in range(count):
+        hashes[end + k], at = read_hash(buf, at)
+        if at < 0:
+            return UNUSUAL
+    row[HASH_END] = end + count
+    return at
+
+
+@compiled(INT(BYTES, INT, INT, ROW, TOKENS))
+def read_pairs(buf, at, count, row, tokens):
+    """Append `count` EAGLE pairs [t0, t1], [t1, t2], ... as t0, t1, t2, ...; see read_tokens."""
+    end = row[TOKEN_END]
+    for k in range(count):
+        if at >= buf.shape[0] or buf[at] != PAIR_HEADER:
+            return UNUSUAL
+        tokens[end + k], at = read_u32(buf, at + 1)
+        if at < 0:
+            return UNUSUAL
+        tokens[end + k + 1], at = read_u32(buf, at)
+        if at < 0:
+            return UNUSUAL
+    row[TOKEN_END] = end + count + 1
+    row[IS_BIGRAM] = 1
+    return at
+
+
+@compiled(INT(BYTES, INT, ROW, TOKENS))
+def read_tokens(buf, at, row, tokens):
+    """Append an array of tokens to `tokens`, at row[TOKEN_END]; returns the next index."""
+    count, at = read_array_header(buf, at)
+    if at < 0 or count > buf.shape[0] - at:
+        return UNUSUAL
+    if count > 0 and buf[at] == PAIR_HEADER:
+        return read_pairs(buf, at, count, row, tokens)
+    end = row[TOKEN_END]
+    for k in range(count):
+        if buf.shape[0] - at >= 5 and (buf[at] == 0xCD or buf[at] == 0xCE):
+            # Ids of 16 and of 32 bits alternate at random: a branch on the width would be slow.
+            wide = INT(buf[at]) - 0xCD
+            four = INT(buf[at + 1]) << 24 | INT(buf[at + 2]) << 16
+            four |= INT(buf[at + 3]) << 8 | INT(buf[at + 4])
+            tokens[end + k] = four >> (16 - 16 * wide)
+            at += 3 + 2 * wide
+            continue
+        value, at = read_u32(buf, at)
+        if at < 0:
+            return UNUSUAL
+        tokens[end + k] = value
+    row[TOKEN_END] = end + count
+    return at
+
+
+@compiled(INT(BYTES, INT, INT, ROW))
+def read_number_field(buf, at, word, row):
+    """Note parent_block_hash, block_size or group_idx in its column; returns the next index."""
+    if word == W_PARENT:
+        if at < buf.shape[0] and buf[at] == NIL:
+            return at + 1
+        parent, after = read_hash(buf, at)
+        row[HAS_PARENT], row[PARENT] = 1, np.int64(parent)
+        return after
+    if word == W_BLOCK_SIZE:
+        row[BLOCK_SIZE], after = read_u32(buf, at)
+        return after
+    row[GROUP_IDX], after = read_optional_u32(buf, at)
+    return after
+
+
+@compiled(INT(BYTES, INT, INT, ROW))
+def read_text_field(buf, at, word, row):
+    """Note a string or nil in the columns of its field; returns the next index."""
+    length, first = read_text(buf, at)
+    if first < 0:
+        return UNUSUAL
+    column = MEDIUM_START
+    if word == W_LORA_NAME:
+        column = LORA_START
+    elif word == W_SPEC_KIND:
+        column = SPEC_START
+    row[column] = first
+    row[column + 1] = length
+    return first + max(length, 0)
+
+
+@compiled(INT(BYTES, INT, INT, ROW, HASHES, TOKENS))
+def read_field(buf, at, word, row, hashes, tokens):
+    """Read the value of the field named by `word`; returns the next index or UNUSUAL."""
+    if word == W_BLOCK_HASHES:
+        return read_hashes(buf, at, row, hashes)
+    if word == W_TOKEN_IDS:
+        return read_tokens(buf, at, row, tokens)
+    if word in (W_PARENT, W_BLOCK_SIZE, W_GROUP_IDX):
+        return read_number_field(buf, at, word, row)
+    if word in (W_MEDIUM, W_LORA_NAME, W_SPEC_KIND):
+        return read_text_field(buf, at, word, row)
+    if word == W_EXTRA_KEYS:
+        return skip_nils(buf, at)
+    if word == W_LOCALITY:
+        length, first = read_text(buf, at)
+        if first < 0 or length == NONE:
+            return first
+        return first + length if word_of(buf, first, length) == W_LOCAL else UNUSUAL
+    return skip_plain(buf, at)
+
+
+@compiled(INT(BYTES, INT, INT, ROW))
+def read_tail(buf, at, count, row):
+    """Read `count` elements that are told by type; returns the next index or UNUSUAL."""
+    for position in range(count):
+        length, first = read_text(buf, at)
+        if first < 0:
+            group_idx, at = read_u32(buf, at)
+            if at < 0:
+                return UNUSUAL
+            if row[GROUP_IDX] == NONE:
+                row[GROUP_IDX] = group_idx
+            continue
+        at = first + max(length, 0)
+        if length == NONE:
+            continue
+        letter = buf[first] | 0x20 if length == 5 or length == 6 else 0
+        may_be_locality = letter == 0x6C or letter == 0x72 or position >= TAIL_SPEC_FIELDS
+        if may_be_locality or row[SPEC_LEN] != NONE:
+            return UNUSUAL
+        row[SPEC_START], row[SPEC_LEN] = first, length
+    return at
+
+
+@compiled(INT(BYTES, INT, ROW, HASHES, TOKENS))
+def read_array_event(buf, at, row, hashes, tokens):
+    """[tag, field, ...]; returns the next index or UNUSUAL."""
+    count, at = read_array_header(buf, at)
+    if at < 0 or count < 1:
+        return UNUSUAL
+    length, first = read_text(buf, at)
+    if first < 0:
+        return UNUSUAL
+    row[TAG] = word_of(buf, first, length)
+    at = first + max(length, 0)
+    if row[TAG] == STORED and count >= 5:
+        named = min(count, 9)
+        for position in range(1, named):
+            at = read_field(buf, at, TYPE + position, row, hashes, tokens)
+            if at < 0:
+                return UNUSUAL
+        return read_tail(buf, at, count - named, row)
+    if row[TAG] == REMOVED and count >= 2:
+        at = read_hashes(buf, at, row, hashes)
+        if at >= 0 and count > 2:
+            at = read_text_field(buf, at, W_MEDIUM, row)
+        return read_tail(buf, at, count - min(count, 3), row) if at >= 0 else UNUSUAL
+    is_bare = count == 1 and (row[TAG] == CLEARED or row[TAG] == IGNORED)
+    return at if is_bare else UNUSUAL
+
+
+@compiled(INT(BYTES, INT, ROW, HASHES, TOKENS))
+def read_map_event(buf, at, row, hashes, tokens):
+    """{"type": tag, field: value, ...}; returns the next index or UNUSUAL."""
+    size, members = header_at(buf, at)
+    if size < 0:
+        return UNUSUAL
+    at += size
+    seen = 0
+    for _pair in range(members // 2):
+        length, first = read_text(buf, at)
+        if first < 0:
+            return UNUSUAL
+        word = word_of(buf, first, length)
+        if word < TYPE or word == W_LOCAL or (seen >> word) & 1 == 1:
+            return UNUSUAL
+        seen |= 1 << word
+        at = first + length
+        if word == TYPE:
+            length, first = read_text(buf, at)
+            if first < 0:
+                return UNUSUAL
+            row[TAG] = word_of(buf, first, length)
+            at = first + max(length, 0)
+        else:
+            at = read_field(buf, at, word, row, hashes, tokens)
+        if at < 0:
+            return UNUSUAL
+    needed = 1 << TYPE
+    if row[TAG] == STORED:
+        needed |= 1 << W_BLOCK_HASHES | 1 << W_TOKEN_IDS | 1 << W_BLOCK_SIZE
+    elif row[TAG] == REMOVED:
+        needed |= 1 << W_BLOCK_HASHES
+    is_known = NONE < row[TAG] < TYPE
+    return at if is_known and seen & needed == needed else UNUSUAL
+
+
+@compiled(types.boolean(HASHES))
+def may_repeat(hashes):
+    """False: all of the hashes are different.  Linear in their number.
+
+    True: two are equal, or somebody chose them to collide here, which would cost quadratic time.
+    """
+    bits = 4
+    while (1 << bits) < 2 * hashes.shape[0]:
+        bits += 1
+    mask = np.uint64((1 << bits) - 1)
+    places = np.zeros(1 << bits, np.uint64)  # a hash set; 0 marks a free place
+    zeros = 0
+    for value in hashes:
+        if value == 0:
+            zeros += 1
+            continue
+        place = (value * SPREAD) >> np.uint64(64 - bits)
+        probes = 0
+        while places[place] != 0:
+            if places[place] == value or probes == PROBES_MAX:
+                return True
+            place = (place + np.uint64(1)) & mask
+            probes += 1
+        places[place] = value
+    return zeros > 1
+
+
+@compiled(types.boolean(ROW, HASHES))
+def may_repeat_itself(row, hashes):
+    """False: the engine hashes of a stored event and its parent are all different."""
+    own = hashes[row[HASH_START] : row[HASH_END]]
+    if row[HAS_PARENT] == 1:
+        parent = np.uint64(row[PARENT])
+        for value in own:
+            if value == parent:
+                return True
+    return own.shape[0] > 1 and may_repeat(own)
+
+
+@compiled(types.void(ROW, INT, INT))
+def clear_row(row, n_hashes, n_tokens):
+    """Prepare a row for an event whose hashes and tokens are appended from there on."""
+    row[:] = 0
+    row[HASH_START] = row[HASH_END] = n_hashes
+    row[TOKEN_START] = row[TOKEN_END] = n_tokens
+    row[GROUP_IDX] = row[MEDIUM_LEN] = row[LORA_LEN] = row[SPEC_LEN] = NONE
+
+
+@compiled(PAIR(BYTES, INT, ROWS, HASHES, TOKENS))
+def read_events(buf, at, rows, hashes, tokens):
+    """Read an array of events; returns (rows used, next index or UNUSUAL)."""
+    count, at = read_array_header(buf, at)
+    if at < 0 or count > rows.shape[0]:
+        return 0, UNUSUAL
+    used, n_hashes, n_tokens = 0, 0, 0
+    for _event in range(count):
+        row = rows[used]
+        clear_row(row, n_hashes, n_tokens)
+        is_map = at < buf.shape[0] and (buf[at] < 0x90 or buf[at] >= 0xDE)
+        if is_map:
+            at = read_map_event(buf, at, row, hashes, tokens)
+        else:
+            at = read_array_event(buf, at, row, hashes, tokens)
+        if at < 0 or (row[TAG] == STORED and may_repeat_itself(row, hashes)):
+            return 0, UNUSUAL
+        n_hashes, n_tokens = row[HASH_END], row[TOKEN_END]
+        used += row[TAG] != IGNORED
+    return used, at
+
+
+@compiled(PAIR(BYTES, ROWS, HASHES, TOKENS))
+def scan_batch(buf, rows, hashes, tokens):
+    """Read a whole batch.  Returns (rows used, rank or NONE); rows used is UNUSUAL on giving up.
+
+    buf:    uint8 [n], the payload; bytes after the batch are ignored
+    rows:   int64 [n_rows, N_COLUMNS], out, one row per event that says something; more than n_rows
+            events are unusual
+    hashes: uint64 [n], out, engine hashes of all events; a row holds its range
+    tokens: uint32 [n], out, likewise
+    """
+    count, at = read_array_header(buf, 0)
+    if at < 0 or count < 2 or count > 3 or buf.shape[0] - at < 9:
+        return UNUSUAL, NONE
+    if buf[at] == 0xCB:
+        at += 9
+    else:
+        _, at = read_int(buf, at)
+        if at < 0:
+            return UNUSUAL, NONE
+    used, at = read_events(buf, at, rows, hashes, tokens)
+    rank = NONE
+    if at >= 0 and count == 3:
+        rank, at = read_optional_u32(buf, at)
+    return (used, rank) if at >= 0 else (UNUSUAL, NONE)

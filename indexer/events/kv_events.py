@@ -1,0 +1,115 @@
+"""bytes of one ZMQ message -> Batch of KV events: the only door to decoding.
+
+There are two readers with one meaning.  `event_kernels.scan_batch` reads the common payloads in one
+compiled call into flat arrays, of which the events here are views: no hash and no token ever
+becomes a Python object.  Whatever it gives up on goes to `event_parser`, which reads everything.
+"""
+
+import numpy as np
+
+from indexer.events import kernels
+from indexer.events.event_types import (
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    DecodeError,
+    Event,
+    local_hashes,
+)
+from indexer.events.msgpack_kernels import (
+    NESTING_MAX,
+    NONE,
+    RESERVED_BYTE,
+    TOO_DEEP,
+    TRUNCATED,
+    UNUSUAL,
+    object_end,
+)
+from indexer.events.parser import EVENTS_PER_BATCH_MAX, parse_batch
+from indexer.hashing.hashes import U64_MASK, Hashes, Tokens
+
+__all__ = [
+    "EVENTS_PER_BATCH_MAX",
+    "PAYLOAD_BYTES_MAX",
+    "AllBlocksCleared",
+    "Batch",
+    "BlockRemoved",
+    "BlockStored",
+    "DecodeError",
+    "Event",
+    "decode",
+    "local_hashes",
+]
+
+PAYLOAD_BYTES_MAX = 16 * 2**20
+EVENT_BYTES_MIN = 9  # ["Ignored"]
+
+_UNREADABLE = {
+    TRUNCATED: "the payload ends inside an object",
+    RESERVED_BYTE: "the payload holds the byte C1, which msgpack never uses",
+    TOO_DEEP: f"the payload is nested deeper than {NESTING_MAX}",
+}
+
+
+def decode(payload: bytes) -> Batch:
+    """Read one batch; bytes after it are ignored, an unreadable event is counted and left out.
+
+    The arrays of the events may be views of one array per batch, so an event that is kept keeps all
+    of the batch's hashes and tokens.  Raises DecodeError when the payload is longer than
+    PAYLOAD_BYTES_MAX, is not msgpack, or is not a batch.
+    """
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise DecodeError(f"{len(payload)} bytes, at most {PAYLOAD_BYTES_MAX} expected")
+    batch = scan(payload)
+    return parse(payload) if batch is None else batch
+
+
+def parse(payload: bytes) -> Batch:
+    """As decode, for any payload, however unusual."""
+    end = object_end(np.frombuffer(payload, np.uint8), 0)
+    if end < 0:
+        raise DecodeError(_UNREADABLE[end])
+    return parse_batch(payload[:end])
+
+
+def scan(payload: bytes) -> Batch | None:
+    """As parse, but None for a payload that is not common or not right."""
+    size = len(payload)
+    rows_max = min(size // EVENT_BYTES_MIN + 1, EVENTS_PER_BATCH_MAX)
+    rows = np.empty((rows_max, kernels.N_COLUMNS), np.int64)
+    hashes: Hashes = np.empty(size, np.uint64)
+    tokens: Tokens = np.empty(size, np.uint32)
+    used, rank = kernels.scan_batch(np.frombuffer(payload, np.uint8), rows, hashes, tokens)
+    if used == UNUSUAL:
+        return None
+    events = [_event(payload, row, hashes, tokens) for row in rows[:used].tolist()]
+    return Batch(None if rank == NONE else rank, events)
+
+
+def _event(payload: bytes, row: list[int], hashes: Hashes, tokens: Tokens) -> Event:
+    """The event that the columns of `row` describe."""
+    tag, hash_start, hash_end, token_start, token_end, is_bigram, has_parent, parent = row[:8]
+    block_size, group_idx, medium, medium_len, lora, lora_len, kind, kind_len = row[8:]
+    if tag == kernels.CLEARED:
+        return AllBlocksCleared()
+    if tag == kernels.REMOVED:
+        return BlockRemoved(
+            hashes[hash_start:hash_end],
+            None if medium_len == NONE else payload[medium : medium + medium_len].decode(),
+            None if group_idx == NONE else group_idx,
+            None if kind_len == NONE else payload[kind : kind + kind_len].decode(),
+        )
+    return BlockStored(
+        hashes[hash_start:hash_end],
+        parent & U64_MASK if has_parent else None,
+        tokens[token_start:token_end],
+        block_size,
+        None if medium_len == NONE else payload[medium : medium + medium_len].decode(),
+        payload[lora : lora + lora_len].decode() if lora_len > 0 else None,
+        None,  # a salt
+        None,  # and multimodal hashes are never common
+        None if group_idx == NONE else group_idx,
+        None if kind_len == NONE else payload[kind : kind + kind_len].decode(),
+        is_bigram == 1,
+    )

@@ -1,0 +1,22 @@
+"""What a listener must know of one rank's KV events: stated by the core, used by the ingest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from indexer.index.prefix_index import SlotWriter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvSource:
+    """One rank's event stream.  `writers` holds the index slot of every rank of the same worker,
+    because a batch may name a sibling rank."""
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str
+    replay_endpoint: str | None
+    block_size: int
+    is_eagle: bool
+    counted: bool
+    """Duplicate stores are counted and removed one by one; otherwise a store is idempotent."""
+    writers: Mapping[int, SlotWriter]

@@ -1,0 +1,339 @@
+"""KV event batches of every known shape, read the patient way: decode anything, then look at it.
+
+This is the reference for all payloads and the only reader of the unusual ones; the common shapes
+are read by `event_kernels`, which has to agree with this module.  The bytes it is given are one
+well-formed msgpack object of bounded depth (`kv_events` makes sure).
+
+A batch is `[ts, events, rank, ...]` or a map.  An event is `[tag, field, ...]`, a map with "type",
+or the bare tag.  Fields of an array are told by position up to `extra_keys` (vLLM only ever
+appended) and by type after it, because publishers differ there.  One event that cannot be
+understood is counted and left out.
+
+Source: vLLM's distributed/kv_events.py, 0.11 to 0.33, https://github.com/vllm-project/vllm;
+SGLang's disaggregation/kv_events.py, https://github.com/sgl-project/sglang; and Dynamo's publisher
+for TensorRT-LLM, https://github.com/ai-dynamo/dynamo.
+"""
+
+from array import array
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from indexer.events.event_types import (
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    DecodeError,
+    Event,
+)
+from indexer.hashing.hashes import U64_MASK, Tokens, salt_parts, sha256_hex_prefix
+
+EVENTS_PER_BATCH_MAX = 131_072
+BLOCK_SIZE_MAX = 2**32 - 1
+
+STORED_FIELDS = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+)
+STORED_FIELDS_MIN = 4
+REMOVED_FIELDS = ("block_hashes", "medium")
+REMOVED_FIELDS_MIN = 1
+RANK_FIELDS = ("data_parallel_rank", "dp_rank", "attn_dp_rank")
+LOCALITIES = ("LOCAL", "REMOTE")
+TAIL_SPEC_FIELDS = 3  # group_idx, kind, sliding window; a text after them is a locality
+
+Fields: TypeAlias = dict[object, object]
+
+
+class _BadEvent(Exception):
+    """One event is unreadable; the text says why."""
+
+
+_UNREADABLE = (ValueError, RecursionError)  # msgspec's errors are ValueErrors, and so is bad UTF-8
+_BATCH_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
+_EVENTS_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+def parse_batch(payload: bytes) -> Batch:
+    """Raises DecodeError when `payload` is not a batch of at most EVENTS_PER_BATCH_MAX events."""
+    try:
+        body = _BATCH_DECODER.decode(payload)
+        raw_events, rank = _split_array(body) if isinstance(body, list) else _split_map(body)
+        parts = _EVENTS_DECODER.decode(raw_events)
+    except _UNREADABLE as error:
+        raise DecodeError(f"not a batch of KV events: {error}") from error
+    if len(parts) > EVENTS_PER_BATCH_MAX:
+        raise DecodeError(
+            f"{len(parts)} events in a batch, at most {EVENTS_PER_BATCH_MAX} expected"
+        )
+    events: list[Event] = []
+    bad_events, last_error = 0, None
+    for index, part in enumerate(parts):
+        try:
+            event = _parse_event(part)
+        except _BadEvent as error:
+            bad_events, last_error = bad_events + 1, f"event {index}: {error}"
+            continue
+        if event is not None:
+            events.append(event)
+    return Batch(rank, events, bad_events, last_error)
+
+
+def _split_array(body: list[msgspec.Raw]) -> tuple[msgspec.Raw, int | None]:
+    if len(body) < 2:
+        raise DecodeError(f"a batch has at least 2 elements, this array has {len(body)}")
+    return body[1], _rank(body[2]) if len(body) > 2 else None
+
+
+def _split_map(body: dict[str, msgspec.Raw]) -> tuple[msgspec.Raw, int | None]:
+    if "events" not in body:
+        raise DecodeError("the map has no `events`")
+    ranks = (_rank(body[name]) for name in RANK_FIELDS if name in body)
+    return body["events"], next((rank for rank in ranks if rank is not None), None)
+
+
+def _rank(raw: msgspec.Raw) -> int | None:
+    return msgspec.msgpack.decode(raw, type=int | None)
+
+
+def _parse_event(raw: msgspec.Raw) -> Event | None:
+    """None for an event that says nothing to us: Ignored, or about blocks of another machine."""
+    try:
+        event = msgspec.msgpack.decode(raw)
+    except _UNREADABLE as error:
+        raise _BadEvent(f"not readable: {error}") from error
+    tag, fields = _tag_and_fields(event)
+    if tag == "Ignored" or _is_elsewhere(fields):
+        return None
+    if tag == "BlockStored":
+        return _block_stored(fields)
+    if tag == "BlockRemoved":
+        return _block_removed(fields)
+    return AllBlocksCleared()
+
+
+def _tag_and_fields(event: object) -> tuple[str, Fields]:
+    """The event as a known tag and fields by name; of an array only the elements we know."""
+    items: list[object] = []
+    fields: Fields = {}
+    if isinstance(event, dict):
+        fields = event
+        tag = event.get("type")
+    elif isinstance(event, list) and event:
+        tag, *items = event
+    else:
+        tag = event
+    if tag == "BlockStored":
+        return tag, fields or _named(items, STORED_FIELDS, STORED_FIELDS_MIN)
+    if tag == "BlockRemoved":
+        return tag, fields or _named(items, REMOVED_FIELDS, REMOVED_FIELDS_MIN)
+    if tag == "AllBlocksCleared" or tag == "Ignored":
+        return tag, fields
+    raise _BadEvent(f"unknown tag {_shown(tag)}")
+
+
+def _named(items: list[object], names: tuple[str, ...], mandatory: int) -> Fields:
+    if len(items) < mandatory:
+        raise _BadEvent(f"{names[len(items)]} is missing")
+    fields: Fields = dict(zip(names, items, strict=False))
+    metadata = fields.get("lora_name")
+    if isinstance(metadata, dict):  # SGLang has a map of metadata in this place
+        fields["lora_name"] = metadata.get("lora_name")
+        fields["cache_salt"] = metadata.get("cache_salt")
+    return fields | _tail(items[len(names) :])
+
+
+def _tail(items: list[object]) -> Fields:
+    """Read what follows the positional fields, by type.
+
+    vLLM's order is group_idx, kv_cache_spec_kind, kv_cache_spec_sliding_window, locality,
+    source_kind.  Some publishers put block_mm_infos, a list, anywhere among them.
+    """
+    tail: Fields = {}
+    position = 0
+    for item in items:
+        if isinstance(item, list):
+            tail.setdefault("block_mm_infos", item)
+            continue
+        if type(item) is int:
+            tail.setdefault("group_idx", item)
+        elif isinstance(item, str):
+            if item.upper() in LOCALITIES or position >= TAIL_SPEC_FIELDS:
+                tail.setdefault("locality", item)
+            else:
+                tail.setdefault("kv_cache_spec_kind", item)
+        position += 1
+    return tail
+
+
+def _is_elsewhere(fields: Fields) -> bool:
+    """The blocks are not on the sending rank, or in a place nobody told us of (fail closed)."""
+    locality = fields.get("locality")
+    return locality is not None and not (isinstance(locality, str) and locality.upper() == "LOCAL")
+
+
+def _block_stored(fields: Fields) -> BlockStored:
+    hashes = _hashes(fields)
+    parent = fields.get("parent_block_hash")
+    parent_hash = None if parent is None else _hash(parent, "parent_block_hash")
+    if len({*hashes, parent_hash}) <= len(hashes):
+        raise _BadEvent("block_hashes and parent_block_hash repeat a hash")
+    tokens, is_bigram = _tokens(fields.get("token_ids"))
+    lora_name = _text(fields, "lora_name") or None
+    mm_hashes, extra_salt = _extra_keys(fields.get("extra_keys"), lora_name, len(hashes))
+    explicit = fields.get("block_mm_infos")
+    if explicit is not None:
+        mm_hashes = _block_mm_infos(explicit, len(hashes))
+    salt = None
+    if parent_hash is None and hashes:
+        salt, salt_mm_hash = salt_parts(_text(fields, "cache_salt") or extra_salt)
+        if salt_mm_hash is not None:
+            mm_hashes[0].append(salt_mm_hash)
+    return BlockStored(
+        block_hashes=np.array(hashes, np.uint64),
+        parent=parent_hash,
+        tokens=tokens,
+        block_size=_block_size(fields.get("block_size")),
+        medium=_text(fields, "medium"),
+        lora_name=lora_name,
+        cache_salt=salt,
+        mm_hashes=mm_hashes if any(mm_hashes) else None,
+        group_idx=_group_idx(fields),
+        kind=_text(fields, "kv_cache_spec_kind"),
+        is_bigram=is_bigram,
+    )
+
+
+def _block_removed(fields: Fields) -> BlockRemoved:
+    return BlockRemoved(
+        block_hashes=np.array(_hashes(fields), np.uint64),
+        medium=_text(fields, "medium"),
+        group_idx=_group_idx(fields),
+        kind=_text(fields, "kv_cache_spec_kind"),
+    )
+
+
+def _hashes(fields: Fields) -> list[int]:
+    values = fields.get("block_hashes")
+    if not isinstance(values, list):
+        raise _BadEvent(f"block_hashes is {_shown(values)}, expected an array")
+    return [_hash(value, "block_hashes") for value in values]
+
+
+def _hash(value: object, name: str) -> int:
+    """Engine hash as u64.  Of raw bytes the last eight count, big-endian: what vLLM itself sends
+    when it sends integers, so a stream may change from one to the other.
+    """
+    if type(value) is int:
+        return value & U64_MASK
+    if isinstance(value, bytes) and value:
+        return int.from_bytes(value[-8:], "big")
+    raise _BadEvent(f"{name} holds {_shown(value)}, expected an integer or bytes")
+
+
+def _tokens(value: object) -> tuple[Tokens, bool]:
+    """(uint32 [n], whether they came as EAGLE pairs [[t0, t1], [t1, t2], ...])."""
+    if not isinstance(value, list):
+        raise _BadEvent(f"token_ids is {_shown(value)}, expected an array")
+    is_bigram = bool(value) and isinstance(value[0], list)
+    if is_bigram:
+        if any(type(pair) is not list or len(pair) != 2 for pair in value):
+            raise _BadEvent("token_ids mixes pairs with something else")
+        value = [pair[0] for pair in value] + [value[-1][1]]
+    if not set(map(type, value)) <= {int}:
+        raise _BadEvent("token_ids holds something that is not an integer")
+    try:
+        return np.frombuffer(array("I", value), np.uint32), is_bigram
+    except OverflowError as error:
+        raise _BadEvent("token_ids holds an integer outside 0..2^32-1") from error
+
+
+def _block_size(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= BLOCK_SIZE_MAX:
+        raise _BadEvent(f"block_size is {_shown(value)}, expected an integer in 0..2^32-1")
+    return value
+
+
+def _group_idx(fields: Fields) -> int | None:
+    value = fields.get("group_idx")
+    if value is not None and type(value) is not int:
+        raise _BadEvent(f"group_idx is {_shown(value)}, expected an integer")
+    return value
+
+
+def _text(fields: Fields, name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise _BadEvent(f"{name} is {_shown(value)}, expected a string")
+    return value
+
+
+def _extra_keys(
+    value: object, lora_name: str | None, n_blocks: int
+) -> tuple[list[list[int]], str | None]:
+    """(multimodal hashes per block, the text in the first block that may be the cache salt).
+
+    vLLM puts into a block's keys its LoRA name, an [identifier, offset] per image or sound, and in
+    the first block of a sequence the salt.
+    """
+    mm_hashes: list[list[int]] = [[] for _ in range(n_blocks)]
+    salt = None
+    if value is None:
+        return mm_hashes, salt
+    if not isinstance(value, list):
+        raise _BadEvent(f"extra_keys is {_shown(value)}, expected an array")
+    for block, (keys, found) in enumerate(zip(value, mm_hashes, strict=False)):
+        if keys is None:
+            continue
+        if not isinstance(keys, list):
+            raise _BadEvent(f"extra_keys holds {_shown(keys)}, expected an array or nil")
+        texts = [key for key in keys if isinstance(key, str) and key]
+        if lora_name in texts:
+            texts.remove(lora_name)
+        found += [mm for mm in map(sha256_hex_prefix, texts) if mm is not None]
+        found += [mm for mm in map(_paired_mm_hash, keys) if mm is not None]
+        if block == 0:
+            salt = next((text for text in reversed(texts) if sha256_hex_prefix(text) is None), None)
+    return mm_hashes, salt
+
+
+def _paired_mm_hash(key: object) -> int | None:
+    """u64 of the identifier in [identifier, offset]; an identifier that is no SHA-256 is hashed."""
+    if not isinstance(key, list) or len(key) != 2 or not isinstance(key[0], str) or not key[0]:
+        return None
+    mm_hash = sha256_hex_prefix(key[0])
+    return xxh3_64_intdigest(key[0].encode()) if mm_hash is None else mm_hash
+
+
+def _block_mm_infos(value: object, n_blocks: int) -> list[list[int]]:
+    """Per block nil or {"mm_objects": [{"mm_hash": u64, ...}, ...]}."""
+    if not isinstance(value, list):
+        raise _BadEvent(f"block_mm_infos is {_shown(value)}, expected an array")
+    mm_hashes: list[list[int]] = [[] for _ in range(n_blocks)]
+    for info, found in zip(value, mm_hashes, strict=False):
+        if info is None:
+            continue
+        objects = info.get("mm_objects") if isinstance(info, dict) else None
+        if not isinstance(objects, list):
+            raise _BadEvent("block_mm_infos holds something else than nil or mm_objects")
+        for item in objects:
+            mm_hash = item.get("mm_hash") if isinstance(item, dict) else None
+            if type(mm_hash) is not int:
+                raise _BadEvent(f"mm_hash is {_shown(mm_hash)}, expected an integer")
+            found.append(mm_hash & U64_MASK)
+    return mm_hashes
+
+
+def _shown(value: object) -> str:
+    """Short enough for a log line, whatever a publisher sent."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{type(value).__name__} {text[:40]}..."

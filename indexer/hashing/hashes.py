@@ -1,0 +1,127 @@
+"""Tokens -> block hashes -> sequence hashes: what is hashed, with which seed.
+
+The KV events of an engine and the prompts of its clients meet in these functions: two blocks are
+the same block exactly when they hash alike.  How XXH3 is computed is `hash_kernels`'s business.
+
+A block hash is the content hash of one block on its own:
+
+    XXH3-64(le32(token) for every token of the window || le64(m) for m in sorted(mm hashes), seed)
+
+The window is the block; on EAGLE ranks it is the block and one token more, because there the KV of
+a position depends on the next token too.  The seed is SEED; a LoRA adapter adds XXH3-64 of its
+name.
+
+A cache salt separates prompts that must not share KV.  The engines give it to the first block of a
+sequence only, and so do we: XXH3-64 of the salt is added to the seed of that block.  It is computed
+with a seed of its own, so that no salt is worth the same as a LoRA name or a multimodal hash.  The
+first block then differs, hence so does every path through it.  In an event a salt stands among
+other strings, where one of 64 hexadecimal digits cannot be told from a multimodal hash;
+`salt_parts` settles that for both sides.
+
+Source: Dynamo's compute_block_hash_for_seq and its sequence hashes (1.3 line), all but the salt:
+https://github.com/ai-dynamo/dynamo/tree/main/lib/kv-router
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from indexer.hashing import kernels as hash_kernels
+
+Hashes: TypeAlias = npt.NDArray[np.uint64]
+Tokens: TypeAlias = npt.NDArray[np.uint32]
+
+SEED = 1337
+SALT_SEED = 1
+U64_MASK = 2**64 - 1
+NAMESPACE_SALT_PREFIX = "dynamo-cache-salt:"
+
+_SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def block_hashes(
+    tokens: Tokens,
+    block_size: int,
+    *,
+    lora_name: str | None = None,
+    is_eagle: bool = False,
+    mm_hashes: Sequence[Sequence[int]] | None = None,
+    cache_salt: str | None = None,
+) -> Hashes:
+    """Hash every full block of a sequence that starts at the first of `tokens`.
+
+    tokens:    uint32 [n_tokens]; an unfinished last block is left out
+    mm_hashes: per block the u64 hashes of the images, sounds, ... in it, in any order; blocks
+               beyond the end of the list have none
+    lora_name, cache_salt: None and "" both mean none
+    Returns uint64 [n_blocks].  Raises ValueError for a block_size under 1.
+    """
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, not {block_size}")
+    window = block_size + is_eagle
+    hashes: Hashes = np.empty(max(0, (len(tokens) - window) // block_size + 1), np.uint64)
+    if not len(hashes):
+        return hashes
+    seed = lora_seed(lora_name)
+    tokens = np.ascontiguousarray(tokens, np.uint32)
+    hash_kernels.hash_windows(tokens, window, block_size, seed, hashes)
+    if mm_hashes:
+        for block, extra in enumerate(mm_hashes[: len(hashes)]):
+            if extra:
+                hashes[block] = _hash_window(tokens, block * block_size, window, extra, seed)
+    if cache_salt:
+        salt, salt_mm_hash = salt_parts(cache_salt)
+        first = [*mm_hashes[0]] if mm_hashes else []
+        if salt_mm_hash is not None:
+            first.append(salt_mm_hash)
+        if salt is not None:
+            seed = (seed + xxh3_64_intdigest(salt.encode(), SALT_SEED)) & U64_MASK
+        hashes[0] = _hash_window(tokens, 0, window, first, seed)
+    return hashes
+
+
+def sequence_hashes(block_hashes: Hashes) -> Hashes:
+    """Chain block hashes: s[0] = b[0], s[i] = XXH3-64(le64(s[i-1]) || le64(b[i]), seed SEED).
+
+    block_hashes: uint64 [n_blocks].  Returns uint64 [n_blocks].
+    """
+    chained: Hashes = np.empty(len(block_hashes), np.uint64)
+    hash_kernels.chain_hashes(np.ascontiguousarray(block_hashes, np.uint64), chained)
+    return chained
+
+
+def lora_seed(lora_name: str | None) -> int:
+    """Seed of every block hash under this adapter; None and "" are the base model."""
+    if not lora_name:
+        return SEED
+    return (SEED + xxh3_64_intdigest(lora_name.encode())) & U64_MASK
+
+
+def salt_parts(cache_salt: str | None) -> tuple[str | None, int | None]:
+    """A cache salt as (salt, multimodal hash): at most one of them is not None.
+
+    Both sides call this, so both treat 64 hexadecimal digits as the multimodal hash of the first
+    block, and "dynamo-cache-salt:ns" as the salt "ns".  Applying it twice changes nothing.
+    """
+    salt = cache_salt or ""
+    while salt.startswith(NAMESPACE_SALT_PREFIX):
+        salt = salt[len(NAMESPACE_SALT_PREFIX) :]
+    if not salt:
+        return None, None
+    mm_hash = sha256_hex_prefix(salt)
+    return (salt, None) if mm_hash is None else (None, mm_hash)
+
+
+def sha256_hex_prefix(text: str) -> int | None:
+    """The first 16 of exactly 64 hexadecimal digits as u64; None for any other text."""
+    return int(text[:16], 16) if _SHA256_HEX.fullmatch(text) else None
+
+
+def _hash_window(tokens: Tokens, at: int, window: int, mm_hashes: Iterable[int], seed: int) -> int:
+    extra = b"".join(mm_hash.to_bytes(8, "little") for mm_hash in sorted(mm_hashes))
+    message = tokens[at : at + window].astype("<u4", copy=False).tobytes() + extra
+    return xxh3_64_intdigest(message, seed)

@@ -1,0 +1,267 @@
+"""Who holds a node under which engine hash: one block added to or taken from one (slot, tier).
+
+Per (slot, tier) the truth is a multiset of engine hashes, each naming one node; the slot holds a
+node while any of its hashes names it. The first holder's hash becomes the node's primary; a slot
+that uses it, once, costs nothing but its bit. See record_kernels for the rest.
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+from indexer.compiled import compiled
+from indexer.index.record_kernels import (
+    ALIAS,
+    add_record,
+    anchor_aliases,
+    anchor_copies,
+    delete_record,
+    find_record,
+    has_record_room,
+    record_count,
+    record_node,
+    set_anchor,
+    set_record_count,
+)
+from indexer.index.set_kernels import (
+    ABSENT,
+    IRREGULAR,
+    REGULAR,
+    changed_set,
+    holder_state,
+    move_reference,
+)
+from indexer.index.state_kernels import (
+    ENGINE,
+    IMPLICIT,
+    KIDS,
+    LIVE,
+    MARK,
+    N_TIERS,
+    NAMES,
+    NAMES_SHARED,
+    RECORDS_OF,
+    I,
+    home,
+    i32_view,
+    i64_view,
+    u32_view,
+    u64_view,
+)
+from indexer.index.tree_kernels import (
+    add_child,
+    drop_if_empty,
+    find_child,
+    name_node,
+    set_of,
+    unname_node,
+)
+
+
+@compiled()
+def _holds_primary(h, slot, tier, node):
+    """Whether the slot holds the node in the tier under the node's primary engine hash."""
+    state = holder_state(h, set_of(h, node), slot, tier)
+    if state == IRREGULAR:
+        return anchor_copies(h, slot, tier, node) > 0
+    return state == REGULAR
+
+
+@compiled()
+def find_held(h, slot, tier, engine_hash):
+    """Node that (slot, tier) holds under this engine hash, 0 when there is none."""
+    engine = u64_view(h, ENGINE)
+    names = i32_view(h, NAMES)
+    mask = I(names.shape[0] - 1)
+    i = home(engine_hash, mask)
+    while names[i] != 0:
+        node = I(names[i])
+        if engine[node] == engine_hash and _holds_primary(h, slot, tier, node):
+            return node
+        i = (i + 1) & mask
+    i = find_record(h, slot, tier, ALIAS, engine_hash)
+    return I(0) if i < 0 else record_node(h, i)
+
+
+@compiled()
+def find_known(h, slot, tier, engine_hash):
+    """Node that the slot holds under this hash in any tier, `tier` before the others; or 0."""
+    node = find_held(h, slot, tier, engine_hash)
+    other = I(0)
+    while node == 0 and other < N_TIERS:
+        if other != tier:
+            node = find_held(h, slot, other, engine_hash)
+        other += 1
+    return node
+
+
+@compiled()
+def move_node(h, node, old, new):
+    """Node changes from holder set `old` to `new`; its name follows."""
+    mark = u32_view(h, MARK)
+    mark[node] = (mark[node] & IMPLICIT) | new
+    move_reference(h, old, new)
+    if old == 0:
+        name_node(h, node)
+    elif new == 0:
+        unname_node(h, node)
+
+
+@compiled()
+def _set_state(h, node, slot, tier, state):
+    old = set_of(h, node)
+    new = changed_set(h, old, slot, tier, state)
+    if new != old:
+        move_node(h, node, old, new)
+
+
+@compiled()
+def _add_alias(h, slot, tier, node, engine_hash, counted):
+    """The slot names the node by a hash that is not its primary; known ones count on."""
+    i = find_record(h, slot, tier, ALIAS, engine_hash)
+    if i >= 0:
+        set_record_count(h, i, record_count(h, i) + counted)
+        return True
+    if not has_record_room(h):
+        return False
+    state = holder_state(h, set_of(h, node), slot, tier)
+    if state == REGULAR:
+        set_anchor(h, slot, tier, node, 1, 1)
+    elif state == IRREGULAR:
+        copies = anchor_copies(h, slot, tier, node)
+        set_anchor(h, slot, tier, node, copies, anchor_aliases(h, slot, tier, node) + 1)
+    else:
+        i64_view(h, LIVE)[slot * N_TIERS + tier] += 1
+    add_record(h, slot, tier, ALIAS, engine_hash, node, 1)
+    _set_state(h, node, slot, tier, IRREGULAR)
+    return True
+
+
+@compiled()
+def _add_copy(h, slot, tier, node, counted):
+    """The slot, already a holder, announces the node `counted` times under its primary name."""
+    state = holder_state(h, set_of(h, node), slot, tier)
+    copies = I(1)
+    aliases = I(0)
+    if state == IRREGULAR:
+        copies = anchor_copies(h, slot, tier, node)
+        aliases = anchor_aliases(h, slot, tier, node)
+    if copies > 0 and not counted:
+        return True
+    if not has_record_room(h):
+        return False
+    set_anchor(h, slot, tier, node, copies + max(counted, I(1)), aliases)
+    _set_state(h, node, slot, tier, IRREGULAR)
+    return True
+
+
+@compiled()
+def add_holding(h, slot, tier, node, engine_hash, counted):
+    """(slot, tier) holds the node under this hash; if it does already, `counted` times more.
+
+    The hash must not name another node for (slot, tier). Returns False, and changes nothing, when
+    the overflow records are full. Requires `has_set_room`.
+    """
+    engine = u64_view(h, ENGINE)
+    old = set_of(h, node)
+    if old == 0:
+        engine[node] = engine_hash
+    if engine[node] != engine_hash:
+        return _add_alias(h, slot, tier, node, engine_hash, counted)
+    if holder_state(h, old, slot, tier) != ABSENT:
+        return _add_copy(h, slot, tier, node, counted)
+    i64_view(h, LIVE)[slot * N_TIERS + tier] += 1
+    move_node(h, node, old, changed_set(h, old, slot, tier, REGULAR))
+    return True
+
+
+@compiled()
+def _settle(h, slot, tier, node, copies, aliases):
+    """Make holder state and anchor say (copies, aliases), free the node if nobody is left."""
+    if copies == 0 and aliases == 0:
+        set_anchor(h, slot, tier, node, 0, 1)
+        i64_view(h, LIVE)[slot * N_TIERS + tier] -= 1
+        _set_state(h, node, slot, tier, ABSENT)
+        drop_if_empty(h, node)
+        return
+    set_anchor(h, slot, tier, node, copies, aliases)
+    regular = copies == 1 and aliases == 0
+    _set_state(h, node, slot, tier, REGULAR if regular else IRREGULAR)
+
+
+@compiled()
+def take_primary(h, slot, tier, node, every_copy):
+    """Undo one announcement, or all, of the node under its primary name, which the slot uses."""
+    copies = I(1)
+    aliases = I(0)
+    if holder_state(h, set_of(h, node), slot, tier) == IRREGULAR:
+        copies = anchor_copies(h, slot, tier, node)
+        aliases = anchor_aliases(h, slot, tier, node)
+    _settle(h, slot, tier, node, I(0) if every_copy else copies - 1, aliases)
+
+
+@compiled()
+def _take_alias(h, slot, tier, node, record, every_copy):
+    count = record_count(h, record)
+    if count > 1 and not every_copy:
+        set_record_count(h, record, count - 1)
+        return
+    copies = anchor_copies(h, slot, tier, node)
+    aliases = anchor_aliases(h, slot, tier, node)
+    delete_record(h, record)
+    _settle(h, slot, tier, node, copies, aliases - 1)
+
+
+@compiled()
+def take_holding(h, slot, tier, node, engine_hash, every_copy):
+    """Undo one announcement of the hash, or all. `node` is `find_held`'s answer, not 0.
+
+    Requires `has_set_room`.
+    """
+    i = find_record(h, slot, tier, ALIAS, engine_hash)
+    if i >= 0 and record_node(h, i) == node:
+        _take_alias(h, slot, tier, node, i, every_copy)
+    else:
+        take_primary(h, slot, tier, node, every_copy)
+
+
+@compiled()
+def _unhold(h, slot, tier, held, engine_hash, keep):
+    """Undo all the hash names now, because a later announcement puts it elsewhere.
+
+    `keep` stays in the tree, even if it loses its last holder here.
+    """
+    kids = i32_view(h, KIDS)
+    kids[keep] += 1
+    take_holding(h, slot, tier, held, engine_hash, True)
+    kids[keep] -= 1
+
+
+@compiled()
+def _named_only_here(h, slot, node, engine_hash):
+    """Cheap sufficient test that the slot uses the hash for no node but this one."""
+    return (
+        u64_view(h, ENGINE)[node] == engine_hash
+        and set_of(h, node) != 0
+        and h[NAMES_SHARED] == 0
+        and i64_view(h, RECORDS_OF)[slot] == 0
+    )
+
+
+@compiled()
+def hold_child(h, slot, tier, parent, local, engine_hash, counted):
+    """(slot, tier) holds the child of `parent` with this content. Returns it, 0 when full.
+
+    Requires `has_set_room` and room in the name and edge tables.
+    """
+    node = find_child(h, parent, local)
+    if node == 0 or not _named_only_here(h, slot, node, engine_hash):
+        held = find_held(h, slot, tier, engine_hash)
+        if held != 0 and held != node:
+            _unhold(h, slot, tier, held, engine_hash, parent)
+            node = find_child(h, parent, local)
+    if node == 0:
+        node = add_child(h, parent, local)
+    if node == 0 or not add_holding(h, slot, tier, node, engine_hash, counted):
+        drop_if_empty(h, parent)
+        return I(0)
+    return node

@@ -1,0 +1,177 @@
+"""Overflow records: what a bit in a holder set cannot say about one (slot, tier).
+
+A slot that holds a block exactly once under the node's primary engine hash is REGULAR and has no
+record. Everything else is IRREGULAR, described by two kinds of records in one open-addressing
+table:
+
+ALIAS   key = engine hash          node = where it points, count = copies announced (>= 1)
+ANCHOR  key = node                 node = number of aliases, count = copies under the primary
+
+Let (c, a) be copies under the primary and the number of aliases. The anchor exists unless it is
+(1, 0), which is REGULAR, or (0, 1): one foreign name and nothing else, the normal state of every
+worker but the first in a fleet whose engines seed their hashes differently. So such a block costs
+one record.
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+from indexer.compiled import compiled
+from indexer.index.state_kernels import (
+    RECORD_COUNT,
+    RECORD_FIELDS,
+    RECORD_HIGH,
+    RECORD_LOW,
+    RECORD_META,
+    RECORD_NODE,
+    RECORDS,
+    RECORDS_LIVE,
+    RECORDS_OF,
+    RECORDS_ROOM,
+    I,
+    U,
+    home,
+    i64_view,
+    u32_view,
+)
+
+ALIAS, ANCHOR = range(2)
+
+
+@compiled()
+def record_meta(slot, tier, kind):
+    """Slot, tier and kind as one non-zero number."""
+    return (slot << 3 | tier << 1 | kind) + 1
+
+
+@compiled()
+def slot_of_meta(meta):
+    return I((meta - 1) >> 3)
+
+
+@compiled()
+def _record_home(key, meta, mask):
+    return home(U(key) ^ (U(meta) * U(0xD6E8FEB86659FD93)), mask)
+
+
+@compiled()
+def _record_mask(rows):
+    return I(rows.shape[0] // RECORD_FIELDS - 1)
+
+
+@compiled()
+def record_key(rows, i):
+    """Key of the record in table slot i of a record table."""
+    row = i * RECORD_FIELDS
+    return U(rows[row + RECORD_LOW]) | U(rows[row + RECORD_HIGH]) << U(32)
+
+
+@compiled()
+def record_node(h, i):
+    return I(u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_NODE])
+
+
+@compiled()
+def record_count(h, i):
+    return I(u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_COUNT])
+
+
+@compiled()
+def set_record_count(h, i, count):
+    u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_COUNT] = count
+
+
+@compiled()
+def has_record_room(h):
+    """Whether the two records that one change may add surely fit."""
+    return h[RECORDS_LIVE] + 2 <= h[RECORDS_ROOM]
+
+
+@compiled()
+def find_record(h, slot, tier, kind, key):
+    """Table slot of the record, -1 when there is none. Cheap for slots without records."""
+    if i64_view(h, RECORDS_OF)[slot] == 0:
+        return I(-1)
+    rows = u32_view(h, RECORDS)
+    mask = _record_mask(rows)
+    meta = record_meta(slot, tier, kind)
+    i = _record_home(key, meta, mask)
+    while rows[i * RECORD_FIELDS + RECORD_META] != 0:
+        if rows[i * RECORD_FIELDS + RECORD_META] == meta and record_key(rows, i) == U(key):
+            return i
+        i = (i + 1) & mask
+    return I(-1)
+
+
+@compiled()
+def insert_record(h, key, meta, node, count):
+    """Put a record into the table; counters are the caller's."""
+    rows = u32_view(h, RECORDS)
+    mask = _record_mask(rows)
+    i = _record_home(key, meta, mask)
+    while rows[i * RECORD_FIELDS + RECORD_META] != 0:
+        i = (i + 1) & mask
+    row = i * RECORD_FIELDS
+    rows[row + RECORD_LOW] = U(key) & U(0xFFFFFFFF)
+    rows[row + RECORD_HIGH] = U(key) >> U(32)
+    rows[row + RECORD_META] = meta
+    rows[row + RECORD_NODE] = node
+    rows[row + RECORD_COUNT] = count
+
+
+@compiled()
+def add_record(h, slot, tier, kind, key, node, count):
+    """Enter a record that is not there yet. Requires `has_record_room`."""
+    insert_record(h, key, record_meta(slot, tier, kind), node, count)
+    h[RECORDS_LIVE] += 1
+    i64_view(h, RECORDS_OF)[slot] += 1
+
+
+@compiled()
+def delete_record(h, i):
+    """Remove the record in table slot i and close the gap."""
+    rows = u32_view(h, RECORDS)
+    mask = _record_mask(rows)
+    h[RECORDS_LIVE] -= 1
+    i64_view(h, RECORDS_OF)[slot_of_meta(I(rows[i * RECORD_FIELDS + RECORD_META]))] -= 1
+    j = i
+    while True:
+        j = (j + 1) & mask
+        meta = I(rows[j * RECORD_FIELDS + RECORD_META])
+        if meta == 0:
+            break
+        k = _record_home(record_key(rows, j), meta, mask)
+        if (j - k) & mask >= (j - i) & mask:
+            for field in range(RECORD_FIELDS):
+                rows[i * RECORD_FIELDS + field] = rows[j * RECORD_FIELDS + field]
+            i = j
+    rows[i * RECORD_FIELDS + RECORD_META] = 0
+
+
+@compiled()
+def anchor_copies(h, slot, tier, node):
+    """Copies an irregular holder announced under the primary name."""
+    i = find_record(h, slot, tier, ANCHOR, node)
+    return I(0) if i < 0 else record_count(h, i)
+
+
+@compiled()
+def anchor_aliases(h, slot, tier, node):
+    """Number of other names an irregular holder has for the node."""
+    i = find_record(h, slot, tier, ANCHOR, node)
+    return I(1) if i < 0 else record_node(h, i)
+
+
+@compiled()
+def set_anchor(h, slot, tier, node, copies, aliases):
+    """Bring the anchor to (copies, aliases): add, change or drop it."""
+    i = find_record(h, slot, tier, ANCHOR, node)
+    implied = aliases == 0 if copies == 1 else copies == 0 and aliases <= 1
+    if implied:
+        if i >= 0:
+            delete_record(h, i)
+    elif i < 0:
+        add_record(h, slot, tier, ANCHOR, node, aliases, copies)
+    else:
+        set_record_count(h, i, copies)
+        u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_NODE] = aliases

@@ -1,0 +1,157 @@
+"""The header through which compiled code reaches the arrays of one index. Nothing else.
+
+Every kernel of the index takes one int64 array, the header, instead of a dozen arrays: a call
+from Python costs about 30 ns per array argument, and the shortest store is not much longer than
+that. The header holds counters and, for every column, its address and its length; `u64_view` and
+its siblings turn such a pair into an array again, with its length, so that NUMBA_BOUNDSCHECK=1
+checks each access as usual. This file is the only place where an address becomes an array.
+`IndexMemory` owns the columns, keeps them alive and rewrites the pair when it replaces one.
+
+Node 0 is the root; a node is the child of `parent` by the content hash `local`.
+
+column        type    one entry per  meaning
+LOCAL         uint64  node           content hash of the block
+ENGINE        uint64  node           primary engine hash: the name most holders use for the block
+PARENT        int32   node           parent node; NODE_FREE when the node is on the free list
+MARK          uint32  node           holder set id, plus IMPLICIT when the parent is node - 1
+                                     (free node: next free node)
+KIDS          int32   node           number of children (free node: previous free node)
+EDGES         int32   table slot     child nodes whose edge is not implicit, by (parent, local)
+NAMES         int32   table slot     nodes with at least one holder, by primary engine hash;
+                                     several nodes may share a hash (engines do not coordinate)
+BITS          uint64  set*PLANES*W   holder sets: W words of slot bits per plane
+SET_INFO      int64   set*SET_FIELDS reference count, generation, next free id
+SET_TABLE     int32   table slot     set ids by content
+MEMO          int64   entry*4        remembered set transitions
+RECORDS       uint32  slot*RECORD_FIELDS overflow records (record_kernels), one row each
+LIVE          int64   slot*4+tier    nodes held
+RECORDS_OF    int64   slot           overflow records
+SCRATCH       uint64  PLANES*W       working set of a kernel call
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from indexer.compiled import compiled
+
+HEADER = types.int64[::1]
+# Inputs may be views of received bytes, which are not writable.
+HASHES = types.Array(types.uint64, 1, "C", readonly=True)
+
+U = np.uint64
+I = np.int64  # noqa: E741  the two casts are everywhere; short names keep the loops readable
+
+IMPLICIT = np.uint32(0x80000000)
+SET_MASK = np.uint32(0x7FFFFFFF)
+NODE_FREE = -1
+N_TIERS = 4
+PLANES = 8  # one per tier, then one per tier for "held other than once by the primary name"
+SET_FIELDS = 3
+SET_REFS, SET_GENERATION, SET_NEXT = range(SET_FIELDS)
+
+RECORD_FIELDS = 5
+RECORD_LOW, RECORD_HIGH, RECORD_META, RECORD_NODE, RECORD_COUNT = range(RECORD_FIELDS)
+
+# Columns: header[k] is the address, header[k + 1] the length.
+(
+    LOCAL,
+    ENGINE,
+    PARENT,
+    MARK,
+    KIDS,
+    EDGES,
+    NAMES,
+    BITS,
+    SET_INFO,
+    SET_TABLE,
+    MEMO,
+    RECORDS,
+    LIVE,
+    RECORDS_OF,
+    SCRATCH,
+) = range(0, 30, 2)
+
+# Counters and limits.
+(
+    WORDS,  # words of a set plane; slots beyond 64 * WORDS do not exist
+    NODES_USED,  # nodes ever handed out, root included: the scanned part of the columns
+    NODES_LIVE,  # without the root
+    NODES_MAX,
+    NODE_FREE_HEAD,
+    EDGES_LIVE,
+    EDGES_ROOM,  # entries the table takes before it must grow
+    NAMES_LIVE,
+    NAMES_ROOM,
+    NAMES_SHARED,  # named nodes minus distinct names
+    SETS_USED,  # set ids ever handed out, the empty set 0 included
+    SETS_LIVE,  # without the empty set
+    SETS_ROOM,
+    SET_FREE_HEAD,
+    RECORDS_LIVE,
+    RECORDS_ROOM,
+    RECORDS_FIXED,  # 1 = the record table may not grow any more
+    REFUSED,  # blocks refused because the index was full
+    UNKNOWN,  # hash-only announcements of blocks the slot never announced with content
+    NEED,  # why the last kernel stopped early
+    CURSOR,  # node where a stopped store goes on
+) = range(30, 51)
+HEADER_LENGTH = 51
+
+# Values of NEED.
+NEED_NOTHING, NEED_SETS, NEED_NAMES, NEED_EDGES, NEED_RECORDS = range(5)
+
+
+@intrinsic
+def _pointer(typingctx, address):
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), codegen
+
+
+@compiled()
+def u64_view(h, column):
+    return carray(_pointer(h[column]), h[column + 1], np.uint64)
+
+
+@compiled()
+def u32_view(h, column):
+    return carray(_pointer(h[column]), h[column + 1], np.uint32)
+
+
+@compiled()
+def i64_view(h, column):
+    return carray(_pointer(h[column]), h[column + 1], np.int64)
+
+
+@compiled()
+def i32_view(h, column):
+    return carray(_pointer(h[column]), h[column + 1], np.int32)
+
+
+@compiled()
+def mix(x):
+    """Spread the bits of a uint64; the upper half is the good one."""
+    x = U(x) * U(0x9E3779B97F4A7C15)
+    return x ^ (x >> U(32))
+
+
+@compiled()
+def home(x, mask):
+    """Preferred slot of hash x in a table of mask + 1 slots."""
+    return I(mix(x) >> U(20)) & mask
+
+
+@intrinsic
+def lowest_bit(typingctx, word):
+    """Index of the lowest set bit of a non-zero uint64."""
+
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], cgutils.true_bit)
+
+    return types.uint64(types.uint64), codegen

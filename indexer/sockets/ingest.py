@@ -1,0 +1,251 @@
+"""EDGE: the threads that receive KV events and write them into the index.
+
+`reconcile` states which streams should exist; every rank stays on one thread while it is open, so
+its batches are applied in order.  The sockets are in `listener`, the decisions in `event_feed`.
+
+A thread never ends because of what arrives.  Should a bug end one, Python's thread hook prints it,
+`failure` tells the supervisor, and the other threads go on.
+"""
+
+import contextlib
+import logging
+import queue
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import zmq
+
+from indexer.events.kv_source import KvSource
+from indexer.sockets.listener import Listener, ListenerStatus
+from indexer.sockets.readiness import Readiness
+
+RECONCILE_S_MAX = 2.0
+"""How long `reconcile` waits for the closings.  A thread looks for commands between two drains, so
+a wait of this length means that the thread is dead or the machine is stalled."""
+CLOSE_S_MAX = 1.0
+COMMANDS_MAX = 64
+"""Changes a thread may be behind."""
+SOCKETS_MAX = 65_535
+"""libzmq's default is 1023 per context; a rank needs three, two of which tell of the connection of
+the first, and one more while it catches up."""
+IO_THREADS = 4
+"""A host name that does not resolve blocks one of them for seconds at a time."""
+
+__all__ = ["Ingest", "KvSource", "ListenerStatus"]
+
+Key: TypeAlias = tuple[int, int]
+
+logger = logging.getLogger("indexer.ingest")
+
+
+@dataclass(slots=True)
+class _Change:
+    """What one thread has to do; `closed` is set once nothing is written for closed ones."""
+
+    close: list[Listener] = field(default_factory=list)
+    open: list[Listener] = field(default_factory=list)
+    start: bool = False
+    closed: threading.Event = field(default_factory=threading.Event)
+
+
+class _IngestThread(threading.Thread):
+    """Serves its listeners until asked to stop."""
+
+    def __init__(self, number: int, held: bool) -> None:
+        super().__init__(name=f"ingest-{number}", daemon=True)
+        self._held = held
+        self.readiness = Readiness()
+        self.pending: set[Listener] = set()
+        self.is_serving = True
+        self.failure: BaseException | None = None
+        self.n_listeners = 0
+        """Kept by the thread that reconciles."""
+        self._open: dict[Listener, None] = {}
+        self._stopping = False
+        self._changes: queue.Queue[_Change] = queue.Queue(COMMANDS_MAX)
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self.readiness.watch_file(self._wake_out.fileno(), self._drain_wakes)
+
+    def request(self, change: _Change) -> None:
+        """Raises queue.Full when the thread has not looked for a long time."""
+        self._changes.put(change, timeout=RECONCILE_S_MAX)
+        self._wake()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake()
+
+    def release(self) -> None:
+        """After the end of the thread: close what others used to wake it."""
+        assert not self.is_alive()
+        self._wake_in.close()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            self.is_serving = False
+            self.failure = sys.exception()
+            for listener in self._open:
+                listener.close()
+            while not self._changes.empty():
+                self._changes.get_nowait().closed.set()
+            self.readiness.close()
+            self._wake_out.close()
+
+    def _turn(self) -> None:
+        for drain in self.readiness.wait(self._patience()):
+            if drain():
+                self.readiness.again(drain)
+            self._make_changes()
+        now = time.monotonic()
+        for listener in [listener for listener in self.pending if _is_due(listener, now)]:
+            listener.tick(now)
+
+    def _patience(self) -> float | None:
+        """Seconds until the first pending listener is due; None when none is pending."""
+        dues = [due for listener in self.pending if (due := listener.wake_at) is not None]
+        return max(0.0, min(dues) - time.monotonic()) if dues else None
+
+    def _make_changes(self) -> None:
+        while not self._changes.empty():
+            change = self._changes.get_nowait()
+            for listener in change.close:
+                listener.close()
+                del self._open[listener]
+            change.closed.set()
+            if change.start and self._held:
+                self._held = False
+                for listener in self._open:
+                    listener.start(opened_just_now=False)
+            for listener in change.open:
+                self._open[listener] = None
+                listener.open()
+                if not self._held:
+                    listener.start(opened_just_now=True)
+
+    def _wake(self) -> None:
+        # A full buffer is reason enough to wake already; the other errors are an ended thread's.
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"\0")
+
+    def _drain_wakes(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_out.recv(4096)
+        return False
+
+
+class Ingest:
+    """Listeners of all ranks.  Methods may be called on any thread but the ingest threads.
+
+    held: listeners connect, but what they receive waits in their sockets until `release`.
+    """
+
+    def __init__(self, threads: int, *, held: bool = False) -> None:
+        assert threads >= 1
+        _allow_many_files()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
+        self._context.set(zmq.MAX_SOCKETS, min(SOCKETS_MAX, self._context.get(zmq.SOCKET_LIMIT)))
+        self._lock = threading.Lock()
+        self._listeners: dict[Key, tuple[_IngestThread, Listener]] = {}
+        self._threads = [_IngestThread(number, held) for number in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def reconcile(self, sources: Iterable[KvSource]) -> None:
+        """Open and close listeners until they match `sources`; equal ones are left alone.
+
+        On return nothing more is written through the writers of closed listeners.
+        """
+        wanted = {(source.worker_id, source.dp_rank): source for source in sources}
+        with self._lock:
+            changes: dict[_IngestThread, _Change] = {}
+            for key, (thread, listener) in list(self._listeners.items()):
+                source = wanted.get(key)
+                if source is not None and _is_same(listener.source, source):
+                    listener.feed.writers = source.writers
+                    del wanted[key]
+                    continue
+                changes.setdefault(thread, _Change()).close.append(listener)
+                thread.n_listeners -= 1
+                del self._listeners[key]
+            for key, source in wanted.items():
+                thread = min(self._threads, key=_burden)
+                listener = Listener(source, self._context, thread.readiness, thread.pending)
+                changes.setdefault(thread, _Change()).open.append(listener)
+                thread.n_listeners += 1
+                self._listeners[key] = thread, listener
+            _make(changes)
+
+    def release(self) -> None:
+        """Let the listeners take what has arrived; their writers are as they shall begin."""
+        with self._lock:
+            _make({thread: _Change(start=True) for thread in self._threads})
+
+    def status(self) -> dict[Key, ListenerStatus]:
+        with self._lock:
+            return {key: listener.status() for key, (_, listener) in self._listeners.items()}
+
+    def failure(self) -> BaseException | None:
+        """What ended a thread that was not asked to end; None while all is well."""
+        return next((thread.failure for thread in self._threads if thread.failure), None)
+
+    def close(self) -> None:
+        """Stop the threads, at most CLOSE_S_MAX."""
+        until = time.monotonic() + CLOSE_S_MAX
+        for thread in self._threads:
+            thread.stop()
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        # Ending the context waits for every socket, so only when their owners have closed them.
+        if not any(thread.is_alive() for thread in self._threads):
+            for thread in self._threads:
+                thread.release()
+            self._context.term()
+
+
+def _make(changes: dict[_IngestThread, _Change]) -> None:
+    until = time.monotonic() + RECONCILE_S_MAX
+    changes = {thread: change for thread, change in changes.items() if thread.is_serving}
+    for thread, change in changes.items():
+        thread.request(change)
+    for thread, change in changes.items():
+        if not change.closed.wait(max(0.0, until - time.monotonic())):
+            logger.error("%s does not respond", thread.name)
+
+
+def _is_same(running: KvSource, wanted: KvSource) -> bool:
+    """May the listener go on?  Its own writer must be the very object, siblings may change."""
+    return (
+        running.endpoint == wanted.endpoint
+        and running.replay_endpoint == wanted.replay_endpoint
+        and running.block_size == wanted.block_size
+        and running.is_eagle == wanted.is_eagle
+        and running.counted == wanted.counted
+        and running.writers[running.dp_rank] is wanted.writers[wanted.dp_rank]
+    )
+
+
+def _burden(thread: _IngestThread) -> tuple[bool, int]:
+    return not thread.is_serving, thread.n_listeners
+
+
+def _is_due(listener: Listener, now: float) -> bool:
+    due = listener.wake_at
+    return due is not None and now >= due
+
+
+def _allow_many_files() -> None:
+    """A socket takes two or three descriptors, and the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,301 @@
+"""The sockets of one rank's event stream, on the thread that owns them.
+
+Receives, hands to the feed, asks for replays, logs what the feed finds notable.  What a message
+means is the feed's business; when a drain is called is the thread's.
+"""
+
+import logging
+import time
+from collections.abc import Callable, MutableSet
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import zmq
+
+from indexer.events.feed import Action, EventFeed, StartReplay
+from indexer.events.kv_source import KvSource
+from indexer.sockets.live_connection import MESSAGE_BYTES_MAX, LiveConnection, reading_socket
+from indexer.sockets.readiness import Readiness, has_message
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
+State = Literal["no_events_yet", "connected", "catching_up", "degraded"]
+
+CONNECT_ANEW_S = 0.5
+"""How long after the end of a connection that libzmq does not restore it is connected anew."""
+CUT_OFF_NOTICE_S = 60.0
+"""An operator hears of it at most so often, for each rank."""
+CUT_OFF = (
+    "the connection was broken off for a breach of the protocol, such as a message of more than "
+    f"{MESSAGE_BYTES_MAX} bytes"
+)
+DRAIN_MESSAGES_MAX = 64
+"""Messages taken from one socket before the others have their turn."""
+DRAIN_S_MAX = 0.005
+LIVE_FRAMES = 3
+REPLAY_FRAMES = (3, 4)
+"""[delimiter, seq, payload]; newer engines put a topic before seq."""
+SEQ_BYTES = 8
+
+logger = logging.getLogger("indexer.listener")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerStatus:
+    """Plain numbers of one rank's stream since it was opened.
+
+    state: degraded means that the index may lack events of this rank (event_feed says until when;
+    after a connection that was cut off, until a message shows whether any are missing)
+    batches counts decoded and applied ones, replayed those of them that came by replay; lost are
+    known to be missing; stale came twice; dropped counts what was not indexed, by reason.
+    """
+
+    state: State
+    endpoint: str
+    replay_endpoint: str | None
+    last_sequence: int | None
+    batches: int
+    gaps: int
+    replayed: int
+    lost: int
+    stale: int
+    restarts: int
+    decode_errors: int
+    last_error: str | None
+    last_event_monotonic: float | None
+    stored_blocks: int
+    removed_blocks: int
+    dropped: dict[str, int]
+
+
+class Listener:
+    """All methods but `status` belong to one thread, which `open` and `close` are called on too."""
+
+    def __init__(
+        self,
+        source: KvSource,
+        context: "zmq.Context[Socket]",
+        readiness: Readiness,
+        pending: "MutableSet[Listener]",
+    ) -> None:
+        """`pending`: this listener is in it while its `wake_at` matters."""
+        self.source = source
+        self.feed = EventFeed(source)
+        self._context = context
+        self._readiness = readiness
+        self._pending = pending
+        self._live: LiveConnection | None = None
+        self._replay: Socket | None = None
+        self._open_error: str | None = None
+        self._cut_off: str | None = None
+        self._connect_at: float | None = None
+        self._cut_off_noticed = float("-inf")
+        self._started = False
+
+    def open(self) -> None:
+        """Connect.  The engine may be absent; an address libzmq refuses leaves it degraded.
+
+        What arrives waits in the socket until `start`.
+        """
+        try:
+            self._live = LiveConnection(self._context, self.source.endpoint)
+        except zmq.ZMQError as error:
+            self._open_error = f"{self.source.endpoint}: {error}"
+            self._log(logging.ERROR, "KV event listener failed", self._open_error)
+            return
+        self._log(logging.INFO, "KV event listener opened", self.source.endpoint)
+
+    def start(self, *, opened_just_now: bool) -> None:
+        """Take what arrives from now on."""
+        self.feed.begin(nothing_older_comes=opened_just_now)
+        self._started = True
+        if self._live is not None:
+            self._readiness.watch(self._live.socket, self.drain_live)
+            self._readiness.watch(self._live.monitor, self.drain_monitor)
+
+    def close(self) -> None:
+        self._stop_replay()
+        self._pending.discard(self)
+        if self._live is not None:
+            if self._started:
+                self._readiness.unwatch(self._live.socket, self.drain_live)
+                self._readiness.unwatch(self._live.monitor, self.drain_monitor)
+            self._live.close()
+            self._live = None
+            self._log(logging.INFO, "KV event listener closed", self.source.endpoint)
+
+    def drain_live(self) -> bool:
+        """Take a bounded number of live messages.  True: more may be there."""
+        return self._drain(self._take_live)
+
+    def drain_replay(self) -> bool:
+        """Take a bounded number of replayed messages.  True: more may be there."""
+        return self._drain(self._take_replayed)
+
+    def drain_monitor(self) -> bool:
+        """Take what libzmq tells of the connection.  True: more may be there."""
+        if self._live is None:
+            return False
+        more = self._live.look()
+        if self._live.is_cut_off and self._connect_at is None:
+            self._connect_at = time.monotonic() + CONNECT_ANEW_S
+            self._pending.add(self)
+        return more
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` should be called next; None while nothing is pending."""
+        dues = [due for due in (self.feed.wake_at, self._connect_at) if due is not None]
+        return min(dues, default=None)
+
+    def tick(self, now: float) -> None:
+        """To be called at `wake_at`.  What has arrived already comes first."""
+        if self._connect_at is not None and now >= self._connect_at:
+            self._connect_anew(now)
+        if self._replay is None or not has_message(self._replay):
+            self._act(self.feed.tick(now), now)
+            self._log_notices()
+
+    def status(self) -> ListenerStatus:
+        """May be called on any thread; the numbers may stem from two adjacent messages."""
+        feed, applier = self.feed, self.feed.applier
+        return ListenerStatus(
+            state=self._state(),
+            endpoint=self.source.endpoint,
+            replay_endpoint=self.source.replay_endpoint,
+            last_sequence=feed.cursor.last_sequence,
+            batches=feed.batches,
+            gaps=feed.gaps,
+            replayed=feed.replayed,
+            lost=feed.lost,
+            stale=feed.stale,
+            restarts=feed.restarts,
+            decode_errors=feed.decode_errors,
+            last_error=self._open_error or self._cut_off or feed.last_error,
+            last_event_monotonic=feed.last_event_at,
+            stored_blocks=applier.stored_blocks,
+            removed_blocks=applier.removed_blocks,
+            dropped=dict(applier.dropped),
+        )
+
+    def _drain(self, take: Callable[[], bool]) -> bool:
+        until = time.monotonic() + DRAIN_S_MAX
+        more = True
+        for _ in range(DRAIN_MESSAGES_MAX):
+            more = take()
+            if not more or time.monotonic() >= until:
+                break
+        self._log_notices()
+        return more
+
+    def _take_live(self) -> bool:
+        """Take one message.  False: there was none."""
+        if self._live is None or not has_message(self._live.socket):
+            return False
+        frames = _receive(self._live.socket, LIVE_FRAMES)
+        self._cut_off = None  # the number of this message shows what is missing
+        if len(frames) != LIVE_FRAMES or len(frames[1]) != SEQ_BYTES:
+            self.feed.applier.dropped["frames"] += 1
+            return True
+        now = time.monotonic()
+        action = self.feed.receive(int.from_bytes(frames[1], "big"), frames[2], now)
+        if action is not None:
+            self._act(action, now)
+        return True
+
+    def _take_replayed(self) -> bool:
+        """Take one message.  False: there was none."""
+        if self._replay is None or not has_message(self._replay):
+            return False
+        frames = _receive(self._replay, max(REPLAY_FRAMES))
+        if not _is_replay(frames):
+            self.feed.applier.dropped["replay_frames"] += 1
+            return True
+        now = time.monotonic()
+        seq = int.from_bytes(frames[-2][:SEQ_BYTES], "big")
+        self._act(self.feed.receive_replayed(seq, frames[-1], now), now)
+        return True
+
+    def _state(self) -> State:
+        if self.feed.catching_up:
+            return "catching_up"
+        if self.feed.degraded or self._open_error is not None or self._cut_off is not None:
+            return "degraded"
+        return "no_events_yet" if self.feed.last_event_at is None else "connected"
+
+    def _act(self, action: Action, now: float) -> None:
+        if action is None:
+            return
+        self._stop_replay()
+        if isinstance(action, StartReplay):
+            try:
+                self._start_replay(action.start)
+            except zmq.ZMQError as error:
+                self._stop_replay()
+                self.feed.replay_failed(f"{self.source.replay_endpoint}: {error}", now)
+        self._keep_pending()
+
+    def _keep_pending(self) -> None:
+        if self.wake_at is not None:
+            self._pending.add(self)
+        else:
+            self._pending.discard(self)
+
+    def _connect_anew(self, now: float) -> None:
+        """Unless libzmq does it after all."""
+        self._connect_at = None
+        if self._live is not None and self._live.is_cut_off:
+            self._cut_off = f"{self.source.endpoint}: {CUT_OFF}"
+            if now - self._cut_off_noticed >= CUT_OFF_NOTICE_S:
+                self._cut_off_noticed = now
+                self._log(logging.WARNING, "KV event listener is connected anew", self._cut_off)
+            self._live.connect_anew()
+            self._connect_at = now + CONNECT_ANEW_S if self._live.is_cut_off else None
+        self._keep_pending()
+
+    def _start_replay(self, start: int) -> None:
+        # A fresh socket, so that what an aborted replay still sends is never taken for this one's.
+        assert self.source.replay_endpoint is not None
+        endpoint = self.source.replay_endpoint
+        replay = reading_socket(self._context, zmq.DEALER, endpoint)
+        try:
+            replay.connect(endpoint)
+        except zmq.ZMQError:
+            replay.close()
+            raise
+        self._replay = replay
+        self._replay.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
+        self._readiness.watch(self._replay, self.drain_replay)
+
+    def _stop_replay(self) -> None:
+        if self._replay is not None:
+            self._readiness.unwatch(self._replay, self.drain_replay)
+            self._replay.close()
+            self._replay = None
+
+    def _log_notices(self) -> None:
+        for fault, detail in self.feed.take_notices().items():
+            self._log(logging.WARNING, fault.value, detail)
+
+    def _log(self, level: int, message: str, detail: str) -> None:
+        fields = {"worker_id": self.source.worker_id, "dp_rank": self.source.dp_rank}
+        logger.log(level, message, extra={"fields": {**fields, "detail": detail}})
+
+
+def _is_replay(frames: list[bytes]) -> bool:
+    """An empty payload ends a replay whatever stands before it."""
+    if len(frames) not in REPLAY_FRAMES or frames[0]:
+        return False
+    return not frames[-1] or len(frames[-2]) == SEQ_BYTES
+
+
+def _receive(socket: Socket, frames_max: int) -> list[bytes]:
+    """The frames of the message that waits; of a longer one, frames_max + 1 of them."""
+    frames: list[bytes] = []
+    more = True
+    while more:
+        # Frame objects know whether another follows; asking the socket costs one more call.
+        frame = socket.recv(copy=False)
+        if len(frames) <= frames_max:
+            frames.append(frame.bytes)
+        more = frame.more
+    return frames

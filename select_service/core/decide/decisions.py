@@ -1,0 +1,172 @@
+"""Placing a prompt and booking it: what every way to a rank shares, at once or after waiting."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from select_service.bodies.schema import Selection, SelectRequest
+from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.prompt import Prompt
+from select_service.core.fleet.partition import Partition, Placement
+from select_service.core.identity import Rank
+from select_service.core.load.active_load import Hashes
+from select_service.core.load.reservations import Booking, Reservations
+from select_service.core.replicas.events import Admitted
+from select_service.core.replicas.state import ReplicaState
+
+_NO_HASHES: Hashes = np.zeros(0, np.uint64)
+
+
+class Job(NamedTuple):
+    """A checked request for a rank.
+
+    reserves: load is booked with the choice, under `reservation_id` or, when that is None, a new id
+    """
+
+    partition: Partition
+    prompt: Prompt
+    request: SelectRequest
+    config: RouterConfig
+    reserves: bool = False
+    reservation_id: str | None = None
+
+
+class Waited(NamedTuple):
+    """How a request waited: position counts the requests of its class at its arrival, from 1."""
+
+    policy_class: str
+    position: int
+    seconds: float
+
+
+class Decision(NamedTuple):
+    """A selection and, for the decision log, a way to explain it at no cost unless asked."""
+
+    selection: Selection
+    explain: Callable[[], list[dict[str, Any]]]
+    waited: Waited | None = None
+
+
+class Booked(NamedTuple):
+    """What is booked besides the prompt.  prefill_tokens None: prefill is not tracked."""
+
+    reservation_id: str
+    prefill_tokens: int | None
+    expected_output_tokens: int | None
+    lora_name: str | None
+
+
+class Decisions:
+    """Makes the decisions and bookings of one process; other replicas are told of each booking."""
+
+    def __init__(self, held: Reservations, replicas: ReplicaState, rng: Random) -> None:
+        self._held = held
+        self._replicas = replicas
+        self._rng = rng
+
+    def decide(self, job: Job, eligible: npt.NDArray[np.bool_], now: float) -> Decision:
+        """Choose a rank, and book the load on it if the request asks for that.
+
+        eligible: bool[n_slots], at least one
+        Raises Conflict, CapacityExceeded, and then has changed nothing.
+        """
+        request = job.request
+        if not job.reserves:
+            placement = self._place(job, eligible)
+            job.partition.count(placement, reserved=False)
+            return _decision(job, placement)
+        reservation_id = self._free_id(job.reservation_id)
+        self._held.refuse_unless_room(len(job.prompt.sequence_hashes))
+        placement = self._place(job, eligible)
+        tokens = placement.effective_prefill_tokens if job.config.track_prefill_tokens else None
+        wanted = request.expected_output_tokens, request.lora_name
+        booked = Booked(reservation_id, tokens, *wanted)
+        self.book(job.partition, placement.rank, job.prompt, job.config, booked, now)
+        job.partition.count(placement, reserved=True)
+        decision = _decision(job, placement)
+        decision.selection.reservation_id = reservation_id
+        return decision
+
+    def book(
+        self,
+        partition: Partition,
+        rank: Rank,
+        prompt: Prompt,
+        config: RouterConfig,
+        what: Booked,
+        now: float,
+    ) -> None:
+        """The only writes of an admission, after every refusal; none of them can fail."""
+        slot = partition.find(rank)
+        assert slot is not None
+        booking = Booking(
+            reservation_id=what.reservation_id,
+            key=partition.key,
+            rank=rank,
+            slot=slot,
+            sequence_hashes=self._tracked(prompt.sequence_hashes, config),
+            isl_tokens=prompt.isl_tokens,
+            prefill_tokens=what.prefill_tokens or 0,
+            booked_at=now,
+        )
+        partition.book(booking)
+        self._held.add(booking, now)
+        self._replicas.endings.forget(what.reservation_id)
+        self._replicas.emit(
+            Admitted(
+                model_name=partition.key.model_name,
+                tenant_id=partition.key.tenant_id,
+                block_size=partition.block_size,
+                reservation_id=what.reservation_id,
+                rank=rank,
+                router_id=self._replicas.router_id,
+                lora_name=what.lora_name,
+                sequence_hashes=booking.sequence_hashes,
+                prefill_tokens_hint=what.prefill_tokens,
+                track_prefill_tokens=what.prefill_tokens is not None,
+                expected_output_tokens=what.expected_output_tokens,
+            )
+        )
+
+    def _place(self, job: Job, eligible: npt.NDArray[np.bool_]) -> Placement:
+        draw = self._rng.random()
+        return job.partition.place(job.prompt, job.request, job.config, eligible, draw)
+
+    def _free_id(self, wanted: str | None) -> str:
+        if wanted is None:
+            return str(UUID(int=self._rng.getrandbits(128), version=4))
+        self._held.refuse_unless_free(wanted)
+        return wanted
+
+    def _tracked(self, sequence_hashes: Hashes, config: RouterConfig) -> Hashes:
+        """The block identities that a booking counts under.
+
+        Without KV reuse between requests no two of them share a block: each gets identities of its
+        own.
+        """
+        if not config.track_active_blocks:
+            return _NO_HASHES
+        if config.assume_kv_reuse:
+            return sequence_hashes
+        return np.frombuffer(bytearray(self._rng.randbytes(8 * len(sequence_hashes))), np.uint64)
+
+
+def _decision(job: Job, placement: Placement) -> Decision:
+    partition, given = job.partition, placement.worker.given
+    selection = Selection(
+        model_name=partition.key.model_name,
+        tenant_id=partition.key.tenant_id,
+        worker_id=placement.rank.worker_id,
+        dp_rank=placement.rank.dp_rank,
+        endpoint=given.endpoint or "",
+        block_size=partition.block_size,
+        overlap=partition.overlap_of(placement.rank.worker_id, placement.numbers.matched),
+        effective_prefill_tokens=placement.effective_prefill_tokens,
+    )
+    if job.request.selection_id is not None:
+        selection.selection_id = job.request.selection_id
+    return Decision(selection, lambda: partition.explain(placement))

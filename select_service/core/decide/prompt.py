@@ -1,0 +1,114 @@
+"""A request's prompt, whatever form it came in: checked hash arrays and a length."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.hashing.hashes import block_hashes, sequence_hashes
+from select_service.bodies.schema import BlockMmInfo, PromptFields
+from select_service.errors import BadRequest, InvalidBody
+
+Hashes = npt.NDArray[np.uint64]
+
+ISL_TOKENS_MAX = 2**40
+"""Longest prompt that is believed; keeps sums of prefill tokens far from the end of an int64."""
+
+_NO_HASHES: Hashes = np.zeros(0, np.uint64)
+
+
+class Prompt(NamedTuple):
+    block_hashes: Hashes
+    """uint64[n_blocks]: content of each complete block, looked up in the index."""
+    sequence_hashes: Hashes
+    """uint64[n_blocks]: identity of each block in its sequence, for load accounting."""
+    isl_tokens: int
+
+
+def prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
+    """Read the prompt of a request that looks at the index.
+
+    Precedence: `mm_routing_info` with tokens, then `token_ids`, then hashes.
+    Raises BadRequest when no form is complete, InvalidBody when a number does not fit.
+    """
+    prompt = _prompt_of_tokens(body, block_size, is_eagle)
+    if prompt is not None:
+        _check_unused(block_hashes=body.block_hashes, sequence_hashes=body.sequence_hashes)
+        return prompt
+    if body.block_hashes is None:
+        raise BadRequest("block_hashes is required without token_ids")
+    prompt = _prompt_of_sequence(body)
+    if prompt.isl_tokens == 0:
+        raise BadRequest("isl_tokens must be greater than 0")
+    blocks = _hash_array("block_hashes", body.block_hashes)
+    if len(blocks) != len(prompt.sequence_hashes):
+        raise BadRequest(
+            f"block_hashes length {len(blocks)} must match "
+            f"sequence_hashes length {len(prompt.sequence_hashes)}"
+        )
+    return prompt._replace(block_hashes=blocks)
+
+
+def booked_prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
+    """Read the prompt of a reservation on a given rank: block hashes are not used."""
+    _check_unused(block_hashes=body.block_hashes)
+    prompt = _prompt_of_tokens(body, block_size, is_eagle)
+    if prompt is None:
+        return _prompt_of_sequence(body)
+    _check_unused(sequence_hashes=body.sequence_hashes)
+    return prompt
+
+
+def _prompt_of_sequence(body: PromptFields) -> Prompt:
+    if body.sequence_hashes is None:
+        raise BadRequest("sequence_hashes is required without token_ids")
+    if body.isl_tokens is None:
+        raise BadRequest("isl_tokens is required without token_ids")
+    if body.isl_tokens > ISL_TOKENS_MAX:
+        raise BadRequest(f"isl_tokens must not exceed {ISL_TOKENS_MAX}, got {body.isl_tokens}")
+    sequence = _hash_array("sequence_hashes", body.sequence_hashes)
+    return Prompt(_NO_HASHES, sequence, body.isl_tokens)
+
+
+def _prompt_of_tokens(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt | None:
+    tokens, mm_infos = body.token_ids, body.block_mm_infos
+    if body.mm_routing_info is not None and body.mm_routing_info.routing_token_ids:
+        tokens = body.mm_routing_info.routing_token_ids
+        mm_infos = body.mm_routing_info.block_mm_infos
+    if tokens is None:
+        return None
+    blocks = block_hashes(
+        np.array(tokens, np.uint32),
+        block_size,
+        lora_name=body.lora_name,
+        is_eagle=is_eagle if body.is_eagle is None else body.is_eagle,
+        mm_hashes=_mm_hashes(mm_infos),
+        cache_salt=body.cache_salt,
+    )
+    return Prompt(blocks, sequence_hashes(blocks), len(tokens))
+
+
+def _mm_hashes(infos: list[BlockMmInfo | None] | None) -> Sequence[Sequence[int]] | None:
+    if not infos or not any(infos):
+        return None
+    return [[] if info is None else [mm.mm_hash for mm in info.mm_objects] for info in infos]
+
+
+def _check_unused(**hash_lists: list[int] | None) -> None:
+    """What another form of the prompt makes superfluous must still be what the schema says."""
+    for field, hashes in hash_lists.items():
+        if hashes:
+            _hash_array(field, hashes)
+
+
+def _hash_array(field: str, hashes: list[int]) -> Hashes:
+    """uint64[n] from signed or unsigned 64-bit integers.  Raises InvalidBody for wider ones."""
+    try:
+        return np.array(hashes, np.int64).view(np.uint64)
+    except OverflowError:
+        pass  # at least one is above the signed range: the uncommon, slower way
+    for position, value in enumerate(hashes):
+        if not -(2**63) <= value < 2**64:
+            raise InvalidBody(f"{field}[{position}]: {value} does not fit in 64 bits")
+    return np.array([value % 2**64 for value in hashes], np.uint64)

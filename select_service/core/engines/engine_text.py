@@ -1,0 +1,147 @@
+"""What an engine's Prometheus text says about the load of its ranks.
+
+Only a handful of lines of such a text matter, one per rank and metric, and a patient parser takes
+ten times longer for all of it than a scrape may cost.  So the lines are picked out by name and only
+those are parsed.  The text is foreign: every length is bounded before anything walks over it.
+
+Which rank a sample belongs to.  vLLM labels it `engine`, the index of the engine core; SGLang has
+`dp_rank`, next to labels that tell copies of one scheduler apart.  The numbers are taken as ranks
+of the worker when they can be, else as positions among its ranks.  A sample without such a label
+counts for every rank.  Of several samples for one rank and signal the largest counts.
+
+Source: the exposition format, https://prometheus.io/docs/instrumenting/exposition_formats/; names
+and labels as the engines register them, see tests/recordings/metrics.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from select_service.core.engines.engine_load import EngineReading
+
+LINE_BYTES_MAX = 4096
+LINES_BYTES_MAX = 256 * 1024
+"""Of all lines that matter in one text, together."""
+COUNT_MAX = 2**53
+"""Beyond this a float does not hold every integer."""
+
+Signal = Literal["kv_usage", "requests_waiting", "requests_running"]
+SIGNALS: dict[str, Signal] = {
+    "vllm:kv_cache_usage_perc": "kv_usage",
+    "vllm:gpu_cache_usage_perc": "kv_usage",
+    "vllm:num_requests_waiting": "requests_waiting",
+    "vllm:num_requests_running": "requests_running",
+    "sglang:token_usage": "kv_usage",
+    "sglang:num_queue_reqs": "requests_waiting",
+    "sglang:num_running_reqs": "requests_running",
+}
+"""Metric -> what it tells.  `gpu_cache_usage_perc` is the name of older releases of vLLM."""
+RANK_LABELS = {"vllm": "engine", "sglang": "dp_rank"}
+
+_LINES = re.compile(rb"\n(?:" + "|".join(SIGNALS).encode() + rb")[{ \t][^\n]*")
+"""Begins with one fixed byte, which the regular expressions of Python look for fastest."""
+_PARSER_FAULTS = (ValueError, IndexError, OverflowError)
+"""What the parser raises for lines that it cannot read."""
+
+
+class EngineTextError(Exception):
+    """The text tells nothing.  `result`: in one word, `unreadable` or `no_metric`."""
+
+    def __init__(self, result: Literal["unreadable", "no_metric"], error: str) -> None:
+        super().__init__(error)
+        self.result = result
+
+
+class _Sample(NamedTuple):
+    """label: the engine's number of the rank, None for all.  value: None when not credible."""
+
+    label: int | None
+    signal: Signal
+    value: float | None
+
+
+def readings_of(text: bytes, dp_ranks: tuple[int, ...]) -> dict[int, EngineReading]:
+    """dp_rank -> reading, for the ranks among `dp_ranks` of which the text tells anything.
+
+    A signal is None when it is missing or not credible: a usage outside of 0 to 1, a count that is
+    no whole number from 0 on.  Raises EngineTextError when no signal of any rank is left.
+    """
+    samples = list(_samples(text))
+    ranks_by_label = _ranks_by_label({s.label for s in samples if s.label is not None}, dp_ranks)
+    values: dict[int, dict[Signal, float | None]] = {}
+    for label, signal, value in samples:
+        for dp_rank in dp_ranks if label is None else ranks_by_label.get(label, ()):
+            known = values.setdefault(dp_rank, {})
+            known[signal] = _larger(known[signal], value) if signal in known else value
+    if not values:
+        raise EngineTextError("no_metric", "the metrics are of other ranks than the worker has")
+    if all(value is None for known in values.values() for value in known.values()):
+        raise EngineTextError("unreadable", "no value of a metric is credible")
+    return {dp_rank: _reading(known) for dp_rank, known in values.items()}
+
+
+def _samples(text: bytes) -> Iterator[_Sample]:
+    lines = _lines(text)
+    try:
+        for family in text_string_to_metric_families(lines.decode()):
+            for sample in family.samples:
+                signal = SIGNALS.get(sample.name)
+                if signal is None:  # more words stand before the labels
+                    raise ValueError(f"invalid metric name: {sample.name}")
+                label = _label(sample.name, sample.labels)
+                yield _Sample(label, signal, _credible(signal, sample.value))
+    except _PARSER_FAULTS as error:
+        raise EngineTextError("unreadable", f"{type(error).__name__}: {error}") from None
+
+
+def _lines(text: bytes) -> bytes:
+    """The lines that matter, bounded.  Raises EngineTextError."""
+    found: list[bytes] = _LINES.findall(b"\n" + text)
+    if not found:
+        raise EngineTextError("no_metric", "no known metric of vLLM or SGLang is in the answer")
+    if not text.endswith(b"\n"):
+        raise EngineTextError("unreadable", "the answer ends in the middle of a line")
+    if max(map(len, found)) > LINE_BYTES_MAX or sum(map(len, found)) > LINES_BYTES_MAX:
+        raise EngineTextError("unreadable", "the metrics take more space than they ever should")
+    return b"".join(found)
+
+
+def _label(metric: str, labels: dict[str, str]) -> int | None:
+    """Raises ValueError for a label that is no number."""
+    label = labels.get(RANK_LABELS[metric.partition(":")[0]])
+    return None if label is None else int(label)
+
+
+def _ranks_by_label(labels: set[int], dp_ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    """Which rank each label means; a label of another worker's rank is left out."""
+    if len(labels) == len(dp_ranks) == 1:
+        return dict.fromkeys(labels, dp_ranks)  # one engine, one rank: nothing to tell apart
+    positions = range(len(dp_ranks))
+    if not labels <= set(dp_ranks) and labels <= set(positions):
+        return {position: (dp_ranks[position],) for position in positions}
+    return {dp_rank: (dp_rank,) for dp_rank in dp_ranks}
+
+
+def _credible(signal: Signal, value: float) -> float | None:
+    """NaN fails both comparisons."""
+    if signal == "kv_usage":
+        return value if 0 <= value <= 1 else None
+    return value if 0 <= value <= COUNT_MAX and value == int(value) else None
+
+
+def _larger(a: float | None, b: float | None) -> float | None:
+    """None, once one of two samples was not credible."""
+    return None if a is None or b is None else max(a, b)
+
+
+def _reading(known: dict[Signal, float | None]) -> EngineReading:
+    usage, waiting, running = (
+        known.get(signal) for signal in ("kv_usage", "requests_waiting", "requests_running")
+    )
+    return EngineReading(
+        None if usage is None else float(usage),
+        None if waiting is None else int(waiting),
+        None if running is None else int(running),
+    )

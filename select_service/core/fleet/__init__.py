@@ -1,0 +1,1 @@
+"""Which workers and ranks there are, and the partitions that they form."""

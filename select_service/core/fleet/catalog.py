@@ -1,0 +1,233 @@
+"""Which workers there are, what they said about themselves, and what they still lack.
+
+Pure bookkeeping of registrations: the catalog decides whether a worker's own data make it
+schedulable.  Whether it also fits its partition is decided by the selector, which owns those.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+from sortedcontainers import SortedDict
+
+from indexer.endpoints import endpoint_error, port_plus
+from select_service.bodies.schema import (
+    RANKS_PER_WORKER_MAX,
+    Lifecycle,
+    WorkerPatch,
+    WorkerRecord,
+    WorkerRegistration,
+    tenant_of,
+)
+from select_service.core.identity import PartitionKey, Rank
+from select_service.errors import CapacityExceeded, NotFound
+
+WORKERS_MAX = 4096
+"""Registered workers, deleted ones not counted."""
+DELETED_WORKERS_MAX = 1024
+"""Deleted workers whose record is kept, so that DELETE may be repeated and PATCH revives them."""
+BLOCK_SIZE_MAX = 1024
+"""Tokens per block."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One registration and its standing.  `given` is replaced, never changed."""
+
+    given: WorkerRegistration
+    lifecycle: Lifecycle = "incomplete"
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def worker_id(self) -> int:
+        return self.given.worker_id
+
+    @property
+    def key(self) -> PartitionKey:
+        return partition_key(self.given)
+
+    @property
+    def schedulable(self) -> bool:
+        return self.lifecycle == "schedulable"
+
+    @property
+    def is_eagle(self) -> bool:
+        return bool(self.given.is_eagle)
+
+    def dp_ranks(self) -> range:
+        start = self.given.data_parallel_start_rank or 0
+        size = self.given.data_parallel_size
+        return range(start, start + (1 if size is None else size))
+
+    def ranks(self) -> list[Rank]:
+        return [Rank(self.worker_id, dp_rank) for dp_rank in self.dp_ranks()]
+
+    def kv_endpoint(self, dp_rank: int) -> str | None:
+        """Where the rank publishes its KV events.  The single form counts for one rank only."""
+        if self.given.kv_events_endpoints:
+            return self.given.kv_events_endpoints.get(dp_rank)
+        only = len(self.dp_ranks()) == 1 and dp_rank in self.dp_ranks()
+        return self.given.kv_events_endpoint if only else None
+
+    def replay_endpoint(self, dp_rank: int) -> str | None:
+        """Where it replays them: its own entry, else the common endpoint at port + position."""
+        own = self.given.replay_endpoints.get(dp_rank)
+        if own or not self.given.replay_endpoint:
+            return own
+        return port_plus(self.given.replay_endpoint, dp_rank - self.dp_ranks().start)
+
+    def record(self) -> WorkerRecord:
+        given = self.given
+        unset = msgspec.UNSET
+        return WorkerRecord(
+            worker_id=given.worker_id,
+            model_name=given.model_name,
+            tenant_id=self.key.tenant_id,
+            lifecycle=self.lifecycle,
+            endpoint=given.endpoint,
+            kv_events_endpoint=given.kv_events_endpoint,
+            kv_events_endpoints=given.kv_events_endpoints or unset,
+            replay_endpoint=given.replay_endpoint,
+            block_size=given.block_size,
+            data_parallel_start_rank=given.data_parallel_start_rank,
+            data_parallel_size=given.data_parallel_size,
+            max_num_batched_tokens=given.max_num_batched_tokens,
+            total_kv_blocks=given.total_kv_blocks,
+            stable_routing_id=given.stable_routing_id,
+            is_eagle=given.is_eagle,
+            taints=sorted(set(given.taints)),
+            topology_domains=given.topology_domains,
+            kv_transfer_domain=given.kv_transfer_domain,
+            kv_transfer_enforcement=given.kv_transfer_enforcement,
+            kv_transfer_preferred_weight=given.kv_transfer_preferred_weight,
+            not_schedulable_reasons=list(self.reasons) or unset,
+            replay_endpoints=given.replay_endpoints or unset,
+            kv_event_semantics=given.kv_event_semantics or unset,
+            metrics_endpoint=given.metrics_endpoint or unset,
+        )
+
+
+def partition_key(given: WorkerRegistration) -> PartitionKey:
+    """Raises BadRequest when tenant_id and routing_group contradict each other."""
+    return PartitionKey(given.model_name, tenant_of(given.tenant_id, given.routing_group))
+
+
+def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) -> list[str]:
+    """Why the worker's own data do not make it schedulable; empty when they do."""
+    given = worker.given
+    reasons = []
+    if not given.endpoint:
+        reasons.append("endpoint is required")
+    if not given.block_size:
+        reasons.append("block_size must be greater than 0")
+    elif given.block_size > BLOCK_SIZE_MAX:
+        reasons.append(f"block_size must be at most {BLOCK_SIZE_MAX}")
+    ranks = worker.dp_ranks()
+    if len(ranks) == 0:
+        reasons.append("data_parallel_size must be greater than 0")
+    elif len(ranks) > RANKS_PER_WORKER_MAX:
+        reasons.append(f"data_parallel_size must be at most {RANKS_PER_WORKER_MAX}")
+        return reasons
+    elif ranks[-1] >= 2**32:
+        reasons.append("data_parallel_start_rank + data_parallel_size must be at most 4294967296")
+        return reasons
+    if queueing and not given.max_num_batched_tokens:
+        reasons.append("max_num_batched_tokens is required while queueing is enabled")
+    if use_kv_events:
+        reasons += [
+            f"kv_events endpoint is required for dp_rank {dp_rank}"
+            for dp_rank in ranks
+            if not worker.kv_endpoint(dp_rank)
+        ]
+    return reasons or _bad_endpoints(worker, use_kv_events)
+
+
+def _bad_endpoints(worker: Worker, use_kv_events: bool) -> list[str]:
+    if not use_kv_events:
+        return []
+    for dp_rank in worker.dp_ranks():
+        for kind, endpoint in (
+            ("kv_events", worker.kv_endpoint(dp_rank)),
+            ("replay", worker.given.replay_endpoints.get(dp_rank) or worker.given.replay_endpoint),
+        ):
+            error = endpoint_error(endpoint) if endpoint else None
+            if endpoint and not error and kind == "replay" and not worker.replay_endpoint(dp_rank):
+                error = f"`{endpoint}` has no port for this rank; name it in replay_endpoints"
+            if error:
+                return [
+                    f"reconciliation failed: invalid {kind} endpoint for worker "
+                    f"{worker.worker_id} dp_rank {dp_rank}: {error}"
+                ]
+    return []
+
+
+class Catalog:
+    """All workers by id.  An id is global: registering it under another scope moves it."""
+
+    def __init__(self) -> None:
+        self._workers: SortedDict[tuple[PartitionKey, int], Worker] = SortedDict()
+        self._by_id: dict[int, Worker] = {}
+        self._deleted: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id) - len(self._deleted)
+
+    def __iter__(self) -> Iterator[Worker]:
+        """By model, tenant and worker id."""
+        return iter(self._workers.values())
+
+    def find(self, worker_id: int) -> Worker | None:
+        return self._by_id.get(worker_id)
+
+    def get(self, worker_id: int) -> Worker:
+        """Raises NotFound."""
+        worker = self._by_id.get(worker_id)
+        if worker is None:
+            raise NotFound(f"worker {worker_id} not found")
+        return worker
+
+    def registered(self, given: WorkerRegistration) -> Worker:
+        """The worker as it would be after a POST.  Changes nothing."""
+        alive = given.worker_id in self._by_id and given.worker_id not in self._deleted
+        if not alive and len(self) >= WORKERS_MAX:
+            raise CapacityExceeded(f"the catalog is full: {WORKERS_MAX} workers are registered")
+        return Worker(given)
+
+    def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
+        """The worker as it would be after a PATCH.  Changes nothing."""
+        changes = {
+            name: value
+            for name, value in msgspec.structs.asdict(patch).items()
+            if value is not None
+        }
+        return Worker(msgspec.structs.replace(self.get(worker_id).given, **changes))
+
+    def put(self, worker: Worker) -> None:
+        """Insert or replace."""
+        old = self._by_id.get(worker.worker_id)
+        if old is not None:
+            del self._workers[(old.key, old.worker_id)]
+        self._workers[(worker.key, worker.worker_id)] = worker
+        self._by_id[worker.worker_id] = worker
+        self._deleted.pop(worker.worker_id, None)
+
+    def bury(self, worker_id: int) -> None:
+        """Keep only the record of a deleted worker, and only of the last so many."""
+        self._deleted.pop(worker_id, None)
+        self._deleted[worker_id] = None
+        while len(self._deleted) > DELETED_WORKERS_MAX:
+            oldest = next(iter(self._deleted))
+            del self._deleted[oldest]
+            worker = self._by_id.pop(oldest)
+            del self._workers[(worker.key, oldest)]
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        assert len(self._workers) == len(self._by_id)
+        for (key, worker_id), worker in self._workers.items():
+            assert (worker.key, worker.worker_id) == (key, worker_id)
+            assert self._by_id[worker_id] is worker
+            assert worker.schedulable == (not worker.reasons and worker_id not in self._deleted)
+        assert set(self._deleted) <= set(self._by_id)
+        assert len(self) <= WORKERS_MAX
+        assert len(self._deleted) <= DELETED_WORKERS_MAX

@@ -1,0 +1,222 @@
+"""Workers and the partitions that they shape.
+
+A change of a worker is computed as a whole and then replaces the old state in one step.  Ranks that
+continue keep their slot, and with it their index and load; an index is dropped only when the rank,
+its partition, its block size or its event endpoint really changes.
+"""
+
+from collections.abc import Callable, Iterator
+
+from indexer.dumps.held_blocks import Adoption
+from indexer.events.kv_source import KvSource
+from indexer.index.prefix_index import PrefixIndex, SlotWriter
+from select_service.bodies.schema import WorkerPatch, WorkerRegistration
+from select_service.core.fleet.catalog import Catalog, Worker, partition_key, shortcomings
+from select_service.core.fleet.partition import Partition
+from select_service.core.fleet.recovered import Recovered
+from select_service.core.identity import PartitionKey, Rank
+from select_service.errors import BadRequest
+from select_service.urls import metrics_url_error
+
+PARTITIONS_MAX = 1024
+
+
+class Fleet:
+    """The catalog and every partition that has at least one schedulable rank."""
+
+    def __init__(
+        self,
+        new_index: Callable[[], PrefixIndex],
+        use_kv_events: bool,
+        *,
+        queueing: bool = False,
+        on_room: Callable[[PartitionKey], None] = lambda key: None,
+    ) -> None:
+        """queueing: workers must say their max_num_batched_tokens;  on_room: see Partition."""
+        self.catalog = Catalog()
+        self.partitions: dict[PartitionKey, Partition] = {}
+        self._new_index = new_index
+        self._use_kv_events = use_kv_events
+        self._queueing = queueing
+        self._on_room = on_room
+        self._retired: list[SlotWriter] = []
+        self.recovered = Recovered()
+        self._adoptions: list[Adoption] = []
+
+    def registered(self, given: WorkerRegistration) -> Worker:
+        """The worker as it would stand after a POST.  Changes nothing.
+
+        Raises BadRequest, CapacityExceeded.
+        """
+        partition_key(given)
+        _check_metrics_endpoint(given.metrics_endpoint)
+        return self._judged(self.catalog.registered(given))
+
+    def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
+        """The worker as it would stand after a PATCH.  Changes nothing.
+
+        Raises BadRequest, NotFound.
+        """
+        _check_metrics_endpoint(patch.metrics_endpoint)
+        return self._judged(self.catalog.patched(worker_id, patch))
+
+    def _judged(self, worker: Worker) -> Worker:
+        worker.reasons = shortcomings(worker, self._use_kv_events, self._queueing) or self._misfits(
+            worker
+        )
+        worker.lifecycle = "incomplete" if worker.reasons else "schedulable"
+        return worker
+
+    def _misfits(self, worker: Worker) -> list[str]:
+        """Why the worker does not fit the partition as its other workers have shaped it."""
+        partition = self.partitions.get(worker.key)
+        if partition is None:
+            full = len(self.partitions) >= PARTITIONS_MAX
+            text = (
+                f"reconciliation failed: {PARTITIONS_MAX} partitions exist, the most there may be"
+            )
+            return [text] if full else []
+        if partition.worker_ids() <= {worker.worker_id}:
+            return []
+        scope = f"model={worker.key.model_name} tenant={worker.key.tenant_id}"
+        if partition.block_size != worker.given.block_size:
+            return [
+                f"reconciliation failed: block_size mismatch for {scope}: "
+                f"existing={partition.block_size} requested={worker.given.block_size}"
+            ]
+        if partition.is_eagle != worker.is_eagle:
+            return [
+                f"reconciliation failed: is_eagle mismatch for {scope}: "
+                f"existing={str(partition.is_eagle).lower()} "
+                f"requested={str(worker.is_eagle).lower()}"
+            ]
+        return []
+
+    def leaving(self, new: Worker) -> list[Rank]:
+        """Schedulable ranks that `new` does not continue; their load must be freed before `put`."""
+        old = self.catalog.find(new.worker_id)
+        if old is None or not old.schedulable:
+            return []
+        kept = set(new.ranks()) if self._continues(old, new) else set()
+        return [rank for rank in old.ranks() if rank not in kept]
+
+    def _continues(self, old: Worker, new: Worker) -> bool:
+        partition = self.partitions[old.key]
+        shape = (partition.block_size, partition.is_eagle)
+        same_shape = (new.given.block_size, new.is_eagle) == shape
+        return new.schedulable and new.key == old.key and same_shape
+
+    def put(self, new: Worker) -> None:
+        """Replace the worker's old state.  Cannot fail."""
+        old = self.catalog.find(new.worker_id)
+        leaving = self.leaving(new)
+        if old is not None and old.schedulable:
+            if self._continues(old, new):
+                self._renew_indexes(old, new)
+            self._remove(old.key, leaving)
+        self.catalog.put(new)
+        if new.schedulable:
+            self._join(new)
+
+    def delete(self, worker: Worker) -> None:
+        """Take its ranks away; its load must have been freed.  The record stays for a while."""
+        if worker.schedulable:
+            self._remove(worker.key, worker.ranks())
+        worker.lifecycle, worker.reasons = "unschedulable", []
+        self.catalog.bury(worker.worker_id)
+
+    def _renew_indexes(self, old: Worker, new: Worker) -> None:
+        for dp_rank in set(new.dp_ranks()) & set(old.dp_ranks()):
+            if new.kv_endpoint(dp_rank) != old.kv_endpoint(dp_rank):
+                self.partitions[old.key].renew_index(Rank(old.worker_id, dp_rank))
+
+    def _join(self, worker: Worker) -> None:
+        partition = self.partitions.get(worker.key)
+        if partition is None:
+            assert worker.given.block_size
+            partition = Partition(
+                worker.key,
+                worker.given.block_size,
+                worker.is_eagle,
+                self._new_index(),
+                self._on_room,
+            )
+            self.partitions[worker.key] = partition
+        new = [rank for rank in worker.ranks() if partition.find(rank) is None]
+        partition.add_worker(worker)
+        self._claim(partition, new)
+
+    def _claim(self, partition: Partition, ranks: list[Rank]) -> None:
+        """Ranks whose slots are empty get what a dump says they hold."""
+        for rank in ranks:
+            held = self.recovered.claim(partition.key, partition.block_size, rank)
+            if held is not None:
+                writer = partition.writer(rank)
+                writer.filling = True
+                self._adoptions.append(Adoption(held, (rank.worker_id, rank.dp_rank), writer))
+
+    def claim_recovered(self) -> None:
+        """What was recovered goes to the ranks that exist; none of them may have been fed yet."""
+        for partition in self.partitions.values():
+            self._claim(partition, partition.ranks)
+
+    def take_adoptions(self) -> list[Adoption]:
+        """What the caller carries out (slow) before the listeners of these ranks start."""
+        adoptions, self._adoptions = self._adoptions, []
+        return adoptions
+
+    def _remove(self, key: PartitionKey, ranks: list[Rank]) -> None:
+        """A partition lives as long as it has a rank."""
+        partition = self.partitions[key]
+        self._retired += partition.remove_ranks(ranks)
+        if not partition.ranks:
+            del self.partitions[key]
+
+    def take_retired_writers(self) -> list[SlotWriter]:
+        """Index slots of ranks that left; the caller closes them (slow) after their listeners."""
+        retired, self._retired = self._retired, []
+        return retired
+
+    def kv_sources(self) -> list[KvSource]:
+        """The event listeners that should exist now."""
+        if not self._use_kv_events:
+            return []
+        return [source for worker in self.catalog for source in self._sources_of(worker)]
+
+    def _sources_of(self, worker: Worker) -> Iterator[KvSource]:
+        if not worker.schedulable:
+            return
+        partition = self.partitions[worker.key]
+        writers = {rank.dp_rank: partition.writer(rank) for rank in worker.ranks()}
+        for dp_rank in writers:
+            endpoint = worker.kv_endpoint(dp_rank)
+            assert endpoint is not None
+            yield KvSource(
+                worker_id=worker.worker_id,
+                dp_rank=dp_rank,
+                endpoint=endpoint,
+                replay_endpoint=worker.replay_endpoint(dp_rank),
+                block_size=partition.block_size,
+                is_eagle=partition.is_eagle,
+                counted=worker.given.kv_event_semantics != "set",
+                writers=writers,
+            )
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        self.catalog.check_invariants()
+        schedulable = [worker for worker in self.catalog if worker.schedulable]
+        assert set(self.partitions) == {worker.key for worker in schedulable}
+        for key, partition in self.partitions.items():
+            partition.check_invariants()
+            workers = [worker for worker in schedulable if worker.key == key]
+            assert partition.ranks == sorted(rank for w in workers for rank in w.ranks())
+            for worker in workers:
+                assert worker.given.block_size == partition.block_size
+
+
+def _check_metrics_endpoint(url: str | None) -> None:
+    """Raises BadRequest.  An empty one asks no engine."""
+    error = metrics_url_error(url) if url else None
+    if error is not None:
+        raise BadRequest(f"invalid metrics_endpoint: {error}")

@@ -1,0 +1,155 @@
+"""A digest: what a replica believes about active load, in a few numbers, and comparing two of them.
+
+Once a second every replica publishes, in the stream of its events, one line per partition and
+origin: how many reservations it holds, their prefill tokens, and the sum of their marks.  The topic
+is one that other implementations do not read.
+
+About the reservations that the sender admitted its word counts, and because its events and digests
+come in order over one connection, a receiver that missed nothing has the very same numbers.  Lines
+of other origins count only where nobody else answers for them (`origins`).
+
+Bytes: a msgpack map with named fields; unknown ones are ignored.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from select_service.bodies.schema import NAME_CHARS_MAX
+from select_service.core.identity import PartitionKey
+from select_service.core.replicas.events import DETAIL_CHARS_MAX, DecodeError
+from select_service.core.replicas.origin_sums import NOTHING, OriginSums, Sum
+
+TOPIC = b"select-service.digest.v1"
+DIGEST_S = 1.0
+"""Seconds between two digests."""
+LINES_MAX = 8192
+HEARD_MAX = 1024
+URL_CHARS_MAX = 512
+DIGEST_BYTES_MAX = LINES_MAX * 2 * 1200
+
+_Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
+_Unsigned = Annotated[int, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class Line(Struct, array_like=True, frozen=True):
+    """One partition and origin."""
+
+    model_name: _Name
+    tenant_id: _Name
+    origin: _Unsigned
+    requests: _Count
+    prefill_tokens: _Count
+    marks: _Unsigned
+
+
+class Heard(Struct, array_like=True, frozen=True):
+    """How many messages of a replica the sender has read since it first heard of it."""
+
+    router_id: _Unsigned
+    messages: _Count
+
+
+class Digest(Struct, kw_only=True, frozen=True):
+    """number: counts the digests of this process.  sent: events that it has published so far.
+
+    url: where its HTTP interface is; None: on `port` of the host that the events come from.
+    heard: what arrived here of others, so that each can see how far its messages go.
+    own_only: there were too many lines, and those of other origins are left out.
+    """
+
+    router_id: _Unsigned
+    number: _Count
+    sent: _Count
+    port: Annotated[int, Meta(ge=0, le=65535)]
+    url: Annotated[str, Meta(max_length=URL_CHARS_MAX)] | None = None
+    heard: Annotated[list[Heard], Meta(max_length=HEARD_MAX)] = []
+    own_only: bool = False
+    lines: Annotated[list[Line], Meta(max_length=LINES_MAX)]
+
+
+class Difference(NamedTuple):
+    """How far two replicas are apart, at least, in one partition."""
+
+    reservations: int = 0
+    prefill_tokens: int = 0
+
+
+Differences: TypeAlias = dict[PartitionKey, Difference]
+
+_encode = msgspec.msgpack.Encoder().encode
+_digest_of = msgspec.msgpack.Decoder(Digest).decode
+
+
+def encode(digest: Digest) -> bytes:
+    return _encode(digest)
+
+
+def decode(payload: bytes) -> Digest:
+    """Raises DecodeError."""
+    if len(payload) > DIGEST_BYTES_MAX:
+        raise DecodeError(f"{len(payload)} bytes, at most {DIGEST_BYTES_MAX} expected")
+    try:
+        return _digest_of(payload)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(str(error)[:DETAIL_CHARS_MAX]) from None
+
+
+def lines_of(sums: OriginSums, router_id: int) -> tuple[list[Line], bool]:
+    """The lines of a digest, and whether they are only those of our own."""
+    own = [_line(key, router_id, s) for (key, origin), s in sums.items() if origin is None]
+    others = [_line(key, origin, s) for (key, origin), s in sums.items() if origin is not None]
+    too_many = len(own) + len(others) > LINES_MAX
+    return (own, True) if too_many else (own + others, False)
+
+
+def _line(key: PartitionKey, origin: int, held: Sum) -> Line:
+    return Line(*key, origin, *held)
+
+
+def differences(
+    digest: Digest, sums: OriginSums, own_id: int, is_orphan: Callable[[int], bool]
+) -> Differences:
+    """Where the sender and we differ, on what it answers for and on what nobody does."""
+
+    def is_compared(origin: int) -> bool:
+        if origin == digest.router_id:
+            return True
+        return origin != own_id and not digest.own_only and is_orphan(origin)
+
+    theirs = {
+        (PartitionKey(line.model_name, line.tenant_id), line.origin): Sum(
+            line.requests, line.prefill_tokens, line.marks
+        )
+        for line in digest.lines
+        if is_compared(line.origin)
+    }
+    ours = {
+        (key, origin): held
+        for (key, origin), held in sums.items()
+        if origin is not None and is_compared(origin)
+    }
+    found: Differences = {}
+    for place in theirs.keys() | ours.keys():
+        difference = _difference(theirs.get(place, NOTHING), ours.get(place, NOTHING))
+        if any(difference):
+            old = found.get(place[0], Difference())
+            found[place[0]] = Difference(*map(sum, zip(old, difference, strict=True)))
+    return found
+
+
+def _difference(a: Sum, b: Sum) -> Difference:
+    requests = max(abs(a.requests - b.requests), int(a.marks != b.marks))
+    return Difference(requests, abs(a.prefill_tokens - b.prefill_tokens))
+
+
+def total(found: Iterable[Difference]) -> Difference:
+    """All partitions together."""
+    reservations = prefill_tokens = 0
+    for difference in found:
+        reservations += difference.reservations
+        prefill_tokens += difference.prefill_tokens
+    return Difference(reservations, prefill_tokens)

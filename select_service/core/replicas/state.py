@@ -1,0 +1,243 @@
+"""What the events of other replicas change here.
+
+The contract, in the order in which an event is judged:
+
+* An event of our own that comes back, of an unknown partition, or of a partition with another block
+  size changes nothing.  No event creates a worker, a rank or a partition.
+* `Admitted` books the reservation on its rank, marked with the replica that admitted it.  It is
+  ignored when the rank is unknown, when the id is booked on that rank already, when the
+  reservation was freed before (`endings`), or when there is no room.  When the id is booked on
+  another rank the booking moves: the later word counts, and load is never booked twice.
+* `PrefillCompleted` and `Freed` find a reservation by its id, whoever admitted it.  For an unknown
+  id they are remembered, so that they win over an admission that comes late.
+
+An id that one replica freed and another admits again is either used again, which is allowed, or its
+first admission came twice.  It is booked, and doubted: doubt counts as a difference from the peer
+that admitted it, whose list then tells (`replica_repair`).
+
+Nothing is answered and nothing is passed on: each replica speaks for itself to all others.
+Every booking is a lease of this process, so what no event ends, time does.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+from select_service.core.fleet.fleet import Fleet
+from select_service.core.fleet.partition import Partition
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load.reservations import Booking, Reservations
+from select_service.core.replicas.agreement import Agreement
+from select_service.core.replicas.digest import (
+    Difference,
+    Digest,
+    Heard,
+    differences,
+    lines_of,
+)
+from select_service.core.replicas.endings import Endings
+from select_service.core.replicas.events import Admitted, Event, Freed, PrefillCompleted
+from select_service.core.replicas.origins import Origins
+from select_service.errors import CapacityExceeded
+
+DOUBTED_MAX = 1024
+"""Beyond it an id that is admitted again is believed at once."""
+
+Reason: TypeAlias = Literal[
+    "own",
+    "unknown_partition",
+    "unknown_rank",
+    "block_size",
+    "known",
+    "freed_before",
+    "not_booked",
+    "capacity",
+    "stale",
+]
+"""Why an event or digest changed nothing.  not_booked: its reservation is not here, which is
+remembered; stale: a later digest came before."""
+
+
+class ReplicaState:
+    """Books and ends reservations on behalf of other replicas."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        held: Reservations,
+        router_id: int,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.router_id = router_id
+        self.held = held
+        self.endings = Endings()
+        self.origins = Origins(router_id)
+        self.doubted: dict[str, Booking] = {}
+        self.emit = emit
+        self._fleet = fleet
+
+    def apply(self, event: Event, now: float) -> Reason | None:
+        """Follow an event of a peer.  None when it was followed, else why nothing changed."""
+        if event.router_id == self.router_id:
+            return "own"
+        self.origins.heard_event(event.router_id, now)
+        partition = self._fleet.partitions.get(event.key)
+        if partition is None:
+            return "unknown_partition"
+        if partition.block_size != event.block_size:
+            return "block_size"
+        if isinstance(event, Admitted):
+            return self._admitted(partition, event, now)
+        if isinstance(event, PrefillCompleted):
+            return self._prefill_completed(event, now)
+        return self._freed(event, now)
+
+    def digest(
+        self, number: int, sent: int, port: int, url: str | None, heard: Sequence[Heard] = ()
+    ) -> Digest:
+        """What we hold now, to be sent behind the events that led to it."""
+        lines, own_only = lines_of(self.held.sums, self.router_id)
+        return Digest(
+            router_id=self.router_id,
+            number=number,
+            sent=sent,
+            port=port,
+            url=url,
+            heard=list(heard),
+            own_only=own_only,
+            lines=lines,
+        )
+
+    def compare(self, digest: Digest, agreement: Agreement, now: float) -> Reason | None:
+        """Note in `agreement` how far the sender and we are apart; changes no load."""
+        if digest.router_id == self.router_id:
+            return "own"
+        if not agreement.is_new(digest):
+            return "stale"
+        self.origins.heard_digest(digest.router_id, now)
+        found = differences(
+            digest,
+            self.held.sums,
+            self.router_id,
+            lambda origin: self.origins.is_orphan(origin, now),
+        )
+        for booking in self._still_doubted():
+            if booking.origin == digest.router_id:
+                old = found.get(booking.key, Difference())
+                found[booking.key] = old._replace(reservations=old.reservations + 1)
+        agreement.digest_came(digest, found)
+        return None
+
+    def _still_doubted(self) -> list[Booking]:
+        """Doubted bookings that are still held."""
+        self.doubted = {
+            name: booking
+            for name, booking in self.doubted.items()
+            if self.held.find(name) is booking
+        }
+        return list(self.doubted.values())
+
+    def _admitted(self, partition: Partition, event: Admitted, now: float) -> Reason | None:
+        slot = partition.find(event.rank)
+        if slot is None:
+            return "unknown_rank"
+        old = self.held.find(event.reservation_id)
+        if old is not None and (old.key, old.rank) == (event.key, event.rank):
+            return "known"
+        early = self.endings.met_by_admission(event.reservation_id, now)
+        if early == "freed_early":
+            return "freed_before"
+        booking = Booking(
+            reservation_id=event.reservation_id,
+            key=event.key,
+            rank=event.rank,
+            slot=slot,
+            sequence_hashes=event.sequence_hashes,
+            isl_tokens=len(event.sequence_hashes) * event.block_size,
+            prefill_tokens=0 if early else event.prefill_tokens,
+            booked_at=now,
+            origin=event.router_id,
+            prefilling=early is None,
+        )
+        if not self.book(booking, now):
+            return "capacity"
+        ending = self.endings.ending_of(event.reservation_id, now)
+        overtaken = ending is not None and ending.by != event.router_id
+        if overtaken and len(self.doubted) < DOUBTED_MAX:
+            self.doubted[event.reservation_id] = booking
+        else:
+            self.endings.forget(event.reservation_id)
+        return None
+
+    def _prefill_completed(self, event: PrefillCompleted, now: float) -> Reason | None:
+        booking = self.held.find(event.reservation_id)
+        if booking is None or booking.key != event.key:
+            self.endings.prefilled_unknown(event.reservation_id, event.router_id, now)
+            return "not_booked"
+        self.held.renew(event.reservation_id, now)
+        self.complete_prefill(booking)
+        return None
+
+    def _freed(self, event: Freed, now: float) -> Reason | None:
+        booking = self.held.find(event.reservation_id)
+        if booking is None or booking.key != event.key:
+            self.endings.freed_unknown(event.reservation_id, event.router_id, now)
+            return "not_booked"
+        self.release(booking)
+        self.endings.freed(event.reservation_id, event.router_id, now)
+        return None
+
+    # --- changes that repair makes too
+
+    def book(self, booking: Booking, now: float, lease_s: float | None = None) -> bool:
+        """Book it in the place of whatever has its id.  False, and no change, without room."""
+        old = self.held.find(booking.reservation_id)
+        freed = 0 if old is None else len(old.sequence_hashes)
+        try:
+            self.held.refuse_unless_room(max(0, len(booking.sequence_hashes) - freed))
+        except CapacityExceeded:
+            return False
+        if old is not None:
+            self.release(old)
+        self._fleet.partitions[booking.key].book(booking)
+        self.held.add(booking, now, lease_s)
+        return True
+
+    def complete_prefill(self, booking: Booking) -> None:
+        tokens = self.held.prefill_complete(booking)
+        self._fleet.partitions[booking.key].complete_prefill(booking.slot, tokens)
+
+    def release(self, booking: Booking) -> None:
+        """Take its load back."""
+        self.held.remove(booking.reservation_id)
+        self._fleet.partitions[booking.key].free(booking)
+
+    def n_ranks(self) -> int:
+        """Ranks that reservations may be booked on."""
+        return sum(len(partition.ranks) for partition in self._fleet.partitions.values())
+
+    def partition_of(self, key: PartitionKey) -> Partition | None:
+        return self._fleet.partitions.get(key)
+
+    def say(
+        self,
+        kind: type[PrefillCompleted] | type[Freed],
+        partition: Partition,
+        reservation_id: str,
+        rank: Rank,
+    ) -> None:
+        """Tell the peers that the prefill of a reservation is over, or that it was freed."""
+        self.emit(
+            kind(
+                model_name=partition.key.model_name,
+                tenant_id=partition.key.tenant_id,
+                block_size=partition.block_size,
+                reservation_id=reservation_id,
+                rank=rank,
+                router_id=self.router_id,
+            )
+        )
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        self.endings.check_invariants()
+        self.origins.check_invariants()

@@ -1,0 +1,108 @@
+"""The state of a selector as plain numbers, for metrics and whoever else watches.
+
+Taking a report changes nothing.  It costs O(partitions + workers + ranks asked for).
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple, get_args
+
+from indexer.index.prefix_index import IndexStats
+from select_service.bodies.schema import Lifecycle
+from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.partition import Partition, Tally
+from select_service.core.load import kernels
+from select_service.core.selector import Selector
+
+
+class Load(NamedTuple):
+    """Load of one rank, or the sum of several."""
+
+    prefill_tokens: int
+    active_blocks: int
+    active_requests: int
+
+
+class RankReport(NamedTuple):
+    worker_id: int
+    dp_rank: int
+    load: Load
+
+
+class PartitionReport(NamedTuple):
+    """One partition.  `load` sums all its `n_ranks` ranks, `ranks` may hold fewer of them."""
+
+    model_name: str
+    tenant_id: str
+    block_size: int
+    prefix_index: IndexStats
+    tally: Tally
+    n_ranks: int
+    load: Load
+    ranks: tuple[RankReport, ...]
+
+
+class Report(NamedTuple):
+    """Partitions are in the order of their creation, ranks by worker and rank.
+
+    expired and dropped_with_rank are totals since the start: reservations that nobody renewed in
+    time, and reservations that ended because their rank left.
+    """
+
+    partitions: tuple[PartitionReport, ...]
+    workers: Mapping[Lifecycle, int]
+    reservations_prefill: int
+    reservations_decode: int
+    reserved_blocks: int
+    expired: int
+    dropped_with_rank: int
+
+    @property
+    def n_ranks(self) -> int:
+        return sum(partition.n_ranks for partition in self.partitions)
+
+
+def report(selector: Selector, ranks_max: int) -> Report:
+    """The numbers of now, with at most `ranks_max` single ranks over all partitions."""
+    partitions = []
+    room = ranks_max
+    for partition in selector.fleet.partitions.values():
+        partitions.append(_partition(partition, room))
+        room -= len(partitions[-1].ranks)
+    held = selector.held
+    return Report(
+        partitions=tuple(partitions),
+        workers=_by_lifecycle(list(selector.fleet.catalog)),
+        reservations_prefill=held.prefilling,
+        reservations_decode=len(held) - held.prefilling,
+        reserved_blocks=held.blocks,
+        expired=selector.expired,
+        dropped_with_rank=selector.dropped_with_rank,
+    )
+
+
+def _by_lifecycle(workers: list[Worker]) -> dict[Lifecycle, int]:
+    """Every lifecycle has a number, also when it is 0."""
+    counted = Counter(worker.lifecycle for worker in workers)
+    return {lifecycle: counted[lifecycle] for lifecycle in get_args(Lifecycle)}
+
+
+def _partition(partition: Partition, ranks_max: int) -> PartitionReport:
+    totals = partition.load.totals
+    prefill, requests = totals[:, kernels.PREFILL_TOKENS], totals[:, kernels.REQUESTS]
+    blocks = partition.load.active_blocks()
+    by_rank = sorted((rank, slot) for slot, rank in partition.slot_ranks().items())
+    return PartitionReport(
+        model_name=partition.key.model_name,
+        tenant_id=partition.key.tenant_id,
+        block_size=partition.block_size,
+        prefix_index=partition.index.stats(),
+        tally=replace(partition.tally),
+        n_ranks=len(by_rank),
+        load=Load(int(prefill.sum()), int(blocks.sum()), int(requests.sum())),
+        ranks=tuple(
+            RankReport(*rank, Load(int(prefill[slot]), int(blocks[slot]), int(requests[slot])))
+            for rank, slot in by_rank[:ranks_max]
+        ),
+    )

@@ -1,0 +1,207 @@
+"""The snapshot file: the compact dump, written so that a whole one is there at any moment.
+
+A new one is written beside the old one, forced to disk and renamed over it, so neither the end of
+the process nor that of the machine leaves half a file. A file that cannot be used is moved aside to
+`<file>.refused`, or `.refused.2` and so on when there are such files already, so that the next one
+does not destroy what another version may still read.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import monotonic
+
+from indexer.dumps.compact_dump import compact_chunks
+from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
+from indexer.dumps.held_blocks import DumpedPartition
+from indexer.dumps.moment import heard_by_this_machine, now
+from select_service.core.fleet.recovered import SnapshotStatus
+from select_service.core.selector import Selector
+from select_service.core.views.dump_parts import DumpPart
+from select_service.edge.keeping.reading import Reading
+
+READ_BYTES = 1 << 20
+LAST_WRITE_S_MAX = 0.8
+"""For the snapshot at the end of the process; one that takes longer is given up, and the one of
+the last interval stays."""
+TOO_LATE = f"not done within {LAST_WRITE_S_MAX} s at the end of the process"
+
+REFUSED_FILES_MAX = 8
+"""Unusable files that are kept; one more replaces the one that was written longest ago."""
+
+log = logging.getLogger("select_service.snapshot")
+
+
+class _TooLate(Exception):
+    pass
+
+
+def path_error(path: Path) -> str | None:
+    """Why no snapshot can be kept there; None when one can.  Leaves nothing behind."""
+    directory = path.parent
+    if not directory.is_dir():
+        return f"there is no directory `{directory}`"
+    try:
+        if os.path.lexists(path) and not path.is_file():
+            return f"`{path}` is no file"
+        with contextlib.suppress(FileNotFoundError), path.open("rb"):
+            pass
+    except OSError as error:
+        return f"cannot read `{path}`: {error.strerror}"
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        return f"cannot write in `{directory}`: {error.strerror}"
+    return None
+
+
+def read_snapshot(path: Path, limits: LoadLimits, reading: Reading) -> list[DumpedPartition]:
+    """What the file holds; nothing, and a warning, when it cannot be used, or is not wanted."""
+    loader = CompactLoader(limits, heard_by_this_machine)
+    try:
+        with path.open("rb") as file:
+            while data := file.read(READ_BYTES):
+                loader.feed(data)
+                reading.note(len(data), loader)
+                if reading.unwanted:
+                    return []
+        loader.finish()
+    except FileNotFoundError:
+        return []
+    except (DumpError, OSError) as error:
+        _warn(path, error, kept_as=_move_aside(path))
+        return []
+    _tell(path, reading)
+    return loader.partitions
+
+
+def _tell(path: Path, reading: Reading) -> None:
+    fields = {
+        "path": str(path),
+        "bytes": reading.bytes,
+        "partitions": reading.partitions,
+        "blocks": reading.blocks,
+        "seconds": round(reading.progress_at - reading.begun_at, 3),
+    }
+    log.info("the snapshot file was read", extra={"fields": fields})
+
+
+def _move_aside(path: Path) -> Path:
+    """Where the file is afterwards; a rename that fails lets the next snapshot fail too."""
+    names = [".refused", *(f".refused.{number}" for number in range(2, REFUSED_FILES_MAX + 1))]
+    places = [path.with_name(path.name + name) for name in names]
+    try:
+        free = (place for place in places if not os.path.lexists(place))
+        aside = next(free, None) or min(places, key=lambda place: place.lstat().st_mtime)
+        path.replace(aside)
+    except OSError:
+        return path
+    return aside
+
+
+def _warn(path: Path, error: Exception, *, kept_as: Path) -> None:
+    fields = {"path": str(path), "error": str(error)[:200], "kept_as": str(kept_as)}
+    log.warning("the snapshot file cannot be used; starting without it", extra={"fields": fields})
+
+
+class SnapshotFile:
+    """Writes the snapshots of one process, one at a time.
+
+    Whoever waits for a snapshot may stop to wait, but its thread goes on: so the last one asks the
+    one before it to end, and waits for that.  Two at once would write into the same file.
+    """
+
+    def __init__(self, path: Path, status: SnapshotStatus) -> None:
+        self.status = status
+        self._path = path
+        self._writing = threading.Lock()
+        self._is_ending = False
+
+    async def write_every(
+        self, selector: Selector, catalog_lock: asyncio.Lock, interval_s: float
+    ) -> None:
+        """Ends only by cancellation.  The lock: no rank must be between waiting and having."""
+        while True:
+            await asyncio.sleep(interval_s)
+            async with catalog_lock:
+                parts = selector.dumps()
+            await self.write(parts)
+
+    async def write(self, parts: Iterable[DumpPart]) -> None:
+        """One snapshot; a failure is counted and told of."""
+        await self._write_on_thread(parts, lambda: self._is_ending, -1)
+
+    async def write_last(self, parts: Iterable[DumpPart]) -> None:
+        """The same at the end of the process, within LAST_WRITE_S_MAX."""
+        self._is_ending = True
+        until = monotonic() + LAST_WRITE_S_MAX
+        await self._write_on_thread(parts, lambda: monotonic() > until, LAST_WRITE_S_MAX)
+
+    async def _write_on_thread(
+        self, parts: Iterable[DumpPart], is_over: Callable[[], bool], wait_s: float
+    ) -> None:
+        partitions = (part.take() for part in parts)
+        error = await asyncio.to_thread(self._write_alone, partitions, is_over, wait_s)
+        if error is None:
+            return
+        self.status.failures += 1
+        fields = {"path": str(self._path), "error": error}
+        log.warning("the snapshot could not be written", extra={"fields": fields})
+
+    def _write_alone(
+        self, partitions: Iterable[DumpedPartition], is_over: Callable[[], bool], wait_s: float
+    ) -> str | None:
+        """What went wrong, or None.  wait_s: for the snapshot before; -1 = as long as it takes."""
+        if not self._writing.acquire(timeout=wait_s):
+            return TOO_LATE
+        try:
+            return self._write(partitions, is_over)
+        finally:
+            self._writing.release()
+
+    def _write(
+        self, partitions: Iterable[DumpedPartition], is_over: Callable[[], bool]
+    ) -> str | None:
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        try:
+            size = _write_through(temporary, partitions, is_over)
+            temporary.replace(self._path)
+            _sync_directory(self._path.parent)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # a full disk needs the room
+                temporary.unlink()
+            return str(error)
+        except _TooLate:
+            temporary.unlink(missing_ok=True)
+            return TOO_LATE
+        self.status.written_at, self.status.bytes = monotonic(), size
+        return None
+
+
+def _write_through(
+    path: Path, partitions: Iterable[DumpedPartition], is_over: Callable[[], bool]
+) -> int:
+    """Returns the size.  Raises OSError, _TooLate."""
+    size = 0
+    with path.open("wb") as file:
+        for chunk in compact_chunks(partitions, now):
+            size += file.write(chunk)
+            if is_over():
+                raise _TooLate
+        file.flush()
+        os.fsync(file.fileno())
+    return size
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,121 @@
+"""EDGE: what one process knows of one replica that it listens to, and how the status shows it."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from select_service.bodies.replicas import ReplicaDifference, ReplicaPeer, ReplicaRepairs
+from select_service.core.replicas.agreement import Agreement
+from select_service.core.replicas.repair import Repaired
+from select_service.edge.replicas.log import PeerLog
+from select_service.edge.replicas.subscriber import ReplicaSubscriber
+
+
+@dataclass(slots=True)
+class Peer:
+    """`dropped` counts messages that were read and changed nothing, by reason.
+
+    speaker: router id in its last readable message; heard: messages with it since it first came.
+    frames_out: how many messages of ours the peer says have arrived.
+    tried_at: when it was last seen connected, or got a new socket.
+    """
+
+    subscriber: ReplicaSubscriber
+    log: PeerLog
+    tried_at: float
+    agreement: Agreement = field(default_factory=Agreement)
+    dropped: Counter[str] = field(default_factory=Counter)
+    applied: int = 0
+    speaker: int | None = None
+    heard: int = 0
+    frames_out: int | None = None
+    last_frame_at: float | None = None
+    repairs: int = 0
+    failed_repairs: int = 0
+    last_error: str | None = None
+    last_error_at: float | None = None
+    done: Repaired = field(default_factory=Repaired)
+    task: asyncio.Task[None] | None = None
+
+    def hear(self, router_id: int) -> None:
+        """A readable message came."""
+        if router_id != self.speaker:
+            self.speaker, self.heard = router_id, 0
+        self.heard += 1
+
+    def failed(self, error: str, now: float) -> None:
+        self.last_error, self.last_error_at = error, now
+
+    def all_dropped(self) -> dict[str, int]:
+        return dict(sorted((self.subscriber.dropped + self.dropped).items()))
+
+    def end(self) -> None:
+        self.subscriber.close()
+        if self.task is not None:
+            self.task.cancel()
+
+
+def url_of(peer: Peer) -> str:
+    """What the peer says, else its HTTP port on the host that its events come from."""
+    agreement = peer.agreement
+    if agreement.url is not None:
+        return agreement.url
+    parts = urlsplit(peer.subscriber.endpoint)
+    host = parts.hostname if parts.scheme == "tcp" and parts.hostname else "127.0.0.1"
+    return f"http://[{host}]:{agreement.port}" if ":" in host else f"http://{host}:{agreement.port}"
+
+
+def shown(peer: Peer, own_router_id: int, now: float) -> ReplicaPeer:
+    """The peer's part of the status."""
+    subscriber, agreement = peer.subscriber, peer.agreement
+    subscriber.look_at_connection()
+    reservations, prefill_tokens = agreement.difference
+    return ReplicaPeer(
+        endpoint=subscriber.endpoint,
+        is_self=peer.speaker == own_router_id,
+        connected=subscriber.connected,
+        router_id=agreement.router_id,
+        frames_in=subscriber.frames,
+        frames_out=peer.frames_out,
+        applied=peer.applied,
+        digests=agreement.digests,
+        lost=agreement.lost,
+        dropped=peer.all_dropped(),
+        seconds_since_last_frame=_age(peer.last_frame_at, now),
+        divergence_reservations=reservations,
+        divergence_prefill_tokens=prefill_tokens,
+        divergence=_differences(agreement),
+        repairs=_repairs(peer),
+        last_error=peer.last_error,
+        seconds_since_last_error=_age(peer.last_error_at, now),
+    )
+
+
+def _age(at: float | None, now: float) -> float | None:
+    return None if at is None else round(max(0.0, now - at), 3)
+
+
+def _differences(agreement: Agreement) -> list[ReplicaDifference]:
+    return [
+        ReplicaDifference(
+            model_name=key.model_name,
+            tenant_id=key.tenant_id,
+            reservations=difference.reservations,
+            prefill_tokens=difference.prefill_tokens,
+        )
+        for key, difference in sorted(agreement.differences.items())
+    ]
+
+
+def _repairs(peer: Peer) -> ReplicaRepairs:
+    done = peer.done
+    return ReplicaRepairs(
+        runs=peer.repairs,
+        failed=peer.failed_repairs,
+        added=done.added,
+        dropped=done.dropped,
+        changed=done.changed,
+        repeated=done.repeated,
+        refused=done.refused,
+    )

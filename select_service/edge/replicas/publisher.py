@@ -1,0 +1,186 @@
+"""EDGE: tells the other replicas what happened here, over a ZMQ PUB socket.
+
+`offer` is called inside a request, so it only appends to a bounded queue; the bytes are made and
+sent between requests, on the same thread.  (A thread of its own would have to take the interpreter
+away from the requests.)  A digest goes through the same queue, so that it stands in the stream
+exactly behind the events that it sums up.
+
+Nothing waits for a slow or absent subscriber: libzmq keeps up to SUBSCRIBER_MESSAGES_MAX messages
+for each and then drops that subscriber's, which it notices by the count in the next digest.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import zmq
+import zmq.backend
+
+from indexer.sockets.monitor import waiting_events
+from select_service.core.replicas import digest as replica_digest
+from select_service.core.replicas import events as replica_events
+from select_service.core.replicas.events import Event, EventEncoder
+
+REPLICA_QUEUE_EVENTS_MAX = 100_000
+SUBSCRIBER_MESSAGES_MAX = 100_000
+SUBSCRIPTION_BYTES_MAX = 4096
+"""libzmq ends the connection of a subscriber that sends more: a topic takes memory, about 25 times
+its length, and time of our own thread."""
+FLUSH_BATCHES_MAX = 4
+"""Sent before requests have their turn again; together about a fifth of a millisecond."""
+BATCH_EVENTS_MAX = 16
+BATCH_BYTES = 32 * 1024
+"""A batch is full when it has so many; more would only push each other out of the caches."""
+
+# Plain ints: pyzmq looks up enum members on each call, which costs more than the call itself.
+_NOBLOCK = int(zmq.NOBLOCK)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+class ReplicaPublisher:
+    """offered, sent and dropped count events; last_drop: why the last of those was dropped.
+
+    Belongs to the thread of the event loop.
+    """
+
+    def __init__(self) -> None:
+        self.offered = 0
+        self.sent = 0
+        self.dropped = 0
+        self.last_drop: str | None = None
+        self.digests_sent = 0
+        self._queue: deque[Event | bytes] = deque()
+        self._encode = EventEncoder().encode
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._connections: set[int] = set()
+        self._send_frame: Callable[[bytes, int], object] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scheduled = False
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def subscribers(self) -> int:
+        """Connections that are open now: one per replica that listens."""
+        if self._monitor is not None:
+            for event, descriptor in waiting_events(self._monitor):
+                if event == zmq.EVENT_ACCEPTED:
+                    self._connections.add(descriptor)
+                else:
+                    self._connections.discard(descriptor)
+        return len(self._connections)
+
+    def offer(self, event: Event) -> None:
+        """Queue an event, or drop and count it when the queue is full.  Never blocks or raises."""
+        self.offered += 1
+        if len(self._queue) >= REPLICA_QUEUE_EVENTS_MAX:
+            self._drop("the queue is full")
+            return
+        self._put(event)
+
+    def offer_digest(self, payload: bytes) -> None:
+        """Queue an encoded digest.  One that finds no room is no loss: another one follows."""
+        if len(self._queue) < REPLICA_QUEUE_EVENTS_MAX:
+            self._put(payload)
+
+    def bind(self, context: "zmq.Context[zmq.Socket[bytes]]", port: int) -> None:
+        """Raises zmq.ZMQError when the port cannot be had."""
+        socket = context.socket(zmq.PUB)
+        options = {
+            zmq.LINGER: 0,
+            zmq.SNDHWM: SUBSCRIBER_MESSAGES_MAX,
+            zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,
+            zmq.TCP_KEEPALIVE: 1,
+            zmq.HEARTBEAT_IVL: 5000,
+            zmq.HEARTBEAT_TIMEOUT: 15000,
+        }
+        try:
+            for option, value in options.items():
+                socket.setsockopt(option, value)
+            monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+            socket.bind(f"tcp://*:{port}")
+        except zmq.ZMQError:
+            socket.disable_monitor()
+            socket.close()
+            raise
+        self._socket, self._monitor = socket, monitor
+        # What zmq.Socket.send puts around this method costs as much as the method itself.
+        self._send_frame = partial(zmq.backend.Socket.send, socket)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send from now on."""
+        self._loop = loop
+        if self._queue:
+            self._schedule()
+
+    def close(self) -> None:
+        """What is still queued is sent if that takes no waiting."""
+        if self._socket is not None:
+            while self._queue:
+                self._send_batch()
+            self._socket.disable_monitor()
+            self._socket.close()
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+        self._socket = self._send_frame = self._loop = None
+
+    def _drop(self, reason: str) -> None:
+        self.dropped += 1
+        self.last_drop = reason
+
+    def _put(self, message: Event | bytes) -> None:
+        self._queue.append(message)
+        if not self._scheduled and self._loop is not None:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        assert self._loop is not None
+        self._scheduled = True
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._socket is None:
+            return
+        for _ in range(FLUSH_BATCHES_MAX):
+            if not self._queue:
+                return
+            self._send_batch()
+        if self._queue:
+            self._schedule()
+
+    def _send_batch(self) -> None:
+        """Encode a few messages, then send them.  A PUB socket never lets its sender wait.
+
+        The thread of libzmq has to be woken when it has nothing to do; several messages at once
+        are woken for once.
+        """
+        send = self._send_frame
+        assert send is not None
+        for topic, payload in self._encoded():
+            send(topic, _NOBLOCK_MORE)
+            send(payload, _NOBLOCK)
+
+    def _encoded(self) -> list[tuple[bytes, bytes]]:
+        """Topic and payload of the next messages, which leave the queue."""
+        queue, encode, size = self._queue, self._encode, 0
+        messages: list[tuple[bytes, bytes]] = []
+        while queue and len(messages) < BATCH_EVENTS_MAX and size < BATCH_BYTES:
+            message = queue.popleft()
+            if isinstance(message, bytes):
+                messages.append((replica_digest.TOPIC, message))
+                self.digests_sent += 1
+                continue
+            try:
+                payload = encode(message)
+            except ValueError as error:
+                self._drop(str(error))
+                continue
+            size += len(payload)
+            messages.append((replica_events.TOPIC, payload))
+            self.sent += 1
+        return messages

@@ -1,0 +1,139 @@
+"""EDGE: the ZMQ SUB socket of one peer, read on the event loop.
+
+One socket per peer, so that what a peer sends, or fails to send, is counted under its name.  What
+a message means is not known here; whatever arrives, reading goes on.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import zmq
+
+from indexer.sockets.monitor import waiting_events
+from indexer.sockets.options import set_reading_options
+from indexer.sockets.readiness import has_message
+from select_service.core.replicas.digest import DIGEST_BYTES_MAX
+from select_service.core.replicas.events import FRAME_BYTES_MAX
+
+QUEUED_MESSAGES_MAX = 100_000
+MESSAGE_BYTES_MAX = max(FRAME_BYTES_MAX, DIGEST_BYTES_MAX)
+"""libzmq ends the connection of a peer that sends a longer frame."""
+DRAIN_MESSAGES_MAX = 64
+DRAIN_BYTES_MAX = 256 * 1024
+"""What is taken from one peer before requests and other peers have their turn; the last message may
+exceed it."""
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
+Receive: TypeAlias = Callable[[bytes], None]
+
+_NOBLOCK = int(zmq.NOBLOCK)
+_RCVMORE = int(zmq.RCVMORE)
+
+
+class ReplicaSubscriber:
+    """frames counts messages, dropped those that have not the right form, by reason."""
+
+    def __init__(self, endpoint: str, receivers: Mapping[bytes, Receive]) -> None:
+        """receivers: topic -> who is given the payload."""
+        self.endpoint = endpoint
+        self.connected = False
+        self.frames = 0
+        self.dropped: Counter[str] = Counter()
+        self._receivers = receivers
+        self._socket: Socket | None = None
+        self._monitor: Socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def connect(self, context: "zmq.Context[Socket]") -> None:
+        """The peer may be absent.  Raises zmq.ZMQError for an address libzmq refuses."""
+        socket = context.socket(zmq.SUB)
+        try:
+            set_reading_options(
+                socket,
+                self.endpoint,
+                messages_max=QUEUED_MESSAGES_MAX,
+                message_bytes_max=MESSAGE_BYTES_MAX,
+            )
+            for topic in self._receivers:
+                socket.setsockopt(zmq.SUBSCRIBE, topic)
+            watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            self._monitor = socket.get_monitor_socket(watched)
+            socket.connect(self.endpoint)
+        except zmq.ZMQError:
+            self._close(socket)
+            raise
+        self._socket = socket
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read from now on."""
+        assert self._socket is not None
+        self._loop = loop
+        loop.add_reader(self._socket.FD, self._drain)
+        loop.call_soon(self._drain)  # connecting may have swallowed a change of state
+
+    def connect_anew(self, context: "zmq.Context[Socket]") -> None:
+        """After a breach of the protocol, such as a message that is too long, libzmq itself does
+        not try again."""
+        loop = self._loop
+        self.close()
+        with contextlib.suppress(zmq.ZMQError):  # of sockets there may be none left now
+            self.connect(context)
+            if loop is not None:
+                self.start(loop)
+
+    def close(self) -> None:
+        """Nothing is received any more, not even what has arrived already."""
+        if self._socket is None:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.FD)
+        self._close(self._socket)
+        self._socket = None
+
+    def _close(self, socket: Socket) -> None:
+        socket.disable_monitor()
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+        socket.close()
+
+    def look_at_connection(self) -> None:
+        """Bring `connected` up to date."""
+        if self._monitor is not None:
+            for event, _ in waiting_events(self._monitor):
+                self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    def _drain(self) -> None:
+        """The descriptor tells of changes only, so what is left must be asked for."""
+        size = 0
+        for _ in range(DRAIN_MESSAGES_MAX):
+            if self._socket is None or not has_message(self._socket):
+                return
+            size += self._take(self._socket)
+            if size > DRAIN_BYTES_MAX:
+                break
+        assert self._loop is not None
+        self._loop.call_soon(self._drain)
+
+    def _take(self, socket: Socket) -> int:
+        """Bytes of the payload."""
+        self.frames += 1
+        topic = socket.recv(_NOBLOCK)
+        if not socket.getsockopt(_RCVMORE):
+            self.dropped["frames"] += 1
+            return 0
+        payload = socket.recv(_NOBLOCK)
+        if socket.getsockopt(_RCVMORE):
+            self.dropped["frames"] += 1
+            while socket.getsockopt(_RCVMORE):
+                socket.recv(_NOBLOCK)
+            return len(payload)
+        receive = self._receivers.get(topic)
+        if receive is None:
+            self.dropped["topic"] += 1
+        else:
+            receive(payload)
+        return len(payload)

@@ -1,0 +1,258 @@
+"""EDGE: the replica plane of one process: its publisher, its peers, and what is known of each.
+
+Brings events and digests of peers into the core, publishes a digest with every tick, and carries
+out repairs that the core finds due.  Everything runs on the event loop but the fetching of lists.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import TypeVar
+
+import zmq
+
+from indexer.endpoints import endpoint_error
+from select_service.bodies.replicas import ReplicaStatus
+from select_service.core.replicas import digest as replica_digest
+from select_service.core.replicas import events as replica_events
+from select_service.core.replicas.digest import Heard
+from select_service.core.replicas.events import DecodeError
+from select_service.core.replicas.repair import AnotherProcess, Answer, Repair, Repaired
+from select_service.core.replicas.state import ReplicaState
+from select_service.edge.replicas.log import OutLog, PeerLog
+from select_service.edge.replicas.peer import Peer, shown, url_of
+from select_service.edge.replicas.peer_list import NoList, fetch_page
+from select_service.edge.replicas.publisher import ReplicaPublisher
+from select_service.edge.replicas.subscriber import ReplicaSubscriber
+from select_service.errors import BadRequest, CapacityExceeded
+
+PEERS_MAX = 64
+CONNECT_ANEW_S = 10.0
+"""A peer that is not connected for so long gets a new socket, whatever the old one still tries."""
+REPAIR_S_MAX = 120.0
+"""A list that takes longer is given up; the next repair begins anew."""
+
+log = logging.getLogger("select_service.replicas")
+
+T = TypeVar("T")
+
+
+class ReplicaSync:
+    """Belongs to the thread of the event loop."""
+
+    def __init__(
+        self, state: ReplicaState, publisher: ReplicaPublisher, *, repair: bool, url: str | None
+    ) -> None:
+        """repair: fetch what is missing from peers.  url: where they find our HTTP interface."""
+        self._state = state
+        self._publisher = publisher
+        self._repair = repair
+        self._url = url
+        self._http_port = 0
+        self._digests = self._n_ranks = 0
+        self._peers: dict[str, Peer] = {}
+        self._out_log = OutLog()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self, port: int) -> None:
+        """Raises zmq.ZMQError."""
+        self._publisher.bind(self._context, port)
+
+    def start(self, http_port: int) -> None:
+        """Publish and receive from now on; to be called on the event loop."""
+        self._http_port = http_port
+        self._loop = asyncio.get_running_loop()
+        self._publisher.start(self._loop)
+        for peer in self._peers.values():
+            peer.subscriber.start(self._loop)
+
+    def close(self) -> None:
+        """Leave at once."""
+        for peer in self._peers.values():
+            peer.end()
+        self._publisher.close()
+        self._context.destroy(linger=0)
+
+    # --- peers
+
+    def peers(self) -> list[str]:
+        """Their endpoints, sorted."""
+        return sorted(self._peers)
+
+    def register(self, endpoint: str) -> bool:
+        """Listen to a peer.  False: it was known.  Raises BadRequest, CapacityExceeded."""
+        error = endpoint_error(endpoint)
+        if error is not None:
+            raise BadRequest(error)
+        if endpoint in self._peers:
+            return False
+        if len(self._peers) >= PEERS_MAX:
+            raise CapacityExceeded(f"{PEERS_MAX} peers are registered, the most there may be")
+        now = monotonic()
+        peer = Peer(ReplicaSubscriber(endpoint, {}), PeerLog(endpoint, now), tried_at=now)
+        peer.subscriber = ReplicaSubscriber(
+            endpoint,
+            {
+                replica_events.TOPIC: lambda payload: self._event_came(peer, payload),
+                replica_digest.TOPIC: lambda payload: self._digest_came(peer, payload),
+            },
+        )
+        try:
+            peer.subscriber.connect(self._context)
+        except zmq.ZMQError:
+            raise BadRequest(f"failed to register replica peer `{endpoint}`") from None
+        self._peers[endpoint] = peer
+        if self._loop is not None:
+            peer.subscriber.start(self._loop)
+        log.info("replica peer registered", extra={"fields": {"endpoint": endpoint}})
+        return True
+
+    def deregister(self, endpoint: str) -> bool:
+        """Stop listening at once.  False: there is no such peer.  Raises BadRequest."""
+        error = endpoint_error(endpoint)
+        if error is not None:
+            raise BadRequest(error)
+        peer = self._peers.pop(endpoint, None)
+        if peer is None:
+            return False
+        peer.end()
+        log.info("replica peer deregistered", extra={"fields": {"endpoint": endpoint}})
+        return True
+
+    # --- what comes
+
+    def _event_came(self, peer: Peer, payload: bytes) -> None:
+        now = peer.last_frame_at = monotonic()
+        event = _decoded(replica_events.decode, payload, peer, "decode", now)
+        if event is None:
+            return
+        peer.hear(event.router_id)
+        peer.agreement.event_came(event.router_id)
+        reason = self._state.apply(event, now)
+        if reason is None:
+            peer.applied += 1
+        else:
+            peer.dropped[reason] += 1
+
+    def _digest_came(self, peer: Peer, payload: bytes) -> None:
+        now = peer.last_frame_at = monotonic()
+        digest = _decoded(replica_digest.decode, payload, peer, "digest", now)
+        if digest is None:
+            return
+        peer.hear(digest.router_id)
+        reason = self._state.compare(digest, peer.agreement, now)
+        if reason is not None:
+            peer.dropped[reason] += 1
+            return
+        own_id = self._state.router_id
+        arrived = [heard.messages for heard in digest.heard if heard.router_id == own_id]
+        peer.frames_out = max(arrived, default=0)
+        peer.log.divergence(peer.agreement)
+        if self._repair and peer.agreement.repair_due(now) and peer.task is None:
+            peer.task = asyncio.create_task(self._repair_from(peer))
+
+    # --- what is done every second
+
+    def tick(self) -> None:
+        """Publish a digest.  Raises whatever ended a repair that should not have ended."""
+        now = monotonic()
+        self._digests += 1
+        heard = [Heard(p.speaker, p.heard) for p in self._peers.values() if p.speaker is not None]
+        digest = self._state.digest(
+            self._digests, self._publisher.offered, self._http_port, self._url, heard
+        )
+        self._publisher.offer_digest(replica_digest.encode(digest))
+        self._out_log.drops(self._publisher.dropped, self._publisher.last_drop, now)
+        n_ranks, self._n_ranks = self._n_ranks, self._state.n_ranks()
+        if self._n_ranks > n_ranks:
+            for peer in self._peers.values():
+                peer.agreement.catalog_grew()
+        self._publisher.subscribers()  # so that what libzmq tells of connections does not pile up
+        for peer in self._peers.values():
+            self._look_at(peer, now)
+            if peer.task is not None and peer.task.done():
+                task, peer.task = peer.task, None
+                with suppress(asyncio.CancelledError):
+                    task.result()
+
+    def _look_at(self, peer: Peer, now: float) -> None:
+        peer.subscriber.look_at_connection()
+        peer.log.connection(peer.subscriber.connected, now)
+        if peer.subscriber.connected:
+            peer.tried_at = now
+        elif now - peer.tried_at >= CONNECT_ANEW_S:
+            peer.tried_at = now
+            peer.subscriber.connect_anew(self._context)
+        peer.log.drops(peer.all_dropped(), peer.last_error, now)
+        if peer.speaker == self._state.router_id:
+            peer.log.is_self(now)
+
+    # --- repair
+
+    async def _repair_from(self, peer: Peer) -> None:
+        """Fetch the list of a peer and follow it."""
+        agreement = peer.agreement
+        assert agreement.router_id is not None
+        peer.repairs += 1
+        repair = Repair(self._state, agreement.router_id, monotonic())
+        try:
+            async with asyncio.timeout(REPAIR_S_MAX):
+                await _follow(repair, url_of(peer))
+        except (NoList, AnotherProcess, TimeoutError) as error:
+            reason = str(error) or f"no complete list after {REPAIR_S_MAX:g} s"
+            peer.failed_repairs += 1
+            peer.failed(reason, monotonic())
+            peer.log.repair_failed(reason)
+            agreement.repair_failed(monotonic())
+        else:
+            peer.log.repair_ended(repair.done)
+            agreement.repair_ended(repair.done.progress, monotonic())
+        _add(peer.done, repair.done)
+
+    # --- views
+
+    def status(self) -> ReplicaStatus:
+        now, router_id = monotonic(), self._state.router_id
+        return ReplicaStatus(
+            enabled=True,
+            router_id=router_id,
+            repair=self._repair,
+            frames_out=self._publisher.sent,
+            digests_out=self._publisher.digests_sent,
+            frames_dropped_out=self._publisher.dropped,
+            frames_queued=self._publisher.queued,
+            subscribers=self._publisher.subscribers(),
+            peers=[shown(self._peers[endpoint], router_id, now) for endpoint in self.peers()],
+        )
+
+
+async def _follow(repair: Repair, url: str) -> None:
+    walk = repair.walk()
+    wanted = next(walk)
+    while True:
+        asked_at = monotonic()
+        page = await asyncio.to_thread(fetch_page, url, wanted)
+        try:
+            wanted = walk.send(Answer(page, asked_at, monotonic()))
+        except StopIteration:
+            return
+
+
+def _add(total: Repaired, more: Repaired) -> None:
+    for name in Repaired.__slots__:
+        setattr(total, name, getattr(total, name) + getattr(more, name))
+
+
+def _decoded(
+    decode: Callable[[bytes], T], payload: bytes, peer: Peer, reason: str, now: float
+) -> T | None:
+    """None for a message that cannot be read, which is counted under `reason`."""
+    try:
+        return decode(payload)
+    except DecodeError as error:
+        peer.dropped[reason] += 1
+        peer.failed(str(error), now)
+        return None

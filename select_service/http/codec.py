@@ -1,0 +1,179 @@
+"""Bytes of a request -> a checked body, and a body -> a response; every bound on what is read.
+
+The order of checks is part of the interface: content type (415), size (413), JSON (400), shape
+(422), then the service.
+"""
+
+import asyncio
+import json
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from select_service.bodies.admission import OverloadedBody
+from select_service.bodies.schema import ErrorBody
+from select_service.errors import (
+    BodyTooLarge,
+    CapacityExceeded,
+    InvalidBody,
+    MalformedJson,
+    Overloaded,
+    SelectError,
+    ShuttingDown,
+    UnsupportedMediaType,
+)
+
+BODY_BYTES_MAX = 8 * 1024 * 1024
+BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
+"""Bytes of incomplete bodies that are held at one time, over all connections."""
+BODY_BYTES_FREE = 64 * 1024
+"""What a body may hold without counting, so that slow large bodies never refuse a small one."""
+
+BODY_STRINGS_MAX = 65_536
+"""Strings, keys included, of one body."""
+
+T = TypeVar("T")
+
+_ENCODER = msgspec.json.Encoder()
+_encode = _ENCODER.encode
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was read; nobody waits for an answer."""
+
+
+class BodyBudget:
+    """How many bytes of request bodies are held right now."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def take(self, n_bytes: int) -> None:
+        """Raises CapacityExceeded."""
+        if self.held + n_bytes > BODY_BYTES_IN_FLIGHT_MAX:
+            raise CapacityExceeded(
+                f"more than {BODY_BYTES_IN_FLIGHT_MAX} bytes of request bodies are being read"
+            )
+        self.held += n_bytes
+
+
+_BUDGET = BodyBudget()
+
+
+async def body_as(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """Read and decode the body.  Raises SelectError, or ClientGone."""
+    _check_content_type(request)
+    return decoded(await _read(request), decoder)
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    return Response(_encode(body), status, media_type="application/json")
+
+
+def error_response(error: SelectError) -> Response:
+    """The one place where a refusal becomes HTTP."""
+    body: ErrorBody | OverloadedBody = ErrorBody(error=str(error), code=error.code)
+    if isinstance(error, Overloaded):
+        body = OverloadedBody(message=str(error))
+    elif error.details is not None:
+        body = ErrorBody(error=str(error), code=error.code, details=error.details)
+    response = json_response(body, error.status)
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = str(error.retry_after_s)
+    return response
+
+
+def _check_content_type(request: Request) -> None:
+    given = request.headers.get("content-type", "")
+    kind = given.split(";", 1)[0].strip().lower()
+    if kind != "application/json" and not (
+        kind.startswith("application/") and kind.endswith("+json")
+    ):
+        raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
+
+
+async def _read(request: Request) -> bytes:
+    """The whole body.  A slow sender is cut off by the protocol (see api.protocol).
+
+    Only the end of the process cancels a request; one that is still coming in is refused then.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > BODY_BYTES_MAX:
+        raise _too_large()
+    chunks: list[bytes] = []
+    size = counted = 0
+    try:
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > BODY_BYTES_MAX:
+                raise _too_large()
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            if size - counted > BODY_BYTES_FREE:
+                _BUDGET.take(size - BODY_BYTES_FREE - counted)
+                counted = size - BODY_BYTES_FREE
+    except asyncio.CancelledError:
+        raise ShuttingDown("the service is ending; nothing was done") from None
+    finally:
+        _BUDGET.held -= counted
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge(
+        f"Failed to buffer the request body: length limit exceeded ({BODY_BYTES_MAX} bytes)"
+    )
+
+
+def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Raises MalformedJson or InvalidBody."""
+    try:
+        value = decoder.decode(body)
+        _refuse_duplicate_keys(body)
+    except msgspec.ValidationError as error:
+        raise InvalidBody(f"the JSON body does not have the expected shape: {error}") from None
+    except msgspec.DecodeError as error:
+        raise MalformedJson(f"failed to parse the request body as JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise MalformedJson(f"the request body is not UTF-8: {error.reason}") from None
+    except ValueError as error:
+        raise MalformedJson(f"failed to parse the request body as JSON: {error}") from None
+    except RecursionError:
+        raise MalformedJson("the JSON body is nested too deeply") from None
+    return value
+
+
+def _refuse_duplicate_keys(body: bytes) -> None:
+    """The decoder keeps the last of two equal keys; a request that says two things is an error.
+
+    Texts between quotes hold all keys; only when a key occurs twice is the exact, slow way taken.
+    A backslash may hide a quote or spell a key differently, so it takes the slow way at once.
+    """
+    if body.count(b'"') > 2 * BODY_STRINGS_MAX:
+        raise InvalidBody(f"the JSON body has more than {BODY_STRINGS_MAX} strings")
+    if b"\\" not in body:
+        parts = body.split(b'"')
+        texts = parts[1::2]
+        if len(set(texts)) == len(texts):
+            return
+        keys = [
+            t for t, after in zip(texts, parts[2::2], strict=True) if after.lstrip()[:1] == b":"
+        ]
+        if len(set(keys)) == len(keys):
+            return
+    json.loads(body, object_pairs_hook=_pairs, parse_int=str, parse_float=str)
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise InvalidBody(f"duplicate field `{key[:64]}`")
+        result[key] = value
+    return result

@@ -1,0 +1,275 @@
+"""GET /metrics: what was counted as requests passed, and the state as it is when it is scraped.
+
+Counting costs a request less than a microsecond: plain integers in a dict.  Everything else is read
+from `core.report` and from the listeners at scrape time.  Label values are bounded: partitions and
+ranks beyond a bound are summed under `other`.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+from prometheus_client import ProcessCollector, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from indexer.sockets.listener import ListenerStatus
+from select_service.bodies.replicas import ReplicaStatus
+from select_service.core.admission.report import AdmissionReport, admission_report
+from select_service.core.fleet.recovered import STATES, KeepingReport
+from select_service.core.histogram import Histogram
+from select_service.core.selector import Selector
+from select_service.core.views.report import Load, PartitionReport, Report, report
+from select_service.metrics.admission import of_admission
+from select_service.metrics.families import (
+    KEEPING,
+    LISTENERS,
+    LOADS,
+    PARTITIONS,
+    PREFIX,
+    PROCESS,
+    RANK_LABELS,
+    SCOPE_LABELS,
+)
+from select_service.metrics.replicas import of_replicas
+from select_service.metrics.series import (
+    OTHER,
+    Chosen,
+    GrowingSums,
+    Labels,
+    counters,
+    gauges,
+    histograms,
+    series_of,
+)
+
+PARTITION_SERIES_MAX = 100
+"""Partitions with series of their own: the first ones, each for as long as it exists."""
+RANK_SERIES_MAX = 512
+"""Ranks with series of their own, over all partitions."""
+SELECTION_BUCKETS_S = (
+    *(25e-6, 50e-6, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3),
+    *(0.0125, 0.025, 0.05, 0.1, 0.5, 1.0),
+)
+"""Upper bounds of the latency histogram, in seconds; a last bucket has no bound."""
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "PUT", "OPTIONS", "any"})
+"""Methods that are counted by name; a client may invent others, which count as `other`."""
+
+RankKey = tuple[int, int]
+
+_NOTHING_KEPT = KeepingReport()
+
+
+class Listeners(Protocol):
+    """What is needed of the ingest: the status of every listener by (worker_id, dp_rank)."""
+
+    def status(self) -> Mapping[RankKey, ListenerStatus]: ...
+
+
+class Observation(NamedTuple):
+    """Copies of everything that one scrape shows; `now` in seconds of the monotonic clock."""
+
+    report: Report
+    listeners: Mapping[RankKey, ListenerStatus]
+    requests: Mapping[tuple[str, str, int], int]
+    selections: Mapping[str, Histogram]
+    admission: AdmissionReport
+    now: float
+    replicas: ReplicaStatus | None = None
+    keeping: KeepingReport = KeepingReport()
+    engine_scrapes: Mapping[str, int] | None = None
+
+
+class Metrics:
+    """Counts requests, observes the rest.  Only `text` may be called from another thread."""
+
+    def __init__(self, version: str, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._requests: dict[tuple[str, str, int], int] = {}
+        self._selections: dict[str, Histogram] = {}
+        self._scrape = _Scrape(version)
+
+    def request(self, route: str, method: str, status: int) -> None:
+        """Count an answered request.  route: a path of the route table, never a client's path."""
+        key = (route, method if method in METHODS else OTHER, status)
+        self._requests[key] = self._requests.get(key, 0) + 1
+
+    def selection(self, route: str, seconds: float) -> None:
+        """Record how long a selection took, from the decoded body to the decision."""
+        durations = self._selections.get(route)
+        if durations is None:
+            durations = self._selections[route] = Histogram(SELECTION_BUCKETS_S)
+        durations.add(seconds)
+
+    def observe(
+        self,
+        selector: Selector,
+        ingest: Listeners,
+        replicas: ReplicaStatus | None = None,
+        keeping: KeepingReport = _NOTHING_KEPT,
+        engine_scrapes: Mapping[str, int] | None = None,
+    ) -> Observation:
+        """Copy what a scrape shows, on the thread that owns the selector."""
+        now = self._clock()
+        return Observation(
+            report=report(selector, RANK_SERIES_MAX),
+            listeners=ingest.status(),
+            requests=dict(self._requests),
+            selections={route: durations.copy() for route, durations in self._selections.items()},
+            now=now,
+            replicas=replicas,
+            keeping=keeping,
+            admission=admission_report(selector.gate, selector.fleet.partitions, now),
+            engine_scrapes=None if engine_scrapes is None else dict(engine_scrapes),
+        )
+
+    def text(self, seen: Observation) -> bytes:
+        """Prometheus text exposition, format 0.0.4.  On any thread: it may take milliseconds."""
+        return self._scrape.text(seen)
+
+
+class _Scrape(Collector):
+    """Turns observations into text; remembers which records have series of their own."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+        self._process = ProcessCollector(namespace=PREFIX.rstrip("_"), registry=None)
+        self._partitions: Chosen[Labels] = Chosen(PARTITION_SERIES_MAX)
+        self._ranks: Chosen[RankKey] = Chosen(RANK_SERIES_MAX)
+        self._sums = GrowingSums()
+        self._reasons: set[str] = set()
+        self._seen: Observation | None = None
+        self._lock = threading.Lock()
+
+    def text(self, seen: Observation) -> bytes:
+        with self._lock:
+            self._seen = seen
+            return generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by generate_latest."""
+        seen = self._seen
+        assert seen is not None
+        yield gauges("build_info", "Version of the service.", ("version",), {(self._version,): 1})
+        yield from self._process.collect()
+        yield from _of_requests(seen)
+        yield from series_of(PROCESS, (), {(): seen.report}, {}, self._sums)
+        yield from series_of(KEEPING, (), {(): seen.keeping}, {}, self._sums)
+        states: dict[Labels, float] = {(s,): s == seen.keeping.state for s in STATES}
+        yield gauges("recovery_state", "1 at the state of the recovery.", ("state",), states)
+        yield gauges(
+            "workers",
+            "Workers of the catalog, deleted ones included while they are remembered.",
+            ("lifecycle",),
+            {(lifecycle,): n for lifecycle, n in seen.report.workers.items()},
+        )
+        yield from self._of_partitions(seen.report)
+        yield from self._of_listeners(seen)
+        yield from of_admission(seen.admission, seen.engine_scrapes)
+        if seen.replicas is not None:
+            yield from of_replicas(seen.replicas, self._sums)
+
+    def _of_partitions(self, seen: Report) -> Iterator[Metric]:
+        by_scope = {(p.model_name, p.tenant_id): p for p in seen.partitions}
+        # A scope that is really called so would be a second series of the same labels.
+        chosen = self._partitions.of(scope for scope in by_scope if scope != (OTHER, OTHER))
+        own = {scope: p for scope, p in by_scope.items() if scope in chosen}
+        others = {scope: p for scope, p in by_scope.items() if scope not in chosen}
+        yield from series_of(PARTITIONS, SCOPE_LABELS, own, others, self._sums)
+        loads, ranks_shown = _loads(own.values(), others.values())
+        yield from series_of(LOADS, SCOPE_LABELS + RANK_LABELS, loads, {}, self._sums)
+        yield _truncated("partition", len(others))
+        yield _truncated("rank", seen.n_ranks - ranks_shown)
+
+    def _of_listeners(self, seen: Observation) -> Iterator[Metric]:
+        chosen = self._ranks.of(seen.listeners)
+        own = {_named(key): s for key, s in seen.listeners.items() if key in chosen}
+        others = {key: s for key, s in seen.listeners.items() if key not in chosen}
+        yield from series_of(LISTENERS, RANK_LABELS, own, others, self._sums)
+        yield gauges(
+            "kv_event_lag_seconds",
+            "Seconds since the last batch of KV events; no series before the first one.",
+            RANK_LABELS,
+            {
+                labels: max(0.0, seen.now - status.last_event_monotonic)
+                for labels, status in own.items()
+                if status.last_event_monotonic is not None
+            },
+        )
+        states = Counter(status.state for status in seen.listeners.values())
+        yield gauges(
+            "kv_event_listeners",
+            "Ranks whose KV events are listened to.",
+            ("state",),
+            {(state,): n for state, n in states.items()},
+        )
+        yield self._dropped(seen.listeners)
+
+    def _dropped(self, listeners: Mapping[RankKey, ListenerStatus]) -> Metric:
+        family = CounterMetricFamily(
+            PREFIX + "kv_event_dropped",
+            "Events and frames that arrived but were not indexed, over all ranks.",
+            labels=("reason",),
+        )
+        self._reasons |= {reason for status in listeners.values() for reason in status.dropped}
+        for reason in sorted(self._reasons):
+            counts = {key: status.dropped.get(reason, 0) for key, status in listeners.items()}
+            family.add_metric((reason,), self._sums.grow(("dropped", reason), counts))
+        return family
+
+
+def _of_requests(seen: Observation) -> Iterator[Metric]:
+    yield counters(
+        "requests",
+        "Answered requests.",
+        ("route", "method", "status"),
+        {(route, method, str(status)): n for (route, method, status), n in seen.requests.items()},
+    )
+    yield histograms(
+        "selection_duration_seconds",
+        "Time to decide, from the decoded body to the decision; refused requests are left out.",
+        ("route",),
+        {(route,): durations for route, durations in seen.selections.items()},
+    )
+
+
+def _loads(
+    own: Iterable[PartitionReport], others: Iterable[PartitionReport]
+) -> tuple[dict[Labels, Load], int]:
+    """Loads by all four labels, and how many of them are single ranks.
+
+    What the single ranks of a partition leave of its sum stands under `other`.
+    """
+    loads: dict[Labels, Load] = {}
+    shown = 0
+    for p in own:
+        scope = (p.model_name, p.tenant_id)
+        loads |= {(*scope, *_named(rank[:2])): rank.load for rank in p.ranks}
+        shown += len(p.ranks)
+        if len(p.ranks) < p.n_ranks:
+            single = _sum([rank.load for rank in p.ranks])
+            rest = (all_of_it - part for all_of_it, part in zip(p.load, single, strict=True))
+            loads[(*scope, OTHER, OTHER)] = Load(*rest)
+    elsewhere = [p.load for p in others]
+    if elsewhere:
+        loads[(OTHER,) * 4] = _sum(elsewhere)
+    return loads, shown
+
+
+def _sum(loads: list[Load]) -> Load:
+    return Load(*(sum(load[i] for load in loads) for i in range(len(Load._fields))))
+
+
+def _named(rank: RankKey) -> Labels:
+    return str(rank[0]), str(rank[1])
+
+
+def _truncated(what: str, n: int) -> Metric:
+    text = f"How many {what}s have no series of their own and are summed under `{OTHER}`."
+    return gauges(f"{what}_series_truncated", text, (), {(): n})

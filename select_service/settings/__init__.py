@@ -1,0 +1,1 @@
+"""Command line and environment to one frozen configuration, judged before anything is built."""

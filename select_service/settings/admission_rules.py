@@ -1,0 +1,101 @@
+"""Settings and the policy file -> the rules of the admission stage."""
+
+from pathlib import Path
+
+import msgspec
+
+from select_service.core.admission.policy import (
+    PolicyDocument,
+    PolicyError,
+    PolicyFile,
+    Profile,
+    QueueBounds,
+    QueueRules,
+    single_class,
+)
+from select_service.core.admission.thresholds import BusyThresholds
+from select_service.core.selector import AdmissionRules
+from select_service.settings.config import Config, ConfigError
+
+POLICY_BYTES_MAX = 1 << 20
+CLASS_THRESHOLD_FRAC = 16.0
+"""Of classes that name no threshold, when --queue-threshold is not given either.  Source: the
+reference's default."""
+_YAML_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
+"""What the YAML reader lets out for dates, numbers and tagged scalars that it cannot make."""
+
+
+def admission_rules(config: Config) -> AdmissionRules:
+    """Raises ConfigError."""
+    tiers = config["priority_tiers"]
+    default = config["priority_default_tier"] or tiers[len(tiers) // 2]
+    if default not in tiers:
+        raise ConfigError(
+            f"--priority-default-tier: expected one of {', '.join(tiers)}, got `{default}`"
+        )
+    return AdmissionRules(
+        thresholds=BusyThresholds(
+            config["decode_blocks_threshold"], config["prefill_tokens_threshold"]
+        ),
+        queue=_queue_rules(config),
+        tiers=tiers,
+        default_tier=default,
+        engine_stale_s=config["engine_metrics_stale_s"],
+    )
+
+
+def _queue_rules(config: Config) -> QueueRules | None:
+    path, threshold = config["policy_config"], config["queue_threshold"]
+    of_model: dict[str, Profile] = {}
+    if path is not None:
+        frac = CLASS_THRESHOLD_FRAC if threshold is None else threshold
+        default, of_model = _profiles(path, frac)
+    elif threshold is not None:
+        default = single_class(config["queue_policy"], threshold)
+    else:
+        return None
+    bounds = QueueBounds(config["queue_max_requests"], config["queue_max_tokens"])
+    return QueueRules(default, of_model, timeout_s=config["queue_timeout_s"], bounds=bounds)
+
+
+def _profiles(path: str, threshold_frac: float) -> tuple[Profile, dict[str, Profile]]:
+    """The profile of all models, and those of single ones."""
+    document = _read(path)
+    try:
+        default = _profile(document, threshold_frac)
+    except PolicyError as error:
+        raise ConfigError(f"policy file {path}: {error}") from None
+    of_model = {}
+    for model, own in document.models.items():
+        try:
+            of_model[model] = _profile(own, threshold_frac)
+        except PolicyError as error:
+            raise ConfigError(f"policy file {path}: model `{model}`: {error}") from None
+    return default, of_model
+
+
+def _profile(document: PolicyDocument, threshold_frac: float) -> Profile:
+    classes = [
+        each
+        if each.prefill_busy_threshold is not None or each.prefill_busy_threshold_frac is not None
+        else msgspec.structs.replace(each, prefill_busy_threshold_frac=threshold_frac)
+        for each in document.policy_classes
+    ]
+    return Profile(msgspec.structs.replace(document, policy_classes=classes))
+
+
+def _read(path: str) -> PolicyFile:
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(POLICY_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"policy file {path}: {error.strerror}") from None
+    if len(text) > POLICY_BYTES_MAX:
+        raise ConfigError(f"policy file {path}: it is larger than {POLICY_BYTES_MAX} bytes")
+    try:
+        return msgspec.yaml.decode(text, type=PolicyFile)
+    except msgspec.DecodeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"policy file {path}: {reason}") from None
+    except _YAML_FAULTS as error:
+        raise ConfigError(f"policy file {path}: a value cannot be read: {error}") from None

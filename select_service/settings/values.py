@@ -1,0 +1,119 @@
+"""How the text of a setting becomes a value; the ValueError of others says what may stand."""
+
+import math
+import re
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from indexer.endpoints import endpoint_error
+from select_service.urls import service_url_error
+
+TRUE_WORDS = ("1", "true", "on", "yes")
+FALSE_WORDS = ("0", "false", "off", "no")
+DUMP_PEERS_MAX = 16
+NAMES_MAX = 16
+NAME_CHARS_MAX = 64
+DIGITS_MAX = 20
+NUMBER = re.compile(r"[0-9.eE+-]+")
+URL_CHARS_MAX = 512
+SHOWN_CHARS_MAX = 200
+"""How much of a wrong value an error line repeats."""
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        plain = text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+        if not plain or not low <= int(text) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text) if NUMBER.fullmatch(text) else math.nan
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high or math.isinf(value):
+            upper = "" if math.isinf(high) else f" to {high:g}"
+            raise ValueError(f"a number from {low:g}{upper or ' upwards'}")
+        return value
+
+    return parse
+
+
+def choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError("one of " + ", ".join(words))
+        return text.lower()
+
+    return parse
+
+
+def flag(text: str) -> bool:
+    if text.lower() in TRUE_WORDS:
+        return True
+    if text.lower() in FALSE_WORDS:
+        return False
+    raise ValueError("one of " + ", ".join(TRUE_WORDS + FALSE_WORDS))
+
+
+def text(text: str) -> str:
+    if not text:
+        raise ValueError("a text that is not empty")
+    return text
+
+
+class PartError(ValueError):
+    """One part of a value makes no sense; the text names it, so the whole is not shown."""
+
+
+def peers(text: str) -> tuple[str, ...]:
+    """Distinct endpoints, sorted."""
+    endpoints = {part.strip() for part in text.split(",") if part.strip()}
+    for endpoint in sorted(endpoints):
+        error = endpoint_error(endpoint)
+        if error is not None:
+            fault = error.removeprefix(f"invalid ZMQ endpoint `{endpoint}`: ")
+            raise PartError(f"invalid replica peer endpoint `{endpoint}`: {fault}")
+    return tuple(sorted(endpoints))
+
+
+def url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or len(text) > URL_CHARS_MAX:
+        raise ValueError("an http or https URL")
+    return text
+
+
+def dump_peers(text: str) -> tuple[str, ...]:
+    """Distinct, in the given order."""
+    urls = tuple(dict.fromkeys(url.strip() for url in text.split(",") if url.strip()))
+    if len(urls) > DUMP_PEERS_MAX:
+        raise ValueError(f"at most {DUMP_PEERS_MAX} URLs")
+    for url in urls:
+        error = service_url_error(url)
+        if error is not None:
+            shown = repr(url[:SHOWN_CHARS_MAX])[1:-1]
+            raise ValueError(
+                f"http URLs of services, separated by commas; invalid peer `{shown}`: {error}"
+            )
+    return urls
+
+
+def number_or_infinity(text: str) -> float:
+    """`inf` is what the reference takes for never."""
+    return math.inf if text.lower() in ("inf", "infinity") else number(0, math.inf)(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Distinct, in the given order."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found) or len(set(found)) < len(found) or len(found) > NAMES_MAX:
+        raise ValueError(f"1 to {NAMES_MAX} different names, separated by commas")
+    if max(map(len, found)) > NAME_CHARS_MAX:
+        raise ValueError(f"names of at most {NAME_CHARS_MAX} characters")
+    return found

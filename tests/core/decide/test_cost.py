@@ -1,0 +1,183 @@
+"""The reference policy against its naive twin and the numbers measured on the reference service."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.bodies.schema import RouterConfigOverride
+from select_service.core.decide.cost import (
+    RankNumbers,
+    RouterConfig,
+    overridden,
+    prefer,
+    reference,
+    router_credit_blocks,
+)
+from select_service.core.load import kernels
+from tests.models import cost_model
+from tests.models.cost_model import Query, RankState
+
+UNIT = st.floats(0, 1)
+CONFIGS = st.builds(
+    RouterConfig,
+    overlap_score_credit=UNIT,
+    overlap_score_credit_decay=st.floats(0, 10),
+    prefill_load_scale=st.floats(0, 4),
+    host_cache_hit_weight=UNIT,
+    disk_cache_hit_weight=UNIT,
+    track_prefill_tokens=st.booleans(),
+    track_active_blocks=st.booleans(),
+)
+RANKS = st.builds(
+    RankState,
+    device=st.integers(0, 50),
+    host=st.integers(0, 50),
+    disk=st.integers(0, 50),
+    prefill_tokens=st.integers(0, 2**40),
+    active_blocks=st.integers(0, 2**24),
+    leading_run=st.integers(0, 50),
+)
+
+
+def numbers_of(ranks, eligible=None):
+    cumulative = [
+        [r.device, r.device + r.host, r.device + r.host, r.device + r.host + r.disk] for r in ranks
+    ]
+    totals = np.zeros((len(ranks), kernels.N_TOTALS), np.int64)
+    totals[:, kernels.PREFILL_TOKENS] = [r.prefill_tokens for r in ranks]
+    return RankNumbers(
+        matched=np.array(cumulative, np.int32).reshape(-1, 4),
+        totals=totals,
+        active_blocks=np.array([r.active_blocks for r in ranks], np.int64),
+        leading_run=np.array([r.leading_run for r in ranks], np.int64),
+        eligible=np.array([True] * len(ranks) if eligible is None else eligible),
+    )
+
+
+def terms_of(ranks, config, *, block_size=4, isl_tokens=34, n_blocks=8, pinned=False):
+    return reference(numbers_of(ranks), config, block_size, isl_tokens, n_blocks, pinned)
+
+
+@given(
+    ranks=st.lists(RANKS, min_size=1, max_size=5),
+    config=CONFIGS,
+    block_size=st.integers(1, 1024),
+    isl_tokens=st.integers(0, 2**40),
+    n_blocks=st.integers(50, 5000),
+    pinned=st.booleans(),
+)
+def test_terms_agree_with_the_formulas(ranks, config, block_size, isl_tokens, n_blocks, pinned):
+    terms = terms_of(
+        ranks,
+        config,
+        block_size=block_size,
+        isl_tokens=isl_tokens,
+        n_blocks=n_blocks,
+        pinned=pinned,
+    )
+    lowest = min(r.prefill_tokens for r in ranks)
+    query = Query(isl_tokens, n_blocks, block_size, lowest, pinned)
+    for row, rank in zip(terms, ranks, strict=True):
+        assert row[kernels.EFFECTIVE_PREFILL_TOKENS] == cost_model.effective_prefill_tokens(
+            rank, query, config
+        )
+        assert row[kernels.COST] == pytest.approx(
+            cost_model.cost(rank, query, config), rel=1e-9, abs=1e-6
+        )
+
+
+@given(rank=RANKS, more=st.integers(1, 9), config=CONFIGS)
+def test_more_overlap_never_raises_effective_prefill_tokens(rank, more, config):
+    richer = RankState(
+        rank.device + more,
+        rank.host,
+        rank.disk,
+        rank.prefill_tokens,
+        rank.active_blocks,
+        rank.leading_run,
+    )
+    terms = terms_of([rank, richer], config, isl_tokens=400)
+    assert terms[1, kernels.EFFECTIVE_PREFILL_TOKENS] <= terms[0, kernels.EFFECTIVE_PREFILL_TOKENS]
+
+
+def idle(device=0, host=0, disk=0):
+    return RankState(device, host, disk, prefill_tokens=0, active_blocks=0, leading_run=0)
+
+
+def costs(terms):
+    return terms[:, kernels.COST].tolist()
+
+
+def test_measured_costs_of_idle_ranks():
+    ranks = [idle(3, 2, 1), idle(2), idle(1)]
+    assert costs(terms_of(ranks, RouterConfig())) == [11.75, 14.5, 15.5]
+    half = RouterConfig(overlap_score_credit=0.5)
+    assert costs(terms_of(ranks, half)) == [13.25, 15.5, 16.0]
+    assert terms_of(ranks, half)[0, kernels.EFFECTIVE_PREFILL_TOKENS] == 15
+
+
+def test_measured_costs_of_a_loaded_rank_and_its_decay():
+    loaded = RankState(3, 2, 1, prefill_tokens=15, active_blocks=8, leading_run=8)
+    ranks = [loaded, idle(2), idle(1)]
+    assert costs(terms_of(ranks, RouterConfig()))[0] == 15.5
+    decayed = terms_of(ranks, RouterConfig(overlap_score_credit_decay=2.0))
+    assert costs(decayed)[0] == pytest.approx(16.864, abs=1e-3)
+
+
+def test_pinned_requests_do_not_decay():
+    loaded = RankState(3, 2, 1, prefill_tokens=15, active_blocks=8, leading_run=8)
+    config = RouterConfig(overlap_score_credit_decay=2.0)
+    assert costs(terms_of([loaded, idle(2)], config, pinned=True))[0] == 15.5
+
+
+def test_more_cached_than_asked_inflates_raw_as_measured():
+    rank = RankState(3, 2, 1, prefill_tokens=15, active_blocks=0, leading_run=0)
+    terms = terms_of([rank], RouterConfig(), isl_tokens=3, n_blocks=8)
+    assert terms[0, kernels.RAW] == 8.5
+    assert terms[0, kernels.EFFECTIVE_PREFILL_TOKENS] == 0
+
+
+def test_cached_tokens_round_half_up():
+    rank = idle(1, 2, 0)
+    terms = terms_of([rank], RouterConfig(), block_size=3, isl_tokens=100)
+    assert terms[0, kernels.CACHED_TOKENS] == 8
+
+
+@pytest.mark.parametrize(
+    ("base", "weight", "expected"), [(4.0, 1.0, 1.8677), (10.0, 5.0, 3.6791), (4.0, 0.0, 4.0)]
+)
+def test_preferred_taints_scale_the_cost_as_measured(base, weight, expected):
+    terms = np.zeros((1, kernels.N_TERMS))
+    terms[0, kernels.COST] = base
+    prefer(terms, np.array([weight]))
+    assert terms[0, kernels.COST] == pytest.approx(expected, abs=1e-4)
+    assert expected == pytest.approx(base * math.exp(-math.tanh(weight)), abs=1e-4)
+
+
+def test_lowest_prefill_load_is_taken_over_eligible_ranks_only():
+    loaded = RankState(3, 0, 0, prefill_tokens=40, active_blocks=0, leading_run=0)
+    config = RouterConfig(overlap_score_credit_decay=1.0)
+    alone = reference(numbers_of([loaded, idle()], [True, False]), config, 4, 40, 10, False)
+    both = reference(numbers_of([loaded, idle()], [True, True]), config, 4, 40, 10, False)
+    assert alone[0, kernels.CREDIT] == 3.0
+    assert both[0, kernels.CREDIT] == 1.5
+
+
+def test_override_replaces_only_what_it_names():
+    config = overridden(RouterConfig(temperature=0.5), RouterConfigOverride(prefill_load_scale=3.0))
+    assert config == RouterConfig(temperature=0.5, prefill_load_scale=3.0)
+
+
+def test_deprecated_weight_of_zero_also_takes_the_credit_away():
+    config = overridden(RouterConfig(), RouterConfigOverride(overlap_score_weight=0.0))
+    assert (config.prefill_load_scale, config.overlap_score_credit) == (0.0, 0.0)
+    config = overridden(RouterConfig(), RouterConfigOverride(overlap_score_weight=2.0))
+    assert (config.prefill_load_scale, config.overlap_score_credit) == (2.0, 1.0)
+
+
+def test_router_credit_weighs_each_tier():
+    row = np.array([2, 3, 4, 5], np.int32)
+    assert router_credit_blocks(row, RouterConfig()) == 2 + 0.75 + 0.25 * 2

@@ -1,0 +1,170 @@
+"""Recovered partitions wait for their ranks, and the fleet hands them out."""
+
+import numpy as np
+import pytest
+
+from indexer.dumps.held_blocks import DumpedPartition, adopt
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.snapshot import Place
+from indexer.tiers import Tier
+from select_service.bodies.schema import WorkerRegistration
+from select_service.core.fleet.fleet import Fleet
+from select_service.core.fleet.recovered import HELD_S_MAX, Recovered
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.views.dump_parts import by_name, dump_parts
+
+KEY = PartitionKey("llama3:8b", "t")
+
+
+def u64(*values):
+    return np.array(values, np.uint64)
+
+
+def a_dump(*worker_ids, name="llama3:8b:t", block_size=4, blocks=2):
+    index = PrefixIndex(100)
+    ranks = {}
+    for worker_id in worker_ids:
+        writer = index.open_slot()
+        names = np.arange(10, 10 + blocks, dtype=np.uint64)
+        writer.store(Tier.GPU, None, names, names)
+        writer.place = Place(7)
+        ranks[worker_id, 0] = writer.slot
+    return DumpedPartition(name, block_size, ranks, index.snapshot())
+
+
+@pytest.fixture
+def recovered():
+    held = Recovered()
+    yield held
+    held.check_invariants()
+
+
+@pytest.mark.parametrize("key", [KEY, PartitionKey("llama3", "8b:t")])
+def test_the_joined_name_decides_wherever_its_border_is(recovered, key):
+    dump = a_dump(1)
+    recovered.offer([dump], 0.0)
+    assert recovered.claim(key, 4, Rank(1, 0)) is dump
+
+
+def test_a_rank_takes_its_blocks_once(recovered):
+    recovered.offer([a_dump(1, 2)], 0.0)
+    assert recovered.claim(KEY, 4, Rank(1, 0)) is not None
+    assert recovered.claim(KEY, 4, Rank(1, 0)) is None
+    (rest,) = recovered
+    assert set(rest.ranks) == {(2, 0)}
+    assert recovered.blocks() == 2
+    assert recovered.claim(KEY, 4, Rank(2, 0)) is not None
+    assert (list(recovered), recovered.blocks(), recovered.dropped_blocks) == ([], 0, 0)
+
+
+def test_ranks_that_are_not_in_the_dump_take_nothing(recovered):
+    recovered.offer([a_dump(1)], 0.0)
+    assert recovered.claim(KEY, 4, Rank(3, 0)) is None
+    assert recovered.claim(PartitionKey("m", "t"), 4, Rank(1, 0)) is None
+    assert recovered.blocks() == 2
+
+
+def test_another_block_size_drops_what_was_held(recovered):
+    recovered.offer([a_dump(1)], 0.0)
+    assert recovered.claim(KEY, 8, Rank(5, 0)) is None
+    assert (recovered.blocks(), recovered.dropped_blocks) == (0, 2)
+
+
+def test_of_two_dumps_of_one_name_the_one_that_fits_is_taken(recovered):
+    right = a_dump(1)
+    recovered.offer([a_dump(1, block_size=8), right], 0.0)
+    assert recovered.claim(KEY, 4, Rank(1, 0)) is right
+
+
+def test_what_nobody_takes_is_dropped_after_a_while(recovered):
+    recovered.offer([a_dump(1)], 100.0)
+    recovered.tick(100.0 + HELD_S_MAX - 0.1)
+    assert recovered.blocks() == 2
+    recovered.tick(100.0 + HELD_S_MAX)
+    assert (recovered.blocks(), recovered.dropped_blocks) == (0, 2)
+
+
+def a_fleet():
+    return Fleet(lambda: PrefixIndex(100), use_kv_events=True)
+
+
+def join(fleet, worker_id):
+    given = WorkerRegistration(
+        worker_id=worker_id,
+        model_name="llama3:8b",
+        tenant_id="t",
+        endpoint="http://w",
+        block_size=4,
+        kv_events_endpoint="tcp://127.0.0.1:1",
+    )
+    fleet.put(fleet.registered(given))
+
+
+def matched(fleet, worker_id):
+    partition = fleet.partitions[KEY]
+    return partition.index.match(u64(10, 11))[partition.find(Rank(worker_id, 0)), 0]
+
+
+@pytest.mark.parametrize("registered_first", [True, False])
+def test_a_rank_has_its_blocks_and_its_place_whichever_comes_first(registered_first):
+    fleet = a_fleet()
+    if registered_first:
+        join(fleet, 1)
+    fleet.recovered.offer([a_dump(1, 2)], 0.0)
+    fleet.claim_recovered()
+    if not registered_first:
+        join(fleet, 1)
+    assert fleet.partitions[KEY].index.snapshot().slots == ()  # it is being filled
+    assert adopt(fleet.take_adoptions()) == 2
+    assert fleet.take_adoptions() == []
+    assert matched(fleet, 1) == 2
+    (source,) = fleet.kv_sources()
+    assert source.writers[0].place == Place(7)
+    assert fleet.partitions[KEY].index.snapshot().slots == (0,)
+    fleet.check_invariants()
+
+
+def test_a_rank_that_leaves_before_its_blocks_arrive_gets_none():
+    fleet = a_fleet()
+    fleet.recovered.offer([a_dump(1)], 0.0)
+    join(fleet, 1)
+    adoptions = fleet.take_adoptions()
+    fleet.delete(fleet.catalog.get(1))
+    for writer in fleet.take_retired_writers():
+        writer.close()
+    assert adopt(adoptions) == 0
+
+
+# --- what a dump has of them
+
+
+def dumped(fleet):
+    """(name, ranks, blocks) of each part, by the parts that belong together."""
+    groups = by_name(dump_parts(fleet.partitions, fleet.recovered))
+    taken = [[part.take() for part in group] for group in groups]
+    return [[(part.name, set(part.ranks), part.blocks) for part in group] for group in taken]
+
+
+def test_a_dump_has_what_waits_beside_what_lives():
+    fleet = a_fleet()
+    fleet.recovered.offer([a_dump(1, 2), a_dump(3, name="n:t", blocks=5)], 0.0)
+    waiting = ("llama3:8b:t", {(1, 0), (2, 0)}, 2)
+    assert dumped(fleet) == [[waiting], [("n:t", {(3, 0)}, 5)]]
+    join(fleet, 1)
+    adopt(fleet.take_adoptions())
+    assert dumped(fleet) == [
+        [("llama3:8b:t", {(1, 0)}, 2), ("llama3:8b:t", {(2, 0)}, 2)],
+        [("n:t", {(3, 0)}, 5)],
+    ]
+
+
+def test_a_rank_that_gave_its_slot_to_another_is_not_in_the_copy():
+    fleet = a_fleet()
+    for worker_id in (1, 2):
+        join(fleet, worker_id)
+    (part,) = dump_parts(fleet.partitions, fleet.recovered)
+    fleet.delete(fleet.catalog.get(1))
+    for writer in fleet.take_retired_writers():
+        writer.close()
+    join(fleet, 3)  # takes the slot of worker 1
+    assert set(part.take().ranks) == {(2, 0)}

@@ -1,0 +1,159 @@
+"""ActiveLoad against its naive twin, and the worked examples of the specification."""
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
+
+from select_service.core.load import kernels
+from select_service.core.load.active_load import ActiveLoad, OutputBlocks
+from tests.models.load_model import LoadModel
+
+EDGE_HASHES = [0, 1, 2, 3, 4, 2**63, 2**64 - 1]
+HASHES = st.lists(st.sampled_from(EDGE_HASHES) | st.integers(5, 40), max_size=12)
+FRACTIONS = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0])
+
+
+def array(hashes):
+    return np.array(hashes, np.uint64)
+
+
+class ActiveLoadMatchesModel(RuleBasedStateMachine):
+    names = Bundle("names")
+
+    @initialize(n_slots=st.sampled_from([1, 3, 70]))
+    def start(self, n_slots):
+        self.load, self.model = ActiveLoad(), LoadModel()
+        self.load.ensure_slots(n_slots)
+        self.booked, self.n_slots, self.next = {}, n_slots, 0
+
+    @rule(target=names, slot=st.integers(0, 10**6), hashes=HASHES, tokens=st.integers(0, 1000))
+    def add(self, slot, hashes, tokens):
+        name, slot = self.next, slot % self.n_slots
+        self.next += 1
+        self.load.add(slot, array(hashes), tokens)
+        self.model.add(name, slot, hashes, tokens)
+        self.booked[name] = [slot, array(hashes), tokens, OutputBlocks()]
+        return name
+
+    @rule(name=consumes(names))
+    def remove(self, name):
+        self.load.remove(*self.booked.pop(name))
+        self.model.remove(name)
+
+    @rule(name=names, fraction=st.none() | FRACTIONS)
+    def output_block(self, name, fraction):
+        slot, hashes, _, output = self.booked[name]
+        self.booked[name][3] = self.load.add_output_block(slot, hashes, output, fraction)
+        self.model.output_block(name, fraction)
+
+    @rule(name=names)
+    def prefill_complete(self, name):
+        slot, _, tokens, _ = self.booked[name]
+        self.load.complete_prefill(slot, tokens)
+        self.booked[name][2] = 0
+        self.model.live[name].prefill_tokens = 0
+
+    @rule(query=HASHES)
+    def leading_runs(self, query):
+        got = self.load.leading_runs(array(query)).tolist()
+        assert got == [self.model.leading_run(slot, query) for slot in range(self.n_slots)]
+
+    @rule(more=st.integers(1, 80))
+    def more_slots(self, more):
+        self.n_slots = min(140, self.n_slots + more)
+        self.load.ensure_slots(self.n_slots)
+
+    @invariant()
+    def sums_agree(self):
+        active = self.load.active_blocks()
+        for slot in range(self.n_slots):
+            assert active[slot] == self.model.active_blocks(slot)
+            totals = self.load.totals[slot]
+            assert totals[kernels.PREFILL_TOKENS] == self.model.prefill_tokens(slot)
+            assert totals[kernels.REQUESTS] == self.model.requests(slot)
+
+    @invariant()
+    def counters_agree_with_tables(self):
+        self.load.check_invariants()
+
+
+TestActiveLoadMatchesModel = ActiveLoadMatchesModel.TestCase
+
+
+@pytest.fixture
+def load():
+    load = ActiveLoad()
+    load.ensure_slots(2)
+    return load
+
+
+def active(load):
+    return int(load.active_blocks()[0])
+
+
+def test_worked_example_of_decay_and_sharing(load):
+    a, b, c = array([1, 2, 3, 4]), array([1, 2, 5]), array([1, 2, 3])
+    load.add(0, a, 0)
+    load.add(0, b, 0)
+    assert active(load) == 5
+    out_a = load.add_output_block(0, a, OutputBlocks(), 0.25)
+    assert active(load) == 4
+    out_a = load.add_output_block(0, a, out_a, 0.5)
+    assert active(load) == 5
+    out_a = load.add_output_block(0, a, out_a, None)
+    assert active(load) == 6
+    out_b = load.add_output_block(0, b, OutputBlocks(), 0.0)
+    assert active(load) == 5
+    load.remove(0, b, 0, out_b)
+    assert active(load) == 5
+    out_a = load.add_output_block(0, a, out_a, 0.1)
+    assert active(load) == 1
+    load.add(0, c, 0)
+    assert active(load) == 1
+    load.remove(0, a, 0, out_a)
+    assert active(load) == 0
+
+
+def test_half_a_block_rounds_up(load):
+    load.add(0, array([]), 0)
+    load.add_output_block(0, array([]), OutputBlocks(), 0.5)
+    assert active(load) == 1
+
+
+def test_repeated_hash_in_one_prompt_counts_once(load):
+    load.add(0, array([1, 1, 1]), 0)
+    assert active(load) == 1
+
+
+def test_leading_run_needs_the_prefix_not_the_set(load):
+    load.add(0, array([1, 2, 4, 5]), 0)
+    assert load.leading_runs(array([1, 2, 3, 5])).tolist() == [2, 0]
+    assert load.leading_runs(array([4, 5])).tolist() == [0, 0]
+    assert load.leading_runs(array([2, 4])).tolist() == [0, 0]
+    assert load.leading_runs(array([3])).tolist() == [0, 0]
+
+
+def test_output_blocks_never_match_a_prompt(load):
+    load.add(0, array([1]), 0)
+    load.add_output_block(0, array([1]), OutputBlocks(), None)
+    assert load.leading_runs(array([1, 0])).tolist() == [1, 0]
+
+
+def test_tables_grow_and_shrink_without_losing_anything(load):
+    prompts = [array(range(i * 500, i * 500 + 900)) for i in range(40)]
+    for prompt in prompts:
+        load.add(1, prompt, 7)
+    assert load.active_blocks().tolist() == [0, 39 * 500 + 900]
+    load.check_invariants()
+    for prompt in prompts:
+        load.remove(1, prompt, 7, OutputBlocks())
+    assert load.totals.sum() == 0
+    load.check_invariants()

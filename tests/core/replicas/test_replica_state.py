@@ -1,0 +1,332 @@
+"""The rules of the replica plane, one by one."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load import reservations
+from select_service.core.load.reservations import ReservationFilter
+from select_service.core.replicas import digest as replica_digest
+from select_service.core.replicas import endings
+from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, RETRY_S_MAX, Agreement
+from select_service.core.replicas.digest import Difference
+from select_service.core.replicas.endings import Endings
+from select_service.core.replicas.events import Admitted, DecodeError, Freed, PrefillCompleted
+from select_service.core.replicas.repair import AnotherProcess, Answer, Repair, checked
+from tests.builders import a_reservation, a_select_and_reserve, a_selector, a_worker
+
+KEY = PartitionKey("m", "default")
+RANK = Rank(1, 0)
+
+
+def a_replica(seed=0, ttl_s=3600.0, workers=2):
+    selector = a_selector(seed=seed, ttl_s=ttl_s)
+    for worker_id in range(1, workers + 1):
+        selector.register(a_worker(worker_id, data_parallel_size=2))
+    selector.said = []
+    selector.replicas.emit = selector.said.append
+    return selector
+
+
+def an_event(kind, name="r", rank=RANK, router_id=7, **fields):
+    if kind is Admitted:
+        fields = {
+            "sequence_hashes": np.arange(3, dtype=np.uint64),
+            "prefill_tokens_hint": 8,
+        } | fields
+    common = {"model_name": "m", "tenant_id": "default", "block_size": 4, **fields}
+    return kind(reservation_id=name, rank=rank, router_id=router_id, **common)
+
+
+def held(selector):
+    return {b.reservation_id: (b.rank, b.prefill_tokens) for b in selector.held}
+
+
+def compare(here, there, agreement, now, number=0):
+    digest = there.replicas.digest(number, len(there.said), 80, None)
+    return here.replicas.compare(digest, agreement, now)
+
+
+def repair(here, there, now, delay_s=0.0):
+    """One repair of `here` from the list of `there`."""
+    pass_ = Repair(here.replicas, there.router_id, now)
+    walk = pass_.walk()
+    wanted = next(walk)
+    while True:
+        page = there.reservations(wanted._replace(limit=2), now)
+        page = checked(msgspec.json.decode(msgspec.json.encode(page), type=type(page)))
+        try:
+            wanted = walk.send(Answer(page, now, now + delay_s))
+        except StopIteration:
+            here.check_invariants()
+            return pass_.done
+
+
+# --- events
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_name": "x"}, "unknown_partition"),
+        ({"tenant_id": "x"}, "unknown_partition"),
+        ({"block_size": 8}, "block_size"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Admitted, PrefillCompleted, Freed])
+def test_an_event_of_an_unknown_scope_changes_nothing(kind, fields, reason):
+    selector = a_replica()
+    assert selector.replicas.apply(an_event(kind, **fields), 0.0) == reason
+    assert (held(selector), len(selector.replicas.endings)) == ({}, 0)
+    assert set(selector.fleet.partitions) == {KEY}
+
+
+@pytest.mark.parametrize("rank", [Rank(99, 0), Rank(1, 7)])
+def test_an_admission_on_an_unknown_rank_changes_nothing(rank):
+    selector = a_replica()
+    assert selector.replicas.apply(an_event(Admitted, rank=rank), 0.0) == "unknown_rank"
+    assert held(selector) == {}
+
+
+def test_an_admission_on_another_rank_moves_the_booking_of_a_local_call_too():
+    selector = a_replica()
+    selector.reserve(a_reservation("r", 1), 0.0)
+    assert selector.replicas.apply(an_event(Admitted, rank=Rank(2, 1)), 1.0) is None
+    assert held(selector) == {"r": (Rank(2, 1), 8)}
+    selector.check_invariants()
+
+
+def test_an_admission_without_room_is_refused(monkeypatch):
+    selector = a_replica()
+    monkeypatch.setattr(reservations, "RESERVED_BLOCKS_MAX", 4)
+    assert selector.replicas.apply(an_event(Admitted, "a"), 0.0) is None
+    assert selector.replicas.apply(an_event(Admitted, "b"), 0.0) == "capacity"
+    assert selector.replicas.apply(an_event(Admitted, "a", Rank(2, 0)), 0.0) is None
+
+
+def test_an_ending_is_about_an_earlier_reservation_once_its_own_replica_admits_anew():
+    selector = a_replica(ttl_s=10.0)
+    for kind in (Admitted, Freed, Admitted):
+        assert selector.replicas.apply(an_event(kind), 0.0) is None
+    selector.tick(10.0)
+    assert selector.replicas.apply(an_event(Freed), 11.0) == "not_booked"
+    assert selector.replicas.apply(an_event(Admitted), 12.0) == "freed_before"
+
+
+def test_reservations_of_peers_expire():
+    selector = a_replica(ttl_s=10.0)
+    selector.replicas.apply(an_event(Admitted), 0.0)
+    assert [b.reservation_id for b in selector.tick(10.0)] == ["r"]
+    assert selector.said == []
+
+
+def test_a_rank_that_leaves_tells_nobody():
+    selector = a_replica()
+    selector.reserve(a_reservation("r", 1), 0.0)
+    selector.said.clear()
+    selector.delete(1)
+    assert selector.said == []
+
+
+def test_what_a_selection_books_is_what_it_says():
+    selector = a_replica()
+    request = a_select_and_reserve(8, lora_name="ad", expected_output_tokens=5, reservation_id="x")
+    selector.select_and_reserve(request, 0.0)
+    (event,) = selector.said
+    (booking,) = selector.held
+    assert (event.prefill_tokens_hint, event.lora_name, event.expected_output_tokens) == (
+        8,
+        "ad",
+        5,
+    )
+    assert event.sequence_hashes.tolist() == booking.sequence_hashes.tolist()
+    selector.output_block("x", None, 0.0)
+    selector.select(request, 0.0)
+    assert len(selector.said) == 1
+
+
+def test_endings_are_bounded(monkeypatch):
+    monkeypatch.setattr(endings, "ENDINGS_MAX", 3)
+    remembered = Endings()
+    for number in range(5):
+        remembered.freed(f"r{number}", 7, float(number))
+    assert [remembered.ending_of(f"r{n}", 5.0) is not None for n in range(5)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    remembered.tick(1000.0)
+    assert len(remembered) == 0
+
+
+# --- digests
+
+
+def test_replicas_that_heard_everything_do_not_differ():
+    a, b = a_replica(1), a_replica(2)
+    a.reserve(a_reservation("r", 1), 0.0)
+    b.replicas.apply(a.said[0], 0.0)
+    agreement = Agreement()
+    assert compare(b, a, agreement, 0.0) is None
+    assert agreement.difference == (0, 0)
+
+
+def test_a_missed_admission_is_a_difference_and_repaired_at_once_when_the_peer_is_new():
+    a, b, agreement = a_replica(1), a_replica(2), Agreement()
+    a.reserve(a_reservation("r", 1), 0.0)
+    compare(b, a, agreement, 0.0)
+    assert agreement.differences == {KEY: Difference(1, 8)}
+    assert agreement.repair_due(0.0)
+    assert repair(b, a, 1.0).added == 1
+    assert held(b) == held(a)
+    compare(b, a, agreement, 2.0, 1)
+    assert agreement.difference == (0, 0)
+
+
+def test_a_difference_must_persist_and_repairs_that_change_nothing_become_seldom():
+    a, b, agreement = a_replica(1, workers=3), a_replica(2), Agreement()
+    compare(b, a, agreement, 0.0)
+    a.reserve(a_reservation("r", 3), 0.0)  # a worker that b does not have
+    for number in range(1, PERSISTENT_DIGESTS + 1):
+        assert not agreement.repair_due(0.0)
+        compare(b, a, agreement, 0.0, number)
+    pauses, now = [], 0.0
+    for _ in range(6):
+        assert agreement.repair_due(now)
+        done = repair(b, a, now)
+        assert (done.refused, done.progress) == (1, False)
+        agreement.repair_ended(done.progress, now)
+        pauses.append(next(s for s in range(100) if agreement.repair_due(now + s)))
+        now += pauses[-1]
+    assert pauses == [4, 8, 16, RETRY_S_MAX, RETRY_S_MAX, RETRY_S_MAX]
+    agreement.repair_ended(False, now)
+    agreement.catalog_grew()
+    assert agreement.repair_due(now)
+
+
+def test_events_that_did_not_arrive_are_counted():
+    a, b, agreement = a_replica(1), a_replica(2), Agreement()
+    compare(b, a, agreement, 0.0)
+    for name in "xyz":
+        a.reserve(a_reservation(name, 1), 0.0)
+    agreement.event_came(a.router_id)
+    compare(b, a, agreement, 1.0, 1)
+    assert agreement.lost == 2
+
+
+def test_a_digest_of_ones_own_or_one_that_was_overtaken_is_ignored():
+    a, b, agreement = a_replica(1), a_replica(2), Agreement()
+    assert compare(a, a, agreement, 0.0) == "own"
+    assert compare(a, b, agreement, 0.0, 5) is None
+    assert compare(a, b, agreement, 0.0, 4) == "stale"
+
+
+def test_a_digest_survives_its_bytes_and_damage_raises_only_decode_error():
+    a = a_replica(1)
+    a.reserve(a_reservation("r", 1), 0.0)
+    digest = a.replicas.digest(3, 4, 8092, "http://a:1")
+    payload = replica_digest.encode(digest)
+    assert replica_digest.decode(payload) == digest
+    for cut in range(len(payload)):
+        with pytest.raises(DecodeError):
+            replica_digest.decode(payload[:cut])
+
+
+# --- repair
+
+
+def test_a_free_that_the_peer_missed_is_said_again():
+    a, b = a_replica(1), a_replica(2)
+    a.reserve(a_reservation("r", 1), 0.0)
+    b.replicas.apply(a.said[0], 0.1)
+    b.free("r", 5.0)
+    b.said.clear()
+    done = repair(b, a, 9.0)
+    assert (done.repeated, done.added, held(b)) == (1, 0, {})
+    assert a.replicas.apply(b.said[0], 9.0) is None
+    assert held(a) == {}
+
+
+def test_an_id_that_was_freed_and_admitted_anew_is_another_reservation():
+    a, b = a_replica(1), a_replica(2)
+    a.reserve(a_reservation("r", 1), 0.0)
+    b.replicas.apply(a.said[0], 0.1)
+    b.free("r", 5.0)
+    a.replicas.apply(b.said[0], 5.1)
+    a.reserve(a_reservation("r", 2), 6.0)
+    assert repair(b, a, 9.0).added == 1
+    assert held(b) == held(a)
+
+
+def test_a_free_that_we_missed_is_made_up_for():
+    a, b = a_replica(1), a_replica(2)
+    a.reserve(a_reservation("r", 1), 0.0)
+    b.replicas.apply(a.said[0], 0.0)
+    a.free("r", 1.0)
+    b.reserve(a_reservation("ours", 1), 0.0)
+    assert repair(b, a, 9.0).dropped == 1
+    assert set(held(b)) == {"ours"}
+
+
+def test_what_is_admitted_while_the_list_travels_stays():
+    a, b = a_replica(1), a_replica(2)
+    pass_ = Repair(b.replicas, a.router_id, 0.0)
+    walk = pass_.walk()
+    page = a.reservations(next(walk), 0.0)
+    a.reserve(a_reservation("new", 1), 0.1)
+    b.replicas.apply(a.said[0], 0.1)
+    with pytest.raises(StopIteration):
+        walk.send(Answer(page, 0.0, 0.2))
+    assert set(held(b)) == {"new"}
+
+
+def test_a_list_of_another_process_is_not_followed():
+    a, b = a_replica(1), a_replica(2)
+    walk = Repair(b.replicas, 12345, 0.0).walk()
+    page = a.reservations(next(walk), 0.0)
+    with pytest.raises(AnotherProcess):
+        walk.send(Answer(page, 0.0, 0.0))
+
+
+def test_a_repaired_reservation_ends_when_it_ends_at_the_peer():
+    a, b = a_replica(1, ttl_s=100.0), a_replica(2, ttl_s=100.0)
+    a.reserve(a_reservation("r", 1), 0.0)
+    repair(b, a, 90.0)
+    assert b.tick(99.0) == []
+    assert len(b.tick(101.0)) == 1
+
+
+def test_prefill_that_is_over_at_one_is_over_at_both():
+    a, b = a_replica(1), a_replica(2)
+    for name in ("x", "y"):
+        a.reserve(a_reservation(name, 1), 0.0)
+    for event in a.said:
+        b.replicas.apply(event, 0.0)
+    a.prefill_complete("x", 1.0)
+    b.prefill_complete("y", 1.0)
+    b.said.clear()
+    done = repair(b, a, 9.0)
+    assert (done.changed, done.repeated) == (1, 1)
+    a.replicas.apply(b.said[0], 9.0)
+    assert held(a) == held(b) == {"x": (Rank(1, 0), 0), "y": (Rank(1, 0), 0)}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prefill_tokens", -1),
+        ("age_seconds", -1.0),
+        ("router_id", 2**64),
+        ("sequence_hashes", [-1]),
+    ],
+)
+def test_a_list_with_numbers_out_of_range_is_refused(field, value):
+    a = a_replica(1)
+    a.reserve(a_reservation("r", 1), 0.0)
+    page = a.reservations(ReservationFilter(sequence_hashes=True), 0.0)
+    setattr(page.reservations[0], field, value)
+    with pytest.raises(ValueError, match="out of range"):
+        checked(page)

@@ -1,0 +1,113 @@
+"""The snapshot file on its own: where it can be kept, and what becomes of files nobody can read."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from indexer.dumps import compact_dump
+from indexer.dumps.compact_load import LoadLimits
+from indexer.dumps.held_blocks import DumpedPartition
+from indexer.index.prefix_index import PrefixIndex
+from indexer.tiers import Tier
+from select_service.core.fleet.recovered import SnapshotStatus
+from select_service.core.views.dump_parts import DumpPart
+from select_service.edge.keeping import snapshot_file
+from select_service.edge.keeping.reading import Reading
+from select_service.edge.keeping.snapshot_file import (
+    REFUSED_FILES_MAX,
+    SnapshotFile,
+    path_error,
+    read_snapshot,
+)
+
+LIMITS = LoadLimits(1000)
+
+
+def read(path):
+    return read_snapshot(path, LIMITS, Reading(str(path)))
+
+
+def test_refused_files_are_numbered_and_never_overwrite_each_other(tmp_path):
+    path = tmp_path / "index"
+    for content in ("a", "b", "c"):
+        path.write_text(content)
+        assert read(path) == []
+    kept = {each.name: each.read_text() for each in tmp_path.iterdir()}
+    assert kept == {"index.refused": "a", "index.refused.2": "b", "index.refused.3": "c"}
+
+
+def test_of_too_many_refused_files_the_oldest_makes_room(tmp_path):
+    path = tmp_path / "index"
+    for number in range(REFUSED_FILES_MAX + 1):
+        path.write_text(str(number))
+        os.utime(path, (1000 - number, 1000 - number if number != 3 else 1))
+        read(path)
+    contents = sorted(int(each.read_text()) for each in tmp_path.iterdir())
+    assert contents == [0, 1, 2, *range(4, REFUSED_FILES_MAX + 1)]
+
+
+def test_a_file_of_a_newer_version_is_kept_aside_and_told(tmp_path, caplog):
+    path = tmp_path / "index"
+    path.write_bytes(compact_dump._frame({"format": compact_dump.FORMAT, "version": 2}))
+    assert read(path) == []
+    fields = caplog.records[-1].fields
+    assert fields["error"] == "version 2, this service reads 1"
+    assert fields["kept_as"] == str(tmp_path / "index.refused")
+
+
+def test_the_check_of_a_path_leaves_nothing_behind(tmp_path):
+    assert path_error(tmp_path / "index") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        assert "cannot write in" in (path_error(tmp_path / "index") or "")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_device_is_no_place_for_a_snapshot():
+    assert path_error(Path("/dev/null")) == "`/dev/null` is no file"
+
+
+def a_part(blocks, seed):
+    index = PrefixIndex(2 * blocks)
+    contents, names = np.random.default_rng(seed).integers(0, 2**64, (2, blocks), dtype=np.uint64)
+    index.open_slot().store(Tier.GPU, None, contents, names)
+    return DumpPart("m:t", 4, lambda: DumpedPartition("m:t", 4, {(1, 0): 0}, index.snapshot()))
+
+
+@pytest.mark.parametrize("chunks", range(4))
+def test_the_last_snapshot_waits_for_the_one_that_is_under_way(tmp_path, monkeypatch, chunks):
+    path = tmp_path / "index"
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slowly(partitions):
+        for number, chunk in enumerate(compact_dump.compact_chunks(partitions)):
+            if number == chunks:
+                reached.set()
+                go_on.wait(10)
+            yield chunk
+
+    async def cancelled_midway(file):
+        monkeypatch.setattr(snapshot_file, "compact_chunks", slowly)
+        task = asyncio.create_task(file.write([a_part(40_000, 1)]))
+        await asyncio.to_thread(reached.wait, 10)
+        task.cancel()
+        await asyncio.wait([task])
+        monkeypatch.setattr(snapshot_file, "compact_chunks", compact_dump.compact_chunks)
+        asyncio.get_running_loop().call_later(0.05, go_on.set)
+        await file.write_last([a_part(39_000, 2)])
+
+    status = SnapshotStatus()
+    asyncio.run(cancelled_midway(SnapshotFile(path, status)))
+    (kept,) = read_snapshot(path, LoadLimits(100_000), Reading(str(path)))
+    assert (kept.blocks, status.failures) == (39_000, 0)
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]

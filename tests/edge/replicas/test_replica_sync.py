@@ -1,0 +1,260 @@
+"""The replica plane of two selectors in one process, over real sockets, with ticks on demand."""
+
+import asyncio
+import logging
+import time
+
+import msgspec
+import numpy as np
+import zmq
+
+from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC
+from select_service.edge.replicas import sync as replica_sync
+from select_service.edge.replicas.publisher import SUBSCRIPTION_BYTES_MAX, ReplicaPublisher
+from select_service.edge.replicas.subscriber import (
+    DRAIN_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    ReplicaSubscriber,
+)
+from select_service.edge.replicas.sync import ReplicaSync
+from tests.builders import a_reservation, a_selector, a_worker
+from tests.process.replica_processes import free_ports
+
+PATIENCE_S = 20.0
+
+
+class Plane:
+    """A selector and its replica plane."""
+
+    def __init__(self, seed):
+        self.publisher = ReplicaPublisher()
+        self.selector = a_selector(seed=seed)
+        self.selector.replicas.emit = self.publisher.offer
+        self.selector.register(a_worker(1))
+        self.sync = ReplicaSync(self.selector.replicas, self.publisher, repair=False, url=None)
+        (port,) = free_ports(1)
+        self.sync.bind(port)
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+
+    def peer(self):
+        (peer,) = self.sync.status().peers
+        return peer
+
+
+def run(*registrations, until):
+    """Two planes, registered (who, at whom), ticking until `until(*planes)`."""
+
+    async def scene():
+        planes = [Plane(seed) for seed in (1, 2)]
+        try:
+            for who, whom in registrations:
+                planes[who].sync.register(planes[whom].endpoint)
+            for plane in planes:
+                plane.sync.start(1)
+            latest = time.monotonic() + PATIENCE_S
+            while not until(*planes):
+                assert time.monotonic() < latest
+                for plane in planes:
+                    plane.sync.tick()
+                await asyncio.sleep(0.01)
+        finally:
+            for plane in planes:
+                plane.sync.close()
+
+    asyncio.run(scene())
+
+
+def test_a_replica_sees_how_many_listen_and_how_much_of_its_own_arrives():
+    def both_ways(a, b):
+        if a.sync.status().digests_out == 1:
+            a.selector.reserve(a_reservation("x"), 0.0)
+        return (
+            a.peer().frames_out
+            and b.peer().frames_in
+            and a.sync.status().subscribers == 1
+            and (b.peer().applied == 1 and b.sync.status().subscribers == 1)
+        )
+
+    run((0, 1), (1, 0), until=both_ways)
+
+
+def test_frames_out_is_unknown_until_the_peer_has_spoken_and_zero_when_it_does_not_listen():
+    seen = []
+
+    def has_spoken(a, b):
+        seen.append(a.peer().frames_out)
+        return a.peer().digests > 0
+
+    run((0, 1), until=has_spoken)
+    assert seen[0] is None
+    assert seen[-1] == 0
+
+
+def test_a_subscriber_that_leaves_is_not_counted_any_more():
+    came = []
+
+    def came_and_went(a, b):
+        subscribers = b.sync.status().subscribers
+        if subscribers and not came:
+            came.append(a.sync.deregister(b.endpoint))
+        return came and subscribers == 0
+
+    run((0, 1), until=came_and_went)
+
+
+def test_a_replica_that_is_its_own_peer_is_told_so_once(caplog):
+    caplog.set_level(logging.INFO, "select_service.replicas")
+
+    def is_seen(a, b):
+        shown = a.peer()
+        return shown.is_self and shown.dropped.get("own", 0) > 3 and shown.router_id is None
+
+    run((0, 0), until=is_seen)
+    messages = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert messages == ["replica peer is this process itself"]
+
+
+def test_another_replica_is_not_oneself():
+    run((0, 1), until=lambda a, b: a.peer().digests > 0 and not a.peer().is_self)
+
+
+def test_an_error_has_an_age():
+    def has_failed(a, b):
+        b.publisher.offer_digest(b"\x00")
+        shown = a.peer()
+        if shown.last_error is None:
+            assert shown.seconds_since_last_error is None
+            return False
+        assert 0 <= shown.seconds_since_last_error < PATIENCE_S
+        return True
+
+    run((0, 1), until=has_failed)
+
+
+def test_an_event_that_is_too_large_is_dropped_with_its_reason_and_the_next_one_is_sent():
+    async def scene():
+        plane = Plane(seed=1)
+        plane.sync.start(1)
+        publisher, offered = plane.publisher, []
+        plane.selector.replicas.emit = offered.append
+        plane.selector.reserve(a_reservation("x"), 0.0)
+        too_long = np.zeros(SEQUENCE_BLOCKS_MAX + 1, np.uint64)
+        publisher.offer(msgspec.structs.replace(offered[0], sequence_hashes=too_long))
+        publisher.offer(offered[0])
+        while publisher.queued:
+            await asyncio.sleep(0)
+        assert (publisher.sent, publisher.dropped) == (1, 1)
+        assert "blocks" in publisher.last_drop
+        plane.sync.close()
+
+    asyncio.run(scene())
+
+
+async def eventually(predicate):
+    until = time.monotonic() + PATIENCE_S
+    while not predicate():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+
+
+def test_a_peer_that_broke_the_protocol_is_listened_to_again(monkeypatch):
+    monkeypatch.setattr(replica_sync, "CONNECT_ANEW_S", 0.3)
+
+    async def scene():
+        plane = Plane(seed=1)
+        with zmq.Context() as context, context.socket(zmq.PUB) as peer:
+            peer.linger = 0
+            port = peer.bind_to_random_port("tcp://127.0.0.1")
+            plane.sync.register(f"tcp://127.0.0.1:{port}")
+            plane.sync.start(1)
+
+            def hears_garbage():
+                plane.sync.tick()
+                peer.send_multipart([TOPIC, b"garbage"])
+                return plane.peer().connected and plane.peer().frames_in
+
+            def is_cut_off():
+                plane.sync.tick()
+                return not plane.peer().connected
+
+            await eventually(hears_garbage)
+            peer.send_multipart([TOPIC, bytes(MESSAGE_BYTES_MAX + 1)])
+            await eventually(is_cut_off)
+            heard = plane.peer().frames_in
+            await eventually(lambda: hears_garbage() and plane.peer().frames_in > heard + 1)
+        plane.sync.close()
+
+    asyncio.run(scene())
+
+
+def test_a_subscriber_of_endless_topics_is_cut_off():
+    async def scene():
+        plane = Plane(seed=1)
+        plane.sync.start(1)
+        with zmq.Context() as context, context.socket(zmq.SUB) as reader:
+            reader.linger = 0
+            monitor = reader.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            reader.subscribe(bytes(SUBSCRIPTION_BYTES_MAX))
+            reader.connect(plane.endpoint)
+            await eventually(lambda: monitor.poll(0))
+            reader.disable_monitor()
+            monitor.close()
+        plane.sync.close()
+
+    asyncio.run(scene())
+
+
+def test_requests_have_their_turn_between_long_messages():
+    async def scene():
+        turns = []
+        with zmq.Context() as context, context.socket(zmq.PUB) as peer:
+            peer.linger = 0
+            port = peer.bind_to_random_port("tcp://127.0.0.1")
+            came = []
+            reader = ReplicaSubscriber(
+                f"tcp://127.0.0.1:{port}",
+                {TOPIC: lambda payload: came.append((len(payload), len(turns)))},
+            )
+            reader.connect(context)
+            reader.start(asyncio.get_running_loop())
+
+            def heard():
+                peer.send_multipart([TOPIC, b""])
+                return came
+
+            await eventually(heard)
+            for _ in range(10):
+                peer.send_multipart([TOPIC, bytes(DRAIN_BYTES_MAX + 1)])
+            time.sleep(0.5)  # all of them have arrived before anything is read
+
+            def turn():
+                turns.append(1)
+                if len(turns) < 1000:
+                    asyncio.get_running_loop().call_soon(turn)
+
+            turn()
+            await eventually(lambda: sum(size > 0 for size, _ in came) == 10)
+            reader.close()
+        assert len({at for size, at in came if size}) == 10
+
+    asyncio.run(scene())
+
+
+def test_reservations_that_nothing_was_known_to_book_on_are_asked_for_when_workers_come():
+    def is_told(a, b):
+        (peer,) = b.sync._peers.values()
+        agreement = peer.agreement
+        if len(a.selector.workers()) == 1:
+            a.selector.register(a_worker(2))
+            a.selector.reserve(a_reservation("x", 2), 0.0)
+        if not agreement.repair_due(time.monotonic()):
+            return False
+        for _ in range(9):
+            agreement.repair_ended(False, time.monotonic())
+        b.sync.tick()
+        assert not agreement.repair_due(time.monotonic())
+        b.selector.register(a_worker(2))
+        b.sync.tick()
+        return agreement.repair_due(time.monotonic())
+
+    run((1, 0), until=is_told)

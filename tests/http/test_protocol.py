@@ -1,0 +1,137 @@
+"""Bounds of a connection over real sockets, with the seconds made short."""
+
+import contextlib
+import socket
+import threading
+from typing import NamedTuple
+
+import pytest
+import uvloop
+
+from select_service.app import server_of
+from select_service.http import codec, protocol
+from tests.api.in_process import Api
+from tests.builders import worker_body
+from tests.process.fake_engine import eventually
+from tests.process.running import Client, request
+
+pytestmark = pytest.mark.process
+
+SHORT_S = 0.3
+PROMPT = {"model_name": "m", "token_ids": [1, 2, 3]}
+
+
+class Server(NamedTuple):
+    port: int
+    connections: set
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server on a thread of its own, with one worker."""
+    monkeypatch.setattr(protocol, "REQUEST_READ_S_MAX", SHORT_S)
+    monkeypatch.setattr(protocol, "UNREAD_S_MAX", SHORT_S)
+    monkeypatch.setattr(protocol, "WATCH_EVERY_S", SHORT_S / 10)
+    with Api() as api, socket.socket() as listener:
+        api.post("/workers", worker_body(1))
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = server_of(api.service)
+        thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
+        thread.start()
+        yield Server(listener.getsockname()[1], server.server_state.connections)
+        server.should_exit = True
+        thread.join()
+
+
+def refusal(client):
+    answer = client.answer()
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.body) == {"error", "code"}
+    return answer.status, answer.body["code"]
+
+
+def is_alive(server):
+    with Client(server.port) as client:
+        client.send(request("POST", "/select", PROMPT))
+        return client.answer().status == 200
+
+
+@pytest.mark.parametrize("sent", [0, 1, 30, -1], ids=["nothing", "a byte", "half a head", "body"])
+def test_a_request_that_does_not_come_to_its_end_is_timed_out(server, sent):
+    with Client(server.port) as client:
+        client.send(request("POST", "/select", PROMPT)[:sent])
+        assert refusal(client) == (408, "timeout")
+        assert client.ended()
+    assert is_alive(server)
+
+
+def test_a_request_sent_byte_by_byte_is_timed_out(server):
+    whole = request("POST", "/select", PROMPT)
+    with Client(server.port) as client, contextlib.suppress(ConnectionError):
+        client.socket.settimeout(SHORT_S / 20)
+        for byte in whole * 100:
+            client.send(bytes([byte]))
+            with contextlib.suppress(TimeoutError):
+                assert refusal(client) == (408, "timeout")
+                return
+        raise AssertionError("never timed out")
+
+
+def test_an_idle_connection_is_kept_after_its_answer(server):
+    with Client(server.port) as client:
+        for _ in range(3):
+            client.send(request("GET", "/health"))
+            assert client.answer().status == 200
+            threading.Event().wait(2 * SHORT_S)
+
+
+def test_a_refused_body_that_goes_on_gets_no_second_answer(server):
+    with Client(server.port) as client:
+        head = request("POST", "/select", None, content_length=str(codec.BODY_BYTES_MAX + 1))
+        client.send(head)
+        assert refusal(client) == (413, "body_too_large")
+        assert client.ended()
+
+
+def test_a_client_that_does_not_read_is_cut_off(server):
+    with Client(server.port) as client:
+        client.send(request("GET", "/docs") * 200)
+        eventually(lambda: server.connections)
+        eventually(lambda: not server.connections)
+    assert is_alive(server)
+
+
+def test_more_connections_than_allowed_are_refused(server, monkeypatch):
+    monkeypatch.setattr(protocol, "CONNECTIONS_MAX", 3)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(server.port)) for _ in range(3)]
+        for client in clients:
+            client.send(request("GET", "/health"))
+            assert client.answer().status == 200
+        one_too_many = stack.enter_context(Client(server.port))
+        assert refusal(one_too_many) == (503, "capacity_exceeded")
+        assert one_too_many.ended()
+    assert is_alive(server)
+
+
+def test_answers_of_the_connection_are_counted(server):
+    with Client(server.port) as client:
+        client.send(b"NONSENSE\r\n\r\n")
+        assert refusal(client) == (400, "malformed_http")
+    with Client(server.port) as client:
+        client.send(request("GET", "/metrics"))
+        text = client.answer().body.decode()
+    wanted = 'select_service_requests_total{method="any",route="unknown",status="400"} '
+    counts = [line.removeprefix(wanted) for line in text.splitlines() if line.startswith(wanted)]
+    assert [float(count) >= 1.0 for count in counts] == [True]
+
+
+def test_slow_large_bodies_are_refused_before_small_ones(server, monkeypatch):
+    monkeypatch.setattr(codec, "BODY_BYTES_IN_FLIGHT_MAX", 1024 * 1024)
+    with Client(server.port) as client:
+        client.send(request("POST", "/select", b"[" * 3 * 1024 * 1024)[:-1])
+        assert refusal(client) == (503, "capacity_exceeded")
+        assert is_alive(server)
+        client.socket.close()
+    eventually(lambda: codec._BUDGET.held == 0)

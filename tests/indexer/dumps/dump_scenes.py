@@ -1,0 +1,21 @@
+"""Dumps of one part, and one adoption, in the words of the tests."""
+
+from collections.abc import Iterator, Mapping
+
+from indexer.dumps.held_blocks import Adoption, DumpedPartition, RankKey, adopt
+from indexer.dumps.json_dump import document_chunks
+from indexer.index.prefix_index import SlotWriter
+from indexer.index.snapshot import IndexSnapshot
+
+
+def dump_chunks(
+    snapshot: IndexSnapshot, block_size: int, ranks: Mapping[int, RankKey]
+) -> Iterator[bytes]:
+    """`ranks`: slot -> (worker_id, dp_rank), others are left out"""
+    named = {rank: slot for slot, rank in ranks.items()}
+    return document_chunks([DumpedPartition("", block_size, named, snapshot)])
+
+
+def attach(held: DumpedPartition, rank: RankKey, writer: SlotWriter) -> int:
+    """The blocks recorded."""
+    return adopt([Adoption(held, rank, writer)])

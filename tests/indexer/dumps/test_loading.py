@@ -1,0 +1,453 @@
+"""Both forms of a dump, there and back; hostile input ends only in DumpError."""
+
+import json
+import time
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexer.dumps import compact_dump, moment
+from indexer.dumps.compact_dump import compact_chunks
+from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
+from indexer.dumps.held_blocks import DumpedPartition
+from indexer.dumps.json_load import JsonLoader
+from indexer.dumps.moment import Moment
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.snapshot import Place
+from indexer.tiers import Tier
+from tests.indexer.dumps.dump_scenes import attach, dump_chunks
+from tests.indexer.dumps.test_held_blocks import STEPS, behaviour, held_of, play, u64
+
+LIMITS = LoadLimits(blocks=1_000_000)
+RANKS = {slot: (slot, 0) for slot in range(3)}
+
+
+def compact(*partitions):
+    return b"".join(compact_chunks(partitions))
+
+
+def as_json(*partitions):
+    members = []
+    for held in partitions:
+        ranks = {slot: rank for rank, slot in held.ranks.items()}
+        body = b"".join(dump_chunks(held.snapshot, held.block_size, ranks))
+        members.append(json.dumps(held.name).encode() + b":" + body)
+    return b"{" + b",".join(members) + b"}"
+
+
+def load(loader, data, piece=1 << 16):
+    for start in range(0, len(data), piece):
+        loader.feed(data[start : start + piece])
+    loader.finish()
+    return loader.partitions
+
+
+def from_json(document, piece=1 << 16, limits=LIMITS):
+    loader = JsonLoader(limits)
+    data = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return load(loader, data, piece), loader.bad_entries
+
+
+def an_index(steps):
+    index = PrefixIndex(1000)
+    writers = [index.open_slot() for _ in range(3)]
+    play(steps, writers)
+    return index, writers
+
+
+def attached(held):
+    copy = PrefixIndex(1000)
+    writers = [copy.open_slot() for _ in range(3)]
+    for rank in held.ranks:
+        attach(held, rank, writers[rank[0]])
+    copy.check_invariants()
+    return copy, writers
+
+
+def without_orphans(steps):
+    """Chains from the root only: what JSON cannot carry is left out."""
+    return [(*step[:5], 0) if step[0] == "store" else step for step in steps if step[0] != "remove"]
+
+
+@given(STEPS, STEPS, st.sampled_from([7, 100, 1 << 16]))
+def test_the_compact_form_loses_nothing(before, after, piece):
+    index, writers = an_index(before)
+    (held,) = load(CompactLoader(LIMITS), compact(held_of(index)), piece)
+    copy, copies = attached(held)
+    assert behaviour(copy, copies, before, after) == behaviour(index, writers, before, after)
+
+
+@given(STEPS, STEPS, st.sampled_from([7, 100, 1 << 16]))
+def test_the_json_form_keeps_matches_counts_and_names(before, after, piece):
+    before = without_orphans(before)
+    index, writers = an_index(before)
+    (held,), bad = from_json(as_json(held_of(index)), piece)
+    copy, copies = attached(held)
+    assert bad == 0
+    assert behaviour(copy, copies, before, after) == behaviour(index, writers, before, after)
+
+
+@pytest.mark.parametrize("form", ["compact", "json"])
+def test_places_block_size_and_names_survive(form):
+    index, writers = an_index([("store", 0, Tier.GPU, 0, (1, 2), 0)])
+    writers[0].place, writers[1].place = Place(9, 3), Place(0, 1)
+    writers[1].store(Tier.GPU, None, u64([5]), u64([15]))
+    held = held_of(index)._replace(name='llama3:8b:"x"\\ü', block_size=16)
+    if form == "compact":
+        (found,) = load(CompactLoader(LIMITS), compact(held), 11)
+    else:
+        ((found,), _) = from_json(as_json(held), 11)
+    assert (found.name, found.block_size) == (held.name, 16)
+    places = {rank: found.snapshot.places.get(slot) for rank, slot in found.ranks.items()}
+    assert (places[0, 0], places[1, 0], places.get((2, 0))) == (Place(9, 3), Place(0, 1), None)
+
+
+def test_the_compact_form_is_small_and_large_columns_come_in_frames():
+    rng = np.random.default_rng(1)
+    index = PrefixIndex(200_000)
+    writer = index.open_slot()
+    for _ in range(150):
+        contents, names = rng.integers(0, 2**64, (2, 1000), dtype=np.uint64)
+        writer.store(Tier.GPU, None, contents, names)
+    held = DumpedPartition("m:t", 16, {(0, 0): 0}, index.snapshot())
+    chunks = list(compact_chunks([held]))
+    assert max(map(len, chunks)) < 2 * 2**20
+    assert 5 * sum(map(len, chunks)) < len(as_json(held))
+    (again,) = load(CompactLoader(LIMITS), b"".join(chunks))
+    assert again.blocks == 150_000
+    assert attach(again, (0, 0), PrefixIndex(200_000).open_slot()) == 150_000
+
+
+def test_a_compact_dump_without_partitions_is_complete():
+    assert load(CompactLoader(LIMITS), compact()) == []
+
+
+def test_times_travel_as_ages_on_the_clock_of_the_reader():
+    index, writers = an_index([("store", slot, Tier.GPU, 0, (1, 2), 0) for slot in range(3)])
+    writers[0].live_at, writers[1].live_at = 90.0, 110.0
+    sent = b"".join(compact_chunks([held_of(index)], lambda: Moment(100.0, 7e8)))
+    told = []
+
+    def live_at(taken_at, age):
+        told.append((taken_at, age))
+        return 1000.0 - age
+
+    (held,) = load(CompactLoader(LIMITS, live_at), sent)
+    assert held.snapshot.live_at == {0: 990.0, 1: 1000.0}
+    assert told == [(7e8, 10.0), (7e8, 0.0)]
+    (held,) = load(CompactLoader(LIMITS, lambda *_: None), sent)
+    assert held.snapshot.live_at is None
+    (held,) = load(CompactLoader(LIMITS, live_at), compact(held_of(index)))
+    assert held.snapshot.live_at is None
+    copy = PrefixIndex(100).open_slot()
+    attach(held_of(index), (0, 0), copy)
+    assert copy.live_at == 90.0
+
+
+def test_a_file_of_this_machine_is_as_old_as_the_wall_clock_says_and_no_younger_than_now():
+    here = moment.now()
+    then = moment.heard_by_this_machine(here.unix - 60, 5.0)
+    assert here.monotonic - 65.5 < then < here.monotonic - 64.5
+    assert moment.heard_by_this_machine(here.unix + 60, 90.0) is None
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"taken_at": 1.0, "ages": [-1.0]},
+        {"taken_at": 1.0, "ages": [float("nan")]},
+        {"taken_at": 1.0, "ages": [2e9]},
+        {"taken_at": 1.0, "ages": [True]},
+        {"taken_at": 1.0, "ages": []},
+        {"taken_at": 1.0, "ages": {}},
+        {"taken_at": 1.0},
+        {"taken_at": float("inf"), "ages": [1.0]},
+        {"ages": [1.0]},
+    ],
+    ids=str,
+)
+def test_ages_that_cannot_be_are_refused(lie):
+    with pytest.raises(DumpError):
+        load(CompactLoader(LIMITS, lambda _, age: -age), frames((1, lie)))
+    assert load(CompactLoader(LIMITS), frames((1, lie)))[0].blocks == 2
+
+
+# --- damage
+
+
+def a_compact_dump():
+    index, _ = an_index([("store", s, Tier.GPU, s, (1, 2, 0), 0) for s in range(2)])
+    return compact(held_of(index), held_of(index)._replace(name="n:t"))
+
+
+@pytest.mark.parametrize("cut", [1, 4, 30, 200, -1])
+def test_a_compact_dump_cut_short_is_refused(cut):
+    with pytest.raises(DumpError):
+        load(CompactLoader(LIMITS), a_compact_dump()[:cut])
+
+
+@given(st.data())
+def test_a_damaged_compact_dump_is_refused(data):
+    whole = bytearray(a_compact_dump())
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(DumpError):
+        load(CompactLoader(LIMITS), bytes(whole))
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_dump_are_refused_or_wanted_more_of(data):
+    for loader in (CompactLoader(LIMITS), JsonLoader(LIMITS)):
+        try:
+            load(loader, data, 13)
+        except DumpError:
+            continue
+        assert data.strip().startswith(b"{")
+
+
+HEAD = {"partition": "m:t", "block_size": 4, "nodes": 2, "sets": 2, "words": 1, "records": 0}
+SETS = np.zeros((2, 8, 1), np.uint64)
+SETS[1, 0, 0] = 1
+
+
+def frames(*changes):
+    """A valid dump of two nodes with some members of its frames replaced."""
+    head = HEAD | {"ranks": [[0, 1, 0, None, 0]]}
+    nodes = {
+        "local": u64([1, 2]).tobytes(),
+        "engine": u64([11, 12]).tobytes(),
+        "depth": zlib.compress(np.array([1, 1], np.uint32).tobytes()),
+        "holders": zlib.compress(np.array([1, 1], np.uint32).tobytes()),
+    }
+    content = [
+        {"format": compact_dump.FORMAT, "version": compact_dump.VERSION},
+        head,
+        nodes,
+        {"sets": zlib.compress(SETS.tobytes())},
+        {"end": {"partitions": 1, "blocks": 2}},
+    ]
+    for number, change in changes:
+        content[number] = {**content[number], **change}
+    return b"".join(compact_dump._frame(each) for each in content)
+
+
+def packed(*numbers):
+    return zlib.compress(np.array(numbers, np.uint32).tobytes())
+
+
+def test_the_frames_below_are_valid_but_for_what_is_replaced():
+    (held,) = load(CompactLoader(LIMITS), frames())
+    assert held.blocks == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (0, {"format": "other"}),
+        (0, {"version": 2}),
+        (1, {"partition": 5}),
+        (1, {"partition": "x" * 5000}),
+        (1, {"block_size": -1}),
+        (1, {"nodes": 2**40}),
+        (1, {"nodes": 3}),
+        (1, {"nodes": 1}),
+        (1, {"sets": 2**40}),
+        (1, {"sets": 1}),
+        (1, {"words": 2**40}),
+        (1, {"ranks": [[64, 1, 0, None, 0]]}),
+        (1, {"ranks": [[0, -1, 0, None, 0]]}),
+        (1, {"ranks": [[0, 1, 0, "x", 0]]}),
+        (1, {"ranks": None}),
+        (1, {"ranks": [[0, 1, 0, None, 0]] * 70_000}),
+        (1, {"records": 1}),
+        (2, {"depth": packed(2, 1)}),
+        (2, {"depth": packed(1, 0)}),
+        (2, {"depth": packed(1)}),
+        (2, {"depth": b"zz"}),
+        (2, {"depth": zlib.compress(bytes(7))}),
+        (2, {"holders": zlib.compress(bytes(7))}),
+        (2, {"depth": zlib.compress(bytes(10**7))}),
+        (2, {"holders": packed(1, 2)}),
+        (2, {"local": b"123"}),
+        (2, {"local": None}),
+        (3, {"sets": zlib.compress(b"")}),
+        (3, {"sets": zlib.compress(np.ones((2, 8, 1), np.uint64).tobytes())}),
+        (4, {"end": {"partitions": 2}}),
+        (4, {"end": None}),
+    ],
+    ids=str,
+)
+def test_a_lie_in_a_compact_dump_is_refused(change):
+    with pytest.raises(DumpError):
+        load(CompactLoader(LIMITS), frames(change))
+
+
+@pytest.mark.parametrize("form", ["compact", "json"])
+def test_several_partitions_may_be_full(form):
+    one, two = ([("store", 0, Tier.GPU, 0, (first, 1, 2), 0)] for first in (0, 1))
+    dumps = [held_of(an_index(steps)[0])._replace(name=f"m:{steps}") for steps in (one, two)]
+    limits = LoadLimits(blocks=3, full_partitions=2)
+    if form == "compact":
+        loaded = load(CompactLoader(limits), compact(*dumps))
+    else:
+        loaded, _ = from_json(as_json(*dumps), limits=limits)
+    assert [part.blocks for part in loaded] == [3, 3]
+
+
+def test_more_than_the_limits_is_refused():
+    index, _ = an_index([("store", 0, Tier.GPU, 0, (1, 2, 0), 0)])
+    many = [held_of(index)._replace(name=f"m:{i}") for i in range(3)]
+    for limits in (
+        LoadLimits(blocks=2),
+        LoadLimits(blocks=4, full_partitions=2),
+        LoadLimits(9, partitions=2),
+        LoadLimits(9, ranks=8),
+        LoadLimits(9, sets_bytes=many[0].snapshot.sets.nbytes, full_partitions=2),
+    ):
+        with pytest.raises(DumpError):
+            load(CompactLoader(limits), compact(*many))
+    for limits in (
+        LoadLimits(9, partitions=2),
+        LoadLimits(9, ranks=2),
+        LoadLimits(9, sets_bytes=many[0].snapshot.sets.nbytes, full_partitions=2),
+    ):
+        with pytest.raises(DumpError):
+            from_json(as_json(*many), limits=limits)
+
+
+def test_orphans_of_all_partitions_are_bounded():
+    index = PrefixIndex(10)
+    index.open_slot().store(Tier.GPU, 99, u64([1, 2]), u64([11, 12]))
+    many = [DumpedPartition(f"m:{i}", 4, {(0, 0): 0}, index.snapshot()) for i in range(3)]
+    limits = LoadLimits(9, orphans=2, full_partitions=3)
+    assert len(load(CompactLoader(limits), compact(*many))) == 3
+    with pytest.raises(DumpError, match="orphans"):
+        load(CompactLoader(limits._replace(full_partitions=2)), compact(*many))
+
+
+@pytest.mark.parametrize("form", ["compact", "json"])
+def test_copies_cost_bounded_time(form):
+    index = PrefixIndex(10)
+    writer = index.open_slot()
+    for _ in range(5):
+        writer.store(Tier.GPU, None, u64([1, 2]), u64([11, 12]))
+    many = [DumpedPartition(f"m:{i}", 4, {(0, 0): 0}, index.snapshot()) for i in range(2)]
+    limits = LoadLimits(4, full_partitions=2)  # 16 copies in all
+    read = {
+        "compact": lambda limits: load(CompactLoader(limits), compact(*many)),
+        "json": lambda limits: from_json(as_json(*many), limits=limits)[0],
+    }[form]
+    assert len(read(limits)) == 2
+    with pytest.raises(DumpError, match="copies"):
+        read(limits._replace(blocks=3))
+
+
+def test_places_of_streams_that_nobody_can_have_are_not_read():
+    absurd = {f"{worker_id}:0": 2**64 - 1 for worker_id in range(300_000)}
+    document = {"m:t": {"block_size": 4, "watermarks": absurd, "events": [stored((11, 1))]}}
+    ((held,), bad) = from_json(document)
+    assert (bad, held.blocks, held.snapshot.places) == (0, 1, {})
+
+
+# --- JSON of others
+
+
+def stored(*blocks, parent=None, worker_id=1, **fields):
+    rows = [{"block_hash": name, "tokens_hash": local} for name, local in blocks]
+    event = {"data": {"stored": {"parent_hash": parent, "blocks": rows}}}
+    return {"worker_id": worker_id, "event": event, **fields}
+
+
+def matched(held, path, rank=(1, 0)):
+    index = PrefixIndex(1000)
+    attach(held, rank, index.open_slot())
+    return index.match(u64(path))[0].tolist()
+
+
+def test_children_before_parents_and_signed_hashes_find_their_place():
+    events = [stored((12, 2), parent=-1), stored((-1, -(2**63)))]
+    ((held,), bad) = from_json({"m:t": {"events": events, "block_size": 4}})
+    assert bad == 0
+    assert matched(held, [2**63, 2]) == [2, 2, 2, 2]
+
+
+def test_removals_and_clears_are_executed():
+    other = {"worker_id": 2, "event": {"data": "cleared", "dp_rank": 0}}
+    events = [
+        stored((11, 1), (12, 2)),
+        {"worker_id": 1, "event": {"data": {"removed": {"block_hashes": [12]}}}},
+        stored((11, 1), worker_id=2),
+        other,
+    ]
+    ((held,), bad) = from_json({"m:t": {"block_size": 4, "events": events}})
+    assert bad == 0
+    assert matched(held, [1, 2]) == [1, 1, 1, 1]
+    assert matched(held, [1], (2, 0)) == [0, 0, 0, 0]
+
+
+def test_bad_entries_are_skipped_and_counted():
+    events = [
+        stored((11, 1)),
+        stored((12, 2), parent=11, storage_tier="Device"),
+        stored((12, 2**64), parent=11),
+        {"worker_id": 1},
+        {"worker_id": "x", "event": {}},
+        {"worker_id": 1, "event": {"data": {}}},
+        {"worker_id": 1, "event": {"data": "other"}},
+        5,
+        stored((12, 2), parent=11, storage_tier="host_pinned", extra=[{"a": "]}"}]),
+    ]
+    document = {
+        "no block size": {"events": []},
+        "no:events": {"block_size": 4},
+        "an:error": {"error": "dump failed"},
+        "m:t": {"zzz": {"x": [1, "}"]}, "block_size": 4, "events": events},
+    }
+    for piece in (1, 3, 1000):
+        partitions, bad = from_json(document, piece)
+        assert [held.name for held in partitions] == ["m:t"]
+        assert bad == 3 + 7
+        assert matched(partitions[0], [1, 2]) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[]",
+        b"5",
+        b"nonsense",
+        b'{"m:t":5}',
+        b'{"m:t":[]}',
+        b"{5:6}",
+        b'{"m:t":{"block_size":4,"events":[}]}}',
+        b'{"m:t":{"block_size":4,"events":[{]}]}}',
+        b'{"m:t":{"block_size":4,"events":[1 2]}}',
+        b'{"m:t":{"block_size":4,"events":[]}}x',
+        b'{"m:t":{"block_size":4,"events":[]}',
+        b"",
+        b'{"' + b"x" * 10**6,
+    ],
+)
+def test_text_that_is_no_dump_is_refused(text):
+    with pytest.raises(DumpError):
+        from_json(text)
+
+
+def test_an_empty_document_is_an_empty_dump():
+    assert from_json(b" { } ") == ([], 0)
+
+
+def test_many_copies_in_events_of_one_block_take_no_longer_than_one():
+    events = [
+        {"worker_id": 1, "event": {"data": {"stored": {"blocks": [block]}}}}
+        for block in ({"block_hash": i, "tokens_hash": i, "copies": 4096} for i in range(20_000))
+    ]
+    begin = time.monotonic()
+    ((held,), bad) = from_json(
+        {"m:t": {"block_size": 4, "events": events}}, limits=LoadLimits(50_000_000)
+    )
+    assert time.monotonic() - begin < 5
+    assert (bad, held.blocks) == (0, 20_000)
+    assert set(held.snapshot.records["count"].tolist()) == {4096}

@@ -1,0 +1,49 @@
+"""A feed for tests, and what comes to it over the wire."""
+
+from indexer.events.feed import EventFeed
+from indexer.events.kv_source import KvSource
+from tests.models.event_feed_model import RANK, RecordingWriter, identified
+
+REPLAY = "tcp://127.0.0.1:5558"
+
+
+def a_feed(*, replay=True, writers=None, **source):
+    writers = {RANK: RecordingWriter()} if writers is None else writers
+    given = {"block_size": 4, "is_eagle": False, "counted": True, **source}
+    return EventFeed(
+        KvSource(
+            worker_id=1,
+            dp_rank=RANK,
+            endpoint="tcp://127.0.0.1:5557",
+            replay_endpoint=REPLAY if replay else None,
+            writers=writers,
+            **given,
+        )
+    )
+
+
+def send(feed, *seqs, now=0.0, life=1):
+    """Live batches; returns the last action that is one."""
+    last = None
+    for seq in seqs:
+        action = feed.receive(seq, identified(life, seq), now)
+        last = action or last
+        feed.check_invariants()
+    return last
+
+
+def reply(feed, *seqs, now=0.0, life=1, rank=None):
+    last = None
+    for seq in seqs:
+        action = feed.receive_replayed(seq, identified(life, seq, rank), now)
+        last = action or last
+        feed.check_invariants()
+    return last
+
+
+def end(feed, now=0.0):
+    return feed.receive_replayed(2**64 - 1, b"", now)
+
+
+def applied(feed, rank=RANK):
+    return [seq for _, seq in feed.writers[rank].identities()]

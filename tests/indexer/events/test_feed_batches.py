@@ -1,0 +1,150 @@
+import pytest
+
+from indexer.events.feed import NOTICE_INTERVAL_S, Fault
+from tests.indexer.events.feed_scenes import a_feed, applied, send
+from tests.models.event_feed_model import RANK, RecordingWriter, batch, identified
+
+
+def stored(hashes, parent, tokens, block_size=4, *rest):
+    return ["BlockStored", hashes, parent, tokens, block_size, None, *rest]
+
+
+def apply_to(feed, *events, rank=None):
+    seq = feed.cursor.next_seq
+    feed.receive(seq, batch(*events, rank=rank), 0.0)
+    return feed.writers[RANK].calls
+
+
+def test_stored_blocks_are_hashed_and_stored_under_their_parent():
+    feed = a_feed()
+    calls = apply_to(feed, stored([11, 12, 13], 10, list(range(1, 13))))
+    hashes = [14643705804678351452, 16777012769546811212, 483935686894639516]
+    assert calls == [("store", 0, 10, hashes, [11, 12, 13], True)]
+    assert feed.applier.stored_blocks == 3
+
+
+def test_set_semantics_reach_the_index():
+    feed = a_feed(counted=False)
+    assert apply_to(feed, stored([11], None, [1, 2, 3, 4]))[0][-1] is False
+
+
+def test_event_with_too_few_tokens_stores_the_leading_blocks():
+    feed = a_feed()
+    calls = apply_to(feed, stored([11, 12], None, [1, 2, 3, 4, 5, 6]))
+    assert calls[0][4] == [11]
+
+
+def test_event_of_another_block_size_is_dropped_and_counted():
+    feed = a_feed()
+    assert apply_to(feed, stored([11], None, list(range(8)), 8)) == []
+    assert feed.applier.dropped["block_size"] == 1
+
+
+def test_event_without_tokens_names_blocks_that_are_known():
+    feed = a_feed()
+    calls = apply_to(feed, stored([11, 12], None, [], 0, "CPU"))
+    assert calls == [("store_known", 1, [11, 12], True)]
+
+
+def test_media_name_tiers_and_unknown_ones_are_dropped():
+    feed = a_feed()
+    calls = apply_to(
+        feed,
+        *(["BlockRemoved", [n], medium] for n, medium in enumerate(["GPU", "cpu", "disk", "HBM"])),
+    )
+    assert [call[1] for call in calls] == [0, 1, 2]
+    assert feed.applier.dropped["medium"] == 1
+
+
+def test_clearing_empties_the_named_rank_alone():
+    writers = {rank: RecordingWriter() for rank in (RANK, 4)}
+    feed = a_feed(writers=writers)
+    apply_to(feed, ["AllBlocksCleared"], rank=4)
+    assert [writers[rank].clears for rank in (RANK, 4)] == [0, 1]
+    apply_to(feed, ["AllBlocksCleared"])
+    assert [writers[rank].clears for rank in (RANK, 4)] == [1, 1]
+
+
+def test_clearing_the_own_rank_ends_degraded():
+    feed = a_feed(replay=False, writers={rank: RecordingWriter() for rank in (RANK, 4)})
+    send(feed, 5)
+    apply_to(feed, ["AllBlocksCleared"], rank=4)
+    assert feed.degraded
+    apply_to(feed, ["AllBlocksCleared"])
+    assert (feed.degraded, feed.lost) == (False, 5)
+
+
+def test_batch_of_a_sibling_rank_goes_to_it_and_of_a_stranger_is_dropped():
+    writers = {rank: RecordingWriter() for rank in (RANK, 4)}
+    feed = a_feed(writers=writers)
+    feed.receive(0, identified(1, 0, rank=4), 0.0)
+    feed.receive(1, identified(1, 1, rank=9), 0.0)
+    assert (applied(feed), applied(feed, 4)) == ([], [0])
+    assert feed.applier.dropped["rank"] == 1
+    assert feed.cursor.last_sequence == 1
+
+
+def test_unreadable_batch_is_counted_and_the_next_one_is_no_gap():
+    feed = a_feed()
+    feed.receive(0, b"\xc1", 0.0)
+    send(feed, 1)
+    assert (feed.decode_errors, feed.gaps, applied(feed)) == (1, 0, [1])
+    assert feed.last_error
+    assert Fault.UNREADABLE in feed.take_notices()
+
+
+def test_bad_event_is_counted_and_its_neighbours_are_applied():
+    feed = a_feed()
+    feed.receive(0, batch(["BlockRemoved", "x"], ["BlockRemoved", [7]], ["Novelty"]), 0.0)
+    assert feed.decode_errors == 2
+    assert applied(feed) == [7]
+
+
+GROUP_CASES = [
+    # group_idx and kind of: a store before (None = none), the event; is the event kept?
+    (None, (None, "full_attention"), True),
+    (None, (None, "mla_attention"), True),
+    (None, (3, "sink_full_attention"), True),
+    (None, (None, "sliding_window"), False),
+    (None, (0, "mamba"), False),
+    (None, (None, "novelty"), False),
+    (None, (None, None), True),
+    (None, (0, None), True),
+    (None, (1, None), False),
+    ((1, "full_attention"), (1, None), True),
+    ((0, "sliding_window"), (0, None), False),
+    ((1, "full_attention"), (2, None), False),
+]
+
+
+@pytest.mark.parametrize(("before", "event", "kept"), GROUP_CASES)
+def test_attention_group_decides_whether_an_event_counts(before, event, kept):
+    feed = a_feed()
+    tail = ["GPU", None, None]
+    if before is not None:
+        apply_to(feed, stored([1], None, [1, 2, 3, 4], 4, *tail, *before))
+        feed.writers[RANK].calls.clear()
+    calls = apply_to(
+        feed,
+        stored([2], None, [1, 2, 3, 4], 4, *tail, *event),
+        ["BlockRemoved", [2], "GPU", *event],
+    )
+    assert len(calls) == (2 if kept else 0)
+
+
+def test_attention_groups_are_learned_per_rank():
+    feed = a_feed(writers={rank: RecordingWriter() for rank in (RANK, 4)})
+    apply_to(
+        feed, stored([1], None, [1, 2, 3, 4], 4, "GPU", None, None, 0, "sliding_window"), rank=4
+    )
+    assert len(apply_to(feed, ["BlockRemoved", [2], "GPU", 0])) == 1
+
+
+def test_notices_come_once_per_episode():
+    feed = a_feed(replay=False)
+    send(feed, 1, 3, 5)
+    assert list(feed.take_notices()) == [Fault.LOST]
+    send(feed, 7, now=NOTICE_INTERVAL_S - 1)
+    assert feed.take_notices() == {}
+    send(feed, 9, now=NOTICE_INTERVAL_S)
+    assert list(feed.take_notices()) == [Fault.LOST]

@@ -1,0 +1,150 @@
+"""A feed whose slot begins with the blocks of a dump: nothing is lost, nothing counts twice."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from indexer.events.cursor import EventCursor, Verdict
+from indexer.events.feed import EventFeed, StartReplay
+from indexer.events.kv_source import KvSource
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.snapshot import Place
+from indexer.tiers import Tier
+
+
+def u64(*values):
+    return np.array(values, np.uint64)
+
+
+def batch(*events):
+    return msgspec.msgpack.encode([0.0, list(events), None])
+
+
+def stored(name, parent=None):
+    return ["BlockStored", [name], parent, [name, 0, 0, 0], 4]
+
+
+def removed(name):
+    return ["BlockRemoved", [name]]
+
+
+def a_feed(place, *, replay=True, nothing_older_comes=True):
+    """A feed and its writer, which holds one block, 10, announced once."""
+    writer = PrefixIndex(100).open_slot()
+    writer.store(Tier.GPU, None, u64(99), u64(10))
+    writer.place = place
+    writer.unplaced_blocks = place is None
+    endpoint = "tcp://r:1" if replay else None
+    feed = EventFeed(KvSource(1, 0, "tcp://e:1", endpoint, 4, False, True, {0: writer}))
+    feed.begin(nothing_older_comes=nothing_older_comes)
+    return feed, writer
+
+
+def held(writer):
+    return writer._index.slot_blocks()[0, 0]
+
+
+def test_a_replay_begins_at_the_place():
+    feed, _ = a_feed(Place(5))
+    assert feed.receive(8, batch(stored(1)), 0.0) == StartReplay(5)
+
+
+def test_the_next_batch_needs_no_replay():
+    feed, writer = a_feed(Place(5))
+    assert feed.receive(5, batch(stored(1)), 0.0) is None
+    assert (held(writer), writer.place) == (2, Place(6))
+
+
+def test_events_that_the_dump_has_already_are_skipped():
+    feed, writer = a_feed(Place(5, 2))
+    feed.receive(5, batch(stored(10), stored(10), stored(1)), 0.0)
+    feed.receive(6, batch(removed(10)), 0.0)
+    assert held(writer) == 1
+
+
+def test_batches_that_waited_since_before_the_dump_are_stale():
+    feed, writer = a_feed(Place(5), nothing_older_comes=False)
+    for seq in range(3, 7):
+        feed.receive(seq, batch(stored(seq)), 0.0)
+    assert (feed.stale, feed.restarts, feed.lost, held(writer)) == (2, 0, 0, 3)
+
+
+@pytest.mark.parametrize("nothing_older_comes", [True, False])
+def test_the_very_first_batch_shows_a_restart(nothing_older_comes):
+    feed, writer = a_feed(Place(5), nothing_older_comes=nothing_older_comes)
+    feed.receive(0, batch(stored(1)), 0.0)
+    assert (feed.restarts, held(writer), writer.place) == (1, 1, Place(1))
+
+
+def test_lower_numbers_show_a_restart_to_a_late_listener():
+    feed, writer = a_feed(Place(50), replay=False)
+    feed.receive(2, batch(stored(1)), 0.0)
+    feed.receive(3, batch(stored(2)), 0.0)
+    assert (feed.restarts, held(writer)) == (1, 2)
+
+
+def test_a_complete_replay_replaces_blocks_of_unknown_place():
+    feed, writer = a_feed(None)
+    assert feed.receive(1, batch(stored(2)), 0.0) == StartReplay(0)
+    feed.receive_replayed(0, batch(stored(1)), 0.0)
+    assert (held(writer), writer.unplaced_blocks) == (2, False)
+
+
+def test_a_partial_replay_does_not_count_blocks_of_unknown_place_again():
+    feed, writer = a_feed(None)
+    feed.receive(7, batch(stored(2)), 0.0)
+    missing = batch(stored(10))
+    for now in (0.0, 1.0):
+        feed.receive_replayed(6, missing, now)
+        feed.tick(now + 0.9)
+    assert feed.lost == 6
+    feed.receive(8, batch(removed(10)), 2.0)
+    assert held(writer) == 1
+
+
+def test_the_first_batch_of_an_engine_replaces_blocks_of_unknown_place():
+    feed, writer = a_feed(None)
+    feed.receive(0, batch(stored(1)), 0.0)
+    assert held(writer) == 1
+
+
+def test_a_restart_forgets_the_place():
+    feed, writer = a_feed(Place(5))
+    feed.receive(5, batch(stored(1)), 0.0)
+    feed.receive(0, batch(), 0.0)
+    assert (held(writer), writer.place) == (0, Place(1))
+
+
+def test_a_resumed_cursor_takes_the_next_number():
+    cursor = EventCursor()
+    cursor.resume(5, nothing_older_comes=True)
+    cursor.check_invariants()
+    assert cursor.last_sequence == 4
+    assert cursor.observe(5) is Verdict.NEXT
+    cursor.resume(5, nothing_older_comes=False)
+    assert [cursor.observe(seq) for seq in (3, 4, 5)] == [
+        Verdict.STALE,
+        Verdict.STALE,
+        Verdict.NEXT,
+    ]
+
+
+def test_only_live_batches_tell_when_the_stream_was_heard():
+    feed, writer = a_feed(Place(5))
+    writer.live_at = 1.0
+    assert feed.receive(7, batch(stored(1)), 2.0) == StartReplay(5)
+    feed.receive_replayed(5, batch(stored(2)), 3.0)
+    assert (writer.place, writer.live_at) == (Place(6), 1.0)
+    feed.receive_replayed(6, batch(stored(3)), 4.0)
+    assert (writer.place, writer.live_at) == (Place(8), 4.0)
+    feed.receive(0, batch(), 9.0)
+    assert (writer.place, writer.live_at) == (Place(1), 9.0)
+
+
+def test_a_new_life_that_is_only_replayed_yet_was_not_heard():
+    feed, writer = a_feed(Place(50))
+    writer.live_at = 1.0
+    feed.receive(3, batch(stored(1)), 2.0)
+    assert feed.receive(4, batch(stored(2)), 2.0) == StartReplay(0)
+    feed.receive_replayed(0, batch(stored(3)), 3.0)
+    assert (writer.place, writer.live_at) == (Place(1), None)

@@ -1,0 +1,274 @@
+"""PrefixIndex against its naive twins, on random announcements of a small world.
+
+In the world an engine hash is a function of (seed, place), so one hash names one place; conflicts
+have their own tests in test_prefix_index.
+"""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from xxhash import xxh3_64_intdigest
+
+from indexer.index.prefix_index import PrefixIndex
+from indexer.tiers import N_TIERS, Tier
+from tests.models.prefix_index_model import EdgeModel, PlaceModel
+
+TIERS = st.sampled_from([Tier.GPU, Tier.GPU, *Tier])
+LOCALS = st.integers(1, 2)
+PLACES = st.lists(LOCALS, min_size=1, max_size=5).map(tuple)
+SLOTS = st.integers(0, 3)
+SEEDS = st.sampled_from([0, 0, 1, 2])
+
+
+def u64(values):
+    return np.array(list(values), np.uint64)
+
+
+def name_of(seed, place):
+    return xxh3_64_intdigest(bytes(place), seed)
+
+
+def names_below(seed, place, start):
+    return [name_of(seed, place[: n + 1]) for n in range(start, len(place))]
+
+
+class World:
+    """The index and its twins, side by side. `pick` is one of four open slots, whose numbers may
+    lie anywhere.
+    """
+
+    def __init__(self, padding=0, spread=False):
+        self.index = PrefixIndex(10_000, orphan_blocks_max=10_000)
+        self.places = PlaceModel()
+        self.edges = EdgeModel()
+        self.seed_of = {}  # slot -> its only seed so far, None once it used several
+        padders = [self.index.open_slot() for _ in range(padding)]
+        self.writers = [self.index.open_slot() for _ in range(4)]
+        if spread:
+            for writer in padders[:2]:
+                writer.close()
+            self.writers[0].close()
+            self.writers[0] = self.index.open_slot()
+
+    def held(self, pick):
+        """(tier, name) of everything the slot holds in the tree."""
+        return sorted(self.places.place[self.writers[pick].slot])
+
+    def held_places(self, pick):
+        return sorted(set(self.places.place[self.writers[pick].slot].values()))
+
+    def store(self, pick, tier, seed, place, start, counted):
+        """The slot announces the blocks of `place` from `start` on."""
+        writer = self.writers[pick]
+        if self.seed_of.setdefault(writer.slot, seed) != seed:
+            self.seed_of[writer.slot] = None
+        parent = name_of(seed, place[:start]) if start else None
+        names = names_below(seed, place, start)
+        stored = writer.store(tier, parent, u64(place[start:]), u64(names), counted=counted)
+        assert stored == len(names)
+        for model in (self.places, self.edges):
+            model.store(writer.slot, tier, parent, place[start:], names, counted)
+
+    def store_known(self, pick, tier, names, counted):
+        writer = self.writers[pick]
+        writer.store_known(tier, u64(names), counted=counted)
+        for model in (self.places, self.edges):
+            model.store_known(writer.slot, tier, names, counted)
+
+    def remove(self, pick, tier, names):
+        writer = self.writers[pick]
+        writer.remove(Tier(tier), u64(names))
+        for model in (self.places, self.edges):
+            model.remove(writer.slot, tier, names)
+
+    def clear(self, pick):
+        self.writers[pick].clear()
+        self._forget(self.writers[pick].slot)
+
+    def reopen(self, pick):
+        writer = self.writers[pick]
+        writer.close()
+        self._forget(writer.slot)
+        assert writer.store(Tier.GPU, None, u64([1]), u64([1])) == 0
+        self.writers[pick] = self.index.open_slot()
+
+    def _forget(self, slot):
+        self.places.clear(slot)
+        self.edges.clear(slot)
+        self.seed_of.pop(slot, None)
+
+    def compare(self, path):
+        """Every row of a match equals both twins' answer, where they speak of the same thing."""
+        matched = self.index.match(u64(path))
+        assert matched.shape == (self.index.n_slots, N_TIERS)
+        for writer in self.writers:
+            row = matched[writer.slot].tolist()
+            assert row == self.places.match(writer.slot, path)
+            if self.seed_of.get(writer.slot) is not None:
+                assert row == self.edges.match(writer.slot, path)
+        others = set(range(self.index.n_slots)) - {writer.slot for writer in self.writers}
+        assert not matched[sorted(others)].any()
+
+    def check(self):
+        """Counters agree with arrays and with the twin."""
+        self.index.check_invariants()
+        held = self.index.slot_blocks()
+        for writer in self.writers:
+            assert held[writer.slot].tolist() == self.places.blocks(writer.slot)
+        stats = self.index.stats()
+        assert stats.blocks == len(self.places.places())
+        assert stats.orphans == sum(len(orphans) for orphans in self.places.orphans.values())
+
+
+class PrefixIndexMatchesModels(RuleBasedStateMachine):
+    """Short and shrinking: finds the least sequence of steps that shows a fault."""
+
+    def __init__(self):
+        super().__init__()
+        self.world = World()
+
+    @initialize(padding=st.sampled_from([0, 3, 62, 130]), spread=st.booleans())
+    def open_slots(self, padding, spread):
+        self.world = World(padding, spread)
+
+    @rule(pick=SLOTS, tier=TIERS, seed=SEEDS, place=PLACES, data=st.data(), counted=st.booleans())
+    def store(self, pick, tier, seed, place, data, counted):
+        start = data.draw(st.integers(0, len(place) - 1))
+        self.world.store(pick, tier, seed, place, start, counted)
+
+    @rule(pick=SLOTS, tier=TIERS, seed=SEEDS, place=PLACES, counted=st.booleans())
+    def store_known(self, pick, tier, seed, place, counted):
+        self.world.store_known(pick, tier, names_below(seed, place, 0), counted)
+
+    @rule(pick=SLOTS, tier=TIERS, seed=SEEDS, place=PLACES, data=st.data())
+    def remove(self, pick, tier, seed, place, data):
+        names = data.draw(st.permutations(names_below(seed, place, 0)))
+        self.world.remove(pick, tier, names[: data.draw(st.integers(1, len(names)))])
+
+    @rule(pick=SLOTS, data=st.data())
+    def remove_something_held(self, pick, data):
+        held = self.world.held(pick)
+        if held:
+            tier, name = data.draw(st.sampled_from(held))
+            self.world.remove(pick, tier, [name])
+
+    @rule(pick=SLOTS)
+    def clear(self, pick):
+        self.world.clear(pick)
+
+    @rule(pick=SLOTS)
+    def reopen(self, pick):
+        self.world.reopen(pick)
+
+    @rule(path=st.lists(LOCALS, max_size=8))
+    def match(self, path):
+        self.world.compare(path)
+
+    @invariant()
+    def counters_agree(self):
+        self.world.check()
+
+
+def random_step(world, random, seeds):
+    """One step of a long walk, biased to what is there already."""
+    pick = random.randrange(4)
+    seed = random.choice(seeds[pick])
+    tier = random.choice([Tier.GPU, Tier.GPU, *Tier])
+    places = world.held_places(pick)
+    place = tuple(random.choices([1, 2], k=random.randint(1, 5)))
+    if places and random.random() < 0.6:
+        place = (random.choice(places) + place)[: random.randint(1, 7)]
+    counted = random.random() < 0.7
+    kind = random.random()
+    if kind < 0.45:
+        start = 0 if random.random() < 0.4 else random.randrange(len(place))
+        world.store(pick, tier, seed, place, start, counted)
+    elif kind < 0.55:
+        world.store_known(pick, tier, names_below(seed, place, 0), counted)
+    elif kind < 0.9:
+        held = world.held(pick)
+        for tier_held, name in random.sample(held, min(len(held), random.randint(1, 5))):
+            world.remove(pick, tier_held, [name])
+    elif kind < 0.96:
+        names = names_below(seed, place, 0)
+        world.remove(pick, tier, random.sample(names, random.randint(1, len(names))))
+    elif kind < 0.98:
+        world.clear(pick)
+    else:
+        world.reopen(pick)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_long_walk_keeps_the_index_equal_to_its_models(seed):
+    """Deeper than the state machine: hundreds of steps, aliases, copies and orphans all along."""
+    random = Random(seed)
+    world = World(padding=random.choice([0, 62, 130]), spread=seed % 2 == 1)
+    one_each = seed % 4 == 0  # then the edge model speaks of every slot
+    seeds = [[n % 3] if one_each else [0, n % 3, 2] for n in range(4)]
+    for _ in range(250):
+        random_step(world, random, seeds)
+        world.check()
+        places = sorted(world.places.places())
+        for place in random.sample(places, min(len(places), 6)):
+            world.compare([*place, random.randint(1, 2)])
+
+
+class SmallIndexStaysConsistent(RuleBasedStateMachine):
+    """An index that is nearly always full, with hash conflicts: only invariants can be asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.index = PrefixIndex(12, orphan_blocks_max=5)
+        self.writers = [self.index.open_slot() for _ in range(3)]
+
+    @rule(
+        pick=st.integers(0, 2),
+        tier=TIERS,
+        parent=st.none() | st.integers(0, 9),
+        blocks=st.lists(st.tuples(LOCALS, st.integers(0, 9)), max_size=8),
+        counted=st.booleans(),
+    )
+    def store(self, pick, tier, parent, blocks, counted):
+        locals_, names = u64(b for b, _ in blocks), u64(n for _, n in blocks)
+        stored = self.writers[pick].store(tier, parent, locals_, names, counted=counted)
+        assert 0 <= stored <= len(blocks)
+
+    @rule(pick=st.integers(0, 2), tier=TIERS, names=st.lists(st.integers(0, 9), max_size=5))
+    def store_known(self, pick, tier, names):
+        self.writers[pick].store_known(tier, u64(names))
+
+    @rule(pick=st.integers(0, 2), tier=TIERS, names=st.lists(st.integers(0, 9), max_size=5))
+    def remove(self, pick, tier, names):
+        removed = self.writers[pick].remove(tier, u64(names))
+        assert 0 <= removed <= len(names)
+
+    @rule(pick=st.integers(0, 2))
+    def reopen(self, pick):
+        slot = self.writers[pick].slot
+        self.writers[pick].close()
+        assert not self.index.slot_blocks()[slot].any()
+        self.writers[pick] = self.index.open_slot()
+
+    @rule(path=st.lists(LOCALS, max_size=8))
+    def match(self, path):
+        matched = self.index.match(u64(path))
+        assert (matched[:, 1:] >= matched[:, :-1]).all()
+        assert matched.min() >= 0
+        assert matched.max() <= len(path)
+
+    @invariant()
+    def counters_agree(self):
+        self.index.check_invariants()
+        stats = self.index.stats()
+        assert stats.blocks <= 12
+        assert stats.orphans <= 5
+
+
+PrefixIndexMatchesModels.TestCase.settings = settings(stateful_step_count=50)
+SmallIndexStaysConsistent.TestCase.settings = settings(stateful_step_count=60)
+TestPrefixIndexMatchesModels = PrefixIndexMatchesModels.TestCase
+TestSmallIndexStaysConsistent = SmallIndexStaysConsistent.TestCase

@@ -1,0 +1,324 @@
+"""The text that Prometheus reads: true, bounded, and with counters that never fall."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from indexer.hashing.hashes import block_hashes
+from indexer.sockets.listener import ListenerStatus
+from indexer.tiers import Tier
+from select_service.api import examples
+from select_service.bodies.replicas import ReplicaStatus
+from select_service.core.identity import PartitionKey, Rank
+from select_service.metrics import service_metrics as metrics_module
+from select_service.metrics.series import Chosen, GrowingSums
+from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Metrics
+from tests.builders import (
+    a_reservation,
+    a_select,
+    a_select_and_reserve,
+    a_selector,
+    a_worker,
+)
+
+NOW = 1000.0
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+class Listeners:
+    """The status of listeners as a test wants it."""
+
+    def __init__(self):
+        self.statuses = {}
+
+    def status(self):
+        return dict(self.statuses)
+
+
+def a_status(**fields):
+    values = {
+        "state": "connected",
+        "endpoint": "tcp://w:5557",
+        "replay_endpoint": None,
+        "last_sequence": 9,
+        "batches": 0,
+        "gaps": 0,
+        "replayed": 0,
+        "lost": 0,
+        "stale": 0,
+        "restarts": 0,
+        "decode_errors": 0,
+        "last_error": None,
+        "last_event_monotonic": None,
+        "stored_blocks": 0,
+        "removed_blocks": 0,
+        "dropped": {},
+    }
+    return ListenerStatus(**{**values, **fields})
+
+
+class Scraped:
+    """One scrape, read with Prometheus' own parser."""
+
+    def __init__(self, text):
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self.samples = {
+            (sample.name.removeprefix("select_service_"), frozenset(sample.labels.items())): (
+                sample.value
+            )
+            for family in self.families.values()
+            for sample in family.samples
+        }
+        assert len(self.samples) == sum(len(f.samples) for f in self.families.values())
+
+    def value(self, name, **labels):
+        return self.samples.get((name, frozenset((k, str(v)) for k, v in labels.items())))
+
+    def series(self, name):
+        return [dict(labels) for found, labels in self.samples if found == name]
+
+
+@pytest.fixture
+def selector():
+    selector = a_selector(ttl_s=10.0)
+    selector.register(a_worker(1, data_parallel_size=2))
+    return selector
+
+
+@pytest.fixture
+def listeners():
+    return Listeners()
+
+
+@pytest.fixture
+def metrics():
+    return Metrics("1.2.3", clock=lambda: NOW)
+
+
+@pytest.fixture
+def scrape(metrics, selector, listeners):
+    return lambda: Scraped(metrics.text(metrics.observe(selector, listeners)).decode())
+
+
+SCOPE = {"model_name": "m", "tenant_id": "default"}
+
+
+def test_requests_are_counted_by_route_method_and_status(metrics, scrape):
+    for status in (200, 200, 503):
+        metrics.request("/select", "POST", status)
+    seen = scrape()
+    assert seen.value("requests_total", route="/select", method="POST", status=200) == 2
+    assert seen.value("requests_total", route="/select", method="POST", status=503) == 1
+
+
+def test_invented_methods_share_one_series(metrics, scrape):
+    for method in ("BREW", "WHEN", "PROPFIND"):
+        metrics.request("/select", method, 405)
+    seen = scrape()
+    assert seen.value("requests_total", route="/select", method="other", status=405) == 3
+    assert len(seen.series("requests_total")) == 1
+
+
+def test_the_latency_histogram_is_cumulative_and_includes_its_bounds(metrics, scrape):
+    for seconds in (1e-6, SELECTION_BUCKETS_S[0], SELECTION_BUCKETS_S[1], 2.0):
+        metrics.selection("/select", seconds)
+    seen = scrape()
+    first, second = SELECTION_BUCKETS_S[:2]
+    bucket = "selection_duration_seconds_bucket"
+    assert seen.value(bucket, route="/select", le=first) == 2
+    assert seen.value(bucket, route="/select", le=second) == 3
+    assert seen.value(bucket, route="/select", le="1.0") == 3
+    assert seen.value(bucket, route="/select", le="+Inf") == 4
+    assert seen.value("selection_duration_seconds_count", route="/select") == 4
+    assert seen.value("selection_duration_seconds_sum", route="/select") == pytest.approx(
+        2.0 + 1e-6 + first + second
+    )
+
+
+def test_version_is_shown(scrape):
+    assert scrape().value("build_info", version="1.2.3") == 1
+
+
+def test_selector_state_is_read_at_scrape_time(selector, scrape):
+    selector.reserve(a_reservation("a", 1, tokens=8), 0.0)
+    selector.reserve(a_reservation("b", 1, tokens=8), 0.0)
+    selector.prefill_complete("b", 0.0)
+    seen = scrape()
+    rank = {**SCOPE, "worker_id": 1, "dp_rank": 0}
+    assert seen.value("reservations", state="prefill") == 1
+    assert seen.value("reservations", state="decode") == 1
+    assert seen.value("reserved_blocks") == 4
+    assert seen.value("prefill_tokens", **rank) == 8
+    assert seen.value("active_blocks", **rank) == 2
+    assert seen.value("active_requests", **rank) == 2
+    assert seen.value("active_requests", **{**rank, "dp_rank": 1}) == 0
+    selector.tick(11.0)
+    seen = scrape()
+    assert seen.value("reservations", state="prefill") == 0
+    assert seen.value("reservations_expired_total") == 2
+    assert seen.value("active_requests", **rank) == 0
+
+
+def test_workers_are_shown_by_lifecycle(selector, scrape):
+    selector.register(a_worker(2, endpoint=None))
+    seen = scrape()
+    assert seen.value("workers", lifecycle="schedulable") == 1
+    assert seen.value("workers", lifecycle="incomplete") == 1
+    assert seen.value("workers", lifecycle="unschedulable") == 0
+
+
+def test_decisions_and_overlap_are_counters_of_blocks(selector, scrape):
+    partition = selector.fleet.partitions[PartitionKey("m", "default")]
+    blocks = block_hashes(np.arange(8, dtype=np.uint32), 4)
+    partition.writer(Rank(1, 1)).store(Tier.GPU, None, blocks, blocks)
+    selector.select(a_select(20), 0.0)
+    selector.select_and_reserve(a_select_and_reserve(20), 0.0)
+    seen = scrape()
+    assert seen.value("decisions_total", **SCOPE, kind="select") == 1
+    assert seen.value("decisions_total", **SCOPE, kind="reserve") == 1
+    assert seen.value("prompt_blocks_total", **SCOPE) == 10
+    assert seen.value("matched_blocks_total", **SCOPE, tier="gpu") == 4
+    assert seen.value("matched_blocks_total", **SCOPE, tier="disk") == 0
+    assert seen.value("best_reachable_overlap_blocks_total", **SCOPE) == 4
+    assert seen.value("chosen_overlap_blocks_total", **SCOPE) == 4
+    assert seen.value("index_blocks", **SCOPE) == 2
+    assert seen.value("index_memberships", **SCOPE) == 2
+    assert seen.value("index_bytes", **SCOPE) > 0
+
+
+def test_listener_counters_and_lag_are_per_rank(listeners, scrape):
+    listeners.statuses = {
+        (1, 0): a_status(batches=5, gaps=1, lost=2, last_event_monotonic=NOW - 2.5),
+        (1, 1): a_status(state="no_events_yet", decode_errors=3),
+    }
+    seen = scrape()
+    assert seen.value("kv_event_batches_total", worker_id=1, dp_rank=0) == 5
+    assert seen.value("kv_event_lost_batches_total", worker_id=1, dp_rank=0) == 2
+    assert seen.value("kv_event_lag_seconds", worker_id=1, dp_rank=0) == 2.5
+    assert seen.value("kv_event_decode_errors_total", worker_id=1, dp_rank=1) == 3
+    assert seen.value("kv_event_lag_seconds", worker_id=1, dp_rank=1) is None
+    assert seen.value("kv_event_listeners", state="connected") == 1
+    assert seen.value("kv_event_listeners", state="no_events_yet") == 1
+
+
+def test_dropped_events_stay_counted_when_their_rank_leaves(listeners, scrape):
+    listeners.statuses = {(1, 0): a_status(dropped={"medium": 3})}
+    assert scrape().value("kv_event_dropped_total", reason="medium") == 3
+    listeners.statuses = {(2, 0): a_status(dropped={"medium": 1})}
+    assert scrape().value("kv_event_dropped_total", reason="medium") == 4
+    listeners.statuses = {}
+    assert scrape().value("kv_event_dropped_total", reason="medium") == 4
+
+
+def test_labels_of_any_text_are_escaped_and_read_back(selector, scrape):
+    evil = 'a"b\\c\nd{}é'
+    selector.register(a_worker(7, model_name=evil, tenant_id=""))
+    seen = scrape()
+    assert seen.value("ranks", model_name=evil, tenant_id="") == 1
+
+
+# --- bounds
+
+
+def test_ranks_beyond_the_bound_are_summed(monkeypatch, selector, scrape):
+    monkeypatch.setattr(metrics_module, "RANK_SERIES_MAX", 1)
+    selector.reserve(a_reservation("a", 1, tokens=8), 0.0)
+    selector.reserve(a_reservation("b", 1, tokens=12, dp_rank=1), 0.0)
+    seen = scrape()
+    assert seen.value("prefill_tokens", **SCOPE, worker_id=1, dp_rank=0) == 8
+    assert seen.value("prefill_tokens", **SCOPE, worker_id="other", dp_rank="other") == 12
+    assert len(seen.series("prefill_tokens")) == 2
+    assert seen.value("rank_series_truncated") == 1
+
+
+def test_partitions_beyond_the_bound_are_summed(monkeypatch, selector, listeners):
+    monkeypatch.setattr(metrics_module, "PARTITION_SERIES_MAX", 1)
+    metrics = Metrics("1")
+    for worker_id in (2, 3):
+        selector.register(a_worker(worker_id, model_name=f"m{worker_id}"))
+        selector.select(a_select(8, model_name=f"m{worker_id}"), 0.0)
+        selector.reserve(
+            a_reservation(f"r{worker_id}", worker_id, tokens=8, model_name=f"m{worker_id}"), 0.0
+        )
+    seen = Scraped(metrics.text(metrics.observe(selector, listeners)).decode())
+    other = {"model_name": "other", "tenant_id": "other"}
+    assert seen.value("prompt_blocks_total", **SCOPE) == 0
+    assert seen.value("prompt_blocks_total", **other) == 4
+    assert seen.value("ranks", **other) == 2
+    assert seen.value("prefill_tokens", **other, worker_id="other", dp_rank="other") == 16
+    assert seen.value("partition_series_truncated") == 2
+    assert len(seen.series("ranks")) == 2
+
+
+def test_a_partition_that_is_really_called_other_makes_no_second_series(selector, scrape):
+    selector.register(a_worker(5, model_name="other", tenant_id="other"))
+    seen = scrape()  # raises on equal series
+    assert seen.value("ranks", model_name="other", tenant_id="other") == 1
+
+
+def test_listeners_beyond_the_bound_are_summed_and_the_sum_never_falls(
+    monkeypatch, selector, listeners
+):
+    monkeypatch.setattr(metrics_module, "RANK_SERIES_MAX", 1)
+    metrics = Metrics("1")
+
+    def others():
+        seen = Scraped(metrics.text(metrics.observe(selector, listeners)).decode())
+        return seen.value("kv_event_batches_total", worker_id="other", dp_rank="other")
+
+    listeners.statuses = {(1, 0): a_status(batches=100), (2, 0): a_status(batches=5)}
+    assert others() == 5
+    listeners.statuses[3, 0] = a_status(batches=10)
+    assert others() == 15
+    del listeners.statuses[2, 0]
+    listeners.statuses[3, 0] = a_status(batches=11)
+    assert others() == 16
+
+
+def test_a_place_that_becomes_free_goes_to_a_newcomer():
+    chosen = Chosen(2)
+    assert chosen.of("abc") == {"a", "b"}
+    assert chosen.of("cab") == {"a", "b"}
+    assert chosen.of("bc") == {"b"}
+    assert chosen.of("bcd") == {"b", "d"}
+    assert chosen.of("") == set()
+
+
+def test_a_counter_that_started_anew_counts_from_zero():
+    sums = GrowingSums()
+    assert sums.grow("x", {"a": 10}) == 10
+    assert sums.grow("x", {"a": 4}) == 14
+    assert sums.grow("x", {}) == 14
+    assert sums.grow("x", {"b": 1}) == 15
+
+
+# --- the document
+
+
+def test_every_family_is_documented_and_every_documented_one_exists(metrics, selector, listeners):
+    listeners.statuses = {(1, 0): a_status(last_event_monotonic=NOW, dropped={"medium": 1})}
+    metrics.request("/select", "POST", 200)
+    metrics.selection("/select", 1e-4)
+    replicas = msgspec.convert(examples.ANSWERS[("replica_status", 200)], ReplicaStatus)
+    scraped = Scraped(
+        metrics.text(
+            metrics.observe(selector, listeners, replicas, engine_scrapes={"ok": 1})
+        ).decode()
+    )
+    exposed = {
+        name + ("_total" if family.type == "counter" else "")
+        for name, family in scraped.families.items()
+        if not name.startswith("select_service_process_")
+    }
+    rows = r"^\| `((?:select_service|dynamo)_\w+)`"
+    documented = set(re.findall(rows, DOCUMENT.read_text(), re.MULTILINE))
+    assert exposed == documented
+
+
+def test_every_family_has_a_help_text(metrics, scrape):
+    metrics.selection("/select", 1e-4)
+    assert all(family.documentation.strip() for family in scrape().families.values())

@@ -1,0 +1,67 @@
+"""A policy file that cannot be used stops the start with one line."""
+
+import pytest
+
+from select_service.settings.admission_rules import POLICY_BYTES_MAX, admission_rules
+from select_service.settings.config import ConfigError, parse
+
+ONE_CLASS = """
+default_policy_family: chat
+uncached_isl_buckets: [{min_tokens: 0, bucket: all}]
+policy_classes: [{name: chat_all, policy_family: chat, cache_bucket: all, %s}]
+"""
+
+
+def rules_of(path, text, *flags):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return admission_rules(parse(["--policy-config", str(path), *flags], {}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        "[" * 20_000,
+        "policy_classes: 2001-13-45",
+        "policy_classes: 2001-12-14t21:59:43.10-99:00",
+        "policy_classes: " + "9" * 5000,
+        "policy_classes: !!int many",
+        "policy_classes: !!bool perhaps",
+        "policy_classes: !!timestamp never",
+        "policy_classes: !!python/object:os.system x",
+        "&a [*a]",
+        ONE_CLASS % "quantum: 0",
+        ONE_CLASS % "queue_policy: newest",
+        ONE_CLASS % "prefill_busy_threshold_frac: .nan",
+        ONE_CLASS % "priority: 1",
+        ONE_CLASS % "quantum: 1" + "models: {other: {default_policy_family: chat}}",
+        "#" * (POLICY_BYTES_MAX + 1),
+    ],
+    ids=range(17),
+)
+def test_a_file_that_makes_no_sense_is_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "policy.yaml"
+    with pytest.raises(ConfigError) as error:
+        rules_of(path, text)
+    assert str(error.value).startswith(f"policy file {path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        admission_rules(parse(["--policy-config", str(tmp_path / "none.yaml")], {}))
+
+
+@pytest.mark.parametrize(
+    ("own", "flags", "frac"),
+    [
+        ("quantum: 2", [], 16.0),
+        ("quantum: 2", ["--queue-threshold", "0.5"], 0.5),
+        ("prefill_busy_threshold_frac: 3.0", ["--queue-threshold", "0.5"], 3.0),
+        ("prefill_busy_threshold: 100", ["--queue-threshold", "0.5"], None),
+    ],
+)
+def test_a_class_without_a_threshold_has_that_of_the_process(tmp_path, own, flags, frac):
+    rules = rules_of(tmp_path / "policy.yaml", ONE_CLASS % own, *flags)
+    assert rules.queue.profile("m").classes[0].prefill_busy_threshold_frac == frac

@@ -1,0 +1,160 @@
+"""Flags, environment, and what stops the start."""
+
+import subprocess
+import sys
+from math import inf
+
+import pytest
+
+from select_service.settings.config import SETTINGS, ConfigError, parse
+
+
+def test_defaults_are_those_of_the_document():
+    config = parse([], {})
+    assert (config["port"], config["threads"], config["host"]) == (8092, 4, "0.0.0.0")
+    assert config["reservation_ttl_s"] == 3600.0
+    assert config.values["port"].origin == "default"
+
+
+def test_command_line_wins_over_the_environment():
+    environment = {"SELECT_SERVICE_PORT": "1000", "SELECT_SERVICE_THREADS": "2"}
+    config = parse(["--port", "2000"], environment)
+    assert config.values["port"] == (2000, "command line")
+    assert config.values["threads"] == (2, "environment SELECT_SERVICE_THREADS")
+
+
+def test_every_flag_has_an_environment_twin():
+    for setting in SETTINGS:
+        if setting.flag:
+            twin = "SELECT_SERVICE_" + setting.flag[2:].replace("-", "_").upper()
+            assert setting.variables[0] == twin
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "0.5", "overlap_score_credit", 0.5),
+        ("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT", "0", "host_cache_hit_weight", 0.0),
+        ("DYN_USE_KV_EVENTS", "OFF", "use_kv_events", False),
+        ("DYN_ROUTER_TRACK_ACTIVE_BLOCKS", "no", "track_active_blocks", False),
+        ("DYN_ROUTER_ASSUME_KV_REUSE", "Yes", "assume_kv_reuse", True),
+        ("DYN_OVERLAP_SCORE_WEIGHT", "2", "overlap_score_weight", 2.0),
+    ],
+)
+def test_router_variables_are_read(variable, text, name, value):
+    assert parse([], {variable: text})[name] == value
+
+
+def test_first_of_two_variables_of_one_setting_counts():
+    both = {"DYN_OVERLAP_SCORE_WEIGHT": "2", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "3"}
+    assert parse([], both)["overlap_score_weight"] == 3.0
+
+
+def test_the_old_weight_stands_for_the_prefill_load_scale():
+    variable = "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT"
+    config = parse([], {variable: "2", "DYN_ROUTER_PREFILL_LOAD_SCALE": "7"})
+    assert config.values["prefill_load_scale"] == (2.0, f"environment {variable}")
+    assert config["overlap_score_credit"] == 1.0
+    config = parse([], {variable: "0"})
+    assert config.values["overlap_score_credit"] == (0.0, f"environment {variable}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "complaint"),
+    [
+        (["--port", "65536"], {}, "--port: expected a whole number from 0 to 65535, got `65536`"),
+        (["--port", "8o92"], {}, "--port: expected a whole number"),
+        (["--port", "٣"], {}, "--port: expected a whole number"),
+        (["--port", "8_092"], {}, "--port: expected a whole number"),
+        (["--port", " 8092"], {}, "--port: expected a whole number"),
+        (["--port", "1" * 5000], {}, "--port: expected a whole number"),
+        (["--port", "1\n2"], {}, "got `1\\n2`"),
+        (["--reservation-ttl-secs", "1_0"], {}, "--reservation-ttl-secs: expected a number"),
+        (["--reservation-ttl-secs", "1e999"], {}, "--reservation-ttl-secs: expected a number"),
+        (["--threads", "0"], {}, "--threads: expected a whole number from 1 to 64"),
+        (["--reservation-ttl-secs", "nan"], {}, "--reservation-ttl-secs: expected a number from 0"),
+        (["--reservation-ttl-secs", "-1"], {}, "--reservation-ttl-secs: expected a number"),
+        (["--log-format", "xml"], {}, "--log-format: expected one of text, json, got `xml`"),
+        (["--policy", "best"], {}, "--policy: expected one of reference"),
+        (["--indexer-peers", "https://a"], {}, "--indexer-peers: expected http URLs of services"),
+        (["--indexer-peers", "http://a,b:1"], {}, "--indexer-peers: expected http URLs"),
+        (["--indexer-peers", "http://a:x"], {}, "--indexer-peers: expected http URLs"),
+        (["--indexer-peers", "http://u@a:1"], {}, "--indexer-peers: expected http URLs"),
+        (["--indexer-peers", "http://a?x"], {}, "--indexer-peers: expected http URLs"),
+        (["--indexer-peers", "http://c,http://a..b:80"], {}, "`http://a..b:80`: `a..b` is no host"),
+        (["--snapshot-path", ""], {}, "--snapshot-path: expected a text"),
+        (["--snapshot-interval-secs", "0"], {}, "--snapshot-interval-secs: expected a number"),
+        (["--replica-sync-port", "0"], {}, "--replica-sync-port: expected a whole number from 1"),
+        (["--replica-sync-peers", "tcp://a:1"], {}, "requires --replica-sync-port"),
+        (["--advertise-url", "a:1"], {}, "--advertise-url: expected an http or https URL"),
+        (["--nonsense"], {}, "unrecognized arguments: --nonsense"),
+        ([], {"DYN_ROUTER_TEMPERATURE": "-1"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
+        ([], {"DYN_ROUTER_TEMPERATURE": "inf"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
+        ([], {"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "1.5"}, "expected a number from 0 to 1"),
+        ([], {"DYN_USE_KV_EVENTS": "disabled"}, "DYN_USE_KV_EVENTS: expected one of 1, true"),
+        ([], {"DYN_USE_KV_EVENTS": ""}, "DYN_USE_KV_EVENTS: expected one of"),
+        ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "-1"}, "DYN_ROUTER_QUEUE_THRESHOLD: expected a number"),
+        ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "nan"}, "expected a number from 0 upwards"),
+        ([], {"DYN_ROUTER_QUEUE_POLICY": "lcfs"}, "expected one of fcfs, wspt"),
+        (["--active-decode-blocks-threshold", "1.1"], {}, "expected a number from 0 to 1"),
+        (["--priority-tiers", "a,,b"], {}, "expected 1 to 16 different names"),
+        (["--priority-tiers", "a,a"], {}, "expected 1 to 16 different names"),
+        (["--priority-tiers", "x" * 65], {}, "names of at most 64 characters"),
+        ([], {"SELECT_SERVICE_REPLICA_SYNC_PORT": "x"}, "expected a whole number"),
+    ],
+)
+def test_values_that_make_no_sense_are_named(argv, environment, complaint):
+    with pytest.raises(ConfigError) as error:
+        parse(argv, environment)
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_peers_to_recover_from_keep_their_order_and_are_distinct():
+    flags = ["--indexer-peers", "http://b:1, http://a/x,http://b:1,"]
+    assert parse(flags, {})["indexer_peers"] == ("http://b:1", "http://a/x")
+    assert parse(["--indexer-peers", ""], {})["indexer_peers"] == ()
+
+
+def test_replica_peers_are_distinct_and_sorted():
+    flags = ["--replica-sync-port", "1", "--replica-sync-peers", "tcp://b:1,tcp://a:1, tcp://b:1,"]
+    assert parse(flags, {})["replica_sync_peers"] == ("tcp://a:1", "tcp://b:1")
+
+
+def test_a_replica_peer_that_is_no_endpoint_is_named_once_with_its_flag():
+    with pytest.raises(ConfigError) as error:
+        parse(["--replica-sync-port", "1", "--replica-sync-peers", "tcp://a:1,bad"], {})
+    named = "--replica-sync-peers: invalid replica peer endpoint `bad`: missing scheme"
+    assert str(error.value) == named
+
+
+def test_variables_without_effect_are_reported():
+    assert parse([], {"DYN_ROUTER_PREDICTED_TTL_SECS": "3"}).without_effect == (
+        "DYN_ROUTER_PREDICTED_TTL_SECS",
+    )
+
+
+def test_every_setting_is_shown_with_its_value_and_origin():
+    shown = parse([], {"DYN_ROUTER_QUEUE_THRESHOLD": "inf"}).effective()
+    assert shown.keys() == {setting.name for setting in SETTINGS}
+    assert shown["port"] == {"value": 8092, "origin": "default"}
+    origin = "environment DYN_ROUTER_QUEUE_THRESHOLD"
+    assert shown["queue_threshold"] == {"value": inf, "origin": origin}
+
+
+def run(*argv):
+    return subprocess.run(
+        [sys.executable, "-m", "select_service", *argv], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_wrong_setting_ends_with_status_2_and_one_line():
+    result = run("--port", "x")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("select-service: error: --port: expected")
+
+
+def test_version_and_help_are_printed():
+    assert run("--version").stdout.startswith("select-service ")
+    assert "--index-max-blocks" in run("--help").stdout
