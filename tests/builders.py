@@ -5,13 +5,9 @@ from random import Random
 import msgspec
 
 from indexer.index.prefix_index import PrefixIndex
-from select_service.bodies.schema import (
-    ReservationRequest,
-    SelectAndReserveRequest,
-    SelectRequest,
-    WorkerPatch,
-    WorkerRegistration,
-)
+from select_service.bodies.reservations import ReservationRequest
+from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
+from select_service.bodies.workers import WorkerPatch, WorkerRegistration
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.selector import Selector
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
-from select_service.bodies.schema import SelectAndReserveRequest, WorkerRegistration
+from select_service.bodies.selection import SelectAndReserveRequest
+from select_service.bodies.workers import WorkerRegistration
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.selector import Selector

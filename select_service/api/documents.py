@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.bodies.schema import U32, U64
+from select_service.bodies.common import U32, U64
 
 
 class SettingView(Struct, kw_only=True):

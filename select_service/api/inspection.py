@@ -11,7 +11,7 @@ from indexer.dumps.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.dumps.json_dump import document_chunks
 from indexer.dumps.moment import now
 from select_service.api.service import Service, query_of, scope_filter
-from select_service.bodies.schema import PromptQuery
+from select_service.bodies.prompts import PromptQuery
 from select_service.core.views.dump_parts import DumpPart, by_name
 from select_service.errors import CapacityExceeded
 from select_service.http.accept import asks_for

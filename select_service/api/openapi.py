@@ -13,7 +13,7 @@ from msgspec import inspect
 from select_service.api import examples
 from select_service.api.route_table import PATH_PARAMETERS, ROUTES, TAGS
 from select_service.bodies.admission import OverloadedBody
-from select_service.bodies.schema import U64, U64_MAX, ErrorBody, Hash
+from select_service.bodies.common import U64, U64_MAX, ErrorBody, Hash
 from select_service.errors import Overloaded, SelectError
 from select_service.http.endpoint import Answer, HeaderParameter, QueryParameter, Route
 

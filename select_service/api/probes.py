@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from select_service.api.service import Service, keeping_report, now
 from select_service.api.workers import with_state
-from select_service.bodies.schema import RecoveryView, Status
+from select_service.bodies.common import Status
+from select_service.bodies.workers import RecoveryView
 from select_service.http.codec import json_response
 
 _OK = Status()

@@ -5,8 +5,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.service import ReplicaPlane, Service
+from select_service.bodies.common import Status
 from select_service.bodies.replicas import ReplicaPeerRequest, ReplicaStatus
-from select_service.bodies.schema import Status
 from select_service.errors import Conflict, NotFound
 from select_service.http.codec import body_as, json_response
 

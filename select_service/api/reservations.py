@@ -15,7 +15,8 @@ from select_service.api.service import (
     query_of,
     scope_filter,
 )
-from select_service.bodies.schema import U64_MAX, OutputBlockRequest, ReservationRequest, Status
+from select_service.bodies.common import U64_MAX, Status
+from select_service.bodies.reservations import OutputBlockRequest, ReservationRequest
 from select_service.core.load.reservations import ReservationFilter
 from select_service.http.codec import ClientGone, body_as, json_response
 

@@ -12,7 +12,17 @@ from msgspec import Meta
 from select_service.api.documents import ConfigView, PartitionDumpView
 from select_service.bodies import admission as schema_admission
 from select_service.bodies import replicas as schema_replicas
-from select_service.bodies import schema
+from select_service.bodies.common import U64, Status
+from select_service.bodies.inspection import OverlapScores, PartitionLoads, RankLoad
+from select_service.bodies.prompts import PromptQuery
+from select_service.bodies.reservations import (
+    OutputBlockRequest,
+    Reservation,
+    ReservationPage,
+    ReservationRequest,
+)
+from select_service.bodies.selection import SelectAndReserveRequest, Selection, SelectRequest
+from select_service.bodies.workers import Ready, WorkerPatch, WorkerRecord, WorkerRegistration
 from select_service.errors import (
     BadRequest,
     BodyTooLarge,
@@ -57,7 +67,7 @@ TAGS: Mapping[str, str] = {
 }
 
 PATH_PARAMETERS: Mapping[str, tuple[Any, str]] = {
-    "worker_id": (schema.U64, "Id of the worker, an unsigned 64-bit integer."),
+    "worker_id": (U64, "Id of the worker, an unsigned 64-bit integer."),
     "reservation_id": (
         Annotated[str, Meta(min_length=1)],
         "Id of the reservation, percent-encoded.",
@@ -71,7 +81,7 @@ _ROUTING_GROUP = QueryParameter(
 )
 _SCOPE = (_MODEL_NAME, _TENANT_ID, _ROUTING_GROUP)
 _PAGE = (
-    QueryParameter("worker_id", schema.U64, "Only reservations of this worker."),
+    QueryParameter("worker_id", U64, "Only reservations of this worker."),
     QueryParameter(
         "limit", Annotated[int, Meta(ge=1, le=PAGE_ROWS_MAX)], "Rows of a page at most.", PAGE_ROWS
     ),
@@ -117,9 +127,9 @@ _PROMPT_DETAIL = (
 )
 _EVERY_SECOND = "Cheap enough for a scrape every few seconds."
 
-_SELECTION = Answer("The chosen rank.", schema.Selection)
-_RECORD = Answer("The worker as it stands now.", schema.WorkerRecord)
-_OK = Answer("Done.", schema.Status)
+_SELECTION = Answer("The chosen rank.", Selection)
+_RECORD = Answer("The worker as it stands now.", WorkerRecord)
+_OK = Answer("Done.", Status)
 
 _SELECTION_ROUTES = (
     Route(
@@ -131,7 +141,7 @@ _SELECTION_ROUTES = (
         {200: _SELECTION},
         "Choosing and booking are one step: of two requests that arrive together, the second sees "
         "the load of the first. A refused request books nothing. " + _PROMPT_DETAIL,
-        schema.SelectAndReserveRequest,
+        SelectAndReserveRequest,
         refusals=(*_BODY, Conflict, NoWorkers, NoEligibleRank, *_ADMISSION),
         headers=_POLICY_CLASS,
     ),
@@ -144,7 +154,7 @@ _SELECTION_ROUTES = (
         {200: _SELECTION},
         "Callers that ask at the same moment all see the same load and meet on one rank; prefer "
         "/select_and_reserve. " + _PROMPT_DETAIL,
-        schema.SelectRequest,
+        SelectRequest,
         refusals=(*_BODY, NoWorkers, NoEligibleRank, *_ADMISSION),
         headers=_POLICY_CLASS,
     ),
@@ -157,10 +167,10 @@ _RESERVATION_ROUTES = (
         "create_reservation",
         "reservations",
         "Book load on a rank that the caller chose",
-        {201: Answer("The reservation.", schema.Reservation)},
+        {201: Answer("The reservation.", Reservation)},
         "The prompt is given as tokens, or as `sequence_hashes` and `isl_tokens`; `block_hashes` "
         "are not used. Without `effective_prefill_tokens` the whole prompt counts as prefill load.",
-        schema.ReservationRequest,
+        ReservationRequest,
         refusals=(*_BODY, NotFound, Conflict, NoWorkers),
     ),
     Route(
@@ -169,7 +179,7 @@ _RESERVATION_ROUTES = (
         "list_reservations",
         "reservations",
         "List live reservations, oldest first",
-        {200: Answer("One page.", schema.ReservationPage)},
+        {200: Answer("One page.", ReservationPage)},
         "Ask again with `after` set to `next` until it is null. A page of a filtered list may be "
         "shorter than `limit`.",
         query=_SCOPE + _PAGE,
@@ -194,7 +204,7 @@ _RESERVATION_ROUTES = (
         {200: _OK},
         "With `decay_fraction` (0.0 to 1.0) the blocks that only this reservation holds count so "
         "much each from now on: 1 is a full block. The body may be `{}` but must be there.",
-        schema.OutputBlockRequest,
+        OutputBlockRequest,
         refusals=(*_BODY, NotFound),
     ),
     Route(
@@ -276,7 +286,7 @@ _WORKER_ROUTES = (
         {201: _RECORD},
         "Replaces the whole record of `worker_id`. What the worker still lacks is not an error: "
         "its `lifecycle` is `incomplete` and `not_schedulable_reasons` says why.",
-        schema.WorkerRegistration,
+        WorkerRegistration,
         refusals=_BODY,
     ),
     Route(
@@ -288,7 +298,7 @@ _WORKER_ROUTES = (
         {
             200: Answer(
                 "Workers by model, tenant and id, with the state of their KV event listeners.",
-                list[schema.WorkerRecord],
+                list[WorkerRecord],
             )
         },
         query=_SCOPE,
@@ -303,7 +313,7 @@ _WORKER_ROUTES = (
         {200: _RECORD},
         "A field that is absent or null keeps its value. Ranks that remain keep their "
         "reservations, and their index unless their event endpoint changes.",
-        schema.WorkerPatch,
+        WorkerPatch,
         refusals=(*_BODY, NotFound),
     ),
     Route(
@@ -325,7 +335,7 @@ _INSPECTION_ROUTES = (
         "loads",
         "inspection",
         "Load of every rank now",
-        {200: Answer("Partitions by model and tenant.", list[schema.PartitionLoads])},
+        {200: Answer("Partitions by model and tenant.", list[PartitionLoads])},
         query=_SCOPE,
         refusals=(BadRequest,),
     ),
@@ -335,9 +345,9 @@ _INSPECTION_ROUTES = (
         "potential_loads",
         "inspection",
         "What the load of every rank would be with this prompt on it",
-        {200: Answer("Ranks by worker and rank.", list[schema.RankLoad])},
+        {200: Answer("Ranks by worker and rank.", list[RankLoad])},
         _PROMPT_DETAIL,
-        schema.PromptQuery,
+        PromptQuery,
         refusals=(*_BODY, NoWorkers),
     ),
     Route(
@@ -346,9 +356,9 @@ _INSPECTION_ROUTES = (
         "overlap_scores",
         "inspection",
         "How many leading blocks of this prompt every rank holds",
-        {200: Answer("Ranks by worker and rank.", schema.OverlapScores)},
+        {200: Answer("Ranks by worker and rank.", OverlapScores)},
         _PROMPT_DETAIL,
-        schema.PromptQuery,
+        PromptQuery,
         refusals=(*_BODY, NoWorkers),
     ),
     Route(
@@ -385,7 +395,7 @@ _REPLICA_ROUTES = (
         "register_peer",
         "replicas",
         "Listen to another replica",
-        {200: Answer("It was a peer already.", schema.Status), 201: _OK},
+        {200: Answer("It was a peer already.", Status), 201: _OK},
         "Takes effect at once; the peer may be absent. Not kept over a restart.",
         schema_replicas.ReplicaPeerRequest,
         refusals=(*_BODY, Conflict),
@@ -427,7 +437,7 @@ _SERVICE_ROUTES = (
         "health",
         "service",
         "Is the process alive?",
-        {200: Answer("It is.", schema.Status)},
+        {200: Answer("It is.", Status)},
     ),
     Route(
         "GET",
@@ -436,8 +446,8 @@ _SERVICE_ROUTES = (
         "service",
         "Can a worker be chosen?",
         {
-            200: Answer("At least one worker is schedulable.", schema.Ready),
-            503: Answer("None is; the records say why. Or recovery still runs.", schema.Ready),
+            200: Answer("At least one worker is schedulable.", Ready),
+            503: Answer("None is; the records say why. Or recovery still runs.", Ready),
         },
     ),
     Route(

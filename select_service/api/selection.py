@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.service import Service, now, trace_of
-from select_service.bodies.schema import SelectAndReserveRequest, SelectRequest
+from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.core.admission.waiting import Ticket
 from select_service.core.decide.decisions import Decision
 from select_service.errors import SelectError, ShuttingDown

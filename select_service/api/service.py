@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from indexer.sockets.ingest import Ingest
+from select_service.bodies.common import U64_MAX, tenant_of
 from select_service.bodies.replicas import ReplicaStatus
-from select_service.bodies.schema import U64_MAX, tenant_of
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import BadRequest, SelectError

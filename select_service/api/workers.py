@@ -17,7 +17,7 @@ from select_service.api.service import (
     scope_filter,
     trace_of,
 )
-from select_service.bodies.schema import (
+from select_service.bodies.workers import (
     KvEventStatus,
     WorkerPatch,
     WorkerRecord,

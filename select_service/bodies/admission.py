@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.bodies.schema import BusyTokens, Fraction, Name
+from select_service.bodies.common import BusyTokens, Fraction, Name
 
 
 class OverloadedBody(Struct, kw_only=True):

@@ -2,7 +2,7 @@
 
 from msgspec import Struct, field
 
-from select_service.bodies.schema import Endpoint
+from select_service.bodies.common import Endpoint
 
 
 class ReplicaPeerRequest(Struct, kw_only=True):

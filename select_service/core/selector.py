@@ -21,25 +21,17 @@ from select_service.bodies.admission import (
     BusyThresholdList,
     BusyThresholdView,
 )
-from select_service.bodies.schema import (
-    OverlapScores,
-    PartitionLoads,
-    PromptFields,
-    PromptQuery,
-    RankLoad,
+from select_service.bodies.common import Scope, tenant_of
+from select_service.bodies.inspection import OverlapScores, PartitionLoads, RankLoad, SharedCache
+from select_service.bodies.prompts import PromptFields, PromptQuery
+from select_service.bodies.reservations import Reservation, ReservationPage, ReservationRequest
+from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
+from select_service.bodies.workers import (
     Ready,
-    Reservation,
-    ReservationPage,
-    ReservationRequest,
-    Scope,
-    SelectAndReserveRequest,
-    SelectRequest,
-    SharedCache,
     WorkerAdmission,
     WorkerPatch,
     WorkerRecord,
     WorkerRegistration,
-    tenant_of,
 )
 from select_service.core.admission.busy import BusyJudge
 from select_service.core.admission.gate import Gate

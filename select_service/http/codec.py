@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.bodies.admission import OverloadedBody
-from select_service.bodies.schema import ErrorBody
+from select_service.bodies.common import ErrorBody
 from select_service.errors import (
     BodyTooLarge,
     CapacityExceeded,

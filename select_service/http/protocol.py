@@ -13,7 +13,7 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from select_service.bodies.schema import ErrorBody
+from select_service.bodies.common import ErrorBody
 from select_service.http.coalescing import CoalescingTransport
 
 CONNECTIONS_MAX = 8192

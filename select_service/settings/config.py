@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, NoReturn
 
-from select_service.bodies.schema import BUSY_TOKENS_MAX
+from select_service.bodies.common import BUSY_TOKENS_MAX
 from select_service.settings import values as read
 
 ENVIRONMENT_PREFIX = "SELECT_SERVICE_"

@@ -1,7 +1,9 @@
 """The OpenAPI document is valid, complete and true of the service that serves it."""
 
 import html.parser
+import importlib
 import json
+import pkgutil
 import re
 
 import jsonschema_rs
@@ -11,13 +13,11 @@ import schemathesis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service import bodies
 from select_service.api import examples
 from select_service.api.docs_page import page
 from select_service.api.openapi import U32_KEY, document
 from select_service.api.route_table import PAGE_ROWS, PAGE_ROWS_MAX, PATH_PARAMETERS, ROUTES
-from select_service.bodies import admission as schema_admission
-from select_service.bodies import replicas as schema_replicas
-from select_service.bodies import schema
 from select_service.errors import Overloaded
 from tests.builders import worker_body
 
@@ -76,15 +76,15 @@ def test_every_reference_leads_somewhere_and_every_schema_is_used():
 
 
 def test_every_body_of_the_schema_is_described():
-    bodies = {
+    described = {
         name
-        for module in (schema, schema_admission, schema_replicas)
-        for name, kind in vars(module).items()
+        for module in pkgutil.iter_modules(bodies.__path__, f"{bodies.__name__}.")
+        for name, kind in vars(importlib.import_module(module.name)).items()
         if isinstance(kind, type)
         and issubclass(kind, msgspec.Struct)
         and kind is not msgspec.Struct
     }
-    assert bodies - BASES <= set(COMPONENTS)
+    assert described - BASES <= set(COMPONENTS)
 
 
 def test_operations_have_distinct_ids_and_declared_path_parameters():

@@ -10,7 +10,9 @@ import pytest
 
 from indexer.events.feed import EventFeed
 from indexer.index.prefix_index import PrefixIndex
-from select_service.bodies import schema
+from select_service.bodies.reservations import OutputBlockRequest, ReservationRequest
+from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
+from select_service.bodies.workers import WorkerPatch, WorkerRegistration
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.selector import Decision, Selector
 from select_service.errors import SelectError
@@ -64,22 +66,20 @@ class InProcess:
         decode = msgspec.json.decode
         match parts:
             case ["workers"]:
-                return _posted(
-                    lambda b: selector.register(decode(b, type=schema.WorkerRegistration))
-                )
+                return _posted(lambda b: selector.register(decode(b, type=WorkerRegistration)))
             case ["workers", worker_id]:
                 key = int(worker_id)
                 return {
-                    "PATCH": lambda b: selector.patch(key, decode(b, type=schema.WorkerPatch)),
+                    "PATCH": lambda b: selector.patch(key, decode(b, type=WorkerPatch)),
                     "DELETE": lambda _: selector.delete(key),
                 }
             case ["select"]:
-                return _posted(lambda b: selector.select(decode(b, type=schema.SelectRequest), 0.0))
+                return _posted(lambda b: selector.select(decode(b, type=SelectRequest), 0.0))
             case ["select_and_reserve"]:
-                kind = schema.SelectAndReserveRequest
+                kind = SelectAndReserveRequest
                 return _posted(lambda b: selector.select_and_reserve(decode(b, type=kind), now))
             case ["reservations"]:
-                reservation = schema.ReservationRequest
+                reservation = ReservationRequest
                 return _posted(lambda b: selector.reserve(decode(b, type=reservation), now))
             case ["reservations", name]:
                 return {"DELETE": lambda _: selector.free(name, 0.0)}
@@ -90,7 +90,7 @@ class InProcess:
         return {method: lambda _: None for method in ("GET", "POST", "PUT", "HEAD", "DELETE")}
 
     def _output_block(self, name: str, body: bytes, now: float) -> None:
-        given = msgspec.json.decode(body, type=schema.OutputBlockRequest)
+        given = msgspec.json.decode(body, type=OutputBlockRequest)
         self.selector.output_block(name, given.decay_fraction, now)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
-from select_service.bodies.schema import SelectAndReserveRequest
+from select_service.bodies.selection import SelectAndReserveRequest
 from select_service.core.admission.waiting import Ticket
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.identity import Rank

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from select_service.bodies.schema import SelectRequest
+from select_service.bodies.selection import SelectRequest
 from select_service.core.admission import busy_kernels
 from select_service.core.admission.drain import RETRY_AFTER_UNKNOWN_S, DrainRate, whole_s
 from select_service.core.admission.policy import PolicyClass

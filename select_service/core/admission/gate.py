@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from math import inf
 
-from select_service.bodies.schema import SelectRequest
+from select_service.bodies.selection import SelectRequest
 from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
 from select_service.core.admission.drain import retry_after_s
 from select_service.core.admission.policy import QueueBounds, QueueRules

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from select_service.bodies.schema import EngineView, RankAdmission, WorkerAdmission
+from select_service.bodies.workers import EngineView, RankAdmission, WorkerAdmission
 from select_service.core.admission.busy import BusyJudge, Mask
 from select_service.core.admission.thresholds import BusyThresholds
 from select_service.core.engines.engine_load import EngineLoads, Heard

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from select_service.bodies.schema import RouterConfigOverride
+from select_service.bodies.prompts import RouterConfigOverride
 from select_service.core.load import kernels
 
 Terms = npt.NDArray[np.float64]

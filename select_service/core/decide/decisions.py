@@ -8,7 +8,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from select_service.bodies.schema import Selection, SelectRequest
+from select_service.bodies.selection import Selection, SelectRequest
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.decide.prompt import Prompt
 from select_service.core.fleet.partition import Partition, Placement

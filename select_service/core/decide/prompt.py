@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing.hashes import block_hashes, sequence_hashes
-from select_service.bodies.schema import BlockMmInfo, PromptFields
+from select_service.bodies.prompts import BlockMmInfo, PromptFields
 from select_service.errors import BadRequest, InvalidBody
 
 Hashes = npt.NDArray[np.uint64]

@@ -11,14 +11,8 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from indexer.endpoints import endpoint_error, port_plus
-from select_service.bodies.schema import (
-    RANKS_PER_WORKER_MAX,
-    Lifecycle,
-    WorkerPatch,
-    WorkerRecord,
-    WorkerRegistration,
-    tenant_of,
-)
+from select_service.bodies.common import RANKS_PER_WORKER_MAX, tenant_of
+from select_service.bodies.workers import Lifecycle, WorkerPatch, WorkerRecord, WorkerRegistration
 from select_service.core.identity import PartitionKey, Rank
 from select_service.errors import CapacityExceeded, NotFound
 

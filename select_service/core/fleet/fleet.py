@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from indexer.dumps.held_blocks import Adoption
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex, SlotWriter
-from select_service.bodies.schema import WorkerPatch, WorkerRegistration
+from select_service.bodies.workers import WorkerPatch, WorkerRegistration
 from select_service.core.fleet.catalog import Catalog, Worker, partition_key, shortcomings
 from select_service.core.fleet.partition import Partition
 from select_service.core.fleet.recovered import Recovered

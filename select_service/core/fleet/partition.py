@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.index.prefix_index import PrefixIndex, SlotWriter
-from select_service.bodies.schema import Overlap, OverlapRow, RankLoad, SelectRequest
+from select_service.bodies.inspection import OverlapRow, RankLoad
+from select_service.bodies.selection import Overlap, SelectRequest
 from select_service.core.decide.cost import (
     POLICIES,
     RankNumbers,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from sortedcontainers import SortedDict
 
-from select_service.bodies.schema import ReservationPage, ReservationRow
+from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.active_load import OutputBlocks
 from select_service.core.replicas.origin_sums import OriginSums, mark_of

@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from select_service.bodies.schema import NAME_CHARS_MAX
+from select_service.bodies.common import NAME_CHARS_MAX
 from select_service.core.identity import PartitionKey
 from select_service.core.replicas.events import DETAIL_CHARS_MAX, DecodeError
 from select_service.core.replicas.origin_sums import NOTHING, OriginSums, Sum

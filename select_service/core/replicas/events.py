@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from select_service.bodies.schema import ID_CHARS_MAX, NAME_CHARS_MAX, U32
+from select_service.bodies.common import ID_CHARS_MAX, NAME_CHARS_MAX, U32
 from select_service.core.decide.prompt import ISL_TOKENS_MAX
 from select_service.core.identity import PartitionKey, Rank
 

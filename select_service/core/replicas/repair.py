@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import UNSET
 
-from select_service.bodies.schema import ID_CHARS_MAX, U64_MAX, ReservationPage, ReservationRow
+from select_service.bodies.common import ID_CHARS_MAX, U64_MAX
+from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.decide.prompt import ISL_TOKENS_MAX
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.reservations import RESERVATIONS_MAX, Booking, ReservationFilter

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple, get_args
 
 from indexer.index.prefix_index import IndexStats
-from select_service.bodies.schema import Lifecycle
+from select_service.bodies.workers import Lifecycle
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.partition import Partition, Tally
 from select_service.core.load import kernels

@@ -6,7 +6,7 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from select_service.bodies.schema import ReservationPage
+from select_service.bodies.reservations import ReservationPage
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas.repair import checked
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.bodies.admission import BusyThresholdChange
-from select_service.bodies.schema import PromptQuery
+from select_service.bodies.prompts import PromptQuery
 from select_service.core.admission import busy_kernels
 from select_service.core.admission.busy import BUSY_TEXT
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable

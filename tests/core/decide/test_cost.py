@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.bodies.schema import RouterConfigOverride
+from select_service.bodies.prompts import RouterConfigOverride
 from select_service.core.decide.cost import (
     RankNumbers,
     RouterConfig,

@@ -7,7 +7,7 @@ from indexer.dumps.held_blocks import DumpedPartition, adopt
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
-from select_service.bodies.schema import WorkerRegistration
+from select_service.bodies.workers import WorkerRegistration
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.recovered import HELD_S_MAX, Recovered
 from select_service.core.identity import PartitionKey, Rank
