@@ -7,10 +7,11 @@ others.
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 import msgspec
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from select_service.bodies.common import ErrorBody
@@ -31,6 +32,18 @@ OFFER_HEADERS = (b"upgrade", b"http2-settings")
 _QUIET = logging.getLogger("uvicorn.error.connection")
 _QUIET.setLevel(logging.ERROR)
 """Garbage on a connection is the client's affair: it gets an answer, not a line in our log."""
+
+
+class Application(Protocol):
+    """The ASGI application, and what a connection and the server tell it besides requests."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def refused(self, status: int) -> None:
+        """A connection gave an answer before a request had come in."""
+
+    def ending(self) -> None:
+        """The process ends: whoever waits is answered now."""
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
 
-from select_service.app import Application, build
+from select_service.api.application import Application
+from select_service.app import build
 from select_service.settings.config import parse
 
 PATIENCE_S = 20.0

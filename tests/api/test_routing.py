@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from select_service.api.application import HANDLERS
 from select_service.api.route_table import ROUTES
-from select_service.app import HANDLERS
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 REQUESTS = 'select_service_requests_total{{method="{}",route="{}",status="{}"}} 1.0'

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from select_service.app import Application
+from select_service.api.application import Application
 from tests.builders import worker_body
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}

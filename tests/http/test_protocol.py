@@ -8,8 +8,9 @@ from typing import NamedTuple
 import pytest
 import uvloop
 
-from select_service.app import server_of
+from select_service.api.application import Application
 from select_service.http import codec, protocol
+from select_service.http.server import server_of
 from tests.api.in_process import Api
 from tests.builders import worker_body
 from tests.process.fake_engine import eventually
@@ -36,7 +37,7 @@ def server(monkeypatch):
         api.post("/workers", worker_body(1))
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = server_of(api.service)
+        server = server_of(Application(api.service))
         thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
         thread.start()
         yield Server(listener.getsockname()[1], server.server_state.connections)

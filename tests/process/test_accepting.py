@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from select_service.app import ACCEPTS_PER_TURN, LISTEN_BACKLOG, duplicates
+from select_service.http.server import ACCEPTS_PER_TURN, LISTEN_BACKLOG, duplicates
 
 pytestmark = pytest.mark.process
 

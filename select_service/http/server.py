@@ -1,0 +1,71 @@
+"""The listening socket and the HTTP server on it, from the first connection to the last."""
+
+import socket
+
+import uvicorn
+
+from select_service.http.protocol import Application, BoundedProtocol
+
+GRACE_S = 1
+"""How long requests in flight may take to end after a signal."""
+KEEP_ALIVE_S = 75
+LISTEN_BACKLOG = 2048
+ACCEPTS_PER_TURN = 16
+"""libuv accepts one connection per listening socket and turn of the event loop, and under load
+every turn serves all who are connected already: of many clients that come at once the last waited
+seconds.  So the loop gets this many duplicates of the one socket."""
+
+
+class Server(uvicorn.Server):
+    """Ends with status 0 after a signal; uvicorn would raise the signal again."""
+
+    def __init__(self, config: uvicorn.Config, application: Application) -> None:
+        super().__init__(config)
+        self._application = application
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        with self.capture_signals():
+            await self._serve(sockets)
+            self._captured_signals.clear()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._application.ending()
+        await super().shutdown(sockets)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.  Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(LISTEN_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def duplicates(listener: socket.socket) -> list[socket.socket]:
+    """The listener ACCEPTS_PER_TURN times; the first is itself."""
+    return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
+
+
+def server_of(application: Application) -> Server:
+    """The HTTP server, with every bound and no feature that nobody uses."""
+    config = uvicorn.Config(
+        application,
+        http=BoundedProtocol,
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    return Server(config, application)
