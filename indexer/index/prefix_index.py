@@ -421,15 +421,18 @@ class SlotWriter:
     def clear(self, *, stream: "SlotWriter | None" = None) -> None:
         """Forget all blocks of the slot, in every tier. O(blocks of the index)."""
         if self._begin_clear(closing=False, stream=stream):
-            self._finish_clear()
+            self.finish_clear()
 
     def close(self) -> None:
         """Clear, and free the slot for reuse. Further calls do nothing."""
         if self._begin_clear(closing=True, stream=None):
-            self._finish_clear()
+            self.finish_clear()
 
     def reopen(self) -> "SlotWriter":
-        """Clear the slot and hand it to a new writer, which is returned; this one is closed."""
+        """Hand the slot to a new writer, which is returned; this one is closed.  O(1).
+
+        What the slot holds goes with the new writer's `finish_clear`; until then it stores nothing.
+        """
         index = self._index
         with index._lock:
             assert self._open
@@ -438,7 +441,6 @@ class SlotWriter:
             fresh = SlotWriter(index, self.slot)
             fresh._clearing = True
             index._writers[self.slot] = fresh
-        fresh._finish_clear()
         return fresh
 
     def _begin_clear(self, *, closing: bool, stream: "SlotWriter | None") -> bool:
@@ -453,7 +455,8 @@ class SlotWriter:
             self._index._orphans.drop_slot(self.slot)
             return not begun
 
-    def _finish_clear(self) -> None:
+    def finish_clear(self) -> None:
+        """The slow part of a clear, O(blocks of the index); the lock is let go between steps."""
         self._index._sweep(self.slot)
         with self._index._lock:
             self._clearing = False

@@ -115,9 +115,11 @@ async def _follow(service: Service, what: str, record: WorkerRecord, trace: dict
     log.info(what, extra={"fields": fields | ({"reasons": reasons} if reasons else {})})
     fleet = service.selector.fleet
     sources, retired = fleet.kv_sources(), fleet.take_retired_writers()
-    adoptions = fleet.take_adoptions()
+    renewed, adoptions = fleet.take_renewed_writers(), fleet.take_adoptions()
 
     def apply() -> None:
+        for writer in renewed:
+            writer.finish_clear()  # until then the slot takes nothing in
         adopt(adoptions)  # first: the listeners of these ranks go on where their blocks end
         service.ingest.reconcile(sources)
         for writer in retired:

@@ -135,11 +135,30 @@ def test_new_event_endpoint_drops_the_index_but_not_the_load():
     store(selector, Rank(1, 0), 8)
     selector.reserve(a_reservation("r"), now=0.0)
     selector.patch(1, a_patch(kv_events_endpoint="tcp://b:1"))
+    for writer in selector.fleet.take_renewed_writers():
+        writer.finish_clear()
     assert selector.select(a_select(), 0.0).selection.overlap.gpu == 0
     assert load_of(selector) == (8, 2, 1)
     hashes = block_hashes(np.arange(8, dtype=np.uint32), 4)
     assert old_writer.store(Tier.GPU, None, hashes, hashes) == 0
     assert selector.select(a_select(), 0.0).selection.overlap.gpu == 0
+
+
+def test_new_event_endpoint_leaves_the_clearing_of_a_large_index_to_others():
+    selector = a_selector(use_kv_events=True)
+    selector.register(a_worker(1, kv_events_endpoint="tcp://a:1"))
+    store(selector, Rank(1, 0), 8)
+    partition = selector.fleet.partitions[KEY]
+    selector.patch(1, a_patch(kv_events_endpoint="tcp://b:1"))
+    assert partition.index.stats().blocks == 2
+    (writer,) = selector.fleet.take_renewed_writers()
+    assert writer is partition.writer(Rank(1, 0))
+    hashes = block_hashes(np.arange(4, dtype=np.uint32), 4)
+    assert writer.store(Tier.GPU, None, hashes, hashes) == 0
+    writer.finish_clear()
+    assert partition.index.stats().blocks == 0
+    assert writer.store(Tier.GPU, None, hashes, hashes) == 1
+    assert selector.fleet.take_renewed_writers() == []
 
 
 def test_rank_that_leaves_the_range_loses_its_reservations_and_others_keep_theirs(selector):

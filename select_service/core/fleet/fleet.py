@@ -40,6 +40,7 @@ class Fleet:
         self._queueing = queueing
         self._on_room = on_room
         self._retired: list[SlotWriter] = []
+        self._renewed: list[SlotWriter] = []
         self.recovered = Recovered()
         self._adoptions: list[Adoption] = []
 
@@ -128,7 +129,8 @@ class Fleet:
     def _renew_indexes(self, old: Worker, new: Worker) -> None:
         for dp_rank in set(new.dp_ranks()) & set(old.dp_ranks()):
             if new.kv_endpoint(dp_rank) != old.kv_endpoint(dp_rank):
-                self.partitions[old.key].renew_index(Rank(old.worker_id, dp_rank))
+                writer = self.partitions[old.key].renew_index(Rank(old.worker_id, dp_rank))
+                self._renewed.append(writer)
 
     def _join(self, worker: Worker) -> None:
         partition = self.partitions.get(worker.key)
@@ -176,6 +178,12 @@ class Fleet:
         """Index slots of ranks that left; the caller closes them (slow) after their listeners."""
         retired, self._retired = self._retired, []
         return retired
+
+    def take_renewed_writers(self) -> list[SlotWriter]:
+        """Index slots of ranks whose events come from elsewhere now; the caller finishes clearing
+        them (slow) before their new listeners."""
+        renewed, self._renewed = self._renewed, []
+        return renewed
 
     def kv_sources(self) -> list[KvSource]:
         """The event listeners that should exist now."""

@@ -149,10 +149,14 @@ class Partition:
         self._refresh()
         return writers
 
-    def renew_index(self, rank: Rank) -> None:
-        """Forget what is indexed for `rank`; its old writer is dead, its load stays."""
+    def renew_index(self, rank: Rank) -> SlotWriter:
+        """Let `rank` begin anew; its old writer is dead, its load stays.
+
+        Returns the new writer, whose `finish_clear` (slow) is for the caller.
+        """
         held = self._slots[rank]
         self._slots[rank] = held._replace(writer=held.writer.reopen())
+        return self._slots[rank].writer
 
     def _refresh(self) -> None:
         self.load.ensure_slots(self.index.n_slots)
