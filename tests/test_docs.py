@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from select_service.api.route_table import ROUTES
 from select_service.settings.config import SETTINGS, WITHOUT_EFFECT
 from tests.api.in_process import Api
+from tests.api.routes import ROUTES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

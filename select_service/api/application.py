@@ -1,25 +1,13 @@
 """The ASGI application: which handler a request reaches, and who supervises it."""
 
 import logging
-from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from select_service.api import (
-    admission,
-    documentation,
-    inspection,
-    probes,
-    replica_peers,
-    reservations,
-    selection,
-    workers,
-)
-from select_service.api.route_table import ROUTES
+from select_service.api.documentation import NOUNS
 from select_service.api.service import (
-    Handler,
     InternalError,
     Resource,
     Service,
@@ -28,43 +16,11 @@ from select_service.api.service import (
 )
 from select_service.errors import ShuttingDown
 from select_service.http.codec import error_response
+from select_service.http.endpoint import Endpoint
 
 log = logging.getLogger("select_service")
 
 LOGGED_PATH_CHARS_MAX = 256
-
-HANDLERS: Mapping[str, Handler] = {
-    "select_and_reserve": selection.select_and_reserve,
-    "select": selection.select,
-    "create_reservation": reservations.create,
-    "list_reservations": reservations.listing,
-    "prefill_complete": reservations.prefill_complete,
-    "output_block": reservations.output_block,
-    "renew_reservation": reservations.renew,
-    "free_reservation": reservations.free,
-    "set_busy_threshold": admission.set_threshold,
-    "busy_thresholds": admission.thresholds,
-    "shed": admission.shed,
-    "admission_state": admission.state,
-    "register_worker": workers.register,
-    "list_workers": workers.listing,
-    "patch_worker": workers.patch,
-    "delete_worker": workers.delete,
-    "register_peer": replica_peers.register,
-    "deregister_peer": replica_peers.deregister,
-    "list_peers": replica_peers.listing,
-    "replica_status": replica_peers.status,
-    "loads": inspection.loads,
-    "potential_loads": inspection.potential_loads,
-    "overlap_scores": inspection.overlap_scores,
-    "dump": inspection.dump,
-    "config": inspection.config,
-    "health": probes.health,
-    "ready": probes.ready,
-    "metrics": probes.metrics,
-    "openapi": documentation.openapi,
-    "docs": documentation.docs,
-}
 
 
 class Application:
@@ -72,7 +28,7 @@ class Application:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        resources = {path: Resource(path, handlers) for path, handlers in _by_path().items()}
+        resources = {path: Resource(path, endpoints) for path, endpoints in _by_path().items()}
         self._plain = {path: each for path, each in resources.items() if "{" not in path}
         self._router = Router(
             [Route(path, each) for path, each in resources.items() if "{" in path],
@@ -112,9 +68,9 @@ class Application:
         await error_response(error)(scope, receive, send)
 
 
-def _by_path() -> dict[str, dict[str, Handler]]:
-    """Path -> method -> handler, as the route table has them."""
-    found: dict[str, dict[str, Handler]] = {}
-    for route in ROUTES:
-        found.setdefault(route.path, {})[route.method] = HANDLERS[route.operation_id]
+def _by_path() -> dict[str, list[Endpoint]]:
+    found: dict[str, list[Endpoint]] = {}
+    for noun in NOUNS:
+        for endpoint in noun.endpoints:
+            found.setdefault(endpoint.route.path, []).append(endpoint)
     return found

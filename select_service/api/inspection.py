@@ -10,40 +10,146 @@ from starlette.responses import Response, StreamingResponse
 from indexer.dumps.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.dumps.json_dump import document_chunks
 from indexer.dumps.moment import now
-from select_service.api.service import Service, query_of, scope_filter
+from select_service.api import parameters
+from select_service.api.documents import ConfigView, PartitionDumpView
+from select_service.api.parameters import query_of, scope_filter
+from select_service.api.samples import RANK, SCOPE, TOKENS
+from select_service.api.selection import PROMPT_DETAIL
+from select_service.api.service import Service
+from select_service.bodies.inspection import OverlapScores, PartitionLoads, RankLoad
 from select_service.bodies.prompts import PromptQuery
 from select_service.core.views.dump_parts import DumpPart, by_name
-from select_service.errors import CapacityExceeded
+from select_service.errors import BadRequest, CapacityExceeded, NoWorkers
 from select_service.http.accept import asks_for
-from select_service.http.codec import body_as, json_response
+from select_service.http.codec import json_response
+from select_service.http.endpoint import JSON, WITH_BODY, Answer, Body, Noun, Route
 
 DUMPS_MAX = 4
 """Dumps sent at one time."""
 
-JSON = "application/json"
 _VARY = {"vary": "Accept"}
-_QUERY = msgspec.json.Decoder(PromptQuery)
+_QUERY = Body(PromptQuery, {"tokens": {**SCOPE, **TOKENS}})
+_RANK_LOAD = {
+    **RANK,
+    "potential_prefill_tokens": 38,
+    "potential_decode_blocks": 5,
+    "active_requests": 1,
+}
+_OVERLAP = {
+    **RANK,
+    "device_blocks": 1,
+    "host_pinned_blocks": 2,
+    "disk_blocks": 2,
+    "host_pinned_extension_blocks": 1,
+    "disk_extension_blocks": 0,
+    "shared_beyond_device_blocks": None,
+    "router_credit_blocks": 1.75,
+}
+_STORED = {
+    "parent_hash": None,
+    "start_position": None,
+    "blocks": [
+        {"block_hash": 9001, "tokens_hash": 14643705804678351452, "mm_extra_info": None},
+    ],
+}
+_EVENT = {
+    "worker_id": 1,
+    "storage_tier": "device",
+    "event": {"event_id": 0, "data": {"stored": _STORED}, "dp_rank": 0},
+}
+
+INSPECTION = Noun("inspection", "What the service knows: load, overlap, index, configuration.")
 
 
+@INSPECTION.declare(
+    Route(
+        "GET",
+        "/loads",
+        "loads",
+        "Load of every rank now",
+        {
+            200: Answer(
+                "Partitions by model and tenant.",
+                list[PartitionLoads],
+                [{**SCOPE, "loads": [_RANK_LOAD], "pending_count": 0, "pending_isl_tokens": 0}],
+            )
+        },
+        query=parameters.SCOPE,
+        refusals=(BadRequest,),
+    )
+)
 async def loads(service: Service, request: Request) -> Response:
     query = query_of(request, "model_name", "tenant_id", "routing_group")
     return json_response(service.selector.loads(*scope_filter(query)))
 
 
-async def potential_loads(service: Service, request: Request) -> Response:
-    body = await body_as(request, _QUERY)
+@INSPECTION.declare(
+    Route(
+        "POST",
+        "/potential_loads",
+        "potential_loads",
+        "What the load of every rank would be with this prompt on it",
+        {200: Answer("Ranks by worker and rank.", list[RankLoad], [_RANK_LOAD])},
+        detail=PROMPT_DETAIL,
+        body=_QUERY,
+        refusals=(*WITH_BODY, NoWorkers),
+    )
+)
+async def potential_loads(service: Service, request: Request, body: PromptQuery) -> Response:
     return json_response(service.selector.potential_loads(body))
 
 
-async def overlap_scores(service: Service, request: Request) -> Response:
-    body = await body_as(request, _QUERY)
+@INSPECTION.declare(
+    Route(
+        "POST",
+        "/overlap_scores",
+        "overlap_scores",
+        "How many leading blocks of this prompt every rank holds",
+        {
+            200: Answer(
+                "Ranks by worker and rank.",
+                OverlapScores,
+                {
+                    "block_size": 16,
+                    "num_blocks": 2,
+                    "workers": [_OVERLAP],
+                    "shared_cache": {
+                        "enabled": False,
+                        "total_hit_blocks": 0,
+                        "ranges": [],
+                        "error": None,
+                    },
+                },
+            )
+        },
+        detail=PROMPT_DETAIL,
+        body=_QUERY,
+        refusals=(*WITH_BODY, NoWorkers),
+    )
+)
+async def overlap_scores(service: Service, request: Request, body: PromptQuery) -> Response:
     return json_response(service.selector.overlap_scores(body))
 
 
-async def config(service: Service, request: Request) -> Response:
-    return json_response({"version": service.version, "settings": service.config.effective()})
-
-
+@INSPECTION.declare(
+    Route(
+        "GET",
+        "/dump",
+        "dump",
+        "The index of every partition",
+        {
+            200: Answer(
+                "`model:tenant` to the blocks held.",
+                dict[str, PartitionDumpView],
+                {"llama-3-8b:default": {"block_size": 16, "events": [_EVENT]}},
+                also=MEDIA_TYPE,
+            )
+        },
+        detail="As a stream of KV events that would rebuild it. Large: one entry for every block "
+        "held. With `Accept: application/msgpack` the compact form of docs/recovery.md.",
+        refusals=(CapacityExceeded,),
+    )
+)
 async def dump(service: Service, request: Request) -> Response:
     """The index, streamed; each dump holds a copy of one partition until its client has read it."""
     if service.dumps_running >= DUMPS_MAX:
@@ -92,3 +198,25 @@ async def _parts(service: Service) -> list[DumpPart]:
 def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:
     """Everything slow happens when the first chunk is asked for."""
     yield from document_chunks([part.take() for part in parts])
+
+
+@INSPECTION.declare(
+    Route(
+        "GET",
+        "/config",
+        "config",
+        "The effective configuration",
+        {
+            200: Answer(
+                "Every setting with its value and origin.",
+                ConfigView,
+                {
+                    "version": "0.1.0",
+                    "settings": {"port": {"value": 8092, "origin": "default"}},
+                },
+            )
+        },
+    )
+)
+async def config(service: Service, request: Request) -> Response:
+    return json_response({"version": service.version, "settings": service.config.effective()})

@@ -1,21 +1,28 @@
-"""The OpenAPI 3.1 document, made from the route table and from the structs of the bodies.
+"""The OpenAPI 3.1 document, made from the declared endpoints and from the structs of the bodies.
 
 msgspec describes the structs; what it cannot say is added here: the upper end of 64-bit integers,
 the form of object keys that are numbers, and which fields an answer always has.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
 
-from select_service.api import examples
-from select_service.api.route_table import PATH_PARAMETERS, ROUTES, TAGS
 from select_service.bodies.admission import OverloadedBody
 from select_service.bodies.common import U64, U64_MAX, ErrorBody, Hash
 from select_service.errors import Overloaded, SelectError
-from select_service.http.endpoint import Answer, HeaderParameter, QueryParameter, Route
+from select_service.http.endpoint import (
+    JSON,
+    Answer,
+    Body,
+    HeaderParameter,
+    Noun,
+    PathParameter,
+    QueryParameter,
+    Route,
+)
 
 Json = dict[str, Any]
 
@@ -32,7 +39,6 @@ ROUTE_NOT_FOUND = "route_not_found"
 
 _REFERENCE = "#/components/schemas/{name}"
 _ERROR = {"$ref": _REFERENCE.format(name="ErrorBody")}
-_JSON = "application/json"
 _DESCRIPTION = """\
 Chooses the rank of an inference fleet that should run a prompt, and keeps account of the load.
 
@@ -49,88 +55,84 @@ Chooses the rank of an inference fleet that should run a prompt, and keeps accou
 """
 
 
-def document(version: str) -> Json:
+def document(nouns: Sequence[Noun], version: str) -> Json:
     """The whole document.  version: of the service."""
-    types = _types()
+    routes = [endpoint.route for noun in nouns for endpoint in noun.endpoints]
+    types = _types(routes)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     described = dict(zip(map(repr, types), schemas, strict=True))
-    _complete(components)
+    _complete(components, routes)
     for schema in (*components.values(), *described.values()):
         _bound_integers(schema)
     paths: dict[str, Json] = {}
-    for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, described)
+    for noun in nouns:
+        for route, _ in noun.endpoints:
+            operation = _operation(noun, route, described)
+            paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
         "openapi": OPENAPI_VERSION,
         "info": {"title": "select_service", "version": version, "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+        "tags": [{"name": noun.name, "description": noun.summary} for noun in nouns],
         "paths": paths,
         "components": {"schemas": components},
     }
 
 
-def _types() -> list[Any]:
+def _types(routes: Iterable[Route]) -> list[Any]:
     """Every type that some route takes or answers."""
-    types = [ErrorBody, OverloadedBody, *(kind for kind, _ in PATH_PARAMETERS.values())]
-    for route in ROUTES:
+    types: list[Any] = [ErrorBody, OverloadedBody]
+    for route in routes:
+        types += [] if route.in_path is None else [route.in_path.type]
         types += [parameter.type for parameter in route.query]
         types += [kind for kind in _bodies(route) if kind is not None]
     return list({repr(kind): kind for kind in types}.values())
 
 
 def _bodies(route: Route) -> list[Any]:
-    return [route.body, *(answer.body for answer in route.answers.values())]
+    body = None if route.body is None else route.body.type
+    return [body, *(answer.type for answer in route.answers.values())]
 
 
 # --- operations
 
 
-def _operation(route: Route, described: Mapping[str, Json]) -> Json:
+def _operation(noun: Noun, route: Route, described: Mapping[str, Json]) -> Json:
     operation: Json = {
         "operationId": route.operation_id,
-        "tags": [route.tag],
+        "tags": [noun.name],
         "summary": route.summary,
     }
     if route.detail:
         operation["description"] = route.detail
-    parameters = [*_path_parameters(route, described)]
+    parameters = []
+    if route.in_path is not None:
+        parameters.append(_path_parameter(route.in_path, described))
     parameters += [_query_parameter(parameter, described) for parameter in route.query]
     parameters += [_header_parameter(parameter) for parameter in route.headers]
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {
-                _JSON: {
-                    "schema": described[repr(route.body)],
-                    "examples": {
-                        name: {"value": value}
-                        for name, value in examples.REQUESTS[route.operation_id].items()
-                    },
-                }
-            },
-        }
+        operation["requestBody"] = _request_body(route.body, described)
     operation["responses"] = _responses(route, described)
     return operation
 
 
-def _path_names(route: Route) -> list[str]:
-    return [name for name in PATH_PARAMETERS if f"{{{name}}}" in route.path]
+def _request_body(body: Body, described: Mapping[str, Json]) -> Json:
+    examples = {name: {"value": value} for name, value in body.examples.items()}
+    content = {"schema": described[repr(body.type)], "examples": examples}
+    return {"required": True, "content": {JSON: content}}
 
 
-def _path_parameters(route: Route, described: Mapping[str, Json]) -> Iterator[Json]:
-    for name in _path_names(route):
-        kind, text = PATH_PARAMETERS[name]
-        yield {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": text,
-            "schema": described[repr(kind)],
-            "example": examples.PATH_VALUES[name],
-        }
+def _path_parameter(parameter: PathParameter, described: Mapping[str, Json]) -> Json:
+    return {
+        "name": parameter.name,
+        "in": "path",
+        "required": True,
+        "description": parameter.summary,
+        "schema": described[repr(parameter.type)],
+        "example": parameter.example,
+    }
 
 
 def _query_parameter(parameter: QueryParameter, described: Mapping[str, Json]) -> Json:
@@ -156,8 +158,7 @@ def _header_parameter(parameter: HeaderParameter) -> Json:
 
 def _responses(route: Route, described: Mapping[str, Json]) -> Json:
     responses = {
-        str(status): _answer(route, status, answer, described)
-        for status, answer in route.answers.items()
+        str(status): _answer(answer, described) for status, answer in route.answers.items()
     }
     by_status: dict[int, list[type[SelectError]]] = {}
     for refusal in route.refusals:
@@ -167,16 +168,15 @@ def _responses(route: Route, described: Mapping[str, Json]) -> Json:
     return dict(sorted(responses.items()))
 
 
-def _answer(route: Route, status: int, answer: Answer, described: Mapping[str, Json]) -> Json:
-    if answer.body is None:
+def _answer(answer: Answer, described: Mapping[str, Json]) -> Json:
+    if answer.type is None:
         return {
             "description": answer.summary,
             "content": {answer.media_type.split(";")[0]: {"schema": {"type": "string"}}},
         }
-    content: Json = {"schema": described[repr(answer.body)]}
-    example = examples.ANSWERS.get((route.operation_id, status))
-    if example is not None:
-        content["example"] = example
+    content: Json = {"schema": described[repr(answer.type)]}
+    if answer.example is not None:
+        content["example"] = answer.example
     forms = {answer.media_type: content}
     if answer.also is not None:
         forms[answer.also] = {"schema": {"type": "string", "format": "binary"}}
@@ -185,7 +185,7 @@ def _answer(route: Route, status: int, answer: Answer, described: Mapping[str, J
 
 def _refusal(route: Route, status: int, refusals: Iterable[type[SelectError]]) -> Json:
     codes = {refusal.code: _first_sentence(refusal) for refusal in refusals}
-    if status == 404 and _path_names(route):
+    if status == 404 and route.in_path is not None:
         codes[ROUTE_NOT_FOUND] = "The id in the path is empty."
     lines = [f"* `{code}`: {text}" if text else f"* `{code}`" for code, text in codes.items()]
     schema: Json = {**_ERROR, "properties": {"code": {"enum": sorted(codes)}}}
@@ -198,7 +198,7 @@ def _refusal(route: Route, status: int, refusals: Iterable[type[SelectError]]) -
     return {
         "description": "\n".join(lines),
         **headers,
-        "content": {_JSON: {"schema": schema, "example": example}},
+        "content": {JSON: {"schema": schema, "example": example}},
     }
 
 
@@ -216,13 +216,13 @@ def _first_sentence(refusal: type[SelectError]) -> str:
 # --- schemas
 
 
-def _structs() -> Iterator[tuple[type[msgspec.Struct], bool]]:
+def _structs(routes: Sequence[Route]) -> Iterator[tuple[type[msgspec.Struct], bool]]:
     """Every struct that a route mentions, and whether a request may hold it."""
-    requests = set(_structs_in(route.body for route in ROUTES if route.body))
+    requests = set(_structs_in(route.body.type for route in routes if route.body))
     every: set[type[msgspec.Struct]] = {
         ErrorBody,
         OverloadedBody,
-        *_structs_in(kind for route in ROUTES for kind in _bodies(route) if kind),
+        *_structs_in(kind for route in routes for kind in _bodies(route) if kind),
     }
     for struct in every:
         yield struct, struct in requests
@@ -255,9 +255,9 @@ def _parts(kind: inspect.Type) -> list[inspect.Type]:
     return list(kind.item_types) if isinstance(kind, inspect.TupleType) else []
 
 
-def _complete(components: Json) -> None:
+def _complete(components: Json, routes: Sequence[Route]) -> None:
     """Number keys of objects, and the fields that an answer always has, in place."""
-    for struct, in_request in _structs():
+    for struct, in_request in _structs(routes):
         schema = components[struct.__name__]
         info = inspect.type_info(struct)
         assert isinstance(info, inspect.StructType)

@@ -6,20 +6,52 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.service import Service, keeping_report, now
-from select_service.api.workers import with_state
+from select_service.api.workers import RECORD, with_state
 from select_service.bodies.common import Status
-from select_service.bodies.workers import RecoveryView
+from select_service.bodies.workers import Ready, RecoveryView
 from select_service.http.codec import json_response
+from select_service.http.endpoint import Answer, Noun, Route
 
 _OK = Status()
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+SERVICE = Noun("service", "Probes, metrics and this document.")
 
+
+@SERVICE.declare(
+    Route(
+        "GET",
+        "/health",
+        "health",
+        "Is the process alive?",
+        {200: Answer("It is.", Status, {"status": "ok"})},
+    )
+)
 async def health(service: Service, request: Request) -> Response:
     """The process answers."""
     return json_response(_OK)
 
 
+@SERVICE.declare(
+    Route(
+        "GET",
+        "/ready",
+        "ready",
+        "Can a worker be chosen?",
+        {
+            200: Answer(
+                "At least one worker is schedulable.",
+                Ready,
+                {"ready": True, "schedulable_workers": 1, "workers": [RECORD]},
+            ),
+            503: Answer(
+                "None is; the records say why. Or recovery still runs.",
+                Ready,
+                {"ready": False, "schedulable_workers": 0, "workers": []},
+            ),
+        },
+    )
+)
 async def ready(service: Service, request: Request) -> Response:
     """200 once the recovery has ended and a worker is schedulable; else the same body with 503."""
     body = service.selector.ready()
@@ -38,6 +70,16 @@ async def ready(service: Service, request: Request) -> Response:
     return json_response(body, 200 if body.ready else 503)
 
 
+@SERVICE.declare(
+    Route(
+        "GET",
+        "/metrics",
+        "metrics",
+        "Metrics for Prometheus",
+        {200: Answer("Prometheus text exposition.", None, media_type=METRICS_TYPE)},
+        detail="Cheap enough for a scrape every few seconds.",
+    )
+)
 async def metrics(service: Service, request: Request) -> Response:
     """Observed here, between two requests; written on a thread, which may take milliseconds."""
     replicas = None if service.replicas is None else service.replicas.status()

@@ -1,6 +1,5 @@
 """The replica plane: its peers, and how far they and this replica agree."""
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -8,30 +7,123 @@ from select_service.api.service import ReplicaPlane, Service
 from select_service.bodies.common import Status
 from select_service.bodies.replicas import ReplicaPeerRequest, ReplicaStatus
 from select_service.errors import Conflict, NotFound
-from select_service.http.codec import body_as, json_response
+from select_service.http.codec import json_response
+from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 
-_PEER = msgspec.json.Decoder(ReplicaPeerRequest)
 _OK = Status()
+_SAID_OK = {"status": "ok"}
+_PEER = Body(ReplicaPeerRequest, {"peer": {"endpoint": "tcp://selector-b:9092"}})
+_PEER_STATUS = {
+    "endpoint": "tcp://selector-b:9092",
+    "self": False,
+    "connected": True,
+    "router_id": 7171717171,
+    "frames_in": 2517,
+    "frames_out": 3139,
+    "applied": 2400,
+    "digests": 116,
+    "lost": 0,
+    "dropped": {"known": 1},
+    "seconds_since_last_frame": 0.31,
+    "divergence_reservations": 0,
+    "divergence_prefill_tokens": 0,
+    "divergence": [],
+    "repairs": {
+        "runs": 1,
+        "failed": 0,
+        "added": 12,
+        "dropped": 0,
+        "changed": 0,
+        "repeated": 0,
+        "refused": 0,
+    },
+    "last_error": None,
+    "seconds_since_last_error": None,
+}
+_STATUS = {
+    "enabled": True,
+    "router_id": 4242424242,
+    "repair": True,
+    "frames_out": 3021,
+    "digests_out": 120,
+    "frames_dropped_out": 0,
+    "frames_queued": 0,
+    "subscribers": 1,
+    "peers": [_PEER_STATUS],
+}
+
+REPLICAS = Noun("replicas", "Share active load with other selectors of the same catalog.")
 
 
-async def register(service: Service, request: Request) -> Response:
+@REPLICAS.declare(
+    Route(
+        "POST",
+        "/replica_sync/register_peer",
+        "register_peer",
+        "Listen to another replica",
+        {
+            200: Answer("It was a peer already.", Status, _SAID_OK),
+            201: Answer("Done.", Status, _SAID_OK),
+        },
+        detail="Takes effect at once; the peer may be absent. Not kept over a restart.",
+        body=_PEER,
+        refusals=(*WITH_BODY, Conflict),
+    )
+)
+async def register(service: Service, request: Request, body: ReplicaPeerRequest) -> Response:
     """201 for a new peer, 200 for a known one."""
-    body = await body_as(request, _PEER)
     is_new = _plane(service).register(body.endpoint)
     return json_response(_OK, 201 if is_new else 200)
 
 
-async def deregister(service: Service, request: Request) -> Response:
-    body = await body_as(request, _PEER)
+@REPLICAS.declare(
+    Route(
+        "POST",
+        "/replica_sync/deregister_peer",
+        "deregister_peer",
+        "Stop listening to another replica",
+        {200: Answer("Done.", Status, _SAID_OK)},
+        detail="Takes effect at once. What the peer has reserved stays until it is freed or "
+        "expires.",
+        body=_PEER,
+        refusals=(*WITH_BODY, NotFound, Conflict),
+    )
+)
+async def deregister(service: Service, request: Request, body: ReplicaPeerRequest) -> Response:
     if not _plane(service).deregister(body.endpoint):
         raise NotFound("peer not found")
     return json_response(_OK)
 
 
+@REPLICAS.declare(
+    Route(
+        "GET",
+        "/replica_sync/peers",
+        "list_peers",
+        "List the peers",
+        {
+            200: Answer(
+                "Endpoints, sorted; none when replica sync is disabled.",
+                list[str],
+                ["tcp://selector-b:9092"],
+            )
+        },
+    )
+)
 async def listing(service: Service, request: Request) -> Response:
     return json_response([] if service.replicas is None else service.replicas.peers())
 
 
+@REPLICAS.declare(
+    Route(
+        "GET",
+        "/replica_sync/status",
+        "replica_status",
+        "What came from each peer, and how far it and this replica agree",
+        {200: Answer("Peers by endpoint.", ReplicaStatus, _STATUS)},
+        detail="Cheap enough for a scrape every few seconds.",
+    )
+)
 async def status(service: Service, request: Request) -> Response:
     return json_response(status_of(service))
 

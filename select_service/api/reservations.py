@@ -1,37 +1,129 @@
 """Reservations: their creation on a rank the caller chose, their life, and the list of them."""
 
-import msgspec
+from typing import Annotated
+
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.api.route_table import PAGE_ROWS, PAGE_ROWS_MAX
+from select_service.api import parameters
+from select_service.api.parameters import query_flag, query_number, query_of, scope_filter
+from select_service.api.samples import RANK, SCOPE
 from select_service.api.selection import client_gone
-from select_service.api.service import (
-    Service,
-    now,
-    path_text,
-    query_flag,
-    query_number,
-    query_of,
-    scope_filter,
+from select_service.api.service import Service, now
+from select_service.bodies.common import U64, U64_MAX, Status
+from select_service.bodies.reservations import (
+    OutputBlockRequest,
+    Reservation,
+    ReservationPage,
+    ReservationRequest,
 )
-from select_service.bodies.common import U64_MAX, Status
-from select_service.bodies.reservations import OutputBlockRequest, ReservationRequest
 from select_service.core.load.reservations import ReservationFilter
-from select_service.http.codec import ClientGone, body_as, json_response
+from select_service.errors import BadRequest, Conflict, NotFound, NoWorkers
+from select_service.http.codec import ClientGone, json_response
+from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, QueryParameter, Route
 
-_RESERVATION = msgspec.json.Decoder(ReservationRequest)
-_OUTPUT_BLOCK = msgspec.json.Decoder(OutputBlockRequest)
+PAGE_ROWS = 100
+PAGE_ROWS_MAX = 1000
+"""Rows of one page of GET /reservations: unless asked otherwise, and at most."""
+
 _OK = Status()
+_DONE = {200: Answer("Done.", Status, {"status": "ok"})}
+_PAGE = (
+    QueryParameter("worker_id", U64, "Only reservations of this worker."),
+    QueryParameter(
+        "limit", Annotated[int, Meta(ge=1, le=PAGE_ROWS_MAX)], "Rows of a page at most.", PAGE_ROWS
+    ),
+    QueryParameter(
+        "after", Annotated[str, Meta(pattern="^[0-9]{1,18}$")], "The `next` of the page before."
+    ),
+    QueryParameter(
+        "sequence_hashes",
+        bool,
+        "Show the identities of the prompt blocks; makes pages shorter.",
+        False,
+    ),
+)
+_ROW = {
+    "reservation_id": "request-123",
+    **SCOPE,
+    **RANK,
+    "state": "prefill",
+    "isl_tokens": 70,
+    "prompt_blocks": 4,
+    "output_blocks": 0,
+    "prefill_tokens": 38,
+    "age_seconds": 0.125,
+    "expires_in_seconds": 3599.875,
+    "origin": "local",
+    "router_id": 4242424242,
+}
+
+RESERVATIONS = Noun("reservations", "Load that is held for one request, from admission to its end.")
 
 
-async def create(service: Service, request: Request) -> Response:
-    body = await body_as(request, _RESERVATION)
+@RESERVATIONS.declare(
+    Route(
+        "POST",
+        "/reservations",
+        "create_reservation",
+        "Book load on a rank that the caller chose",
+        {
+            201: Answer(
+                "The reservation.",
+                Reservation,
+                {
+                    "reservation_id": "request-123",
+                    **SCOPE,
+                    **RANK,
+                    "endpoint": "http://worker-1:8000",
+                },
+            )
+        },
+        detail="The prompt is given as tokens, or as `sequence_hashes` and `isl_tokens`; "
+        "`block_hashes` are not used. Without `effective_prefill_tokens` the whole prompt counts "
+        "as prefill load.",
+        body=Body(
+            ReservationRequest,
+            {
+                "hashes": {
+                    "reservation_id": "request-123",
+                    **SCOPE,
+                    **RANK,
+                    "sequence_hashes": [21, 22, 23, 24],
+                    "isl_tokens": 70,
+                    "effective_prefill_tokens": 38,
+                }
+            },
+        ),
+        refusals=(*WITH_BODY, NotFound, Conflict, NoWorkers),
+    )
+)
+async def create(service: Service, request: Request, body: ReservationRequest) -> Response:
     if client_gone(request):
         raise ClientGone
     return json_response(service.selector.reserve(body, now()), 201)
 
 
+@RESERVATIONS.declare(
+    Route(
+        "GET",
+        "/reservations",
+        "list_reservations",
+        "List live reservations, oldest first",
+        {
+            200: Answer(
+                "One page.",
+                ReservationPage,
+                {"reservations": [_ROW], "total": 1, "next": None, "router_id": 4242424242},
+            )
+        },
+        detail="Ask again with `after` set to `next` until it is null. A page of a filtered list "
+        "may be shorter than `limit`.",
+        query=parameters.SCOPE + _PAGE,
+        refusals=(BadRequest,),
+    )
+)
 async def listing(service: Service, request: Request) -> Response:
     names = ("model_name", "tenant_id", "routing_group", "worker_id", "limit", "after")
     query = query_of(request, *names, "sequence_hashes")
@@ -47,23 +139,75 @@ async def listing(service: Service, request: Request) -> Response:
     return json_response(service.selector.reservations(wanted, now()))
 
 
-async def prefill_complete(service: Service, request: Request) -> Response:
-    service.selector.prefill_complete(path_text(request, "reservation_id"), now())
+@RESERVATIONS.declare(
+    Route(
+        "POST",
+        "/reservations/{reservation_id}/prefill_complete",
+        "prefill_complete",
+        "Give back the prefill load",
+        _DONE,
+        detail="Call it when the first token arrives. Repeating it changes nothing but renews the "
+        "lease.",
+        in_path=parameters.RESERVATION_ID,
+        refusals=(BadRequest, NotFound),
+    )
+)
+async def prefill_complete(service: Service, request: Request, reservation_id: str) -> Response:
+    service.selector.prefill_complete(reservation_id, now())
     return json_response(_OK)
 
 
-async def output_block(service: Service, request: Request) -> Response:
-    body = await body_as(request, _OUTPUT_BLOCK)
-    reservation_id = path_text(request, "reservation_id")
+@RESERVATIONS.declare(
+    Route(
+        "POST",
+        "/reservations/{reservation_id}/output_block",
+        "output_block",
+        "Count one more block of output",
+        _DONE,
+        detail="With `decay_fraction` (0.0 to 1.0) the blocks that only this reservation holds "
+        "count so much each from now on: 1 is a full block. The body may be `{}` but must be "
+        "there.",
+        in_path=parameters.RESERVATION_ID,
+        body=Body(OutputBlockRequest, {"plain": {}, "decay": {"decay_fraction": 0.5}}),
+        refusals=(*WITH_BODY, NotFound),
+    )
+)
+async def output_block(
+    service: Service, request: Request, reservation_id: str, body: OutputBlockRequest
+) -> Response:
     service.selector.output_block(reservation_id, body.decay_fraction, now())
     return json_response(_OK)
 
 
-async def renew(service: Service, request: Request) -> Response:
-    service.selector.renew(path_text(request, "reservation_id"), now())
+@RESERVATIONS.declare(
+    Route(
+        "POST",
+        "/reservations/{reservation_id}/renew",
+        "renew_reservation",
+        "Start the lease anew",
+        _DONE,
+        detail="A reservation that no call touches for the time to live expires, and its load "
+        "with it.",
+        in_path=parameters.RESERVATION_ID,
+        refusals=(BadRequest, NotFound),
+    )
+)
+async def renew(service: Service, request: Request, reservation_id: str) -> Response:
+    service.selector.renew(reservation_id, now())
     return json_response(_OK)
 
 
-async def free(service: Service, request: Request) -> Response:
-    service.selector.free(path_text(request, "reservation_id"), now())
+@RESERVATIONS.declare(
+    Route(
+        "DELETE",
+        "/reservations/{reservation_id}",
+        "free_reservation",
+        "Free the load of a request that has ended",
+        _DONE,
+        in_path=parameters.RESERVATION_ID,
+        refusals=(BadRequest, NotFound),
+    )
+)
+async def free(service: Service, request: Request, reservation_id: str) -> Response:
+    service.selector.free(reservation_id, now())
     return json_response(_OK)

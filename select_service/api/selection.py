@@ -10,38 +10,146 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.service import Service, now, trace_of
-from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
+from select_service.bodies.selection import SelectAndReserveRequest, Selection, SelectRequest
 from select_service.core.admission.waiting import Ticket
 from select_service.core.decide.decisions import Decision
-from select_service.errors import SelectError, ShuttingDown
-from select_service.http.codec import ClientGone, body_as, json_response
+from select_service.errors import (
+    CapacityShed,
+    Conflict,
+    NoEligibleRank,
+    NoWorkers,
+    Overloaded,
+    QueueFull,
+    QueueTimeout,
+    SelectError,
+    ShuttingDown,
+)
+from select_service.http.codec import ClientGone, json_response
+from select_service.http.endpoint import WITH_BODY, Answer, Body, HeaderParameter, Noun, Route
 
 log = logging.getLogger("select_service.decisions")
 
 POLICY_CLASS_HEADER = "x-dynamo-meta-policy-class"
 
-_SELECT = msgspec.json.Decoder(SelectRequest)
-_SELECT_AND_RESERVE = msgspec.json.Decoder(SelectAndReserveRequest)
+PROMPT_DETAIL = (
+    "The prompt is given in one of three forms, looked at in this order: `mm_routing_info` with a "
+    "`routing_token_ids` that is not empty; `token_ids`; or the three fields `block_hashes`, "
+    "`sequence_hashes` (of equal length) and `isl_tokens` (greater than 0). Hashes may be signed "
+    "or unsigned 64-bit integers."
+)
+
+_FULL = (Overloaded, CapacityShed, QueueFull, QueueTimeout)
+"""Refusals of a fleet that is full; all of them name a time in `Retry-After`."""
+_POLICY_CLASS = (
+    HeaderParameter(
+        POLICY_CLASS_HEADER,
+        "Policy family, or the name of an explicit class, in whose queue the request waits.",
+    ),
+)
+_HASHED_PROMPT = {
+    "block_hashes": [11, 12, 13, 14],
+    "sequence_hashes": [21, 22, 23, 24],
+    "isl_tokens": 70,
+}
+_CHOSEN = {
+    **SCOPE,
+    **RANK,
+    "endpoint": "http://worker-1:8000",
+    "block_size": 16,
+    "overlap": {"longest_matched": 32, "gpu": 32, "dp": {"0": 32, "1": 0}, "cpu": 32, "disk": 32},
+    "effective_prefill_tokens": 38,
+}
+
+SELECTION = Noun("selection", "Choose the rank that should run a prompt.")
 
 
-async def select(service: Service, request: Request) -> Response:
-    """Choose a rank; nothing is booked."""
-    body = await body_as(request, _SELECT)
-    started = perf_counter()
-    outcome = service.selector.select(body, now(), _policy_class(service, request))
-    service.metrics.selection("/select", perf_counter() - started)
-    return await _answer(service, request, outcome)
-
-
-async def select_and_reserve(service: Service, request: Request) -> Response:
+@SELECTION.declare(
+    Route(
+        "POST",
+        "/select_and_reserve",
+        "select_and_reserve",
+        "Choose a rank and book the load on it",
+        {
+            200: Answer(
+                "The chosen rank.",
+                Selection,
+                {"selection_id": "turn-17", "reservation_id": "request-123", **_CHOSEN},
+            )
+        },
+        detail="Choosing and booking are one step: of two requests that arrive together, the "
+        "second sees the load of the first. A refused request books nothing. " + PROMPT_DETAIL,
+        headers=_POLICY_CLASS,
+        body=Body(
+            SelectAndReserveRequest,
+            {
+                "tokens": {"reservation_id": "request-123", **SCOPE, **TOKENS},
+                "hashes": {
+                    "selection_id": "turn-17",
+                    "reservation_id": "request-123",
+                    **SCOPE,
+                    **_HASHED_PROMPT,
+                },
+                "constrained": {
+                    **SCOPE,
+                    **TOKENS,
+                    "allowed_worker_ids": [1, 2],
+                    "routing_constraints": {
+                        "required_taints": ["h100"],
+                        "preferred_taints": {"zone-a": 0.5},
+                    },
+                    "router_config_override": {"router_temperature": 0.2},
+                },
+            },
+        ),
+        refusals=(*WITH_BODY, Conflict, NoWorkers, NoEligibleRank, *_FULL),
+    )
+)
+async def select_and_reserve(
+    service: Service, request: Request, body: SelectAndReserveRequest
+) -> Response:
     """Choose a rank and book the load on it in one step."""
-    body = await body_as(request, _SELECT_AND_RESERVE)
     if client_gone(request):
         raise ClientGone
     started = perf_counter()
     outcome = service.selector.select_and_reserve(body, now(), _policy_class(service, request))
     service.metrics.selection("/select_and_reserve", perf_counter() - started)
+    return await _answer(service, request, outcome)
+
+
+@SELECTION.declare(
+    Route(
+        "POST",
+        "/select",
+        "select",
+        "Choose a rank without booking",
+        {200: Answer("The chosen rank.", Selection, {"selection_id": "turn-17", **_CHOSEN})},
+        detail="Callers that ask at the same moment all see the same load and meet on one rank; "
+        "prefer /select_and_reserve. " + PROMPT_DETAIL,
+        headers=_POLICY_CLASS,
+        body=Body(
+            SelectRequest,
+            {
+                "impatient": {
+                    **SCOPE,
+                    **TOKENS,
+                    "priority_tier": "premium",
+                    "strict_priority": 1,
+                    "timeout_ms": 2000,
+                },
+                "tokens": {"selection_id": "turn-17", **SCOPE, **TOKENS},
+                "pinned": {**SCOPE, **_HASHED_PROMPT, "pinned_worker": RANK},
+            },
+        ),
+        refusals=(*WITH_BODY, NoWorkers, NoEligibleRank, *_FULL),
+    )
+)
+async def select(service: Service, request: Request, body: SelectRequest) -> Response:
+    """Choose a rank; nothing is booked."""
+    started = perf_counter()
+    outcome = service.selector.select(body, now(), _policy_class(service, request))
+    service.metrics.selection("/select", perf_counter() - started)
     return await _answer(service, request, outcome)
 
 

@@ -1,23 +1,23 @@
 """What every handler works with, and the endpoint that gives a handler its errors and its count."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
-from urllib.parse import unquote_to_bytes
+from typing import Any, Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from indexer.sockets.ingest import Ingest
-from select_service.bodies.common import U64_MAX, tenant_of
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
-from select_service.errors import BadRequest, SelectError
-from select_service.http.codec import ClientGone, error_response
+from select_service.errors import SelectError
+from select_service.http.codec import ClientGone, body_as, error_response
+from select_service.http.endpoint import Endpoint
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config
 
@@ -84,18 +84,15 @@ def keeping_report(service: Service) -> KeepingReport:
     )
 
 
-Handler = Callable[[Service, Request], Awaitable[Response]]
-
-
 class Resource:
-    """ASGI endpoint of one path: a handler per method, HEAD where there is GET."""
+    """What answers at one path: an endpoint per method, HEAD where there is GET."""
 
-    def __init__(self, path: str, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, path: str, endpoints: Iterable[Endpoint]) -> None:
         self.path = path
-        self._handlers = dict(handlers)
-        if "GET" in handlers:
-            self._handlers["HEAD"] = handlers["GET"]
-        self._allow = ",".join(self._handlers)
+        self._actions = {endpoint.route.method: _Action(endpoint) for endpoint in endpoints}
+        if "GET" in self._actions:
+            self._actions["HEAD"] = self._actions["GET"]
+        self._allow = ",".join(self._actions)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service: Service = scope["service"]
@@ -110,15 +107,36 @@ class Resource:
         await response(scope, receive, send)
 
     async def _answer(self, service: Service, request: Request) -> Response:
-        handler = self._handlers.get(request.method)
+        action = self._actions.get(request.method)
         try:
-            if handler is not None:
-                return await handler(service, request)
+            if action is not None:
+                return await action.handler(service, request, *await action.arguments(request))
         except SelectError as error:
             return error_response(error)
         response = error_response(MethodNotAllowed("method not allowed"))
         response.headers["allow"] = self._allow
         return response
+
+
+class _Action:
+    """One endpoint, ready to be called."""
+
+    __slots__ = ("_body", "_in_path", "handler")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        body = endpoint.route.body
+        self.handler = endpoint.handler
+        self._in_path = endpoint.route.in_path
+        self._body = None if body is None else msgspec.json.Decoder(body.type)
+
+    async def arguments(self, request: Request) -> list[Any]:
+        """What the handler takes besides the request.  Raises SelectError, ClientGone."""
+        found: list[Any] = []
+        if self._in_path is not None:
+            found.append(self._in_path.read(request.path_params[self._in_path.name]))
+        if self._body is not None:
+            found.append(await body_as(request, self._body))
+        return found
 
 
 async def no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,63 +155,3 @@ def trace_of(request: Request) -> dict[str, str]:
 def now() -> float:
     """The core's time: seconds of the monotonic clock."""
     return monotonic()
-
-
-def path_text(request: Request, name: str) -> str:
-    """A path segment, percent-decoded once.  Raises BadRequest when it is not UTF-8."""
-    raw = unquote_to_bytes(request.path_params[name])
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        raise BadRequest(f"Invalid URL: Invalid UTF-8 in `{name}`") from None
-
-
-def path_worker_id(request: Request) -> int:
-    """Raises BadRequest when the segment is not an unsigned 64-bit number."""
-    text = path_text(request, "worker_id")
-    return _u64(text, f"Invalid URL: Cannot parse `{text[:64]}` to a `u64`")
-
-
-def query_of(request: Request, *known: str) -> dict[str, str]:
-    """The known query parameters.  Raises BadRequest when one is given twice."""
-    found: dict[str, str] = {}
-    if not request.scope["query_string"]:
-        return found
-    for name, value in request.query_params.multi_items():
-        if name in known:
-            if name in found:
-                raise BadRequest(f"Failed to deserialize query string: duplicate field `{name}`")
-            found[name] = value
-    return found
-
-
-def scope_filter(query: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """(model_name, tenant_id) of a query; None admits every one."""
-    tenant, group = query.get("tenant_id"), query.get("routing_group")
-    named = tenant is not None or group is not None
-    return query.get("model_name"), tenant_of(tenant, group) if named else None
-
-
-def query_number(query: Mapping[str, str], name: str, low: int, high: int) -> int | None:
-    """Raises BadRequest when it is not a whole number in the range."""
-    text = query.get(name)
-    if text is None:
-        return None
-    value = _u64(text, f"{name}: expected a whole number, got `{text[:64]}`")
-    if not low <= value <= high:
-        raise BadRequest(f"{name}: expected a whole number from {low} to {high}, got {value}")
-    return value
-
-
-def query_flag(query: Mapping[str, str], name: str) -> bool:
-    """Raises BadRequest when it is neither `true` nor `false`."""
-    text = query.get(name, "false")
-    if text not in ("true", "false"):
-        raise BadRequest(f"{name}: expected true or false, got `{text[:64]}`")
-    return text == "true"
-
-
-def _u64(text: str, complaint: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= U64_MAX):
-        raise BadRequest(complaint)
-    return int(text)

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from time import monotonic
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -10,56 +12,170 @@ from starlette.responses import Response
 
 from indexer.dumps.held_blocks import adopt
 from indexer.sockets.ingest import ListenerStatus
-from select_service.api.service import (
-    Service,
-    path_worker_id,
-    query_of,
-    scope_filter,
-    trace_of,
-)
+from select_service.api import parameters
+from select_service.api.parameters import query_of, scope_filter
+from select_service.api.samples import SCOPE
+from select_service.api.service import Service, trace_of
 from select_service.bodies.workers import (
     KvEventStatus,
     WorkerPatch,
     WorkerRecord,
     WorkerRegistration,
 )
-from select_service.http.codec import body_as, json_response
+from select_service.errors import BadRequest, NotFound
+from select_service.http.codec import json_response
+from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 
 log = logging.getLogger("select_service.workers")
 
-_REGISTRATION = msgspec.json.Decoder(WorkerRegistration)
-_PATCH = msgspec.json.Decoder(WorkerPatch)
+_TWO_RANKS = {
+    "worker_id": 1,
+    **SCOPE,
+    "endpoint": "http://worker-1:8000",
+    "block_size": 16,
+    "data_parallel_size": 2,
+    "kv_events_endpoints": {"0": "tcp://worker-1:5557", "1": "tcp://worker-1:5558"},
+    "replay_endpoint": "tcp://worker-1:6557",
+}
+_ONE_RANK = {
+    "worker_id": 2,
+    **SCOPE,
+    "endpoint": "http://worker-2:8000",
+    "block_size": 16,
+    "kv_events_endpoint": "tcp://worker-2:5557",
+    "replay_endpoint": "tcp://worker-2:6557",
+}
+RECORD: Mapping[str, Any] = {
+    "worker_id": 1,
+    **SCOPE,
+    "lifecycle": "schedulable",
+    "endpoint": "http://worker-1:8000",
+    "kv_events_endpoint": None,
+    "kv_events_endpoints": {"0": "tcp://worker-1:5557", "1": "tcp://worker-1:5558"},
+    "replay_endpoint": "tcp://worker-1:6557",
+    "block_size": 16,
+    "data_parallel_start_rank": None,
+    "data_parallel_size": 2,
+    "max_num_batched_tokens": None,
+    "total_kv_blocks": None,
+    "stable_routing_id": None,
+    "is_eagle": None,
+    "taints": [],
+    "topology_domains": {},
+    "kv_transfer_domain": None,
+    "kv_transfer_enforcement": None,
+    "kv_transfer_preferred_weight": None,
+}
+_KV_EVENTS = {
+    "state": "connected",
+    "last_sequence": 4711,
+    "batches": 4712,
+    "gaps": 0,
+    "replayed": 0,
+    "lost": 0,
+    "restarts": 0,
+    "decode_errors": 0,
+    "last_error": None,
+    "seconds_since_last_event": 0.042,
+}
+_LISTED = {**RECORD, "kv_events": {"0": _KV_EVENTS}}
+
+WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
 
 
-async def register(service: Service, request: Request) -> Response:
-    body = await body_as(request, _REGISTRATION)
+@WORKERS.declare(
+    Route(
+        "POST",
+        "/workers",
+        "register_worker",
+        "Register a worker",
+        {201: Answer("The worker as it stands now.", WorkerRecord, RECORD)},
+        detail="Replaces the whole record of `worker_id`. What the worker still lacks is not an "
+        "error: its `lifecycle` is `incomplete` and `not_schedulable_reasons` says why.",
+        body=Body(WorkerRegistration, {"two ranks": _TWO_RANKS, "one rank": _ONE_RANK}),
+        refusals=WITH_BODY,
+    )
+)
+async def register(service: Service, request: Request, body: WorkerRegistration) -> Response:
     async with service.catalog_lock:
         record = service.selector.register(body)
         await _follow(service, "worker registered", record, trace_of(request))
     return json_response(record, 201)
 
 
-async def patch(service: Service, request: Request) -> Response:
-    worker_id = path_worker_id(request)
-    body = await body_as(request, _PATCH)
+@WORKERS.declare(
+    Route(
+        "GET",
+        "/workers",
+        "list_workers",
+        "List the workers",
+        {
+            200: Answer(
+                "Workers by model, tenant and id, with the state of their KV event listeners.",
+                list[WorkerRecord],
+                [_LISTED],
+            )
+        },
+        query=parameters.SCOPE,
+        refusals=(BadRequest,),
+    )
+)
+async def listing(service: Service, request: Request) -> Response:
+    query = query_of(request, "model_name", "tenant_id", "routing_group")
+    records = service.selector.workers(*scope_filter(query))
+    return json_response(with_state(service, records))
+
+
+@WORKERS.declare(
+    Route(
+        "PATCH",
+        "/workers/{worker_id}",
+        "patch_worker",
+        "Change a worker",
+        {
+            200: Answer(
+                "The worker as it stands now.",
+                WorkerRecord,
+                {**RECORD, "taints": ["h100", "zone-a"]},
+            )
+        },
+        detail="A field that is absent or null keeps its value. Ranks that remain keep their "
+        "reservations, and their index unless their event endpoint changes.",
+        in_path=parameters.WORKER_ID,
+        body=Body(WorkerPatch, {"taints": {"taints": ["h100", "zone-a"]}}),
+        refusals=(*WITH_BODY, NotFound),
+    )
+)
+async def patch(service: Service, request: Request, worker_id: int, body: WorkerPatch) -> Response:
     async with service.catalog_lock:
         record = service.selector.patch(worker_id, body)
         await _follow(service, "worker changed", record, trace_of(request))
     return json_response(record)
 
 
-async def delete(service: Service, request: Request) -> Response:
-    worker_id = path_worker_id(request)
+@WORKERS.declare(
+    Route(
+        "DELETE",
+        "/workers/{worker_id}",
+        "delete_worker",
+        "Remove a worker",
+        {
+            200: Answer(
+                "The worker as it stands now.",
+                WorkerRecord,
+                {**RECORD, "lifecycle": "unschedulable"},
+            )
+        },
+        detail="Its reservations end and its blocks are forgotten. May be repeated.",
+        in_path=parameters.WORKER_ID,
+        refusals=(BadRequest, NotFound),
+    )
+)
+async def delete(service: Service, request: Request, worker_id: int) -> Response:
     async with service.catalog_lock:
         record = service.selector.delete(worker_id)
         await _follow(service, "worker deleted", record, trace_of(request))
     return json_response(record)
-
-
-async def listing(service: Service, request: Request) -> Response:
-    query = query_of(request, "model_name", "tenant_id", "routing_group")
-    records = service.selector.workers(*scope_filter(query))
-    return json_response(with_state(service, records))
 
 
 def with_state(service: Service, records: list[WorkerRecord]) -> list[WorkerRecord]:

@@ -1,11 +1,38 @@
-"""What one route is made of: the words in which the route table is written."""
+"""What an endpoint is made of, and how it is declared: once, above its handler.
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+    WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
 
-from select_service.errors import SelectError
+    @WORKERS.declare(
+        Route("GET", "/workers", "list_workers", "List the workers", {200: Answer(...)})
+    )
+    async def listing(service: Service, request: Request) -> Response: ...
+
+The application routes by these declarations, and the OpenAPI document is made from them, so neither
+can name an endpoint that does not exist or miss one.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.responses import Response
+
+from select_service.errors import (
+    BadRequest,
+    BodyTooLarge,
+    CapacityExceeded,
+    InvalidBody,
+    MalformedJson,
+    SelectError,
+    ShuttingDown,
+    UnsupportedMediaType,
+)
 
 JSON = "application/json"
+
+Handler = Callable[..., Awaitable[Response]]
+"""Takes the service, the request, and what the route has of a path parameter and a body."""
+
+H = TypeVar("H", bound=Handler)
 
 
 class RequestTimeout(SelectError):
@@ -14,14 +41,45 @@ class RequestTimeout(SelectError):
     status, code = 408, "timeout"
 
 
+WITH_BODY: tuple[type[SelectError], ...] = (
+    MalformedJson,
+    BadRequest,
+    RequestTimeout,
+    BodyTooLarge,
+    UnsupportedMediaType,
+    InvalidBody,
+    CapacityExceeded,
+    ShuttingDown,
+)
+"""What any request with a body may be answered before the service looks at it."""
+
+
+class Body(NamedTuple):
+    """What a request holds: a type that msgspec can decode, and valid bodies by name."""
+
+    type: Any
+    examples: Mapping[str, Any]
+
+
 class Answer(NamedTuple):
-    """A body that is not a refusal.  `body` is a type that msgspec can describe, or None."""
+    """A body that is not a refusal.  `type` is one that msgspec can describe, or None."""
 
     summary: str
-    body: Any
+    type: Any
+    example: Any = None
     media_type: str = JSON
     also: str | None = None
     """Media type of a binary form that the `accept` header may ask for."""
+
+
+class PathParameter(NamedTuple):
+    """The `{name}` of a path.  `read` takes the segment as it was sent; raises BadRequest."""
+
+    name: str
+    type: Any
+    summary: str
+    example: Any
+    read: Callable[[str], Any]
 
 
 class QueryParameter(NamedTuple):
@@ -41,16 +99,41 @@ class HeaderParameter(NamedTuple):
 
 
 class Route(NamedTuple):
-    """One method of one path.  A path parameter is a `{name}` of `PATH_PARAMETERS`."""
+    """One method of one path: what it takes, what it answers, how it refuses."""
 
     method: str
     path: str
     operation_id: str
-    tag: str
     summary: str
     answers: Mapping[int, Answer]
     detail: str = ""
-    body: Any = None
+    in_path: PathParameter | None = None
     query: tuple[QueryParameter, ...] = ()
-    refusals: tuple[type[SelectError], ...] = ()
     headers: tuple[HeaderParameter, ...] = ()
+    body: Body | None = None
+    refusals: tuple[type[SelectError], ...] = ()
+
+
+class Endpoint(NamedTuple):
+    """A route and what answers it."""
+
+    route: Route
+    handler: Handler
+
+
+class Noun:
+    """The endpoints about one thing, in the order in which the document shows them."""
+
+    def __init__(self, name: str, summary: str) -> None:
+        self.name = name
+        self.summary = summary
+        self.endpoints: list[Endpoint] = []
+
+    def declare(self, route: Route) -> Callable[[H], H]:
+        """Decorates the handler of `route`."""
+
+        def attach(handler: H) -> H:
+            self.endpoints.append(Endpoint(route, handler))
+            return handler
+
+        return attach

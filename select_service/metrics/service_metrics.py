@@ -96,7 +96,7 @@ class Metrics:
         self._scrape = _Scrape(version)
 
     def request(self, route: str, method: str, status: int) -> None:
-        """Count an answered request.  route: a path of the route table, never a client's path."""
+        """Count an answered request.  route: a declared path, never a client's own."""
         key = (route, method if method in METHODS else OTHER, status)
         self._requests[key] = self._requests.get(key, 0) + 1
 

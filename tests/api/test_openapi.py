@@ -14,27 +14,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service import bodies
-from select_service.api import examples
 from select_service.api.docs_page import page
+from select_service.api.documentation import NOUNS
 from select_service.api.openapi import U32_KEY, document
-from select_service.api.route_table import PAGE_ROWS, PAGE_ROWS_MAX, PATH_PARAMETERS, ROUTES
+from select_service.api.reservations import PAGE_ROWS, PAGE_ROWS_MAX
 from select_service.errors import Overloaded
+from tests.api.routes import BY_ID, ROUTES, path_of
 from tests.builders import worker_body
 
-DOCUMENT = document("1.2.3")
+DOCUMENT = document(NOUNS, "1.2.3")
 COMPONENTS = DOCUMENT["components"]["schemas"]
 BASES = {"Struct", "Scope", "WorkerFields", "PromptFields"}
 REQUEST_EXAMPLES = [
     pytest.param(route, body, id=f"{route.operation_id}-{name}")
     for route in ROUTES
     if route.body
-    for name, body in examples.REQUESTS[route.operation_id].items()
+    for name, body in route.body.examples.items()
+]
+ANSWERS = [
+    pytest.param(route, status, id=f"{route.operation_id}-{status}")
+    for route in ROUTES
+    for status, answer in route.answers.items()
+    if answer.type is not None and route.operation_id != "openapi"
 ]
 U64_FIELDS = [
-    pytest.param(route.body, name, id=f"{route.operation_id}-{name}")
+    pytest.param(route.body.type, name, id=f"{route.operation_id}-{name}")
     for route in ROUTES
     if route.body
-    for name, field in COMPONENTS[route.body.__name__]["properties"].items()
+    for name, field in COMPONENTS[route.body.type.__name__]["properties"].items()
     if any(part.get("format") == "uint64" for part in (field, *field.get("anyOf", ())))
 ]
 
@@ -87,11 +94,18 @@ def test_every_body_of_the_schema_is_described():
     assert described - BASES <= set(COMPONENTS)
 
 
+def test_a_noun_is_a_tag_with_its_endpoints():
+    for noun, tag in zip(NOUNS, DOCUMENT["tags"], strict=True):
+        assert tag == {"name": noun.name, "description": noun.summary}
+        assert noun.endpoints
+        assert all(operation(each.route)["tags"] == [noun.name] for each in noun.endpoints)
+
+
 def test_operations_have_distinct_ids_and_declared_path_parameters():
     assert len({route.operation_id for route in ROUTES}) == len(ROUTES)
     for route in ROUTES:
         declared = {p["name"] for p in operation(route).get("parameters", ()) if p["in"] == "path"}
-        assert declared == set(re.findall(r"{(\w+)}", route.path)) <= set(PATH_PARAMETERS)
+        assert declared == set(re.findall(r"{(\w+)}", route.path))
 
 
 def test_every_refusal_says_its_codes():
@@ -161,16 +175,15 @@ def test_a_number_key_has_one_spelling(key):
 def test_a_request_example_is_accepted_by_schema_and_service(route, body):
     content = operation(route)["requestBody"]["content"]["application/json"]
     assert_conforms(body, content["schema"])
-    msgspec.json.decode(json.dumps(body), type=route.body)
+    msgspec.json.decode(json.dumps(body), type=route.body.type)
 
 
-@pytest.mark.parametrize(("of", "body"), examples.ANSWERS.items())
-def test_an_answer_example_is_valid_and_complete(of, body):
-    operation_id, status = of
-    (route,) = [route for route in ROUTES if route.operation_id == operation_id]
-    assert_conforms(body, schema_of(route, status))
-    decoded = msgspec.json.decode(json.dumps(body), type=route.answers[status].body)
-    assert msgspec.to_builtins(decoded, str_keys=True) == body
+@pytest.mark.parametrize(("route", "status"), ANSWERS)
+def test_an_answer_example_is_valid_and_complete(route, status):
+    answer = route.answers[status]
+    assert_conforms(answer.example, schema_of(route, status))
+    decoded = msgspec.json.decode(json.dumps(answer.example), type=answer.type)
+    assert msgspec.to_builtins(decoded, str_keys=True) == answer.example
 
 
 def call_all(service):
@@ -188,14 +201,12 @@ def call_all(service):
 
 
 def _call(service, operation_id, worker_id=1):
-    (route,) = [route for route in ROUTES if route.operation_id == operation_id]
-    path = route.path.format(**examples.PATH_VALUES)
-    body = None
+    route, body = BY_ID[operation_id], None
     if route.body:
-        body = next(iter(examples.REQUESTS[operation_id].values()))
+        body = next(iter(route.body.examples.values()))
     if operation_id == "register_worker":
         body = {**worker_body(worker_id), **body, "worker_id": worker_id}
-    yield route, service.call(route.method, path, body)
+    yield route, service.call(route.method, path_of(route), body)
 
 
 def test_the_documented_examples_succeed_and_their_answers_are_as_documented(replica):
@@ -220,9 +231,8 @@ def test_refusals_are_as_documented(api):
         ("output_block", {"decay_fraction": 7}, 400),
     ]
     for operation_id, body, status in cases:
-        (route,) = [route for route in ROUTES if route.operation_id == operation_id]
-        path = route.path.format(**examples.PATH_VALUES)
-        answer = api.call(route.method, path, body)
+        route = BY_ID[operation_id]
+        answer = api.call(route.method, path_of(route), body)
         assert answer.status == status, (operation_id, answer.body)
         assert_conforms(answer.body, schema_of(route, status))
 

@@ -11,7 +11,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from select_service.api.route_table import ROUTES
+from tests.api.routes import ROUTES
 from tests.golden.service_process import ServiceProcess
 
 pytestmark = pytest.mark.process

@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from indexer.hashing.hashes import block_hashes
 from indexer.sockets.listener import ListenerStatus
 from indexer.tiers import Tier
-from select_service.api import examples
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.identity import PartitionKey, Rank
 from select_service.metrics import service_metrics as metrics_module
 from select_service.metrics.series import Chosen, GrowingSums
 from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Metrics
+from tests.api.routes import BY_ID
 from tests.builders import (
     a_reservation,
     a_select,
@@ -303,7 +303,7 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, sel
     listeners.statuses = {(1, 0): a_status(last_event_monotonic=NOW, dropped={"medium": 1})}
     metrics.request("/select", "POST", 200)
     metrics.selection("/select", 1e-4)
-    replicas = msgspec.convert(examples.ANSWERS[("replica_status", 200)], ReplicaStatus)
+    replicas = msgspec.convert(BY_ID["replica_status"].answers[200].example, ReplicaStatus)
     scraped = Scraped(
         metrics.text(
             metrics.observe(selector, listeners, replicas, engine_scrapes={"ok": 1})
