@@ -155,8 +155,10 @@ class Ingest:
         _allow_many_files()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, min(SOCKETS_MAX, self._context.get(zmq.SOCKET_LIMIT)))
-        self._lock = threading.Lock()
+        self._changing = threading.Lock()
+        """Held from the first command of a change to its last answer, up to RECONCILE_S_MAX."""
         self._listeners: dict[Key, tuple[_IngestThread, Listener]] = {}
+        """Replaced as a whole, so that looking at it needs no lock."""
         self._threads = [_IngestThread(number, held) for number in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -167,33 +169,39 @@ class Ingest:
         On return nothing more is written through the writers of closed listeners.
         """
         wanted = {(source.worker_id, source.dp_rank): source for source in sources}
-        with self._lock:
-            changes: dict[_IngestThread, _Change] = {}
-            for key, (thread, listener) in list(self._listeners.items()):
-                source = wanted.get(key)
-                if source is not None and _is_same(listener.source, source):
-                    listener.feed.writers = source.writers
-                    del wanted[key]
-                    continue
-                changes.setdefault(thread, _Change()).close.append(listener)
-                thread.n_listeners -= 1
-                del self._listeners[key]
-            for key, source in wanted.items():
-                thread = min(self._threads, key=_burden)
-                listener = Listener(source, self._context, thread.readiness, thread.pending)
-                changes.setdefault(thread, _Change()).open.append(listener)
-                thread.n_listeners += 1
-                self._listeners[key] = thread, listener
-            _make(changes)
+        with self._changing:
+            _make(self._planned(wanted))
+
+    def _planned(self, wanted: dict[Key, KvSource]) -> dict[_IngestThread, _Change]:
+        """Enter what `wanted` changes, and say what each thread has to do for it."""
+        changes: dict[_IngestThread, _Change] = {}
+        listeners = dict(self._listeners)
+        for key, (thread, listener) in self._listeners.items():
+            source = wanted.get(key)
+            if source is not None and _is_same(listener.source, source):
+                listener.feed.writers = source.writers
+                del wanted[key]
+                continue
+            changes.setdefault(thread, _Change()).close.append(listener)
+            thread.n_listeners -= 1
+            del listeners[key]
+        for key, source in wanted.items():
+            thread = min(self._threads, key=_burden)
+            listener = Listener(source, self._context, thread.readiness, thread.pending)
+            changes.setdefault(thread, _Change()).open.append(listener)
+            thread.n_listeners += 1
+            listeners[key] = thread, listener
+        self._listeners = listeners
+        return changes
 
     def release(self) -> None:
         """Let the listeners take what has arrived; their writers are as they shall begin."""
-        with self._lock:
+        with self._changing:
             _make({thread: _Change(start=True) for thread in self._threads})
 
     def status(self) -> dict[Key, ListenerStatus]:
-        with self._lock:
-            return {key: listener.status() for key, (_, listener) in self._listeners.items()}
+        """Waits for no thread, whatever `reconcile` waits for."""
+        return {key: listener.status() for key, (_, listener) in self._listeners.items()}
 
     def failure(self) -> BaseException | None:
         """What ended a thread that was not asked to end; None while all is well."""

@@ -10,9 +10,18 @@ from indexer.events.catch_up import FRAME_S_MAX, STALL_S_MAX
 from indexer.events.kv_events import PAYLOAD_BYTES_MAX
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
+from indexer.sockets import ingest as ingest_module
 from indexer.sockets import listener, live_connection
 from indexer.sockets.ingest import Ingest
-from tests.process.fake_engine import BLOCK_SIZE, END, Chain, FakeEngine, encode, eventually
+from tests.process.fake_engine import (
+    BLOCK_SIZE,
+    END,
+    PATIENCE_S,
+    Chain,
+    FakeEngine,
+    encode,
+    eventually,
+)
 
 pytestmark = pytest.mark.process
 
@@ -524,6 +533,34 @@ def test_operator_is_told_once_and_with_the_rank(ingest, index, caplog):
     ranks = {(r.fields["worker_id"], r.fields["dp_rank"]) for r in caplog.records}
     assert ranks == {(2**64 - 1, 6)}
     assert lines[1].startswith("KV events lost")
+
+
+def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, index, monkeypatch):
+    monkeypatch.setattr(ingest_module, "RECONCILE_S_MAX", 10 * PATIENCE_S)
+    stuck, go_on = threading.Event(), threading.Event()
+
+    class Stuck:
+        slot, place, upcoming, live_at, unplaced_blocks = 0, None, None, None, False
+
+        def store(self, *_, **__):
+            stuck.set()
+            go_on.wait(10 * PATIENCE_S)
+            return 0
+
+    with FakeEngine(replay=False) as engine:
+        ingest.reconcile([a_source(engine.endpoint, Stuck())])
+        engine.await_subscriber()
+        publish_chain(engine, [0])
+        assert stuck.wait(PATIENCE_S)
+        assert set(ingest.status()) == {(1, 0)}
+        reconciling = threading.Thread(target=ingest.reconcile, args=([],))
+        reconciling.start()
+        try:
+            eventually(lambda: ingest.status() == {})
+            assert reconciling.is_alive()
+        finally:
+            go_on.set()
+            reconciling.join()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
