@@ -26,6 +26,7 @@ from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
 from select_service.edge.keeping.snapshot_file import path_error
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.sync import ReplicaSync
+from select_service.edge.supervised import Callbacks
 from select_service.edge.ticker import tick_forever
 from select_service.edge.waker import Waker
 from select_service.errors import SelectError
@@ -45,9 +46,9 @@ busy ingest thread holds up every answer; measured with scripts/bench/ingest.py.
 
 def build(config: Config, version: str) -> Service:
     """All parts of a process, none of them running but the ingest threads.  Raises ConfigError."""
-    rules, waker = admission_rules(config), Waker()
+    rules, waker, callbacks = admission_rules(config), Waker(), Callbacks()
     router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
-    publisher = None if config["replica_sync_port"] is None else ReplicaPublisher()
+    publisher = None if config["replica_sync_port"] is None else ReplicaPublisher(callbacks)
     selector = Selector(
         router,
         lambda: PrefixIndex(config["index_blocks_max"], lock=threading.Lock()),
@@ -58,11 +59,14 @@ def build(config: Config, version: str) -> Service:
         emit=_nobody_listens if publisher is None else publisher.offer,
         wake=waker,
     )
-    waker.bind(selector.serve_waiting)
-    replicas = None if publisher is None else _replica_sync(config, selector, publisher)
+    waker.bind(callbacks.supervised("waker", selector.serve_waiting))
+    replicas = None
+    if publisher is not None:
+        replicas = _replica_sync(config, selector, publisher, callbacks)
     recovers = bool(config["indexer_peers"] or config["snapshot_path"])
     ingest = Ingest(config["threads"], held=recovers)
     service = Service(config, version, selector, ingest, Metrics(version), replicas)
+    service.callback_failures = callbacks.failures
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     return service
@@ -72,9 +76,11 @@ def _nobody_listens(event: Event) -> None:
     """Without a replica plane."""
 
 
-def _replica_sync(config: Config, selector: Selector, publisher: ReplicaPublisher) -> ReplicaSync:
+def _replica_sync(
+    config: Config, selector: Selector, publisher: ReplicaPublisher, callbacks: Callbacks
+) -> ReplicaSync:
     repair, url = config["replica_sync_repair"], config["advertise_url"]
-    return ReplicaSync(selector.replicas, publisher, repair=repair, url=url)
+    return ReplicaSync(selector.replicas, publisher, callbacks, repair=repair, url=url)
 
 
 def _plane(service: Service) -> ReplicaSync | None:

@@ -40,6 +40,7 @@ sys.path.insert(0, str(ROOT))
 from select_service.core.identity import Rank  # noqa: E402
 from select_service.core.replicas import events as replica_events  # noqa: E402
 from select_service.edge.replicas.publisher import ReplicaPublisher  # noqa: E402
+from select_service.edge.supervised import Callbacks  # noqa: E402
 from tests.process.replica_processes import Replica, mesh  # noqa: E402
 
 CONNECTIONS = 16
@@ -77,7 +78,7 @@ def costs(blocks: int) -> list[Cost]:
         "router_id": 2**63 + 5,
     }
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    publisher = ReplicaPublisher()
+    publisher = ReplicaPublisher(Callbacks())
     port = _bound(publisher, context)
     command = [sys.executable, "-c", SUBSCRIBER, f"tcp://127.0.0.1:{port}"]
     subscriber = subprocess.Popen(command)

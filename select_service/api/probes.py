@@ -89,5 +89,6 @@ async def metrics(service: Service, request: Request) -> Response:
         replicas,
         keeping_report(service),
         service.engine_scrapes,
+        service.callback_failures,
     )
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

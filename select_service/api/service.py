@@ -57,6 +57,7 @@ class Service:
     metrics: Metrics
     replicas: ReplicaPlane | None = None
     engine_scrapes: Mapping[str, int] | None = None
+    callback_failures: Mapping[str, int] = field(default_factory=dict)
     catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     dumps_running: int = 0
     json_dumps: int = 0

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from prometheus_client import ProcessCollector, generate_latest
@@ -84,6 +85,7 @@ class Observation(NamedTuple):
     replicas: ReplicaStatus | None = None
     keeping: KeepingReport = KeepingReport()
     engine_scrapes: Mapping[str, int] | None = None
+    callback_failures: Mapping[str, int] = MappingProxyType({})
 
 
 class Metrics:
@@ -114,6 +116,7 @@ class Metrics:
         replicas: ReplicaStatus | None = None,
         keeping: KeepingReport = _NOTHING_KEPT,
         engine_scrapes: Mapping[str, int] | None = None,
+        callback_failures: Mapping[str, int] = MappingProxyType({}),
     ) -> Observation:
         """Copy what a scrape shows, on the thread that owns the selector."""
         now = self._clock()
@@ -127,6 +130,7 @@ class Metrics:
             keeping=keeping,
             admission=admission_report(selector.gate, selector.fleet.partitions, now),
             engine_scrapes=None if engine_scrapes is None else dict(engine_scrapes),
+            callback_failures=dict(callback_failures),
         )
 
     def text(self, seen: Observation) -> bytes:
@@ -159,6 +163,12 @@ class _Scrape(Collector):
         yield gauges("build_info", "Version of the service.", ("version",), {(self._version,): 1})
         yield from self._process.collect()
         yield from _of_requests(seen)
+        yield counters(
+            "callback_failures",
+            "Callbacks of the event loop that failed; each is a bug, of which the log tells.",
+            ("callback",),
+            {(name,): n for name, n in seen.callback_failures.items()},
+        )
         yield from series_of(PROCESS, (), {(): seen.report}, {}, self._sums)
         yield from series_of(KEEPING, (), {(): seen.keeping}, {}, self._sums)
         states: dict[Labels, float] = {(s,): s == seen.keeping.state for s in STATES}

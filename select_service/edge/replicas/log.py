@@ -9,28 +9,14 @@ from collections.abc import Mapping
 
 from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.repair import Repaired
+from select_service.edge.episodes import Episodes
 
-QUIET_S = 60.0
-"""A fault that was not seen for so long has ended; the next one is logged again."""
 UNREACHABLE_S = 10.0
 """A new peer that is not connected after so long is named."""
 ORDINARY_DROPS = frozenset({"known", "freed_before", "not_booked", "stale"})
 """Come with reordering and repair; nobody has to act."""
 
 log = logging.getLogger("select_service.replicas")
-
-
-class Episodes:
-    """When each fault was seen last.  Faults are named by the code, so there are few."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, float] = {}
-
-    def begins(self, fault: str, now: float) -> bool:
-        """Note that a fault was seen.  True: for the first time after QUIET_S."""
-        last = self._seen.get(fault)
-        self._seen[fault] = now
-        return last is None or now - last >= QUIET_S
 
 
 class PeerLog:

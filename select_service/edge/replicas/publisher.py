@@ -21,6 +21,7 @@ from indexer.sockets.monitor import waiting_events
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
 from select_service.core.replicas.events import Event, EventEncoder
+from select_service.edge.supervised import Callbacks
 
 REPLICA_QUEUE_EVENTS_MAX = 100_000
 SUBSCRIBER_MESSAGES_MAX = 100_000
@@ -44,7 +45,7 @@ class ReplicaPublisher:
     Belongs to the thread of the event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, callbacks: Callbacks) -> None:
         self.offered = 0
         self.sent = 0
         self.dropped = 0
@@ -58,6 +59,7 @@ class ReplicaPublisher:
         self._send_frame: Callable[[bytes, int], object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
+        self._flush_supervised = callbacks.supervised("replica_publisher", self._flush)
 
     @property
     def queued(self) -> int:
@@ -140,18 +142,20 @@ class ReplicaPublisher:
     def _schedule(self) -> None:
         assert self._loop is not None
         self._scheduled = True
-        self._loop.call_soon(self._flush)
+        self._loop.call_soon(self._flush_supervised)
 
     def _flush(self) -> None:
         self._scheduled = False
         if self._socket is None:
             return
-        for _ in range(FLUSH_BATCHES_MAX):
-            if not self._queue:
-                return
-            self._send_batch()
-        if self._queue:
-            self._schedule()
+        try:
+            for _ in range(FLUSH_BATCHES_MAX):
+                if not self._queue:
+                    return
+                self._send_batch()
+        finally:  # also when a batch failed: what waits behind it is sent
+            if self._queue:
+                self._schedule()
 
     def _send_batch(self) -> None:
         """Encode a few messages, then send them.  A PUB socket never lets its sender wait.

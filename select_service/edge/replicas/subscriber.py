@@ -17,6 +17,7 @@ from indexer.sockets.options import set_reading_options
 from indexer.sockets.readiness import has_message
 from select_service.core.replicas.digest import DIGEST_BYTES_MAX
 from select_service.core.replicas.events import FRAME_BYTES_MAX
+from select_service.edge.supervised import Callbacks
 
 QUEUED_MESSAGES_MAX = 100_000
 MESSAGE_BYTES_MAX = max(FRAME_BYTES_MAX, DIGEST_BYTES_MAX)
@@ -25,6 +26,9 @@ DRAIN_MESSAGES_MAX = 64
 DRAIN_BYTES_MAX = 256 * 1024
 """What is taken from one peer before requests and other peers have their turn; the last message may
 exceed it."""
+
+FAILED_PAUSE_S = 0.1
+"""Before a socket that could not be read is tried again."""
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Receive: TypeAlias = Callable[[bytes], None]
@@ -36,13 +40,19 @@ _RCVMORE = int(zmq.RCVMORE)
 class ReplicaSubscriber:
     """frames counts messages, dropped those that have not the right form, by reason."""
 
-    def __init__(self, endpoint: str, receivers: Mapping[bytes, Receive]) -> None:
-        """receivers: topic -> who is given the payload."""
+    def __init__(
+        self, endpoint: str, receivers: Mapping[bytes, Receive], callbacks: Callbacks
+    ) -> None:
+        """receivers: topic -> who is given the payload; what it raises is counted and told of."""
         self.endpoint = endpoint
         self.connected = False
         self.frames = 0
         self.dropped: Counter[str] = Counter()
-        self._receivers = receivers
+        self._receivers = {
+            topic: callbacks.supervised("replica_message", receive)
+            for topic, receive in receivers.items()
+        }
+        self._drain = callbacks.supervised("replica_subscriber", self._take_some)
         self._socket: Socket | None = None
         self._monitor: Socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,17 +116,27 @@ class ReplicaSubscriber:
             for event, _ in waiting_events(self._monitor):
                 self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
-    def _drain(self) -> None:
+    def _take_some(self) -> None:
         """The descriptor tells of changes only, so what is left must be asked for."""
+        assert self._loop is not None
+        try:
+            leaves_some = self._leaves_some()
+        except Exception:
+            self._loop.call_later(FAILED_PAUSE_S, self._drain)
+            raise
+        if leaves_some:
+            self._loop.call_soon(self._drain)
+
+    def _leaves_some(self) -> bool:
+        """Take messages until the turn is over.  False: there are no more."""
         size = 0
         for _ in range(DRAIN_MESSAGES_MAX):
             if self._socket is None or not has_message(self._socket):
-                return
+                return False
             size += self._take(self._socket)
             if size > DRAIN_BYTES_MAX:
                 break
-        assert self._loop is not None
-        self._loop.call_soon(self._drain)
+        return True
 
     def _take(self, socket: Socket) -> int:
         """Bytes of the payload."""

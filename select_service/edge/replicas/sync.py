@@ -25,7 +25,8 @@ from select_service.edge.replicas.log import OutLog, PeerLog
 from select_service.edge.replicas.peer import Peer, shown, url_of
 from select_service.edge.replicas.peer_list import NoList, fetch_page
 from select_service.edge.replicas.publisher import ReplicaPublisher
-from select_service.edge.replicas.subscriber import ReplicaSubscriber
+from select_service.edge.replicas.subscriber import Receive, ReplicaSubscriber
+from select_service.edge.supervised import Callbacks
 from select_service.errors import BadRequest, CapacityExceeded
 
 PEERS_MAX = 64
@@ -43,11 +44,18 @@ class ReplicaSync:
     """Belongs to the thread of the event loop."""
 
     def __init__(
-        self, state: ReplicaState, publisher: ReplicaPublisher, *, repair: bool, url: str | None
+        self,
+        state: ReplicaState,
+        publisher: ReplicaPublisher,
+        callbacks: Callbacks,
+        *,
+        repair: bool,
+        url: str | None,
     ) -> None:
         """repair: fetch what is missing from peers.  url: where they find our HTTP interface."""
         self._state = state
         self._publisher = publisher
+        self._callbacks = callbacks
         self._repair = repair
         self._url = url
         self._http_port = 0
@@ -92,14 +100,12 @@ class ReplicaSync:
         if len(self._peers) >= PEERS_MAX:
             raise CapacityExceeded(f"{PEERS_MAX} peers are registered, the most there may be")
         now = monotonic()
-        peer = Peer(ReplicaSubscriber(endpoint, {}), PeerLog(endpoint, now), tried_at=now)
-        peer.subscriber = ReplicaSubscriber(
-            endpoint,
-            {
-                replica_events.TOPIC: lambda payload: self._event_came(peer, payload),
-                replica_digest.TOPIC: lambda payload: self._digest_came(peer, payload),
-            },
-        )
+        receivers: dict[bytes, Receive] = {
+            replica_events.TOPIC: lambda payload: self._event_came(peer, payload),
+            replica_digest.TOPIC: lambda payload: self._digest_came(peer, payload),
+        }
+        subscriber = ReplicaSubscriber(endpoint, receivers, self._callbacks)
+        peer = Peer(subscriber, PeerLog(endpoint, now), tried_at=now)
         try:
             peer.subscriber.connect(self._context)
         except zmq.ZMQError:

@@ -8,7 +8,8 @@ from select_service.core.identity import PartitionKey
 from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, Agreement
 from select_service.core.replicas.digest import Difference, Digest
 from select_service.core.replicas.repair import Repaired
-from select_service.edge.replicas.log import QUIET_S, UNREACHABLE_S, OutLog, PeerLog
+from select_service.edge.episodes import QUIET_S
+from select_service.edge.replicas.log import UNREACHABLE_S, OutLog, PeerLog
 
 PEER = "tcp://b:1"
 

@@ -17,6 +17,7 @@ from select_service.edge.replicas.subscriber import (
     ReplicaSubscriber,
 )
 from select_service.edge.replicas.sync import ReplicaSync
+from select_service.edge.supervised import Callbacks
 from tests.builders import a_reservation, a_selector, a_worker
 from tests.process.replica_processes import free_ports
 
@@ -27,11 +28,14 @@ class Plane:
     """A selector and its replica plane."""
 
     def __init__(self, seed):
-        self.publisher = ReplicaPublisher()
+        self.callbacks = Callbacks()
+        self.publisher = ReplicaPublisher(self.callbacks)
         self.selector = a_selector(seed=seed)
         self.selector.replicas.emit = self.publisher.offer
         self.selector.register(a_worker(1))
-        self.sync = ReplicaSync(self.selector.replicas, self.publisher, repair=False, url=None)
+        self.sync = ReplicaSync(
+            self.selector.replicas, self.publisher, self.callbacks, repair=False, url=None
+        )
         (port,) = free_ports(1)
         self.sync.bind(port)
         self.endpoint = f"tcp://127.0.0.1:{port}"
@@ -214,6 +218,7 @@ def test_requests_have_their_turn_between_long_messages():
             reader = ReplicaSubscriber(
                 f"tcp://127.0.0.1:{port}",
                 {TOPIC: lambda payload: came.append((len(payload), len(turns)))},
+                Callbacks(),
             )
             reader.connect(context)
             reader.start(asyncio.get_running_loop())

@@ -1,0 +1,115 @@
+"""Callbacks of the event loop that fail: counted, told of once, and what comes after goes on."""
+
+import asyncio
+import logging
+
+import zmq
+
+from select_service.core.replicas.events import TOPIC
+from select_service.edge.replicas import subscriber
+from select_service.edge.replicas.publisher import ReplicaPublisher
+from select_service.edge.replicas.subscriber import ReplicaSubscriber
+from select_service.edge.supervised import Callbacks
+from select_service.edge.waker import Waker
+from tests.builders import a_reservation, a_selector, a_worker
+from tests.edge.replicas.test_replica_sync import eventually
+from tests.process.replica_processes import free_ports
+
+N = 10
+
+
+def test_failures_are_counted_by_name_and_told_of_once(caplog):
+    callbacks = Callbacks()
+    run = callbacks.supervised("broken", lambda n: 1 // n)
+    assert callbacks.failures == {"broken": 0}
+    for n in (0, 1, 0):
+        run(n)
+    assert callbacks.failures == {"broken": 2}
+    (line,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert line.fields == {"callback": "broken"}
+    assert line.exc_info[0] is ZeroDivisionError
+
+
+async def read_ten(callbacks, receive):
+    """A peer sends one message until it is heard, and then N numbered ones at once."""
+    with zmq.Context() as context, context.socket(zmq.PUB) as peer:
+        peer.linger = 0
+        port = peer.bind_to_random_port("tcp://127.0.0.1")
+        came = []
+
+        def take(payload):
+            came.append(payload)
+            if payload:
+                receive(payload)
+
+        reader = ReplicaSubscriber(f"tcp://127.0.0.1:{port}", {TOPIC: take}, callbacks)
+        reader.connect(context)
+        reader.start(asyncio.get_running_loop())
+        await eventually(lambda: peer.send_multipart([TOPIC, b""]) or came)
+        for n in range(N):
+            peer.send_multipart([TOPIC, bytes([n])])
+        await eventually(lambda: sum(map(bool, came)) == N)
+        reader.close()
+    assert [payload for payload in came if payload] == [bytes([n]) for n in range(N)]
+
+
+def test_messages_behind_one_that_fails_are_read():
+    callbacks = Callbacks()
+
+    def fail(payload):
+        if payload[0] % 3 == 0:
+            raise ZeroDivisionError
+
+    asyncio.run(read_ten(callbacks, fail))
+    assert callbacks.failures == {"replica_message": 4, "replica_subscriber": 0}
+
+
+def test_a_socket_that_could_not_be_asked_is_asked_again(monkeypatch):
+    callbacks, ask, fails = Callbacks(), subscriber.has_message, []
+
+    def ask_or_fail(socket):
+        if fails:
+            raise fails.pop()
+        return ask(socket)
+
+    monkeypatch.setattr(subscriber, "has_message", ask_or_fail)
+    asyncio.run(read_ten(callbacks, lambda payload: fails.append(OSError("broken"))))
+    assert callbacks.failures == {"replica_message": 0, "replica_subscriber": N}
+
+
+def test_what_waits_behind_an_event_that_cannot_be_written_is_sent():
+    async def scene():
+        callbacks, offered = Callbacks(), []
+        selector = a_selector()
+        selector.replicas.emit = offered.append
+        selector.register(a_worker(1))
+        selector.reserve(a_reservation("x"), 0.0)
+        publisher = ReplicaPublisher(callbacks)
+        with zmq.Context() as context:
+            (port,) = free_ports(1)
+            publisher.bind(context, port)
+            publisher.start(asyncio.get_running_loop())
+            publisher.offer(object())
+            publisher.offer(offered[0])
+            await eventually(lambda: publisher.queued == 0)
+            publisher.close()
+        assert (publisher.sent, callbacks.failures) == (1, {"replica_publisher": 1})
+
+    asyncio.run(scene())
+
+
+def test_requests_are_woken_again_after_it_has_failed():
+    async def scene():
+        callbacks, waker, served = Callbacks(), Waker(), []
+
+        def serve(now):
+            served.append(now)
+            raise ZeroDivisionError
+
+        waker.bind(callbacks.supervised("waker", serve))
+        for n in (1, 2):
+            waker()
+            await eventually(lambda n=n: len(served) == n)
+        assert callbacks.failures == {"waker": 2}
+
+    asyncio.run(scene())
