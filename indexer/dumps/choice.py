@@ -6,8 +6,8 @@ the source that is named first.
 
 The one that had come further need not be the newer, because an engine that restarts counts from 0
 again.  So one that is newer by the clock and not so far tells of a new life, and the other of
-blocks that are gone.  A file is of the past: a live source behind it shows the same even when the
-clock of one of them is not known.
+blocks that are gone.  So does one at the same number whose last batch was another.  A file is of
+the past: a live source behind it shows the same even when the clock of one of them is not known.
 
 Within one life, a source that follows a stream since a short while is up to date and holds next to
 nothing, so one that has less than FULL_ENOUGH of the other's blocks is passed over for the fuller
@@ -69,12 +69,13 @@ def best_of(live: Sequence[Dump], past: Sequence[Dump] = ()) -> list[list[Dumped
 
 def _better(first: _Candidate, second: _Candidate) -> _Candidate:
     """`first` is that of the source named first."""
-    if first.place is not None and first.place == second.place:
+    at_one_place = _is_same_number(first.place, second.place)
+    if at_one_place and not _are_of_two_lives(first.place, second.place):
         return max(first, second, key=lambda each: each.blocks)
     newer, older = first, second
     if _is_newer(second, first):
         newer, older = second, first
-    if _is_behind(newer, older):
+    if at_one_place or _is_behind(newer, older):
         return newer  # the engine has restarted in between
     return newer if newer.blocks >= FULL_ENOUGH * older.blocks else older
 
@@ -93,7 +94,17 @@ def _is_newer(this: _Candidate, other: _Candidate) -> bool:
 
 
 def _is_behind(this: _Candidate, other: _Candidate) -> bool:
-    return this.place is not None and other.place is not None and this.place < other.place
+    return this.place is not None and other.place is not None and this.place.at < other.place.at
+
+
+def _is_same_number(this: Place | None, other: Place | None) -> bool:
+    return this is not None and other is not None and this.at == other.at
+
+
+def _are_of_two_lives(this: Place | None, other: Place | None) -> bool:
+    """Of two places with one number: is it known that their last batches differ?"""
+    digests = [None if place is None else place.digest for place in (this, other)]
+    return None not in digests and digests[0] != digests[1]
 
 
 def _candidates(

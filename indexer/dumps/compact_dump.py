@@ -6,6 +6,7 @@ the stream): 8 bytes XXH3-64 of the rest, little-endian, and the rest, a msgpack
     {"format": FORMAT, "version": VERSION}                                    first
     {"partition": "model:tenant", "block_size", "nodes", "sets", "words", "records",
      "ranks": [[slot, worker_id, dp_rank, next_seq | nil, events], ...],
+     "digests": [u64 | nil, ...],
      "taken_at": unix seconds, "ages": [seconds | nil, ...]}                  begins a partition
     {"local", "engine": u64 little-endian, "depth", "holders": zlib of u32}   CHUNK_NODES rows
     {"sets": zlib of u64 [sets, 8, words]}                                    pieces, in order
@@ -19,6 +20,7 @@ chain, which is why the columns beside the hashes shrink to almost nothing.
 
 `ages` has an item for each of `ranks`: how long ago, at `taken_at`, a live batch of its stream was
 last applied; nil when none was since the rank's place is known. Both members may be missing.
+So may `digests`, with an item for each of `ranks`: the XXH3-64 of the batch before `next_seq`.
 """
 
 import zlib
@@ -91,6 +93,7 @@ def _partition(partition: DumpedPartition, ages: dict[str, Any]) -> Iterator[byt
             "words": snapshot.sets.shape[2],
             "records": records.size,
             "ranks": _ranks(partition),
+            "digests": _digests(partition),
         }
         | ages
     )
@@ -116,9 +119,14 @@ def _ranks(partition: DumpedPartition) -> list[list[int | None]]:
     rows: list[list[int | None]] = []
     for (worker_id, dp_rank), slot in partition.ranks.items():
         place = partition.snapshot.places.get(slot)
-        next_seq, events = (None, 0) if place is None else place
+        next_seq, events = (None, 0) if place is None else place.at
         rows.append([slot, worker_id, dp_rank, next_seq, events])
     return rows
+
+
+def _digests(partition: DumpedPartition) -> list[int | None]:
+    places = map(partition.snapshot.places.get, partition.ranks.values())
+    return [None if place is None else place.digest for place in places]
 
 
 def _ages(partition: DumpedPartition, now: Moment) -> dict[str, Any]:

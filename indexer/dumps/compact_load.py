@@ -199,7 +199,8 @@ class _Partition:
         row = PLANES * self._words * 8
         n_sets = _number(head, "sets", limits.sets_bytes // max(1, row))
         self.n_records = _number(head, "records", RECORDS_PER_BLOCK * limits.blocks)
-        self.ranks, self._places = _ranks(head.get("ranks"), limits.ranks, 64 * self._words)
+        self.ranks, places = _ranks(head.get("ranks"), limits.ranks, 64 * self._words)
+        self._places = _with_digests(places, self.ranks, head.get("digests"))
         self._live_at = None if live_at is None else _live_times(head, self.ranks, live_at)
         # Pages of these are touched as rows arrive, so a claim alone takes no memory.
         self._local = np.zeros(self.nodes + 1, np.uint64)
@@ -344,7 +345,9 @@ def _number(content: Any, name: str, most: int) -> int:
     return number
 
 
-def _ranks(rows: Any, ranks_max: int, slots: int) -> tuple[dict[tuple[int, int], int], Any]:
+def _ranks(
+    rows: Any, ranks_max: int, slots: int
+) -> tuple[dict[tuple[int, int], int], dict[int, Place]]:
     """(worker_id, dp_rank) -> slot, and slot -> place."""
     if not isinstance(rows, list) or len(rows) > ranks_max:
         raise DumpError("too many ranks, or none listed")
@@ -362,6 +365,20 @@ def _ranks(rows: Any, ranks_max: int, slots: int) -> tuple[dict[tuple[int, int],
         if next_seq is not None:
             places[slot] = Place(next_seq, events)
     return ranks, places
+
+
+def _with_digests(
+    places: dict[int, Place], ranks: dict[tuple[int, int], int], digests: Any
+) -> dict[int, Place]:
+    """`places` with what `digests` says of each of `ranks`; older dumps say nothing."""
+    if digests is None:
+        return places
+    if not isinstance(digests, list) or len(digests) != len(ranks):
+        raise DumpError("digests of another form")
+    if not all(digest is None or _is_u64(digest) for digest in digests):
+        raise DumpError("digests of another form")
+    told = dict(zip(ranks.values(), digests, strict=True))
+    return {slot: place._replace(digest=told[slot]) for slot, place in places.items()}
 
 
 def _live_times(

@@ -14,6 +14,7 @@ time. The rules:
 * A full index records the leading blocks that fit and refuses the rest.
 """
 
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -253,13 +254,16 @@ class PrefixIndex:
                 self._add_copies(holder, name, orphan.copies - 1)
                 parents.append(orphan.engine_hash)
 
-    def _sweep(self, slot: int) -> None:
-        """Take the slot out of the tree, letting the lock go between steps."""
-        while self._sweep_pass(kernels.clear_records, slot, state.RECORDS):
-            pass
-        self._sweep_pass(kernels.clear_nodes, slot, state.PARENT)
+    def _sweep(self, slot: int) -> Iterator[int]:
+        """Take the slot out of the tree, letting the lock go between steps.
 
-    def _sweep_pass(self, step: Any, slot: int, column: int) -> bool:
+        Yields after each step how many rows it may have looked at.
+        """
+        while (yield from self._sweep_pass(kernels.clear_records, slot, state.RECORDS)):
+            pass
+        yield from self._sweep_pass(kernels.clear_nodes, slot, state.PARENT)
+
+    def _sweep_pass(self, step: Any, slot: int, column: int) -> Generator[int, None, bool]:
         """One pass over the table or nodes. Returns whether records of the slot are left."""
         position = 0
         while True:
@@ -273,6 +277,7 @@ class PrefixIndex:
                 position = step(self._header, slot, position, stop)
                 if self._header[state.NEED]:
                     self._memory.make_room()
+            yield CLEAR_STEP_MAX
 
     def _left_to_sweep(self, slot: int, column: int) -> bool:
         if column == state.PARENT:
@@ -307,6 +312,8 @@ class SlotWriter:
         self._index = index
         self._open = True
         self._clearing = False
+        self.is_half_cleared = False
+        """A clear was given up in the midst of it; until the next one nothing is recorded."""
 
     @property
     def is_open(self) -> bool:
@@ -420,8 +427,16 @@ class SlotWriter:
 
     def clear(self, *, stream: "SlotWriter | None" = None) -> None:
         """Forget all blocks of the slot, in every tier. O(blocks of the index)."""
+        for _ in self.clearing(stream=stream):
+            pass
+
+    def clearing(self, *, stream: "SlotWriter | None" = None) -> Iterator[int]:
+        """As `clear`, in steps: yields after each how many rows it looked at, at most.
+
+        Whoever stops in between leaves the slot half cleared; `clear` or `close` goes on with it.
+        """
         if self._begin_clear(closing=False, stream=stream):
-            self.finish_clear()
+            yield from self._finish_clear()
 
     def close(self) -> None:
         """Clear, and free the slot for reuse. Further calls do nothing."""
@@ -451,13 +466,22 @@ class SlotWriter:
             if not self._open:
                 return False
             self._open = not closing
-            begun, self._clearing = self._clearing, True
+            begun = self._clearing and not self.is_half_cleared
+            self._clearing, self.is_half_cleared = True, False
             self._index._orphans.drop_slot(self.slot)
             return not begun
 
     def finish_clear(self) -> None:
         """The slow part of a clear, O(blocks of the index); the lock is let go between steps."""
-        self._index._sweep(self.slot)
+        for _ in self._finish_clear():
+            pass
+
+    def _finish_clear(self) -> Iterator[int]:
+        try:
+            yield from self._index._sweep(self.slot)
+        except GeneratorExit:
+            self.is_half_cleared = True
+            raise
         with self._index._lock:
             self._clearing = False
             if not self._open and self._index._writers[self.slot] is self:

@@ -35,10 +35,20 @@ _SLACK_NODES = 8192
 
 class Place(NamedTuple):
     """How far a stream is in the index: every batch before `next_seq`, and the first `events`
-    events of that one."""
+    events of that one.
+
+    digest: of the payload of the batch before `next_seq`, by which its engine is known again; None
+    when that batch was never seen.
+    """
 
     next_seq: int
     events: int = 0
+    digest: int | None = None
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """What orders places of one stream."""
+        return self.next_seq, self.events
 
 
 class IndexSnapshot(NamedTuple):

@@ -24,6 +24,7 @@ import zmq
 from indexer.events.kv_source import KvSource
 from indexer.sockets.listener import Listener, ListenerStatus
 from indexer.sockets.readiness import Readiness
+from indexer.sockets.timers import Timers
 
 RECONCILE_S_MAX = 2.0
 """How long `reconcile` waits for the closings.  A thread looks for commands between two drains, so
@@ -61,7 +62,7 @@ class _IngestThread(threading.Thread):
         super().__init__(name=f"ingest-{number}", daemon=True)
         self._held = held
         self.readiness = Readiness()
-        self.pending: set[Listener] = set()
+        self.timers: Timers[Listener] = Timers()
         self.is_serving = True
         self.failure: BaseException | None = None
         self.n_listeners = 0
@@ -103,18 +104,13 @@ class _IngestThread(threading.Thread):
             self._wake_out.close()
 
     def _turn(self) -> None:
-        for drain in self.readiness.wait(self._patience()):
+        for drain in self.readiness.wait(self.timers.patience(time.monotonic())):
             if drain():
                 self.readiness.again(drain)
             self._make_changes()
         now = time.monotonic()
-        for listener in [listener for listener in self.pending if _is_due(listener, now)]:
+        for listener in self.timers.take_due(now):
             listener.tick(now)
-
-    def _patience(self) -> float | None:
-        """Seconds until the first pending listener is due; None when none is pending."""
-        dues = [due for listener in self.pending if (due := listener.wake_at) is not None]
-        return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def _make_changes(self) -> None:
         while not self._changes.empty():
@@ -187,7 +183,7 @@ class Ingest:
             del listeners[key]
         for key, source in wanted.items():
             thread = min(self._threads, key=_burden)
-            listener = Listener(source, self._context, thread.readiness, thread.pending)
+            listener = Listener(source, self._context, thread.readiness, thread.timers)
             changes.setdefault(thread, _Change()).open.append(listener)
             thread.n_listeners += 1
             listeners[key] = thread, listener
@@ -245,11 +241,6 @@ def _is_same(running: KvSource, wanted: KvSource) -> bool:
 
 def _burden(thread: _IngestThread) -> tuple[bool, int]:
     return not thread.is_serving, thread.n_listeners
-
-
-def _is_due(listener: Listener, now: float) -> bool:
-    due = listener.wake_at
-    return due is not None and now >= due
 
 
 def _allow_many_files() -> None:

@@ -6,7 +6,7 @@ means is the feed's business; when a drain is called is the thread's.
 
 import logging
 import time
-from collections.abc import Callable, MutableSet
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -16,6 +16,7 @@ from indexer.events.feed import Action, EventFeed, StartReplay
 from indexer.events.kv_source import KvSource
 from indexer.sockets.live_connection import MESSAGE_BYTES_MAX, LiveConnection, reading_socket
 from indexer.sockets.readiness import Readiness, has_message
+from indexer.sockets.timers import Timers
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 State = Literal["no_events_yet", "connected", "catching_up", "degraded"]
@@ -75,14 +76,14 @@ class Listener:
         source: KvSource,
         context: "zmq.Context[Socket]",
         readiness: Readiness,
-        pending: "MutableSet[Listener]",
+        timers: "Timers[Listener]",
     ) -> None:
-        """`pending`: this listener is in it while its `wake_at` matters."""
+        """`timers` call `tick`."""
         self.source = source
         self.feed = EventFeed(source)
         self._context = context
         self._readiness = readiness
-        self._pending = pending
+        self._timers = timers
         self._live: LiveConnection | None = None
         self._replay: Socket | None = None
         self._open_error: str | None = None
@@ -114,7 +115,7 @@ class Listener:
 
     def close(self) -> None:
         self._stop_replay()
-        self._pending.discard(self)
+        self._timers.discard(self)
         if self._live is not None:
             if self._started:
                 self._readiness.unwatch(self._live.socket, self.drain_live)
@@ -138,7 +139,7 @@ class Listener:
         more = self._live.look()
         if self._live.is_cut_off and self._connect_at is None:
             self._connect_at = time.monotonic() + CONNECT_ANEW_S
-            self._pending.add(self)
+            self._set_timer()
         return more
 
     @property
@@ -154,6 +155,7 @@ class Listener:
         if self._replay is None or not has_message(self._replay):
             self._act(self.feed.tick(now), now)
             self._log_notices()
+        self._set_timer()
 
     def status(self) -> ListenerStatus:
         """May be called on any thread; the numbers may stem from two adjacent messages."""
@@ -232,13 +234,10 @@ class Listener:
             except zmq.ZMQError as error:
                 self._stop_replay()
                 self.feed.replay_failed(f"{self.source.replay_endpoint}: {error}", now)
-        self._keep_pending()
+        self._set_timer()
 
-    def _keep_pending(self) -> None:
-        if self.wake_at is not None:
-            self._pending.add(self)
-        else:
-            self._pending.discard(self)
+    def _set_timer(self) -> None:
+        self._timers.set(self, self.wake_at)
 
     def _connect_anew(self, now: float) -> None:
         """Unless libzmq does it after all."""
@@ -250,7 +249,6 @@ class Listener:
                 self._log(logging.WARNING, "KV event listener is connected anew", self._cut_off)
             self._live.connect_anew()
             self._connect_at = now + CONNECT_ANEW_S if self._live.is_cut_off else None
-        self._keep_pending()
 
     def _start_replay(self, start: int) -> None:
         # A fresh socket, so that what an aborted replay still sends is never taken for this one's.

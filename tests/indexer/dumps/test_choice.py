@@ -20,7 +20,7 @@ def a_dump(ranks, name="m:t", block_size=4, *, tells_times=True):
         writer = index.open_slot()
         names = np.arange(1, blocks + 1, dtype=np.uint64)
         writer.store(Tier.GPU, None, names, names)
-        writer.place = None if place is None else Place(place)
+        writer.place = Place(place) if isinstance(place, int) else place
         writer.live_at = live_at[0] if live_at else None
         slots[worker_id, 0] = writer.slot
     snapshot = index.snapshot()
@@ -55,6 +55,14 @@ def test_a_nearly_empty_peer_does_not_beat_a_full_file():
 def test_a_newer_dump_beats_one_with_some_more_blocks():
     assert choice(a_dump({1: (60, 1001)}), a_dump({1: (100, 1000)})) == {1: (0, 60)}
     assert choice(a_dump({1: (100, 1000)}), a_dump({1: (60, 1001)})) == {1: (1, 60)}
+
+
+def test_at_one_number_with_different_batches_the_newer_dump_is_of_the_new_life():
+    old, new = Place(1000, 0, 1), Place(1000, 0, 2)
+    assert choice(a_dump({1: (9, new, 90.0)}), a_dump({1: (100, old, 50.0)})) == {1: (0, 9)}
+    assert choice(a_dump({1: (100, old, 50.0)}), a_dump({1: (9, new, 90.0)})) == {1: (1, 9)}
+    assert choice(a_dump({1: (9, old, 90.0)}), a_dump({1: (100, old, 50.0)})) == {1: (1, 100)}
+    assert choice(a_dump({1: (9, old, 90.0)}), a_dump({1: (100, Place(1000))})) == {1: (1, 100)}
 
 
 def test_dumps_of_one_place_are_told_apart_by_their_blocks():

@@ -93,7 +93,8 @@ def test_the_json_form_keeps_matches_counts_and_names(before, after, piece):
 @pytest.mark.parametrize("form", ["compact", "json"])
 def test_places_block_size_and_names_survive(form):
     index, writers = an_index([("store", 0, Tier.GPU, 0, (1, 2), 0)])
-    writers[0].place, writers[1].place = Place(9, 3), Place(0, 1)
+    digest = 2**64 - 1 if form == "compact" else None
+    writers[0].place, writers[1].place = Place(9, 3, digest), Place(0, 1)
     writers[1].store(Tier.GPU, None, u64([5]), u64([15]))
     held = held_of(index)._replace(name='llama3:8b:"x"\\ü', block_size=16)
     if form == "compact":
@@ -102,7 +103,11 @@ def test_places_block_size_and_names_survive(form):
         ((found,), _) = from_json(as_json(held), 11)
     assert (found.name, found.block_size) == (held.name, 16)
     places = {rank: found.snapshot.places.get(slot) for rank, slot in found.ranks.items()}
-    assert (places[0, 0], places[1, 0], places.get((2, 0))) == (Place(9, 3), Place(0, 1), None)
+    assert (places[0, 0], places[1, 0], places.get((2, 0))) == (
+        Place(9, 3, digest),
+        Place(0, 1),
+        None,
+    )
 
 
 def test_the_compact_form_is_small_and_large_columns_come_in_frames():
@@ -119,6 +124,22 @@ def test_the_compact_form_is_small_and_large_columns_come_in_frames():
     (again,) = load(CompactLoader(LIMITS), b"".join(chunks))
     assert again.blocks == 150_000
     assert attach(again, (0, 0), PrefixIndex(200_000).open_slot()) == 150_000
+
+
+@pytest.mark.parametrize("digests", [[1], "x", [None, -1, 1], [1, 2, 0.5]])
+def test_digests_of_another_form_are_refused(digests, monkeypatch):
+    index, _ = an_index([("store", slot, Tier.GPU, 0, (1, 2), 0) for slot in range(3)])
+    monkeypatch.setattr(compact_dump, "_digests", lambda _: digests)
+    with pytest.raises(DumpError, match="digests"):
+        load(CompactLoader(LIMITS), compact(held_of(index)))
+
+
+def test_an_older_file_has_no_digests_and_is_read(monkeypatch):
+    index, writers = an_index([("store", slot, Tier.GPU, 0, (1, 2), 0) for slot in range(3)])
+    writers[0].place = Place(9, 3, 77)
+    monkeypatch.setattr(compact_dump, "_digests", lambda _: None)
+    (held,) = load(CompactLoader(LIMITS), compact(held_of(index)))
+    assert held.snapshot.places == {0: Place(9, 3)}
 
 
 def test_a_compact_dump_without_partitions_is_complete():

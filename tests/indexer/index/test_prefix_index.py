@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from indexer.index import prefix_index
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS, Tier
 
@@ -319,3 +320,34 @@ def test_a_name_moves_below_the_block_that_it_named():
     writer.store(Tier.GPU, None, u64(1), u64(12))
     assert gpu(index, 1, 2) == [1]
     assert index.stats().blocks == 1
+
+
+def test_a_clear_that_is_stopped_in_between_is_gone_on_with(monkeypatch):
+    monkeypatch.setattr(prefix_index, "CLEAR_STEP_MAX", 4)
+    for go_on in ("clear", "close"):
+        index = PrefixIndex(1000)
+        writer, other = index.open_slot(), index.open_slot()
+        names = np.arange(1, 101, dtype=np.uint64)
+        for each in (writer, other):
+            each.store(Tier.GPU, None, names, names)
+        steps = writer.clearing()
+        next(steps)
+        steps.close()
+        assert writer.is_half_cleared
+        assert writer.store(Tier.GPU, None, names, names) == 0
+        assert writer.slot not in index.snapshot().slots
+        getattr(writer, go_on)()
+        assert index.slot_blocks()[:, Tier.GPU].tolist() == [0, 100]
+        assert writer.is_open == (go_on == "clear")
+        assert index.open_slot().slot == (2 if writer.is_open else 0)
+        index.check_invariants()
+
+
+def test_a_clear_looks_at_a_bounded_part_of_the_index_at_a_time(monkeypatch):
+    monkeypatch.setattr(prefix_index, "CLEAR_STEP_MAX", 4)
+    index = PrefixIndex(1000)
+    writer = index.open_slot()
+    names = np.arange(1, 101, dtype=np.uint64)
+    writer.store(Tier.GPU, None, names, names)
+    assert len(list(writer.clearing())) >= 100 / 4
+    assert writer.store(Tier.GPU, None, names, names) == 100

@@ -1,0 +1,40 @@
+"""Against a plain dictionary of times."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexer.sockets.timers import Timers
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 4), st.none() | st.integers(0, 20)) | st.integers(0, 20), max_size=40
+)
+
+
+@given(STEPS)
+def test_timers_tell_who_is_due_and_how_long_nobody_is(steps):
+    timers, twin = Timers(), {}
+    for step in steps:
+        if isinstance(step, tuple):
+            owner, due = step
+            timers.set(owner, due)
+            twin.pop(owner, None)
+            if due is not None:
+                twin[owner] = due
+        else:
+            wanted = sorted(owner for owner, due in twin.items() if due <= step)
+            assert sorted(timers.take_due(step)) == wanted
+            for owner in wanted:
+                del twin[owner]
+        timers.check_invariants()
+        patience = timers.patience(0)
+        assert (patience is None) == (not twin)
+        assert patience is None or patience <= min(twin.values())
+    assert sorted(timers.take_due(100)) == sorted(twin)
+    assert timers.patience(0) is None
+
+
+def test_equal_times_need_no_order_of_their_owners():
+    timers = Timers()
+    for owner in (object(), object()):
+        timers.set(owner, 1.0)
+    assert len(timers.take_due(1.0)) == 2
