@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -12,8 +11,6 @@ import httpx
 from select_service.api.application import Application
 from select_service.app import build
 from select_service.settings.config import parse
-
-PATIENCE_S = 20.0
 
 T = TypeVar("T")
 
@@ -81,9 +78,3 @@ class Api:
         is_json = response.headers.get("content-type") == "application/json"
         body = json.loads(response.content) if is_json and response.content else response.text
         return Answer(response.status_code, body, response.headers)
-
-    def eventually(self, predicate: Any) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not predicate():
-            assert time.monotonic() < until, f"not within {PATIENCE_S} s"
-            time.sleep(0.005)

@@ -1,11 +1,11 @@
 """Calls of a scenario that wait in the queue of the service while the scenario goes on."""
 
 import threading
-import time
 from types import TracebackType
 from typing import Any, Self
 
-from tests.golden.service_process import ANSWER_S_MAX, Answer, ServiceProcess
+from tests.golden.service_process import Answer, ServiceProcess
+from tests.patience import PATIENCE_S, eventually
 
 
 class BackgroundCalls:
@@ -33,15 +33,14 @@ class BackgroundCalls:
         thread = threading.Thread(target=self._make, args=(name, call), daemon=True)
         self._threads[name] = thread
         thread.start()
-        until = time.monotonic() + ANSWER_S_MAX
-        while self._service.waiting_requests() < waiting:
-            assert time.monotonic() < until, f"{name} does not wait: {self._answers.get(name)}"
+        eventually(lambda: name in self._answers or self._service.waiting_requests() >= waiting)
+        assert name not in self._answers, f"{name} does not wait: {self._answers[name]}"
 
     def waits(self, name: str) -> bool:
         return self._threads[name].is_alive()
 
     def join(self, name: str) -> Answer:
-        self._threads.pop(name).join(ANSWER_S_MAX)
+        self._threads.pop(name).join(PATIENCE_S)
         return self._answers[name]
 
     def _make(self, name: str, call: tuple[Any, ...]) -> None:

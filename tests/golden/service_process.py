@@ -3,22 +3,21 @@
 import contextlib
 import http.client
 import json
-import os
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-ROOT = Path(__file__).parents[2]
-START_S_MAX = 240.0
-"""Enough to compile every kernel on a busy machine."""
-ANSWER_S_MAX = 30.0
-SEEN_S_MAX = 20.0
-STOP_S_MAX = 10.0
+from tests.patience import eventually
+from tests.process.launched import (
+    ANSWER_S_MAX,
+    START_S_MAX,
+    Launched,
+    free_port,
+    own_command,
+    own_environment,
+)
 
 
 class Answer(NamedTuple):
@@ -40,22 +39,13 @@ class ServiceProcess:
     ) -> None:
         """folder: where it runs, for relative paths in its settings."""
         self.port = free_port()
-        self._process = subprocess.Popen(
-            _command("--host", "127.0.0.1", "--port", str(self.port), *flags),
-            env=_environment(environment),
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command = own_command("--host", "127.0.0.1", "--port", str(self.port), *flags)
+        environment = own_environment(environment)
+        self._launched = Launched(command, environment, self.port, folder=folder)
         self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
 
     def __enter__(self) -> Self:
-        until = time.monotonic() + START_S_MAX
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > until:
-                self.stop()
-                raise AssertionError("the service does not start")
-            time.sleep(0.05)
+        self._launched.wait_until_healthy()
         return self
 
     def __exit__(
@@ -64,22 +54,8 @@ class ServiceProcess:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self.stop()
-
-    def _answers(self) -> bool:
-        try:
-            return self.get("/health").status == 200
-        except OSError:
-            return False
-
-    def stop(self) -> None:
         self._connection.close()
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S_MAX)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            raise
+        self._launched.end()
 
     def get(self, path: str) -> Answer:
         return self.call("GET", path, None, {})
@@ -117,10 +93,7 @@ class ServiceProcess:
 
     def wait_until_read(self, port: int, seq: int) -> None:
         """Until the listener of 127.0.0.1:`port` has taken in the message `seq`."""
-        until = time.monotonic() + SEEN_S_MAX
-        while self._last_sequence(port) != seq:
-            assert time.monotonic() < until, f"message {seq} of port {port} was not read"
-            time.sleep(0.005)
+        eventually(lambda: self._last_sequence(port) == seq)
 
     def _last_sequence(self, port: int) -> int | None:
         for record in self.get("/workers").body:
@@ -138,8 +111,8 @@ def run_to_end(
 ) -> tuple[int, str]:
     """Exit status and error output of a service that is expected not to start."""
     done = subprocess.run(
-        _command("--host", "127.0.0.1", "--port", str(free_port()), *flags),
-        env=_environment(environment),
+        own_command("--host", "127.0.0.1", "--port", str(free_port()), *flags),
+        env=own_environment(environment),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -147,16 +120,6 @@ def run_to_end(
         check=False,
     )
     return done.returncode, done.stderr
-
-
-def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "select_service", *arguments]
-
-
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    inherited |= {name: v for name, v in os.environ.items() if name.startswith("NUMBA_")}
-    return {**inherited, "PYTHONPATH": str(ROOT), **given}
 
 
 def _exchange(
@@ -174,9 +137,3 @@ def _exchange(
     except ValueError:
         decoded = raw.decode("utf-8", "replace")
     return Answer(response.status, decoded, dict(response.headers))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

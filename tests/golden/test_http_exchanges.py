@@ -10,7 +10,8 @@ import zmq
 from tests.golden import deviations, exchanges
 from tests.golden.background import BackgroundCalls
 from tests.golden.kv_publisher import KvPublisher, batch
-from tests.golden.service_process import ServiceProcess, free_port, run_to_end
+from tests.golden.service_process import ServiceProcess, run_to_end
+from tests.process.launched import free_port
 
 pytestmark = pytest.mark.process
 

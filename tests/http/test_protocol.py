@@ -13,7 +13,7 @@ from select_service.http import codec, protocol
 from select_service.http.server import server_of
 from tests.api.in_process import Api
 from tests.builders import worker_body
-from tests.process.fake_engine import eventually
+from tests.patience import eventually
 from tests.process.running import Client, request
 
 pytestmark = pytest.mark.process

@@ -1,7 +1,6 @@
-"""An engine's event side over real sockets, and how the process tests wait for things."""
+"""An engine's event side over real sockets."""
 
 import threading
-import time
 from collections import deque
 
 import msgspec
@@ -9,20 +8,11 @@ import numpy as np
 import zmq
 
 from indexer.hashing.hashes import block_hashes
+from tests.patience import PATIENCE_S
+from tests.process.launched import free_port
 
 BLOCK_SIZE = 4
 END = [b"", b"\xff" * 8, b""]
-PATIENCE_S = 20.0
-
-
-def eventually(predicate, within_s=PATIENCE_S):
-    """Wait until `predicate` holds; returns how long that took."""
-    begin = time.monotonic()
-    while not predicate():
-        waited = time.monotonic() - begin
-        assert waited < within_s, f"not within {within_s} s"
-        time.sleep(0.002)
-    return time.monotonic() - begin
 
 
 def encode(*events, rank=None):
@@ -85,10 +75,9 @@ class FakeEngine:
     @staticmethod
     def _bind(socket, port):
         socket.linger = 0
-        if port is None:
-            return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
-        socket.bind(f"tcp://127.0.0.1:{port}")
-        return f"tcp://127.0.0.1:{port}"
+        endpoint = f"tcp://127.0.0.1:{port or free_port()}"
+        socket.bind(endpoint)
+        return endpoint
 
     @property
     def port(self):
@@ -98,6 +87,11 @@ class FakeEngine:
         """Of several subscriptions only the first is told of."""
         assert self.pub.poll(PATIENCE_S * 1000)
         assert self.pub.recv() == b"\x01"
+
+    def await_no_subscriber(self):
+        """The last one has gone."""
+        assert self.pub.poll(PATIENCE_S * 1000)
+        assert self.pub.recv() == b"\x00"
 
     def publish(self, *events, rank=None, lost=False, seq=None):
         """Number a batch, keep it for replays and, unless it is lost, send it."""

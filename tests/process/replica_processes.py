@@ -2,93 +2,60 @@
 
 import http.client
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from urllib.parse import quote
 
 from tests.builders import worker_body
+from tests.patience import eventually
+from tests.process.launched import (
+    ANSWER_S_MAX,
+    Launched,
+    free_port,
+    own_command,
+    own_environment,
+    plain_environment,
+)
 
-START_S_MAX = 240.0
-PATIENCE_S = 20.0
 TENANT = {"tenant_id": "t", "routing_group": "t"}
 """Under both of its names, so that every version of the reference understands it."""
-
-
-def free_ports(n):
-    """Ports that were free a moment ago, all different."""
-    sockets = [socket.socket() for _ in range(n)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def eventually(predicate, patience_s=PATIENCE_S):
-    """The first true value of `predicate`."""
-    until = time.monotonic() + patience_s
-    while not (value := predicate()):
-        assert time.monotonic() < until, f"not within {patience_s} s"
-        time.sleep(0.01)
-    return value
 
 
 class Replica:
     """One process; `sync_port` is where it publishes.  KV events are off."""
 
     def __init__(self, *flags, python=None):
-        self.port, self.sync_port = free_ports(2)
-        module = "select_service" if python is None else "dynamo.select_service"
-        host = ("--host", "127.0.0.1") if python is None else ()
-        inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        inherited |= {name: v for name, v in os.environ.items() if name.startswith("NUMBA_")}
-        self._command = [
-            *(python or sys.executable, "-m", module, *host, "--port", str(self.port)),
-            *("--threads", "1", "--replica-sync-port", str(self.sync_port), *flags),
-        ]
-        self._environment = {
-            **inherited,
-            "DYN_USE_KV_EVENTS": "false",
-            "DYN_ROUTER_QUEUE_THRESHOLD": "1000000",
-        }
+        self.port, self.sync_port = free_port(), free_port()
+        own = ("--port", str(self.port), "--threads", "1", "--replica-sync-port")
+        flags = (*own, str(self.sync_port), *flags)
+        self._environment = {"DYN_USE_KV_EVENTS": "false"}
         if python is None:
-            del self._environment["DYN_ROUTER_QUEUE_THRESHOLD"]
-            self._environment["PYTHONPATH"] = os.getcwd()
-        self.process = None
+            self._command = own_command("--host", "127.0.0.1", *flags)
+            self._environment = own_environment(self._environment)
+        else:
+            self._command = (python, "-m", "dynamo.select_service", *flags)
+            self._environment |= {**plain_environment(), "DYN_ROUTER_QUEUE_THRESHOLD": "1000000"}
+        self._launched = None
 
     @property
     def endpoint(self):
         return f"tcp://127.0.0.1:{self.sync_port}"
+
+    @property
+    def process(self):
+        return self._launched.process
 
     def __enter__(self):
         self.start()
         return self
 
     def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
+        self.kill()
 
     def start(self):
-        quiet = subprocess.DEVNULL
-        self.process = subprocess.Popen(
-            self._command, env=self._environment, stdout=quiet, stderr=quiet
-        )
-        eventually(self._is_up, START_S_MAX)
+        self._launched = Launched(self._command, self._environment, self.port)
+        self._launched.wait_until_healthy()
 
     def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def _is_up(self):
-        assert self.process.poll() is None, "the process has ended"
-        try:
-            return self.get("/health")[0] == 200
-        except OSError:
-            return False
+        self._launched.kill()
 
     def get(self, path):
         return self.call("GET", path)
@@ -98,7 +65,7 @@ class Replica:
 
     def call(self, method, path, body=None):
         """(status, answer)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
         try:
             headers = {} if body is None else {"content-type": "application/json"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -186,7 +153,7 @@ def mesh(*replicas, workers=2):
         replica.add_peers(*(other for other in replicas if other is not replica))
 
 
-def until_equal(*replicas, requests, patience_s=PATIENCE_S):
+def until_equal(*replicas, requests):
     """Until all show the same load, of so many requests."""
 
     def are_equal():
@@ -194,4 +161,4 @@ def until_equal(*replicas, requests, patience_s=PATIENCE_S):
         right = replicas[0].requests() == requests
         return right and all(load == loads[0] for load in loads)
 
-    eventually(are_equal, patience_s)
+    eventually(are_equal)

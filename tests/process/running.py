@@ -1,17 +1,21 @@
 """The real command as a process of its own: its log, its exit status, raw sockets to it."""
 
 import json
-import os
+import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-START_S_MAX = 60.0
-ANSWER_S_MAX = 20.0
+from tests.patience import eventually
+from tests.process.launched import (
+    ANSWER_S_MAX,
+    START_S_MAX,
+    Launched,
+    free_port,
+    own_command,
+    own_environment,
+)
 
 
 class Answer(NamedTuple):
@@ -87,8 +91,8 @@ def request(method: str, path: str, body: Any = None, **headers: str) -> bytes:
 def run_to_end(*arguments: str, **environment: str) -> tuple[int, str, str]:
     """Exit status, output and error output of a command that is expected to end by itself."""
     done = subprocess.run(
-        _command(arguments),
-        env=_environment(environment),
+        own_command(*arguments),
+        env=own_environment(environment),
         capture_output=True,
         text=True,
         timeout=START_S_MAX,
@@ -97,20 +101,28 @@ def run_to_end(*arguments: str, **environment: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-class Running:
-    """The service on a port of its own, from its `listening` line to its end."""
+def complaint(errors: str) -> str:
+    """What a command that ended says of its settings: one line, besides what it is busy with."""
+    mark = "select-service: error: "
+    assert "Traceback" not in errors
+    (line,) = [line for line in errors.splitlines() if line.startswith(mark)]
+    return line.removeprefix(mark)
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self.lines: list[dict[str, Any]] = []
-        self.process = subprocess.Popen(
-            _command(("--host", "127.0.0.1", "--port", "0", "--log-format", "json", *arguments)),
-            env=_environment({"DYN_USE_KV_EVENTS": "false", **environment}),
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
+
+class Running:
+    """The service on a port of its own, from its first answer to its end; its log is JSON."""
+
+    def __init__(self, *arguments: str, module: str = "select_service", **environment: str) -> None:
+        """module: whose command is run; the service's own unless a test changes a constant."""
+        self.port = free_port()
+        place = ("--host", "127.0.0.1", "--port", str(self.port), "--log-format", "json")
+        self._launched = Launched(
+            own_command(*place, *arguments, module=module),
+            own_environment({"DYN_USE_KV_EVENTS": "false", **environment}),
+            self.port,
         )
-        self._log = self._read_log()
-        self.port = int(self.line("listening")["port"])
+        self._launched.wait_until_healthy()
+        self.process = self._launched.process
 
     def __enter__(self) -> Self:
         return self
@@ -121,16 +133,7 @@ class Running:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            self.process.wait(ANSWER_S_MAX)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        finally:
-            assert self.process.stderr is not None
-            self.process.stderr.close()
+        self._launched.end()
 
     def client(self) -> Client:
         return Client(self.port)
@@ -140,37 +143,18 @@ class Running:
             client.send(request(method, path, body, **headers))
             return client.answer()
 
-    def line(self, message: str) -> dict[str, Any]:
-        """The next log line with this message."""
-        for line in self._log:
-            self.lines.append(line)
-            if line["message"] == message:
-                return line
-        raise AssertionError(f"ended without `{message}`: {self.lines}")
+    def lines(self, message: str) -> list[dict[str, Any]]:
+        """The log lines with this message so far."""
+        return [line for line in self._launched.log_lines() if line["message"] == message]
 
-    def rest_of_log(self) -> list[dict[str, Any]]:
-        """Everything logged until the process ends."""
-        self.lines += self._log
-        return self.lines
+    def line(self, message: str, number: int = 1) -> dict[str, Any]:
+        """The first log line with this message, or a later one, wherever it stands; awaits it."""
+        return eventually(lambda: self.lines(message)[number - 1 : number])[0]
 
-    def stop(self, number: int) -> tuple[int, float]:
-        """Send a signal.  Exit status and the seconds until then."""
-        begin = time.monotonic()
-        self.process.send_signal(number)
-        return self.process.wait(ANSWER_S_MAX), time.monotonic() - begin
+    def log(self) -> list[dict[str, Any]]:
+        """Every log line so far."""
+        return self._launched.log_lines()
 
-    def _read_log(self) -> Iterator[dict[str, Any]]:
-        assert self.process.stderr is not None
-        for text in self.process.stderr:
-            yield json.loads(text)
-
-
-def _command(arguments: tuple[str, ...]) -> list[str]:
-    return [sys.executable, "-m", "select_service", *arguments]
-
-
-def _environment(given: dict[str, str]) -> dict[str, str]:
-    """`given` and what Python needs; none of the caller's own settings."""
-    kept = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
-    kept |= {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return {**kept, "PYTHONPATH": os.getcwd(), **given}
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; the exit status."""
+        return self._launched.stop(number)[0]

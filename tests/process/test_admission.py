@@ -1,8 +1,6 @@
 """What a real process refuses, over real sockets: busy workers and shed tiers; how to switch it."""
 
 import asyncio
-import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +22,6 @@ pytestmark = pytest.mark.process
 
 CLIENTS = 64
 TRIES = 25
-REFUSED_S_MAX = 0.1
-"""p99 on a machine that does other things too; docs/benchmarks.md has what was measured."""
 BUSY = {
     "message": "Service temporarily unavailable: All workers are busy, please retry later",
     "type": "service_unavailable",
@@ -38,8 +34,8 @@ OUTCOMES = "select_service_admission_requests_total"
 def running() -> Iterator[Running]:
     with Running("--threads", "1", *QUEUE) as service:
         yield service
-        assert service.stop(signal.SIGTERM)[0] == 0
-        assert not any("exception" in line for line in service.rest_of_log())
+        assert service.stop() == 0
+        assert not any("exception" in line for line in service.log())
 
 
 @pytest.fixture
@@ -60,16 +56,15 @@ def set_thresholds(service: Running, model: str, **limits: Any) -> Answer:
 # --- busy workers
 
 
-async def refused(port: int, sent: bytes) -> list[tuple[float, bytes]]:
-    """Latency and bytes of every answer to one client that keeps its connection."""
+async def refused(port: int, sent: bytes) -> list[bytes]:
+    """Every answer to one client that keeps its connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found = []
     for _ in range(TRIES):
-        begin = time.monotonic()
         writer.write(sent)
         head = await reader.readuntil(b"\r\n\r\n")
         body = await reader.readexactly(int(field(head, b"content-length")))
-        found.append((time.monotonic() - begin, head + body))
+        found.append(head + body)
     writer.close()
     return found
 
@@ -79,13 +74,13 @@ def field(head: bytes, name: bytes) -> bytes:
     return lines[name]
 
 
-async def all_refused(port: int) -> list[tuple[float, bytes]]:
+async def all_refused(port: int) -> list[bytes]:
     sent = request("POST", "/select_and_reserve", PROMPT)
     answers = await asyncio.gather(*(refused(port, sent) for _ in range(CLIENTS)))
     return [answer for of_one in answers for answer in of_one]
 
 
-def test_64_clients_are_refused_quickly_while_all_workers_are_busy_and_served_after(
+def test_64_clients_are_refused_while_all_workers_are_busy_and_served_after(
     service: Running,
 ) -> None:
     for worker_id in (1, 2):
@@ -93,14 +88,12 @@ def test_64_clients_are_refused_quickly_while_all_workers_are_busy_and_served_af
     assert set_thresholds(service, "m", prefill_tokens=10).status == 200
     answers = asyncio.run(all_refused(service.port))
     expected = b'{"message":"%s","type":"service_unavailable","code":503}'
-    for _, answer in answers:
+    for answer in answers:
         head, body = answer.split(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert field(head, b"content-type") == b"application/json"
         assert body == expected % BUSY["message"].encode()
         assert int(field(head, b"retry-after")) >= 1
-    latencies = sorted(latency for latency, _ in answers)
-    assert latencies[len(latencies) * 99 // 100] < REFUSED_S_MAX
     assert held(service) == 2
     assert service.call("DELETE", "/reservations/full-2").status == 200
     answer = service.call("POST", "/select_and_reserve", PROMPT)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.builders import worker_body
 from tests.engine_metric_texts import recorded
+from tests.patience import eventually
 from tests.process.running import Running
-from tests.process.waiting_clients import PROMPT, metric, until
+from tests.process.waiting_clients import PROMPT, metric
 
 pytestmark = pytest.mark.process
 
@@ -95,10 +96,10 @@ def rank(service: Running) -> dict[str, Any]:
 def test_an_engine_that_says_its_cache_is_full_makes_its_worker_busy_and_free_again(
     service: Running, engine: Engine
 ) -> None:
-    until(lambda: rank(service)["source"] == "engine")
+    eventually(lambda: rank(service)["source"] == "engine")
     assert service.call("POST", "/select", PROMPT).status == 200
     engine.usage = 0.95
-    until(lambda: rank(service)["busy"])
+    eventually(lambda: rank(service)["busy"])
     shown = rank(service)
     assert shown["kv_usage"] == 0.95
     told = {"fresh": True, "kv_usage": 0.95, "requests_waiting": 4, "requests_running": 7}
@@ -110,16 +111,16 @@ def test_an_engine_that_says_its_cache_is_full_makes_its_worker_busy_and_free_ag
     assert metric(service, "select_service_engine_kv_usage", worker_id="1") == 0.95
     assert (metric(service, "select_service_engine_scrapes_total", result="ok") or 0) > 0
     engine.usage = 0.2
-    until(lambda: service.call("POST", "/select", PROMPT).status == 200)
+    eventually(lambda: service.call("POST", "/select", PROMPT).status == 200)
 
 
 def test_an_engine_that_falls_silent_is_believed_for_a_while_and_then_our_own_count(
     service: Running, engine: Engine
 ) -> None:
     engine.usage = 0.95
-    until(lambda: rank(service)["busy"])
+    eventually(lambda: rank(service)["busy"])
     engine.stop()
-    until(lambda: rank(service)["source"] == "accounting")
+    eventually(lambda: rank(service)["source"] == "accounting")
     shown = rank(service)
     assert (shown["busy"], shown["kv_usage"]) == (False, 0.0)
     assert shown["engine"]["fresh"] is False

@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from tests.process.fake_engine import Chain, FakeEngine, eventually
+from tests.patience import eventually
+from tests.process.fake_engine import Chain, FakeEngine
 from tests.process.replica_processes import TENANT, Replica
 
 PYTHON = os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON")

@@ -7,12 +7,13 @@ import zmq
 
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
-from tests.process.replica_processes import Replica, eventually, mesh, until_equal
+from tests.patience import eventually
+from tests.process.replica_processes import Replica, mesh, until_equal
 
 pytestmark = pytest.mark.process
 
-REPAIR_S = 8.0
-"""Three digests, a list, and the slowness of a busy machine."""
+HEARD_S = 0.2
+"""Long enough that what is heard against the rules would be seen; nothing else depends on it."""
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +102,10 @@ def test_a_peer_that_is_deregistered_is_not_heard_and_one_that_returns_is_repair
     assert b.post("/replica_sync/deregister_peer", {"endpoint": a.endpoint})[0] == 200
     a.reserve("unheard")
     a.reserve("unheard2", hashes=range(10, 40))
-    time.sleep(0.2)
+    time.sleep(HEARD_S)
     assert b.requests() == 0
     assert b.post("/replica_sync/register_peer", {"endpoint": a.endpoint})[0] == 201
-    until_equal(a, b, requests=2, patience_s=REPAIR_S)
+    until_equal(a, b, requests=2)
     assert b.peer(a)["repairs"]["added"] == 2
     eventually(lambda: b.peer(a)["divergence_reservations"] == 0)
     a.free("unheard")
@@ -123,7 +124,7 @@ def test_a_process_that_starts_late_or_anew_has_what_the_others_have():
         b.kill()
         b.start()
         mesh(a, b)
-        until_equal(a, b, requests=40, patience_s=REPAIR_S)
+        until_equal(a, b, requests=40)
         for number in range(20):
             assert b.free(f"a{number}") == 200
             assert a.free(f"b{number}") == 200
@@ -140,8 +141,8 @@ def test_three_replicas_agree_after_one_did_not_hear_of_an_end():
             body = {"endpoint": b.endpoint}
             assert deaf.post("/replica_sync/deregister_peer", body)[0] == 200
         assert b.free("x") == 200
-        time.sleep(0.2)
+        time.sleep(HEARD_S)
         assert (a.requests(), b.requests(), c.requests()) == (1, 0, 1)
         a.add_peers(b)
         c.add_peers(b)
-        until_equal(a, b, c, requests=0, patience_s=2 * REPAIR_S)
+        until_equal(a, b, c, requests=0)

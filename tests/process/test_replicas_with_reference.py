@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from tests.process.replica_processes import Replica, eventually, mesh, until_equal
+from tests.patience import eventually
+from tests.process.replica_processes import Replica, mesh, until_equal
 
 PYTHON = os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON")
 pytestmark = [

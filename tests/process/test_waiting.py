@@ -1,15 +1,19 @@
-"""Requests that wait for a worker, over real sockets: when they are answered, and with what."""
+"""Requests that wait for a worker, over real sockets: when they are answered, and with what.
+
+The services here do not look at their queues from time to time, as the real one does: an answer
+follows from the event that made it possible.  How soon, docs/benchmarks.md says.
+"""
 
 import contextlib
 import signal
-import statistics
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.builders import worker_body
-from tests.process.running import Client, Running, request
+from tests.patience import PATIENCE_S, eventually
+from tests.process.running import Running, request
 from tests.process.waiting_clients import (
     PROMPT,
     QUEUE,
@@ -17,19 +21,19 @@ from tests.process.waiting_clients import (
     held,
     metric,
     pending,
-    until,
     waiting,
 )
 
 pytestmark = pytest.mark.process
 
-SOON_S = 0.3
-"""Far below the second after which every queue is looked at anyhow; milliseconds on an idle
-machine, see docs/benchmarks.md."""
 TIMES = 4
-"""Often enough that it cannot be that look each time."""
-LATE_S = 0.05
 MANY = 2000
+CLOCK_S = 0.001
+"""Clocks of two processes are compared."""
+
+
+def without_ticks(*flags: str) -> Running:
+    return Running("--threads", "1", *flags, module="tests.process.without_ticks")
 
 
 def prefill_completes(service: Running) -> None:
@@ -55,7 +59,7 @@ CAUSES = (prefill_completes, reservation_ends, worker_takes_more, worker_comes)
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    with Running("--threads", "1", *QUEUE) as service:
+    with without_ticks(*QUEUE) as service:
         yield service
 
 
@@ -66,13 +70,7 @@ def service(running: Running) -> Iterator[Running]:
     yield running
     for worker in running.call("GET", "/workers").body:
         running.call("DELETE", f"/workers/{worker['worker_id']}")
-    until(lambda: pending(running) == held(running) == 0)
-
-
-def seconds_until_answered(client: Client, status: int = 200) -> float:
-    begin = time.monotonic()
-    assert client.answer().status == status
-    return time.monotonic() - begin
+    eventually(lambda: pending(running) == held(running) == 0)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -82,7 +80,7 @@ def test_a_waiting_request_is_answered_as_soon_as_there_is_room(
     for _ in range(TIMES):
         with waiting(service, reservation_id="waited") as client:
             cause(service)
-            assert seconds_until_answered(client) < SOON_S
+            assert client.answer().status == 200
         assert service.call("DELETE", "/reservations/waited").status == 200
         for worker_id in (1, 2):
             service.call("DELETE", f"/workers/{worker_id}")
@@ -103,7 +101,7 @@ def test_a_waiting_request_is_answered_as_soon_as_a_threshold_lets_another_worke
         with waiting(service, "/select") as client:
             change["active_decode_blocks_threshold"] = 1.0
             assert service.call("POST", "/busy_threshold", change).status == 200
-            assert seconds_until_answered(client) < SOON_S
+            assert client.answer().status == 200
     change = {"model": "m", "active_decode_blocks_threshold": None}
     assert service.call("POST", "/busy_threshold", change).status == 200
 
@@ -112,7 +110,7 @@ def test_a_waiting_request_is_answered_when_the_lease_before_it_expires() -> Non
     with Running("--threads", "1", "--reservation-ttl-secs", "1", *QUEUE) as service:
         a_full_worker(service)
         with waiting(service, "/select") as client:
-            assert seconds_until_answered(client) < 1.0 + 1.0 + SOON_S
+            assert client.answer().status == 200
         assert held(service) == 0
 
 
@@ -121,24 +119,19 @@ def test_deleting_the_only_worker_answers_who_waits_at_once(service: Running, ro
     for _ in range(TIMES):
         with waiting(service, route) as client:
             assert service.call("DELETE", "/workers/1").status == 200
-            begin = time.monotonic()
             answer = client.answer()
-            assert time.monotonic() - begin < SOON_S
             assert (answer.status, answer.body["code"]) == (503, "no_schedulable_workers")
         a_full_worker(service)
 
 
 def test_a_request_that_may_wait_only_so_long_is_answered_then(service: Running) -> None:
-    late = []
     for timeout_ms in (100, 200, 300, 400, 500):
         begin = time.monotonic()
         with waiting(service, timeout_ms=timeout_ms) as client:
             answer = client.answer()
-            late.append(time.monotonic() - begin - timeout_ms / 1000)
+        assert time.monotonic() - begin >= timeout_ms / 1000 - CLOCK_S
         assert (answer.status, answer.body["code"]) == (503, "queue_timeout")
         assert int(answer.headers["retry-after"]) >= 1
-    assert min(late) > -0.001
-    assert statistics.median(late) < LATE_S
     assert held(service) == 1
 
 
@@ -148,9 +141,7 @@ def test_a_client_that_goes_away_leaves_the_queue_and_books_nothing(service: Run
     for _ in range(TIMES):
         with waiting(service, reservation_id="gone"):
             pass
-        begin = time.monotonic()
-        until(lambda: pending(service) == 0)
-        assert time.monotonic() - begin < SOON_S
+        eventually(lambda: pending(service) == 0)
     prefill_completes(service)
     assert held(service) == 1
     outcome = "select_service_admission_requests_total"
@@ -176,17 +167,15 @@ def test_the_order_of_answers_is_that_of_the_queue(service: Running) -> None:
 
 
 def test_the_end_of_the_process_answers_who_waits_at_once() -> None:
-    with Running("--threads", "1", *QUEUE) as service, contextlib.ExitStack() as stack:
+    with without_ticks(*QUEUE) as service, contextlib.ExitStack() as stack:
         a_full_worker(service)
         clients = [stack.enter_context(waiting(service)) for _ in range(20)]
-        begin = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
         for client in clients:
             answer = client.answer()
             assert (answer.status, answer.body["code"]) == (503, "shutting_down")
-        assert time.monotonic() - begin < 2 * SOON_S
-        assert service.process.wait(SOON_S + 2.0) == 0
-        assert {line["level"] for line in service.rest_of_log()} == {"INFO"}
+        assert service.process.wait(PATIENCE_S) == 0
+        assert {line["level"] for line in service.log()} == {"INFO"}
 
 
 def test_a_waited_decision_says_so_in_the_log() -> None:
@@ -197,12 +186,12 @@ def test_a_waited_decision_says_so_in_the_log() -> None:
             line = service.line("decision")
             assert (line["reservation_id"], line["policy_class"]) == ("first", "default")
             assert line["queue_position"] == 1
-            assert 0.0 < line["queue_wait_s"] < 20.0
+            assert line["queue_wait_s"] > 0.0
             service.call("DELETE", "/reservations/first")
             assert second.answer().status == 200
-            assert service.line("decision")["queue_position"] == 2
+            assert service.line("decision", 2)["queue_position"] == 2
             assert service.call("POST", "/select", PROMPT).status == 200
-            assert "queue_position" not in service.line("decision")
+            assert "queue_position" not in service.line("decision", 3)
 
 
 def test_two_thousand_waiting_clients_break_nothing_and_the_next_is_refused() -> None:
@@ -213,22 +202,11 @@ def test_two_thousand_waiting_clients_break_nothing_and_the_next_is_refused() ->
         clients = [stack.enter_context(service.client()) for _ in range(MANY)]
         for client in clients:
             client.send(sent)
-        until(lambda: pending(service) == MANY)
-        assert median_health_s(service) < LATE_S
+        eventually(lambda: pending(service) == MANY)
         refused = service.call("POST", "/select", PROMPT)
         assert (refused.status, refused.body["code"]) == (503, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
         prefill_completes(service)
-        assert median_health_s(service) < 2 * LATE_S
         assert {client.answer().status for client in clients} == {200}
         assert pending(service) == 0
-        assert service.stop(signal.SIGTERM)[0] == 0
-
-
-def median_health_s(service: Running) -> float:
-    seconds = []
-    for _ in range(15):
-        begin = time.monotonic()
-        assert service.call("GET", "/health").status == 200
-        seconds.append(time.monotonic() - begin)
-    return statistics.median(seconds)
+        assert service.stop() == 0

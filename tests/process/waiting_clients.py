@@ -1,25 +1,16 @@
 """Clients of a real service whose requests wait for a worker, and how to see that they do."""
 
 import re
-import time
-from collections.abc import Callable
 from typing import Any
 
 from tests.builders import worker_body
+from tests.patience import eventually
 from tests.process.running import Client, Running, request
 
-PATIENCE_S = 20.0
 BATCH_TOKENS = 16
 PROMPT = {"model_name": "m", "token_ids": list(range(16))}
 QUEUE = ("--queue-threshold", "0.5")
 """A rank has room while it prefills at most 8 tokens: the prompt above fills it."""
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end, f"not within {PATIENCE_S} s"
-        time.sleep(0.001)
 
 
 def pending(service: Running) -> int:
@@ -46,7 +37,7 @@ def waiting(service: Running, route: str = "/select_and_reserve", **fields: Any)
     before = pending(service)
     client = service.client()
     client.send(request("POST", route, {**PROMPT, **fields}))
-    until(lambda: pending(service) == before + 1)
+    eventually(lambda: pending(service) == before + 1)
     return client
 
 

@@ -1,0 +1,33 @@
+"""How tests wait: for a condition, never for a time.
+
+The limit only ends a test that would wait for ever; it says nothing about how fast things are, and
+holds on a machine that is busy with other work.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE_S = 120.0
+POLL_S = 0.002
+
+T = TypeVar("T")
+
+
+def eventually(predicate: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+    """The first true value of `predicate`, which is asked again and again."""
+    until = time.monotonic() + patience_s
+    while not (value := predicate()):
+        assert time.monotonic() < until, f"not within {patience_s} s"
+        time.sleep(POLL_S)
+    return value
+
+
+async def eventually_on_loop(predicate: Callable[[], T]) -> T:
+    """The same, while the event loop goes on."""
+    until = time.monotonic() + PATIENCE_S
+    while not (value := predicate()):
+        assert time.monotonic() < until, f"not within {PATIENCE_S} s"
+        await asyncio.sleep(POLL_S)
+    return value

@@ -1,0 +1,15 @@
+"""`python -m tests.process.without_ticks [flags]`: the command, without its look once a second.
+
+What such a service answers to a request that waits follows from an event alone, however slow the
+machine is.
+"""
+
+import sys
+
+from select_service.__main__ import main
+from select_service.edge import ticker
+
+ticker.TICK_S = 86_400.0
+
+if __name__ == "__main__":
+    sys.exit(main())
