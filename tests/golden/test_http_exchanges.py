@@ -12,6 +12,7 @@ from tests.golden.background import BackgroundCalls
 from tests.golden.kv_publisher import KvPublisher, batch
 from tests.golden.service_process import ServiceProcess, run_to_end
 from tests.process.launched import free_port
+from tests.process.running import complaint
 
 pytestmark = pytest.mark.process
 
@@ -74,4 +75,4 @@ def test_settings_of_the_reference_that_we_refuse_end_the_start(
     entry = deviations.NO_START[scenario]
     exchanges.write_policy_file(head, tmp_path)
     status, errors = run_to_end(head["environment"], tuple(head["flags"]), tmp_path)
-    assert (status, errors) == (entry["status"], f"select-service: error: {entry['error']}\n")
+    assert (status, complaint(errors)) == (entry["status"], entry["error"])
