@@ -1,5 +1,6 @@
 """All nouns of the interface, and the document of their endpoints: GET /openapi.json and /docs."""
 
+import asyncio
 from functools import lru_cache
 from typing import Any
 
@@ -44,7 +45,8 @@ def _page(version: str) -> bytes:
     )
 )
 async def openapi(service: Service, request: Request) -> Response:
-    return Response(_document(service.version), media_type=JSON)
+    """Made on a thread when it is first asked for: it takes longer than an event loop may."""
+    return Response(await asyncio.to_thread(_document, service.version), media_type=JSON)
 
 
 @SERVICE.declare(
@@ -57,4 +59,4 @@ async def openapi(service: Service, request: Request) -> Response:
     )
 )
 async def docs(service: Service, request: Request) -> Response:
-    return Response(_page(service.version), media_type=HTML)
+    return Response(await asyncio.to_thread(_page, service.version), media_type=HTML)

@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document, made from the declared endpoints and from the structs of the bodies.
 
-msgspec describes the structs; what it cannot say is added here: the upper end of 64-bit integers,
-the form of object keys that are numbers, and which fields an answer always has.
+msgspec describes the structs; what it cannot say is added here: what a field means, the upper end
+of 64-bit integers, the form of object keys that are numbers, and which fields an answer always has.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
+from select_service.api.field_texts import field_texts
 from select_service.bodies.admission import OverloadedBody
 from select_service.bodies.common import U64, U64_MAX, ErrorBody, Hash
 from select_service.errors import Overloaded, SelectError
@@ -64,6 +65,7 @@ def document(nouns: Sequence[Noun], version: str) -> Json:
     _complete(components, routes)
     for schema in (*components.values(), *described.values()):
         _bound_integers(schema)
+    _explain(components, routes)
     paths: dict[str, Json] = {}
     for noun in nouns:
         for route, _ in noun.endpoints:
@@ -274,6 +276,13 @@ def _complete(components: Json, routes: Sequence[Route]) -> None:
                 for field in msgspec.structs.fields(struct)
                 if field.default is not msgspec.UNSET
             ]
+
+
+def _explain(components: Json, routes: Sequence[Route]) -> None:
+    """The text of every field, in place."""
+    for struct, _ in _structs(routes):
+        for name, text in field_texts(struct).items():
+            components[struct.__name__]["properties"][name]["description"] = text
 
 
 def _has_number_keys(kind: inspect.Type) -> bool:

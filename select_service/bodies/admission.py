@@ -1,4 +1,4 @@
-"""HTTP bodies of the admission stage; see schema for their rules."""
+"""HTTP bodies of the admission stage."""
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -9,59 +9,82 @@ class OverloadedBody(Struct, kw_only=True):
     """The refusal when all workers are busy, in the words of Dynamo's frontend."""
 
     message: str
+    """What happened, for people."""
     type: str = "service_unavailable"
+    """Always `service_unavailable`."""
     code: int = 503
+    """The HTTP status again."""
 
 
 class BusyThresholdChange(Struct, kw_only=True):
     """POST /busy_threshold: what is left out stays, null clears."""
 
     model: Name
+    """Name of the model, as in the `model_name` of its workers."""
     active_decode_blocks_threshold: Fraction | UnsetType | None = UNSET
+    """Used part of a rank's KV cache, 0 to 1, above which it is busy; null: not judged."""
     active_prefill_tokens_threshold: BusyTokens | UnsetType | None = UNSET
+    """Prompt tokens still to be computed above which a rank is busy; null: not judged."""
 
 
 class BusyThresholdView(Struct, kw_only=True):
     """The thresholds that count for a model; null: not judged."""
 
     model: str
+    """Name of the model."""
     active_decode_blocks_threshold: float | None
+    """Used part of a rank's KV cache, 0 to 1, above which it is busy."""
     active_prefill_tokens_threshold: int | None
+    """Prompt tokens still to be computed above which a rank is busy."""
 
 
 class BusyThresholdList(Struct, kw_only=True):
+    """GET /busy_threshold."""
+
     thresholds: list[BusyThresholdView]
+    """Every model that is judged, by name."""
 
 
 class ShedRequest(Struct, kw_only=True):
-    """POST /admission/shed: this tier and all below it are refused; null ends it."""
+    """POST /admission/shed."""
 
     tier: Name | None
+    """This priority tier and all below it are refused from now on; null ends it."""
 
 
 class ClassState(Struct, kw_only=True):
     """What waits in one policy class, over all models."""
 
     policy_class: str
+    """Name of the class."""
     waiting_requests: int
+    """Requests that wait now."""
     waiting_isl_tokens: int
+    """Prompt tokens of the requests that wait now."""
 
 
 class AdmissionState(Struct, kw_only=True):
-    """GET /admission: switches that are thrown, and what admission did since the start.
-
-    tiers:   highest first; `shed_tier` and all below it are shed
-    outcomes: requests by what became of them
-    """
+    """GET /admission: switches that are thrown, and what admission did since the start."""
 
     tiers: list[str]
+    """Priority tiers, highest first."""
     default_tier: str
+    """Tier of requests that name none."""
     shed_tier: str | None
+    """Highest tier that is shed; null: none is."""
     shed_tiers: list[str]
+    """All tiers that are shed: `shed_tier` and those below it."""
     queueing: bool
+    """Do requests wait for room?"""
     queue_timeout_s: float | None
+    """Seconds that a request waits at most; null: as long as its client does, or nothing waits."""
     waiting_requests: int
+    """Requests that wait now, over all models."""
     waiting_isl_tokens: int
+    """Prompt tokens of the requests that wait now."""
     classes: list[ClassState]
+    """What waits, by policy class."""
     thresholds: list[BusyThresholdView]
+    """Busy thresholds of every model that is judged."""
     outcomes: dict[str, int]
+    """Requests since the start by what became of them: admitted, refused as busy, shed, ..."""

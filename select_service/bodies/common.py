@@ -26,12 +26,12 @@ BUSY_TOKENS_MAX = 2**40
 """Highest threshold of active prefill tokens; beyond it no rank is ever busy."""
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-U64 = Annotated[int, Meta(ge=0, description="unsigned 64-bit integer")]
+U64 = Annotated[int, Meta(ge=0, description="Unsigned 64-bit integer.")]
 Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 Id = Annotated[str, Meta(max_length=ID_CHARS_MAX)]
 Endpoint = Annotated[str, Meta(max_length=2048)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-Hash = Annotated[int, Meta(description="64-bit hash, as signed (i64) or unsigned (u64) integer")]
+Hash = Annotated[int, Meta(description="64-bit hash, as signed or unsigned integer.")]
 BusyTokens = Annotated[int, Meta(ge=0, le=BUSY_TOKENS_MAX)]
 TimeoutMs = Annotated[int, Meta(ge=0, le=TIMEOUT_MS_MAX)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -48,11 +48,14 @@ def check_u64(body: Struct, *fields: str) -> None:
 
 
 class Scope(Struct, kw_only=True):
-    """Names the partition.  `routing_group` is another name for `tenant_id`."""
+    """Names the partition."""
 
     model_name: Name = DEFAULT_NAME
+    """Model that is asked for; workers register under the same name."""
     tenant_id: Name | UnsetType = UNSET
+    """Tenant, separate from others of the same model; `default` when left out."""
     routing_group: Name | UnsetType = UNSET
+    """Another name of `tenant_id`; when both are given they must be equal."""
 
 
 def tenant_of(tenant_id: str | UnsetType | None, routing_group: str | UnsetType | None) -> str:
@@ -67,12 +70,18 @@ def tenant_of(tenant_id: str | UnsetType | None, routing_group: str | UnsetType 
 
 
 class Status(Struct, kw_only=True):
+    """It is done, and there is nothing to say about it."""
+
     status: Literal["ok"] = "ok"
+    """Always `ok`."""
 
 
 class ErrorBody(Struct, kw_only=True):
-    """Every refusal: what was wrong and what was expected, and a stable code for programs."""
+    """Every refusal but one."""
 
     error: str
+    """What was wrong and what was expected, for people; may change."""
     code: str
+    """Kind of the refusal, for programs; never changes."""
     details: dict[str, str | int] | UnsetType = UNSET
+    """Which bound was reached, when it is one of a policy class."""

@@ -21,33 +21,60 @@ class WorkerFields(Struct, kw_only=True):
     """What POST and PATCH of a worker share.  In a PATCH, absent or null keeps the old value."""
 
     endpoint: Endpoint | None = None
+    """Where the engine takes requests; given back in selections as it is, never called.
+    Required to be schedulable."""
     kv_events_endpoint: Endpoint | None = None
+    """ZMQ endpoint on which a worker of one rank publishes its KV events."""
     replay_endpoint: Endpoint | None = None
+    """ZMQ endpoint that replays missed KV events; the rank at position i uses port + i."""
     block_size: U32 | None = None
+    """Tokens in a block of the engine's KV cache, 1 to 1024, the same for all workers of a model
+    and tenant. Required to be schedulable."""
     data_parallel_start_rank: U32 | None = None
+    """First data-parallel rank; 0 when left out."""
     data_parallel_size: U32 | None = None
+    """Number of data-parallel ranks; 1 when left out."""
     max_num_batched_tokens: U64 | None = None
+    """Tokens that the engine computes in one step; required while queueing is on."""
     total_kv_blocks: U64 | None = None
+    """Blocks of one rank's KV cache; needed to judge `active_decode_blocks_threshold`."""
     stable_routing_id: Id | None = None
+    """Accepted as by the reference, kept and shown; not used."""
     is_eagle: bool | None = None
+    """Does the engine hash for EAGLE speculation? The same for all workers of a model and tenant;
+    false when left out."""
     kv_transfer_domain: Name | None = None
+    """Accepted as by the reference, kept and shown; not used."""
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
+    """Accepted as by the reference, kept and shown; not used."""
     kv_transfer_preferred_weight: float | None = None
+    """Accepted as by the reference, kept and shown; not used."""
     kv_event_semantics: Literal["counted", "set"] | None = None
+    """`counted`, the default: a block that the engine announces twice it holds twice. `set`: for
+    engines that announce a block again without a new copy."""
     metrics_endpoint: Endpoint | None = None
+    """URL of the engine's own Prometheus metrics, which say how full its KV cache is."""
 
 
 class WorkerRegistration(WorkerFields, kw_only=True):
     """POST /workers: replaces the whole record of `worker_id`."""
 
     worker_id: U64
+    """Id of the worker, unique over all models and tenants."""
     model_name: Name = DEFAULT_NAME
+    """Model that the worker serves; requests ask for it by this name."""
     tenant_id: Name | UnsetType = UNSET
+    """Tenant that the worker serves; `default` when left out."""
     routing_group: Name | UnsetType = UNSET
+    """Another name of `tenant_id`; when both are given they must be equal."""
     kv_events_endpoints: Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] = {}
+    """ZMQ endpoint of KV events by data-parallel rank; comes before `kv_events_endpoint`."""
     replay_endpoints: Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] = {}
+    """Replay endpoint by data-parallel rank; comes before `replay_endpoint`."""
     taints: Annotated[list[Name], Meta(max_length=TAINTS_MAX)] = []
+    """Marks that requests may require or prefer."""
     topology_domains: Annotated[dict[Name, Name], Meta(max_length=TAINTS_MAX)] = {}
+    """Accepted as by the reference, kept and shown; not used."""
 
     def __post_init__(self) -> None:
         check_u64(self, "worker_id", "max_num_batched_tokens", "total_kv_blocks")
@@ -59,11 +86,15 @@ class WorkerPatch(WorkerFields, kw_only=True):
     kv_events_endpoints: (
         Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] | None
     ) = None
+    """ZMQ endpoint of KV events by data-parallel rank; comes before `kv_events_endpoint`."""
     replay_endpoints: (
         Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] | None
     ) = None
+    """Replay endpoint by data-parallel rank; comes before `replay_endpoint`."""
     taints: Annotated[list[Name], Meta(max_length=TAINTS_MAX)] | None = None
+    """Marks that requests may require or prefer."""
     topology_domains: Annotated[dict[Name, Name], Meta(max_length=TAINTS_MAX)] | None = None
+    """Accepted as by the reference, kept and shown; not used."""
 
     def __post_init__(self) -> None:
         check_u64(self, "max_num_batched_tokens", "total_kv_blocks")
@@ -76,100 +107,159 @@ class KvEventStatus(Struct, kw_only=True):
     """What the listener of one rank has seen since it was opened."""
 
     state: KvEventState
+    """`no_events_yet`; `connected`; `catching_up`: a gap is being replayed; `degraded`: the index
+    may be wrong about this rank, `last_error` says why."""
     last_sequence: int | None
+    """Number of the last batch that was applied; null before the first one."""
     batches: int
+    """Batches that were applied."""
     gaps: int
+    """How often batches were missing."""
     replayed: int
+    """Batches that came by replay."""
     lost: int
+    """Batches that are known to be missing for good."""
     restarts: int
+    """How often the engine began its numbers anew."""
     decode_errors: int
+    """Messages or events that could not be read."""
     last_error: str | None
+    """What went wrong last; null if nothing did."""
     seconds_since_last_event: float | None
+    """Seconds since the last batch; null before the first one."""
 
 
 class EngineView(Struct, kw_only=True):
-    """What the engine of a rank said last; `fresh` when it counts, at this age."""
+    """What the engine of a rank said last in its own metrics."""
 
     fresh: bool
+    """Is it young enough to count?"""
     age_s: float
+    """Seconds since it was read."""
     kv_usage: float | None
+    """Used part of its KV cache, 0 to 1; null when it does not say."""
     requests_waiting: int | None
+    """Requests that wait in the engine; null when it does not say."""
     requests_running: int | None
+    """Requests that run in the engine; null when it does not say."""
 
 
 class RankAdmission(Struct, kw_only=True):
-    """How a rank stands to the busy thresholds.
-
-    kv_usage:  used part of its KV cache; null when nobody can tell
-    source:    who says so: the engine, or our own accounting
-    """
+    """How a rank stands to the busy thresholds."""
 
     busy: bool
+    """Is it above one of them?"""
     active_prefill_tokens: int
+    """Prompt tokens that are still to be computed."""
     kv_usage: float | None
+    """Used part of its KV cache, 0 to 1; null when nobody can tell."""
     source: Literal["engine", "accounting"]
+    """Whose word `kv_usage` is: the engine's, or our own accounting."""
     engine: EngineView | None
+    """The last reading of the engine's metrics; null when there is none."""
 
 
 class WorkerAdmission(Struct, kw_only=True):
-    """A worker is busy when all its ranks are.
-
-    not_judged: thresholds that are set and cannot judge it, and why
-    """
+    """How a worker stands to the busy thresholds of its model."""
 
     busy: bool
+    """Are all its ranks busy?"""
     not_judged: list[str]
+    """Thresholds that are set and cannot judge it, and why."""
     engine_error: str | None
+    """Why its metrics could not be read last time; null when they could."""
     ranks: dict[int, RankAdmission]
+    """By data-parallel rank."""
 
 
-Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
+Lifecycle = Literal["incomplete", "schedulable", "unschedulable"]
 
 
 class WorkerRecord(Struct, kw_only=True):
     """A worker as the catalog sees it.  Unset scalars are null."""
 
     worker_id: int
+    """Id of the worker."""
     model_name: str
+    """Model that it serves."""
     tenant_id: str
+    """Tenant that it serves."""
     lifecycle: Lifecycle
+    """`incomplete`: `not_schedulable_reasons` says what is missing; `schedulable`: it may be
+    chosen; `unschedulable`: it was deleted."""
     endpoint: str | None
+    """Where the engine takes requests."""
     kv_events_endpoint: str | None
+    """ZMQ endpoint on which a worker of one rank publishes its KV events."""
     kv_events_endpoints: dict[int, str] | UnsetType = UNSET
+    """ZMQ endpoint of KV events by data-parallel rank; absent when there is none."""
     replay_endpoint: str | None
+    """ZMQ endpoint that replays missed KV events; the rank at position i uses port + i."""
     block_size: int | None
+    """Tokens in a block of the engine's KV cache."""
     data_parallel_start_rank: int | None
+    """First data-parallel rank; null: 0."""
     data_parallel_size: int | None
+    """Number of data-parallel ranks; null: 1."""
     max_num_batched_tokens: int | None
+    """Tokens that the engine computes in one step."""
     total_kv_blocks: int | None
+    """Blocks of one rank's KV cache."""
     stable_routing_id: str | None
+    """As registered; not used."""
     is_eagle: bool | None
+    """Does the engine hash for EAGLE speculation? null: it does not."""
     taints: list[str]
+    """Marks that requests may require or prefer, sorted."""
     topology_domains: dict[str, str]
+    """As registered; not used."""
     kv_transfer_domain: str | None
+    """As registered; not used."""
     kv_transfer_enforcement: str | None
+    """As registered; not used."""
     kv_transfer_preferred_weight: float | None
+    """As registered; not used."""
     not_schedulable_reasons: list[str] | UnsetType = UNSET
+    """Why the worker cannot be chosen; absent when it can."""
     replay_endpoints: dict[int, str] | UnsetType = UNSET
+    """Replay endpoint by data-parallel rank; absent when there is none."""
     kv_event_semantics: str | UnsetType = UNSET
+    """`counted` or `set`, as registered; absent when left out."""
     metrics_endpoint: str | UnsetType = UNSET
+    """URL of the engine's own metrics; absent when there is none."""
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET
+    """What the event listener of each rank has seen; only where workers are listed."""
     admission: WorkerAdmission | UnsetType = UNSET
+    """How it stands to the busy thresholds; only where workers are listed, and absent when nothing
+    judges it."""
 
 
 class RecoveryView(Struct, kw_only=True):
-    """How the recovery at the start goes, or went; `peer`: the URL or file of most of it."""
+    """How the recovery of the index at the start goes, or went."""
 
     state: Literal["off", "running", "found", "empty", "failed", "cancelled"]
+    """`off`: nothing to recover from; `found`: blocks were taken; `empty`: there were none;
+    `failed`: nobody answered well; `cancelled`: the process was told to end."""
     peer: str | None
+    """URL or file that is being read, or from which most was taken; null before and without."""
     partitions: int
+    """Partitions that were read."""
     blocks: int
+    """Blocks that were read."""
     bytes: int
+    """Bytes that were read."""
     elapsed_s: float
+    """Seconds since it began, or that it took."""
 
 
 class Ready(Struct, kw_only=True):
+    """GET /ready."""
+
     ready: bool
+    """May requests be sent here? The status says the same: 200 or 503."""
     schedulable_workers: int
+    """Workers that may be chosen, over all models."""
     workers: list[WorkerRecord]
+    """All workers, by model, tenant and id."""
     recovery: RecoveryView | UnsetType = UNSET
+    """How the index was recovered; absent when it is not."""

@@ -94,6 +94,20 @@ def test_every_body_of_the_schema_is_described():
     assert described - BASES <= set(COMPONENTS)
 
 
+def test_every_field_of_every_schema_says_what_it_means():
+    silent = [
+        f"{name}.{field}: put a string below the field"
+        for name, schema in COMPONENTS.items()
+        for field, of in schema.get("properties", {}).items()
+        if not of.get("description", "").endswith((".", "?", "`"))
+    ]
+    assert silent == []
+
+
+def test_every_schema_says_what_it_is():
+    assert [name for name, schema in COMPONENTS.items() if not schema.get("description")] == []
+
+
 def test_a_noun_is_a_tag_with_its_endpoints():
     for noun, tag in zip(NOUNS, DOCUMENT["tags"], strict=True):
         assert tag == {"name": noun.name, "description": noun.summary}
@@ -131,6 +145,11 @@ def test_the_pages_of_reservations_are_as_long_as_documented(fleet):
 
 
 # --- numbers
+
+
+def test_unsigned_64_bit_fields_are_found():
+    assert len(U64_FIELDS) > 10
+    assert COMPONENTS["MmObject"]["properties"]["mm_hash"]["maximum"] == 2**64 - 1
 
 
 @pytest.mark.parametrize(("body", "name"), U64_FIELDS)

@@ -37,7 +37,7 @@ def hold(selector, rank, tokens):
 def test_an_empty_selector_reports_zeros_for_every_lifecycle():
     assert report(a_selector(), RANKS) == (
         (),
-        {"incomplete": 0, "schedulable": 0, "draining": 0, "unschedulable": 0},
+        {"incomplete": 0, "schedulable": 0, "unschedulable": 0},
         0,
         0,
         0,
@@ -52,7 +52,6 @@ def test_workers_are_counted_by_lifecycle(selector):
     assert report(selector, RANKS).workers == {
         "incomplete": 1,
         "schedulable": 1,
-        "draining": 0,
         "unschedulable": 1,
     }
 
