@@ -9,7 +9,6 @@ from starlette.responses import Response
 from select_service.api import parameters
 from select_service.api.parameters import query_flag, query_number, query_of, scope_filter
 from select_service.api.samples import RANK, SCOPE
-from select_service.api.selection import client_gone
 from select_service.api.service import Service, now
 from select_service.bodies.common import U64, U64_MAX, Status
 from select_service.bodies.reservations import (
@@ -20,7 +19,8 @@ from select_service.bodies.reservations import (
 )
 from select_service.core.load.reservations import ReservationFilter
 from select_service.errors import BadRequest, Conflict, NotFound, NoWorkers
-from select_service.http.codec import ClientGone, json_response
+from select_service.http.codec import json_response
+from select_service.http.connection import ClientGone, connection_of
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, QueryParameter, Route
 
 PAGE_ROWS = 100
@@ -100,7 +100,7 @@ RESERVATIONS = Noun("reservations", "Load that is held for one request, from adm
     )
 )
 async def create(service: Service, request: Request, body: ReservationRequest) -> Response:
-    if client_gone(request):
+    if connection_of(request).gone:
         raise ClientGone
     return json_response(service.selector.reserve(body, now()), 201)
 

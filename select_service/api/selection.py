@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -26,7 +27,8 @@ from select_service.errors import (
     SelectError,
     ShuttingDown,
 )
-from select_service.http.codec import ClientGone, json_response
+from select_service.http.codec import json_response
+from select_service.http.connection import ClientGone, connection_of
 from select_service.http.endpoint import WITH_BODY, Answer, Body, HeaderParameter, Noun, Route
 
 log = logging.getLogger("select_service.decisions")
@@ -110,8 +112,8 @@ async def select_and_reserve(
     service: Service, request: Request, body: SelectAndReserveRequest
 ) -> Response:
     """Choose a rank and book the load on it in one step."""
-    if client_gone(request):
-        raise ClientGone
+    if connection_of(request).gone:
+        raise ClientGone  # its booking would only hold load until it expires
     started = perf_counter()
     outcome = service.selector.select_and_reserve(body, now(), _policy_class(service, request))
     service.metrics.selection("/select_and_reserve", perf_counter() - started)
@@ -153,15 +155,6 @@ async def select(service: Service, request: Request, body: SelectRequest) -> Res
     return await _answer(service, request, outcome)
 
 
-def client_gone(request: Request) -> bool:
-    """Has the client closed the connection?  Its booking would only hold load until it expires.
-
-    uvicorn knows without waiting, ASGI has no call that does not wait.
-    """
-    cycle = getattr(request.receive, "__self__", None)
-    return bool(getattr(cycle, "disconnected", False))
-
-
 def _policy_class(service: Service, request: Request) -> str | None:
     """Headers are looked through only when it matters."""
     return request.headers.get(POLICY_CLASS_HEADER) if service.selector.gate.rules else None
@@ -180,22 +173,22 @@ async def _waited(service: Service, request: Request, ticket: Ticket) -> Decisio
     Raises SelectError, ClientGone.
     """
     gate = service.selector.gate
-    gone = asyncio.ensure_future(_until_gone(request))
-    settled = asyncio.Event()
-    ticket.settled = settled.set
-    done = asyncio.ensure_future(settled.wait())
+    over, connection = asyncio.Event(), connection_of(request)
+    ticket.settled = over.set
+    connection.tell(over.set)
     left_s = ticket.deadline - now() if isfinite(ticket.deadline) else None
     try:
-        await asyncio.wait((done, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done() or client_gone(request):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await over.wait()
+        if connection.gone:
             _give_back(service, ticket)
             raise ClientGone
         gate.time_out(ticket, now())
     except asyncio.CancelledError:
         raise ShuttingDown("the service is ending; nothing was done") from None
     finally:
-        gone.cancel()
-        done.cancel()
+        connection.forget()
         gate.leave(ticket)
     if isinstance(ticket.outcome, SelectError):
         raise ticket.outcome
@@ -209,12 +202,6 @@ def _give_back(service: Service, ticket: Ticket) -> None:
         reservation_id = ticket.outcome.selection.reservation_id
         if reservation_id is not msgspec.UNSET:
             service.selector.free(reservation_id, now())
-
-
-async def _until_gone(request: Request) -> None:
-    """Ends when the client closes the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _log_decision(decision: Decision, request: Request) -> None:

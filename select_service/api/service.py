@@ -16,7 +16,8 @@ from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import SelectError
-from select_service.http.codec import ClientGone, body_as, error_response
+from select_service.http.codec import body_as, error_response
+from select_service.http.connection import ClientGone
 from select_service.http.endpoint import Endpoint
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config

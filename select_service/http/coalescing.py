@@ -14,12 +14,13 @@ class CoalescingTransport:
     Everything but writing and closing is the wrapped transport's own.
     """
 
-    __slots__ = ("_held", "_loop", "_transport")
+    __slots__ = ("_held", "_loop", "_transport", "is_closing")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._held: list[bytes] = []
+        self.is_closing = transport.is_closing  # asked for every part that comes in
 
     def write(self, data: bytes) -> None:
         if not self._held:

@@ -24,6 +24,7 @@ from select_service.errors import (
     ShuttingDown,
     UnsupportedMediaType,
 )
+from select_service.http.connection import ClientGone
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
@@ -38,10 +39,6 @@ T = TypeVar("T")
 
 _ENCODER = msgspec.json.Encoder()
 _encode = _ENCODER.encode
-
-
-class ClientGone(Exception):
-    """The client closed the connection before its request was read; nobody waits for an answer."""
 
 
 class BodyBudget:
@@ -95,7 +92,7 @@ def _check_content_type(request: Request) -> None:
 
 
 async def _read(request: Request) -> bytes:
-    """The whole body.  A slow sender is cut off by the protocol (see api.protocol).
+    """The whole body.  A slow sender is cut off by the protocol (see http.protocol).
 
     Only the end of the process cancels a request; one that is still coming in is refused then.
     """

@@ -3,31 +3,67 @@
 The service may stand directly on a network, so a slow or endless request, or a reader that does not
 read, must not hold memory or a connection for ever, and every refusal has the JSON body of the
 others.
+
+What of a request is bounded: head (bytes, fields), trailers, what a chunked body has around its
+chunks, the time until it has come in, what is parsed in one turn of the event loop, and how much is
+parsed behind a request that has no answer yet.  Bodies are bounded where they are read (`codec`).
+
+The contract with uvicorn, checked by tests/http/test_uvicorn_contract.py.  Of `HttpToolsProtocol`:
+
+* called by us, wrapped: `connection_made(transport)`, `connection_lost(error)`, the parser's
+  callbacks `on_message_begin`, `on_headers_complete`, `on_body(bytes)`, `on_message_complete`, and
+  `on_response_complete`, which starts the next of `pipeline`;
+* replaced: `data_received`, `send_400_response`, and `parser` and `flow` after they were made;
+* `_unset_keepalive_if_required()` stops the timer of an idle connection; only `data_received` and
+  `on_response_complete` call it;
+* read: `config.app`, `loop`, `connections` (all that are open, this one among them),
+  `transport`, `url` and `headers` (of the head that is being read; `headers` is also the list in
+  `scope`), `scope`;
+* `cycle`: the newest request whose head has come in, or None.  It is being answered unless it waits
+  in `pipeline`, a deque of (cycle, application), newest on the left;
+* `logger` is only written to.
+
+Of `RequestResponseCycle`: `response_started`, `response_complete`, `body` (what no handler has
+taken yet).  Of `FlowControl`: `pause_reading()`, `resume_reading()`; uvicorn pauses above
+`HIGH_WATER_LIMIT` bytes of `body` and resumes when a handler asks for more or has answered.
 """
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from typing import Protocol
 
 import httptools
 import msgspec
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from select_service.bodies.common import ErrorBody
+from select_service.errors import CapacityExceeded, SelectError
 from select_service.http.coalescing import CoalescingTransport
+from select_service.http.connection import EXTENSION, Connection
+from select_service.http.endpoint import RequestTimeout
+from select_service.http.head import HeadTooLarge, MalformedHttp, checked_head, without_offer
 
 CONNECTIONS_MAX = 8192
 """More than the default of --queue-max-requests: who waits for a worker holds a connection."""
 HEAD_BYTES_MAX = 65_536
-"""Request line and headers of one request."""
+"""Request line, headers and trailers of one request, and the lines between the chunks of its body
+as far as they are more than the body itself."""
 REQUEST_READ_S_MAX = 30.0
 """From the first byte of a request (or the opening of the connection) to its last."""
 UNREAD_S_MAX = 30.0
 """How long a client may leave an answer lying without taking any of it."""
 WATCH_EVERY_S = 5.0
 
-OFFER_HEADERS = (b"upgrade", b"http2-settings")
+PARSED_AT_ONCE = 4096
+"""Bytes that may hold many small things, such as heads and chunks; a body of known size is one."""
+PARTS_PER_TURN = 4
+"""How often so much is parsed before others have their turn: 2 ms of CPU for the smallest chunks,
+1.5 ms for the smallest requests, of which the second ends the turn."""
+
+_BETWEEN, _HEAD, _BODY = range(3)
+"""What a connection is reading."""
 
 _QUIET = logging.getLogger("uvicorn.error.connection")
 _QUIET.setLevel(logging.ERROR)
@@ -46,41 +82,98 @@ class Application(Protocol):
         """The process ends: whoever waits is answered now."""
 
 
+class _Flow(FlowControl):
+    """Reading stays paused while bytes that were read already wait to be parsed."""
+
+    holds = False
+
+    def resume_reading(self) -> None:
+        if not self.holds:
+            super().resume_reading()
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection.  `_began` is when the request that is still being read began."""
+    """One connection.
+
+    _stage: what is being read.  _began: when that began, or None when nothing is due.
+    _spare: bytes that may still come and are not body.  _body_left: what is still to come of a body
+    of known size.  _body_fed: bytes of body in the part that is being parsed.
+    _held: bytes that were read and not yet parsed.
+    _farewell: the refusal that is the last answer, perhaps after those of the requests before it;
+    nothing is parsed any more.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(CoalescingTransport(transport, self.loop))  # type: ignore[arg-type]
+        coalescing: asyncio.Transport = CoalescingTransport(transport, self.loop)  # type: ignore[assignment]
+        super().connection_made(coalescing)
         self.logger = _QUIET
-        self._in_head = False
-        self._head_bytes = 0
+        self.flow: _Flow = _Flow(coalescing)
+        self._connection = Connection()
+        self._extensions = {EXTENSION: self._connection}
+        self._stage, self._spare = _BETWEEN, HEAD_BYTES_MAX
+        self._body_left = self._body_fed = 0
+        self._held = memoryview(b"")
+        self._farewell: SelectError | None = None
         self._began: float | None = self.loop.time()
         self._unsent, self._unsent_since = 0, 0.0
         self._watch = self.loop.call_later(WATCH_EVERY_S, self._check_progress)
         if len(self.connections) > CONNECTIONS_MAX:
-            self._refuse(503, f"more than {CONNECTIONS_MAX} connections", "capacity_exceeded")
+            self._refuse(CapacityExceeded(f"more than {CONNECTIONS_MAX} connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.cancel()
+        self._held = memoryview(b"")
         super().connection_lost(exc)
+        self._connection.lost()
+
+    # Bytes
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        self._unset_keepalive_if_required()
+        if self.pipeline or len(data) > max(PARSED_AT_ONCE, self._body_left):
+            self._held = memoryview(data)
+            self._parse_held()
+        elif not self._is_deaf():
+            self._parse(data)
+
+    def _parse_held(self) -> None:
+        """A turn's share of what has been read.  The rest waits for its turn, or for an answer."""
+        parts = PARTS_PER_TURN
+        while self._held and parts and not self.pipeline and not self._is_deaf():
+            size = max(PARSED_AT_ONCE, self._body_left)
+            part, self._held = self._held[:size], self._held[size:]
+            self._parse(part)
+            parts -= 1
+        if self._is_deaf():
+            self._held = memoryview(b"")
+        self.flow.holds = bool(self._held)
+        if self._held:
+            self.flow.pause_reading()
+            if not self.pipeline:
+                self.loop.call_soon(self._parse_held)
+        elif self._takes_more():
+            self.flow.resume_reading()
+
+    def _is_deaf(self) -> bool:
+        """Is nothing of what comes worth parsing any more?"""
+        return self._farewell is not None or self.transport.is_closing()
+
+    def _takes_more(self) -> bool:
+        if self.transport.is_closing() or self.pipeline:
+            return False
+        return self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        self._body_fed = 0
         try:
-            rest: bytes | None = data
+            rest: bytes | memoryview | None = data
             while rest is not None:
                 rest = self._feed(rest)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                text = f"request line and headers exceed {HEAD_BYTES_MAX} bytes"
-                self._refuse(431, text, "head_too_large")
+        except httptools.HttpParserError as error:
+            self._refuse(_reason(error))
+        else:
+            self._charge(len(data) - self._body_fed)
 
-    def _feed(self, data: bytes) -> bytes | None:
+    def _feed(self, data: bytes | memoryview) -> bytes | None:
         """Parse.  Returns what is to be parsed anew after a head that offers another protocol.
 
         The offer is not taken, so the request stands as if it had not been made; the parser though
@@ -90,51 +183,109 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            head = self._head_without_offer()
+            version = self.parser.get_http_version().encode()
+            line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)
+            head = without_offer(line, self.headers)
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            return head + data[offer.args[0] :]
+            return head + bytes(data[offer.args[0] :])
         return None
 
-    def _head_without_offer(self) -> bytes:
-        version = self.parser.get_http_version().encode()
-        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
-        for name, value in self.headers:
-            if name == b"connection":
-                words = (word.strip() for word in value.split(b","))
-                value = b", ".join(w for w in words if w.lower() not in OFFER_HEADERS)
-            if value and name not in OFFER_HEADERS:
-                lines.append(name + b": " + value)
-        return b"\r\n".join(lines) + b"\r\n\r\n"
+    def _charge(self, n_bytes: int) -> None:
+        """`n_bytes` of a request have come that are not body.
+
+        Body makes room for as much else again, never for more than HEAD_BYTES_MAX: long bodies in
+        small chunks are fine, and trailers have no more room than a head.
+        """
+        if self._stage == _BETWEEN:
+            return
+        self._spare = min(self._spare + self._body_fed, HEAD_BYTES_MAX) - n_bytes
+        if self._spare < 0:
+            what = "request line and headers" if self._stage == _HEAD else "what is around the body"
+            self._refuse(HeadTooLarge(f"{what} exceeds {HEAD_BYTES_MAX} bytes"))
+
+    # What the parser finds
 
     def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
+        self._stage, self._spare = _HEAD, HEAD_BYTES_MAX
         self._offers_upgrade = False
         self._began = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise MalformedHttp("CONNECT is for proxies; this is none")
             self._offers_upgrade = True
             return
+        self._body_left = checked_head(self.headers, self.parser)
         super().on_headers_complete()
-        self._in_head = False
+        self._stage = _BODY
+        self.headers = []  # of the trailers, which mean nothing here
+
+    def on_body(self, body: bytes) -> None:
+        self._body_fed += len(body)
+        self._body_left -= len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._offers_upgrade:
             return
-        self._began = None
+        self._stage, self._began, self._body_left = _BETWEEN, None, 0
         super().on_message_complete()
 
+    # Answers
+
+    def on_response_complete(self) -> None:
+        was_last = not self.pipeline
+        super().on_response_complete()
+        if was_last and self._farewell is not None:
+            self._say(self._farewell)
+        elif self._held and not self.pipeline:
+            self.loop.call_soon(self._parse_held)
+
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg, "malformed_http")
+        self._refuse(MalformedHttp(msg))
+
+    def _refuse(self, error: SelectError) -> None:
+        """Answer the request that is being read, after those before it, and close."""
+        if self._is_deaf():
+            return
+        self._farewell, self._began = error, None
+        if self._stage == _BODY and self.pipeline:
+            self.pipeline.popleft()  # its turn never came
+        elif self._stage == _BODY:
+            if self.cycle.response_started:
+                self.transport.close()  # nothing may be written into its answer or behind it
+            else:
+                self._say(error)
+        elif self.cycle is None or self.cycle.response_complete:
+            self._say(error)
+
+    def _say(self, error: SelectError) -> None:
+        """The last answer of the connection."""
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode(ErrorBody(error=str(error), code=error.code))
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.status] + head % len(body) + body)
+        self.config.app.refused(error.status)  # type: ignore[union-attr]
+        self.transport.close()
+
+    # Time
 
     def _check_progress(self) -> None:
         self._watch = self.loop.call_later(WATCH_EVERY_S, self._check_progress)
         if self._is_unread():
             self.transport.abort()
-        elif self._began is not None and self.loop.time() - self._began > REQUEST_READ_S_MAX:
-            self._refuse(408, f"request not complete after {REQUEST_READ_S_MAX:g} s", "timeout")
+        elif self._began is None:
+            return
+        elif self.pipeline:
+            self._began = self.loop.time()  # it is we who do not read on
+        elif self.loop.time() - self._began > REQUEST_READ_S_MAX:
+            self._refuse(RequestTimeout(f"request not complete after {REQUEST_READ_S_MAX:g} s"))
 
     def _is_unread(self) -> bool:
         """Has the client taken nothing of an answer for too long?"""
@@ -143,28 +294,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unsent, self._unsent_since = unsent, self.loop.time()
         return unsent > 0 and self.loop.time() - self._unsent_since > UNREAD_S_MAX
 
-    def _refuse(self, status: int, text: str, code: str) -> None:
-        """Answer the request that is being read, unless it has an answer, and close."""
-        if self.transport.is_closing():
-            return
-        if self._awaits_answer():
-            body = msgspec.json.encode(ErrorBody(error=text, code=code))
-            head: list[Any] = [
-                STATUS_LINE[status],
-                b"content-type: application/json\r\ncontent-length: ",
-                str(len(body)).encode(),
-                b"\r\nconnection: close\r\n\r\n",
-                body,
-            ]
-            self.transport.write(b"".join(head))
-            self.config.app.refused(status)  # type: ignore[union-attr]
-        self.transport.close()
 
-    def _awaits_answer(self) -> bool:
-        """May an answer be written now without breaking into, or following, another one?"""
-        cycle = self.cycle
-        if cycle is None:
-            return True
-        if self._began is None or self._in_head:
-            return bool(cycle.response_complete)
-        return not cycle.response_started
+def _reason(error: httptools.HttpParserError) -> SelectError:
+    """What went wrong in the parser, or in what it called."""
+    cause = error.__context__
+    if isinstance(cause, SelectError):
+        return cause
+    if isinstance(cause, MemoryError):
+        return CapacityExceeded("there is no memory for this request")
+    return MalformedHttp("Invalid HTTP request received.")
