@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 from select_service.api.application import Application
+from select_service.http.connection import EXTENSION, Connection
 from tests.builders import worker_body
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
@@ -139,16 +140,20 @@ def scope_of(path):
     }
 
 
-class Connection:
-    """What uvicorn gives an application; `disconnected` is its word for a closed connection."""
+class Asked:
+    """One request of an in-process client, and what was answered."""
 
-    def __init__(self, body, disconnected):
-        self.body = body
-        self.disconnected = disconnected
+    def __init__(self, path, body):
+        self.scope = scope_of(path)
         self.sent = []
+        self._body = body
+
+    def of(self, connection):
+        self.scope["extensions"] = {EXTENSION: connection}
+        return self
 
     async def receive(self):
-        return {"type": "http.request", "body": self.body, "more_body": False}
+        return {"type": "http.request", "body": self._body, "more_body": False}
 
     async def send(self, message):
         self.sent.append(message)
@@ -157,13 +162,14 @@ class Connection:
 @pytest.mark.parametrize("path", ["/select_and_reserve", "/reservations"])
 def test_a_client_that_went_away_before_booking_books_nothing(fleet, path):
     body = json.dumps({**PROMPT, "reservation_id": "r", "worker_id": 1}).encode()
-    app = Application(fleet.service)
-    gone = Connection(body, disconnected=True)
-    asyncio.run(app(scope_of(path), gone.receive, gone.send))
+    app, closed = Application(fleet.service), Connection()
+    closed.lost()
+    gone = Asked(path, body).of(closed)
+    asyncio.run(app(gone.scope, gone.receive, gone.send))
     assert gone.sent == []
     assert fleet.get("/reservations").body["total"] == 0
-    here = Connection(body, disconnected=False)
-    asyncio.run(app(scope_of(path), here.receive, here.send))
+    here = Asked(path, body).of(Connection())
+    asyncio.run(app(here.scope, here.receive, here.send))
     assert here.sent[0]["status"] in (200, 201)
     assert fleet.get("/reservations").body["total"] == 1
 

@@ -37,7 +37,7 @@ class Server(NamedTuple):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Api("--queue-threshold", "1.0") as api, socket.socket() as listener:
+    with Api() as api, socket.socket() as listener:
         assert api.post("/workers", worker_body(1)).status == 201
         listener.bind(("127.0.0.1", 0))
         listener.listen()

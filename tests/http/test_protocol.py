@@ -1,48 +1,26 @@
-"""Bounds of a connection over real sockets, with the seconds made short."""
+"""Bounds of a connection in time and number over real sockets, with the seconds made short."""
 
 import contextlib
-import socket
 import threading
-from typing import NamedTuple
 
 import pytest
-import uvloop
 
-from select_service.api.application import Application
 from select_service.http import codec, protocol
-from select_service.http.server import server_of
-from tests.api.in_process import Api
-from tests.builders import worker_body
+from tests.http.conftest import PROMPT
 from tests.patience import eventually
 from tests.process.running import Client, request
 
 pytestmark = pytest.mark.process
 
 SHORT_S = 0.3
-PROMPT = {"model_name": "m", "token_ids": [1, 2, 3]}
 
 
-class Server(NamedTuple):
-    port: int
-    connections: set
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """A server on a thread of its own, with one worker."""
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch):
+    """Before the server of a test begins, and until it has ended."""
     monkeypatch.setattr(protocol, "REQUEST_READ_S_MAX", SHORT_S)
     monkeypatch.setattr(protocol, "UNREAD_S_MAX", SHORT_S)
     monkeypatch.setattr(protocol, "WATCH_EVERY_S", SHORT_S / 10)
-    with Api() as api, socket.socket() as listener:
-        api.post("/workers", worker_body(1))
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        server = server_of(Application(api.service))
-        thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
-        thread.start()
-        yield Server(listener.getsockname()[1], server.server_state.connections)
-        server.should_exit = True
-        thread.join()
 
 
 def refusal(client):
@@ -52,19 +30,13 @@ def refusal(client):
     return answer.status, answer.body["code"]
 
 
-def is_alive(server):
-    with Client(server.port) as client:
-        client.send(request("POST", "/select", PROMPT))
-        return client.answer().status == 200
-
-
 @pytest.mark.parametrize("sent", [0, 1, 30, -1], ids=["nothing", "a byte", "half a head", "body"])
 def test_a_request_that_does_not_come_to_its_end_is_timed_out(server, sent):
     with Client(server.port) as client:
         client.send(request("POST", "/select", PROMPT)[:sent])
         assert refusal(client) == (408, "timeout")
         assert client.ended()
-    assert is_alive(server)
+    assert server.is_alive()
 
 
 def test_a_request_sent_byte_by_byte_is_timed_out(server):
@@ -100,7 +72,7 @@ def test_a_client_that_does_not_read_is_cut_off(server):
         client.send(request("GET", "/docs") * 200)
         eventually(lambda: server.connections)
         eventually(lambda: not server.connections)
-    assert is_alive(server)
+    assert server.is_alive()
 
 
 def test_more_connections_than_allowed_are_refused(server, monkeypatch):
@@ -113,7 +85,7 @@ def test_more_connections_than_allowed_are_refused(server, monkeypatch):
         one_too_many = stack.enter_context(Client(server.port))
         assert refusal(one_too_many) == (503, "capacity_exceeded")
         assert one_too_many.ended()
-    assert is_alive(server)
+    assert server.is_alive()
 
 
 def test_answers_of_the_connection_are_counted(server):
@@ -133,6 +105,6 @@ def test_slow_large_bodies_are_refused_before_small_ones(server, monkeypatch):
     with Client(server.port) as client:
         client.send(request("POST", "/select", b"[" * 3 * 1024 * 1024)[:-1])
         assert refusal(client) == (503, "capacity_exceeded")
-        assert is_alive(server)
+        assert server.is_alive()
         client.socket.close()
     eventually(lambda: codec._BUDGET.held == 0)
