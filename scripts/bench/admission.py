@@ -22,7 +22,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from contenders import LOAD_CPU, ROOT, Contender, Running, ours, pin_load
+from contenders import LOAD_CPU, ROOT, Running, ours, pin_load, unpacked
 from http_load import hammer
 
 BASELINE = "b1d397d"
@@ -75,16 +74,6 @@ class Core:
         return self._process.stdout.readline().strip()
 
 
-@contextmanager
-def unpacked(commit: str) -> Iterator[Path]:
-    """The sources as they were at a commit."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ("git", "-C", ROOT, "archive", commit, "indexer", "select_service")
-        packed = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-        subprocess.run(("tar", "-x", "-C", folder), input=packed.stdout, check=True)
-        yield Path(folder)
-
-
 def part_core(chosen: argparse.Namespace) -> None:
     print("| workers | " + " | ".join(SETUPS) + " |")
     print("|" + "---|" * (len(SETUPS) + 1))
@@ -114,8 +103,7 @@ def least_rounds(workers: int, before: Path) -> dict[str, float]:
 def service(*flags: str, workers: int = 1) -> Iterator[Running]:
     """A real process whose workers are full."""
     os.environ["DYN_USE_KV_EVENTS"] = "false"
-    name, command = ours()
-    with Running(Contender(name, (*command, *flags))) as running:
+    with Running(ours().with_flags(*flags)) as running:
         running.wait_until_healthy()
         for worker_id in range(1, workers + 1):
             given = {"worker_id": worker_id, "model_name": "m", "endpoint": "http://w"}

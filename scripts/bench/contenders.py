@@ -3,38 +3,52 @@
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.process.launched import ANSWER_S_MAX, Launched, free_port, own_command  # noqa: E402
 
 SERVER_CPU, LOAD_CPU = 0, 1
-START_S_MAX = 60.0
-STOP_S_MAX = 10.0
-ANSWER_S_MAX = 60.0
-POLL_S = 0.002
 TICKS = os.sysconf("SC_CLK_TCK")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Contender(NamedTuple):
-    """Something to measure: a name for the tables and the command without its port."""
+    """Something to measure: a name for the tables, the command without its port, its sources."""
 
     name: str
     command: tuple[str, ...]
+    tree: Path | None
+
+    def with_flags(self, *flags: str) -> "Contender":
+        return self._replace(command=(*self.command, *flags))
 
 
-def ours() -> Contender:
-    return Contender("ours", (sys.executable, "-m", "select_service", "--host", "127.0.0.1"))
+def ours(name: str = "ours", tree: Path = ROOT) -> Contender:
+    """The service whose sources are in `tree`."""
+    return Contender(name, own_command("--host", "127.0.0.1"), tree)
 
 
 def reference(python: str) -> Contender:
-    return Contender("reference", (python, "-m", "dynamo.select_service"))
+    return Contender("reference", (python, "-m", "dynamo.select_service"), None)
+
+
+@contextmanager
+def unpacked(commit: str) -> Iterator[Path]:
+    """The sources as they were at a commit."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ("git", "-C", ROOT, "archive", commit, "indexer", "select_service")
+        packed = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        subprocess.run(("tar", "-x", "-C", folder), input=packed.stdout, check=True)
+        yield Path(folder)
 
 
 class Running:
@@ -42,16 +56,13 @@ class Running:
 
     def __init__(self, contender: Contender, pinned: bool = True) -> None:
         self.name = contender.name
-        self.port = _free_port()
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self.started_at = time.perf_counter()
-        self._process = subprocess.Popen(
-            (*contender.command, "--port", str(self.port)),
-            cwd=ROOT,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_pin_server if pinned else None,
-        )
+        self.port = free_port()
+        command = (*contender.command, "--port", str(self.port))
+        environment = {**os.environ, "PYTHONPATH": str(contender.tree or "")}
+        cpu = SERVER_CPU if pinned else None
+        self._launched = Launched(command, environment, self.port, folder=contender.tree, cpu=cpu)
+        self.started_at = self._launched.started_at
+        self.pid = self._launched.process.pid
         self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
 
     def __enter__(self) -> Self:
@@ -63,27 +74,14 @@ class Running:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         self._connection.close()
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S_MAX)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
+        self._launched.end()
 
     def wait_until_healthy(self) -> None:
-        until = time.monotonic() + START_S_MAX
-        while True:
-            try:
-                self.call("GET", "/health")
-                return
-            except OSError:
-                self._connection.close()
-            if self._process.poll() is not None or time.monotonic() > until:
-                self._log.seek(0)
-                raise RuntimeError(f"{self.name} does not start: {self._log.read()[-2000:]!r}")
-            time.sleep(POLL_S)
+        self._launched.wait_until_healthy()
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded answer of one request; anything but 2xx is an error."""
@@ -120,15 +118,15 @@ class Running:
 
     def cpu_s(self) -> float:
         """User and system time of the whole process so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def starved_s(self) -> float:
         """How long its main thread was ready to run so far, but had no CPU: what others took."""
-        return int(Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[1]) / 1e9
+        return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
 
     def resident_mb(self) -> float:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) / 1024
 
@@ -136,13 +134,3 @@ class Running:
 def pin_load() -> None:
     """Keep this process, and what it starts, off the server's CPU."""
     os.sched_setaffinity(0, {LOAD_CPU})
-
-
-def _pin_server() -> None:
-    os.sched_setaffinity(0, {SERVER_CPU})
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

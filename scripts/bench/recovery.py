@@ -12,7 +12,6 @@ and while dumps of either form stream without a pause.
 import argparse
 import http.client
 import json
-import os
 import socket
 import statistics
 import subprocess
@@ -24,19 +23,13 @@ from typing import Any
 
 import msgspec
 import zmq
+from contenders import Running, ours, reference
 
-ROOT = Path(__file__).parents[2]
 CHAIN = 1000
 BLOCK_SIZE = 16
 WORKERS = 4
 PATIENCE_S = 300.0
 SELECTS = 3000
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
@@ -84,19 +77,16 @@ class Process:
     """A selection service: ours, or the reference's when `python` is given."""
 
     def __init__(self, engines: list[Engine], *flags: str, python: str | None = None) -> None:
-        self.port = free_port()
         self._engines = engines
-        module = "dynamo.select_service" if python else "select_service"
-        environment = {**os.environ, "PYTHONPATH": "" if python else str(ROOT)}
-        command = [python or sys.executable, "-m", module, "--port", str(self.port), *flags]
-        self.began = time.monotonic()
-        quiet = subprocess.DEVNULL
-        self.process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
+        contender = reference(python) if python else ours()
+        self._running = Running(contender.with_flags(*flags), pinned=False)
+        self.port = self._running.port
+        self.began = self._running.started_at
 
     def wait(self, path: str = "/health") -> float:
         """Seconds from the start of the process until the path answers as it should."""
         until(lambda: self._answers(path))
-        return time.monotonic() - self.began
+        return time.perf_counter() - self.began
 
     def _answers(self, path: str) -> bool:
         try:
@@ -127,12 +117,11 @@ class Process:
         return max((row["device_blocks"] for row in rows), default=0)
 
     def rss_mib(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        status = Path(f"/proc/{self._running.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) >> 10
 
     def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait()
+        self._running.stop()
 
 
 def filled(engines: list[Engine], chains: int, python: str | None) -> Process:
@@ -155,7 +144,7 @@ def recovered(
     ready = service.wait("/health" if python else "/ready")
     service.register()
     until(lambda: all(service.overlap(chains - 1 - i) == CHAIN for i in range(WORKERS)))
-    usable = time.monotonic() - service.began
+    usable = time.perf_counter() - service.began
     print(f"{name:34} ready {ready:6.2f} s   overlap {usable:6.2f} s   {service.rss_mib()} MiB")
     service.stop()
 

@@ -13,7 +13,7 @@ from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from tests.builders import a_reservation, a_selector, a_worker
 from tests.edge.replicas.test_replica_sync import eventually
-from tests.process.replica_processes import free_ports
+from tests.process.launched import free_port
 
 N = 10
 
@@ -86,7 +86,7 @@ def test_what_waits_behind_an_event_that_cannot_be_written_is_sent():
         selector.reserve(a_reservation("x"), 0.0)
         publisher = ReplicaPublisher(callbacks)
         with zmq.Context() as context:
-            (port,) = free_ports(1)
+            port = free_port()
             publisher.bind(context, port)
             publisher.start(asyncio.get_running_loop())
             publisher.offer(object())
