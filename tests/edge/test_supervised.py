@@ -12,7 +12,7 @@ from select_service.edge.replicas.subscriber import ReplicaSubscriber
 from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from tests.builders import a_reservation, a_selector, a_worker
-from tests.edge.replicas.test_replica_sync import eventually
+from tests.patience import eventually_on_loop
 from tests.process.launched import free_port
 
 N = 10
@@ -45,10 +45,10 @@ async def read_ten(callbacks, receive):
         reader = ReplicaSubscriber(f"tcp://127.0.0.1:{port}", {TOPIC: take}, callbacks)
         reader.connect(context)
         reader.start(asyncio.get_running_loop())
-        await eventually(lambda: peer.send_multipart([TOPIC, b""]) or came)
+        await eventually_on_loop(lambda: peer.send_multipart([TOPIC, b""]) or came)
         for n in range(N):
             peer.send_multipart([TOPIC, bytes([n])])
-        await eventually(lambda: sum(map(bool, came)) == N)
+        await eventually_on_loop(lambda: sum(map(bool, came)) == N)
         reader.close()
     assert [payload for payload in came if payload] == [bytes([n]) for n in range(N)]
 
@@ -91,7 +91,7 @@ def test_what_waits_behind_an_event_that_cannot_be_written_is_sent():
             publisher.start(asyncio.get_running_loop())
             publisher.offer(object())
             publisher.offer(offered[0])
-            await eventually(lambda: publisher.queued == 0)
+            await eventually_on_loop(lambda: publisher.queued == 0)
             publisher.close()
         assert (publisher.sent, callbacks.failures) == (1, {"replica_publisher": 1})
 
@@ -109,7 +109,7 @@ def test_requests_are_woken_again_after_it_has_failed():
         waker.bind(callbacks.supervised("waker", serve))
         for n in (1, 2):
             waker()
-            await eventually(lambda n=n: len(served) == n)
+            await eventually_on_loop(lambda n=n: len(served) == n)
         assert callbacks.failures == {"waker": 2}
 
     asyncio.run(scene())
