@@ -1,6 +1,7 @@
 """Replica frames of the reference: ours are the same bytes, theirs have the same effect here."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from select_service.core.identity import Rank
 from select_service.core.replicas.events import (
     KEPT_BLOCKS,
+    MIXED_BLOCKS_MAX,
     PATIENT_BYTES_MAX,
     SEQUENCE_BLOCKS_MAX,
     Admitted,
@@ -187,8 +189,36 @@ def test_sequences_have_a_bound():
 
 
 def test_an_unusual_form_has_a_bound_of_its_own():
+    def arrays(n):
+        hashes = [2**64 - 1] * n
+        return pack(["m", "t", 4, ["x", [1, 1], {"AddRequest": [hashes]}, 777]])
+
+    assert len(decode(arrays(PATIENT_BYTES_MAX // 10)).sequence_hashes) == PATIENT_BYTES_MAX // 10
+    with pytest.raises(DecodeError):
+        decode(arrays(PATIENT_BYTES_MAX // 9))
     with pytest.raises(DecodeError):
         decode(pack([[]] * PATIENT_BYTES_MAX))
+
+
+def test_hashes_that_become_python_objects_have_a_bound_of_their_own():
+    event = body()
+    for n in (MIXED_BLOCKS_MAX, MIXED_BLOCKS_MAX + 1):
+        event["event"]["data"]["AddRequest"]["token_sequence"] = [2**64 - 1] * (n - 1) + [3]
+        if n <= MIXED_BLOCKS_MAX:
+            assert decode(pack(event)).sequence_hashes[-1] == 3
+        else:
+            with pytest.raises(DecodeError, match="in this form"):
+                decode(pack(event))
+
+
+def test_an_array_form_is_read_without_an_object_for_each_of_its_hashes():
+    hashes = [2**64 - 1] * 50_000
+    payload = pack(["m", "t", 4, ["x", [1, 1], {"AddRequest": [hashes]}, 777]])
+    tracemalloc.start()
+    decode(payload)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * len(payload)  # of objects it would be 32 bytes for each 9
 
 
 NAMES = st.text(max_size=20)

@@ -25,10 +25,11 @@ from select_service.core.replicas.origin_sums import NOTHING, OriginSums, Sum
 TOPIC = b"select-service.digest.v1"
 DIGEST_S = 1.0
 """Seconds between two digests."""
-LINES_MAX = 8192
+LINES_MAX = 2048
 HEARD_MAX = 1024
 URL_CHARS_MAX = 512
-DIGEST_BYTES_MAX = LINES_MAX * 2 * 1200
+DIGEST_BYTES_MAX = 1280 * 1024
+"""Some 600 bytes for each line; one that is longer, for its names, is not sent."""
 
 _Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 _Unsigned = Annotated[int, Meta(ge=0)]
@@ -79,6 +80,8 @@ class Difference(NamedTuple):
 
 
 Differences: TypeAlias = dict[PartitionKey, Difference]
+
+_NO_DIFFERENCE = Difference()
 
 _encode = msgspec.msgpack.Encoder().encode
 _digest_of = msgspec.msgpack.Decoder(Digest).decode
@@ -134,16 +137,13 @@ def differences(
     }
     found: Differences = {}
     for place in theirs.keys() | ours.keys():
-        difference = _difference(theirs.get(place, NOTHING), ours.get(place, NOTHING))
-        if any(difference):
-            old = found.get(place[0], Difference())
-            found[place[0]] = Difference(*map(sum, zip(old, difference, strict=True)))
+        a, b = theirs.get(place, NOTHING), ours.get(place, NOTHING)
+        if a != b:
+            reservations, tokens = found.get(place[0], _NO_DIFFERENCE)
+            reservations += max(abs(a.requests - b.requests), int(a.marks != b.marks))
+            tokens += abs(a.prefill_tokens - b.prefill_tokens)
+            found[place[0]] = Difference(reservations, tokens)
     return found
-
-
-def _difference(a: Sum, b: Sum) -> Difference:
-    requests = max(abs(a.requests - b.requests), int(a.marks != b.marks))
-    return Difference(requests, abs(a.prefill_tokens - b.prefill_tokens))
 
 
 def total(found: Iterable[Difference]) -> Difference:

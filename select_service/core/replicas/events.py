@@ -12,9 +12,9 @@ Source of the format: the reference selection service (Dynamo, versions 1.3.1 an
 from its sockets; the frames are in tests/wire.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from struct import pack_into
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,17 +26,20 @@ from select_service.core.decide.prompt import ISL_TOKENS_MAX
 from select_service.core.identity import PartitionKey, Rank
 
 TOPIC = b"dynamo.slot-tracker.v1"
-FRAME_BYTES_MAX = 16 * 1024 * 1024
-PATIENT_BYTES_MAX = 1024 * 1024
-"""Longest frame in a form that is rare enough to be read into Python objects first."""
-SEQUENCE_BLOCKS_MAX = 1_048_576
+FRAME_BYTES_MAX = 1280 * 1024
+PATIENT_BYTES_MAX = 512 * 1024
+"""Longest frame whose structures may be arrays: it is gone over once for every level."""
+SEQUENCE_BLOCKS_MAX = 131_072
 """Prompt blocks of one admission; 9 bytes each, so that every admission fits into a frame."""
+MIXED_BLOCKS_MAX = 32_768
+"""The same where not every hash has those 9 bytes: then each becomes a Python object first.  Of so
+many hashes, one is short by chance in one of 100,000 prompts."""
 DETAIL_CHARS_MAX = 200
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
-_ARRAY_16_MARK = 0xDC
+_FIX_ARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
 _U64_MARK = 0xCF
 _U64_ELEMENT = np.dtype([("mark", "u1"), ("value", ">u8")])
 _ELEMENT_BYTES = _U64_ELEMENT.itemsize
@@ -145,7 +148,6 @@ class _Frame(Struct, kw_only=True, gc=False):
 
 _encode = msgspec.msgpack.Encoder().encode
 _frame_of = msgspec.msgpack.Decoder(_Frame).decode
-_anything_of = msgspec.msgpack.Decoder().decode
 _integers_of = msgspec.msgpack.Decoder(list[_Unsigned] | None).decode
 _UNREADABLE = (ValueError, RecursionError)  # msgspec's errors are ValueErrors, and so is bad UTF-8
 
@@ -207,7 +209,7 @@ class EventEncoder:
         if n > KEPT_BLOCKS:
             return Raw(_long_array(hashes))
         self._values[:n] = hashes
-        pack_into(">BH", self._array, 0, _ARRAY_16_MARK, n)
+        pack_into(">BH", self._array, 0, _ARRAY_16, n)
         return Raw(self._view[: _HEAD_BYTES + n * _ELEMENT_BYTES])
 
 
@@ -223,7 +225,7 @@ def _long_array(hashes: Hashes) -> bytes:
 def _read(sequence: Raw) -> Hashes:
     """uint64[n] of a msgpack array; nil is the empty one.  Raises ValueError."""
     raw = bytes(sequence)
-    width = {0xDC: 3, 0xDD: 5}.get(raw[0])
+    width = {_ARRAY_16: 3, _ARRAY_32: 5}.get(raw[0])
     if width is not None:
         n = int.from_bytes(raw[1:width], "big")
         if n > SEQUENCE_BLOCKS_MAX:
@@ -232,6 +234,8 @@ def _read(sequence: Raw) -> Hashes:
             elements = np.frombuffer(raw, _U64_ELEMENT, offset=width)
             if (elements["mark"] == _U64_MARK).all():
                 return elements["value"].astype(np.uint64)
+        if n > MIXED_BLOCKS_MAX:
+            raise DecodeError(f"{n} blocks, at most {MIXED_BLOCKS_MAX} expected in this form")
     integers = _integers_of(raw)
     return np.array(integers, np.uint64) if integers else _NO_HASHES
 
@@ -247,7 +251,7 @@ def decode(payload: bytes) -> Event:
     if len(payload) > PATIENT_BYTES_MAX:
         raise DecodeError(reason[:DETAIL_CHARS_MAX])
     try:
-        return _event_of(_frame_of(_encode(_with_names(_anything_of(payload)))))
+        return _event_of(_frame_of_arrays(payload))
     except _UNREADABLE:
         raise DecodeError(reason[:DETAIL_CHARS_MAX]) from None
 
@@ -292,45 +296,111 @@ def _tenant_of(frame: _Frame) -> str:
     return name
 
 
-# --- structures written as arrays ----------------------------------------------------------------
-
-_FRAME = ("model_name", "tenant_id", "block_size", "event")
-_BODY = ("request_id", "worker", "data", "router_id", "lora_name")
-_WORKER = ("worker_id", "dp_rank")
-_ADD = (
-    "token_sequence",
-    "track_prefill_tokens",
-    "expected_output_tokens",
-    "prefill_load_hint",
-)
-_HINT = ("initial_effective_prefill_tokens", "expected_prefill_duration")
-
-Fields: TypeAlias = dict[Any, Any]
+# --- structures written as arrays, each read once and its members left as they are
 
 
-def _with_names(frame: object) -> Fields:
-    """The same event with every array that stands for a structure made a map."""
-    fields = _named(frame, _FRAME)
-    body = fields["event"] = _named(fields.get("event"), _BODY)
-    body["worker"] = _named(body.get("worker"), _WORKER)
-    data = body.get("data")
-    if not isinstance(data, Mapping):
-        return fields
-    if data in ({"Free": None}, {"MarkPrefillCompleted": None}):
-        body["data"] = next(iter(data))
-    elif "AddRequest" in data:
-        request = _named(data["AddRequest"], _ADD)
-        if request.get("prefill_load_hint") is not None:
-            request["prefill_load_hint"] = _named(request["prefill_load_hint"], _HINT)
-        body["data"] = {"AddRequest": request}
-    return fields
+class _FrameOfAny(_Frame, kw_only=True, gc=False):
+    event: Raw  # type: ignore[assignment]
 
 
-def _named(value: object, names: Sequence[str]) -> Fields:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if not isinstance(value, list):
-        raise DecodeError(f"expected a structure, got {type(value).__name__}")
-    if len(value) > len(names):
-        raise DecodeError(f"expected {len(names)} elements, got {len(value)}")
-    return dict(zip(names, value, strict=False))
+class _FrameArray(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    model_name: _Name
+    tenant_id: _Name
+    block_size: _Unsigned
+    event: Raw
+
+
+class _BodyOfAny(Struct, gc=False):
+    request_id: _Id
+    worker: Raw
+    data: Raw
+    router_id: _Unsigned
+    lora_name: _Name | None = None
+
+
+class _BodyArray(_BodyOfAny, array_like=True, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+class _WorkerArray(_Worker, array_like=True, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+class _AddOfAny(Struct, gc=False):
+    AddRequest: Raw
+
+
+class _AddRequestOfAny(Struct, gc=False):
+    token_sequence: Raw = _NIL
+    track_prefill_tokens: bool = True
+    expected_output_tokens: U32 | None = None
+    prefill_load_hint: Raw = _NIL
+
+
+class _AddRequestArray(_AddRequestOfAny, array_like=True, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+class _HintArray(_Hint, array_like=True, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+S = TypeVar("S")
+
+
+class _Form(Generic[S]):
+    """One structure, as a map or as an array."""
+
+    def __init__(self, as_map: type[S], as_array: type[S]) -> None:
+        self._of_map = msgspec.msgpack.Decoder(as_map).decode
+        self._of_array = msgspec.msgpack.Decoder(as_array).decode
+
+    def read(self, raw: bytes | Raw) -> S:
+        first = int.from_bytes(memoryview(raw)[:1])
+        is_array = first & 0xF0 == _FIX_ARRAY or first in (_ARRAY_16, _ARRAY_32)
+        return (self._of_array if is_array else self._of_map)(raw)
+
+
+_ENDINGS: Mapping[bytes, Literal["MarkPrefillCompleted", "Free"]] = {
+    _encode(form): name
+    for name in ("MarkPrefillCompleted", "Free")
+    for form in (name, {name: None})
+}
+_FRAME = _Form[Any](_FrameOfAny, _FrameArray)
+_BODY = _Form[_BodyOfAny](_BodyOfAny, _BodyArray)
+_WORKER = _Form[_Worker](_Worker, _WorkerArray)
+_ADD_REQUEST = _Form[_AddRequestOfAny](_AddRequestOfAny, _AddRequestArray)
+_HINT = _Form[_Hint](_Hint, _HintArray)
+_add_of_any = msgspec.msgpack.Decoder(_AddOfAny).decode
+
+
+def _frame_of_arrays(payload: bytes) -> _Frame:
+    """Raises ValueError, RecursionError."""
+    frame = _FRAME.read(payload)
+    body = _BODY.read(frame.event)
+    return _Frame(
+        model_name=frame.model_name,
+        tenant_id=frame.tenant_id,
+        block_size=frame.block_size,
+        event=_Body(
+            body.request_id,
+            _WORKER.read(body.worker),
+            _ENDINGS.get(bytes(body.data)) or _add_of(body.data),
+            body.router_id,
+            body.lora_name,
+        ),
+        routing_group=getattr(frame, "routing_group", UNSET),
+    )
+
+
+def _add_of(data: Raw) -> _Add:
+    given = _ADD_REQUEST.read(_add_of_any(data).AddRequest)
+    hint = None if given.prefill_load_hint == _NIL else _HINT.read(given.prefill_load_hint)
+    return _Add(
+        _AddRequest(
+            token_sequence=given.token_sequence,
+            track_prefill_tokens=given.track_prefill_tokens,
+            expected_output_tokens=given.expected_output_tokens,
+            prefill_load_hint=hint,
+        )
+    )

@@ -85,7 +85,9 @@ class ReplicaPublisher:
 
     def offer_digest(self, payload: bytes) -> None:
         """Queue an encoded digest.  One that finds no room is no loss: another one follows."""
-        if len(self._queue) < REPLICA_QUEUE_EVENTS_MAX:
+        if len(payload) > replica_digest.DIGEST_BYTES_MAX:
+            self._drop(f"a digest of {len(payload)} bytes")
+        elif len(self._queue) < REPLICA_QUEUE_EVENTS_MAX:
             self._put(payload)
 
     def bind(self, context: "zmq.Context[zmq.Socket[bytes]]", port: int) -> None:

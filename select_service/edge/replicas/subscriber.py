@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import TypeAlias
 
 import zmq
@@ -19,14 +20,17 @@ from select_service.core.replicas.digest import DIGEST_BYTES_MAX
 from select_service.core.replicas.events import FRAME_BYTES_MAX
 from select_service.edge.supervised import Callbacks
 
-QUEUED_MESSAGES_MAX = 100_000
 MESSAGE_BYTES_MAX = max(FRAME_BYTES_MAX, DIGEST_BYTES_MAX)
 """libzmq ends the connection of a peer that sends a longer frame."""
+QUEUED_MESSAGES_MAX = 64
+"""Messages libzmq keeps while the loop is busy: 80 MiB of the longest ones, for each peer.  What
+does not fit waits in the buffers of the network and at the peer, which drops nothing before its own
+queue is full."""
 DRAIN_MESSAGES_MAX = 64
 DRAIN_BYTES_MAX = 256 * 1024
+DRAIN_S_MAX = 0.002
 """What is taken from one peer before requests and other peers have their turn; the last message may
 exceed it."""
-
 FAILED_PAUSE_S = 0.1
 """Before a socket that could not be read is tried again."""
 
@@ -55,6 +59,7 @@ class ReplicaSubscriber:
         self._drain = callbacks.supervised("replica_subscriber", self._take_some)
         self._socket: Socket | None = None
         self._monitor: Socket | None = None
+        self._in_surplus = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def connect(self, context: "zmq.Context[Socket]") -> None:
@@ -102,6 +107,7 @@ class ReplicaSubscriber:
             self._loop.remove_reader(self._socket.FD)
         self._close(self._socket)
         self._socket = None
+        self._in_surplus = False
 
     def _close(self, socket: Socket) -> None:
         socket.disable_monitor()
@@ -129,12 +135,15 @@ class ReplicaSubscriber:
 
     def _leaves_some(self) -> bool:
         """Take messages until the turn is over.  False: there are no more."""
-        size = 0
+        size, until = 0, monotonic() + DRAIN_S_MAX
         for _ in range(DRAIN_MESSAGES_MAX):
             if self._socket is None or not has_message(self._socket):
                 return False
+            if self._in_surplus:
+                self._in_surplus = _skip_frame(self._socket)
+                continue
             size += self._take(self._socket)
-            if size > DRAIN_BYTES_MAX:
+            if size > DRAIN_BYTES_MAX or monotonic() > until:
                 break
         return True
 
@@ -146,14 +155,18 @@ class ReplicaSubscriber:
             self.dropped["frames"] += 1
             return 0
         payload = socket.recv(_NOBLOCK)
-        if socket.getsockopt(_RCVMORE):
-            self.dropped["frames"] += 1
-            while socket.getsockopt(_RCVMORE):
-                socket.recv(_NOBLOCK)
-            return len(payload)
         receive = self._receivers.get(topic)
-        if receive is None:
+        if socket.getsockopt(_RCVMORE):
+            self._in_surplus = True
+            self.dropped["frames"] += 1
+        elif receive is None:
             self.dropped["topic"] += 1
         else:
             receive(payload)
         return len(payload)
+
+
+def _skip_frame(socket: Socket) -> bool:
+    """Read a frame of a message that has too many.  Returns whether another follows."""
+    socket.recv(_NOBLOCK)
+    return bool(socket.getsockopt(_RCVMORE))

@@ -9,6 +9,7 @@ import numpy as np
 import zmq
 
 from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC
+from select_service.edge.replicas import subscriber
 from select_service.edge.replicas import sync as replica_sync
 from select_service.edge.replicas.publisher import SUBSCRIPTION_BYTES_MAX, ReplicaPublisher
 from select_service.edge.replicas.subscriber import (
@@ -203,44 +204,66 @@ def test_a_subscriber_of_endless_topics_is_cut_off():
     asyncio.run(scene())
 
 
+async def turns_of(messages, came):
+    """Sends all of `messages` before any is read.  Returns how many turns of the event loop there
+    were when each of the payloads in `came` was read; an empty one is not counted."""
+    turns, at = [], []
+    with zmq.Context() as context, context.socket(zmq.PUB) as peer:
+        peer.linger = 0
+        port = peer.bind_to_random_port("tcp://127.0.0.1")
+
+        def receive(payload):
+            came.append(payload)
+            at.append(len(turns))
+
+        reader = ReplicaSubscriber(f"tcp://127.0.0.1:{port}", {TOPIC: receive}, Callbacks())
+        reader.connect(context)
+        reader.start(asyncio.get_running_loop())
+        await eventually_on_loop(lambda: peer.send_multipart([TOPIC, b""]) or came)
+        for message in messages:
+            peer.send_multipart(message)
+        peer.send_multipart([TOPIC, b"last"])
+
+        def turn():
+            turns.append(1)
+            if b"last" not in came:
+                asyncio.get_running_loop().call_soon(turn)
+
+        turn()
+        await eventually_on_loop(lambda: b"last" in came)
+        reader.close()
+    return [n for n, payload in zip(at, came, strict=True) if payload], reader.dropped
+
+
 def test_requests_have_their_turn_between_long_messages():
-    async def scene():
-        turns = []
-        with zmq.Context() as context, context.socket(zmq.PUB) as peer:
-            peer.linger = 0
-            port = peer.bind_to_random_port("tcp://127.0.0.1")
-            came = []
-            reader = ReplicaSubscriber(
-                f"tcp://127.0.0.1:{port}",
-                {TOPIC: lambda payload: came.append((len(payload), len(turns)))},
-                Callbacks(),
-            )
-            reader.connect(context)
-            reader.start(asyncio.get_running_loop())
+    came = []
+    turns, _ = asyncio.run(turns_of([[TOPIC, bytes(DRAIN_BYTES_MAX + 1)]] * 10, came))
+    assert len(set(turns)) == 11
 
-            def heard():
-                peer.send_multipart([TOPIC, b""])
-                return came
 
-            await eventually_on_loop(heard)
-            for _ in range(10):
-                peer.send_multipart([TOPIC, bytes(DRAIN_BYTES_MAX + 1)])
-            time.sleep(0.5)  # most of them arrive before anything is read; the test holds anyhow
+def test_requests_have_their_turn_between_messages_that_take_long(monkeypatch):
+    monkeypatch.setattr(subscriber, "DRAIN_S_MAX", -1.0)
+    came = []
+    turns, _ = asyncio.run(turns_of([[TOPIC, b"x"]] * 10, came))
+    assert len(set(turns)) == 11
 
-            def turn():
-                turns.append(1)
-                if not are_all_here():
-                    asyncio.get_running_loop().call_soon(turn)
 
-            def are_all_here():
-                return sum(size > 0 for size, _ in came) == 10
+def test_a_message_of_endless_frames_is_skipped_a_turn_at_a_time(monkeypatch):
+    monkeypatch.setattr(subscriber, "DRAIN_MESSAGES_MAX", 4)
+    came = []
+    turns, dropped = asyncio.run(turns_of([[TOPIC, *[b"x"] * 100], [TOPIC, b"next"]], came))
+    assert [payload for payload in came if payload] == [b"next", b"last"]
+    assert dropped == {"frames": 1}
+    assert turns[0] > 20
 
-            turn()
-            await eventually_on_loop(are_all_here)
-            reader.close()
-        assert len({at for size, at in came if size}) == 10
 
-    asyncio.run(scene())
+def test_what_waits_for_the_event_loop_is_bounded_in_bytes():
+    with zmq.Context() as context:
+        reader = ReplicaSubscriber("ipc:///nowhere/a", {TOPIC: lambda payload: None}, Callbacks())
+        reader.connect(context)
+        messages, size = reader._socket.rcvhwm, reader._socket.maxmsgsize
+        reader.close()
+    assert messages * size <= 80 << 20
 
 
 def test_reservations_that_nothing_was_known_to_book_on_are_asked_for_when_workers_come():
