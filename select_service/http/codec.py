@@ -5,7 +5,6 @@ The order of checks is part of the interface: content type (415), size (413), JS
 """
 
 import asyncio
-import json
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +24,7 @@ from select_service.errors import (
     UnsupportedMediaType,
 )
 from select_service.http.connection import ClientGone
+from select_service.http.duplicates import TooManyStrings, duplicate_key
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
@@ -147,30 +147,9 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def _refuse_duplicate_keys(body: bytes) -> None:
-    """The decoder keeps the last of two equal keys; a request that says two things is an error.
-
-    Texts between quotes hold all keys; only when a key occurs twice is the exact, slow way taken.
-    A backslash may hide a quote or spell a key differently, so it takes the slow way at once.
-    """
-    if body.count(b'"') > 2 * BODY_STRINGS_MAX:
-        raise InvalidBody(f"the JSON body has more than {BODY_STRINGS_MAX} strings")
-    if b"\\" not in body:
-        parts = body.split(b'"')
-        texts = parts[1::2]
-        if len(set(texts)) == len(texts):
-            return
-        keys = [
-            t for t, after in zip(texts, parts[2::2], strict=True) if after.lstrip()[:1] == b":"
-        ]
-        if len(set(keys)) == len(keys):
-            return
-    json.loads(body, object_pairs_hook=_pairs, parse_int=str, parse_float=str)
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise InvalidBody(f"duplicate field `{key[:64]}`")
-        result[key] = value
-    return result
+    try:
+        key = duplicate_key(body, BODY_STRINGS_MAX)
+    except TooManyStrings:
+        raise InvalidBody(f"the JSON body has more than {BODY_STRINGS_MAX} strings") from None
+    if key is not None:
+        raise InvalidBody(f"duplicate field `{key[:64]}`")
