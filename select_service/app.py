@@ -19,7 +19,6 @@ from select_service.api.application import Application
 from select_service.api.service import Service
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
-from select_service.core.replicas.events import Event
 from select_service.core.selector import Selector
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
@@ -56,10 +55,10 @@ def build(config: Config, version: str) -> Service:
         use_kv_events=config["use_kv_events"],
         reservation_ttl_s=config["reservation_ttl_s"],
         admission=rules,
-        emit=_nobody_listens if publisher is None else publisher.offer,
+        emit=None if publisher is None else publisher.offer,
         wake=waker,
     )
-    waker.bind(callbacks.supervised("waker", selector.serve_waiting))
+    waker.bind(callbacks.supervised("waker", selector.settle))
     replicas = None
     if publisher is not None:
         replicas = _replica_sync(config, selector, publisher, callbacks)
@@ -70,10 +69,6 @@ def build(config: Config, version: str) -> Service:
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     return service
-
-
-def _nobody_listens(event: Event) -> None:
-    """Without a replica plane."""
 
 
 def _replica_sync(

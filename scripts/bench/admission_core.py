@@ -81,7 +81,7 @@ def fill(selector, requests, workers):
     for number, request in enumerate(requests):
         blocks = np.array(request.block_hashes[: BLOCKS // 2], np.uint64)
         for worker_id in range(number % 4, workers, 4):
-            partition.writer(Rank(worker_id, 0)).store(Tier.GPU, None, blocks, blocks)
+            partition.table.writer(Rank(worker_id, 0)).store(Tier.GPU, None, blocks, blocks)
     for number in range(STANDING * workers):
         selector.select_and_reserve(requests[number % PROMPTS], NOW)
 

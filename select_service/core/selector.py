@@ -2,11 +2,8 @@
 
 Every refusal is raised before the first write.  Nothing here waits, reads a clock or does I/O:
 `now` is given, in seconds of a monotonic clock, and randomness comes from the generator given at
-the start.  There are two outlets, which must not block, raise or call back.  `emit` is told of
-every admission, completed prefill and free, so that other replicas can follow.  Output blocks are
-not told (they are too many), and neither are expiry and the leaving of a rank: each replica has
-leases and a catalog of its own, and comes to the same end by itself.  `wake` asks for a call of
-`serve_waiting` soon, because a request that waits may have room now.
+the start.  Verbs note in `Touched` what they left to do, and the one outlet, `wake`, asks for a
+call of `settle` soon; it must not block, raise or call back.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,18 +38,23 @@ from select_service.core.admission.thresholds import BusyThresholds, ThresholdTa
 from select_service.core.admission.tiers import PriorityTiers
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import worker_admissions
+from select_service.core.decide.candidates import candidates
 from select_service.core.decide.cost import RouterConfig, overridden
-from select_service.core.decide.decisions import Booked, Decision, Decisions, Job
+from select_service.core.decide.decisions import Decision, Decisions, Job, Wanted
 from select_service.core.decide.prompt import Prompt, booked_prompt_of, prompt_of
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.reservations import Booking, ReservationFilter, Reservations
-from select_service.core.replicas.events import Event, Freed, PrefillCompleted
+from select_service.core.load.booking import Booking
+from select_service.core.load.ledger import TURN_WORK_MAX, Expiry, Ledger
+from select_service.core.load.reservations import ReservationFilter, Reservations
+from select_service.core.replicas.events import Event
 from select_service.core.replicas.state import ReplicaState
+from select_service.core.touched import Touched
 from select_service.core.views.dump_parts import DumpPart, dump_parts
+from select_service.core.views.ranks import loads_of, overlap_rows, potential_loads_of
 from select_service.errors import BadRequest, NotFound, NoWorkers
 
 
@@ -82,32 +84,32 @@ class Selector:
         use_kv_events: bool = True,
         reservation_ttl_s: float = 3600.0,
         admission: AdmissionRules | None = None,
-        emit: Callable[[Event], None] = lambda event: None,
+        emit: Callable[[Event], None] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """emit: is told of what clients book, complete and free (see ReplicaState.tell)"""
         rules = admission or AdmissionRules()
         self._config = config
         self.router_id = rng.getrandbits(64) or 1
+        self._touched = Touched(wake)
         self.fleet = Fleet(
-            new_index,
-            use_kv_events,
-            queueing=rules.queue is not None,
-            on_room=lambda key: self.gate.room_appeared(key),
+            new_index, use_kv_events, queueing=rules.queue is not None, touched=self._touched
         )
         self.held = Reservations(reservation_ttl_s, self.router_id)
-        self.replicas = ReplicaState(self.fleet, self.held, self.router_id, emit)
-        self._decisions = Decisions(self.held, self.replicas, rng)
+        self.ledger = Ledger(self.held, self._touched)
+        self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
+        if emit is not None:
+            self.replicas.tell(emit)
+        self._decisions = Decisions(self.ledger, rng)
         self.engines = EngineLoads(rules.engine_stale_s)
         self.gate = Gate(
             self.fleet.partitions,
-            BusyJudge(ThresholdTable(rules.thresholds), self.engines),
+            BusyJudge(ThresholdTable(rules.thresholds), self.engines, self._touched),
             PriorityTiers(rules.tiers, rules.default_tier),
             rules.queue,
             self._decisions.decide,
-            wake,
+            self._touched,
         )
-        self.expired = 0
-        self.dropped_with_rank = 0
 
     # --- workers
 
@@ -116,15 +118,15 @@ class Selector:
         return self._put(self.fleet.registered(given))
 
     def patch(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
-        """PATCH /workers/{worker_id}.  Raises NotFound."""
+        """PATCH /workers/{worker_id}.  Raises BadRequest, CapacityExceeded, NotFound."""
         return self._put(self.fleet.patched(worker_id, patch))
 
     def delete(self, worker_id: int) -> WorkerRecord:
         """DELETE /workers/{worker_id}: its record stays readable for a while.  Raises NotFound."""
         worker = self.fleet.catalog.get(worker_id)
-        self._drop_bookings(worker.ranks() if worker.schedulable else [])
         self.fleet.delete(worker)
         self.engines.forget(worker_id)
+        self._touched.wake_if(self.fleet.leaving)
         return worker.record()
 
     def workers(
@@ -138,24 +140,18 @@ class Selector:
         return Ready(ready=schedulable > 0, schedulable_workers=schedulable, workers=self.workers())
 
     def _put(self, worker: Worker) -> WorkerRecord:
-        self._drop_bookings(self.fleet.leaving(worker))
         old = self.fleet.catalog.find(worker.worker_id)
+        self.fleet.put(worker)
         if old is None or old.given.metrics_endpoint != worker.given.metrics_endpoint:
             self._forget_engine(worker)
-        self.fleet.put(worker)
+        self._touched.wake_if(self.fleet.leaving)
         return worker.record()
 
     def _forget_engine(self, worker: Worker) -> None:
         self.engines.forget(worker.worker_id)
         partition = self.fleet.partitions.get(worker.key)
-        if partition is not None:
-            partition.forget_kv_usages(worker.worker_id)
-
-    def _drop_bookings(self, ranks: list[Rank]) -> None:
-        """Ranks that leave lose their reservations."""
-        for reservation_id in self.held.on_ranks(set(ranks)) if ranks else ():
-            self._release(reservation_id)
-            self.dropped_with_rank += 1
+        if partition is not None and worker.schedulable:
+            self.gate.judge.forget_engine(partition, worker.ranks())
 
     # --- selection
 
@@ -169,7 +165,7 @@ class Selector:
         QueueFull, QueueTimeout.
         """
         job = self._job(request)
-        return self.gate.admit(job, job.partition.candidates(request), now, policy_class)
+        return self.gate.admit(job, candidates(job.partition.table, request), now, policy_class)
 
     def select_and_reserve(
         self, request: SelectAndReserveRequest, now: float, policy_class: str | None = None
@@ -180,9 +176,9 @@ class Selector:
         """
         job = self._job(request, True, request.reservation_id)
         if request.reservation_id is not None:
-            self.held.refuse_unless_free(request.reservation_id)
+            self.ledger.refuse_unless_free(request.reservation_id)
             self.gate.waiting.refuse_if_waiting(request.reservation_id)
-        return self.gate.admit(job, job.partition.candidates(request), now, policy_class)
+        return self.gate.admit(job, candidates(job.partition.table, request), now, policy_class)
 
     def _job(
         self, request: SelectRequest, reserves: bool = False, reservation_id: str | None = None
@@ -203,20 +199,20 @@ class Selector:
         config = overridden(self._config, request.router_config_override)
         tokens = _booked_tokens(request, prompt, config)
         rank = Rank(request.worker_id, request.dp_rank)
-        worker = self._schedulable(partition, rank)
-        self.held.refuse_unless_free(request.reservation_id)
+        slot = self._slot_of(partition, rank)
+        self.ledger.refuse_unless_free(request.reservation_id)
         self.gate.waiting.refuse_if_waiting(request.reservation_id)
         self.held.refuse_unless_room(len(prompt.sequence_hashes))
         wanted = request.expected_output_tokens, request.lora_name
-        booked = Booked(request.reservation_id, tokens, *wanted)
-        self._decisions.book(partition, rank, prompt, config, booked, now)
+        booked = Wanted(request.reservation_id, tokens, *wanted)
+        self._decisions.book(partition, slot, prompt, config, booked, now)
         return Reservation(
             reservation_id=request.reservation_id,
             model_name=partition.key.model_name,
             tenant_id=partition.key.tenant_id,
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,
-            endpoint=worker.given.endpoint or "",
+            endpoint=partition.table.row(slot).worker.given.endpoint or "",
         )
 
     def _partition_of(self, scope: Scope) -> Partition:
@@ -228,31 +224,29 @@ class Selector:
             raise NoWorkers("no schedulable workers are available")
         raise NoWorkers(f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}")
 
-    def _schedulable(self, partition: Partition, rank: Rank) -> Worker:
+    def _slot_of(self, partition: Partition, rank: Rank) -> int:
+        """Raises NotFound."""
+        slot = partition.table.find(rank)
+        if slot is not None:
+            return slot
         worker = self.fleet.catalog.find(rank.worker_id)
         scope = f"model={partition.key.model_name} tenant={partition.key.tenant_id}"
         if worker is None or not worker.schedulable or worker.key != partition.key:
             raise NotFound(f"schedulable worker {rank.worker_id} not found for {scope}")
-        if partition.find(rank) is None:
-            ranks = worker.dp_ranks()
-            raise NotFound(
-                f"dp_rank {rank.dp_rank} of worker {rank.worker_id} not found for {scope}: "
-                f"its ranks are {ranks.start} to {ranks.stop - 1}"
-            )
-        return worker
+        ranks = worker.dp_ranks()
+        raise NotFound(
+            f"dp_rank {rank.dp_rank} of worker {rank.worker_id} not found for {scope}: "
+            f"its ranks are {ranks.start} to {ranks.stop - 1}"
+        )
 
     # --- admission
-
-    def serve_waiting(self, now: float) -> None:
-        """Let requests go that wait for room which is there now; what `wake` asks for."""
-        self.gate.serve(now)
 
     def set_thresholds(self, change: BusyThresholdChange) -> BusyThresholdView:
         """POST /busy_threshold.  Raises NotFound for a model that no worker serves."""
         if not any(worker.key.model_name == change.model for worker in self.fleet.catalog):
             raise NotFound(f"model `{change.model}` not found: no worker is registered for it")
         changed = self.gate.judge.thresholds.change(change)
-        self.gate.stir_all()
+        self.gate.look_everywhere()
         return changed
 
     def thresholds(self) -> BusyThresholdList:
@@ -308,44 +302,52 @@ class Selector:
 
     def prefill_complete(self, reservation_id: str, now: float) -> None:
         """Give back the booked prefill tokens; repeating it changes nothing.  Raises NotFound."""
-        booking = self.held.renew(reservation_id, now)
-        self.replicas.complete_prefill(booking)
-        partition = self.fleet.partitions[booking.key]
-        self.replicas.say(PrefillCompleted, partition, reservation_id, booking.rank)
+        booking = self.ledger.renew(reservation_id, now)
+        self.ledger.complete_prefill(booking, "client", now)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None, now: float) -> None:
         """One more output block, then the decay.  Raises BadRequest, NotFound."""
         if decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
             raise BadRequest("decay_fraction must be between 0.0 and 1.0")
-        booking = self.held.renew(reservation_id, now)
+        booking = self.ledger.renew(reservation_id, now)
         if self._config.track_output_blocks and self._config.track_active_blocks:
-            booking.output = self.fleet.partitions[booking.key].load.add_output_block(
-                booking.slot, booking.sequence_hashes, booking.output, decay_fraction
-            )
-            if decay_fraction is not None:
-                self.gate.room_appeared(booking.key)
+            self.ledger.add_output_block(booking, decay_fraction)
 
     def renew(self, reservation_id: str, now: float) -> None:
         """Start the lease anew.  Raises NotFound."""
-        self.held.renew(reservation_id, now)
+        self.ledger.renew(reservation_id, now)
 
     def free(self, reservation_id: str, now: float) -> None:
         """Take the whole load of a reservation back.  Raises NotFound."""
-        booking = self._release(reservation_id)
-        self.replicas.endings.freed(reservation_id, self.router_id, now)
-        partition = self.fleet.partitions[booking.key]
-        self.replicas.say(Freed, partition, reservation_id, booking.rank)
+        self.ledger.release(self.held.get(reservation_id), "client", now)
 
-    def _release(self, reservation_id: str) -> Booking:
-        booking = self.held.remove(reservation_id)
-        self.fleet.partitions[booking.key].free(booking)
-        return booking
+    # --- time, and what verbs left to do
+
+    def settle(self, now: float) -> None:
+        """One turn of what verbs left to do, as `wake` asked for; it asks again for the rest."""
+        self._touched.turn_begins()
+        self.empty_leaving(now)
+        self.gate.serve(now)
+
+    def empty_leaving(self, now: float, work_max: int = TURN_WORK_MAX) -> bool:
+        """Release what is booked on ranks that have left.  Returns whether more is to be done."""
+        leaving = self.fleet.leaving
+        while leaving and work_max > 0:
+            first = leaving[0]
+            work_max -= 1 + self.ledger.empty_slot(first.account, first.slot, now, work_max)
+            if first.is_empty:
+                self.fleet.retire()
+        self._touched.wake_if(leaving)
+        return bool(leaving)
+
+    def expire(self, now: float, work_max: int = TURN_WORK_MAX) -> Expiry:
+        """Free what nobody renewed in time, as much as one turn may."""
+        return self.ledger.expire(now, work_max)
 
     def tick(self, now: float) -> list[Booking]:
-        """Free what nobody renewed in time; returns it for the log."""
-        ended = [self._release(reservation_id) for reservation_id in self.held.overdue(now)]
+        """Once a second.  Returns what has expired; `expire` goes on where it ended."""
+        ended = self.expire(now).ended
         self.gate.tick(now)
-        self.expired += len(ended)
         self.replicas.endings.tick(now)
         self.fleet.recovered.tick(now)
         return ended
@@ -362,7 +364,7 @@ class Selector:
             PartitionLoads(
                 model_name=key.model_name,
                 tenant_id=key.tenant_id,
-                loads=self.fleet.partitions[key].loads(),
+                loads=loads_of(self.fleet.partitions[key]),
                 pending_count=self.gate.waiting.of(key).requests,
                 pending_isl_tokens=self.gate.waiting.of(key).isl_tokens,
             )
@@ -374,7 +376,7 @@ class Selector:
         """Raises like `select`."""
         partition, prompt = self._asked(query)
         config = overridden(self._config, query.router_config_override)
-        return partition.potential_loads(prompt, config)
+        return potential_loads_of(partition, prompt, config)
 
     def overlap_scores(self, query: PromptQuery) -> OverlapScores:
         """Raises like `select`."""
@@ -383,7 +385,7 @@ class Selector:
         return OverlapScores(
             block_size=partition.block_size,
             num_blocks=len(prompt.block_hashes),
-            workers=partition.overlap_rows(prompt, config),
+            workers=overlap_rows(partition, prompt, config),
             shared_cache=SharedCache(),
         )
 
@@ -398,19 +400,18 @@ class Selector:
     def check_invariants(self) -> None:
         """For tests."""
         self.fleet.check_invariants()
-        self.held.check_invariants()
+        self.ledger.check_invariants()
         self.replicas.check_invariants()
         self.gate.check_invariants()
         self.engines.check_invariants()
-        for key, partition in self.fleet.partitions.items():
-            bookings = [b for b in self.held if b.key == key]
-            assert all(partition.find(b.rank) == b.slot for b in bookings)
-            loads = partition.loads()
-            assert sum(row.active_requests for row in loads) == len(bookings)
-            assert sum(row.potential_prefill_tokens for row in loads) == sum(
-                b.prefill_tokens for b in bookings
-            )
-        assert {b.key for b in self.held} <= set(self.fleet.partitions)
+        for booking in self.held:
+            if booking.is_leaving:
+                where = (left[:2] for left in self.fleet.leaving)
+                assert (booking.account, booking.slot) in where
+            else:
+                partition = self.fleet.partitions[booking.key]
+                assert partition.account is booking.account
+                assert partition.table.find(booking.rank) == booking.slot
 
 
 def _booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterConfig) -> int | None:

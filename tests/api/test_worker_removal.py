@@ -29,7 +29,7 @@ def test_its_blocks_leave_the_index_and_its_slot_comes_back_empty():
             assert api.call("POST", "/workers", worker_body(worker_id)).status == 201
         partition = api.service.selector.fleet.partitions[PartitionKey("m", "default")]
         hashes = block_hashes(np.array(TOKENS, np.uint32), 4)
-        partition.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes)
+        partition.table.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes)
         assert partition.index.stats().blocks == 4
         assert api.call("DELETE", "/workers/1").status == 200
         assert partition.index.stats().blocks == 0

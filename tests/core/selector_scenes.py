@@ -22,4 +22,4 @@ def load_of(selector, worker_id=1, dp_rank=0):
 def store(selector, rank, tokens, tier=Tier.GPU):
     hashes = block_hashes(np.arange(tokens, dtype=np.uint32), 4)
     engine_hashes = hashes + np.uint64(rank.worker_id * 1000)
-    selector.fleet.partitions[KEY].writer(rank).store(tier, None, hashes, engine_hashes)
+    selector.fleet.partitions[KEY].table.writer(rank).store(tier, None, hashes, engine_hashes)

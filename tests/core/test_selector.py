@@ -269,7 +269,7 @@ def test_lease_ends_unless_a_lifecycle_call_renews_it():
     assert load_of(selector)[2] == 3
     assert [b.reservation_id for b in selector.tick(15.0)] == ["a", "b", "c"]
     assert load_of(selector) == (0, 0, 0)
-    assert selector.expired == 4
+    assert selector.ledger.expired == 4
 
 
 def test_zero_time_to_live_never_expires():

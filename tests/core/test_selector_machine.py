@@ -45,6 +45,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
             )
         )
         self.model.put(worker_id, ModelWorker(key, block_size, endpoint, dp_size))
+        self.selector.settle(self.now)
         assert record.lifecycle == self.model.workers[worker_id].lifecycle
 
     @rule(
@@ -60,6 +61,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
             self.refused(NotFound, self.selector.patch, worker_id, change)
             return
         record = self.selector.patch(worker_id, change)
+        self.selector.settle(self.now)
         new = ModelWorker(
             old.key,
             old.block_size if block_size is None else block_size,
@@ -75,6 +77,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
             self.refused(NotFound, self.selector.delete, worker_id)
             return
         assert self.selector.delete(worker_id).lifecycle == "unschedulable"
+        self.selector.settle(self.now)
         self.model.delete(worker_id)
 
     @rule(
@@ -208,6 +211,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
     def nothing_is_kept_of_what_left(self):
         schedulable = {w.key for w in self.model.workers.values() if w.lifecycle == "schedulable"}
         assert set(self.selector.fleet.partitions) == schedulable
+        assert not self.selector.fleet.leaving
         for writer in self.selector.fleet.take_retired_writers():
             writer.close()
         self.selector.check_invariants()

@@ -131,7 +131,7 @@ def test_registering_the_same_worker_again_keeps_index_and_reservations(selector
 def test_new_event_endpoint_drops_the_index_but_not_the_load():
     selector = a_selector(use_kv_events=True)
     selector.register(a_worker(1, kv_events_endpoint="tcp://a:1"))
-    old_writer = selector.fleet.partitions[KEY].writer(Rank(1, 0))
+    old_writer = selector.fleet.partitions[KEY].table.writer(Rank(1, 0))
     store(selector, Rank(1, 0), 8)
     selector.reserve(a_reservation("r"), now=0.0)
     selector.patch(1, a_patch(kv_events_endpoint="tcp://b:1"))
@@ -167,9 +167,10 @@ def test_rank_that_leaves_the_range_loses_its_reservations_and_others_keep_their
         selector.reserve(a_reservation(f"r{dp_rank}", dp_rank=dp_rank), now=0.0)
     selector.patch(1, a_patch(data_parallel_size=2))
     assert load_of(selector, 1, 1) == (8, 2, 1)
+    selector.settle(0.5)
     with pytest.raises(NotFound):
         selector.prefill_complete("r2", now=1.0)
-    assert selector.dropped_with_rank == 1
+    assert selector.ledger.dropped_with_rank == 1
     selector.check_invariants()
 
 
@@ -196,4 +197,5 @@ def test_worker_moves_between_partitions_with_its_id(selector):
     with pytest.raises(NoWorkers, match="no schedulable workers for model=m tenant=default"):
         selector.select(a_select(), 0.0)
     assert selector.select(a_select(model_name="other"), 0.0).selection.worker_id == 1
+    selector.settle(0.0)
     assert len(selector.held) == 0

@@ -174,7 +174,7 @@ def test_workers_are_shown_by_lifecycle(selector, scrape):
 def test_decisions_and_overlap_are_counters_of_blocks(selector, scrape):
     partition = selector.fleet.partitions[PartitionKey("m", "default")]
     blocks = block_hashes(np.arange(8, dtype=np.uint32), 4)
-    partition.writer(Rank(1, 1)).store(Tier.GPU, None, blocks, blocks)
+    partition.table.writer(Rank(1, 1)).store(Tier.GPU, None, blocks, blocks)
     selector.select(a_select(20), 0.0)
     selector.select_and_reserve(a_select_and_reserve(20), 0.0)
     seen = scrape()

@@ -91,7 +91,7 @@ class World:
             rng=Random(seed),
             use_kv_events=False,
             admission=rules.admission(),
-            wake=lambda: self.at(self.time, lambda: self.selector.serve_waiting(self.time)),
+            wake=lambda: self.at(self.time, lambda: self.selector.settle(self.time)),
         )
         for worker_id, dp_size in enumerate(fleet.dp_sizes):
             selector.register(
@@ -302,7 +302,7 @@ class World:
 
     def _tell_index(self, rank: Rank) -> None:
         """The KV events of a rank, without a wire in between."""
-        pool, writer = self.engines[rank].pool, self.partition.writer(rank)
+        pool, writer = self.engines[rank].pool, self.partition.table.writer(rank)
         for change in pool.changes:
             blocks = np.array(change.keys, np.uint64)
             if change.is_stored:

@@ -51,7 +51,7 @@ class Node:
         self.encode = replica_events.EventEncoder().encode
         self.repairing = set()
         self.selector = a_selector(seed=world.rng.getrandbits(64), ttl_s=ttl_s)
-        self.selector.replicas.emit = self.publish_event
+        self.selector.replicas.tell(self.publish_event)
         for worker_id in range(n_workers):
             self.selector.register(a_worker(worker_id, data_parallel_size=2))
 

@@ -15,6 +15,7 @@ from select_service.core.admission.thresholds import BusyThresholds, ThresholdTa
 from select_service.core.engines.engine_load import EngineLoads
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
+from select_service.core.touched import Touched
 from select_service.errors import Overloaded
 
 Mask = npt.NDArray[np.bool_]
@@ -31,9 +32,10 @@ class BusyCounts(NamedTuple):
 class BusyJudge:
     """Applies the thresholds of each model to the load of its partitions."""
 
-    def __init__(self, thresholds: ThresholdTable, engines: EngineLoads) -> None:
+    def __init__(self, thresholds: ThresholdTable, engines: EngineLoads, touched: Touched) -> None:
         self.thresholds = thresholds
         self.engines = engines
+        self._touched = touched
         self._rates: dict[PartitionKey, DrainRate] = {}
 
     def free(self, partition: Partition, request: SelectRequest, candidates: Mask) -> Mask:
@@ -50,7 +52,7 @@ class BusyJudge:
             if n_free:
                 return free
             raise self._overloaded(partition, candidates, limits)
-        worker = partition.worker_mask(pinned.worker_id)
+        worker = partition.table.mask_of(pinned.worker_id)
         if free_ranks(partition, worker, limits)[1]:
             return candidates
         raise self._overloaded(partition, worker, limits)
@@ -65,43 +67,59 @@ class BusyJudge:
     def free_of_all(self, partition: Partition) -> Mask:
         """All ranks of the partition that are not busy."""
         limits = self.thresholds.of(partition.key.model_name)
-        return partition.open if limits.off else free_ranks(partition, partition.open, limits)[0]
+        return (
+            partition.table.open
+            if limits.off
+            else free_ranks(partition, partition.table.open, limits)[0]
+        )
 
     def free_when_pinned(self, partition: Partition) -> Mask:
         """All ranks of workers that are not busy: what a request may be pinned to."""
         free = self.free_of_all(partition)
-        if free is partition.open:
+        if free is partition.table.open:
             return free
         has_free = np.zeros(len(free), np.bool_)
-        has_free[partition.worker_numbers[free]] = True
-        return has_free[partition.worker_numbers] & partition.open
+        has_free[partition.table.columns.worker_number[free]] = True
+        return has_free[partition.table.columns.worker_number] & partition.table.open
 
     def counts(self, partition: Partition) -> BusyCounts:
         """How many ranks are busy now, and workers that have no free rank."""
         free = self.free_of_all(partition)
-        not_busy = len(np.unique(partition.worker_numbers[free]))
+        not_busy = len(np.unique(partition.table.columns.worker_number[free]))
         return BusyCounts(
-            int((partition.open & ~free).sum()), len(partition.worker_ids()) - not_busy
+            int((partition.table.open & ~free).sum()), partition.table.n_workers - not_busy
         )
 
     def rate(self, partition: Partition) -> DrainRate:
         """Unknown, and so zero, before the second tick of a partition."""
         found = self._rates.get(partition.key)
-        return DrainRate(partition.drained, 0.0) if found is None else found
+        return DrainRate(partition.account.drained, 0.0) if found is None else found
 
     def tick(self, partitions: Mapping[PartitionKey, Partition], now: float) -> None:
         """Follow the drain rates, and stop to believe what engines said too long ago."""
         self._rates = {
-            key: self._rates.get(key) or DrainRate(part.drained, now)
+            key: self._rates.get(key) or DrainRate(part.account.drained, now)
             for key, part in partitions.items()
         }
         for key, partition in partitions.items():
-            self._rates[key].observe(partition.drained, now)
-            self.read_engines(partition, partition.ranks if self.engines else (), now)
+            self._rates[key].observe(partition.account.drained, now)
+            self.read_engines(partition, partition.table.ranks() if self.engines else (), now)
 
     def read_engines(self, partition: Partition, ranks: Iterable[Rank], now: float) -> None:
         """Let the partition know what engines say of these ranks of it."""
-        partition.set_kv_usages({rank: self.engines.kv_usage(rank, now) for rank in ranks})
+        self._tell(partition, ((rank, self.engines.kv_usage(rank, now)) for rank in ranks))
+
+    def forget_engine(self, partition: Partition, ranks: Iterable[Rank]) -> None:
+        """The engine of these ranks has moved: what it said counts no more."""
+        self._tell(partition, ((rank, None) for rank in ranks))
+
+    def _tell(self, partition: Partition, told: Iterable[tuple[Rank, float | None]]) -> None:
+        table, news = partition.table, False
+        for rank, usage in told:
+            slot = table.find(rank)
+            news |= slot is not None and table.set_kv_usage(slot, usage)
+        if news:
+            self._touched.capacity(partition.key)
 
     def _overloaded(
         self, partition: Partition, candidates: Mask, limits: BusyThresholds
@@ -112,13 +130,13 @@ class BusyJudge:
 
     def _retry_after_s(self, partition: Partition, candidates: Mask, limits: BusyThresholds) -> int:
         """Until the least busy candidate is below its thresholds, if all drain alike."""
-        rate, n_ranks = self.rate(partition), max(1, int(partition.open.sum()))
+        rate, n_ranks = self.rate(partition), max(1, int(partition.table.open.sum()))
         seconds = busy_kernels.least_wait_s(
             candidates,
             partition.load.totals,
             partition.load.fractions,
-            partition.kv_blocks,
-            partition.kv_usage,
+            partition.table.columns.kv_blocks,
+            partition.table.columns.kv_usage,
             _or_infinite(limits.decode_blocks),
             _or_infinite(limits.prefill_tokens),
             rate.blocks_per_s / n_ranks,
@@ -144,9 +162,9 @@ def free_ranks(
         candidates,
         load.totals,
         load.fractions,
-        partition.kv_blocks,
-        partition.kv_usage,
-        partition.batch_tokens,
+        partition.table.columns.kv_blocks,
+        partition.table.columns.kv_usage,
+        partition.table.columns.batch_tokens,
         _or_infinite(limits.decode_blocks),
         _or_infinite(limits.prefill_tokens),
         inf if rules is None else _or_infinite(rules.prefill_busy_threshold),

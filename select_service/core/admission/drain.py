@@ -6,7 +6,7 @@ sums of what was prefilled and freed.
 
 from math import ceil, exp, inf
 
-from select_service.core.fleet.partition import Drained
+from select_service.core.load.booking import Drained
 
 MEMORY_S = 10.0
 """Time constant of the rates: what happened longer ago counts for less than 37 %."""

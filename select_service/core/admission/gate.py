@@ -7,8 +7,8 @@
 What passes is placed and booked at once by `decide`, on ranks that passed 2 and 3.  What waits is a
 `Ticket`; it is settled by `serve`, by its deadline, by the end of its partition or by `leave`.
 
-Whatever frees capacity calls `room_appeared`, and the gate calls `wake` once; the owner of the
-event loop then lets `serve` run.  A request that comes in between lets those before it go first.
+Whatever frees capacity is noted in `Touched`, and the owner of the event loop then lets `serve`
+run.  A request that comes in between lets those before it go first.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +24,11 @@ from select_service.core.admission.tally import AdmissionTally
 from select_service.core.admission.tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
 from select_service.core.admission.waiting_list import Waiting, WaitingList
+from select_service.core.decide.candidates import candidates
 from select_service.core.decide.decisions import Decision, Job, Waited
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
+from select_service.core.touched import Touched
 from select_service.errors import (
     CapacityShed,
     QueueFull,
@@ -52,24 +54,24 @@ class Gate:
         tiers: PriorityTiers,
         rules: QueueRules | None,
         decide: Decide,
-        wake: Callable[[], None],
+        touched: Touched,
     ) -> None:
-        """rules: None when queueing is off;  wake: asks for a call of `serve` soon."""
+        """rules: None when queueing is off"""
         self.judge = judge
         self.tiers = tiers
         self.rules = rules
         self.tally = AdmissionTally()
         self._partitions = partitions
         self._decide = decide
-        self._wake = wake
         self.waiting = WaitingList(QueueBounds() if rules is None else rules.bounds)
-        self._stirred: dict[PartitionKey, None] = {}  # partitions to be looked at by `serve`
+        self._touched = touched
+        touched.watched = self.waiting.rooms
         self._arrivals = count()
-        self.switched()
+        self.note_switches()
 
     # --- arrivals
 
-    def switched(self) -> None:
+    def note_switches(self) -> None:
         """A tier, a threshold or a queue was switched on or off."""
         self._open = self.rules is None and not self.tiers.shedding and self.judge.thresholds.off
 
@@ -83,49 +85,53 @@ class Gate:
             raise self._shed(tier)
 
     def admit(
-        self, job: Job, candidates: Mask, now: float, policy_class: str | None
+        self, job: Job, allowed: Mask, now: float, policy_class: str | None
     ) -> Decision | Ticket:
         """Let a request pass or wait.
 
-        candidates:   bool[n_slots], at least one
+        allowed:      bool[n_slots], at least one
         policy_class: what the client asked for
         Raises Overloaded, QueueFull, QueueTimeout, and what `decide` raises.
         """
         if not self._open:
-            if self._stirred and job.partition.key in self._stirred:
+            if self._touched.partitions and job.partition.key in self._touched.partitions:
                 self._serve_room(job.partition.key, now, SERVED_PER_TURN_MAX)
             if self.rules is not None:
-                return self._admit_or_queue(job, candidates, now, policy_class)
-            candidates = self._free(job, candidates)
-        return self._pass(job, candidates, now)
+                return self._admit_or_queue(job, allowed, now, policy_class)
+            allowed = self._free(job, allowed)
+        return self._pass(job, allowed, now)
 
-    def _free(self, job: Job, candidates: Mask) -> Mask:
+    def _free(self, job: Job, allowed: Mask) -> Mask:
         """Raises Overloaded."""
         try:
-            return self.judge.free(job.partition, job.request, candidates)
+            return self.judge.free(job.partition, job.request, allowed)
         except SelectError:
             self.tally.others["busy"] += 1
             raise
 
     def _admit_or_queue(
-        self, job: Job, candidates: Mask, now: float, wanted: str | None
+        self, job: Job, allowed: Mask, now: float, wanted: str | None
     ) -> Decision | Ticket:
         assert self.rules is not None
         partition, key = job.partition, job.partition.key
         profile = self.rules.profile(key.model_name)
         only = profile.classes[0] if len(profile.classes) == 1 else None
-        if only is not None and job.request.pinned_worker is None and key not in self._stirred:
+        if (
+            only is not None
+            and job.request.pinned_worker is None
+            and key not in self._touched.partitions
+        ):
             # The usual case in one step; what follows comes to the same.
-            mask, n_free = self.judge.free_with_room(partition, candidates, only)
+            mask, n_free = self.judge.free_with_room(partition, allowed, only)
             if n_free:
                 return self._pass(job, mask, now)
-        free = self._free(job, candidates)
+        free = self._free(job, allowed)
         size, class_index = None, 0
         if only is None:
             size = _size(job, free)
             class_index = profile.class_of(wanted, size.isl_tokens - size.cached_tokens)
         mask, n_free = free_ranks(partition, free, NO_LIMITS, profile.classes[class_index])
-        if n_free and key not in self._stirred:
+        if n_free and key not in self._touched.partitions:
             return self._pass(job, mask, now)
         return self._enqueue(job, class_index, size or _size(job, free), now)
 
@@ -172,7 +178,7 @@ class Gate:
             raise self._too_late(ticket, ticket.arrived)
         try:
             room.refuse_if_full(
-                ticket.class_index, ticket.lane, ticket.size, len(partition.worker_ids())
+                ticket.class_index, ticket.lane, ticket.size, partition.table.n_workers
             )
             self.waiting.refuse_beyond_bounds(ticket)
         except QueueFull as error:
@@ -182,35 +188,27 @@ class Gate:
 
     # --- departures
 
-    def room_appeared(self, key: PartitionKey) -> None:
-        """Capacity of a partition may have been freed, or its ranks have changed."""
-        rooms = self.waiting.rooms
-        if rooms and key in rooms and key not in self._stirred:
-            self._stirred[key] = None
-            self._wake()
-
-    def stir_all(self) -> None:
+    def look_everywhere(self) -> None:
         """Thresholds or tiers have changed."""
-        self.switched()
+        self.note_switches()
         for key in self.waiting.rooms:
-            self.room_appeared(key)
+            self._touched.capacity(key)
 
     def serve(self, now: float) -> None:
         """Let waiting requests go for which there is room; asks to be woken again for the rest."""
         left = SERVED_PER_TURN_MAX
-        for key in list(self._stirred):
+        for key in list(self._touched.partitions):
             left = self._serve_room(key, now, left)
             if not left:
                 break
-        if self._stirred:
-            self._wake()
+        self._touched.wake_if(self._touched.partitions)
 
     def tick(self, now: float) -> None:
         """Once a second: deadlines, rates, engines, and a look at every queue."""
         self.judge.tick(self._partitions, now)
         for ticket in self.waiting.overdue(now):
             self.time_out(ticket, now)
-        self.stir_all()
+        self.look_everywhere()
         self.serve(now)
 
     def time_out(self, ticket: Ticket, now: float) -> None:
@@ -233,7 +231,7 @@ class Gate:
             if self.tiers.is_shed(ticket.tier):
                 self.waiting.remove(ticket)
                 ticket.settle(self._shed(ticket.tier))
-        self.stir_all()
+        self.look_everywhere()
 
     def dismiss(self, error: SelectError) -> None:
         """Nobody will be served any more."""
@@ -246,14 +244,14 @@ class Gate:
         """Serve at most `left` requests of one partition, fewer where there are many lanes to look
         through; returns what is left of that.
         """
-        self._stirred.pop(key, None)
+        self._touched.partitions.pop(key, None)
         partition = self._partitions.get(key)
         for ticket, error in self.waiting.take_stranded(key, partition):
             self.tally.others["no_rank"] += 1
             ticket.settle(error)
         while partition is not None and key in self.waiting.rooms:
             if not left:
-                self._stirred[key] = None
+                self._touched.partitions[key] = None
                 break
             room = self.waiting.rooms[key]
             left = max(0, left - 1 - room.n_lanes // LANES_PER_STEP)
@@ -270,7 +268,9 @@ class Gate:
         """Decide anew, with what is known now."""
         job, waited_s = ticket.job, now - ticket.arrived
         try:
-            decision = self._decide(job, job.partition.candidates(ticket.request) & room_on, now)
+            decision = self._decide(
+                job, candidates(job.partition.table, ticket.request) & room_on, now
+            )
         except SelectError as error:
             self.tally.others["no_rank"] += 1
             ticket.settle(error)
@@ -315,8 +315,8 @@ class Gate:
         self.waiting.check_invariants()
 
 
-def _size(job: Job, candidates: Mask) -> Size:
-    cached = job.partition.best_cached_tokens(job.prompt, job.config, candidates)
+def _size(job: Job, allowed: Mask) -> Size:
+    cached = job.partition.best_cached_tokens(job.prompt, job.config, allowed)
     return Size(job.prompt.isl_tokens, min(cached, job.prompt.isl_tokens))
 
 

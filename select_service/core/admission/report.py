@@ -66,7 +66,7 @@ def _engines(
     engines = gate.judge.engines
     fresh, stale = {}, 0
     for key, partition in partitions.items() if engines else ():
-        for rank in partition.ranks:
+        for rank in partition.table.ranks():
             heard = engines.last(rank)
             if heard is not None and engines.is_fresh(heard, now):
                 fresh[(key, rank)] = heard.reading

@@ -13,6 +13,7 @@ from sortedcontainers import SortedDict
 from select_service.core.admission.policy import QueueBounds
 from select_service.core.admission.room_view import bits_of
 from select_service.core.admission.waiting import Room, Ticket
+from select_service.core.decide.candidates import candidates
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
 from select_service.errors import Conflict, NoWorkers, QueueFull, SelectError
@@ -70,7 +71,7 @@ class WaitingList:
     def add(self, room: Room, ticket: Ticket) -> None:
         """room: that of the ticket's partition, new or known"""
         partition = ticket.job.partition
-        room.add(ticket, bits_of(partition.candidates(ticket.request)))
+        room.add(ticket, bits_of(candidates(partition.table, ticket.request)))
         self.rooms[partition.key] = room
         self._count(ticket, 1)
         if ticket.job.reservation_id is not None:
@@ -118,7 +119,9 @@ class WaitingList:
                 room.remove(ticket)
         else:
             stranded = _rebound(room, partition)
-            stranded += room.refresh(partition.shape, lambda r: bits_of(partition.candidates(r)))
+            stranded += room.refresh(
+                partition.table.version, lambda r: bits_of(candidates(partition.table, r))
+            )
         for ticket, _ in stranded:
             self.forget(ticket)
         return stranded

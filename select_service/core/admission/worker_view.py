@@ -61,10 +61,10 @@ def _worker(scene: _Scene, worker: Worker, limits: BusyThresholds) -> WorkerAdmi
 
 def _rank(scene: _Scene, rank: Rank) -> RankAdmission:
     partition, engines = scene.partition, scene.engines
-    slot = partition.find(rank)
+    slot = partition.table.find(rank)
     assert slot is not None
-    heard, told = engines.last(rank), float(partition.kv_usage[slot])
-    blocks = float(partition.kv_blocks[slot])
+    heard, told = engines.last(rank), float(partition.table.columns.kv_usage[slot])
+    blocks = float(partition.table.columns.kv_blocks[slot])
     own = None if np.isinf(blocks) else int(scene.active_blocks[slot]) / blocks
     return RankAdmission(
         busy=not scene.free[slot],

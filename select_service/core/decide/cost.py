@@ -127,11 +127,6 @@ def reference(
     return terms
 
 
-def prefer(terms: Terms, preference: npt.NDArray[np.float64]) -> None:
-    """Scale the costs in place by each slot's sum of preferred weights (float64[n_slots])."""
-    terms[:, kernels.COST] *= np.exp(-np.tanh(preference))
-
-
 def router_credit_blocks(matched: npt.NDArray[np.int32], config: RouterConfig) -> float:
     """Overlap credit of one slot (`matched` is its row), without decay, in blocks."""
     device, host = int(matched[0]), int(matched[1] - matched[0])

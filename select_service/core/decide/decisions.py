@@ -2,21 +2,20 @@
 
 from collections.abc import Callable
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 
-from select_service.bodies.selection import Selection, SelectRequest
+from indexer.hashing.hashes import Hashes
+from select_service.bodies.selection import Overlap, Selection, SelectRequest
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.decide.prompt import Prompt
 from select_service.core.fleet.partition import Partition, Placement
-from select_service.core.identity import Rank
-from select_service.core.load.active_load import Hashes
-from select_service.core.load.reservations import Booking, Reservations
-from select_service.core.replicas.events import Admitted
-from select_service.core.replicas.state import ReplicaState
+from select_service.core.load.booking import Booking
+from select_service.core.load.ledger import Ledger
+from select_service.core.views.explain import Candidate, explained
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
@@ -47,12 +46,12 @@ class Decision(NamedTuple):
     """A selection and, for the decision log, a way to explain it at no cost unless asked."""
 
     selection: Selection
-    explain: Callable[[], list[dict[str, Any]]]
+    explain: Callable[[], list[Candidate]]
     waited: Waited | None = None
 
 
-class Booked(NamedTuple):
-    """What is booked besides the prompt.  prefill_tokens None: prefill is not tracked."""
+class Wanted(NamedTuple):
+    """What is to be booked besides the prompt.  prefill_tokens None: prefill is not tracked."""
 
     reservation_id: str
     prefill_tokens: int | None
@@ -61,11 +60,10 @@ class Booked(NamedTuple):
 
 
 class Decisions:
-    """Makes the decisions and bookings of one process; other replicas are told of each booking."""
+    """Makes the decisions and bookings of one process."""
 
-    def __init__(self, held: Reservations, replicas: ReplicaState, rng: Random) -> None:
-        self._held = held
-        self._replicas = replicas
+    def __init__(self, ledger: Ledger, rng: Random) -> None:
+        self._ledger = ledger
         self._rng = rng
 
     def decide(self, job: Job, eligible: npt.NDArray[np.bool_], now: float) -> Decision:
@@ -80,12 +78,12 @@ class Decisions:
             job.partition.count(placement, reserved=False)
             return _decision(job, placement)
         reservation_id = self._free_id(job.reservation_id)
-        self._held.refuse_unless_room(len(job.prompt.sequence_hashes))
+        self._ledger.held.refuse_unless_room(len(job.prompt.sequence_hashes))
         placement = self._place(job, eligible)
         tokens = placement.effective_prefill_tokens if job.config.track_prefill_tokens else None
         wanted = request.expected_output_tokens, request.lora_name
-        booked = Booked(reservation_id, tokens, *wanted)
-        self.book(job.partition, placement.rank, job.prompt, job.config, booked, now)
+        booked = Wanted(reservation_id, tokens, *wanted)
+        self.book(job.partition, placement.slot, job.prompt, job.config, booked, now)
         job.partition.count(placement, reserved=True)
         decision = _decision(job, placement)
         decision.selection.reservation_id = reservation_id
@@ -94,43 +92,27 @@ class Decisions:
     def book(
         self,
         partition: Partition,
-        rank: Rank,
+        slot: int,
         prompt: Prompt,
         config: RouterConfig,
-        what: Booked,
+        what: Wanted,
         now: float,
     ) -> None:
-        """The only writes of an admission, after every refusal; none of them can fail."""
-        slot = partition.find(rank)
-        assert slot is not None
+        """The only writes of an admission, after every refusal."""
         booking = Booking(
             reservation_id=what.reservation_id,
-            key=partition.key,
-            rank=rank,
+            account=partition.account,
+            rank=partition.table.row(slot).rank,
             slot=slot,
             sequence_hashes=self._tracked(prompt.sequence_hashes, config),
             isl_tokens=prompt.isl_tokens,
             prefill_tokens=what.prefill_tokens or 0,
             booked_at=now,
+            tracks_prefill=what.prefill_tokens is not None,
+            expected_output_tokens=what.expected_output_tokens,
+            lora_name=what.lora_name,
         )
-        partition.book(booking)
-        self._held.add(booking, now)
-        self._replicas.endings.forget(what.reservation_id)
-        self._replicas.emit(
-            Admitted(
-                model_name=partition.key.model_name,
-                tenant_id=partition.key.tenant_id,
-                block_size=partition.block_size,
-                reservation_id=what.reservation_id,
-                rank=rank,
-                router_id=self._replicas.router_id,
-                lora_name=what.lora_name,
-                sequence_hashes=booking.sequence_hashes,
-                prefill_tokens_hint=what.prefill_tokens,
-                track_prefill_tokens=what.prefill_tokens is not None,
-                expected_output_tokens=what.expected_output_tokens,
-            )
-        )
+        self._ledger.book(booking, "client", now)
 
     def _place(self, job: Job, eligible: npt.NDArray[np.bool_]) -> Placement:
         draw = self._rng.random()
@@ -139,7 +121,7 @@ class Decisions:
     def _free_id(self, wanted: str | None) -> str:
         if wanted is None:
             return str(UUID(int=self._rng.getrandbits(128), version=4))
-        self._held.refuse_unless_free(wanted)
+        self._ledger.refuse_unless_free(wanted)
         return wanted
 
     def _tracked(self, sequence_hashes: Hashes, config: RouterConfig) -> Hashes:
@@ -164,9 +146,23 @@ def _decision(job: Job, placement: Placement) -> Decision:
         dp_rank=placement.rank.dp_rank,
         endpoint=given.endpoint or "",
         block_size=partition.block_size,
-        overlap=partition.overlap_of(placement.rank.worker_id, placement.numbers.matched),
+        overlap=_overlap(partition, placement),
         effective_prefill_tokens=placement.effective_prefill_tokens,
     )
     if job.request.selection_id is not None:
         selection.selection_id = job.request.selection_id
-    return Decision(selection, lambda: partition.explain(placement))
+    return Decision(selection, lambda: explained(partition, placement))
+
+
+def _overlap(partition: Partition, placement: Placement) -> Overlap:
+    """Matched tokens of the worker: per rank on GPU, and the best rank's cumulative values."""
+    size, table = partition.block_size, partition.table
+    gpu = cpu = disk = 0
+    dp = {}
+    for slot in table.slots_of(placement.rank.worker_id):
+        row = placement.numbers.matched[slot].tolist()
+        dp[table.row(slot).rank.dp_rank] = size * row[0]
+        gpu, cpu, disk = max(gpu, row[0]), max(cpu, row[1]), max(disk, row[3])
+    return Overlap(
+        longest_matched=size * disk, gpu=size * gpu, dp=dp, cpu=size * cpu, disk=size * disk
+    )

@@ -3,9 +3,15 @@
 A change of a worker is computed as a whole and then replaces the old state in one step.  Ranks that
 continue keep their slot, and with it their index and load; an index is dropped only when the rank,
 its partition, its block size or its event endpoint really changes.
+
+A rank that leaves takes no more load from then on.  What is booked on it is released a budget at a
+time, and its slot comes back when that is done: until then it stands in `leaving`.  What the
+listeners of KV events have to follow is noted, and taken in one place (`take_changes`).
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from indexer.dumps.held_blocks import Adoption
 from indexer.events.kv_source import KvSource
@@ -15,10 +21,50 @@ from select_service.core.fleet.catalog import Catalog, Worker, partition_key, sh
 from select_service.core.fleet.partition import Partition
 from select_service.core.fleet.recovered import Recovered
 from select_service.core.identity import PartitionKey, Rank
-from select_service.errors import BadRequest
+from select_service.core.load.booking import Account
+from select_service.core.touched import Touched
+from select_service.errors import BadRequest, CapacityExceeded
 from select_service.urls import metrics_url_error
 
 PARTITIONS_MAX = 1024
+
+
+class Leaving(NamedTuple):
+    """A slot whose rank has left and on which something is still booked, perhaps."""
+
+    account: Account
+    slot: int
+    writer: SlotWriter
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.account.bookings[self.slot]
+
+
+class _Entrance(NamedTuple):
+    """Where a worker joins, and slots for those of its ranks that have none yet."""
+
+    partition: Partition
+    writers: dict[Rank, SlotWriter]
+
+
+class CatalogChanges(NamedTuple):
+    """What changed since it was last asked, to be carried out in this order (all of it is slow).
+
+    renewed:   index slots of ranks whose events come from elsewhere now, to be cleared to the end;
+               until then they take nothing in
+    adoptions: recovered blocks for ranks whose listeners do not run yet
+    sources:   by worker id, the listeners that should exist now for its ranks; perhaps none
+    retired:   index slots of ranks that left, to be closed
+    """
+
+    renewed: list[SlotWriter]
+    adoptions: list[Adoption]
+    sources: dict[int, list[KvSource]]
+    retired: list[SlotWriter]
+
+    def __bool__(self) -> bool:
+        return any(self)
 
 
 class Fleet:
@@ -30,18 +76,20 @@ class Fleet:
         use_kv_events: bool,
         *,
         queueing: bool = False,
-        on_room: Callable[[PartitionKey], None] = lambda key: None,
+        touched: Touched,
     ) -> None:
-        """queueing: workers must say their max_num_batched_tokens;  on_room: see Partition."""
+        """queueing: workers must say their max_num_batched_tokens"""
         self.catalog = Catalog()
         self.partitions: dict[PartitionKey, Partition] = {}
+        self.leaving: deque[Leaving] = deque()
+        self.recovered = Recovered()
         self._new_index = new_index
         self._use_kv_events = use_kv_events
         self._queueing = queueing
-        self._on_room = on_room
+        self._touched = touched
+        self._changed: dict[int, None] = {}  # ids of workers
         self._retired: list[SlotWriter] = []
         self._renewed: list[SlotWriter] = []
-        self.recovered = Recovered()
         self._adoptions: list[Adoption] = []
 
     def registered(self, given: WorkerRegistration) -> Worker:
@@ -77,7 +125,7 @@ class Fleet:
                 f"reconciliation failed: {PARTITIONS_MAX} partitions exist, the most there may be"
             )
             return [text] if full else []
-        if partition.worker_ids() <= {worker.worker_id}:
+        if partition.table.has_only(worker.worker_id):
             return []
         scope = f"model={worker.key.model_name} tenant={worker.key.tenant_id}"
         if partition.block_size != worker.given.block_size:
@@ -93,8 +141,8 @@ class Fleet:
             ]
         return []
 
-    def leaving(self, new: Worker) -> list[Rank]:
-        """Schedulable ranks that `new` does not continue; their load must be freed before `put`."""
+    def _ranks_to_leave(self, new: Worker) -> list[Rank]:
+        """Schedulable ranks that `new` does not continue."""
         old = self.catalog.find(new.worker_id)
         if old is None or not old.schedulable:
             return []
@@ -108,23 +156,48 @@ class Fleet:
         return new.schedulable and new.key == old.key and same_shape
 
     def put(self, new: Worker) -> None:
-        """Replace the worker's old state.  Cannot fail."""
+        """Replace the worker's old state.  Raises CapacityExceeded, and has changed nothing."""
+        entrance = self._entrance(new) if new.schedulable else None
         old = self.catalog.find(new.worker_id)
-        leaving = self.leaving(new)
-        if old is not None and old.schedulable:
-            if self._continues(old, new):
-                self._renew_indexes(old, new)
+        was_there = old is not None and old.schedulable
+        leaving = self._ranks_to_leave(new)
+        continues = was_there and old is not None and self._continues(old, new)
+        if old is not None and continues:
+            self._renew_indexes(old, new)
+        elif old is not None and was_there:
             self._remove(old.key, leaving)
         self.catalog.put(new)
-        if new.schedulable:
-            self._join(new)
+        self._changed[new.worker_id] = None
+        if entrance is not None:
+            self._join(new, entrance)
+        if continues:
+            self._remove(new.key, leaving)
 
     def delete(self, worker: Worker) -> None:
-        """Take its ranks away; its load must have been freed.  The record stays for a while."""
+        """Take its ranks away.  The record stays for a while."""
         if worker.schedulable:
             self._remove(worker.key, worker.ranks())
         worker.lifecycle, worker.reasons = "unschedulable", []
         self.catalog.bury(worker.worker_id)
+        self._changed[worker.worker_id] = None
+
+    def _entrance(self, worker: Worker) -> _Entrance:
+        """All that needs memory when the worker joins.  Raises CapacityExceeded."""
+        try:
+            partition = self.partitions.get(worker.key)
+            if partition is None or self._reshapes(partition, worker):
+                size = worker.given.block_size
+                assert size
+                partition = Partition(worker.key, size, worker.is_eagle, self._new_index())
+            return _Entrance(partition, partition.open_slots(worker.ranks()))
+        except (MemoryError, OSError) as error:
+            raise CapacityExceeded(f"no memory for the ranks of a worker: {error}") from None
+
+    def _reshapes(self, partition: Partition, worker: Worker) -> bool:
+        """Is it alone in its partition and has another shape now?"""
+        alone = partition.table.has_only(worker.worker_id)
+        shape = partition.block_size, partition.is_eagle
+        return alone and (worker.given.block_size, worker.is_eagle) != shape
 
     def _renew_indexes(self, old: Worker, new: Worker) -> None:
         for dp_rank in set(new.dp_ranks()) & set(old.dp_ranks()):
@@ -132,35 +205,26 @@ class Fleet:
                 writer = self.partitions[old.key].renew_index(Rank(old.worker_id, dp_rank))
                 self._renewed.append(writer)
 
-    def _join(self, worker: Worker) -> None:
-        partition = self.partitions.get(worker.key)
-        if partition is None:
-            assert worker.given.block_size
-            partition = Partition(
-                worker.key,
-                worker.given.block_size,
-                worker.is_eagle,
-                self._new_index(),
-                self._on_room,
-            )
-            self.partitions[worker.key] = partition
-        new = [rank for rank in worker.ranks() if partition.find(rank) is None]
-        partition.add_worker(worker)
-        self._claim(partition, new)
+    def _join(self, worker: Worker, entrance: _Entrance) -> None:
+        partition, writers = entrance
+        self.partitions[worker.key] = partition
+        partition.join(worker, writers)
+        self._claim(partition, list(writers))
+        self._touched.capacity(worker.key)
 
     def _claim(self, partition: Partition, ranks: list[Rank]) -> None:
         """Ranks whose slots are empty get what a dump says they hold."""
         for rank in ranks:
             held = self.recovered.claim(partition.key, partition.block_size, rank)
             if held is not None:
-                writer = partition.writer(rank)
+                writer = partition.table.writer(rank)
                 writer.filling = True
                 self._adoptions.append(Adoption(held, (rank.worker_id, rank.dp_rank), writer))
 
     def claim_recovered(self) -> None:
         """What was recovered goes to the ranks that exist; none of them may have been fed yet."""
         for partition in self.partitions.values():
-            self._claim(partition, partition.ranks)
+            self._claim(partition, partition.table.ranks())
 
     def take_adoptions(self) -> list[Adoption]:
         """What the caller carries out (slow) before the listeners of these ranks start."""
@@ -169,15 +233,50 @@ class Fleet:
 
     def _remove(self, key: PartitionKey, ranks: list[Rank]) -> None:
         """A partition lives as long as it has a rank."""
+        if not ranks:
+            return
         partition = self.partitions[key]
-        self._retired += partition.remove_ranks(ranks)
-        if not partition.ranks:
+        for writer in partition.leave(ranks):
+            left = Leaving(partition.account, writer.slot, writer)
+            if left.is_empty:
+                self._retired.append(writer)
+            else:
+                left.account.leaving.add(left.slot)
+                self.leaving.append(left)
+        if not len(partition.table):
             del self.partitions[key]
+        self._touched.capacity(key)
 
-    def take_retired_writers(self) -> list[SlotWriter]:
-        """Index slots of ranks that left; the caller closes them (slow) after their listeners."""
-        retired, self._retired = self._retired, []
-        return retired
+    def retire(self) -> None:
+        """The first of `leaving` is empty: its slot may come back."""
+        left = self.leaving.popleft()
+        assert left.is_empty
+        left.account.leaving.discard(left.slot)
+        self._retired.append(left.writer)
+
+    # --- what listeners follow
+
+    @property
+    def has_changes(self) -> bool:
+        """Is there anything for `take_changes`?"""
+        return bool(self._changed or self._retired or self._renewed or self._adoptions)
+
+    def take_changes(self) -> CatalogChanges:
+        """What changed since the last call.  O(ranks of the workers that changed)."""
+        changed, self._changed = self._changed, {}
+        found = map(self.catalog.find, changed)
+        sources = {
+            worker_id: []
+            if worker is None or not self._use_kv_events
+            else [*self._sources_of(worker)]
+            for worker_id, worker in zip(changed, found, strict=True)
+        }
+        return CatalogChanges(
+            renewed=self.take_renewed_writers(),
+            adoptions=self.take_adoptions(),
+            sources=sources,
+            retired=self.take_retired_writers(),
+        )
 
     def take_renewed_writers(self) -> list[SlotWriter]:
         """Index slots of ranks whose events come from elsewhere now; the caller finishes clearing
@@ -185,17 +284,20 @@ class Fleet:
         renewed, self._renewed = self._renewed, []
         return renewed
 
+    def take_retired_writers(self) -> list[SlotWriter]:
+        """Index slots of ranks that left; the caller closes them (slow) after their listeners."""
+        retired, self._retired = self._retired, []
+        return retired
+
     def kv_sources(self) -> list[KvSource]:
         """The event listeners that should exist now."""
-        if not self._use_kv_events:
-            return []
         return [source for worker in self.catalog for source in self._sources_of(worker)]
 
     def _sources_of(self, worker: Worker) -> Iterator[KvSource]:
-        if not worker.schedulable:
+        if not worker.schedulable or not self._use_kv_events:
             return
         partition = self.partitions[worker.key]
-        writers = {rank.dp_rank: partition.writer(rank) for rank in worker.ranks()}
+        writers = {rank.dp_rank: partition.table.writer(rank) for rank in worker.ranks()}
         for dp_rank in writers:
             endpoint = worker.kv_endpoint(dp_rank)
             assert endpoint is not None
@@ -218,9 +320,12 @@ class Fleet:
         for key, partition in self.partitions.items():
             partition.check_invariants()
             workers = [worker for worker in schedulable if worker.key == key]
-            assert partition.ranks == sorted(rank for w in workers for rank in w.ranks())
+            assert partition.table.ranks() == sorted(rank for w in workers for rank in w.ranks())
             for worker in workers:
                 assert worker.given.block_size == partition.block_size
+        for account in {id(left.account): left.account for left in self.leaving}.values():
+            mine = [left.slot for left in self.leaving if left.account is account]
+            assert sorted(mine) == sorted(account.leaving)
 
 
 def _check_metrics_endpoint(url: str | None) -> None:

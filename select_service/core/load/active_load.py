@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from indexer.hashing.hashes import Hashes
 from select_service.core.load import kernels
 
-Hashes = npt.NDArray[np.uint64]
 PerSlot = npt.NDArray[np.int64]
 
 _ROWS_AT_FIRST = 1024
+_SLOTS_AT_FIRST = 64
 
 
 class OutputBlocks(NamedTuple):
@@ -90,32 +91,48 @@ class ActiveLoad:
         self._prefixes = _Counted(_ROWS_AT_FIRST)
         self._holders = _Holders(_ROWS_AT_FIRST, 1)
         self._alive = np.zeros(1, np.uint64)
-        self.totals = np.zeros((0, kernels.N_TOTALS), np.int64)
-        self.fractions = np.zeros(0, np.float64)
+        self._all_totals = np.zeros((_SLOTS_AT_FIRST, kernels.N_TOTALS), np.int64)
+        self._all_fractions = np.zeros(_SLOTS_AT_FIRST, np.float64)
+        self.totals = self._all_totals[:0]
+        self.fractions = self._all_fractions[:0]
 
     @property
     def n_slots(self) -> int:
         return len(self.totals)
 
     def ensure_slots(self, n_slots: int) -> None:
-        """Make room for slots 0 .. n_slots-1.  Never shrinks: a freed slot may return."""
-        missing = n_slots - self.n_slots
-        if missing <= 0:
+        """Make room for slots 0 .. n_slots-1.  Never shrinks: a freed slot may return.
+
+        O(1) but for doublings.
+        """
+        if n_slots <= self.n_slots:
             return
-        self.totals = np.vstack([self.totals, np.zeros((missing, kernels.N_TOTALS), np.int64)])
-        self.fractions = np.concatenate([self.fractions, np.zeros(missing)])
-        words = (n_slots + 63) // 64
-        self._holders = self._holders.with_room_for(0, words)
-        self._alive = np.zeros(words, np.uint64)
+        rows = len(self._all_totals)
+        if n_slots > rows:
+            while rows < n_slots:
+                rows *= 2
+            self._grow(rows)
+        self.totals, self.fractions = self._all_totals[:n_slots], self._all_fractions[:n_slots]
+        self._alive = np.zeros((n_slots + 63) // 64, np.uint64)
+
+    def _grow(self, rows: int) -> None:
+        more = rows - len(self._all_totals)
+        spare = np.zeros((more, kernels.N_TOTALS), np.int64)
+        self._all_totals = np.vstack([self._all_totals, spare])
+        self._all_fractions = np.concatenate([self._all_fractions, np.zeros(more)])
+        self._holders = self._holders.with_room_for(0, (rows + 63) // 64)
+
+    def reserve_room(self, blocks: int) -> None:
+        """Let the next `add` of so many blocks find room.  Raises MemoryError, nothing is lost."""
+        self._references = self._references.with_room_for(blocks)
+        self._prefixes = self._prefixes.with_room_for(blocks)
+        self._holders = self._holders.with_room_for(blocks, self._holders.bits.shape[1])
 
     def add(self, slot: int, sequence_hashes: Hashes, prefill_tokens: int) -> None:
         """Book one reservation: O(blocks)."""
         assert 0 <= slot < self.n_slots
         assert prefill_tokens >= 0
-        blocks = len(sequence_hashes)
-        self._references = self._references.with_room_for(blocks)
-        self._prefixes = self._prefixes.with_room_for(blocks)
-        self._holders = self._holders.with_room_for(blocks, len(self._alive))
+        self.reserve_room(len(sequence_hashes))
         self._references.used += kernels.add_blocks(
             *self._references.columns(), self.totals, slot, sequence_hashes
         )

@@ -1,26 +1,22 @@
-"""Reservations: id -> booking, over all partitions; their states, their leases, their order.
+"""The table of reservations: id -> booking, over all partitions; leases, order, sums by origin.
 
 A reservation is a lease: every lifecycle call renews it, and one that nobody renews for the time to
 live expires, so that a client that died cannot hold load for ever.  That holds for the reservations
-of other replicas too; `origin` says whose they are.
+of other replicas too; `origin` says whose they are.  Only the ledger writes here.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from sortedcontainers import SortedDict
 
 from select_service.bodies.reservations import ReservationPage, ReservationRow
-from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.active_load import OutputBlocks
+from select_service.core.load.booking import Booking
 from select_service.core.replicas.origin_sums import OriginSums, mark_of
-from select_service.errors import BadRequest, CapacityExceeded, Conflict, NotFound
+from select_service.errors import BadRequest, CapacityExceeded, NotFound
 
 RESERVATIONS_MAX = 200_000
 RESERVED_BLOCKS_MAX = 16_777_216
@@ -28,34 +24,10 @@ RESERVED_BLOCKS_MAX = 16_777_216
 PAGE_SCAN_MAX = 10_000
 """Reservations looked at for one page of a filtered list; a page may be shorter than asked for."""
 SHORT_LEASES_SPARE = 1024
+STALE_LEASES_PER_LOOK_MAX = 1024
+"""Short leases of reservations that have ended, dropped while one that is overdue is looked for."""
 PAGE_HASHES_MAX = 32_768
 """Sequence hashes on one page that shows them; its last reservation may exceed it."""
-
-
-@dataclass(slots=True)
-class Booking:
-    """Load of one live reservation.  `slot` belongs to the partition of `key`.
-
-    origin:        router id of the replica that admitted it; None: this one
-    mark:          hash of its id and rank, for comparing many of them at once
-    lease_ends_at: when it expires, if that is not the time to live after its last renewal
-    """
-
-    reservation_id: str
-    key: PartitionKey
-    rank: Rank
-    slot: int
-    sequence_hashes: npt.NDArray[np.uint64]
-    isl_tokens: int
-    prefill_tokens: int
-    booked_at: float
-    origin: int | None = None
-    mark: int = 0
-    lease_ends_at: float | None = None
-    output: OutputBlocks = field(default_factory=OutputBlocks)
-    prefilling: bool = True
-    order: int = -1
-    renewed_at: float = 0.0
 
 
 class ReservationFilter(NamedTuple):
@@ -74,7 +46,7 @@ class ReservationFilter(NamedTuple):
 
 
 class Reservations:
-    """All live bookings.  The load they stand for is kept by their partitions."""
+    """All live bookings.  The load they stand for is kept by their accounts."""
 
     def __init__(self, ttl_s: float, router_id: int = 0) -> None:
         """ttl_s: seconds without renewal after which a booking expires; 0 = never."""
@@ -102,15 +74,6 @@ class Reservations:
     def find(self, reservation_id: str) -> Booking | None:
         return self._by_id.get(reservation_id)
 
-    def refuse_unless_free(self, reservation_id: str) -> None:
-        """Raises Conflict when the id is in use, in whatever partition."""
-        held = self._by_id.get(reservation_id)
-        if held is not None:
-            raise Conflict(
-                f"reservation {reservation_id} already exists "
-                f"(worker {held.rank.worker_id} dp_rank {held.rank.dp_rank})"
-            )
-
     def refuse_unless_room(self, blocks: int) -> None:
         """Raises CapacityExceeded when one more reservation of so many blocks does not fit."""
         if len(self) >= RESERVATIONS_MAX:
@@ -124,7 +87,7 @@ class Reservations:
             )
 
     def add(self, booking: Booking, now: float, lease_s: float | None = None) -> None:
-        """Cannot fail after the two refusals above.  lease_s: a first lease that is shorter."""
+        """Nobody has its id.  lease_s: a first lease that is shorter."""
         assert booking.reservation_id not in self._by_id
         booking.order = next(self._orders)
         booking.renewed_at = now
@@ -153,9 +116,7 @@ class Reservations:
 
     def renew(self, reservation_id: str, now: float) -> Booking:
         """Every lifecycle call passes here.  Raises NotFound."""
-        booking = self._by_id.get(reservation_id)
-        if booking is None:
-            raise NotFound(f"reservation {reservation_id} not found")
+        booking = self.get(reservation_id)
         booking.renewed_at = now
         booking.lease_ends_at = None
         self._by_id.move_to_end(reservation_id)
@@ -175,44 +136,40 @@ class Reservations:
         booking.origin = origin
         self.sums.add(booking.key, booking.origin, booking.prefill_tokens, booking.mark)
 
-    def remove(self, reservation_id: str) -> Booking:
-        """Raises NotFound."""
-        booking = self._by_id.pop(reservation_id, None)
-        if booking is None:
-            raise NotFound(f"reservation {reservation_id} not found")
+    def remove(self, booking: Booking) -> None:
+        del self._by_id[booking.reservation_id]
         del self._by_order[booking.order]
         self._blocks -= len(booking.sequence_hashes)
         self._prefilling -= booking.prefilling
         self.sums.remove(booking.key, booking.origin, booking.prefill_tokens, booking.mark)
+
+    def get(self, reservation_id: str) -> Booking:
+        """Raises NotFound."""
+        booking = self._by_id.get(reservation_id)
+        if booking is None:
+            raise NotFound(f"reservation {reservation_id} not found")
         return booking
 
-    def overdue(self, now: float) -> list[str]:
-        """Ids whose lease has ended."""
+    def overdue(self, now: float) -> Booking | None:
+        """One whose lease has ended; it stays until it is removed."""
         if self._ttl_s == 0:
-            return []
-        ended = self._short_overdue(now)
-        for reservation_id, booking in self._by_id.items():
-            if booking.renewed_at + self._ttl_s > now:
+            return None
+        for _ in range(min(len(self._short_leases), STALE_LEASES_PER_LOOK_MAX)):
+            end, order, reservation_id = self._short_leases[0]
+            if end > now:
                 break
-            ended[reservation_id] = None
-        return list(ended)
-
-    def _short_overdue(self, now: float) -> dict[str, None]:
-        ended: dict[str, None] = {}
-        while self._short_leases and self._short_leases[0][0] <= now:
-            _, order, reservation_id = heappop(self._short_leases)
             booking = self._by_id.get(reservation_id)
             if booking is not None and booking.order == order and booking.lease_ends_at is not None:
-                ended[reservation_id] = None
-        return ended
+                return booking
+            heappop(self._short_leases)
+        booking = next(iter(self._by_id.values()), None)
+        if booking is None or booking.renewed_at + self._ttl_s > now:
+            return None
+        return booking
 
     def held_since(self, origin: int, before: float) -> list[Booking]:
         """What that replica admitted and was booked here before.  O(reservations)."""
         return [b for b in self if b.origin == origin and b.renewed_at < before]
-
-    def on_ranks(self, ranks: set[Rank]) -> list[str]:
-        """Ids booked on any of the ranks.  O(reservations): ranks leave seldom."""
-        return [booking.reservation_id for booking in self if booking.rank in ranks]
 
     def __iter__(self) -> Iterator[Booking]:
         return iter(self._by_id.values())

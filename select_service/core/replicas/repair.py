@@ -23,7 +23,8 @@ from select_service.bodies.common import ID_CHARS_MAX, U64_MAX
 from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.decide.prompt import ISL_TOKENS_MAX
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.reservations import RESERVATIONS_MAX, Booking, ReservationFilter
+from select_service.core.load.booking import Account, Booking
+from select_service.core.load.reservations import RESERVATIONS_MAX, ReservationFilter
 from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, Freed, PrefillCompleted
 from select_service.core.replicas.state import ReplicaState
 
@@ -109,7 +110,7 @@ class Repair:
             self._take(answer)
             after = answer.page.next
             if after is None:
-                self._finish()
+                self._finish(answer.came_at)
                 return
 
     def _lacks(self, answer: Answer) -> bool:
@@ -127,11 +128,11 @@ class Repair:
             self._listed.add(row.reservation_id)
             self._follow(self._verdict(row, answer), row, answer.came_at)
 
-    def _finish(self) -> None:
+    def _finish(self, now: float) -> None:
         """The list was complete: drop what the peer answers for and does not have any more."""
         for booking in self._state.held.held_since(self.router_id, self._began):
             if booking.reservation_id not in self._listed:
-                self._state.release(booking)
+                self._state.ledger.release(booking, "replica", now)
                 self.done.dropped += 1
 
     # --- what a row asks for; changes nothing
@@ -202,18 +203,18 @@ class Repair:
             self._repeat(PrefillCompleted, row)
         elif verdict == "assign":
             assert booking is not None
-            self._state.held.assign(booking, self._origin_of(row))
+            self._state.ledger.assign(booking, self._origin_of(row))
             self.done.changed += 1
         elif verdict == "complete_prefill":
             assert booking is not None
-            self._state.complete_prefill(booking)
+            self._state.ledger.complete_prefill(booking, "replica", now)
             self.done.changed += 1
         elif verdict == "trust":
             self._state.endings.forget(row.reservation_id)
             del self._state.doubted[row.reservation_id]
         elif verdict == "revoke":
             assert booking is not None
-            self._state.release(booking)
+            self._state.ledger.release(booking, "replica", now)
             self._repeat(Freed, row)
             self.done.changed += 1
 
@@ -228,9 +229,9 @@ class Repair:
         is_over = row.state == "decode" or state.endings.was_prefilled(row.reservation_id, now)
         booking = Booking(
             reservation_id=row.reservation_id,
-            key=_key_of(row),
+            account=place[0],
             rank=_rank_of(row),
-            slot=place,
+            slot=place[1],
             sequence_hashes=np.array(row.sequence_hashes, np.uint64),
             isl_tokens=row.isl_tokens,
             prefill_tokens=0 if is_over else row.prefill_tokens,
@@ -246,10 +247,11 @@ class Repair:
         self.done.changed += is_known
         self.done.added += not is_known
 
-    def _place(self, row: ReservationRow) -> int | None:
-        """Slot of the row's rank; None when there is no such rank here."""
+    def _place(self, row: ReservationRow) -> tuple[Account, int] | None:
+        """Account and slot of the row's rank; None when there is no such rank here."""
         partition = self._state.partition_of(_key_of(row))
-        return None if partition is None else partition.find(_rank_of(row))
+        slot = None if partition is None else partition.table.find(_rank_of(row))
+        return None if partition is None or slot is None else (partition.account, slot)
 
     def _origin_of(self, row: ReservationRow) -> int | None:
         return None if row.router_id == self._state.router_id else row.router_id
@@ -257,7 +259,15 @@ class Repair:
     def _repeat(self, kind: type[PrefillCompleted] | type[Freed], row: ReservationRow) -> None:
         partition = self._state.partition_of(_key_of(row))
         if partition is not None:
-            self._state.say(kind, partition, row.reservation_id, _rank_of(row))
+            event = kind(
+                model_name=row.model_name,
+                tenant_id=row.tenant_id,
+                block_size=partition.block_size,
+                reservation_id=row.reservation_id,
+                rank=_rank_of(row),
+                router_id=self._state.router_id,
+            )
+            self._state.say(event)
             self.done.repeated += 1
 
 

@@ -15,17 +15,21 @@ An id that one replica freed and another admits again is either used again, whic
 first admission came twice.  It is booked, and doubted: doubt counts as a difference from the peer
 that admitted it, whose list then tells (`replica_repair`).
 
-Nothing is answered and nothing is passed on: each replica speaks for itself to all others.
+Nothing is answered and nothing is passed on: each replica speaks for itself to all others.  What
+our own clients book, complete and free is told to them once `tell` has been called; output blocks
+are not told (they are too many), and neither are expiry and the leaving of a rank: each replica has
+leases and a catalog of its own, and comes to the same end by itself.
 Every booking is a lease of this process, so what no event ends, time does.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.reservations import Booking, Reservations
+from select_service.core.load.booking import Booking
+from select_service.core.load.ledger import Cause, Ledger
 from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.digest import (
     Difference,
@@ -57,23 +61,38 @@ Reason: TypeAlias = Literal[
 remembered; stale: a later digest came before."""
 
 
+class _Common(TypedDict):
+    """The fields that all events have."""
+
+    model_name: str
+    tenant_id: str
+    block_size: int
+    reservation_id: str
+    rank: Rank
+    router_id: int
+
+
 class ReplicaState:
     """Books and ends reservations on behalf of other replicas."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        held: Reservations,
-        router_id: int,
-        emit: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, fleet: Fleet, ledger: Ledger, router_id: int) -> None:
         self.router_id = router_id
-        self.held = held
+        self.held = ledger.held
+        self.ledger = ledger
         self.endings = Endings()
         self.origins = Origins(router_id)
         self.doubted: dict[str, Booking] = {}
-        self.emit = emit
+        self._emit: Callable[[Event], None] | None = None
         self._fleet = fleet
+
+    def tell(self, emit: Callable[[Event], None]) -> None:
+        """Follow the ledger, and tell other replicas of what our clients do from now on.
+
+        emit: must not block, raise or call back
+        """
+        if self._emit is None:
+            self.ledger.followers.append(self)
+        self._emit = emit
 
     def apply(self, event: Event, now: float) -> Reason | None:
         """Follow an event of a peer.  None when it was followed, else why nothing changed."""
@@ -137,18 +156,18 @@ class ReplicaState:
         return list(self.doubted.values())
 
     def _admitted(self, partition: Partition, event: Admitted, now: float) -> Reason | None:
-        slot = partition.find(event.rank)
+        slot = partition.table.find(event.rank)
         if slot is None:
             return "unknown_rank"
         old = self.held.find(event.reservation_id)
-        if old is not None and (old.key, old.rank) == (event.key, event.rank):
+        if old is not None and (old.account, old.slot) == (partition.account, slot):
             return "known"
         early = self.endings.met_by_admission(event.reservation_id, now)
         if early == "freed_early":
             return "freed_before"
         booking = Booking(
             reservation_id=event.reservation_id,
-            key=event.key,
+            account=partition.account,
             rank=event.rank,
             slot=slot,
             sequence_hashes=event.sequence_hashes,
@@ -173,8 +192,8 @@ class ReplicaState:
         if booking is None or booking.key != event.key:
             self.endings.prefilled_unknown(event.reservation_id, event.router_id, now)
             return "not_booked"
-        self.held.renew(event.reservation_id, now)
-        self.complete_prefill(booking)
+        self.ledger.renew(event.reservation_id, now)
+        self.ledger.complete_prefill(booking, "replica", now)
         return None
 
     def _freed(self, event: Freed, now: float) -> Reason | None:
@@ -182,7 +201,7 @@ class ReplicaState:
         if booking is None or booking.key != event.key:
             self.endings.freed_unknown(event.reservation_id, event.router_id, now)
             return "not_booked"
-        self.release(booking)
+        self.ledger.release(booking, "replica", now)
         self.endings.freed(event.reservation_id, event.router_id, now)
         return None
 
@@ -194,48 +213,59 @@ class ReplicaState:
         freed = 0 if old is None else len(old.sequence_hashes)
         try:
             self.held.refuse_unless_room(max(0, len(booking.sequence_hashes) - freed))
-        except CapacityExceeded:
+            self.ledger.book(booking, "replica", now, lease_s)
+        except (CapacityExceeded, MemoryError):
             return False
-        if old is not None:
-            self.release(old)
-        self._fleet.partitions[booking.key].book(booking)
-        self.held.add(booking, now, lease_s)
         return True
-
-    def complete_prefill(self, booking: Booking) -> None:
-        tokens = self.held.prefill_complete(booking)
-        self._fleet.partitions[booking.key].complete_prefill(booking.slot, tokens)
-
-    def release(self, booking: Booking) -> None:
-        """Take its load back."""
-        self.held.remove(booking.reservation_id)
-        self._fleet.partitions[booking.key].free(booking)
 
     def n_ranks(self) -> int:
         """Ranks that reservations may be booked on."""
-        return sum(len(partition.ranks) for partition in self._fleet.partitions.values())
+        return sum(len(partition.table) for partition in self._fleet.partitions.values())
 
     def partition_of(self, key: PartitionKey) -> Partition | None:
         return self._fleet.partitions.get(key)
 
-    def say(
-        self,
-        kind: type[PrefillCompleted] | type[Freed],
-        partition: Partition,
-        reservation_id: str,
-        rank: Rank,
-    ) -> None:
-        """Tell the peers that the prefill of a reservation is over, or that it was freed."""
-        self.emit(
-            kind(
-                model_name=partition.key.model_name,
-                tenant_id=partition.key.tenant_id,
-                block_size=partition.block_size,
-                reservation_id=reservation_id,
-                rank=rank,
-                router_id=self.router_id,
+    # --- what our clients do, as a follower of the ledger
+
+    def booked(self, booking: Booking, cause: Cause, now: float) -> None:
+        if cause != "client":
+            return
+        self.endings.forget(booking.reservation_id)
+        tokens = booking.prefill_tokens if booking.tracks_prefill else None
+        self.say(
+            Admitted(
+                **self._common(booking),
+                lora_name=booking.lora_name,
+                sequence_hashes=booking.sequence_hashes,
+                prefill_tokens_hint=tokens,
+                track_prefill_tokens=booking.tracks_prefill,
+                expected_output_tokens=booking.expected_output_tokens,
             )
         )
+
+    def prefill_completed(self, booking: Booking, cause: Cause, now: float) -> None:
+        if cause == "client":
+            self.say(PrefillCompleted(**self._common(booking)))
+
+    def released(self, booking: Booking, cause: Cause, now: float) -> None:
+        if cause == "client":
+            self.endings.freed(booking.reservation_id, self.router_id, now)
+            self.say(Freed(**self._common(booking)))
+
+    def _common(self, booking: Booking) -> _Common:
+        return {
+            "model_name": booking.key.model_name,
+            "tenant_id": booking.key.tenant_id,
+            "block_size": booking.account.block_size,
+            "reservation_id": booking.reservation_id,
+            "rank": booking.rank,
+            "router_id": self.router_id,
+        }
+
+    def say(self, event: Event) -> None:
+        """Tell the peers, if anybody is to be told."""
+        if self._emit is not None:
+            self._emit(event)
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -33,7 +33,7 @@ def dump_parts(
     parts = []
     for key, partition in sorted(partitions.items()):
         name = f"{key.model_name}:{key.tenant_id}"
-        writers = {rank: partition.writer(rank) for rank in partition.ranks}
+        writers = {rank: partition.table.row(slot).writer for rank, slot in partition.table.slots()}
         take = partial(_copy, name, partition.block_size, writers, partition.index.snapshot)
         parts.append(DumpPart(name, partition.block_size, take))
     parts += [DumpPart(held.name, held.block_size, partial(narrowed, held)) for held in recovered]

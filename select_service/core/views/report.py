@@ -77,8 +77,8 @@ def report(selector: Selector, ranks_max: int) -> Report:
         reservations_prefill=held.prefilling,
         reservations_decode=len(held) - held.prefilling,
         reserved_blocks=held.blocks,
-        expired=selector.expired,
-        dropped_with_rank=selector.dropped_with_rank,
+        expired=selector.ledger.expired,
+        dropped_with_rank=selector.ledger.dropped_with_rank,
     )
 
 
@@ -92,7 +92,7 @@ def _partition(partition: Partition, ranks_max: int) -> PartitionReport:
     totals = partition.load.totals
     prefill, requests = totals[:, kernels.PREFILL_TOKENS], totals[:, kernels.REQUESTS]
     blocks = partition.load.active_blocks()
-    by_rank = sorted((rank, slot) for slot, rank in partition.slot_ranks().items())
+    by_rank = sorted(partition.table.slots())
     return PartitionReport(
         model_name=partition.key.model_name,
         tenant_id=partition.key.tenant_id,

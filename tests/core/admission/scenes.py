@@ -126,7 +126,7 @@ class Scene:
         self.serve()
 
     def serve(self):
-        self.selector.serve_waiting(self.now)
+        self.selector.settle(self.now)
         self.selector.check_invariants()
 
     def tick(self, seconds=1.0):
@@ -183,4 +183,4 @@ def hashes(blocks, isl_tokens):
 def store(scene, worker_id, blocks):
     """Let rank 0 of a worker have these blocks on its GPU."""
     array = np.array(blocks, np.uint64)
-    scene.partition.writer(Rank(worker_id, 0)).store(Tier.GPU, None, array, array)
+    scene.partition.table.writer(Rank(worker_id, 0)).store(Tier.GPU, None, array, array)

@@ -203,10 +203,10 @@ class AdmissionMatchesModel(Twins):
     # --- the queue is served, or left
 
     @rule()
-    def serve_waiting(self):
+    def settle(self):
         while self.woken:
             self.woken = False
-            self.selector.serve_waiting(self.now)
+            self.selector.settle(self.now)
         self.model.serve_all(self.now)
         self.agree_on_departures()
         assert not self.model.may_leave()
@@ -221,7 +221,7 @@ class AdmissionMatchesModel(Twins):
         ended = {booking.reservation_id for booking in self.selector.tick(self.now)}
         while self.woken:
             self.woken = False
-            self.selector.serve_waiting(self.now)
+            self.selector.settle(self.now)
         assert ended == set(self.model.tick(self.now))
         self.agree_on_departures()
 

@@ -51,7 +51,7 @@ def test_faded_blocks_count_as_the_rounded_sum_that_loads_shows():
     scene.fill(1, 4 * 3, name="a")
     assert not passes(scene.look("full"))
     scene.selector.output_block("a", 0.5, scene.now)
-    assert scene.partition.loads()[0].potential_decode_blocks == 2
+    assert scene.selector.loads()[0].loads[0].potential_decode_blocks == 2
     assert passes(scene.look("faded"))
 
 

@@ -11,7 +11,7 @@ from select_service.core.admission.drain import (
     DrainRate,
     retry_after_s,
 )
-from select_service.core.fleet.partition import Drained
+from select_service.core.load.booking import Drained
 from tests.core.admission.scenes import Scene, one_class
 
 

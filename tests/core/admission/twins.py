@@ -160,6 +160,7 @@ class Twins(RuleBasedStateMachine):
                 metrics_endpoint=url,
             )
         )
+        self.selector.empty_leaving(self.now)
         queueing = self.document is not None
         new = Machine(key, block_size, "http://w", **shape, url=url, queueing=queueing)
         self.model.put(worker_id, new)
@@ -186,6 +187,7 @@ class Twins(RuleBasedStateMachine):
             assert self.refusal(self.selector.patch, worker_id, change) == "NotFound"
             return
         record = self.selector.patch(worker_id, change)
+        self.selector.empty_leaving(self.now)
         new = Machine(
             old.key,
             old.block_size,
@@ -206,6 +208,7 @@ class Twins(RuleBasedStateMachine):
         for gone in [1, 2, 3] if all_of_them and self.tickets else [worker_id]:
             if gone in self.model.workers:
                 self.selector.delete(gone)
+                self.selector.empty_leaving(self.now)
                 self.model.delete(gone)
 
     def ranks(self):
@@ -221,7 +224,7 @@ class Twins(RuleBasedStateMachine):
         found = self.some_rank(number)
         if found and path:
             rank, key = found
-            writer = self.selector.fleet.partitions[PartitionKey(*key)].writer(Rank(*rank))
+            writer = self.selector.fleet.partitions[PartitionKey(*key)].table.writer(Rank(*rank))
             hashes = np.array(path, np.uint64), np.array(names(path), np.uint64)
             writer.store(MEDIA[medium], None, *hashes, counted=False)
             self.model.store(rank, medium, path)
@@ -231,7 +234,7 @@ class Twins(RuleBasedStateMachine):
         found = self.some_rank(number)
         if found and path:
             rank, key = found
-            writer = self.selector.fleet.partitions[PartitionKey(*key)].writer(Rank(*rank))
+            writer = self.selector.fleet.partitions[PartitionKey(*key)].table.writer(Rank(*rank))
             writer.remove(MEDIA[medium], np.array(names(path)[-1:], np.uint64))
             self.model.drop(rank, medium, path)
 

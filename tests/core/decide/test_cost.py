@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.bodies.prompts import RouterConfigOverride
+from select_service.core.decide.candidates import preference_factors
 from select_service.core.decide.cost import (
     RankNumbers,
     RouterConfig,
     overridden,
-    prefer,
     reference,
     router_credit_blocks,
 )
 from select_service.core.load import kernels
+from tests.core.fleet.tables import a_table
 from tests.models import cost_model
 from tests.models.cost_model import Query, RankState
 
@@ -150,10 +151,8 @@ def test_cached_tokens_round_half_up():
     ("base", "weight", "expected"), [(4.0, 1.0, 1.8677), (10.0, 5.0, 3.6791), (4.0, 0.0, 4.0)]
 )
 def test_preferred_taints_scale_the_cost_as_measured(base, weight, expected):
-    terms = np.zeros((1, kernels.N_TERMS))
-    terms[0, kernels.COST] = base
-    prefer(terms, np.array([weight]))
-    assert terms[0, kernels.COST] == pytest.approx(expected, abs=1e-4)
+    (factor,) = preference_factors(a_table(["x"]), {"x": weight})
+    assert base * factor == pytest.approx(expected, abs=1e-4)
     assert expected == pytest.approx(base * math.exp(-math.tanh(weight)), abs=1e-4)
 
 

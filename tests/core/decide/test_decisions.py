@@ -14,7 +14,7 @@ KEY = PartitionKey("m", "default")
 
 def store(selector, worker_id, tokens, tier=Tier.GPU):
     hashes = block_hashes(np.arange(tokens, dtype=np.uint32), 4)
-    writer = selector.fleet.partitions[KEY].writer(Rank(worker_id, 0))
+    writer = selector.fleet.partitions[KEY].table.writer(Rank(worker_id, 0))
     writer.store(tier, None, hashes, hashes)
 
 

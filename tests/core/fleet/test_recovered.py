@@ -11,6 +11,7 @@ from select_service.bodies.workers import WorkerRegistration
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.recovered import HELD_S_MAX, Recovered
 from select_service.core.identity import PartitionKey, Rank
+from select_service.core.touched import Touched
 from select_service.core.views.dump_parts import by_name, dump_parts
 
 KEY = PartitionKey("llama3:8b", "t")
@@ -85,7 +86,7 @@ def test_what_nobody_takes_is_dropped_after_a_while(recovered):
 
 
 def a_fleet():
-    return Fleet(lambda: PrefixIndex(100), use_kv_events=True)
+    return Fleet(lambda: PrefixIndex(100), use_kv_events=True, touched=Touched(lambda: None))
 
 
 def join(fleet, worker_id):
@@ -102,7 +103,7 @@ def join(fleet, worker_id):
 
 def matched(fleet, worker_id):
     partition = fleet.partitions[KEY]
-    return partition.index.match(u64(10, 11))[partition.find(Rank(worker_id, 0)), 0]
+    return partition.index.match(u64(10, 11))[partition.table.find(Rank(worker_id, 0)), 0]
 
 
 @pytest.mark.parametrize("registered_first", [True, False])

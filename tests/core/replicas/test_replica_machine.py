@@ -24,7 +24,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         self.selector = a_selector(ttl_s=TTL_S)
         for worker_id in (1, 2):
             self.selector.register(a_worker(worker_id, data_parallel_size=2))
-        self.selector.replicas.emit = self.said.append
+        self.selector.replicas.tell(self.said.append)
         self.model = ReplicaModel(self.selector.router_id, HERE, TTL_S)
         self.now = 0.0
 

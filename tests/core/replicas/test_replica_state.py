@@ -25,7 +25,7 @@ def a_replica(seed=0, ttl_s=3600.0, workers=2):
     for worker_id in range(1, workers + 1):
         selector.register(a_worker(worker_id, data_parallel_size=2))
     selector.said = []
-    selector.replicas.emit = selector.said.append
+    selector.replicas.tell(selector.said.append)
     return selector
 
 

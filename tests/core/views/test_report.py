@@ -31,7 +31,7 @@ def hold(selector, rank, tokens):
     """Let `rank` hold the complete blocks of tokens 0, 1, 2 ..."""
     partition = selector.fleet.partitions[KEY]
     blocks = block_hashes(np.arange(tokens, dtype=np.uint32), partition.block_size)
-    partition.writer(rank).store(Tier.GPU, None, blocks, blocks)
+    partition.table.writer(rank).store(Tier.GPU, None, blocks, blocks)
 
 
 def test_an_empty_selector_reports_zeros_for_every_lifecycle():
@@ -96,6 +96,7 @@ def test_reservations_are_counted_by_state_and_by_their_end(selector):
     assert before.reserved_blocks == 6
     selector.tick(11.5)
     selector.delete(2)
+    selector.settle(11.5)
     after = report(selector, RANKS)
     assert (after.reservations_prefill, after.reservations_decode) == (0, 0)
     assert (after.expired, after.dropped_with_rank) == (2, 1)

@@ -31,7 +31,7 @@ class Plane:
         self.callbacks = Callbacks()
         self.publisher = ReplicaPublisher(self.callbacks)
         self.selector = a_selector(seed=seed)
-        self.selector.replicas.emit = self.publisher.offer
+        self.selector.replicas.tell(self.publisher.offer)
         self.selector.register(a_worker(1))
         self.sync = ReplicaSync(
             self.selector.replicas, self.publisher, self.callbacks, repair=False, url=None
@@ -143,7 +143,7 @@ def test_an_event_that_is_too_large_is_dropped_with_its_reason_and_the_next_one_
         plane = Plane(seed=1)
         plane.sync.start(1)
         publisher, offered = plane.publisher, []
-        plane.selector.replicas.emit = offered.append
+        plane.selector.replicas.tell(offered.append)
         plane.selector.reserve(a_reservation("x"), 0.0)
         too_long = np.zeros(SEQUENCE_BLOCKS_MAX + 1, np.uint64)
         publisher.offer(msgspec.structs.replace(offered[0], sequence_hashes=too_long))

@@ -1,0 +1,69 @@
+"""Which ranks a request itself allows, and which it prefers."""
+
+import numpy as np
+import numpy.typing as npt
+
+from select_service.bodies.selection import SelectRequest
+from select_service.core.fleet.rank_table import Mask, RankTable
+from select_service.core.identity import Rank
+from select_service.errors import BadRequest, NoEligibleRank
+
+PREFERENCE_MAX = 1e6
+"""tanh is 1 long before this; the bound keeps sums of hostile weights finite."""
+
+
+def candidates(table: RankTable, request: SelectRequest) -> Mask:
+    """bool[n_slots]: who may be chosen by the request's own constraints.
+
+    Raises BadRequest when they contradict each other, NoEligibleRank when nobody may.
+    """
+    allowed, pinned = request.allowed_worker_ids, request.pinned_worker
+    if pinned is not None and allowed is not None and pinned.worker_id not in allowed:
+        raise BadRequest(f"pinned worker {pinned.worker_id} is not in allowed worker set")
+    required = request.routing_constraints.required_taints
+    if pinned is None and allowed is None and not required:
+        return table.open
+    eligible = np.zeros(table.n_slots, np.bool_)
+    if pinned is not None:
+        slot = table.find(Rank(pinned.worker_id, pinned.dp_rank))
+        if slot is not None:
+            eligible[slot] = True
+    elif allowed is not None:
+        eligible[[slot for worker in set(allowed) for slot in table.slots_of(worker)]] = True
+    else:
+        eligible[:] = table.open
+    if required:
+        eligible &= table.names.having_all(set(required), table.columns.taints)
+    if not eligible.any():
+        raise NoEligibleRank(_nobody(request))
+    return eligible
+
+
+def preference_factors(
+    table: RankTable, preferred: dict[str, float]
+) -> npt.NDArray[np.float64] | None:
+    """float64[n_slots]: what the taints of each slot multiply its cost by; None: all 1.
+
+    exp(-tanh(sum of the weights of its taints)); weights are 32-bit floats on the wire
+    """
+    if not preferred:
+        return None
+    sums = np.zeros(table.n_slots, np.float64)
+    for name, given in preferred.items():
+        weight = float(np.float32(max(-PREFERENCE_MAX, min(PREFERENCE_MAX, given))))
+        sums[table.names.having(name, table.columns.taints)] += weight
+    factors: npt.NDArray[np.float64] = np.exp(-np.tanh(sums))
+    return factors
+
+
+def _nobody(request: SelectRequest) -> str:
+    pinned = request.pinned_worker
+    if pinned is not None:
+        wanted = f"pinned worker {pinned.worker_id} dp_rank {pinned.dp_rank}"
+    elif request.allowed_worker_ids is not None:
+        wanted = f"any of {len(request.allowed_worker_ids)} allowed workers"
+    else:
+        wanted = "any worker"
+    required = sorted(request.routing_constraints.required_taints)
+    taints = f" with taints {required}" if required else ""
+    return f"no endpoints available to route work: {wanted}{taints} is not schedulable here"

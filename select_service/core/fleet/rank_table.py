@@ -1,0 +1,236 @@
+"""What is known of every rank of one partition, as columns with one row per slot.
+
+A row is written in O(1), whatever the number of rows: columns have spare rows and double when they
+run out of them.  What others see are views of the first `n_slots` rows, which are made anew when a
+row is added.  A fact per rank is a column here; who stands in a row is in `_rows`.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.index.prefix_index import SlotWriter
+from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.taints import TaintNames
+from select_service.core.identity import Rank
+
+ROWS_AT_FIRST = 8
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Row(NamedTuple):
+    """Who stands in a row.  writer: of its slot in the index"""
+
+    rank: Rank
+    worker: Worker
+    writer: SlotWriter
+
+
+class Columns(NamedTuple):
+    """Arrays with one entry per slot; what a row of nobody holds is said in parentheses.
+
+    open:          is there a rank that may be chosen (False)
+    weight:        its cost is divided by this (1)
+    kv_blocks:     blocks of its KV cache; infinite when not known (infinite)
+    batch_tokens:  max_num_batched_tokens; infinite when not known (infinite)
+    kv_usage:      used part of its KV cache in the words of its engine; NaN: it does not say (NaN)
+    worker_number: a small number, the same for all ranks of one worker (0)
+    taints:        bits of its taints, see `TaintNames` (0)
+    """
+
+    open: Mask
+    weight: Floats
+    kv_blocks: Floats
+    batch_tokens: Floats
+    kv_usage: Floats
+    worker_number: npt.NDArray[np.int64]
+    taints: npt.NDArray[np.uint64]
+
+    @classmethod
+    def of_nobody(cls, n_rows: int) -> "Columns":
+        return cls(
+            open=np.zeros(n_rows, np.bool_),
+            weight=np.ones(n_rows, np.float64),
+            kv_blocks=np.full(n_rows, np.inf),
+            batch_tokens=np.full(n_rows, np.inf),
+            kv_usage=np.full(n_rows, np.nan),
+            worker_number=np.zeros(n_rows, np.int64),
+            taints=np.zeros(n_rows, np.uint64),
+        )
+
+    def first(self, n_rows: int) -> "Columns":
+        """Views of the first rows."""
+        columns: Any = (column[:n_rows] for column in self)
+        return Columns(*columns)
+
+
+class RankTable:
+    """The ranks of one partition.  Slots are those of its index, which hands them out."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Another number after every change of who is there and what is known of them."""
+        self.names = TaintNames()
+        self._rows: dict[int, Row] = {}
+        self._slot_of: dict[Rank, int] = {}
+        self._slots_of: dict[int, list[int]] = {}
+        self._number_of: dict[int, int] = {}
+        self._free_numbers: list[int] = []
+        self._all = Columns.of_nobody(ROWS_AT_FIRST)
+        self.columns = self._all.first(0)
+
+    def __len__(self) -> int:
+        """Ranks."""
+        return len(self._slot_of)
+
+    @property
+    def n_slots(self) -> int:
+        return len(self.columns.open)
+
+    @property
+    def open(self) -> Mask:
+        """bool[n_slots]: the ranks that may be chosen."""
+        return self.columns.open
+
+    # --- who is there
+
+    def ranks(self) -> list[Rank]:
+        """By worker and rank.  O(ranks * log(ranks))."""
+        return sorted(self._slot_of)
+
+    def slots(self) -> Iterator[tuple[Rank, int]]:
+        """In no order."""
+        return iter(self._slot_of.items())
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._slots_of)
+
+    def has_only(self, worker_id: int) -> bool:
+        """Is nobody there but, perhaps, this worker?"""
+        return self.n_workers == (worker_id in self._slots_of)
+
+    def find(self, rank: Rank) -> int | None:
+        """Slot of a rank."""
+        return self._slot_of.get(rank)
+
+    def row(self, slot: int) -> Row:
+        return self._rows[slot]
+
+    def writer(self, rank: Rank) -> SlotWriter:
+        return self._rows[self._slot_of[rank]].writer
+
+    def slots_of(self, worker_id: int) -> list[int]:
+        """Slots of the ranks of one worker, by rank; empty for an unknown one."""
+        return self._slots_of.get(worker_id, [])
+
+    def mask_of(self, worker_id: int) -> Mask:
+        """bool[n_slots]: the ranks of one worker."""
+        mask = np.zeros(self.n_slots, np.bool_)
+        mask[self.slots_of(worker_id)] = True
+        return mask
+
+    # --- changes of a row
+
+    def ensure_slots(self, n_slots: int) -> None:
+        """Let rows below `n_slots` exist.  Never shrinks: a freed slot may return."""
+        if n_slots <= self.n_slots:
+            return
+        rows = len(self._all.open)
+        if n_slots > rows:
+            while rows < n_slots:
+                rows *= 2
+            grown = Columns.of_nobody(rows)
+            for column, old in zip(grown, self._all, strict=True):
+                column[: len(old)] = old
+            self._all = grown
+        self.columns = self._all.first(n_slots)
+
+    def put(self, slot: int, rank: Rank, worker: Worker, writer: SlotWriter) -> None:
+        """Write the row of a rank, which is new or has had this slot before.
+
+        `ensure_slots` has made the row.  What its engine said stays.
+        """
+        old = self._rows.get(slot)
+        self._rows[slot] = Row(rank, worker, writer)
+        if old is None:
+            assert slot < self.n_slots
+            self._add(slot, rank)
+        else:
+            assert old.rank == rank
+            self.names.drop(slot, set(old.worker.given.taints))
+        given, columns = worker.given, self.columns
+        columns.open[slot] = True
+        columns.kv_blocks[slot] = given.total_kv_blocks or np.inf
+        tokens = given.max_num_batched_tokens
+        columns.batch_tokens[slot] = np.inf if tokens is None else tokens
+        columns.worker_number[slot] = self._number_of[rank.worker_id]
+        columns.taints[slot] = self.names.put(slot, set(given.taints))
+        self.version += 1
+
+    def drop(self, slot: int) -> Row:
+        """Nobody stands in the row any more; its rank is unknown from now on."""
+        row = self._rows.pop(slot)
+        worker_id = row.rank.worker_id
+        del self._slot_of[row.rank]
+        self.names.drop(slot, set(row.worker.given.taints))
+        slots = self._slots_of[worker_id]
+        slots.remove(slot)
+        if not slots:
+            del self._slots_of[worker_id]
+            self._free_numbers.append(self._number_of.pop(worker_id))
+        for column, empty in zip(self.columns, _EMPTY_ROW, strict=True):
+            column[slot] = empty[0]
+        self.version += 1
+        return row
+
+    def set_kv_usage(self, slot: int, usage: float | None) -> bool:
+        """What the engine says of a rank, 0 to 1, or None.  Returns whether that is news."""
+        old = self.columns.kv_usage[slot]
+        new = np.nan if usage is None else usage
+        if old == new or (np.isnan(old) and usage is None):
+            return False
+        self.columns.kv_usage[slot] = new
+        return True
+
+    def _add(self, slot: int, rank: Rank) -> None:
+        """Find the new row by its rank and its worker."""
+        self._slot_of[rank] = slot
+        slots = self._slots_of.get(rank.worker_id)
+        if slots is None:
+            slots = self._slots_of[rank.worker_id] = []
+            fresh = len(self._number_of)  # all smaller ones are in use when none is free
+            number = self._free_numbers.pop() if self._free_numbers else fresh
+            self._number_of[rank.worker_id] = number
+        insort(slots, slot, key=lambda s: self._rows[s].rank)
+
+    def check_invariants(self) -> None:
+        """Recompute everything that is kept incrementally, for tests."""
+        self.names.check_invariants()
+        assert {row.rank: slot for slot, row in self._rows.items()} == self._slot_of
+        assert set(np.flatnonzero(self.columns.open).tolist()) == set(self._rows)
+        for worker_id, slots in self._slots_of.items():
+            own = sorted((rank, s) for rank, s in self._slot_of.items() if rank[0] == worker_id)
+            assert slots == [slot for _, slot in own]
+            numbers = {int(self.columns.worker_number[slot]) for slot in slots}
+            assert numbers == {self._number_of[worker_id]}
+        assert self._slots_of.keys() == self._number_of.keys()
+        used = sorted([*self._number_of.values(), *self._free_numbers])
+        assert used == list(range(len(used)))
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        for slot, row in self._rows.items():
+            for name in row.worker.given.taints:
+                assert self.names.having(name, self.columns.taints)[slot]
+        for column, empty in zip(self._all, _EMPTY_ROW, strict=True):
+            rest = np.delete(column, list(self._rows))
+            assert np.array_equal(rest, np.full_like(rest, empty[0]), equal_nan=rest.dtype == float)
+
+
+_EMPTY_ROW = Columns.of_nobody(1)

@@ -1,0 +1,159 @@
+"""The only writer of load: what is booked, completed, released and expired, for whatever reason.
+
+Clients, other replicas, time and ranks that leave all change load through the same few methods, so
+that the tables behind it (ids and leases in `Reservations`, block references in the `ActiveLoad` of
+each account, sums by origin) cannot disagree.  Those who want to know are `followers`; they are
+told after each change, must not change load themselves, and cost nothing while there are none.
+
+Whatever may be long has a budget in *work*: releasing a reservation is RELEASE_WORK and one more
+for every prompt block, about a microsecond each.
+"""
+
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from select_service.core.load.booking import Account, Booking, Drained
+from select_service.core.load.reservations import Reservations
+from select_service.core.touched import Touched
+from select_service.errors import Conflict
+
+TURN_WORK_MAX = 2048
+"""What one turn of the event loop releases; some two milliseconds."""
+RELEASE_WORK = 8
+
+Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left"]
+"""Who made a change.  client: one of ours."""
+
+
+class Follower(Protocol):
+    """Somebody who is told of every change of load, but for output blocks: those are too many."""
+
+    def booked(self, booking: Booking, cause: Cause, now: float) -> None: ...
+    def prefill_completed(self, booking: Booking, cause: Cause, now: float) -> None: ...
+    def released(self, booking: Booking, cause: Cause, now: float) -> None: ...
+
+
+class Expiry(NamedTuple):
+    """What one turn of expiry released, and whether more is due."""
+
+    ended: list[Booking]
+    more: bool
+
+
+class Ledger:
+    """All reservations of one process and the load they stand for."""
+
+    def __init__(self, held: Reservations, touched: Touched) -> None:
+        self.held = held
+        self.followers: list[Follower] = []
+        self.expired = 0
+        self.dropped_with_rank = 0
+        self._touched = touched
+
+    # --- refusals, before anything is written
+
+    def refuse_unless_free(self, reservation_id: str) -> None:
+        """Raises Conflict when the id is in use, in whatever partition."""
+        held = self.held.find(reservation_id)
+        if held is not None and not held.is_leaving:
+            raise Conflict(
+                f"reservation {reservation_id} already exists "
+                f"(worker {held.rank.worker_id} dp_rank {held.rank.dp_rank})"
+            )
+
+    # --- changes
+
+    def book(
+        self, booking: Booking, cause: Cause, now: float, lease_s: float | None = None
+    ) -> None:
+        """Book it in the place of whatever has its id.  lease_s: a first lease that is shorter.
+
+        Raises MemoryError, and has changed nothing.
+        """
+        account, slot = booking.account, booking.slot
+        assert slot not in account.leaving
+        account.load.reserve_room(len(booking.sequence_hashes))
+        old = self.held.find(booking.reservation_id)
+        if old is not None:
+            self.release(old, "rank_left" if old.is_leaving else cause, now)
+        account.load.add(slot, booking.sequence_hashes, booking.prefill_tokens)
+        self.held.add(booking, now, lease_s)
+        account.bookings[slot][booking.order] = booking
+        for follower in self.followers:
+            follower.booked(booking, cause, now)
+
+    def renew(self, reservation_id: str, now: float) -> Booking:
+        """Start the lease anew; every lifecycle call passes here.  Raises NotFound."""
+        return self.held.renew(reservation_id, now)
+
+    def complete_prefill(self, booking: Booking, cause: Cause, now: float) -> None:
+        """Give back the booked prefill tokens; repeating it changes nothing."""
+        tokens = self.held.prefill_complete(booking)
+        booking.account.load.complete_prefill(booking.slot, tokens)
+        self._drain(booking.account, tokens, 0)
+        for follower in self.followers:
+            follower.prefill_completed(booking, cause, now)
+
+    def add_output_block(self, booking: Booking, decay_fraction: float | None) -> None:
+        """One more output block, then the decay if one is given."""
+        account = booking.account
+        booking.output = account.load.add_output_block(
+            booking.slot, booking.sequence_hashes, booking.output, decay_fraction
+        )
+        if decay_fraction is not None:
+            self._touched.capacity(account.key)
+
+    def assign(self, booking: Booking, origin: int | None) -> None:
+        """Another replica answers for the booking from now on."""
+        self.held.assign(booking, origin)
+
+    def release(self, booking: Booking, cause: Cause, now: float) -> None:
+        """Take the whole load of a reservation back."""
+        account, slot = booking.account, booking.slot
+        self.held.remove(booking)
+        del account.bookings[slot][booking.order]
+        account.load.remove(slot, booking.sequence_hashes, booking.prefill_tokens, booking.output)
+        self.expired += cause == "expiry"
+        self.dropped_with_rank += cause == "rank_left"
+        self._drain(account, booking.prefill_tokens, len(booking.sequence_hashes))
+        for follower in self.followers:
+            follower.released(booking, cause, now)
+
+    def _drain(self, account: Account, tokens: int, blocks: int) -> None:
+        drained = account.drained
+        account.drained = Drained(drained.tokens + tokens, drained.blocks + blocks)
+        self._touched.capacity(account.key)
+
+    # --- changes of many, a budget at a time
+
+    def expire(self, now: float, work_max: int) -> Expiry:
+        """Release what nobody renewed in time, the oldest first."""
+        ended: list[Booking] = []
+        work = 0
+        while work < work_max:
+            booking = self.held.overdue(now)
+            if booking is None:
+                return Expiry(ended, False)
+            work += RELEASE_WORK + len(booking.sequence_hashes)
+            self.release(booking, "expiry", now)
+            ended.append(booking)
+        return Expiry(ended, self.held.overdue(now) is not None)
+
+    def empty_slot(self, account: Account, slot: int, now: float, work_max: int) -> int:
+        """Release what is booked on a slot whose rank has left.  Returns the work that it took;
+        the slot is not empty when that is all there was.
+        """
+        work, held = 0, account.bookings[slot]
+        while held and work < work_max:
+            booking = next(iter(held.values()))
+            work += RELEASE_WORK + len(booking.sequence_hashes)
+            self.release(booking, "rank_left", now)
+        return work
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        self.held.check_invariants()
+        accounts = {id(b.account): b.account for b in self.held}
+        for account in accounts.values():
+            account.check_invariants()
+        assert len(self.held) == sum(len(s) for a in accounts.values() for s in a.bookings)
+        assert all(b.account.bookings[b.slot][b.order] is b for b in self.held)

@@ -1,0 +1,69 @@
+"""Load and overlap of the ranks of one partition, as the bodies that clients read."""
+
+import numpy as np
+import numpy.typing as npt
+
+from select_service.bodies.inspection import OverlapRow, RankLoad
+from select_service.core.decide.cost import RouterConfig, router_credit_blocks
+from select_service.core.decide.prompt import Prompt
+from select_service.core.fleet.partition import Partition
+from select_service.core.load import kernels
+
+
+def loads_of(partition: Partition) -> list[RankLoad]:
+    """Current load of every rank, by worker and rank."""
+    load = partition.load
+    return _rank_loads(partition, load.totals[:, kernels.PREFILL_TOKENS], load.active_blocks())
+
+
+def potential_loads_of(
+    partition: Partition, prompt: Prompt, config: RouterConfig
+) -> list[RankLoad]:
+    """What the load of every rank would be with this prompt on it."""
+    numbers = partition.numbers(prompt, config, partition.table.open)
+    terms = partition.terms(prompt, numbers, config)
+    prefill = partition.load.totals[:, kernels.PREFILL_TOKENS]
+    if config.track_prefill_tokens:
+        prefill = prefill + terms[:, kernels.EFFECTIVE_PREFILL_TOKENS].astype(np.int64)
+    return _rank_loads(partition, prefill, terms[:, kernels.DECODE].astype(np.int64))
+
+
+def overlap_rows(partition: Partition, prompt: Prompt, config: RouterConfig) -> list[OverlapRow]:
+    """Matched blocks of every rank, by worker and rank."""
+    matched = partition.index.match(prompt.block_hashes)
+    rows = []
+    for rank, slot in sorted(partition.table.slots()):
+        row = matched[slot]
+        gpu, cpu, disk = int(row[0]), int(row[1]), int(row[3])
+        rows.append(
+            OverlapRow(
+                worker_id=rank.worker_id,
+                dp_rank=rank.dp_rank,
+                device_blocks=gpu,
+                host_pinned_blocks=cpu,
+                disk_blocks=disk,
+                host_pinned_extension_blocks=cpu - gpu,
+                disk_extension_blocks=disk - cpu,
+                shared_beyond_device_blocks=None,
+                router_credit_blocks=router_credit_blocks(row, config),
+            )
+        )
+    return rows
+
+
+def _rank_loads(
+    partition: Partition,
+    prefill_tokens: npt.NDArray[np.int64],
+    decode_blocks: npt.NDArray[np.int64],
+) -> list[RankLoad]:
+    requests = partition.load.totals[:, kernels.REQUESTS]
+    return [
+        RankLoad(
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            potential_prefill_tokens=int(prefill_tokens[slot]),
+            potential_decode_blocks=int(decode_blocks[slot]),
+            active_requests=int(requests[slot]),
+        )
+        for rank, slot in sorted(partition.table.slots())
+    ]

@@ -1,0 +1,18 @@
+"""Rank tables for tests."""
+
+from indexer.index.prefix_index import PrefixIndex
+from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.rank_table import RankTable
+from select_service.core.identity import Rank
+from tests.builders import a_worker
+
+
+def a_table(*taints):
+    """One worker, with one rank, for each list of taints."""
+    index, table = PrefixIndex(16), RankTable()
+    for worker_id, names in enumerate(taints):
+        writer = index.open_slot()
+        table.ensure_slots(index.n_slots)
+        worker = Worker(a_worker(worker_id, taints=names), "schedulable")
+        table.put(writer.slot, Rank(worker_id, 0), worker, writer)
+    return table
