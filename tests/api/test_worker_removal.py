@@ -17,10 +17,10 @@ def test_a_changed_event_endpoint_takes_what_came_from_the_old_one():
         assert api.call("POST", "/workers", body).status == 201
         partition = api.service.selector.fleet.partitions[PartitionKey("m", "default")]
         hashes = block_hashes(np.array(TOKENS, np.uint32), 4)
-        partition.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes)
+        partition.table.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes)
         moved = api.call("PATCH", "/workers/1", {"kv_events_endpoint": "ipc:///nowhere/b"})
         assert (moved.status, partition.index.stats().blocks) == (200, 0)
-        assert partition.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes) == 4
+        assert partition.table.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes) == 4
 
 
 def test_its_blocks_leave_the_index_and_its_slot_comes_back_empty():

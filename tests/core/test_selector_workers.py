@@ -152,7 +152,7 @@ def test_new_event_endpoint_leaves_the_clearing_of_a_large_index_to_others():
     selector.patch(1, a_patch(kv_events_endpoint="tcp://b:1"))
     assert partition.index.stats().blocks == 2
     (writer,) = selector.fleet.take_renewed_writers()
-    assert writer is partition.writer(Rank(1, 0))
+    assert writer is partition.table.writer(Rank(1, 0))
     hashes = block_hashes(np.arange(4, dtype=np.uint32), 4)
     assert writer.store(Tier.GPU, None, hashes, hashes) == 0
     writer.finish_clear()

@@ -81,7 +81,7 @@ def test_what_waits_behind_an_event_that_cannot_be_written_is_sent():
     async def scene():
         callbacks, offered = Callbacks(), []
         selector = a_selector()
-        selector.replicas.emit = offered.append
+        selector.replicas.tell(offered.append)
         selector.register(a_worker(1))
         selector.reserve(a_reservation("x"), 0.0)
         publisher = ReplicaPublisher(callbacks)
