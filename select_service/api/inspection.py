@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from indexer.dumps.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.dumps.json_dump import document_chunks
@@ -23,9 +23,7 @@ from select_service.errors import BadRequest, CapacityExceeded, NoWorkers
 from select_service.http.accept import asks_for
 from select_service.http.codec import json_response
 from select_service.http.endpoint import JSON, WITH_BODY, Answer, Body, Noun, Route
-
-DUMPS_MAX = 4
-"""Dumps sent at one time."""
+from select_service.http.slots import SlottedResponse
 
 _VARY = {"vary": "Accept"}
 _QUERY = Body(PromptQuery, {"tokens": {**SCOPE, **TOKENS}})
@@ -152,41 +150,32 @@ async def overlap_scores(service: Service, request: Request, body: PromptQuery) 
 )
 async def dump(service: Service, request: Request) -> Response:
     """The index, streamed; each dump holds a copy of one partition until its client has read it."""
-    if service.dumps_running >= DUMPS_MAX:
-        raise CapacityExceeded(f"{DUMPS_MAX} dumps are being sent already; ask again later")
+    slots = service.dump_slots
     accept = ",".join(request.headers.getlist("accept"))
     if asks_for(accept, MEDIA_TYPE, JSON):
-        return StreamingResponse(_compact_dump(service), headers=_VARY, media_type=MEDIA_TYPE)
-    return StreamingResponse(_dump(service), headers=_VARY, media_type=JSON)
+        return SlottedResponse(slots, _compact_dump(service), _VARY, MEDIA_TYPE)
+    return SlottedResponse(slots, _dump(service), _VARY, JSON)
 
 
 async def _compact_dump(service: Service) -> AsyncIterator[bytes]:
-    service.dumps_running += 1
     service.compact_dumps += 1
-    try:
-        parts = await _parts(service)
-        chunks = compact_chunks((part.take() for part in parts), now)
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            yield chunk
-    finally:
-        service.dumps_running -= 1
+    parts = await _parts(service)
+    chunks = compact_chunks((part.take() for part in parts), now)
+    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+        yield chunk
 
 
 async def _dump(service: Service) -> AsyncIterator[bytes]:
     """One partition after the other; each is copied and encoded on a thread, chunk by chunk."""
-    service.dumps_running += 1
     service.json_dumps += 1
-    try:
-        separator = b"{"
-        for parts in by_name(await _parts(service)):
-            yield separator + msgspec.json.encode(parts[0].name) + b":"
-            separator = b","
-            chunks = _chunks(parts)
-            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-                yield chunk
-        yield b"}" if separator == b"," else b"{}"
-    finally:
-        service.dumps_running -= 1
+    separator = b"{"
+    for parts in by_name(await _parts(service)):
+        yield separator + msgspec.json.encode(parts[0].name) + b":"
+        separator = b","
+        chunks = _chunks(parts)
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield chunk
+    yield b"}" if separator == b"," else b"{}"
 
 
 async def _parts(service: Service) -> list[DumpPart]:

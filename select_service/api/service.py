@@ -19,9 +19,12 @@ from select_service.errors import SelectError
 from select_service.http.codec import body_as, error_response
 from select_service.http.connection import ClientGone
 from select_service.http.endpoint import Endpoint
+from select_service.http.slots import Slots
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config
 
+DUMPS_MAX = 4
+"""Dumps that are sent at one time; each holds a copy of one partition."""
 TRACEPARENT_CHARS_MAX = 128
 """A valid one has 55; the rest of a longer one is not logged."""
 
@@ -60,7 +63,7 @@ class Service:
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
     catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    dumps_running: int = 0
+    dump_slots: Slots = field(default_factory=lambda: Slots(DUMPS_MAX, "dumps are being sent"))
     json_dumps: int = 0
     compact_dumps: int = 0
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)

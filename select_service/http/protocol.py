@@ -24,7 +24,8 @@ The contract with uvicorn, checked by tests/http/test_uvicorn_contract.py.  Of `
 * `logger` is only written to.
 
 Of `RequestResponseCycle`: `response_started`, `response_complete`, `body` (what no handler has
-taken yet).  Of `FlowControl`: `pause_reading()`, `resume_reading()`; uvicorn pauses above
+taken yet); `disconnected` and `message_event`, which together end a `receive()` with
+`http.disconnect`.  Of `FlowControl`: `pause_reading()`, `resume_reading()`; uvicorn pauses above
 `HIGH_WATER_LIMIT` bytes of `body` and resumes when a handler asks for more or has answered.
 """
 
@@ -36,7 +37,11 @@ import httptools
 import msgspec
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from select_service.bodies.common import ErrorBody
 from select_service.errors import CapacityExceeded, SelectError
@@ -98,6 +103,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _stage: what is being read.  _began: when that began, or None when nothing is due.
     _spare: bytes that may still come and are not body.  _body_left: what is still to come of a body
     of known size.  _body_fed: bytes of body in the part that is being parsed.
+    _answered: the request that is being answered, or was last; uvicorn tells the newest alone that
+    its client has gone.
     _held: bytes that were read and not yet parsed.
     _farewell: the refusal that is the last answer, perhaps after those of the requests before it;
     nothing is parsed any more.
@@ -114,6 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_left = self._body_fed = 0
         self._held = memoryview(b"")
         self._farewell: SelectError | None = None
+        self._answered: RequestResponseCycle | None = None
         self._began: float | None = self.loop.time()
         self._unsent, self._unsent_since = 0, 0.0
         self._watch = self.loop.call_later(WATCH_EVERY_S, self._check_progress)
@@ -124,6 +132,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch.cancel()
         self._held = memoryview(b"")
         super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         self._connection.lost()
 
     # Bytes
@@ -222,6 +233,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._body_left = checked_head(self.headers, self.parser)
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answered = self.cycle
         self._stage = _BODY
         self.headers = []  # of the trailers, which mean nothing here
 
@@ -240,6 +253,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         was_last = not self.pipeline
+        if not was_last:
+            self._answered = self.pipeline[-1][0]
         super().on_response_complete()
         if was_last and self._farewell is not None:
             self._say(self._farewell)

@@ -115,22 +115,6 @@ def test_a_dump_does_not_begin_while_the_catalog_changes(fleet):
     fleet.wait_for(begins())
 
 
-def test_more_dumps_at_one_time_than_allowed_are_refused(fleet):
-    async def first_chunks_of(dumps):
-        return [await anext(dump) for dump in dumps]
-
-    async def close(dumps):
-        for dump in dumps:
-            await dump.aclose()
-
-    dumps = [inspection._dump(fleet.service) for _ in range(inspection.DUMPS_MAX)]
-    fleet.wait_for(first_chunks_of(dumps))
-    answer = fleet.get("/dump")
-    assert (answer.status, answer.body["code"]) == (503, "capacity_exceeded")
-    fleet.wait_for(close(dumps))
-    assert fleet.get("/dump").status == 200
-
-
 def test_the_configuration_shows_values_and_where_they_came_from(api):
     body = api.get("/config").body
     assert body["version"] == "1.2.3"

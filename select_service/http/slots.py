@@ -1,0 +1,51 @@
+"""At most so many at one time: something large that is sent for as long as its client takes."""
+
+from collections.abc import AsyncIterable, Mapping
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from select_service.errors import CapacityExceeded
+
+
+class Slots:
+    """`taken` of `n` slots.  What enters leaves; nothing else counts."""
+
+    def __init__(self, n: int, what: str) -> None:
+        self.n = n
+        self.taken = 0
+        self._what = what
+
+    def enter(self) -> None:
+        """Raises CapacityExceeded, changing nothing."""
+        if self.taken >= self.n:
+            raise CapacityExceeded(f"{self.n} {self._what} already; ask again later")
+        self.taken += 1
+
+    def leave(self) -> None:
+        assert self.taken > 0
+        self.taken -= 1
+
+
+class SlottedResponse(StreamingResponse):
+    """A stream that has a slot from now until it is sent, cut short, or given up before its begin.
+
+    Raises CapacityExceeded.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        content: AsyncIterable[bytes],
+        headers: Mapping[str, str],
+        media_type: str,
+    ) -> None:
+        super().__init__(content, headers=headers, media_type=media_type)
+        slots.enter()
+        self._slots = slots
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._slots.leave()

@@ -1,0 +1,118 @@
+"""The bound on dumps at one time, with all that ask at the same moment."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from select_service.api.application import Application
+from select_service.api.service import DUMPS_MAX
+from select_service.errors import CapacityExceeded
+from select_service.http.slots import Slots
+from tests.api.in_process import Api
+
+AT_ONCE = 24
+FORMS = (b"application/json", b"application/msgpack")
+
+
+class Reader:
+    """An ASGI client of GET /dump that takes the head of an answer, and more when it may."""
+
+    def __init__(self, accept: bytes, may_go_on: asyncio.Event) -> None:
+        self.scope = {
+            "type": "http",
+            "asgi": {"spec_version": "2.3"},
+            "method": "GET",
+            "path": "/dump",
+            "raw_path": b"/dump",
+            "query_string": b"",
+            "headers": [(b"accept", accept)],
+        }
+        self.status = 0
+        self.body = b""
+        self.gone = asyncio.Event()
+        self._may_go_on = may_go_on
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
+        if message["type"] == "http.response.body":
+            await self._may_go_on.wait()
+            self.body += message["body"]
+
+
+async def settled(api: Api, readers: list[Reader]) -> None:
+    """Every reader has the head of its answer."""
+    while not all(reader.status for reader in readers):
+        await asyncio.sleep(0)
+
+
+def refused(readers: list[Reader]) -> list[Reader]:
+    return [reader for reader in readers if reader.status == 503]
+
+
+@pytest.mark.parametrize("accept", FORMS)
+def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet: Api, accept: bytes) -> None:
+    app = Application(fleet.service)
+
+    async def ask() -> list[Reader]:
+        may_go_on = asyncio.Event()
+        readers = [Reader(accept, may_go_on) for _ in range(AT_ONCE)]
+        asked = [asyncio.create_task(app(r.scope, r.receive, r.send)) for r in readers]
+        await settled(fleet, readers)
+        assert fleet.service.dump_slots.taken == DUMPS_MAX
+        may_go_on.set()
+        await asyncio.gather(*asked)
+        return readers
+
+    readers = fleet.wait_for(ask())
+    assert len(refused(readers)) == AT_ONCE - DUMPS_MAX
+    assert {json.loads(reader.body)["code"] for reader in refused(readers)} == {"capacity_exceeded"}
+    assert fleet.service.dump_slots.taken == 0
+
+
+@pytest.mark.parametrize("accept", FORMS)
+def test_a_client_that_goes_away_leaves_its_slot(fleet: Api, accept: bytes) -> None:
+    app = Application(fleet.service)
+
+    async def ask_and_leave() -> None:
+        for _ in range(2 * DUMPS_MAX):
+            reader = Reader(accept, asyncio.Event())
+            asked = asyncio.create_task(app(reader.scope, reader.receive, reader.send))
+            await settled(fleet, [reader])
+            assert reader.status == 200
+            reader.gone.set()
+            await asked
+
+    fleet.wait_for(ask_and_leave())
+    assert fleet.service.dump_slots.taken == 0
+
+
+def test_an_answer_that_cannot_be_sent_leaves_its_slot(fleet: Api) -> None:
+    app = Application(fleet.service)
+
+    async def ask() -> None:
+        reader = Reader(FORMS[0], asyncio.Event())
+
+        async def send(message: Any) -> None:
+            raise OSError("broken")
+
+        await app(reader.scope, reader.receive, send)
+
+    fleet.wait_for(ask())
+    assert fleet.service.dump_slots.taken == 0
+
+
+def test_slots_are_entered_and_left() -> None:
+    slots = Slots(2, "things are there")
+    slots.enter()
+    slots.enter()
+    with pytest.raises(CapacityExceeded, match="2 things are there already"):
+        slots.enter()
+    slots.leave()
+    slots.enter()
+    assert slots.taken == 2
