@@ -14,7 +14,7 @@ time. The rules:
 * A full index records the leading blocks that fit and refuses the rest.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -92,6 +92,13 @@ class PrefixIndex:
             matched = np.empty((len(self._writers), N_TIERS), np.int32)
             kernels.match(self._header, path, matched)
         return matched
+
+    def read(self, kernel: Callable[..., int], *arguments: Any) -> int:
+        """What a kernel of somebody else returns that reads the index, as `kernels.match` does:
+        `kernel(header, *arguments)`, under the lock, in one bounded step.
+        """
+        with self._lock:
+            return kernel(self._header, *arguments)
 
     def stats(self) -> IndexStats:
         """Current size and totals of everything that was turned away."""

@@ -115,7 +115,10 @@ async def select_and_reserve(
     if connection_of(request).gone:
         raise ClientGone  # its booking would only hold load until it expires
     started = perf_counter()
-    outcome = service.selector.select_and_reserve(body, now(), _policy_class(service, request))
+    explain = log.isEnabledFor(logging.DEBUG)
+    outcome = service.selector.select_and_reserve(
+        body, now(), _policy_class(service, request), explain
+    )
     service.metrics.selection("/select_and_reserve", perf_counter() - started)
     return await _answer(service, request, outcome)
 
@@ -150,7 +153,8 @@ async def select_and_reserve(
 async def select(service: Service, request: Request, body: SelectRequest) -> Response:
     """Choose a rank; nothing is booked."""
     started = perf_counter()
-    outcome = service.selector.select(body, now(), _policy_class(service, request))
+    explain = log.isEnabledFor(logging.DEBUG)
+    outcome = service.selector.select(body, now(), _policy_class(service, request), explain)
     service.metrics.selection("/select", perf_counter() - started)
     return await _answer(service, request, outcome)
 
@@ -216,7 +220,7 @@ def _log_decision(decision: Decision, request: Request) -> None:
         "tenant_id": selection.tenant_id,
         "worker_id": selection.worker_id,
         "dp_rank": selection.dp_rank,
-        "candidates": decision.explain(),
+        "candidates": decision.candidates,
     }
     if waited is not None:
         fields |= {

@@ -156,38 +156,51 @@ class Selector:
     # --- selection
 
     def select(
-        self, request: SelectRequest, now: float, policy_class: str | None = None
+        self,
+        request: SelectRequest,
+        now: float,
+        policy_class: str | None = None,
+        explain: bool = False,
     ) -> Decision | Ticket:
         """POST /select: a decision, or a ticket that becomes one (see Gate).
 
         policy_class: what the client asked for in its header
+        explain:      the decision says what every candidate would have cost
         Raises BadRequest, CapacityShed, NoWorkers, InvalidBody, NoEligibleRank, Overloaded,
         QueueFull, QueueTimeout.
         """
-        job = self._job(request)
+        job = self._job(request, explain)
         return self.gate.admit(job, candidates(job.partition.table, request), now, policy_class)
 
     def select_and_reserve(
-        self, request: SelectAndReserveRequest, now: float, policy_class: str | None = None
+        self,
+        request: SelectAndReserveRequest,
+        now: float,
+        policy_class: str | None = None,
+        explain: bool = False,
     ) -> Decision | Ticket:
         """POST /select_and_reserve: choosing and booking are one step.
 
         Raises like `select`, and Conflict, CapacityExceeded.
         """
-        job = self._job(request, True, request.reservation_id)
+        job = self._job(request, explain, True, request.reservation_id)
         if request.reservation_id is not None:
             self.ledger.refuse_unless_free(request.reservation_id)
             self.gate.waiting.refuse_if_waiting(request.reservation_id)
         return self.gate.admit(job, candidates(job.partition.table, request), now, policy_class)
 
     def _job(
-        self, request: SelectRequest, reserves: bool = False, reservation_id: str | None = None
+        self,
+        request: SelectRequest,
+        explains: bool,
+        reserves: bool = False,
+        reservation_id: str | None = None,
     ) -> Job:
         self.gate.refuse_shed(request)
         partition = self._partition_of(request)
         prompt = prompt_of(request, partition.block_size, partition.is_eagle)
         config = overridden(self._config, request.router_config_override)
-        return Job(partition, prompt, request, config, reserves, reservation_id)
+        return Job(partition, prompt, request, config, reserves, reservation_id, explains)
 
     def reserve(self, request: ReservationRequest, now: float) -> Reservation:
         """POST /reservations: the caller chose the rank.

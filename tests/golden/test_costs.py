@@ -74,10 +74,14 @@ class InProcess:
                     "DELETE": lambda _: selector.delete(key),
                 }
             case ["select"]:
-                return _posted(lambda b: selector.select(decode(b, type=SelectRequest), 0.0))
+                return _posted(
+                    lambda b: selector.select(decode(b, type=SelectRequest), 0.0, explain=True)
+                )
             case ["select_and_reserve"]:
                 kind = SelectAndReserveRequest
-                return _posted(lambda b: selector.select_and_reserve(decode(b, type=kind), now))
+                return _posted(
+                    lambda b: selector.select_and_reserve(decode(b, type=kind), now, explain=True)
+                )
             case ["reservations"]:
                 reservation = ReservationRequest
                 return _posted(lambda b: selector.reserve(decode(b, type=reservation), now))
@@ -143,5 +147,5 @@ def _terms(decision: Decision) -> dict[str, list[float]]:
     names = ("cost", "raw", "credit", "decode")
     return {
         f"{row['worker_id']}/{row['dp_rank']}": [float(row[name]) for name in names]
-        for row in decision.explain()
+        for row in decision.candidates or ()
     }

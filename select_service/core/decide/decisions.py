@@ -1,6 +1,5 @@
 """Placing a prompt and booking it: what every way to a rank shares, at once or after waiting."""
 
-from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 from uuid import UUID
@@ -13,6 +12,7 @@ from select_service.bodies.selection import Overlap, Selection, SelectRequest
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.decide.prompt import Prompt
 from select_service.core.fleet.partition import Partition, Placement
+from select_service.core.identity import Rank
 from select_service.core.load.booking import Booking
 from select_service.core.load.ledger import Ledger
 from select_service.core.views.explain import Candidate, explained
@@ -24,6 +24,7 @@ class Job(NamedTuple):
     """A checked request for a rank.
 
     reserves: load is booked with the choice, under `reservation_id` or, when that is None, a new id
+    explains: the decision is to say what every candidate would have cost
     """
 
     partition: Partition
@@ -32,6 +33,7 @@ class Job(NamedTuple):
     config: RouterConfig
     reserves: bool = False
     reservation_id: str | None = None
+    explains: bool = False
 
 
 class Waited(NamedTuple):
@@ -43,10 +45,10 @@ class Waited(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A selection and, for the decision log, a way to explain it at no cost unless asked."""
+    """A selection and, if the job asked for it, the candidates with their terms."""
 
     selection: Selection
-    explain: Callable[[], list[Candidate]]
+    candidates: list[Candidate] | None = None
     waited: Waited | None = None
 
 
@@ -72,22 +74,23 @@ class Decisions:
         eligible: bool[n_slots], at least one
         Raises Conflict, CapacityExceeded, and then has changed nothing.
         """
-        request = job.request
-        if not job.reserves:
-            placement = self._place(job, eligible)
-            job.partition.count(placement, reserved=False)
-            return _decision(job, placement)
-        reservation_id = self._free_id(job.reservation_id)
-        self._ledger.held.refuse_unless_room(len(job.prompt.sequence_hashes))
-        placement = self._place(job, eligible)
+        reservation_id = None
+        if job.reserves:
+            reservation_id = self._free_id(job.reservation_id)
+            self._ledger.held.refuse_unless_room(len(job.prompt.sequence_hashes))
+        partition, draw = job.partition, self._rng.random()
+        placement = partition.place(job.prompt, job.request, job.config, eligible, draw)
+        candidates = explained(partition, eligible, placement.slot) if job.explains else None
+        if reservation_id is not None:
+            self._book(job, placement, reservation_id, now)
+        partition.count(placement, reserved=job.reserves)
+        return Decision(_selection(job, placement, reservation_id), candidates)
+
+    def _book(self, job: Job, placement: Placement, reservation_id: str, now: float) -> None:
         tokens = placement.effective_prefill_tokens if job.config.track_prefill_tokens else None
-        wanted = request.expected_output_tokens, request.lora_name
-        booked = Wanted(reservation_id, tokens, *wanted)
-        self.book(job.partition, placement.slot, job.prompt, job.config, booked, now)
-        job.partition.count(placement, reserved=True)
-        decision = _decision(job, placement)
-        decision.selection.reservation_id = reservation_id
-        return decision
+        request = job.request
+        wanted = Wanted(reservation_id, tokens, request.expected_output_tokens, request.lora_name)
+        self.book(job.partition, placement.slot, job.prompt, job.config, wanted, now)
 
     def book(
         self,
@@ -114,10 +117,6 @@ class Decisions:
         )
         self._ledger.book(booking, "client", now)
 
-    def _place(self, job: Job, eligible: npt.NDArray[np.bool_]) -> Placement:
-        draw = self._rng.random()
-        return job.partition.place(job.prompt, job.request, job.config, eligible, draw)
-
     def _free_id(self, wanted: str | None) -> str:
         if wanted is None:
             return str(UUID(int=self._rng.getrandbits(128), version=4))
@@ -137,32 +136,38 @@ class Decisions:
         return np.frombuffer(bytearray(self._rng.randbytes(8 * len(sequence_hashes))), np.uint64)
 
 
-def _decision(job: Job, placement: Placement) -> Decision:
-    partition, given = job.partition, placement.worker.given
+def _selection(job: Job, placement: Placement, reservation_id: str | None) -> Selection:
+    partition = job.partition
+    row = partition.table.row(placement.slot)
     selection = Selection(
         model_name=partition.key.model_name,
         tenant_id=partition.key.tenant_id,
-        worker_id=placement.rank.worker_id,
-        dp_rank=placement.rank.dp_rank,
-        endpoint=given.endpoint or "",
+        worker_id=row.rank.worker_id,
+        dp_rank=row.rank.dp_rank,
+        endpoint=row.worker.given.endpoint or "",
         block_size=partition.block_size,
-        overlap=_overlap(partition, placement),
+        overlap=_overlap(partition, row.rank, placement),
         effective_prefill_tokens=placement.effective_prefill_tokens,
     )
     if job.request.selection_id is not None:
         selection.selection_id = job.request.selection_id
-    return Decision(selection, lambda: explained(partition, placement))
+    if reservation_id is not None:
+        selection.reservation_id = reservation_id
+    return selection
 
 
-def _overlap(partition: Partition, placement: Placement) -> Overlap:
+def _overlap(partition: Partition, rank: Rank, placement: Placement) -> Overlap:
     """Matched tokens of the worker: per rank on GPU, and the best rank's cumulative values."""
     size, table = partition.block_size, partition.table
-    gpu = cpu = disk = 0
-    dp = {}
-    for slot in table.slots_of(placement.rank.worker_id):
-        row = placement.numbers.matched[slot].tolist()
-        dp[table.row(slot).rank.dp_rank] = size * row[0]
-        gpu, cpu, disk = max(gpu, row[0]), max(cpu, row[1]), max(disk, row[3])
+    slots = table.slots_of(rank.worker_id)
+    if len(slots) == 1:
+        gpu, cpu, _, disk = placement.matched
+        dp = {rank.dp_rank: size * gpu}
+    else:
+        rows = partition.placing.last.matched[slots].tolist()
+        ranks = (table.row(slot).rank.dp_rank for slot in slots)
+        dp = {dp_rank: size * row[0] for dp_rank, row in zip(ranks, rows, strict=True)}
+        gpu, cpu, _, disk = map(max, zip(*rows, strict=True))
     return Overlap(
         longest_matched=size * disk, gpu=size * gpu, dp=dp, cpu=size * cpu, disk=size * disk
     )

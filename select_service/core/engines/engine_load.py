@@ -50,14 +50,15 @@ class EngineLoads:
     def __init__(self, stale_s: float) -> None:
         """stale_s: age in seconds from which on a reading is not believed."""
         self.stale_s = stale_s
-        self._heard: dict[Rank, Heard] = {}
+        self._heard: dict[int, dict[int, Heard]] = {}  # worker id -> dp_rank -> reading
         self._failures: dict[int, Failure] = {}
 
     def put(self, worker_id: int, readings: Mapping[int, EngineReading], now: float) -> None:
         """Take the readings of one scrape; the failure before it is over."""
         self._failures.pop(worker_id, None)
+        ranks = self._heard.setdefault(worker_id, {})
         for dp_rank, reading in readings.items():
-            self._heard[Rank(worker_id, dp_rank)] = Heard(reading, now)
+            ranks[dp_rank] = Heard(reading, now)
 
     def failed(self, worker_id: int, error: str, now: float) -> None:
         self._failures[worker_id] = Failure(error[:ERROR_CHARS_MAX], now)
@@ -65,15 +66,15 @@ class EngineLoads:
     def forget(self, worker_id: int) -> None:
         """The worker left, or its metrics moved."""
         self._failures.pop(worker_id, None)
-        for rank in [rank for rank in self._heard if rank.worker_id == worker_id]:
-            del self._heard[rank]
+        self._heard.pop(worker_id, None)
 
     def __bool__(self) -> bool:
         """Has any engine ever been heard?"""
         return bool(self._heard)
 
     def last(self, rank: Rank) -> Heard | None:
-        return self._heard.get(rank)
+        ranks = self._heard.get(rank.worker_id)
+        return None if ranks is None else ranks.get(rank.dp_rank)
 
     def failure(self, worker_id: int) -> Failure | None:
         """None when the last scrape succeeded, or none was made."""
@@ -84,13 +85,14 @@ class EngineLoads:
 
     def kv_usage(self, rank: Rank, now: float) -> float | None:
         """The engine's own number while it is believed."""
-        heard = self._heard.get(rank)
+        heard = self.last(rank)
         if heard is None or not self.is_fresh(heard, now):
             return None
         return heard.reading.kv_usage
 
     def check_invariants(self) -> None:
         """For tests."""
-        for rank, heard in self._heard.items():
-            usage = heard.reading.kv_usage
-            assert usage is None or 0.0 <= usage <= 1.0, rank
+        for worker_id, ranks in self._heard.items():
+            for heard in ranks.values():
+                usage = heard.reading.kv_usage
+                assert usage is None or 0.0 <= usage <= 1.0, worker_id

@@ -6,32 +6,32 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from indexer.index.prefix_index import PrefixIndex, SlotWriter
 from select_service.bodies.selection import SelectRequest
+from select_service.core.decide import reference_kernels as reference
 from select_service.core.decide.candidates import preference_factors
-from select_service.core.decide.cost import POLICIES, RankNumbers, RouterConfig, Terms
-from select_service.core.decide.pick import pick
+from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.placing import Placing
 from select_service.core.decide.prompt import Prompt
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.rank_table import Mask, RankTable
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load import kernels
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.booking import Account
 
 
 class Placement(NamedTuple):
-    """One decision: the chosen slot and everything that it was made of."""
+    """One choice.
+
+    matched:      cumulative matched blocks of the slot after GPU, CPU, DISK, EXTERNAL
+    best_overlap: most blocks, over all tiers, that any eligible slot has
+    """
 
     slot: int
-    rank: Rank
-    worker: Worker
-    numbers: RankNumbers
-    terms: Terms
     prompt_blocks: int
     effective_prefill_tokens: int
+    matched: tuple[int, int, int, int]
+    best_overlap: int
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ class Partition:
         self.index = index
         self.table = RankTable()
         self.account = Account(key, block_size)
+        self.placing = Placing(index, self.table, self.account.load, block_size)
         self.tally = Tally()
 
     @property
@@ -124,39 +125,6 @@ class Partition:
 
     # --- decisions
 
-    def numbers(self, prompt: Prompt, config: RouterConfig, eligible: Mask) -> RankNumbers:
-        """Everything a policy may know about every slot, for this prompt.
-
-        A copy: it outlives the booking that follows.
-        """
-        return RankNumbers(
-            matched=self.index.match(prompt.block_hashes),
-            totals=self.load.totals.copy(),
-            active_blocks=self.load.active_blocks(),
-            leading_run=self.load.leading_runs(prompt.sequence_hashes)
-            if config.assume_kv_reuse
-            else np.zeros(self.load.n_slots, np.int64),
-            eligible=eligible,
-        )
-
-    def terms(
-        self, prompt: Prompt, numbers: RankNumbers, config: RouterConfig, pinned: bool = False
-    ) -> Terms:
-        return POLICIES[config.policy](
-            numbers,
-            config,
-            self.block_size,
-            prompt.isl_tokens,
-            len(prompt.sequence_hashes),
-            pinned,
-        )
-
-    def best_cached_tokens(self, prompt: Prompt, config: RouterConfig, candidates: Mask) -> int:
-        """Most prompt tokens that any candidate has cached, in the weights of the cost."""
-        numbers = self.numbers(prompt, config, candidates)
-        terms = self.terms(prompt, numbers, config)
-        return int(terms[candidates, kernels.CACHED_TOKENS].max())
-
     def place(
         self,
         prompt: Prompt,
@@ -165,35 +133,33 @@ class Partition:
         eligible: Mask,
         draw: float,
     ) -> Placement:
-        """Choose a rank.  Only reads.
+        """Choose a rank.  Only reads; its terms are in `placing.last` until the next one.
 
         eligible: bool[n_slots], at least one;  draw: uniform in [0, 1), for ties and the softmax
         """
-        numbers = self.numbers(prompt, config, eligible)
         pinned = request.pinned_worker is not None
-        terms = self.terms(prompt, numbers, config, pinned)
-        factors = preference_factors(self.table, request.routing_constraints.preferred_taints)
-        if factors is not None and not pinned:
-            terms[:, kernels.COST] *= factors
-        slot = pick(
-            np.ascontiguousarray(terms[:, kernels.COST]), eligible, config.temperature, draw
-        )
-        assert slot >= 0
-        row = self.table.row(slot)
+        preferred = request.routing_constraints.preferred_taints
+        factors = preference_factors(self.table, preferred) if preferred and not pinned else None
+        slot = self.placing.place(prompt, config, eligible, factors, pinned, draw)
+        assert slot != reference.NOBODY
+        effective, gpu, cpu, disk, external, best = self.placing.last.summary.tolist()
         return Placement(
-            slot=slot,
-            rank=row.rank,
-            worker=row.worker,
-            numbers=numbers,
-            terms=terms,
-            prompt_blocks=len(prompt.sequence_hashes),
-            effective_prefill_tokens=int(terms[slot, kernels.EFFECTIVE_PREFILL_TOKENS]),
+            slot, len(prompt.sequence_hashes), effective, (gpu, cpu, disk, external), best
         )
+
+    def best_cached_tokens(self, prompt: Prompt, config: RouterConfig, allowed: Mask) -> int:
+        """Most prompt tokens that any of the allowed ranks has cached, in the weights of the cost.
+
+        allowed: bool[n_slots], at least one
+        """
+        self.placing.place(prompt, config, allowed)
+        cached = self.placing.last.terms[reference.CACHED_TOKENS]
+        return int(cached[allowed].max())
 
     def count(self, placement: Placement, reserved: bool) -> None:
         """Add a decision to the tally."""
-        tally, matched = self.tally, placement.numbers.matched
-        gpu, cpu, disk, external = matched[placement.slot].tolist()
+        tally = self.tally
+        gpu, cpu, disk, external = placement.matched
         tally.selected += not reserved
         tally.reserved += reserved
         tally.prompt_blocks += placement.prompt_blocks
@@ -202,7 +168,7 @@ class Partition:
         tally.matched_disk += disk - cpu
         tally.matched_external += external - disk
         tally.chosen_overlap += external
-        tally.best_overlap += kernels.best_overlap(matched, placement.numbers.eligible)
+        tally.best_overlap += placement.best_overlap
 
     def check_invariants(self) -> None:
         """For tests."""

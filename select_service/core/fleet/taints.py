@@ -18,9 +18,9 @@ Mask = npt.NDArray[np.bool_]
 class TaintNames:
     """The names in use in one partition.  The column of bits belongs to the rank table."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_bits: int = TAINT_BITS) -> None:
         self._bit_of: dict[str, int] = {}
-        self._uses = [0] * TAINT_BITS
+        self._uses = [0] * n_bits
         self._beyond: dict[str, set[int]] = {}
 
     def put(self, slot: int, names: Iterable[str]) -> int:
@@ -72,7 +72,7 @@ class TaintNames:
     def _given_bit(self, name: str) -> int | None:
         """The bit of a name, a new one if there is any; None: it is kept as a set of slots."""
         bit = self._bit_of.get(name)
-        if bit is not None or name in self._beyond or len(self._bit_of) == TAINT_BITS:
+        if bit is not None or name in self._beyond or len(self._bit_of) == len(self._uses):
             return bit
         bit = self._uses.index(0)
         self._bit_of[name] = bit

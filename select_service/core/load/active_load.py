@@ -148,18 +148,20 @@ class ActiveLoad:
         self, slot: int, sequence_hashes: Hashes, prefill_tokens: int, output: OutputBlocks
     ) -> None:
         """Undo `add` with what is left of the reservation's prefill tokens and output blocks."""
-        self._references.used -= kernels.remove_blocks(
+        blocks, missing = kernels.remove_blocks(
             *self._references.columns(), self.totals, self.fractions, slot, sequence_hashes
         )
-        prefixes, holders = kernels.remove_prefixes(
+        prefixes, holders, not_found = kernels.remove_prefixes(
             *self._prefixes.columns(), *self._holders.columns(), slot, sequence_hashes
         )
+        self._references.used -= blocks
         self._prefixes.used -= prefixes
         self._holders.used -= holders
         kernels.add_weights(self.totals, self.fractions, slot, 1.0, -output.whole)
         kernels.add_weights(self.totals, self.fractions, slot, output.fraction, -output.faded)
         self.totals[slot, kernels.PREFILL_TOKENS] -= prefill_tokens
         self.totals[slot, kernels.REQUESTS] -= 1
+        assert missing == not_found == 0, "more was released than had been booked"
 
     def complete_prefill(self, slot: int, prefill_tokens: int) -> None:
         """Take one reservation's booked prefill tokens off the slot."""
@@ -176,7 +178,7 @@ class ActiveLoad:
         kernels.add_weights(self.totals, self.fractions, slot, 1.0, -(output.whole + 1))
         kernels.add_weights(self.totals, self.fractions, slot, output.fraction, -output.faded)
         kernels.add_weights(self.totals, self.fractions, slot, decay_fraction, blocks)
-        kernels.decay_blocks(
+        missing = kernels.decay_blocks(
             *self._references.columns(),
             self.totals,
             self.fractions,
@@ -184,13 +186,14 @@ class ActiveLoad:
             sequence_hashes,
             decay_fraction,
         )
+        assert missing == 0, "a block of a live reservation is not booked"
         return OutputBlocks(whole=0, faded=blocks, fraction=decay_fraction)
 
-    def leading_runs(self, sequence_hashes: Hashes) -> PerSlot:
-        """int64[n_slots]: blocks of the longest beginning shared with a live reservation."""
-        out = np.empty(self.n_slots, np.int64)
-        kernels.leading_runs(*self._holders.columns(), self._alive, sequence_hashes, out)
-        return out
+    def holders(
+        self,
+    ) -> tuple[Hashes, npt.NDArray[np.int32], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Who holds which beginnings: the first arguments of `kernels.leading_runs`."""
+        return *self._holders.columns(), self._alive
 
     def active_blocks(self) -> PerSlot:
         """int64[n_slots]: active blocks, rounded half away from zero."""

@@ -1,4 +1,4 @@
-"""Compiled loops of the load tables and of the cost, over plain arrays.
+"""Compiled loops of the load tables, over plain arrays.
 
 Three open-addressing tables per partition, with linear probing and backward-shift deletion:
 
@@ -32,22 +32,6 @@ _GOLDEN = U64(0x9E3779B97F4A7C15)
 # Columns of the per-slot totals int64[n_slots, N_TOTALS].
 PREFILL_TOKENS, REQUESTS, WHOLE_BLOCKS, FRACTIONAL_BLOCKS = 0, 1, 2, 3
 N_TOTALS = 4
-
-# Columns of the terms float64[n_slots, N_TERMS].
-CACHED_TOKENS, EFFECTIVE_PREFILL_TOKENS, RAW, CREDIT, PREFILL, DECODE, COST = 0, 1, 2, 3, 4, 5, 6
-N_TERMS = 7
-
-# Entries of the parameters float64[N_PARAMETERS].
-P_CREDIT, P_CREDIT_DECAY, P_SCALE, P_HOST, P_DISK, P_TRACK_PREFILL, P_TRACK_ACTIVE = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-)
-N_PARAMETERS = 7
 
 HALF_TOLERANCE = 1e-9
 
@@ -183,22 +167,27 @@ def add_blocks(ref_hash, ref_slot, ref_count, ref_weight, totals, slot, hashes):
 
 
 @compiled(
-    "int64(uint64[::1], int32[::1], int32[::1], float64[::1], int64[:, ::1], float64[::1], int64,"
-    " uint64[::1])",
+    "UniTuple(int64, 2)(uint64[::1], int32[::1], int32[::1], float64[::1], int64[:, ::1],"
+    " float64[::1], int64, uint64[::1])",
 )
 def remove_blocks(ref_hash, ref_slot, ref_count, ref_weight, totals, fractions, slot, hashes):
-    """Undo one `add_blocks` of the same slot and hashes.  Returns how many rows are gone."""
+    """Undo one `add_blocks` of the same slot and hashes.
+
+    Returns (rows that are gone, blocks that were not there); the second must be 0.
+    """
     gone = I64(0)
+    missing = I64(0)
     for key in hashes:
         row = find_reference(ref_hash, ref_slot, key, slot)
         if ref_slot[row] < 0:
+            missing += 1
             continue
         ref_count[row] -= 1
         if ref_count[row] == 0:
             _add_weight(totals, fractions, slot, ref_weight[row], -1)
             _delete_reference(ref_hash, ref_slot, ref_count, ref_weight, row)
             gone += 1
-    return gone
+    return gone, missing
 
 
 @compiled(
@@ -227,13 +216,17 @@ def add_prefixes(
 
 
 @compiled(
-    "UniTuple(int64, 2)(uint64[::1], int32[::1], int32[::1], float64[::1], uint64[::1], int32[::1],"
+    "UniTuple(int64, 3)(uint64[::1], int32[::1], int32[::1], float64[::1], uint64[::1], int32[::1],"
     " uint64[:, ::1], int64, uint64[::1])",
 )
 def remove_prefixes(
     ref_hash, ref_slot, ref_count, ref_weight, holder_hash, holder_slots, holder_bits, slot, hashes
 ):
-    """Undo one `add_prefixes`.  Returns (gone prefix rows, gone holder rows)."""
+    """Undo one `add_prefixes`.
+
+    Returns (gone prefix rows, gone holder rows, prefixes that were not there); the last must be 0.
+    """
+    missing = I64(0)
     prefixes = I64(0)
     holders = I64(0)
     prefix = U64(0)
@@ -241,29 +234,36 @@ def remove_prefixes(
         prefix = next_prefix(prefix, key)
         row = find_reference(ref_hash, ref_slot, prefix, slot)
         if ref_slot[row] < 0:
+            missing += 1
             continue
         ref_count[row] -= 1
         if ref_count[row] == 0:
             _delete_reference(ref_hash, ref_slot, ref_count, ref_weight, row)
             prefixes += 1
             holders += _release(holder_hash, holder_slots, holder_bits, prefix, slot)
-    return prefixes, holders
+    return prefixes, holders, missing
 
 
 @compiled(
-    "void(uint64[::1], int32[::1], int32[::1], float64[::1], int64[:, ::1], float64[::1], int64,"
+    "int64(uint64[::1], int32[::1], int32[::1], float64[::1], int64[:, ::1], float64[::1], int64,"
     " uint64[::1], float64)",
 )
 def decay_blocks(
     ref_hash, ref_slot, ref_count, ref_weight, totals, fractions, slot, hashes, weight
 ):
-    """Give `weight` to those blocks of `hashes` that are referenced exactly once on the slot."""
+    """Give `weight` to those blocks of `hashes` that are referenced exactly once on the slot.
+
+    Returns how many blocks were not there, which must be 0.
+    """
+    missing = I64(0)
     for key in hashes:
         row = find_reference(ref_hash, ref_slot, key, slot)
+        missing += ref_slot[row] < 0
         if ref_slot[row] >= 0 and ref_count[row] == 1:
             _add_weight(totals, fractions, slot, ref_weight[row], -1)
             ref_weight[row] = weight
             _add_weight(totals, fractions, slot, weight, 1)
+    return missing
 
 
 @compiled("void(int64[:, ::1], float64[::1], int64, float64, int64)")
@@ -286,7 +286,8 @@ def active_blocks(totals, fractions, out):
 
 
 @compiled(
-    "void(uint64[::1], int32[::1], uint64[:, ::1], uint64[::1], uint64[::1], int64[::1])",
+    "void(uint64[::1], int32[::1], uint64[:, ::1], uint64[::1],"
+    " Array(uint64, 1, 'C', readonly=True), int64[::1])",
 )
 def leading_runs(holder_hash, holder_slots, holder_bits, alive, hashes, out):
     """out[slot] = longest beginning that `hashes` shares with a live reservation of the slot.
@@ -352,123 +353,3 @@ def rehash_holders(holder_hash, holder_slots, holder_bits, to_hash, to_slots, to
         to_hash[to] = holder_hash[row]
         to_slots[to] = holder_slots[row]
         to_bits[to, :words] = holder_bits[row]
-
-
-@compiled(
-    "void(int32[:, ::1], int64[:, ::1], int64[::1], int64[::1], boolean[::1], float64[::1],"
-    " float64, float64, float64, boolean, float64[:, ::1])",
-)
-def reference_terms(
-    matched,
-    totals,
-    active,
-    leading,
-    eligible,
-    parameters,
-    block_size,
-    isl_tokens,
-    n_blocks,
-    pinned,
-    out,
-):
-    """Fill the terms of every slot.  All sizes in blocks unless the name says tokens.
-
-    matched    int32[n_slots, 4], cumulative matched blocks after GPU, CPU, DISK, EXTERNAL
-    totals     int64[n_slots, N_TOTALS];  active, leading: int64[n_slots]
-    eligible   bool[n_slots], whose lowest prefill load is the base of the decay
-    parameters float64[N_PARAMETERS];  out: float64[n_slots, N_TERMS]
-    """
-    n_slots = matched.shape[0]
-    lowest = I64(-1)
-    for slot in range(n_slots):
-        if eligible[slot]:
-            load = totals[slot, PREFILL_TOKENS]
-            if lowest < 0 or load < lowest:
-                lowest = load
-    track = parameters[P_TRACK_PREFILL] != 0.0
-    decays = track and not pinned and parameters[P_CREDIT_DECAY] != 0.0 and isl_tokens > 0
-    for slot in range(n_slots):
-        device = float(matched[slot, 0])
-        host = float(matched[slot, 1]) - device
-        disk = float(matched[slot, 3]) - float(matched[slot, 1])
-        load = float(totals[slot, PREFILL_TOKENS])
-        lower = parameters[P_HOST] * host + parameters[P_DISK] * disk
-        cached = np.floor((device + lower) * block_size + 0.5)
-        effective = max(0.0, isl_tokens - cached)
-        raw = (load + effective + cached) / block_size if track else 0.0
-        decay = 1.0
-        if decays:
-            excess = (load - lowest) / block_size / np.ceil(isl_tokens / block_size)
-            decay = 1.0 / (1.0 + parameters[P_CREDIT_DECAY] * max(0.0, excess))
-        credit = parameters[P_CREDIT] * decay * device + lower
-        prefill = parameters[P_SCALE] * max(0.0, raw - credit)
-        decode = 0.0
-        if parameters[P_TRACK_ACTIVE] != 0.0:
-            decode = float(active[slot]) + n_blocks - float(leading[slot])
-        out[slot, CACHED_TOKENS] = cached
-        out[slot, EFFECTIVE_PREFILL_TOKENS] = effective
-        out[slot, RAW] = raw
-        out[slot, CREDIT] = credit
-        out[slot, PREFILL] = prefill
-        out[slot, DECODE] = decode
-        out[slot, COST] = prefill + decode
-
-
-@compiled("int64(float64[::1], boolean[::1], float64)")
-def pick_cheapest(costs, eligible, draw):
-    """An eligible slot of minimal cost, uniform among exact ties; -1 when none is eligible.
-
-    draw: uniform in [0, 1)
-    """
-    best = np.inf
-    ties = I64(0)
-    for slot in range(costs.shape[0]):
-        if eligible[slot]:
-            if costs[slot] < best:
-                best = costs[slot]
-                ties = 1
-            elif costs[slot] == best:
-                ties += 1
-    wanted = I64(draw * ties)
-    for slot in range(costs.shape[0]):
-        if eligible[slot] and costs[slot] == best:
-            if wanted == 0:
-                return I64(slot)
-            wanted -= 1
-    return I64(-1)
-
-
-@compiled("int64(float64[::1], boolean[::1], float64, float64)")
-def pick_softmax(costs, eligible, temperature, draw):
-    """An eligible slot, probability ~ exp(-(cost - min) / ((max - min) * temperature)); or -1."""
-    low, high = np.inf, -np.inf
-    for slot in range(costs.shape[0]):
-        if eligible[slot]:
-            low = min(low, costs[slot])
-            high = max(high, costs[slot])
-    scale = (high - low) * temperature
-    if not scale > 0.0:
-        scale = np.inf  # all costs equal: uniform
-    total = 0.0
-    for slot in range(costs.shape[0]):
-        if eligible[slot]:
-            total += np.exp(-(costs[slot] - low) / scale)
-    left = draw * total
-    last = I64(-1)
-    for slot in range(costs.shape[0]):
-        if eligible[slot]:
-            last = I64(slot)
-            left -= np.exp(-(costs[slot] - low) / scale)
-            if left < 0.0:
-                break
-    return last
-
-
-@compiled("int64(int32[:, ::1], boolean[::1])")
-def best_overlap(matched, eligible):
-    """Most blocks, over all tiers, that any eligible slot has."""
-    best = I64(0)
-    for slot in range(matched.shape[0]):
-        if eligible[slot]:
-            best = max(best, I64(matched[slot, 3]))
-    return best

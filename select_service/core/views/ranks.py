@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from select_service.bodies.inspection import OverlapRow, RankLoad
+from select_service.core.decide import reference_kernels as reference
 from select_service.core.decide.cost import RouterConfig, router_credit_blocks
 from select_service.core.decide.prompt import Prompt
 from select_service.core.fleet.partition import Partition
@@ -20,12 +21,12 @@ def potential_loads_of(
     partition: Partition, prompt: Prompt, config: RouterConfig
 ) -> list[RankLoad]:
     """What the load of every rank would be with this prompt on it."""
-    numbers = partition.numbers(prompt, config, partition.table.open)
-    terms = partition.terms(prompt, numbers, config)
+    partition.placing.place(prompt, config, partition.table.open)
+    terms = partition.placing.last.terms
     prefill = partition.load.totals[:, kernels.PREFILL_TOKENS]
     if config.track_prefill_tokens:
-        prefill = prefill + terms[:, kernels.EFFECTIVE_PREFILL_TOKENS].astype(np.int64)
-    return _rank_loads(partition, prefill, terms[:, kernels.DECODE].astype(np.int64))
+        prefill = prefill + terms[reference.EFFECTIVE_PREFILL_TOKENS].astype(np.int64)
+    return _rank_loads(partition, prefill, terms[reference.DECODE].astype(np.int64))
 
 
 def overlap_rows(partition: Partition, prompt: Prompt, config: RouterConfig) -> list[OverlapRow]:

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.bodies.prompts import RouterConfigOverride
+from select_service.core.decide import reference_kernels as reference
 from select_service.core.decide.candidates import preference_factors
 from select_service.core.decide.cost import (
-    RankNumbers,
     RouterConfig,
     overridden,
-    reference,
+    parameters_of,
     router_credit_blocks,
 )
 from select_service.core.load import kernels
@@ -43,23 +43,30 @@ RANKS = st.builds(
 )
 
 
-def numbers_of(ranks, eligible=None):
+def terms_of(
+    ranks, config, *, block_size=4, isl_tokens=34, n_blocks=8, pinned=False, eligible=None
+):
+    """float64[N_TERMS, n_ranks]: what the policy makes of these ranks."""
     cumulative = [
         [r.device, r.device + r.host, r.device + r.host, r.device + r.host + r.disk] for r in ranks
     ]
     totals = np.zeros((len(ranks), kernels.N_TOTALS), np.int64)
     totals[:, kernels.PREFILL_TOKENS] = [r.prefill_tokens for r in ranks]
-    return RankNumbers(
-        matched=np.array(cumulative, np.int32).reshape(-1, 4),
-        totals=totals,
-        active_blocks=np.array([r.active_blocks for r in ranks], np.int64),
-        leading_run=np.array([r.leading_run for r in ranks], np.int64),
-        eligible=np.array([True] * len(ranks) if eligible is None else eligible),
+    blocks = np.array([[r.active_blocks for r in ranks], [r.leading_run for r in ranks]], np.int64)
+    terms = np.zeros((reference.N_TERMS, len(ranks)))
+    reference.fill_terms(
+        np.array(cumulative, np.int32).reshape(-1, 4),
+        totals,
+        blocks,
+        np.array([True] * len(ranks) if eligible is None else eligible),
+        parameters_of(config, block_size),
+        float(isl_tokens),
+        float(n_blocks),
+        pinned,
+        terms,
     )
-
-
-def terms_of(ranks, config, *, block_size=4, isl_tokens=34, n_blocks=8, pinned=False):
-    return reference(numbers_of(ranks), config, block_size, isl_tokens, n_blocks, pinned)
+    reference.fill_costs(np.ones(len(ranks)), np.zeros(0), terms)
+    return terms
 
 
 @given(
@@ -81,11 +88,11 @@ def test_terms_agree_with_the_formulas(ranks, config, block_size, isl_tokens, n_
     )
     lowest = min(r.prefill_tokens for r in ranks)
     query = Query(isl_tokens, n_blocks, block_size, lowest, pinned)
-    for row, rank in zip(terms, ranks, strict=True):
-        assert row[kernels.EFFECTIVE_PREFILL_TOKENS] == cost_model.effective_prefill_tokens(
+    for row, rank in zip(terms.T, ranks, strict=True):
+        assert row[reference.EFFECTIVE_PREFILL_TOKENS] == cost_model.effective_prefill_tokens(
             rank, query, config
         )
-        assert row[kernels.COST] == pytest.approx(
+        assert row[reference.COST] == pytest.approx(
             cost_model.cost(rank, query, config), rel=1e-9, abs=1e-6
         )
 
@@ -101,7 +108,9 @@ def test_more_overlap_never_raises_effective_prefill_tokens(rank, more, config):
         rank.leading_run,
     )
     terms = terms_of([rank, richer], config, isl_tokens=400)
-    assert terms[1, kernels.EFFECTIVE_PREFILL_TOKENS] <= terms[0, kernels.EFFECTIVE_PREFILL_TOKENS]
+    assert (
+        terms[reference.EFFECTIVE_PREFILL_TOKENS, 1] <= terms[reference.EFFECTIVE_PREFILL_TOKENS, 0]
+    )
 
 
 def idle(device=0, host=0, disk=0):
@@ -109,7 +118,7 @@ def idle(device=0, host=0, disk=0):
 
 
 def costs(terms):
-    return terms[:, kernels.COST].tolist()
+    return terms[reference.COST].tolist()
 
 
 def test_measured_costs_of_idle_ranks():
@@ -117,7 +126,7 @@ def test_measured_costs_of_idle_ranks():
     assert costs(terms_of(ranks, RouterConfig())) == [11.75, 14.5, 15.5]
     half = RouterConfig(overlap_score_credit=0.5)
     assert costs(terms_of(ranks, half)) == [13.25, 15.5, 16.0]
-    assert terms_of(ranks, half)[0, kernels.EFFECTIVE_PREFILL_TOKENS] == 15
+    assert terms_of(ranks, half)[reference.EFFECTIVE_PREFILL_TOKENS, 0] == 15
 
 
 def test_measured_costs_of_a_loaded_rank_and_its_decay():
@@ -137,14 +146,14 @@ def test_pinned_requests_do_not_decay():
 def test_more_cached_than_asked_inflates_raw_as_measured():
     rank = RankState(3, 2, 1, prefill_tokens=15, active_blocks=0, leading_run=0)
     terms = terms_of([rank], RouterConfig(), isl_tokens=3, n_blocks=8)
-    assert terms[0, kernels.RAW] == 8.5
-    assert terms[0, kernels.EFFECTIVE_PREFILL_TOKENS] == 0
+    assert terms[reference.RAW, 0] == 8.5
+    assert terms[reference.EFFECTIVE_PREFILL_TOKENS, 0] == 0
 
 
 def test_cached_tokens_round_half_up():
     rank = idle(1, 2, 0)
     terms = terms_of([rank], RouterConfig(), block_size=3, isl_tokens=100)
-    assert terms[0, kernels.CACHED_TOKENS] == 8
+    assert terms[reference.CACHED_TOKENS, 0] == 8
 
 
 @pytest.mark.parametrize(
@@ -159,10 +168,11 @@ def test_preferred_taints_scale_the_cost_as_measured(base, weight, expected):
 def test_lowest_prefill_load_is_taken_over_eligible_ranks_only():
     loaded = RankState(3, 0, 0, prefill_tokens=40, active_blocks=0, leading_run=0)
     config = RouterConfig(overlap_score_credit_decay=1.0)
-    alone = reference(numbers_of([loaded, idle()], [True, False]), config, 4, 40, 10, False)
-    both = reference(numbers_of([loaded, idle()], [True, True]), config, 4, 40, 10, False)
-    assert alone[0, kernels.CREDIT] == 3.0
-    assert both[0, kernels.CREDIT] == 1.5
+    ranks, size = [loaded, idle()], {"isl_tokens": 40, "n_blocks": 10}
+    alone = terms_of(ranks, config, eligible=[True, False], **size)
+    both = terms_of(ranks, config, eligible=[True, True], **size)
+    assert alone[reference.CREDIT, 0] == 3.0
+    assert both[reference.CREDIT, 0] == 1.5
 
 
 def test_override_replaces_only_what_it_names():
@@ -180,3 +190,12 @@ def test_deprecated_weight_of_zero_also_takes_the_credit_away():
 def test_router_credit_weighs_each_tier():
     row = np.array([2, 3, 4, 5], np.int32)
     assert router_credit_blocks(row, RouterConfig()) == 2 + 0.75 + 0.25 * 2
+
+
+@given(weight=st.sampled_from([1.0, 0.5, 2.0, 0.0]), base=st.floats(0, 1e6))
+def test_a_cost_is_divided_by_the_weight_of_the_rank(weight, base):
+    terms = np.zeros((reference.N_TERMS, 1))
+    terms[reference.PREFILL] = base
+    reference.fill_costs(np.array([weight]), np.zeros(0), terms)
+    expected = base / weight if weight else math.inf
+    assert terms[reference.COST, 0] == expected

@@ -47,7 +47,7 @@ def test_preferred_taints_scale_the_cost_but_not_of_a_pinned_request(selector):
     wishes = {"routing_constraints": {"preferred_taints": {"t2": 1.0}}}
 
     def cost_of_worker_2(**fields):
-        rows = selector.select(a_select(16, **fields), 0.0).explain()
+        rows = selector.select(a_select(16, **fields), 0.0, explain=True).candidates
         return next(row["cost"] for row in rows if row["worker_id"] == 2)
 
     plain = cost_of_worker_2()

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.decide.pick import pick
+from select_service.core.decide.pick_kernels import pick
 
 DRAWS = st.floats(0, 1, exclude_max=True)
 
@@ -48,3 +48,34 @@ def test_equal_costs_are_uniform_at_any_temperature():
     costs, eligible = np.full(4, 7.0), np.ones(4, np.bool_)
     picked = Counter(pick(costs, eligible, 0.3, draw / 400) for draw in range(400))
     assert picked == {0: 100, 1: 100, 2: 100, 3: 100}
+
+
+ANY_COSTS = st.one_of(st.floats(0, 1e308), st.just(np.inf), st.sampled_from([0.0, 1.7e308]))
+
+
+@given(
+    costs=st.lists(ANY_COSTS, min_size=1, max_size=8),
+    temperature=st.sampled_from([0.0, 1e-300, 0.5, 1e300]),
+    draw=DRAWS,
+)
+def test_an_infinite_cost_is_taken_only_when_there_is_no_other(costs, temperature, draw):
+    slot = pick(np.array(costs), np.ones(len(costs), np.bool_), temperature, draw)
+    assert 0 <= slot < len(costs)
+    assert costs[slot] < np.inf or min(costs) == np.inf
+
+
+def test_huge_costs_follow_the_softmax_of_their_range():
+    costs, eligible = np.array([0.0, 0.85e308, 1.7e308, np.inf]), np.ones(4, np.bool_)
+    weights = np.exp(-np.array([0.0, 0.5, 1.0]) / 2.0)
+    draws = 20_000
+    picked = Counter(pick(costs, eligible, 2.0, draw / draws) for draw in range(draws))
+    for slot, expected in enumerate(weights / weights.sum()):
+        assert abs(picked[slot] / draws - expected) < 1e-3
+    assert not picked[3]
+
+
+def test_infinite_costs_alone_are_uniform():
+    costs, eligible = np.full(4, np.inf), np.array([True, True, False, True])
+    for temperature in (0.0, 1.0):
+        picked = Counter(pick(costs, eligible, temperature, draw / 300) for draw in range(300))
+        assert picked == {0: 100, 1: 100, 3: 100}

@@ -1,0 +1,105 @@
+"""RankTable against its naive twin, and the names of taints beyond their bits."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from indexer.index.prefix_index import PrefixIndex
+from select_service.core.fleet import taints
+from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.rank_table import RankTable
+from select_service.core.identity import Rank
+from tests.builders import a_worker
+from tests.core.fleet.tables import a_table
+from tests.models.rank_table_model import RankTableModel
+
+NAMES = st.sampled_from([f"t{n}" for n in range(5)])
+WORKERS = st.sampled_from([0, 3, 7, 2**64 - 1])
+
+
+class RankTableMatchesModel(RuleBasedStateMachine):
+    """Ranks come, change and go; three names of taints have a bit, two have none."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.model, self.index = RankTable(), RankTableModel(), PrefixIndex(64)
+        self.table.names = taints.TaintNames(3)
+
+    @rule(
+        worker_id=WORKERS,
+        dp_rank=st.integers(0, 4),
+        names=st.lists(NAMES, max_size=4),
+        blocks=st.sampled_from([None, 7]),
+        tokens=st.sampled_from([None, 5]),
+    )
+    def put(self, worker_id, dp_rank, names, blocks, tokens):
+        rank = Rank(worker_id, dp_rank)
+        given = a_worker(
+            worker_id, taints=names, total_kv_blocks=blocks, max_num_batched_tokens=tokens
+        )
+        slot = self.table.find(rank)
+        writer = self.index.open_slot() if slot is None else self.table.writer(rank)
+        self.table.ensure_slots(self.index.n_slots)
+        before = self.table.version
+        self.table.put(writer.slot, rank, Worker(given), writer)
+        self.model.put(writer.slot, rank, given)
+        assert self.table.version != before
+
+    @precondition(lambda self: self.model.rows)
+    @rule(number=st.integers(0, 100))
+    def drop(self, number):
+        slot = sorted(self.model.rows)[number % len(self.model.rows)]
+        row, before = self.table.drop(slot), self.table.version - 1
+        assert row.rank == self.model.drop(slot)
+        assert before != self.table.version
+        row.writer.close()
+
+    @precondition(lambda self: self.model.rows)
+    @rule(number=st.integers(0, 100), usage=st.sampled_from([None, 0.0, 0.5, 1.0]))
+    def engine_says(self, number, usage):
+        slot = sorted(self.model.rows)[number % len(self.model.rows)]
+        assert self.table.set_kv_usage(slot, usage) == self.model.set_kv_usage(slot, usage)
+
+    @invariant()
+    def they_agree(self):
+        table = self.table
+        assert dict(table.slots()) == {row.rank: slot for slot, row in self.model.rows.items()}
+        assert table.ranks() == sorted(dict(table.slots()))
+        assert (len(table), table.n_workers) == (len(self.model.rows), len(self.model.workers()))
+        for worker_id in (0, 3, 7):
+            assert table.slots_of(worker_id) == self.model.slots_of(worker_id)
+            assert set(np.flatnonzero(table.mask_of(worker_id))) == set(table.slots_of(worker_id))
+            assert table.has_only(worker_id) == (self.model.workers() <= {worker_id})
+        for slot in range(table.n_slots):
+            got = tuple(column[slot] for column in table.columns[:5])
+            np.testing.assert_equal(got, self.model.columns(slot))
+        assert (table.columns.worker_number < max(1, table.n_slots)).all()
+        table.check_invariants()
+
+    @invariant()
+    def masks_of_taints_agree(self):
+        for wanted in ({"t0"}, {"t4"}, {"t1", "t3"}, {"t2", "unknown"}, set()):
+            mask = self.table.names.having_all(wanted, self.table.columns.taints)
+            got = set(np.flatnonzero(mask & self.table.open))
+            assert got == self.model.having_all(wanted)
+
+
+TestRankTable = RankTableMatchesModel.TestCase
+
+
+def test_names_beyond_the_bits_are_found_as_well():
+    names = [f"name{n}" for n in range(taints.TAINT_BITS + 3)]
+    table = a_table(names, names[-1:], [])
+    for name in names:
+        mask = table.names.having(name, table.columns.taints)
+        assert mask.tolist() == [True, name == names[-1], False]
+
+
+def test_a_row_is_written_without_a_look_at_the_others():
+    table, index = RankTable(), PrefixIndex(16)
+    table.ensure_slots(1000)
+    columns = table.columns
+    for slot in range(1000):
+        table.put(slot, Rank(slot, 0), Worker(a_worker(slot)), index.open_slot())
+    assert table.columns is columns
+    assert table.open.all()

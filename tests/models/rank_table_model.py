@@ -1,0 +1,52 @@
+"""Naive twin of RankTable: a dictionary of rows, everything else derived from it when asked."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass
+class Row:
+    rank: tuple
+    given: object
+    kv_usage: float | None = None
+
+
+class RankTableModel:
+    def __init__(self):
+        self.rows: dict[int, Row] = {}
+
+    def put(self, slot, rank, given):
+        old = self.rows.get(slot)
+        self.rows[slot] = Row(rank, given, None if old is None else old.kv_usage)
+
+    def drop(self, slot):
+        return self.rows.pop(slot).rank
+
+    def set_kv_usage(self, slot, usage):
+        changed = self.rows[slot].kv_usage != usage
+        self.rows[slot].kv_usage = usage
+        return changed
+
+    def workers(self):
+        return {row.rank[0] for row in self.rows.values()}
+
+    def slots_of(self, worker_id):
+        mine = [(row.rank, slot) for slot, row in self.rows.items() if row.rank[0] == worker_id]
+        return [slot for _, slot in sorted(mine)]
+
+    def columns(self, slot):
+        """open, weight, kv_blocks, batch_tokens, kv_usage"""
+        row = self.rows.get(slot)
+        if row is None:
+            return False, 1.0, math.inf, math.inf, math.nan
+        blocks, tokens = row.given.total_kv_blocks, row.given.max_num_batched_tokens
+        return (
+            True,
+            1.0,
+            blocks or math.inf,
+            math.inf if tokens is None else tokens,
+            math.nan if row.kv_usage is None else row.kv_usage,
+        )
+
+    def having_all(self, wanted):
+        return {s for s, row in self.rows.items() if wanted <= set(row.given.taints)}
