@@ -323,9 +323,9 @@ def test_potential_loads_add_the_prompt_to_every_rank(selector):
 
 
 def test_explain_gives_the_terms_of_the_moment_of_decision(selector):
-    decision = selector.select_and_reserve(a_select_and_reserve(), now=0.0)
+    decision = selector.select_and_reserve(a_select_and_reserve(), now=0.0, explain=True)
     selector.reserve(a_reservation("later"), now=0.0)
-    (row,) = decision.explain()
+    (row,) = decision.candidates
     assert (row["chosen"], row["cost"], row["prefill_tokens"]) == (True, 4.0, 0)
 
 
