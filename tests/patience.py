@@ -11,6 +11,8 @@ from typing import TypeVar
 
 PATIENCE_S = 120.0
 POLL_S = 0.002
+CPU_S_MAX = 20.0
+"""Seconds of CPU after which work is not slow but of the wrong complexity."""
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.api.routes import ROUTES
 from tests.golden.service_process import ServiceProcess
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.process
 
@@ -60,7 +61,7 @@ def test_answers_are_as_documented(service, document, method, path, mode):
         suppress_health_check=list(HealthCheck),
     )
     def made_up_requests(case):
-        answer = case.call(timeout=30)
+        answer = case.call(timeout=PATIENCE_S)
         assert answer.status_code != 500
         case.validate_response(answer, excluded_checks=LEFT_OUT)
 

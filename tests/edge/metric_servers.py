@@ -9,9 +9,9 @@ from aiohttp import web
 
 from select_service.core.engines.engine_load import EngineTarget
 from select_service.edge.engine_metrics import EngineMetrics
+from tests.patience import PATIENCE_S
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-WAIT_S_MAX = 10.0
 """For anything a test waits for; only a failing test waits so long."""
 
 
@@ -35,7 +35,7 @@ class Owner:
 
     async def next_of(self, worker_id: int) -> Any:
         """The next readings, or the next error, of a worker."""
-        async with asyncio.timeout(WAIT_S_MAX):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 target, said = await self.told.get()
                 if target.worker_id == worker_id:
@@ -43,14 +43,14 @@ class Owner:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S_MAX):
+    async with asyncio.timeout(PATIENCE_S):
         while not is_so():
             await asyncio.sleep(0.002)
 
 
 @contextlib.asynccontextmanager
 async def monitor(
-    owner: Owner, interval_s: float = 0.02, timeout_s: float = WAIT_S_MAX
+    owner: Owner, interval_s: float = 0.02, timeout_s: float = PATIENCE_S
 ) -> AsyncIterator[EngineMetrics]:
     metrics = EngineMetrics(owner, interval_s=interval_s, timeout_s=timeout_s)
     metrics.start()

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import zmq
 
-SUBSCRIBER_S_MAX = 20
+from tests.patience import PATIENCE_S
 
 
 class KvPublisher:
@@ -29,7 +29,7 @@ class KvPublisher:
 
     def wait_for_subscriber(self) -> None:
         if not self._has_subscriber:
-            assert self._socket.poll(SUBSCRIBER_S_MAX * 1000), "nobody listens"
+            assert self._socket.poll(PATIENCE_S * 1000), "nobody listens"
             assert self._socket.recv()[:1] == b"\x01"
             self._has_subscriber = True
 

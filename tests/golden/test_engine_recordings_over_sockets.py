@@ -9,6 +9,7 @@ import zmq
 
 from tests.golden.recordings import Live, Place, Recording, Replay, Truth, load
 from tests.golden.service_process import ServiceProcess
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.process
 
@@ -28,7 +29,6 @@ STREAMS = [
     for scenario in ("eviction", "late_subscriber", "salts_adapters", "eagle")
 ]
 PORT_ATTEMPTS_MAX = 50
-ANSWER_S_MAX = 20
 
 
 class RecordedEngine:
@@ -44,7 +44,7 @@ class RecordedEngine:
         self.replay.bind(f"tcp://127.0.0.1:{replay_port}")
 
     def wait_for_subscriber(self) -> None:
-        assert self.live.poll(ANSWER_S_MAX * 1000), "nobody subscribes"
+        assert self.live.poll(PATIENCE_S * 1000), "nobody subscribes"
         assert self.live.recv() == b"\x01"
 
     def send(self, step: Live) -> None:
@@ -52,7 +52,7 @@ class RecordedEngine:
 
     def answer(self, step: Replay) -> None:
         """Serve the one request that the gap before must cause."""
-        assert self.replay.poll(ANSWER_S_MAX * 1000), "no replay was asked for"
+        assert self.replay.poll(PATIENCE_S * 1000), "no replay was asked for"
         identity, delimiter, first = self.replay.recv_multipart()
         assert (delimiter, int.from_bytes(first, "big")) == (b"", step.first)
         for frames in step.answer:

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.process
 
 FILE = Path(__file__).parent / "events" / "replays.jsonl"
 CASES = {case["name"]: case for case in map(json.loads, FILE.read_text().splitlines())}
-REQUEST_S_MAX = 10
 REPLAYED_PROMPT = list(range(1, 13))
 LIVE_PROMPT = list(range(37, 45))
 NEXT_LIVE = batch([["stored", [51], 50, [41, 42, 43, 44], 4, "GPU"]])

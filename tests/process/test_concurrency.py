@@ -162,7 +162,7 @@ def test_hostile_bytes_leave_the_service_answering():
         service.post("/workers", worker_body(1))
         open_sockets = []
         for attack in attacks():
-            hostile = socket.create_connection(("127.0.0.1", service.port), timeout=5)
+            hostile = socket.create_connection(("127.0.0.1", service.port), timeout=60)
             open_sockets.append(hostile)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 hostile.sendall(attack)

@@ -16,7 +16,7 @@ from tests.process.waiting_clients import PROMPT, metric
 
 pytestmark = pytest.mark.process
 
-STALE_S = 0.6
+STALE_S = 3.0
 FLAGS = (
     *("--engine-metrics-interval-secs", "0.1"),
     *("--engine-metrics-stale-secs", str(STALE_S)),

@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from select_service.settings.config import SETTINGS, ConfigError, parse
+from tests.patience import PATIENCE_S
 
 
 def test_defaults_are_those_of_the_document():
@@ -144,7 +145,10 @@ def test_every_setting_is_shown_with_its_value_and_origin():
 
 def run(*argv):
     return subprocess.run(
-        [sys.executable, "-m", "select_service", *argv], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "select_service", *argv],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
+
 pytestmark = pytest.mark.process
 
 COMMAND = [sys.executable, "-m", "select_service.simulator"]
 RUN_S_MAX = 240
-STOP_S_MAX = 20
 TRACE_ROWS = 40
 
 
@@ -44,7 +45,7 @@ def a_demo_that_stays_up(*arguments: str) -> Iterator[tuple[subprocess.Popen[str
     finally:
         if demo.poll() is None:
             demo.terminate()
-            demo.wait(STOP_S_MAX)
+            demo.wait(PATIENCE_S)
 
 
 def send_like_curl(line: str) -> httpx.Response:
@@ -107,7 +108,7 @@ def test_every_printed_curl_line_works_and_ctrl_c_ends_it_all() -> None:
         select = next(answer for command, answer in answers.items() if "/select " in command)
         assert select.json()["overlap"]["gpu"] > 0
         demo.send_signal(signal.SIGINT)
-        assert demo.wait(STOP_S_MAX) == 0
+        assert demo.wait(PATIENCE_S) == 0
         base_url = select.url.copy_with(path="/health")
         with pytest.raises(httpx.ConnectError):
             httpx.get(base_url, trust_env=False)

@@ -12,8 +12,8 @@ import zmq.asyncio
 from select_service.simulator import publisher as publisher_module
 from select_service.simulator.engine import AllBlocksCleared, BlockRemoved, BlockStored
 from select_service.simulator.publisher import END_OF_REPLAY, TOPIC, Publisher
+from tests.patience import PATIENCE_S
 
-RECEIVE_S_MAX = 5.0
 STORED = BlockStored([2**64 - 1, 7], None, [1, 2, 3, 4], 2, medium="GPU")
 
 
@@ -21,7 +21,7 @@ def run(scenario: Callable[[zmq.asyncio.Context], Awaitable[None]]) -> None:
     async def with_context() -> None:
         context = zmq.asyncio.Context()
         try:
-            await asyncio.wait_for(scenario(context), RECEIVE_S_MAX)
+            await asyncio.wait_for(scenario(context), PATIENCE_S)
         finally:
             context.destroy(linger=0)
 
@@ -58,7 +58,7 @@ def test_a_live_batch_has_vllms_three_frames_and_map_events() -> None:
     async def scenario(context: zmq.asyncio.Context) -> None:
         publisher = Publisher(context, dp_rank=3)
         socket = a_subscriber(context, publisher.endpoint)
-        assert await publisher.wait_for_subscriber(RECEIVE_S_MAX)
+        assert await publisher.wait_for_subscriber(PATIENCE_S)
         publisher.publish([BlockRemoved([5], "GPU"), STORED, AllBlocksCleared()])
         topic, sequence, payload = await socket.recv_multipart()
         assert (topic, sequence) == (TOPIC, bytes(8))
@@ -104,7 +104,7 @@ def test_withheld_batches_are_numbered_and_can_be_replayed() -> None:
     async def scenario(context: zmq.asyncio.Context) -> None:
         publisher = Publisher(context, dp_rank=0, lose=lambda: publisher.batches == 2)
         socket = a_subscriber(context, publisher.endpoint)
-        assert await publisher.wait_for_subscriber(RECEIVE_S_MAX)
+        assert await publisher.wait_for_subscriber(PATIENCE_S)
         for _ in range(3):
             publisher.publish([STORED])
         received = [await socket.recv_multipart() for _ in range(2)]
@@ -127,7 +127,7 @@ def test_a_withheld_last_batch_is_revealed_by_an_empty_one() -> None:
     async def scenario(context: zmq.asyncio.Context) -> None:
         publisher = Publisher(context, dp_rank=0, lose=lambda: publisher.batches == 1)
         socket = a_subscriber(context, publisher.endpoint)
-        assert await publisher.wait_for_subscriber(RECEIVE_S_MAX)
+        assert await publisher.wait_for_subscriber(PATIENCE_S)
         publisher.publish([STORED])
         publisher.reveal_last_loss()
         publisher.reveal_last_loss()

@@ -12,6 +12,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from tests.indexer.dumps.dump_scenes import attach
+from tests.patience import CPU_S_MAX
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
 TIERS = st.sampled_from(Tier)
@@ -164,10 +165,10 @@ def test_many_copies_take_no_longer_than_one():
     orphans = names[:100] + np.uint64(2**40)
     writer.add_copies(Tier.CPU, orphans, np.full(100, COPIES_MAX - 1))
     held = DumpedPartition("m:t", 4, {(0, 0): 0}, index.snapshot())
-    begin = time.monotonic()
+    begin = time.process_time()
     copy = PrefixIndex(2 * n).open_slot()
     attach(held, (0, 0), copy)
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < CPU_S_MAX
     for _ in range(2):
         copy.remove(Tier.GPU, names)
         copy.remove(Tier.CPU, orphans)

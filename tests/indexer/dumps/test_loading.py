@@ -20,6 +20,7 @@ from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from tests.indexer.dumps.dump_scenes import attach, dump_chunks
 from tests.indexer.dumps.test_held_blocks import STEPS, behaviour, held_of, play, u64
+from tests.patience import CPU_S_MAX
 
 LIMITS = LoadLimits(blocks=1_000_000)
 RANKS = {slot: (slot, 0) for slot in range(3)}
@@ -465,10 +466,10 @@ def test_many_copies_in_events_of_one_block_take_no_longer_than_one():
         {"worker_id": 1, "event": {"data": {"stored": {"blocks": [block]}}}}
         for block in ({"block_hash": i, "tokens_hash": i, "copies": 4096} for i in range(20_000))
     ]
-    begin = time.monotonic()
+    begin = time.process_time()
     ((held,), bad) = from_json(
         {"m:t": {"block_size": 4, "events": events}}, limits=LoadLimits(50_000_000)
     )
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < CPU_S_MAX
     assert (bad, held.blocks) == (0, 20_000)
     assert set(held.snapshot.records["count"].tolist()) == {4096}
