@@ -21,8 +21,9 @@ from select_service.core.decide.cost import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
 from select_service.core.selector import Selector
 from select_service.edge.engine_metrics import EngineMetrics
+from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
-from select_service.edge.keeping.snapshot_file import path_error
+from select_service.edge.keeping.snapshot_file import claimed
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
@@ -89,9 +90,9 @@ def serve(config: Config, version: str) -> int:
     logs.configure(config["log_level"], config["log_format"])
     sys.setswitchinterval(THREAD_SWITCH_S)
     path = config["snapshot_path"]
-    unusable = None if path is None else path_error(Path(path))
-    if unusable is not None:
-        print(f"select-service: error: --snapshot-path: {unusable}", file=sys.stderr)
+    claim = None if path is None else claimed(Path(path))
+    if isinstance(claim, str):
+        print(f"select-service: error: --snapshot-path: {claim}", file=sys.stderr)
         return 1
     try:
         listener = bind(config["host"], config["port"])
@@ -156,12 +157,13 @@ def _announce(service: Service, listener: socket.socket) -> None:
 async def _run(service: Service, listener: socket.socket) -> int:
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     server, replicas = server_of(Application(service)), _plane(service)
+    http = HttpClient(service.ingest.names)
     if replicas is not None:
-        replicas.start(listener.getsockname()[1])
-    keeping = _keeping(service)
+        replicas.start(listener.getsockname()[1], http)
+    keeping = _keeping(service, http)
     if keeping is not None:
         keeping.start(service.ingest, service.catalog_lock)
-    engines = _engines(service)
+    engines = _engines(service, http)
     try:
         return await _supervised(service, server, listener, engines)
     finally:
@@ -170,12 +172,14 @@ async def _run(service: Service, listener: socket.socket) -> int:
             await keeping.stop()
         if replicas is not None:
             replicas.close()
+        await http.close()
 
 
-def _engines(service: Service) -> EngineMetrics:
+def _engines(service: Service, http: HttpClient) -> EngineMetrics:
     config = service.config
     engines = EngineMetrics(
         service.selector,
+        http,
         interval_s=config["engine_metrics_interval_s"],
         timeout_s=config["engine_metrics_timeout_s"],
     )
@@ -183,7 +187,7 @@ def _engines(service: Service) -> EngineMetrics:
     return engines
 
 
-def _keeping(service: Service) -> IndexKeeping | None:
+def _keeping(service: Service, http: HttpClient) -> IndexKeeping | None:
     config = service.config
     if not service.recovery.running:
         return None
@@ -193,7 +197,7 @@ def _keeping(service: Service) -> IndexKeeping | None:
         config["snapshot_interval_s"],
         config["index_blocks_max"],
     )
-    return IndexKeeping(wanted, service.selector, service.recovery, service.snapshot)
+    return IndexKeeping(wanted, service.selector, service.recovery, service.snapshot, http)
 
 
 async def _supervised(

@@ -23,6 +23,7 @@ import zmq
 
 from indexer.events.kv_source import KvSource
 from indexer.sockets.listener import Listener, ListenerStatus
+from indexer.sockets.names import Names
 from indexer.sockets.readiness import Readiness
 from indexer.sockets.timers import Timers
 
@@ -149,6 +150,8 @@ class Ingest:
     def __init__(self, threads: int, *, held: bool = False) -> None:
         assert threads >= 1
         _allow_many_files()
+        self.names = Names()
+        """For everybody in the process who has names to look up."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, min(SOCKETS_MAX, self._context.get(zmq.SOCKET_LIMIT)))
         self._changing = threading.Lock()

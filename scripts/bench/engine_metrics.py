@@ -16,9 +16,11 @@ from pathlib import Path
 
 import uvloop
 
+from indexer.sockets.names import Names
 from select_service.core.engines.engine_load import EngineTarget
 from select_service.core.engines.engine_text import readings_of
-from select_service.edge.engine_metrics import _fetch, _session
+from select_service.edge.engine_metrics import ACCEPT, BODY_BYTES_MAX
+from select_service.edge.http_client import HttpClient
 
 TEXTS = Path(__file__).parents[2] / "tests" / "recordings" / "metrics"
 NAMES = ("vllm-0.33.0-1", "vllm-0.33.0-2", "sglang-0.5.23-1", "sglang-0.5.23-2")
@@ -44,12 +46,21 @@ def text_us(text, dp_ranks, count):
 
 
 async def scrape_us(target, count):
-    async with _session() as session:
-        await _fetch(session, target.url, TIMEOUT_S)
-        started = time.process_time()
-        for _ in range(count):
-            readings_of(await _fetch(session, target.url, TIMEOUT_S), target.dp_ranks)
-        return (time.process_time() - started) / count * 1e6
+    http = HttpClient(Names())
+
+    async def scrape():
+        text = await http.body(
+            target.url, accept=ACCEPT, bytes_max=BODY_BYTES_MAX, timeout_s=TIMEOUT_S
+        )
+        return readings_of(text, target.dp_ranks)
+
+    await scrape()
+    started = time.process_time()
+    for _ in range(count):
+        await scrape()
+    spent_s = time.process_time() - started
+    await http.close()
+    return spent_s / count * 1e6
 
 
 def measure(name, count):

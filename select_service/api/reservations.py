@@ -50,6 +50,7 @@ _ROW = {
     **RANK,
     "state": "prefill",
     "isl_tokens": 70,
+    "block_size": 16,
     "prompt_blocks": 4,
     "output_blocks": 0,
     "prefill_tokens": 38,

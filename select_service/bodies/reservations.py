@@ -64,6 +64,8 @@ class ReservationRow(Struct, kw_only=True):
     """Worker that holds the load."""
     dp_rank: int
     """Data-parallel rank of the worker."""
+    block_size: int | UnsetType = UNSET
+    """Tokens in a block of the worker; left out only by versions that do not know this field."""
     state: Literal["prefill", "decode"]
     """`prefill` until the call of prefill_complete, then `decode`."""
     isl_tokens: int

@@ -97,6 +97,7 @@ def test_the_listing_shows_what_is_held(fleet):
         "tenant_id": "default",
         "worker_id": 1,
         "dp_rank": 0,
+        "block_size": 4,
         "state": "prefill",
         "isl_tokens": 34,
         "prompt_blocks": 8,

@@ -7,8 +7,10 @@ from typing import Any
 
 from aiohttp import web
 
+from indexer.sockets.names import Names
 from select_service.core.engines.engine_load import EngineTarget
 from select_service.edge.engine_metrics import EngineMetrics
+from select_service.edge.http_client import HttpClient
 from tests.patience import PATIENCE_S
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -52,12 +54,14 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def monitor(
     owner: Owner, interval_s: float = 0.02, timeout_s: float = PATIENCE_S
 ) -> AsyncIterator[EngineMetrics]:
-    metrics = EngineMetrics(owner, interval_s=interval_s, timeout_s=timeout_s)
+    http = HttpClient(Names())
+    metrics = EngineMetrics(owner, http, interval_s=interval_s, timeout_s=timeout_s)
     metrics.start()
     try:
         yield metrics
     finally:
         await metrics.stop()
+        await http.close()
 
 
 class Page:

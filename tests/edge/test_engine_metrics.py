@@ -7,9 +7,11 @@ import socket
 
 import pytest
 
+from indexer.sockets.names import Names
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
 from select_service.core.identity import Rank
 from select_service.edge import engine_metrics
+from select_service.edge.http_client import HttpClient
 from select_service.urls import metrics_url_error
 from tests.edge.metric_servers import (
     Owner,
@@ -308,7 +310,9 @@ async def test_a_bug_ends_the_task_with_its_error():
     async with serving(Page(vllm(0.5))) as url:
         owner = Owner(a_target(url))
         owner.engine_read = broken
-        metrics = engine_metrics.EngineMetrics(owner, interval_s=0.02, timeout_s=10.0)
+        metrics = engine_metrics.EngineMetrics(
+            owner, HttpClient(Names()), interval_s=0.02, timeout_s=10.0
+        )
         task = metrics.start()
         await asyncio.wait([task], timeout=PATIENCE_S)
         with pytest.raises(ExceptionGroup) as caught:

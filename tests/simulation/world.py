@@ -107,6 +107,8 @@ class Node:
         def arrived(answer):
             try:
                 wanted = walk.send(answer)
+                while wanted is None:
+                    wanted = walk.send(None)
             except StopIteration:
                 ended(True)
             except AnotherProcess:

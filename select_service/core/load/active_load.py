@@ -30,6 +30,9 @@ class OutputBlocks(NamedTuple):
     fraction: float = 1.0
 
 
+NO_OUTPUT = OutputBlocks()
+
+
 class _Counted:
     """(slot, key) -> count, weight; see load_kernels."""
 
@@ -128,7 +131,13 @@ class ActiveLoad:
         self._prefixes = self._prefixes.with_room_for(blocks)
         self._holders = self._holders.with_room_for(blocks, self._holders.bits.shape[1])
 
-    def add(self, slot: int, sequence_hashes: Hashes, prefill_tokens: int) -> None:
+    def add(
+        self,
+        slot: int,
+        sequence_hashes: Hashes,
+        prefill_tokens: int,
+        output: OutputBlocks = NO_OUTPUT,
+    ) -> None:
         """Book one reservation: O(blocks)."""
         assert 0 <= slot < self.n_slots
         assert prefill_tokens >= 0
@@ -141,6 +150,8 @@ class ActiveLoad:
         )
         self._prefixes.used += prefixes
         self._holders.used += holders
+        if output.whole:
+            kernels.add_weights(self.totals, self.fractions, slot, 1.0, output.whole)
         self.totals[slot, kernels.PREFILL_TOKENS] += prefill_tokens
         self.totals[slot, kernels.REQUESTS] += 1
 

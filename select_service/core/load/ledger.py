@@ -75,7 +75,7 @@ class Ledger:
         old = self.held.find(booking.reservation_id)
         if old is not None:
             self.release(old, "rank_left" if old.is_leaving else cause, now)
-        account.load.add(slot, booking.sequence_hashes, booking.prefill_tokens)
+        account.load.add(slot, booking.sequence_hashes, booking.prefill_tokens, booking.output)
         self.held.add(booking, now, lease_s)
         account.bookings[slot][booking.order] = booking
         for follower in self.followers:

@@ -8,7 +8,7 @@ of other replicas too; `origin` says whose they are.  Only the ledger writes her
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 from sortedcontainers import SortedDict
@@ -28,6 +28,8 @@ STALE_LEASES_PER_LOOK_MAX = 1024
 """Short leases of reservations that have ended, dropped while one that is overdue is looked for."""
 PAGE_HASHES_MAX = 32_768
 """Sequence hashes on one page that shows them; its last reservation may exceed it."""
+ROW_HASHES_MAX = 131_072
+"""Sequence hashes of one reservation, the first of its prompt."""
 
 
 class ReservationFilter(NamedTuple):
@@ -167,9 +169,9 @@ class Reservations:
             return None
         return booking
 
-    def held_since(self, origin: int, before: float) -> list[Booking]:
-        """What that replica admitted and was booked here before.  O(reservations)."""
-        return [b for b in self if b.origin == origin and b.renewed_at < before]
+    def some(self, order: int, n: int) -> list[Booking]:
+        """Up to `n` bookings from the one with that number of order on, oldest first."""
+        return [booking for _, booking in islice(self._from(order), n)]
 
     def __iter__(self) -> Iterator[Booking]:
         return iter(self._by_id.values())
@@ -187,8 +189,9 @@ class Reservations:
             if wanted.admits(booking):
                 rows.append(self._row(booking, now))
                 if wanted.sequence_hashes:
-                    rows[-1].sequence_hashes = booking.sequence_hashes.tolist()
-                    hashes += len(booking.sequence_hashes)
+                    shown = booking.sequence_hashes[:ROW_HASHES_MAX].tolist()
+                    rows[-1].sequence_hashes = shown
+                    hashes += len(shown)
         return ReservationPage(
             reservations=rows, total=len(self), next=last, router_id=self._router_id
         )
@@ -206,6 +209,7 @@ class Reservations:
             tenant_id=booking.key.tenant_id,
             worker_id=booking.rank.worker_id,
             dp_rank=booking.rank.dp_rank,
+            block_size=booking.account.block_size,
             state="prefill" if booking.prefilling else "decode",
             isl_tokens=booking.isl_tokens,
             prompt_blocks=len(booking.sequence_hashes),

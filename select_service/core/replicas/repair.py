@@ -14,7 +14,7 @@ The list comes in pages while events go on.  What keeps that safe:
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from msgspec import UNSET
@@ -24,15 +24,24 @@ from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.decide.prompt import ISL_TOKENS_MAX
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.booking import Account, Booking
-from select_service.core.load.reservations import RESERVATIONS_MAX, ReservationFilter
-from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, Freed, PrefillCompleted
-from select_service.core.replicas.state import ReplicaState
+from select_service.core.load.reservations import (
+    RESERVATIONS_MAX,
+    RESERVED_BLOCKS_MAX,
+    ReservationFilter,
+)
+from select_service.core.replicas.events import Freed, PrefillCompleted
+from select_service.core.replicas.state import BOOKED_BLOCKS_MAX, ReplicaState, bounded
 
 AGE_SLACK_S = 0.002
 CLOCK_DRIFT = 1e-4
 """Ages are rounded, and two clocks do not run equally fast."""
 AGE_S_MAX = 1e9
 PAGE_ROWS = 1000
+ROW_WORK = 8
+SCAN_ROWS = 256
+TURN_WORK_MAX = 2048
+"""Work between two turns of others, in microseconds more or less: ROW_WORK for a row, and one for
+every block that is booked or released; the last row may exceed it."""
 PAGES_MAX = 2 * RESERVATIONS_MAX
 """Each page has at least one row, unless the peer makes fun of us."""
 
@@ -72,6 +81,9 @@ class Answer(NamedTuple):
     came_at: float
 
 
+T = TypeVar("T")
+Steps: TypeAlias = Generator[ReservationFilter | None, Answer | None, T]
+
 Life: TypeAlias = Literal["alive", "ended", "unsure"]
 
 _VERDICT_ON_DOUBTED: Mapping[Life, Verdict] = {
@@ -95,45 +107,71 @@ class Repair:
         self._state = state
         self._began = now
         self._listed: set[str] = set()
+        self._work = 0
 
-    def walk(self) -> Generator[ReservationFilter, Answer, None]:
-        """Yields what to ask the peer for; wants the answer.
+    def walk(self) -> Steps[None]:
+        """Yields what to ask the peer for and wants the answer, or None to let others have a turn.
 
         Hashes are many, so they are asked for only where something has to be booked.  Raises
         AnotherProcess; what was done until then stays, and is right.
         """
         after = None
         for _ in range(PAGES_MAX):
-            answer = yield ReservationFilter(limit=PAGE_ROWS, after=after)
-            if self._lacks(answer):
-                answer = yield ReservationFilter(limit=PAGE_ROWS, after=after, sequence_hashes=True)
-            self._take(answer)
+            answer = yield from _asked(ReservationFilter(limit=PAGE_ROWS, after=after))
+            if (yield from self._lacks(answer)):
+                wanted = ReservationFilter(limit=PAGE_ROWS, after=after, sequence_hashes=True)
+                answer = yield from _asked(wanted)
+            yield from self._take(answer)
             after = answer.page.next
             if after is None:
-                self._finish(answer.came_at)
+                yield from self._finish(answer.came_at)
                 return
 
-    def _lacks(self, answer: Answer) -> bool:
-        """Is there anything on the page that has to be booked, so that its hashes are needed?"""
-        return any(
-            self._verdict(row, answer) == "book" and self._place(row) is not None
-            for row in answer.page.reservations
-        )
+    def _worked(self, work: int) -> Steps[None]:
+        """Let others have a turn when there was enough work since the last one."""
+        self._work += work
+        if self._work >= TURN_WORK_MAX:
+            self._work = 0
+            yield None
 
-    def _take(self, answer: Answer) -> None:
+    def _lacks(self, answer: Answer) -> Steps[bool]:
+        """Is there anything on the page that has to be booked, so that its hashes are needed?"""
+        for row in answer.page.reservations:
+            if self._verdict(row, answer) == "book" and self._place(row) is not None:
+                return True
+            yield from self._worked(ROW_WORK)
+        return False
+
+    def _take(self, answer: Answer) -> Steps[None]:
         page = answer.page
         if page.router_id != self.router_id:
             raise AnotherProcess(f"router {self.router_id} was asked, {page.router_id} answered")
         for row in page.reservations:
             self._listed.add(row.reservation_id)
             self._follow(self._verdict(row, answer), row, answer.came_at)
+            blocks = 0 if row.sequence_hashes is UNSET else len(row.sequence_hashes)
+            yield from self._worked(ROW_WORK + blocks)
 
-    def _finish(self, now: float) -> None:
+    def _finish(self, now: float) -> Steps[None]:
         """The list was complete: drop what the peer answers for and does not have any more."""
-        for booking in self._state.held.held_since(self.router_id, self._began):
-            if booking.reservation_id not in self._listed:
-                self._state.ledger.release(booking, "replica", now)
-                self.done.dropped += 1
+        order = 0
+        while some := self._state.held.some(order, SCAN_ROWS):
+            order = some[-1].order + 1
+            yield from self._worked(SCAN_ROWS)
+            for booking in some:
+                if self._is_gone(booking):
+                    self._state.ledger.release(booking, "replica", now)
+                    self.done.dropped += 1
+                    yield from self._worked(ROW_WORK + len(booking.sequence_hashes))
+
+    def _is_gone(self, booking: Booking) -> bool:
+        """Is it still booked here as the peer's, since before the list, and not on the list?"""
+        return (
+            booking.origin == self.router_id
+            and booking.renewed_at < self._began
+            and booking.reservation_id not in self._listed
+            and self._state.held.find(booking.reservation_id) is booking
+        )
 
     # --- what a row asks for; changes nothing
 
@@ -227,17 +265,20 @@ class Repair:
         if row.sequence_hashes is UNSET:
             return  # the page was short of them; the next repair has another look
         is_over = row.state == "decode" or state.endings.was_prefilled(row.reservation_id, now)
+        hashes = np.array(row.sequence_hashes[:BOOKED_BLOCKS_MAX], np.uint64)
+        named, nameless = bounded(hashes, row.prompt_blocks)
         booking = Booking(
             reservation_id=row.reservation_id,
             account=place[0],
             rank=_rank_of(row),
             slot=place[1],
-            sequence_hashes=np.array(row.sequence_hashes, np.uint64),
+            sequence_hashes=named,
             isl_tokens=row.isl_tokens,
             prefill_tokens=0 if is_over else row.prefill_tokens,
             booked_at=now - row.age_seconds,
             origin=self._origin_of(row),
             prefilling=not is_over,
+            output=nameless,
         )
         is_known = state.held.find(row.reservation_id) is not None
         if not state.book(booking, now, row.expires_in_seconds):
@@ -248,10 +289,16 @@ class Repair:
         self.done.added += not is_known
 
     def _place(self, row: ReservationRow) -> tuple[Account, int] | None:
-        """Account and slot of the row's rank; None when there is no such rank here."""
+        """Account and slot of the row's rank; None when there is no such rank here.
+
+        Nor is there one with another size of blocks, whose load would be other numbers.  A peer
+        that does not tell the size is believed to have ours, as it was before they told.
+        """
         partition = self._state.partition_of(_key_of(row))
-        slot = None if partition is None else partition.table.find(_rank_of(row))
-        return None if partition is None or slot is None else (partition.account, slot)
+        if partition is None or row.block_size not in (UNSET, partition.block_size):
+            return None
+        slot = partition.table.find(_rank_of(row))
+        return None if slot is None else (partition.account, slot)
 
     def _origin_of(self, row: ReservationRow) -> int | None:
         return None if row.router_id == self._state.router_id else row.router_id
@@ -284,19 +331,26 @@ def _is_same(row: ReservationRow, booking: Booking) -> bool:
     is_over = row.state == "decode" or not booking.prefilling
     return (
         (booking.key, booking.rank) == (_key_of(row), _rank_of(row))
-        and len(booking.sequence_hashes) == row.prompt_blocks
+        and min(len(booking.sequence_hashes), BOOKED_BLOCKS_MAX)
+        == min(row.prompt_blocks, BOOKED_BLOCKS_MAX)
         and (is_over or booking.prefill_tokens == row.prefill_tokens)
     )
 
 
-def checked(page: ReservationPage) -> ReservationPage:
-    """The page as it came from a peer, if its numbers can be.  Raises ValueError."""
-    for row in page.reservations:
-        hashes = [] if row.sequence_hashes is UNSET else row.sequence_hashes
-        fits = all(0 <= n <= U64_MAX for n in (row.worker_id, row.router_id, page.router_id))
-        fits = fits and 0 <= row.prefill_tokens <= ISL_TOKENS_MAX and row.isl_tokens >= 0
-        fits = fits and 0.0 <= row.age_seconds <= AGE_S_MAX and len(hashes) <= SEQUENCE_BLOCKS_MAX
-        fits = fits and (not hashes or (min(hashes) >= 0 and max(hashes) <= U64_MAX))
-        if not fits or len(row.reservation_id) > ID_CHARS_MAX:
-            raise ValueError("a reservation in the list of the peer has a number out of range")
-    return page
+def _asked(wanted: ReservationFilter) -> Steps[Answer]:
+    answer = yield wanted
+    assert answer is not None
+    return answer
+
+
+def checked(row: ReservationRow) -> ReservationRow:
+    """The row as it came from a peer, if its numbers can be.  Raises ValueError."""
+    hashes = [] if row.sequence_hashes is UNSET else row.sequence_hashes
+    fits = 0 <= row.worker_id <= U64_MAX and 0 <= row.router_id <= U64_MAX
+    fits = fits and 0 <= row.prefill_tokens <= ISL_TOKENS_MAX and row.isl_tokens >= 0
+    fits = fits and 0.0 <= row.age_seconds <= AGE_S_MAX
+    fits = fits and 0 <= row.prompt_blocks <= RESERVED_BLOCKS_MAX
+    fits = fits and (not hashes or (min(hashes) >= 0 and max(hashes) <= U64_MAX))
+    if not fits or len(row.reservation_id) > ID_CHARS_MAX:
+        raise ValueError("a reservation in the list of the peer has a number out of range")
+    return row

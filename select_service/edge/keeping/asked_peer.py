@@ -3,6 +3,7 @@
 import logging
 
 from indexer.dumps.compact_load import LoadLimits
+from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.peer_dump import Answer, Download
 from select_service.edge.keeping.reading import Reading
 
@@ -22,10 +23,11 @@ def backoff_s(failures: int) -> float:
 class AskedPeer:
     """Asked from the start; `answer` is there once a download has succeeded."""
 
-    def __init__(self, url: str, limits: LoadLimits) -> None:
+    def __init__(self, url: str, limits: LoadLimits, http: HttpClient) -> None:
         self.url = url
         self.answer: Answer | None = None
         self._limits = limits
+        self._http = http
         self._attempts = 0
         self._told: set[str] = set()  # at most one error per attempt
         self._is_done = False
@@ -43,7 +45,7 @@ class AskedPeer:
             if now >= self._next_try:
                 self._next_try = None
                 self._download = self._started()
-        elif not self._is_done and not self._download.is_alive():
+        elif not self._is_done and self._download.is_over:
             self.answer = self._download.answer
             if self.answer is not None:
                 self._tell_answer(self.answer)
@@ -66,7 +68,7 @@ class AskedPeer:
     def give_up(self) -> None:
         """Nobody wants its answer any more."""
         error = self._download.error
-        if self._download.is_alive():
+        if not self._download.is_over:
             self._download.cancel()
             error = "it took too long"
         if self.answer is None:
@@ -79,9 +81,7 @@ class AskedPeer:
 
     def _started(self) -> Download:
         self._attempts += 1
-        download = Download(self.url, self._limits)
-        download.start()
-        return download
+        return Download(self.url, self._limits, self._http)
 
     def _tell_failure(self, error: str) -> None:
         """Once per distinct error: a peer that is down fails in the same way each time."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from indexer.sockets.ingest import Ingest
 from select_service.core.fleet.recovered import RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
+from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.recovery import Recovery
 from select_service.edge.keeping.snapshot_file import SnapshotFile
 
@@ -29,19 +30,23 @@ class IndexKeeping:
     """One task from the start of the process to its end.  A failure of it ends nothing else."""
 
     def __init__(
-        self, wanted: Keeping, selector: Selector, recovery: RecoveryStatus, file: SnapshotStatus
+        self,
+        wanted: Keeping,
+        selector: Selector,
+        recovery: RecoveryStatus,
+        file: SnapshotStatus,
+        http: HttpClient,
     ) -> None:
         path = None if wanted.path is None else Path(wanted.path)
         self._selector = selector
         self._interval_s = wanted.interval_s
         self._status = recovery
         self._file = None if path is None else SnapshotFile(path, file)
-        self._recovery = Recovery(wanted.peers, path, wanted.blocks_max, recovery)
+        self._recovery = Recovery(wanted.peers, path, wanted.blocks_max, recovery, http)
         self._task: asyncio.Task[None] | None = None
 
     def start(self, ingest: Ingest, catalog_lock: asyncio.Lock) -> None:
         self._task = asyncio.create_task(self._keep(ingest, catalog_lock))
-        self._task.add_done_callback(_tell_failure)
 
     async def stop(self) -> None:
         """Write the last snapshot, in bounded time.
@@ -57,11 +62,9 @@ class IndexKeeping:
             await self._file.write_last(self._selector.dumps())
 
     async def _keep(self, ingest: Ingest, catalog_lock: asyncio.Lock) -> None:
-        await self._recovery.run(self._selector, ingest, catalog_lock)
+        try:
+            await self._recovery.run(self._selector, ingest, catalog_lock)
+        except Exception:
+            log.exception("the recovery failed; going on without")
         if self._file is not None:
             await self._file.write_every(self._selector, catalog_lock, self._interval_s)
-
-
-def _tell_failure(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("recovery or snapshots failed; going on without", exc_info=task.exception())

@@ -1,32 +1,30 @@
-"""One download of a peer's dump, on a thread of its own that nothing waits for.
+"""One download of a peer's dump, a task of its own that nothing waits for.
 
 A peer may stall, lie or never end: every wait has a time limit, what is read goes straight into a
-loader that bounds it, and whoever started the download may end it at any moment.
+loader that bounds it, on a thread, and whoever started the download may end it at any moment.
 """
 
-import contextlib
-import http.client
-import socket
-import threading
-from typing import Literal, NamedTuple
-from urllib.parse import urlsplit
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from indexer.dumps.compact_dump import MEDIA_TYPE
 from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.dumps.held_blocks import DumpedPartition
 from indexer.dumps.json_load import JsonLoader
 from indexer.dumps.moment import heard_by_peer
+from select_service.edge.http_client import HttpClient, HttpError
 from select_service.edge.keeping.reading import Reading
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
 
 ANSWER_S_MAX = 30.0
 """For the head of the answer: the reference writes all of a large dump before it sends any."""
 SILENCE_S_MAX = 5.0
 """Without a byte of the body for so long, a peer is given up."""
 BODY_BYTES_MAX = 16 << 30
-READ_BYTES = 1 << 18
 ERROR_CHARS_MAX = 200
-UNUSABLE = (ValueError, MemoryError)
-"""What the libraries raise for a name that cannot be encoded, and when a dump is too much."""
 ACCEPT = f"{MEDIA_TYPE}, application/json;q=0.5"
 
 
@@ -43,67 +41,70 @@ class Answer(NamedTuple):
         return sum(partition.blocks for partition in self.partitions)
 
 
-class Download(threading.Thread):
-    """`answer` or `error` is there once the thread has ended."""
+class Download:
+    """Begins at once; `answer` or `error` is there once it `is_over`."""
 
-    def __init__(self, url: str, limits: LoadLimits) -> None:
-        super().__init__(name=f"recovery {url}", daemon=True)
+    def __init__(self, url: str, limits: LoadLimits, http: HttpClient) -> None:
         self.url = url
         self.answer: Answer | None = None
         self.error = "the download broke off"
         self.reading = Reading(url)
         self._limits = limits
-        self._socket: socket.socket | None = None
+        self._http = http
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def is_over(self) -> bool:
+        return self._task.done()
 
     def cancel(self) -> None:
-        """End it soon, whatever it waits for; what it has read is forgotten."""
+        """End it, whatever it waits for; what it has read is forgotten."""
         self.reading.unwanted = True
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+        self._task.cancel()
 
-    def run(self) -> None:
+    async def _run(self) -> None:
         try:
-            self.answer = self._read()
-        except (OSError, http.client.HTTPException, DumpError, *UNUSABLE) as error:
+            self.answer = await self._read()
+        except (HttpError, DumpError, MemoryError) as error:  # the last: the dump is too much
             self.error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
 
-    def _read(self) -> Answer:
-        """Raises OSError, HTTPException, DumpError, UNUSABLE."""
-        parts = urlsplit(self.url)
-        assert parts.hostname is not None
-        connection = http.client.HTTPConnection(
-            parts.hostname, parts.port or 80, timeout=ANSWER_S_MAX
-        )
-        with contextlib.closing(connection):
-            connection.connect()
-            self._socket = connection.sock
-            self._refuse_if_cancelled()
-            headers = {"accept": ACCEPT, "connection": "close"}
-            connection.request("GET", parts.path.rstrip("/") + "/dump", headers=headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise DumpError(f"status {response.status}")
-            self._socket.settimeout(SILENCE_S_MAX)
-            return self._load(response)
+    async def _read(self) -> Answer:
+        """Raises HttpError, DumpError, MemoryError."""
+        try:
+            async with (
+                asyncio.timeout(ANSWER_S_MAX) as patience,
+                self._http.get(self.url.rstrip("/") + "/dump", ACCEPT) as response,
+            ):
+                patience.reschedule(None)
+                return await self._load(response)
+        except TimeoutError:
+            raise HttpError("timeout", f"no answer within {ANSWER_S_MAX:g} s") from None
 
-    def _load(self, response: http.client.HTTPResponse) -> Answer:
-        is_compact = (response.getheader("content-type") or "").startswith(MEDIA_TYPE)
+    async def _load(self, response: "ClientResponse") -> Answer:
+        is_compact = response.headers.get("content-type", "").startswith(MEDIA_TYPE)
         loader: CompactLoader | JsonLoader
         if is_compact:
             loader = CompactLoader(self._limits, heard_by_peer)
         else:
             loader = JsonLoader(self._limits)
-        while data := response.read1(READ_BYTES):
-            self._refuse_if_cancelled()
-            loader.feed(data)
+        async for data in _chunks(response):
+            await asyncio.to_thread(loader.feed, data)
             self.reading.note(len(data), loader)
             if self.reading.bytes > BODY_BYTES_MAX:
                 raise DumpError(f"more than {BODY_BYTES_MAX} bytes")
-        loader.finish()
+        await asyncio.to_thread(loader.finish)
         form: Literal["compact", "json"] = "compact" if is_compact else "json"
         return Answer(self.reading, form, loader.partitions, loader.bad_entries)
 
-    def _refuse_if_cancelled(self) -> None:
-        if self.reading.unwanted:
-            raise DumpError("it took too long")
+
+async def _chunks(response: "ClientResponse") -> AsyncIterator[bytes]:
+    """What has come, again and again until the end.  Raises HttpError when nothing comes."""
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_S_MAX):
+                data = await response.content.readany()
+        except TimeoutError:
+            raise HttpError("timeout", f"silent for {SILENCE_S_MAX:g} s") from None
+        if not data:
+            return
+        yield data

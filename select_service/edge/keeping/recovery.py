@@ -25,6 +25,7 @@ from indexer.dumps.held_blocks import DumpedPartition, adopt
 from indexer.sockets.ingest import Ingest
 from select_service.core.fleet.recovered import RecoveryStatus, State
 from select_service.core.selector import Selector
+from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.asked_peer import AskedPeer
 from select_service.edge.keeping.peer_dump import Answer
 from select_service.edge.keeping.reading import Reading
@@ -43,11 +44,17 @@ class Recovery:
     """Runs once.  `status` is what everybody else looks at; it says "running" from the start."""
 
     def __init__(
-        self, peers: Sequence[str], path: Path | None, blocks_max: int, status: RecoveryStatus
+        self,
+        peers: Sequence[str],
+        path: Path | None,
+        blocks_max: int,
+        status: RecoveryStatus,
+        http: HttpClient,
     ) -> None:
         assert status.running
         self.status = status
         self._urls = peers
+        self._http = http
         self._path = path
         self._limits = LoadLimits(blocks_max)
         self._peers: list[AskedPeer] = []
@@ -122,7 +129,7 @@ class Recovery:
 
     async def _ask_peers(self) -> list[Answer]:
         """The proper answers, the one with most blocks first."""
-        asked = self._peers = [AskedPeer(url, self._limits) for url in self._urls]
+        asked = self._peers = [AskedPeer(url, self._limits, self._http) for url in self._urls]
         begun_at = monotonic()
         first_found: float | None = None
         while True:

@@ -8,13 +8,15 @@ does not destroy what another version may still read.
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import monotonic
+from typing import IO
 
 from indexer.dumps.compact_dump import compact_chunks
 from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
@@ -23,6 +25,7 @@ from indexer.dumps.moment import heard_by_this_machine, now
 from select_service.core.fleet.recovered import SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.core.views.dump_parts import DumpPart
+from select_service.edge.episodes import Episodes
 from select_service.edge.keeping.reading import Reading
 
 READ_BYTES = 1 << 20
@@ -59,6 +62,34 @@ def path_error(path: Path) -> str | None:
     except OSError as error:
         return f"cannot write in `{directory}`: {error.strerror}"
     return None
+
+
+def claimed(path: Path) -> IO[bytes] | str:
+    """The lock on the file, which the caller keeps open to the end of the process; or why no
+    snapshot can be kept there.
+
+    The lock stands in a file of its own beside it, as the snapshot itself is replaced again and
+    again.  Where the file system has no locks, nobody is kept out.
+    """
+    error = path_error(path)
+    if error is not None:
+        return error
+    beside = path.with_name(path.name + ".lock")
+    try:
+        lock = beside.open("ab")
+    except OSError as fault:
+        return f"cannot write `{beside}`: {fault.strerror}"
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return f"`{path}` is kept by another process, which holds the lock `{beside}`"
+    except OSError as fault:
+        fields = {"path": str(beside), "error": str(fault)}
+        log.warning(
+            "the snapshot file cannot be locked; going on without", extra={"fields": fields}
+        )
+    return lock
 
 
 def read_snapshot(path: Path, limits: LoadLimits, reading: Reading) -> list[DumpedPartition]:
@@ -122,6 +153,7 @@ class SnapshotFile:
         self._path = path
         self._writing = threading.Lock()
         self._is_ending = False
+        self._episodes = Episodes()
 
     async def write_every(
         self, selector: Selector, catalog_lock: asyncio.Lock, interval_s: float
@@ -129,9 +161,10 @@ class SnapshotFile:
         """Ends only by cancellation.  The lock: no rank must be between waiting and having."""
         while True:
             await asyncio.sleep(interval_s)
-            async with catalog_lock:
-                parts = selector.dumps()
-            await self.write(parts)
+            with self._guarded():
+                async with catalog_lock:
+                    parts = selector.dumps()
+                await self.write(parts)
 
     async def write(self, parts: Iterable[DumpPart]) -> None:
         """One snapshot; a failure is counted and told of."""
@@ -141,7 +174,19 @@ class SnapshotFile:
         """The same at the end of the process, within LAST_WRITE_S_MAX."""
         self._is_ending = True
         until = monotonic() + LAST_WRITE_S_MAX
-        await self._write_on_thread(parts, lambda: monotonic() > until, LAST_WRITE_S_MAX)
+        with self._guarded():
+            await self._write_on_thread(parts, lambda: monotonic() > until, LAST_WRITE_S_MAX)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A snapshot that fails for a bug is one that failed: the next one is made all the same."""
+        try:
+            yield
+        except Exception:
+            self.status.failures += 1
+            if self._episodes.begins("bug", monotonic()):
+                fields = {"path": str(self._path)}
+                log.exception("the snapshot failed; going on", extra={"fields": fields})
 
     async def _write_on_thread(
         self, parts: Iterable[DumpPart], is_over: Callable[[], bool], wait_s: float
@@ -173,13 +218,14 @@ class SnapshotFile:
             size = _write_through(temporary, partitions, is_over)
             temporary.replace(self._path)
             _sync_directory(self._path.parent)
-        except OSError as error:
+        except BaseException as error:
             with contextlib.suppress(OSError):  # a full disk needs the room
                 temporary.unlink()
-            return str(error)
-        except _TooLate:
-            temporary.unlink(missing_ok=True)
-            return TOO_LATE
+            if isinstance(error, OSError):
+                return str(error)
+            if isinstance(error, _TooLate):
+                return TOO_LATE
+            raise
         self.status.written_at, self.status.bytes = monotonic(), size
         return None
 

@@ -21,6 +21,7 @@ from select_service.core.replicas.digest import Heard
 from select_service.core.replicas.events import DecodeError
 from select_service.core.replicas.repair import AnotherProcess, Answer, Repair, Repaired
 from select_service.core.replicas.state import ReplicaState
+from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas.log import OutLog, PeerLog
 from select_service.edge.replicas.peer import Peer, shown, url_of
 from select_service.edge.replicas.peer_list import NoList, fetch_page
@@ -64,14 +65,18 @@ class ReplicaSync:
         self._out_log = OutLog()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._http: HttpClient | None = None
 
     def bind(self, port: int) -> None:
         """Raises zmq.ZMQError."""
         self._publisher.bind(self._context, port)
 
-    def start(self, http_port: int) -> None:
-        """Publish and receive from now on; to be called on the event loop."""
-        self._http_port = http_port
+    def start(self, http_port: int, http: HttpClient) -> None:
+        """Publish and receive from now on; to be called on the event loop.
+
+        http_port: of our own interface;  http: how lists of peers are asked for
+        """
+        self._http_port, self._http = http_port, http
         self._loop = asyncio.get_running_loop()
         self._publisher.start(self._loop)
         for peer in self._peers.values():
@@ -202,11 +207,12 @@ class ReplicaSync:
         """Fetch the list of a peer and follow it."""
         agreement = peer.agreement
         assert agreement.router_id is not None
+        assert self._http is not None
         peer.repairs += 1
         repair = Repair(self._state, agreement.router_id, monotonic())
         try:
             async with asyncio.timeout(REPAIR_S_MAX):
-                await _follow(repair, url_of(peer))
+                await _follow(repair, url_of(peer), self._http)
         except (NoList, AnotherProcess, TimeoutError) as error:
             reason = str(error) or f"no complete list after {REPAIR_S_MAX:g} s"
             peer.failed_repairs += 1
@@ -235,14 +241,19 @@ class ReplicaSync:
         )
 
 
-async def _follow(repair: Repair, url: str) -> None:
+async def _follow(repair: Repair, url: str, http: HttpClient) -> None:
     walk = repair.walk()
     wanted = next(walk)
     while True:
-        asked_at = monotonic()
-        page = await asyncio.to_thread(fetch_page, url, wanted)
+        answer = None
+        if wanted is None:
+            await asyncio.sleep(0)
+        else:
+            asked_at = monotonic()
+            page = await fetch_page(http, url, wanted)
+            answer = Answer(page, asked_at, monotonic())
         try:
-            wanted = walk.send(Answer(page, asked_at, monotonic()))
+            wanted = walk.send(answer)
         except StopIteration:
             return
 

@@ -9,11 +9,13 @@ from select_service.core.load import reservations
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import endings
+from select_service.core.replicas import repair as replica_repair
+from select_service.core.replicas import state as replica_state
 from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, RETRY_S_MAX, Agreement
 from select_service.core.replicas.digest import Difference
 from select_service.core.replicas.endings import Endings
 from select_service.core.replicas.events import Admitted, DecodeError, Freed, PrefillCompleted
-from select_service.core.replicas.repair import AnotherProcess, Answer, Repair, checked
+from select_service.core.replicas.repair import AnotherProcess, Answer, Repair, Repaired, checked
 from tests.builders import a_reservation, a_select_and_reserve, a_selector, a_worker
 
 KEY = PartitionKey("m", "default")
@@ -48,19 +50,31 @@ def compare(here, there, agreement, now, number=0):
     return here.replicas.compare(digest, agreement, now)
 
 
+def follow(walk, page_of, now, delay_s=0.0):
+    """Let a repair run to its end.  Returns how often it let others have a turn."""
+    turns, wanted = 0, next(walk)
+    while True:
+        answer = None if wanted is None else Answer(page_of(wanted), now, now + delay_s)
+        try:
+            wanted = walk.send(answer)
+        except StopIteration:
+            return turns
+        turns += wanted is None
+
+
 def repair(here, there, now, delay_s=0.0):
     """One repair of `here` from the list of `there`."""
     pass_ = Repair(here.replicas, there.router_id, now)
-    walk = pass_.walk()
-    wanted = next(walk)
-    while True:
+
+    def page_of(wanted):
         page = there.reservations(wanted._replace(limit=2), now)
-        page = checked(msgspec.json.decode(msgspec.json.encode(page), type=type(page)))
-        try:
-            wanted = walk.send(Answer(page, now, now + delay_s))
-        except StopIteration:
-            here.check_invariants()
-            return pass_.done
+        page = msgspec.json.decode(msgspec.json.encode(page), type=type(page))
+        assert page.reservations == [checked(row) for row in page.reservations]
+        return page
+
+    follow(pass_.walk(), page_of, now, delay_s)
+    here.check_invariants()
+    return pass_.done
 
 
 # --- events
@@ -329,4 +343,55 @@ def test_a_list_with_numbers_out_of_range_is_refused(field, value):
     page = a.reservations(ReservationFilter(sequence_hashes=True), 0.0)
     setattr(page.reservations[0], field, value)
     with pytest.raises(ValueError, match="out of range"):
-        checked(page)
+        checked(page.reservations[0])
+
+
+def test_a_repair_books_nothing_of_a_peer_whose_blocks_have_another_size():
+    a, b = a_replica(1), a_replica(2, workers=0)
+    b.register(a_worker(1, block_size=8))
+    a.reserve(a_reservation("r", 1, tokens=400), 0.0)
+    assert repair(b, a, 1.0) == Repaired(refused=1)
+    assert held(b) == {}
+
+
+def test_a_peer_that_does_not_tell_the_size_of_its_blocks_is_believed():
+    a, b = a_replica(1), a_replica(2)
+    a.reserve(a_reservation("r", 1), 0.0)
+
+    def page_of(wanted):
+        page = a.reservations(wanted, 1.0)
+        assert [row.block_size for row in page.reservations] == [4]
+        page.reservations[0].block_size = msgspec.UNSET
+        return page
+
+    follow(Repair(b.replicas, a.router_id, 1.0).walk(), page_of, 1.0)
+    assert set(held(b)) == {"r"}
+
+
+def test_a_repair_lets_others_have_their_turn(monkeypatch):
+    monkeypatch.setattr(replica_repair, "TURN_WORK_MAX", 20)
+    a, b = a_replica(1), a_replica(2)
+    for n in range(50):
+        a.reserve(a_reservation(f"r{n}", 1), 0.0)
+    walk = Repair(b.replicas, a.router_id, 1.0).walk()
+    turns = follow(walk, lambda wanted: a.reservations(wanted, 1.0), 1.0)
+    assert held(b) == held(a)
+    assert turns >= 25
+
+
+def test_of_a_long_prompt_of_a_peer_the_first_blocks_are_booked_by_name(monkeypatch):
+    monkeypatch.setattr(replica_state, "BOOKED_BLOCKS_MAX", 3)
+    monkeypatch.setattr(replica_repair, "BOOKED_BLOCKS_MAX", 3)
+    a, b, c = a_replica(1), a_replica(2), a_replica(3)
+    a.reserve(a_reservation("r", 1, tokens=40), 0.0)
+    b.replicas.apply(a.said[0], 0.0)
+    assert repair(c, a, 1.0).added == 1
+    for replica in (b, c):
+        booking = replica.held.find("r")
+        assert (len(booking.sequence_hashes), booking.output.whole) == (3, 7)
+        loads = [row.potential_decode_blocks for row in replica.loads()[0].loads]
+        assert loads == [row.potential_decode_blocks for row in a.loads()[0].loads]
+        assert repair(replica, a, 2.0) == Repaired()
+    b.replicas.apply(an_event(Freed, router_id=a.router_id), 3.0)
+    assert [row.potential_decode_blocks for row in b.loads()[0].loads] == [0] * 4
+    b.check_invariants()

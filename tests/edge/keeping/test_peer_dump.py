@@ -1,8 +1,12 @@
 """One download, and the pauses between several."""
 
+import asyncio
+
 import pytest
 
 from indexer.dumps.compact_load import LoadLimits
+from indexer.sockets.names import Names
+from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.asked_peer import BACKOFF_S_MAX, AskedPeer, backoff_s
 from select_service.edge.keeping.peer_dump import Download
 
@@ -12,11 +16,15 @@ RETRY_UNTIL = 10.0
 
 @pytest.mark.parametrize("url", ["http://a..b:80", "http://\u00e9" + "e" * 70])
 def test_a_name_that_cannot_be_encoded_is_an_error_like_any_other(url):
-    download = Download(url, LIMITS)
-    download.start()
-    download.join()
-    assert download.answer is None
-    assert download.error.startswith("UnicodeError: ")
+    async def scene():
+        http = HttpClient(Names())
+        download = Download(url, LIMITS, http)
+        await download._task
+        await http.close()
+        assert download.answer is None
+        assert download.error.startswith("HttpError: ")
+
+    asyncio.run(scene())
 
 
 def test_pauses_grow_to_a_bound():
@@ -27,15 +35,20 @@ def test_pauses_grow_to_a_bound():
 
 def test_the_last_try_is_at_the_limit():
     """Time is given here, so a peer that nobody serves fails at once, at every try."""
-    peer = AskedPeer("http://127.0.0.1:1", LIMITS)
-    now, tries = 0.0, 0
-    while peer.is_awaited(now, None):
-        begun = peer.reading
-        peer._download.join()
-        peer.look(now, RETRY_UNTIL)
-        while peer.reading is begun and peer.is_awaited(now, None):
-            now = round(now + 0.1, 6)
+
+    async def scene():
+        http = HttpClient(Names())
+        peer = AskedPeer("http://127.0.0.1:1", LIMITS, http)
+        now, tries = 0.0, 0
+        while peer.is_awaited(now, None):
+            begun = peer.reading
+            await peer._download._task
             peer.look(now, RETRY_UNTIL)
-        tries += 1
-    assert now == RETRY_UNTIL
-    assert tries == 14
+            while peer.reading is begun and peer.is_awaited(now, None):
+                now = round(now + 0.1, 6)
+                peer.look(now, RETRY_UNTIL)
+            tries += 1
+        await http.close()
+        return now, tries
+
+    assert asyncio.run(scene()) == (RETRY_UNTIL, 14)

@@ -20,6 +20,7 @@ from select_service.edge.keeping.reading import Reading
 from select_service.edge.keeping.snapshot_file import (
     REFUSED_FILES_MAX,
     SnapshotFile,
+    claimed,
     path_error,
     read_snapshot,
 )
@@ -89,8 +90,8 @@ def test_the_last_snapshot_waits_for_the_one_that_is_under_way(tmp_path, monkeyp
     path = tmp_path / "index"
     reached, go_on = threading.Event(), threading.Event()
 
-    def slowly(partitions):
-        for number, chunk in enumerate(compact_dump.compact_chunks(partitions)):
+    def slowly(partitions, clock):
+        for number, chunk in enumerate(compact_dump.compact_chunks(partitions, clock)):
             if number == chunks:
                 reached.set()
                 go_on.wait(10)
@@ -99,7 +100,7 @@ def test_the_last_snapshot_waits_for_the_one_that_is_under_way(tmp_path, monkeyp
     async def cancelled_midway(file):
         monkeypatch.setattr(snapshot_file, "compact_chunks", slowly)
         task = asyncio.create_task(file.write([a_part(40_000, 1)]))
-        await asyncio.to_thread(reached.wait, 10)
+        assert await asyncio.to_thread(reached.wait, 10)
         task.cancel()
         await asyncio.wait([task])
         monkeypatch.setattr(snapshot_file, "compact_chunks", compact_dump.compact_chunks)
@@ -111,3 +112,56 @@ def test_the_last_snapshot_waits_for_the_one_that_is_under_way(tmp_path, monkeyp
     (kept,) = read_snapshot(path, LoadLimits(100_000), Reading(str(path)))
     assert (kept.blocks, status.failures) == (39_000, 0)
     assert [each.name for each in tmp_path.iterdir()] == ["index"]
+
+
+def test_snapshots_go_on_after_one_that_failed_for_a_bug(tmp_path, monkeypatch, caplog):
+    path, fails = tmp_path / "index", iter([ZeroDivisionError, ZeroDivisionError, None])
+
+    class Dumps:
+        def dumps(self):
+            return [a_part(10, 1)]
+
+    def chunks(partitions, clock):
+        for chunk in compact_dump.compact_chunks(partitions, clock):
+            yield chunk
+            error = next(fails, None)
+            if error is not None:
+                raise error
+
+    async def until_written(file):
+        monkeypatch.setattr(snapshot_file, "compact_chunks", chunks)
+        writing = asyncio.create_task(file.write_every(Dumps(), asyncio.Lock(), 0.0))
+        while file.status.written_at is None and not writing.done():
+            await asyncio.sleep(0.01)
+        assert not writing.done()
+        writing.cancel()
+        await asyncio.wait([writing])
+
+    status = SnapshotStatus()
+    asyncio.run(until_written(SnapshotFile(path, status)))
+    assert status.failures == 2
+    assert len(read(path)) == 1
+    (line,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert line.exc_info[0] is ZeroDivisionError
+
+
+def test_a_second_process_on_one_file_is_refused(tmp_path):
+    path = tmp_path / "index"
+    first = claimed(path)
+    assert not isinstance(first, str)
+    assert "is kept by another process" in claimed(path)
+    assert not isinstance(claimed(tmp_path / "other"), str)
+    first.close()
+    assert not isinstance(claimed(path), str)
+
+
+def test_where_there_are_no_locks_nobody_is_refused(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(snapshot_file.fcntl, "flock", no_locks)
+    assert not isinstance(claimed(tmp_path / "index"), str)
+
+
+def test_a_lock_is_not_asked_for_where_no_file_can_be():
+    assert claimed(Path("/dev/null")) == "`/dev/null` is no file"

@@ -8,7 +8,9 @@ import msgspec
 import numpy as np
 import zmq
 
+from indexer.sockets.names import Names
 from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC
+from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas import subscriber
 from select_service.edge.replicas import sync as replica_sync
 from select_service.edge.replicas.publisher import SUBSCRIPTION_BYTES_MAX, ReplicaPublisher
@@ -54,7 +56,7 @@ def run(*registrations, until):
             for who, whom in registrations:
                 planes[who].sync.register(planes[whom].endpoint)
             for plane in planes:
-                plane.sync.start(1)
+                plane.sync.start(1, HttpClient(Names()))
 
             def is_reached():
                 if until(*planes):
@@ -141,7 +143,7 @@ def test_an_error_has_an_age():
 def test_an_event_that_is_too_large_is_dropped_with_its_reason_and_the_next_one_is_sent():
     async def scene():
         plane = Plane(seed=1)
-        plane.sync.start(1)
+        plane.sync.start(1, HttpClient(Names()))
         publisher, offered = plane.publisher, []
         plane.selector.replicas.tell(offered.append)
         plane.selector.reserve(a_reservation("x"), 0.0)
@@ -166,7 +168,7 @@ def test_a_peer_that_broke_the_protocol_is_listened_to_again(monkeypatch):
             peer.linger = 0
             port = peer.bind_to_random_port("tcp://127.0.0.1")
             plane.sync.register(f"tcp://127.0.0.1:{port}")
-            plane.sync.start(1)
+            plane.sync.start(1, HttpClient(Names()))
 
             def hears_garbage():
                 plane.sync.tick()
@@ -190,7 +192,7 @@ def test_a_peer_that_broke_the_protocol_is_listened_to_again(monkeypatch):
 def test_a_subscriber_of_endless_topics_is_cut_off():
     async def scene():
         plane = Plane(seed=1)
-        plane.sync.start(1)
+        plane.sync.start(1, HttpClient(Names()))
         with zmq.Context() as context, context.socket(zmq.SUB) as reader:
             reader.linger = 0
             monitor = reader.get_monitor_socket(zmq.EVENT_DISCONNECTED)

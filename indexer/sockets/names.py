@@ -1,0 +1,108 @@
+"""EDGE: host names become addresses on threads that nobody waits for.
+
+A name server that does not answer keeps getaddrinfo for half a minute, and nothing can break it
+off.  So names are never looked up by libzmq (whose I/O thread would serve no other socket
+meanwhile, and whose end would wait) nor on a thread that the end of the process waits for, but
+here: on a few daemon threads.  Whoever asks has a time limit of his own.
+"""
+
+import ipaddress
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+THREADS_MAX = 16
+"""As many names that nobody answers for may be asked for before others have to wait."""
+NAMES_MAX = 8192
+"""Different names that wait; beyond it one is not looked up."""
+ADDRESSES_MAX = 16
+"""Taken of one name."""
+
+
+class Addresses(NamedTuple):
+    """Of a host: numeric, IPv4 first.  None of them, and why, when there are none."""
+
+    found: tuple[str, ...] = ()
+    error: str | None = None
+
+
+Tell: TypeAlias = Callable[[Addresses], None]
+Lookup: TypeAlias = Callable[..., Sequence[tuple[Any, ...]]]
+
+
+def is_numeric(host: str) -> bool:
+    """Is it an address, without brackets?"""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class Names:
+    """All methods may be called on any thread."""
+
+    def __init__(self, lookup: Lookup = socket.getaddrinfo) -> None:
+        self._lookup = lookup
+        self._lock = threading.Lock()
+        self._wanted = threading.Condition(self._lock)
+        self._waiting: dict[str, list[Tell]] = {}
+        """Who wants to be told, of names that wait or are being looked up."""
+        self._queue: deque[str] = deque()
+        self._threads = 0
+        self._idle = 0
+
+    def look_up(self, host: str, tell: Tell) -> None:
+        """Have `tell` called once: at once for an address, else on a thread of ours, or never.
+
+        `tell` must not raise, and be quick.
+        """
+        if is_numeric(host):
+            tell(Addresses((host,)))
+            return
+        with self._lock:
+            others = self._waiting.get(host)
+            if others is not None:
+                others.append(tell)
+                return
+            is_full = len(self._waiting) >= NAMES_MAX
+            if not is_full:
+                self._waiting[host] = [tell]
+                self._queue.append(host)
+                self._find_thread()
+        if is_full:
+            tell(Addresses(error=f"{NAMES_MAX} names are being looked up, the most there may be"))
+
+    def _find_thread(self) -> None:
+        if self._idle >= len(self._queue):
+            self._wanted.notify()
+        elif self._threads < THREADS_MAX:
+            self._threads += 1
+            threading.Thread(target=self._serve, name="names", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+                while not self._queue:
+                    self._wanted.wait()
+                self._idle -= 1
+                host = self._queue.popleft()
+            addresses = self._of(host)
+            with self._lock:
+                waiting = self._waiting.pop(host)
+            for tell in waiting:
+                tell(addresses)
+
+    def _of(self, host: str) -> Addresses:
+        try:
+            found = self._lookup(host, None, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            return Addresses(error=f"{host}: {error.strerror}")
+        except (OSError, UnicodeError) as error:
+            return Addresses(error=f"{host}: {error}")
+        found = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
+        names = dict.fromkeys(str(entry[4][0]) for entry in found)
+        return Addresses(tuple(names)[:ADDRESSES_MAX])

@@ -1,0 +1,71 @@
+"""EDGE: the one way in which this process asks others over HTTP: bounded in time and in bytes.
+
+Engines are asked for metrics, replicas for lists and peers for dumps, all through one pool of
+connections.  Nothing is followed, kept or decompressed that nobody asked for: no redirects, cookies
+or proxies.  What the library of HTTP does is in `http_session`, which the first request imports.
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from indexer.sockets.names import Names
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession
+
+Failure: TypeAlias = Literal["timeout", "unreachable", "http_status", "too_large", "unreadable"]
+
+
+class HttpError(Exception):
+    """There is no complete answer with status 200.  `failure`: why, in one word."""
+
+    def __init__(self, failure: Failure, error: str) -> None:
+        super().__init__(error)
+        self.failure = failure
+
+
+class HttpClient:
+    """Belongs to one event loop.  Nothing is imported or opened before the first request."""
+
+    def __init__(self, names: Names, tls: ssl.SSLContext | None = None) -> None:
+        """tls: whom to trust and who we are over https; None: what the system trusts."""
+        self._names = names
+        self._tls = tls
+        self._session: ClientSession | None = None
+
+    async def close(self) -> None:
+        """Break off what is under way."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def body(self, url: str, *, accept: str, bytes_max: int, timeout_s: float) -> bytes:
+        """All of the body.  timeout_s: from the name to the last byte.  Raises HttpError."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s), self.get(url, accept) as response:
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > bytes_max:
+                        text = f"the answer has more than {bytes_max} bytes"
+                        raise HttpError("too_large", text)
+        except TimeoutError:
+            text = f"no complete answer within {timeout_s:g} s"
+            raise HttpError("timeout", text) from None
+        return bytes(body)
+
+    @contextlib.asynccontextmanager
+    async def get(self, url: str, accept: str) -> AsyncIterator["ClientResponse"]:
+        """An answer with status 200, whose body is taken inside.  Raises HttpError.
+
+        The caller limits the time and what it takes, and has its own TimeoutError back.
+        """
+        from select_service.edge import http_session
+
+        if self._session is None:
+            self._session = http_session.opened(self._names, self._tls)
+        async with http_session.answered(self._session, url, accept) as response:
+            yield response

@@ -1,0 +1,148 @@
+"""What this process asks of others over HTTP, with names that nobody answers for."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+from aiohttp import web
+
+from indexer.sockets.names import Names
+from select_service.core.load.reservations import ReservationFilter
+from select_service.core.replicas.state import BOOKED_BLOCKS_MAX
+from select_service.edge.http_client import HttpClient, HttpError
+from select_service.edge.replicas import peer_list
+from select_service.edge.replicas.peer_list import NoList, fetch_page
+from tests.patience import PATIENCE_S
+
+ROW = {
+    "reservation_id": "r",
+    "model_name": "m",
+    "tenant_id": "t",
+    "worker_id": 1,
+    "dp_rank": 0,
+    "state": "prefill",
+    "isl_tokens": 8,
+    "prompt_blocks": 2,
+    "output_blocks": 0,
+    "prefill_tokens": 8,
+    "age_seconds": 0.5,
+    "expires_in_seconds": None,
+    "origin": "local",
+    "router_id": 7,
+}
+
+
+@contextlib.asynccontextmanager
+async def answering(answer):
+    """The URL of a server that gives every request to `answer`."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def silence():
+    """A name server that answers nobody as long as the test goes on."""
+    over = threading.Event()
+
+    def look_up(*_, **__):
+        over.wait(10 * PATIENCE_S)
+        raise OSError("over")
+
+    yield Names(look_up)
+    assert not over.is_set()
+    over.set()
+
+
+def test_a_name_that_is_never_answered_costs_no_more_than_the_time_of_the_request(silence):
+    async def scene():
+        http = HttpClient(silence)
+        with pytest.raises(HttpError, match="no complete answer") as caught:
+            await http.body("http://name:1/", accept="*/*", bytes_max=1, timeout_s=0.05)
+        assert caught.value.failure == "timeout"
+        await http.close()
+
+    asyncio.run(scene())  # which waits for the threads of its executor
+
+
+def test_the_end_of_the_loop_does_not_wait_for_names(silence):
+    async def scene():
+        http = HttpClient(silence)
+        body = http.body("http://name:1/", accept="*/*", bytes_max=1, timeout_s=PATIENCE_S)
+        asking = asyncio.create_task(body)
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await http.close()
+
+    asyncio.run(scene())
+
+
+def test_a_name_with_several_addresses_is_tried_until_one_answers():
+    async def scene():
+        async def answer(request):
+            return web.Response(text="yes")
+
+        async with answering(answer) as url:
+            port = url.rpartition(":")[2]
+            several = [(2, 1, 6, "", ("127.0.0.2", 0)), (2, 1, 6, "", ("127.0.0.1", 0))]
+            http = HttpClient(Names(lambda *_, **__: several))
+            address = f"http://name:{port}/"
+            body = await http.body(address, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S)
+            await http.close()
+        assert body == b"yes"
+
+    asyncio.run(scene())
+
+
+def page_of(rows, wanted):
+    """What becomes of a peer's answer with these rows."""
+
+    async def scene():
+        async def answer(request):
+            page = {"reservations": rows, "total": 1, "next": None, "router_id": 7}
+            return web.json_response(page)
+
+        async with answering(answer) as url:
+            http = HttpClient(Names())
+            try:
+                return await fetch_page(http, url, wanted)
+            finally:
+                await http.close()
+
+    return asyncio.run(scene())
+
+
+def test_a_page_has_no_more_rows_than_were_asked_for():
+    assert len(page_of([ROW] * 3, ReservationFilter(limit=3)).reservations) == 3
+    with pytest.raises(NoList, match="4 rows, 3 were asked for"):
+        page_of([ROW] * 4, ReservationFilter(limit=3))
+
+
+def test_a_page_has_a_bound_in_bytes(monkeypatch):
+    monkeypatch.setattr(peer_list, "PAGE_BYTES_MAX", 100)
+    with pytest.raises(NoList, match="more than 100 bytes"):
+        page_of([ROW], ReservationFilter(limit=3))
+
+
+def test_of_many_hashes_only_those_are_read_that_are_booked():
+    hashes = [2**64 - 1 - n for n in range(BOOKED_BLOCKS_MAX + 5000)]
+    wanted = ReservationFilter(limit=3, sequence_hashes=True)
+    (row,) = page_of([{**ROW, "sequence_hashes": hashes}], wanted).reservations
+    assert row.sequence_hashes == hashes[: len(row.sequence_hashes)]
+    assert len(row.sequence_hashes) > 0.9 * BOOKED_BLOCKS_MAX
+    (row,) = page_of([{**ROW, "sequence_hashes": [3, 4]}], wanted).reservations
+    assert row.sequence_hashes == [3, 4]
+
+
+@pytest.mark.parametrize("hashes", [[-1], [2**64], ["x"], [[]], "x"])
+def test_hashes_that_are_none_are_refused(hashes):
+    with pytest.raises(NoList):
+        page_of([{**ROW, "sequence_hashes": hashes}], ReservationFilter(limit=3))

@@ -1,0 +1,110 @@
+"""Names are looked up without anybody waiting for the name server."""
+
+import socket
+import threading
+
+import pytest
+
+from indexer.sockets import names as names_module
+from indexer.sockets.names import Addresses, Names
+from tests.patience import PATIENCE_S
+
+V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))
+V4_TOO = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.2", 0))
+V6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 0, 0, 0))
+
+
+class Told:
+    """Waits for what a lookup tells."""
+
+    def __init__(self):
+        self._came = threading.Event()
+        self.addresses = None
+        self.thread = None
+
+    def __call__(self, addresses):
+        self.addresses, self.thread = addresses, threading.current_thread()
+        self._came.set()
+
+    def wait(self):
+        assert self._came.wait(PATIENCE_S)
+        return self.addresses
+
+
+def look_up(names, host):
+    told = Told()
+    names.look_up(host, told)
+    return told
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1%lo"])
+def test_an_address_is_told_at_once_and_no_thread_is_begun(address):
+    told = look_up(Names(lambda *_, **__: pytest.fail("looked up")), address)
+    assert told.addresses == Addresses((address,))
+    assert told.thread is threading.current_thread()
+
+
+def test_a_name_may_have_several_addresses_and_those_of_ipv4_come_first():
+    told = look_up(Names(lambda *_, **__: [V6, V4, V4, V4_TOO]), "name")
+    assert told.wait() == Addresses(("10.0.0.1", "10.0.0.2", "fd00::1"))
+    assert told.thread.daemon
+
+
+def test_a_real_name_is_found():
+    assert {"127.0.0.1", "::1"} & set(look_up(Names(), "localhost").wait().found)
+
+
+@pytest.mark.parametrize(
+    "error", [socket.gaierror(-2, "Name or service not known"), OSError("no"), UnicodeError("no")]
+)
+def test_a_name_that_is_not_found_is_told_with_the_reason(error):
+    def fail(*_, **__):
+        raise error
+
+    addresses = look_up(Names(fail), "name").wait()
+    assert addresses.found == ()
+    assert addresses.error.startswith("name: ")
+
+
+class Hanging:
+    """A name server that answers for no name but `good`, until it is told to."""
+
+    def __init__(self):
+        self.go_on = threading.Event()
+        self.asked = []
+
+    def __call__(self, host, *_, **__):
+        self.asked.append(host)
+        if host != "good":
+            self.go_on.wait(PATIENCE_S)
+        return [V4]
+
+
+def test_names_that_nobody_answers_for_do_not_keep_others_waiting():
+    server = Hanging()
+    names = Names(server)
+    hanging = [look_up(names, f"bad{n}") for n in range(names_module.THREADS_MAX - 1)]
+    for _ in range(3):
+        assert look_up(names, "good").wait().found == ("10.0.0.1",)
+    assert all(told.addresses is None for told in hanging)
+    server.go_on.set()
+    assert all(told.wait().found for told in hanging)
+
+
+def test_a_name_is_looked_up_once_for_all_who_ask_meanwhile():
+    server = Hanging()
+    names = Names(server)
+    both = [look_up(names, "bad") for _ in range(2)]
+    server.go_on.set()
+    assert all(told.wait().found for told in both)
+    assert server.asked == ["bad"]
+
+
+def test_names_that_wait_have_a_bound(monkeypatch):
+    monkeypatch.setattr(names_module, "NAMES_MAX", 20)
+    server = Hanging()
+    names = Names(server)
+    waiting = [look_up(names, f"bad{n}") for n in range(20)]
+    assert "the most there may be" in look_up(names, "one more").wait().error
+    server.go_on.set()
+    assert all(told.wait().found for told in waiting)
