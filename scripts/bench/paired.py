@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Measures this service and the reference next to each other, in turns, and prints Markdown tables.
+"""Measures two services next to each other, in turns, and prints Markdown tables.
 
     python scripts/bench/paired.py --reference-python /path/to/env/bin/python [part ...]
+    python scripts/bench/paired.py --before COMMIT [part ...]
 
-The reference is `ai-dynamo-runtime==1.3.1` in an environment of its own; without --reference-python
-only ours is measured.  Parts, all by default:
+The other one is the reference, `ai-dynamo-runtime==1.3.1` in an environment of its own, or this
+service as it was at a commit; with neither only ours is measured.  Parts, all by default:
 
     select    CPU of the server per POST /select, by prompt length and number of workers
+    life      CPU of the server per request that is selected, booked, prefilled and freed
     burst     64-block store events into a cold index: wire to queryable
     events    CPU of the server per event message at a fixed rate
     mixed     latency of POST /select while events stream in
@@ -20,9 +22,10 @@ neighbours move by a factor of two, CPU times by some ten percent: compare withi
 
 import argparse
 import contextlib
+import itertools
 import json
+import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +35,10 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fleet
-from contenders import Contender, Running, ours, pin_load, reference
+from contenders import Contender, Running, ours, pin_load, reference, unpacked
 from http_load import Wrk, hammer
+
+from tests.process.running import request
 
 CONNECTIONS = 64
 SELECT_S = 3.0
@@ -51,6 +56,10 @@ POLL_S = 0.01
 HOT_BRANCHES = 256
 HOT_SEED = 5000
 LAST_SEED = 4999
+LIFE_BLOCKS = (8, 512)
+LIVES = 2000
+BATCH = 20
+"""Requests in flight of the part life."""
 
 
 class Table:
@@ -174,6 +183,47 @@ def select_once(place: Site, bodies: list[bytes]) -> tuple[float, float, float, 
     cpu, wall = place.running.cpu_s() - cpu, time.perf_counter() - started
     assert not result.errors, f"{place.running.name}: {result}"
     return 1e6 * cpu / result.requests, result.requests / wall, result.p50_us, result.p99_us
+
+
+def part_life(run: Run) -> None:
+    table = run.table(
+        "select_and_reserve, prefill_complete and DELETE of one request",
+        "workers, hashes",
+        "CPU us/life",
+    )
+    for workers in (8, 256):
+        with filled_sites(run, workers) as places:
+            for n_blocks in LIFE_BLOCKS:
+                bodies = fleet.select_bodies(run.known, n_blocks)
+                for repeat in range(run.repeats):
+                    for place in places:
+                        cpu_us = lives_once(place, bodies, f"{n_blocks}-{repeat}")
+                        table.add(f"{workers}, {n_blocks}", place.running.name, cpu_us)
+
+
+def lives_once(place: Site, bodies: Sequence[bytes], name: str) -> float:
+    """LIVES requests on one connection, each step of BATCH of them at once."""
+    cpu = place.running.cpu_s()
+    with socket.create_connection(("127.0.0.1", place.running.port)) as connection:
+        for first in range(0, LIVES, BATCH):
+            names = [f"{name}-{first + n}" for n in range(BATCH)]
+            known = zip(names, itertools.cycle(bodies), strict=False)
+            booked = [body[:-1] + b',"reservation_id":"%b"}' % n.encode() for n, body in known]
+            pipelined(connection, [("POST", "/select_and_reserve", body) for body in booked])
+            paths = [f"/reservations/{each}" for each in names]
+            pipelined(connection, [("POST", f"{path}/prefill_complete", b"{}") for path in paths])
+            pipelined(connection, [("DELETE", path, None) for path in paths])
+    return 1e6 * (place.running.cpu_s() - cpu) / LIVES
+
+
+def pipelined(connection: socket.socket, requests: Sequence[tuple[str, str, bytes | None]]) -> None:
+    """Send all, and read as many good answers."""
+    connection.sendall(b"".join(request(*each) for each in requests))
+    answers = b""
+    while answers.count(b"HTTP/1.1 2") < len(requests):
+        answers += (received := connection.recv(1 << 16))
+        assert received, "the service has closed the connection"
+        assert b"HTTP/1.1 4" not in answers, answers[-500:]
 
 
 def part_burst(run: Run) -> None:
@@ -320,6 +370,7 @@ def part_start(run: Run) -> None:
 
 PARTS: dict[str, Callable[[Run], None]] = {
     "select": part_select,
+    "life": part_life,
     "burst": part_burst,
     "events": part_events,
     "mixed": part_mixed,
@@ -329,19 +380,30 @@ PARTS: dict[str, Callable[[Run], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure this service next to the reference.")
+    parser = argparse.ArgumentParser(description="Measure this service next to another.")
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
     parser.add_argument("--reference-python", help="Python with ai-dynamo-runtime==1.3.1")
+    parser.add_argument("--before", metavar="COMMIT", help="of this service, to compare with")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write every single value there as well")
     arguments = parser.parse_args()
     if set(arguments.parts) - set(PARTS):
         parser.error(f"parts are {', '.join(PARTS)}")
-    subprocess.run([sys.executable, "-m", "indexer.warm", "indexer", "select_service"], check=True)
+    with contextlib.ExitStack() as stack:
+        contenders = [ours()]
+        if arguments.before:
+            tree = stack.enter_context(unpacked(arguments.before))
+            contenders.append(ours("before", tree))
+        if arguments.reference_python:
+            contenders.append(reference(arguments.reference_python))
+        measure(contenders, arguments)
+
+
+def measure(contenders: list[Contender], arguments: argparse.Namespace) -> None:
+    for contender in contenders:
+        with Running(contender, pinned=False) as running:
+            running.wait_until_healthy()  # and has compiled what was not in its cache
     pin_load()
-    contenders = [ours()]
-    if arguments.reference_python:
-        contenders.append(reference(arguments.reference_python))
     run = Run(contenders, arguments.repeats, fleet.conversations(), [])
     for name in arguments.parts or PARTS:
         before = len(run.tables)
