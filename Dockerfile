@@ -25,18 +25,15 @@ RUN pip install --no-deps --no-build-isolation --no-index . \
 
 # Machine code is cached per processor model.  `generic` makes the cache fit every x86-64 (or every
 # arm64) machine that may run the image, for a few percent of speed: see docs/demo.md, "The image".
-ENV NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=/var/cache/select-service
-RUN python -m indexer.warm indexer select_service \
-    && chgrp -R 0 "$NUMBA_CACHE_DIR" \
-    && chmod -R g=u "$NUMBA_CACHE_DIR"
+ENV NUMBA_CPU_NAME=generic
+RUN select-service compile --cache /var/cache/select-service
 
 
 FROM python:3.11-slim
 
 COPY --from=build /opt/venv /opt/venv
-# Numba refuses a cache directory that it cannot write to, so this one belongs to the user; group 0 may
-# write as well, for platforms that run containers under a user id of their own.
-COPY --from=build --chown=10001:0 /var/cache/select-service /var/cache/select-service
+# Complete, so it is only read: any user id and a read-only file system will do.
+COPY --from=build /var/cache/select-service /var/cache/select-service
 
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \

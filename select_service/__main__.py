@@ -1,21 +1,35 @@
-"""The command: reads the configuration, then runs the service."""
+"""The command: judges every setting, sees to the machine code, then runs the service."""
 
 import logging
 import os
-import signal
+import socket
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from types import FrameType
-from typing import NoReturn
+from pathlib import Path
+from typing import IO, NamedTuple
 
 from select_service import log as logs
-from select_service.settings.config import ConfigError, load, parser
+from select_service.compiling import compile_before_start, compile_command
+from select_service.core.admission.rules import AdmissionRules
+from select_service.early_signals import leaving_at_once
+from select_service.http.listening import bind
+from select_service.settings.admission_rules import admission_rules
+from select_service.settings.config import Config, ConfigError, Unusable, load, parser
+from select_service.settings.snapshot_path import claimed
 
 USAGE_ERROR = 2
-SLOW_START_S = 3.0
+COMPILE = "compile"
+
+
+class Judged(NamedTuple):
+    """Settings that were found good, and what is taken for the service: its address, its file."""
+
+    config: Config
+    rules: AdmissionRules
+    listener: socket.socket
+    claim: IO[bytes] | None
 
 
 def package_version() -> str:
@@ -26,54 +40,61 @@ def package_version() -> str:
         return "0.1.0+source"
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """A signal before there is anything to end gracefully; the server has its own handlers."""
-    raise SystemExit(0)
-
-
-@contextmanager
-def explained_when_slow(seconds: float) -> Iterator[None]:
-    """Log why nothing happens when it takes longer: the first start has kernels to compile."""
-    notice = threading.Timer(
-        seconds,
-        logging.getLogger("select_service").info,
-        ("compiling the kernels takes a minute or two; later starts find them in a cache",),
-    )
-    notice.daemon = True
-    notice.start()
-    try:
-        yield
-    finally:
-        notice.cancel()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a signal, 1 when the service cannot run, 2 for a wrong setting.
 
     Ends the process itself once the service has run.
     """
+    words = sys.argv[1:] if argv is None else argv
     try:
-        arguments = parser().parse_args(argv)
-        if arguments.version:
-            print(f"select-service {package_version()}")
-            return 0
-        config = load(arguments, os.environ)
-    except ConfigError as error:
-        print(f"select-service: error: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
-    logs.configure(config["log_level"], config["log_format"])
-    # Only now: the compiled kernels take half a second, which --help need not wait for.
-    with explained_when_slow(SLOW_START_S):
-        from select_service.app import serve
+        if words[:1] == [COMPILE]:
+            with leaving_at_once(1):
+                return compile_command(words[1:])
+        with leaving_at_once(0):
+            judged = _judged(words, os.environ)
+            if judged is None:
+                print(f"select-service {package_version()}")
+                return 0
+            compile_before_start()
+            # Only now: importing the kernels takes half a second, for which no verdict waits.
+            from select_service.app import opened, run
 
-    status = serve(config, package_version())
+            service = opened(judged.config, judged.rules, judged.listener, package_version())
+    except (ConfigError, Unusable) as error:
+        print(f"select-service: error: {error}", file=sys.stderr)
+        return USAGE_ERROR if isinstance(error, ConfigError) else 1
+    status = run(service, judged.listener)
     # Everything is closed. Taking the interpreter and the compiler apart would only cost time.
     logging.shutdown()
     with suppress(OSError):
         sys.stderr.flush()
     os._exit(status)
+
+
+def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | None:
+    """None when only the version is asked for.  Raises ConfigError, Unusable."""
+    arguments = parser().parse_args(argv)
+    if arguments.version:
+        return None
+    config = load(arguments, environment)
+    rules = admission_rules(config)
+    logs.configure(config["log_level"], config["log_format"])
+    path = config["snapshot_path"]
+    claim = None if path is None else claimed(Path(path))
+    if isinstance(claim, str):
+        raise Unusable(f"--snapshot-path: {claim}")
+    port = config["replica_sync_port"]
+    if port is not None:
+        _check_port(port)
+    return Judged(config, rules, bind(config["host"], config["port"]), claim)
+
+
+def _check_port(port: int) -> None:
+    """Tell at once what would otherwise be found after the kernels are compiled."""
+    try:
+        bind("0.0.0.0", port).close()
+    except Unusable as error:
+        raise Unusable(f"--replica-sync-port: {error}") from None
 
 
 if __name__ == "__main__":

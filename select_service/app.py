@@ -5,7 +5,6 @@ import logging
 import socket
 import sys
 import threading
-from pathlib import Path
 from random import Random, SystemRandom
 from time import monotonic
 
@@ -14,39 +13,36 @@ import zmq
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets.ingest import Ingest
-from select_service import log as logs
 from select_service.api.application import Application
 from select_service.api.service import Service
+from select_service.core.admission.rules import AdmissionRules
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
 from select_service.core.selector import Selector
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
-from select_service.edge.keeping.snapshot_file import claimed
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
 from select_service.edge.ticker import tick_forever
 from select_service.edge.waker import Waker
 from select_service.errors import SelectError
-from select_service.http.server import Server, bind, duplicates, server_of
+from select_service.http.listening import listen
+from select_service.http.server import Server, duplicates, server_of
 from select_service.metrics.service_metrics import Metrics
-from select_service.settings.admission_rules import admission_rules
-from select_service.settings.config import Config, ConfigError
+from select_service.settings.config import Config, Unusable
 
 log = logging.getLogger("select_service")
 
-USAGE_ERROR = 2
-"""Exit status for a setting that makes no sense."""
 THREAD_SWITCH_S = 0.0005
 """How long a thread may keep the interpreter while another wants it.  With the default of 5 ms a
 busy ingest thread holds up every answer; measured with scripts/bench/ingest.py."""
 
 
-def build(config: Config, version: str) -> Service:
-    """All parts of a process, none of them running but the ingest threads.  Raises ConfigError."""
-    rules, waker, callbacks = admission_rules(config), Waker(), Callbacks()
+def build(config: Config, rules: AdmissionRules, version: str) -> Service:
+    """All parts of a process, none of them running but the ingest threads."""
+    waker, callbacks = Waker(), Callbacks()
     router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
     publisher = None if config["replica_sync_port"] is None else ReplicaPublisher(callbacks)
     selector = Selector(
@@ -85,55 +81,46 @@ def _plane(service: Service) -> ReplicaSync | None:
     return service.replicas
 
 
-def serve(config: Config, version: str) -> int:
-    """Run until a signal.  Returns the exit status."""
-    logs.configure(config["log_level"], config["log_format"])
+def opened(config: Config, rules: AdmissionRules, listener: socket.socket, version: str) -> Service:
+    """A service whose sockets are open, for `run`.  Raises Unusable."""
     sys.setswitchinterval(THREAD_SWITCH_S)
-    path = config["snapshot_path"]
-    claim = None if path is None else claimed(Path(path))
-    if isinstance(claim, str):
-        print(f"select-service: error: --snapshot-path: {claim}", file=sys.stderr)
-        return 1
+    service = build(config, rules, version)
     try:
-        listener = bind(config["host"], config["port"])
-    except OSError as error:
-        where = f"{config['host']}:{config['port']}"
-        print(f"select-service: error: cannot listen on {where}: {error}", file=sys.stderr)
-        return 1
+        _open_replicas(service)
+        listen(listener)
+    except Unusable:
+        service.ingest.close()
+        raise
+    _announce(service, listener)
+    return service
+
+
+def run(service: Service, listener: socket.socket) -> int:
+    """Serve until a signal.  Returns the exit status."""
     try:
-        service = build(config, version)
-    except ConfigError as error:
-        print(f"select-service: error: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    try:
-        if not _opened(service):
-            return 1
-        _announce(service, listener)
         return uvloop.run(_run(service, listener))
     finally:
         service.ingest.close()
         log.info("stopped")
 
 
-def _opened(service: Service) -> bool:
-    """Take the port of the replica plane and connect to its first peers."""
+def _open_replicas(service: Service) -> None:
+    """Take the port of the replica plane and connect to its first peers.  Raises Unusable."""
     replicas, config = _plane(service), service.config
     if replicas is None:
-        return True
+        return
     port = config["replica_sync_port"]
     try:
         replicas.bind(port)
         for endpoint in config["replica_sync_peers"] or ():
             replicas.register(endpoint)
     except zmq.ZMQError as error:
+        replicas.close()
         reason = f"cannot bind tcp://*:{port}: {zmq.strerror(error.errno or 0)}"
-        print(f"select-service: error: --replica-sync-port: {reason}", file=sys.stderr)
+        raise Unusable(f"--replica-sync-port: {reason}") from None
     except SelectError as error:
-        print(f"select-service: error: --replica-sync-peers: {error}", file=sys.stderr)
-    else:
-        return True
-    replicas.close()
-    return False
+        replicas.close()
+        raise Unusable(f"--replica-sync-peers: {error}") from None
 
 
 def _announce(service: Service, listener: socket.socket) -> None:

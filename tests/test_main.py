@@ -1,34 +1,110 @@
-"""The command before there is a service."""
+"""The command before there is a service: what it judges, and how it ends."""
 
-import logging
-import queue
+import json
+import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 
-from select_service.__main__ import explained_when_slow
+from select_service import early_signals
+from select_service.early_signals import before_end, leaving_at_once
+
+HEAVY = ("numba", "numpy", "zmq", "aiohttp", "uvicorn", "prometheus_client")
+IMPORTED = """\
+import sys
+from select_service.__main__ import main
+try:
+    status = main({argv!r})
+except SystemExit as end:
+    status = end.code
+print([name for name in {heavy!r} if name in sys.modules], status)
+"""
+STUCK = """\
+import os, signal, time
+from select_service.early_signals import before_end, leaving_at_once
+before_end(lambda: print("ended", flush=True))
+with leaving_at_once(0):
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    print("ready", flush=True)
+    {busy}
+"""
 
 
-@pytest.fixture
-def lines():
-    """Messages that select_service logs, as they come."""
-    seen = queue.Queue()
-    handler = logging.Handler()
-    handler.emit = lambda record: seen.put(record.getMessage())
-    logger = logging.getLogger("select_service")
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    yield seen
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+def run(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()[-1]
 
 
-def test_a_slow_start_says_what_it_is_busy_with(lines):
-    with explained_when_slow(0.0):
-        assert "compiling" in lines.get(timeout=10.0)
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["--port", "x"], 2),
+        (["--policy-config", "/no/such/file"], 2),
+        (["--priority-default-tier", "unknown"], 2),
+        (["--replica-sync-peers", "tcp://a:1"], 2),
+        (["--replica-sync-port", "9", "--replica-sync-peers", "nonsense"], 2),
+        (["--indexer-peers", "ftp://a"], 2),
+        (["--snapshot-path", "/no/such/directory/file"], 1),
+        (["--host", "256.0.0.1"], 1),
+    ],
+)
+def test_every_verdict_comes_before_anything_heavy_is_imported(argv, status):
+    assert run(IMPORTED.format(argv=argv, heavy=HEAVY)) == f"[] {status}"
 
 
-def test_a_quick_start_says_nothing(lines):
-    with explained_when_slow(60.0):
-        pass
-    assert lines.empty()
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "busy",
+    [
+        "time.sleep(1000)",
+        # What a compiler does: a callback of foreign code, in which exceptions are lost.
+        "import ctypes; call = ctypes.CFUNCTYPE(None)(lambda: time.sleep(0.001))\n"
+        "    while True: call()",
+        # Foreign code that does not come back.
+        "import ctypes; sleep = ctypes.CDLL(None).sleep\n    while True: sleep(1000)",
+    ],
+)
+def test_a_signal_ends_the_process_whatever_the_main_thread_does(busy, number):
+    command = [sys.executable, "-c", STUCK.format(busy=busy)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(number)
+            assert process.stdout.read() == "ended\n"
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_afterwards_a_signal_raises_and_nothing_stays(monkeypatch):
+    kept = {number: signal.getsignal(number) for number in early_signals.SIGNALS}
+    try:
+        with leaving_at_once(0):
+            before_end(lambda: None)
+        with pytest.raises(SystemExit) as end:
+            signal.raise_signal(signal.SIGTERM)
+        assert end.value.code == 0
+        assert signal.set_wakeup_fd(-1) == -1
+        for thread in threading.enumerate():
+            if thread.name == "early-signals":
+                thread.join(30)
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def test_the_verdict_is_one_line():
+    script = IMPORTED.format(argv=["--port", "x"], heavy=HEAVY)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr == (
+        "select-service: error: --port: expected a whole number from 0 to 65535, got `x`\n"
+    )
+    assert json.loads(done.stdout.split()[0]) == []

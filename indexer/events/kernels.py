@@ -107,7 +107,7 @@ HASHES = types.uint64[::1]
 TOKENS = types.uint32[::1]
 
 
-@compiled(INT(BYTES, INT, INT))
+@compiled()
 def word_of(buf, first, length):
     """Number of the word in WORDS that stands there, or NONE."""
     for word in range(N_WORDS):
@@ -122,7 +122,7 @@ def word_of(buf, first, length):
     return NONE
 
 
-@compiled(HASH(BYTES, INT))
+@compiled()
 def read_hash(buf, at):
     """(engine hash, next index): an integer, or the last eight bytes of a bin, big-endian."""
     left = buf.shape[0] - at
@@ -146,7 +146,7 @@ def read_hash(buf, at):
     return value, after
 
 
-@compiled(INT(BYTES, INT, ROW, HASHES))
+@compiled()
 def read_hashes(buf, at, row, hashes):
     """Append an array of engine hashes to `hashes`, at row[HASH_END]; returns the next index."""
     count, at = read_array_header(buf, at)
@@ -161,7 +161,7 @@ def read_hashes(buf, at, row, hashes):
     return at
 
 
-@compiled(INT(BYTES, INT, INT, ROW, TOKENS))
+@compiled()
 def read_pairs(buf, at, count, row, tokens):
     """Append `count` EAGLE pairs [t0, t1], [t1, t2], ... as t0, t1, t2, ...; see read_tokens."""
     end = row[TOKEN_END]
@@ -179,7 +179,7 @@ def read_pairs(buf, at, count, row, tokens):
     return at
 
 
-@compiled(INT(BYTES, INT, ROW, TOKENS))
+@compiled()
 def read_tokens(buf, at, row, tokens):
     """Append an array of tokens to `tokens`, at row[TOKEN_END]; returns the next index."""
     count, at = read_array_header(buf, at)
@@ -205,7 +205,7 @@ def read_tokens(buf, at, row, tokens):
     return at
 
 
-@compiled(INT(BYTES, INT, INT, ROW))
+@compiled()
 def read_number_field(buf, at, word, row):
     """Note parent_block_hash, block_size or group_idx in its column; returns the next index."""
     if word == W_PARENT:
@@ -221,7 +221,7 @@ def read_number_field(buf, at, word, row):
     return after
 
 
-@compiled(INT(BYTES, INT, INT, ROW))
+@compiled()
 def read_text_field(buf, at, word, row):
     """Note a string or nil in the columns of its field; returns the next index."""
     length, first = read_text(buf, at)
@@ -237,7 +237,7 @@ def read_text_field(buf, at, word, row):
     return first + max(length, 0)
 
 
-@compiled(INT(BYTES, INT, INT, ROW, HASHES, TOKENS))
+@compiled()
 def read_field(buf, at, word, row, hashes, tokens):
     """Read the value of the field named by `word`; returns the next index or UNUSUAL."""
     if word == W_BLOCK_HASHES:
@@ -258,7 +258,7 @@ def read_field(buf, at, word, row, hashes, tokens):
     return skip_plain(buf, at)
 
 
-@compiled(INT(BYTES, INT, INT, ROW))
+@compiled()
 def read_tail(buf, at, count, row):
     """Read `count` elements that are told by type; returns the next index or UNUSUAL."""
     for position in range(count):
@@ -281,7 +281,7 @@ def read_tail(buf, at, count, row):
     return at
 
 
-@compiled(INT(BYTES, INT, ROW, HASHES, TOKENS))
+@compiled()
 def read_array_event(buf, at, row, hashes, tokens):
     """[tag, field, ...]; returns the next index or UNUSUAL."""
     count, at = read_array_header(buf, at)
@@ -308,7 +308,7 @@ def read_array_event(buf, at, row, hashes, tokens):
     return at if is_bare else UNUSUAL
 
 
-@compiled(INT(BYTES, INT, ROW, HASHES, TOKENS))
+@compiled()
 def read_map_event(buf, at, row, hashes, tokens):
     """{"type": tag, field: value, ...}; returns the next index or UNUSUAL."""
     size, members = header_at(buf, at)
@@ -344,7 +344,7 @@ def read_map_event(buf, at, row, hashes, tokens):
     return at if is_known and seen & needed == needed else UNUSUAL
 
 
-@compiled(types.boolean(HASHES))
+@compiled()
 def may_repeat(hashes):
     """False: all of the hashes are different.  Linear in their number.
 
@@ -371,7 +371,7 @@ def may_repeat(hashes):
     return zeros > 1
 
 
-@compiled(types.boolean(ROW, HASHES))
+@compiled()
 def may_repeat_itself(row, hashes):
     """False: the engine hashes of a stored event and its parent are all different."""
     own = hashes[row[HASH_START] : row[HASH_END]]
@@ -383,7 +383,7 @@ def may_repeat_itself(row, hashes):
     return own.shape[0] > 1 and may_repeat(own)
 
 
-@compiled(types.void(ROW, INT, INT))
+@compiled()
 def clear_row(row, n_hashes, n_tokens):
     """Prepare a row for an event whose hashes and tokens are appended from there on."""
     row[:] = 0
@@ -392,7 +392,7 @@ def clear_row(row, n_hashes, n_tokens):
     row[GROUP_IDX] = row[MEDIUM_LEN] = row[LORA_LEN] = row[SPEC_LEN] = NONE
 
 
-@compiled(PAIR(BYTES, INT, ROWS, HASHES, TOKENS))
+@compiled()
 def read_events(buf, at, rows, hashes, tokens):
     """Read an array of events; returns (rows used, next index or UNUSUAL)."""
     count, at = read_array_header(buf, at)

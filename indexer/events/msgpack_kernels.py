@@ -32,7 +32,7 @@ INT = types.int64
 PAIR = types.UniTuple(types.int64, 2)
 
 
-@compiled(PAIR(BYTES, INT))
+@compiled()
 def header_at(buf, at):
     """(bytes of the object at `at` without its members, number of its members).
 
@@ -105,7 +105,7 @@ def object_end(buf, start):
             return at
 
 
-@compiled(PAIR(BYTES, INT))
+@compiled()
 def read_int(buf, at):
     """(the integer at `at` as 64 bits, next index); next is UNUSUAL when it is no integer."""
     left = buf.shape[0] - at
@@ -130,14 +130,14 @@ def read_int(buf, at):
     return value, at + 1 + width
 
 
-@compiled(PAIR(BYTES, INT))
+@compiled()
 def read_u32(buf, at):
     """As read_int, for values in 0..2^32-1 only."""
     value, after = read_int(buf, at)
     return (value, after) if 0 <= value <= U32_MAX else (0, UNUSUAL)
 
 
-@compiled(PAIR(BYTES, INT))
+@compiled()
 def read_optional_u32(buf, at):
     """As read_u32; nil gives NONE."""
     if at < buf.shape[0] and buf[at] == NIL:
@@ -145,7 +145,7 @@ def read_optional_u32(buf, at):
     return read_u32(buf, at)
 
 
-@compiled(PAIR(BYTES, INT))
+@compiled()
 def read_array_header(buf, at):
     """(number of elements, index of the first); the latter is UNUSUAL when it is no array."""
     size, members = header_at(buf, at)
@@ -156,7 +156,7 @@ def read_array_header(buf, at):
     return (members, at + size) if is_array else (0, UNUSUAL)
 
 
-@compiled(PAIR(BYTES, INT))
+@compiled()
 def read_text(buf, at):
     """(length, index of the first byte) of an ASCII string of at most 255 bytes; nil: (NONE, next).
 
@@ -183,7 +183,7 @@ def read_text(buf, at):
     return (length, first) if bits < 0x80 else (0, UNUSUAL)
 
 
-@compiled(INT(BYTES, INT))
+@compiled()
 def skip_nils(buf, at):
     """Past nil or an array of nils."""
     if at < buf.shape[0] and buf[at] == NIL:
@@ -197,7 +197,7 @@ def skip_nils(buf, at):
     return at + count
 
 
-@compiled(INT(BYTES, INT))
+@compiled()
 def skip_plain(buf, at):
     """Past nil, a boolean, an integer, a short ASCII string or a flat array of integers."""
     if at >= buf.shape[0]:

@@ -85,13 +85,13 @@ def swap_bytes(_context, _a):
     return types.uint64(types.uint64), generate
 
 
-@compiled(WORD(TOKENS, WORD), inline="always")
+@compiled(forceinline=True)
 def word_at(tokens, at):
     """Two tokens from index `at`, as the little-endian uint64 they are in memory."""
     return U64(tokens[at]) | (U64(tokens[at + U64(1)]) << U64(32))
 
 
-@compiled(WORD(WORDS, WORD), inline="always")
+@compiled(forceinline=True)
 def secret_at(secret, byte):
     """The uint64 that starts at any byte of a secret of 24 words and lies wholly inside."""
     word = byte >> U64(3)
@@ -101,14 +101,14 @@ def secret_at(secret, byte):
     return (secret[word] >> shift) | (secret[word + U64(1)] << (U64(64) - shift))
 
 
-@compiled(WORD(WORD), inline="always")
+@compiled(forceinline=True)
 def avalanche(h):
     h ^= h >> U64(37)
     h *= MX1
     return h ^ (h >> U64(32))
 
 
-@compiled(types.void(WORD, HASHES))
+@compiled()
 def derive_secret(seed, out):
     """Shift the default secret by `seed` into `out` (uint64 [24])."""
     for k in range(0, 24, 2):
@@ -116,7 +116,7 @@ def derive_secret(seed, out):
         out[k + 1] = SECRET[k + 1] - seed
 
 
-@compiled(WORD(WORD))
+@compiled()
 def hash_empty(seed):
     h = seed ^ SECRET[7] ^ SECRET[8]
     h ^= h >> U64(33)
@@ -126,7 +126,7 @@ def hash_empty(seed):
     return h ^ (h >> U64(32))
 
 
-@compiled(WORD(TOKENS, WORD, WORD, WORD))
+@compiled()
 def hash_4_to_8(tokens, at, words, seed):
     length = words << U64(2)
     low_swapped = swap_bytes(seed & LOW32) >> U64(32)
@@ -141,7 +141,7 @@ def hash_4_to_8(tokens, at, words, seed):
     return h ^ (h >> U64(28))
 
 
-@compiled(WORD(WORD, WORD, WORD, WORD), inline="always")
+@compiled(forceinline=True)
 def hash_9_to_16(first, last, length, seed):
     """`first` and `last`: the first and the last eight bytes of the message; they may overlap."""
     low = first ^ ((SECRET[3] ^ SECRET[4]) + seed)
@@ -149,7 +149,7 @@ def hash_9_to_16(first, last, length, seed):
     return avalanche(length + swap_bytes(low) + high + fold_product(low, high))
 
 
-@compiled(WORD(TOKENS, WORD, HASHES, WORD), inline="always")
+@compiled(forceinline=True)
 def mix16(tokens, at, secret, k):
     """Mix four tokens with two words of the shifted secret."""
     low = word_at(tokens, at) ^ secret[k]
@@ -157,7 +157,7 @@ def mix16(tokens, at, secret, k):
     return fold_product(low, high)
 
 
-@compiled(WORD(TOKENS, WORD, WORD, HASHES), inline="always")
+@compiled(forceinline=True)
 def hash_17_to_128(tokens, at, words, shifted):
     h = (words << U64(2)) * P64_1
     end = at + words
@@ -175,7 +175,7 @@ def hash_17_to_128(tokens, at, words, shifted):
     return avalanche(h)
 
 
-@compiled(WORD(TOKENS, WORD, WORD, WORD), inline="always")
+@compiled(forceinline=True)
 def mix16_unaligned(tokens, at, byte, seed):
     """As mix16, with the default secret from any byte on and the seed applied here."""
     low = word_at(tokens, at) ^ (secret_at(SECRET, byte) + seed)
@@ -183,7 +183,7 @@ def mix16_unaligned(tokens, at, byte, seed):
     return fold_product(low, high)
 
 
-@compiled(WORD(TOKENS, WORD, WORD, HASHES, WORD))
+@compiled()
 def hash_129_to_240(tokens, at, words, shifted, seed):
     h = (words << U64(2)) * P64_1
     for i in range(8):
@@ -196,7 +196,7 @@ def hash_129_to_240(tokens, at, words, shifted, seed):
     return avalanche(h)
 
 
-@compiled(types.void(HASHES, TOKENS, WORD, HASHES, WORD), inline="always")
+@compiled(forceinline=True)
 def add_stripe(lanes, tokens, at, secret, byte):
     """Add sixteen tokens to the eight lanes (uint64 [8])."""
     for lane in range(8):
@@ -206,7 +206,7 @@ def add_stripe(lanes, tokens, at, secret, byte):
         lanes[lane] += (keyed & LOW32) * (keyed >> U64(32))
 
 
-@compiled(types.void(HASHES, HASHES), inline="always")
+@compiled(forceinline=True)
 def scramble(lanes, secret):
     for lane in range(8):
         h = lanes[lane]
@@ -215,7 +215,7 @@ def scramble(lanes, secret):
         lanes[lane] = h * P32_1
 
 
-@compiled(WORD(TOKENS, WORD, WORD, HASHES))
+@compiled()
 def hash_long(tokens, at, words, shifted):
     """Messages of more than 240 bytes."""
     lanes = np.empty(8, np.uint64)
@@ -238,7 +238,7 @@ def hash_long(tokens, at, words, shifted):
     return avalanche(h)
 
 
-@compiled(WORD(TOKENS, WORD, WORD, WORD, HASHES), inline="always")
+@compiled(forceinline=True)
 def hash_window(tokens, at, words, seed, shifted):
     """XXH3-64 of `words` tokens from index `at`; `shifted` is derive_secret(seed)."""
     if words > 60:

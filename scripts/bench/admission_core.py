@@ -32,8 +32,8 @@ NOW = 1000.0
 
 def _rules(setup):
     from select_service.core.admission.policy import QueueRules, single_class
+    from select_service.core.admission.rules import AdmissionRules
     from select_service.core.admission.thresholds import BusyThresholds
-    from select_service.core.selector import AdmissionRules
 
     thresholds = BusyThresholds(0.95, 10_000_000) if setup in ("thresholds", "all") else None
     queue = QueueRules(single_class("fcfs", 1e6), timeout_s=60.0)

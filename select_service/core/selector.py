@@ -9,7 +9,6 @@ call of `settle` soon; it must not block, raise or call back.
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from random import Random
-from typing import NamedTuple
 
 from indexer.index.prefix_index import PrefixIndex
 from select_service.bodies.admission import (
@@ -32,9 +31,9 @@ from select_service.bodies.workers import (
 )
 from select_service.core.admission.busy import BusyJudge
 from select_service.core.admission.gate import Gate
-from select_service.core.admission.policy import QueueRules
+from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.state import admission_state
-from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
+from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.tiers import PriorityTiers
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import worker_admissions
@@ -56,20 +55,6 @@ from select_service.core.touched import Touched
 from select_service.core.views.dump_parts import DumpPart, dump_parts
 from select_service.core.views.ranks import loads_of, overlap_rows, potential_loads_of
 from select_service.errors import BadRequest, NotFound, NoWorkers
-
-
-class AdmissionRules(NamedTuple):
-    """What decides which requests pass at once; by default all of them do.
-
-    queue:          None when queueing is off
-    engine_stale_s: age from which on what an engine says of its load is not believed
-    """
-
-    thresholds: BusyThresholds = BusyThresholds()
-    queue: QueueRules | None = None
-    tiers: tuple[str, ...] = ("premium", "standard", "best_effort")
-    default_tier: str = "standard"
-    engine_stale_s: float = 5.0
 
 
 class Selector:

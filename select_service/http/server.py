@@ -9,7 +9,6 @@ from select_service.http.protocol import Application, BoundedProtocol
 GRACE_S = 1
 """How long requests in flight may take to end after a signal."""
 KEEP_ALIVE_S = 75
-LISTEN_BACKLOG = 2048
 ACCEPTS_PER_TURN = 16
 """libuv accepts one connection per listening socket and turn of the event loop, and under load
 every turn serves all who are connected already: of many clients that come at once the last waited
@@ -31,22 +30,6 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._application.ending()
         await super().shutdown(sockets)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.  Raises OSError."""
-    family, kind, _, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(LISTEN_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def duplicates(listener: socket.socket) -> list[socket.socket]:

@@ -13,8 +13,8 @@ from select_service.core.admission.policy import (
     QueueRules,
     single_class,
 )
+from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.selector import AdmissionRules
 from select_service.settings.config import Config, ConfigError
 
 POLICY_BYTES_MAX = 1 << 20

@@ -22,6 +22,10 @@ class ConfigError(Exception):
     """One line that says which setting is wrong and what was expected."""
 
 
+class Unusable(Exception):
+    """One line about a setting that makes sense, but not on this machine."""
+
+
 class Setting(NamedTuple):
     """`flag` is None for what only the environment can set; the first variable set counts."""
 

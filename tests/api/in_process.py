@@ -10,6 +10,7 @@ import httpx
 
 from select_service.api.application import Application
 from select_service.app import build
+from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ class Api:
 
     def __init__(self, *flags: str, **environment: str) -> None:
         config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false", **environment})
-        self.service = build(config, "1.2.3")
+        self.service = build(config, admission_rules(config), "1.2.3")
         transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://service")
         self._runner = asyncio.Runner()

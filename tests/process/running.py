@@ -143,6 +143,10 @@ class Running:
             client.send(request(method, path, body, **headers))
             return client.answer()
 
+    def all_lines(self) -> list[dict[str, Any]]:
+        """The whole log so far."""
+        return self._launched.log_lines()
+
     def lines(self, message: str) -> list[dict[str, Any]]:
         """The log lines with this message so far."""
         return [line for line in self._launched.log_lines() if line["message"] == message]

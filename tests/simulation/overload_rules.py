@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from select_service.core.admission.policy import QueueRules, single_class
+from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.selector import AdmissionRules, Selector
+from select_service.core.selector import Selector
 from tests.simulation.overload_engine import Speed
 
 

@@ -75,7 +75,7 @@ def free_ranks(
     return n_free
 
 
-@compiled("float64(float64, float64, float64)", inline="always")
+@compiled()
 def drain_s(work, per_second, unknown_s):
     """Seconds until `work` has drained."""
     if work <= 0.0:

@@ -36,7 +36,7 @@ N_TOTALS = 4
 HALF_TOLERANCE = 1e-9
 
 
-@compiled("uint64(uint64)", inline="always")
+@compiled()
 def mix(x):
     """Spread a hash over all bits (finaliser of SplitMix64): clients may send 1, 2, 3 as hashes."""
     x = (x ^ (x >> U64(30))) * _MIX_1
@@ -44,7 +44,7 @@ def mix(x):
     return x ^ (x >> U64(31))
 
 
-@compiled("int64(uint64, int64, int64)", inline="always")
+@compiled()
 def _home(key, slot, mask):
     return I64(mix(key + _GOLDEN * U64(slot + 1)) & U64(mask))
 
@@ -59,13 +59,13 @@ def find_reference(ref_hash, ref_slot, key, slot):
     return row
 
 
-@compiled("uint64(uint64, uint64)", inline="always")
+@compiled()
 def next_prefix(prefix, key):
     """Key of the prefix that goes on with the block `key`; the empty prefix is 0."""
     return mix((prefix ^ key) + _GOLDEN)
 
 
-@compiled("void(uint64[::1], int32[::1], int32[::1], float64[::1], int64)")
+@compiled()
 def _delete_reference(ref_hash, ref_slot, ref_count, ref_weight, hole):
     mask = ref_hash.shape[0] - 1
     row = hole
@@ -93,7 +93,7 @@ def find_holder(holder_hash, holder_slots, key):
     return row
 
 
-@compiled("void(uint64[::1], int32[::1], uint64[:, ::1], int64)")
+@compiled()
 def _delete_holder(holder_hash, holder_slots, holder_bits, hole):
     mask = holder_hash.shape[0] - 1
     row = hole
@@ -105,13 +105,14 @@ def _delete_holder(holder_hash, holder_slots, holder_bits, hole):
         if ((row - home) & mask) >= ((row - hole) & mask):
             holder_hash[hole] = holder_hash[row]
             holder_slots[hole] = holder_slots[row]
-            holder_bits[hole] = holder_bits[row]
+            for word in range(holder_bits.shape[1]):
+                holder_bits[hole, word] = holder_bits[row, word]
             hole = row
     holder_slots[hole] = 0
     holder_bits[hole] = U64(0)
 
 
-@compiled("int64(uint64[::1], int32[::1], uint64[:, ::1], uint64, int64)")
+@compiled()
 def _hold(holder_hash, holder_slots, holder_bits, key, slot):
     """Set the bit of `slot`; 1 when the hash is new in the table."""
     row = find_holder(holder_hash, holder_slots, key)
@@ -122,7 +123,7 @@ def _hold(holder_hash, holder_slots, holder_bits, key, slot):
     return fresh
 
 
-@compiled("int64(uint64[::1], int32[::1], uint64[:, ::1], uint64, int64)")
+@compiled()
 def _release(holder_hash, holder_slots, holder_bits, key, slot):
     """Clear the bit of `slot`; 1 when the hash left the table."""
     row = find_holder(holder_hash, holder_slots, key)
@@ -134,7 +135,7 @@ def _release(holder_hash, holder_slots, holder_bits, key, slot):
     return I64(1)
 
 
-@compiled("void(int64[:, ::1], float64[::1], int64, float64, int64)")
+@compiled()
 def _add_weight(totals, fractions, slot, weight, sign):
     """Count one block of `weight` in (sign 1) or out (sign -1) of the slot's active blocks."""
     if weight == 1.0:
@@ -352,4 +353,5 @@ def rehash_holders(holder_hash, holder_slots, holder_bits, to_hash, to_slots, to
         to = find_holder(to_hash, to_slots, holder_hash[row])
         to_hash[to] = holder_hash[row]
         to_slots[to] = holder_slots[row]
-        to_bits[to, :words] = holder_bits[row]
+        for word in range(words):
+            to_bits[to, word] = holder_bits[row, word]

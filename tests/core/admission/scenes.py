@@ -15,12 +15,13 @@ from select_service.core.admission.policy import (
     QueueRules,
     single_class,
 )
+from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.decide.decisions import Decision
 from select_service.core.engines.engine_load import EngineReading, EngineTarget
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.selector import AdmissionRules, Selector
+from select_service.core.selector import Selector
 from select_service.errors import SelectError
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_worker
 

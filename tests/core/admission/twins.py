@@ -20,11 +20,12 @@ from select_service.core.admission.policy import (
     QueueRules,
     single_class,
 )
+from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.engines.engine_load import EngineReading, EngineTarget
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.selector import AdmissionRules, Selector
+from select_service.core.selector import Selector
 from select_service.errors import SelectError
 from tests.builders import a_patch, a_worker
 from tests.core.admission.cases import (

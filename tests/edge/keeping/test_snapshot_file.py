@@ -20,10 +20,10 @@ from select_service.edge.keeping.reading import Reading
 from select_service.edge.keeping.snapshot_file import (
     REFUSED_FILES_MAX,
     SnapshotFile,
-    claimed,
-    path_error,
     read_snapshot,
 )
+from select_service.settings import snapshot_path
+from select_service.settings.snapshot_path import claimed, path_error
 
 LIMITS = LoadLimits(1000)
 
@@ -159,7 +159,7 @@ def test_where_there_are_no_locks_nobody_is_refused(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(snapshot_file.fcntl, "flock", no_locks)
+    monkeypatch.setattr(snapshot_path.fcntl, "flock", no_locks)
     assert not isinstance(claimed(tmp_path / "index"), str)
 
 

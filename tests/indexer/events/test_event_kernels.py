@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from indexer.events.event_types import BlockRemoved, BlockStored, DecodeError
 from indexer.events.kernels import N_COLUMNS, WORDS, scan_batch
@@ -359,10 +360,15 @@ def test_object_that_does_not_end(data, result):
     assert object_end(np.frombuffer(data, np.uint8), 0) == result
 
 
+@njit
+def read_int_at_0(data):
+    return read_int(data, 0)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(-(2**63), 2**64 - 1))
 def test_every_integer_is_read_as_its_64_bits(value):
     data = encode(value)
-    bits, after = read_int(np.frombuffer(data, np.uint8), 0)
+    bits, after = read_int_at_0(np.frombuffer(data, np.uint8))
     assert (bits % 2**64, after) == (value % 2**64, len(data))
-    assert read_int(np.frombuffer(data[:-1], np.uint8), 0)[1] == UNUSUAL
+    assert read_int_at_0(np.frombuffer(data[:-1], np.uint8))[1] == UNUSUAL

@@ -1,0 +1,122 @@
+"""Where the machine code of kernels is looked for, and what becomes of outdated code."""
+
+import os
+from pathlib import Path
+
+import pytest
+from numba import config
+
+from indexer import kernel_cache
+from indexer.kernel_cache import KEPT_MAX, directory_of, incomplete, mark_complete, private_root
+from indexer.kernel_sources import checksum_of, kernel_modules
+
+MODULE = "indexer.hashing.kernels"
+NAME = f"{MODULE}-{checksum_of(MODULE)}"
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path, monkeypatch):
+    """A home, a package and a temporary directory of our own; no directory is given."""
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(kernel_cache, "package_root", lambda: tmp_path / "package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "tmp").mkdir()
+    directory_of.cache_clear()
+    yield tmp_path
+    directory_of.cache_clear()
+
+
+def complete(root: Path) -> Path:
+    directory = root / NAME
+    directory.mkdir(parents=True)
+    (directory / "complete").touch()
+    return directory
+
+
+def no_home(monkeypatch, places):
+    """A path below a file cannot be made, whoever we are."""
+    (places / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(places / "file" / "home"))
+
+
+def test_a_given_directory_goes_before_a_complete_one_elsewhere(places, monkeypatch):
+    complete(places / "package")
+    monkeypatch.setattr(config, "CACHE_DIR", str(places / "given"))
+    assert directory_of(MODULE) == places / "given" / NAME
+
+
+def test_a_given_directory_that_cannot_be_used_is_passed_by(places, monkeypatch):
+    (places / "file").touch()
+    monkeypatch.setattr(config, "CACHE_DIR", str(places / "file" / "given"))
+    assert directory_of(MODULE) == places / "home" / "select-service" / "kernels" / NAME
+
+
+def test_complete_code_beside_the_package_is_used(places):
+    directory = complete(places / "package")
+    assert directory_of(MODULE) == directory
+
+
+def test_nothing_is_written_beside_the_package(places):
+    (places / "package" / NAME).mkdir(parents=True)
+    assert directory_of(MODULE) == places / "home" / "select-service" / "kernels" / NAME
+
+
+def test_a_complete_directory_needs_not_be_writable(places, monkeypatch):
+    directory = complete(places / "given")
+    monkeypatch.setattr(config, "CACHE_DIR", str(places / "given"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert directory_of(MODULE) == directory
+    assert MODULE not in incomplete()
+
+
+def test_without_a_home_the_code_is_kept_in_a_private_directory(places, monkeypatch):
+    no_home(monkeypatch, places)
+    assert directory_of(MODULE) == private_root() / NAME
+    assert private_root().stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("make", ["shared", "link", "foreign"])
+def test_a_temporary_directory_that_others_might_write_to_is_not_used(places, monkeypatch, make):
+    no_home(monkeypatch, places)
+    if make == "link":
+        complete(places / "elsewhere")
+        private_root().symlink_to(places / "elsewhere")
+    else:
+        complete(private_root())
+        private_root().chmod(0o777 if make == "shared" else 0o700)
+    if make == "foreign":
+        real = os.getuid()
+        root = private_root()
+        monkeypatch.setattr(kernel_cache, "private_root", lambda: root)
+        monkeypatch.setattr(os, "getuid", lambda: real + 1)
+    assert directory_of(MODULE) is None
+    assert MODULE not in incomplete(), "there is no place where it could become complete"
+
+
+def test_marking_completes_a_module(places):
+    assert incomplete() == list(kernel_modules())
+    mark_complete(MODULE)
+    assert MODULE not in incomplete()
+
+
+def test_the_oldest_directories_of_a_module_go_and_nothing_else(places):
+    root = places / "home" / "select-service" / "kernels"
+    for age in range(KEPT_MAX + 2):
+        old = root / f"{MODULE}-{age:08x}"
+        old.mkdir(parents=True)
+        (old / "kernels.f-k.py311.1.nbc").touch()
+        os.utime(old, (1e9 - age, 1e9 - age))
+    others = [root / "indexer.hashing.kernels-notes", root / "indexer.index.kernels-00000000"]
+    for other in others:
+        other.mkdir()
+    foreign = root / f"{MODULE}-{KEPT_MAX:08x}" / "notes.txt"
+    foreign.touch()
+    os.utime(foreign.parent, (1e9 - KEPT_MAX, 1e9 - KEPT_MAX))
+
+    mark_complete(MODULE)
+
+    left = {path.name for path in root.iterdir()}
+    kept = {f"{MODULE}-{age:08x}" for age in range(KEPT_MAX - 1)}
+    assert left == {NAME, *kept, foreign.parent.name, *(other.name for other in others)}
+    assert foreign.exists()
