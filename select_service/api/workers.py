@@ -140,7 +140,8 @@ async def listing(service: Service, request: Request) -> Response:
             )
         },
         detail="A field that is absent or null keeps its value. Ranks that remain keep their "
-        "reservations, and their index unless their event endpoint changes.",
+        "reservations, and their index unless their event endpoint changes. A deleted worker whose "
+        "record is still kept is registered again, as in the reference; `revived` says so.",
         in_path=parameters.WORKER_ID,
         body=Body(WorkerPatch, {"taints": {"taints": ["h100", "zone-a"]}}),
         refusals=(*WITH_BODY, NotFound),
@@ -173,16 +174,19 @@ async def patch(service: Service, request: Request, worker_id: int, body: Worker
 )
 async def delete(service: Service, request: Request, worker_id: int) -> Response:
     async with service.catalog_lock:
-        record = service.selector.delete(worker_id)
+        record = service.selector.delete(worker_id, monotonic())
         await _follow(service, "worker deleted", record, trace_of(request))
     return json_response(record)
 
 
 def with_state(service: Service, records: list[WorkerRecord]) -> list[WorkerRecord]:
     """The records with what the listeners of their ranks have seen, and with their busy state."""
-    admissions = service.selector.worker_admissions(monotonic())
+    now = monotonic()
+    admissions = service.selector.worker_admissions(now)
+    deletions = service.selector.deletions(now)
     for record in records:
         record.admission = admissions.get(record.worker_id, msgspec.UNSET)
+        record.deleted = deletions.get(record.worker_id, msgspec.UNSET)
     return _with_kv_events(service, records)
 
 

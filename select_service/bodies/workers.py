@@ -144,6 +144,15 @@ class EngineView(Struct, kw_only=True):
     """Requests that run in the engine; null when it does not say."""
 
 
+class Deletion(Struct, kw_only=True):
+    """The end of a worker whose record is kept for a while."""
+
+    seconds_ago: float
+    """Seconds since it was deleted."""
+    reason: str
+    """Who deleted it."""
+
+
 class RankAdmission(Struct, kw_only=True):
     """How a rank stands to the busy thresholds."""
 
@@ -232,6 +241,10 @@ class WorkerRecord(Struct, kw_only=True):
     admission: WorkerAdmission | UnsetType = UNSET
     """How it stands to the busy thresholds; only where workers are listed, and absent when nothing
     judges it."""
+    deleted: Deletion | UnsetType = UNSET
+    """When and why it was deleted; only where workers are listed, and absent when it was not."""
+    revived: str | UnsetType = UNSET
+    """Says that this change has registered a deleted worker again; absent otherwise."""
 
 
 class RecoveryView(Struct, kw_only=True):

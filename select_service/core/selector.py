@@ -23,6 +23,7 @@ from select_service.bodies.prompts import PromptFields, PromptQuery
 from select_service.bodies.reservations import Reservation, ReservationPage, ReservationRequest
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import (
+    Deletion,
     Ready,
     WorkerAdmission,
     WorkerPatch,
@@ -42,7 +43,7 @@ from select_service.core.decide.cost import RouterConfig, overridden
 from select_service.core.decide.decisions import Decision, Decisions, Job, Wanted
 from select_service.core.decide.prompt import Prompt, booked_prompt_of, prompt_of
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
-from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.catalog import Tombstone, Worker
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
@@ -103,16 +104,31 @@ class Selector:
         return self._put(self.fleet.registered(given))
 
     def patch(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
-        """PATCH /workers/{worker_id}.  Raises BadRequest, CapacityExceeded, NotFound."""
-        return self._put(self.fleet.patched(worker_id, patch))
+        """PATCH /workers/{worker_id}.  Raises BadRequest, CapacityExceeded, NotFound.
 
-    def delete(self, worker_id: int) -> WorkerRecord:
+        It brings a deleted worker back, as the reference does; the answer says so.
+        """
+        tombstone = self.fleet.catalog.deleted().get(worker_id)
+        record = self._put(self.fleet.patched(worker_id, patch))
+        if tombstone is not None:
+            record.revived = f"worker {worker_id} had been deleted ({tombstone.reason}); it is back"
+        return record
+
+    def delete(self, worker_id: int, now: float) -> WorkerRecord:
         """DELETE /workers/{worker_id}: its record stays readable for a while.  Raises NotFound."""
         worker = self.fleet.catalog.get(worker_id)
-        self.fleet.delete(worker)
+        self.fleet.delete(worker, Tombstone(now, f"DELETE /workers/{worker_id}"))
         self.engines.forget(worker_id)
         self._touched.wake_if(self.fleet.leaving)
         return worker.record()
+
+    def deletions(self, now: float) -> dict[int, Deletion]:
+        """When and why the deleted workers left whose records are kept."""
+        deleted = self.fleet.catalog.deleted()
+        return {
+            worker_id: Deletion(seconds_ago=round(now - tombstone.at, 3), reason=tombstone.reason)
+            for worker_id, tombstone in deleted.items()
+        }
 
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None

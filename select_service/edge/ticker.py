@@ -28,6 +28,10 @@ async def tick_forever(
             raise failure
         now = monotonic()
         expired = selector.tick(now)
+        while (turn := selector.expire(monotonic())).ended:
+            expired += turn.ended
+            await asyncio.sleep(0)
+        await close_retired(selector)
         rejections.tick(selector.gate.tally, now)
         if replicas is not None:
             replicas.tick()
@@ -37,3 +41,15 @@ async def tick_forever(
                 "reservations expired, their load is freed",
                 extra={"fields": {"count": len(expired), "reservation_ids": names}},
             )
+
+
+async def close_retired(selector: Selector) -> None:
+    """Clear the index slots of ranks that were empty only after their worker had left."""
+    retired = selector.fleet.take_retired_writers()
+
+    def close() -> None:
+        for writer in retired:
+            writer.close()
+
+    if retired:
+        await asyncio.to_thread(close)

@@ -74,9 +74,9 @@ class SelectorMatchesModel(RuleBasedStateMachine):
     @rule(worker_id=WORKER_IDS)
     def delete(self, worker_id):
         if worker_id not in self.model.workers:
-            self.refused(NotFound, self.selector.delete, worker_id)
+            self.refused(NotFound, self.selector.delete, worker_id, self.now)
             return
-        assert self.selector.delete(worker_id).lifecycle == "unschedulable"
+        assert self.selector.delete(worker_id, 0.0).lifecycle == "unschedulable"
         self.selector.settle(self.now)
         self.model.delete(worker_id)
 

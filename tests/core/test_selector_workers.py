@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from indexer.hashing.hashes import block_hashes
 from indexer.tiers import Tier
@@ -99,7 +100,7 @@ def test_block_size_of_a_partition_is_fixed_by_its_workers(selector):
 
 
 def test_partition_without_workers_is_freed_and_may_come_back_with_another_block_size(selector):
-    selector.delete(1)
+    selector.delete(1, 0.0)
     assert selector.fleet.partitions == {}
     assert selector.loads() == []
     assert selector.register(a_worker(2, block_size=16)).lifecycle == "schedulable"
@@ -175,18 +176,24 @@ def test_rank_that_leaves_the_range_loses_its_reservations_and_others_keep_their
 
 
 def test_deleted_worker_keeps_a_record_that_patch_revives(selector):
-    assert selector.delete(1).lifecycle == "unschedulable"
-    assert selector.delete(1).lifecycle == "unschedulable"
+    assert selector.delete(1, 0.0).lifecycle == "unschedulable"
+    assert selector.delete(1, 0.0).lifecycle == "unschedulable"
     assert [w.lifecycle for w in selector.workers()] == ["unschedulable"]
-    assert selector.patch(1, a_patch()).lifecycle == "schedulable"
+    (deletion,) = selector.deletions(2.5).values()
+    assert (deletion.seconds_ago, deletion.reason) == (2.5, "DELETE /workers/1")
+    revived = selector.patch(1, a_patch())
+    assert revived.lifecycle == "schedulable"
+    assert "had been deleted (DELETE /workers/1)" in revived.revived
+    assert selector.deletions(2.5) == {}
+    assert selector.patch(1, a_patch()).revived is UNSET
     with pytest.raises(NotFound, match="worker 2 not found"):
-        selector.delete(2)
+        selector.delete(2, 0.0)
 
 
 def test_records_of_deleted_workers_are_bounded(selector):
     for worker_id in range(10, 10 + DELETED_WORKERS_MAX + 5):
         selector.register(a_worker(worker_id))
-        selector.delete(worker_id)
+        selector.delete(worker_id, 0.0)
     assert len(selector.workers()) == DELETED_WORKERS_MAX + 1
     selector.check_invariants()
 

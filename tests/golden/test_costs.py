@@ -71,7 +71,7 @@ class InProcess:
                 key = int(worker_id)
                 return {
                     "PATCH": lambda b: selector.patch(key, decode(b, type=WorkerPatch)),
-                    "DELETE": lambda _: selector.delete(key),
+                    "DELETE": lambda _: selector.delete(key, 0.0),
                 }
             case ["select"]:
                 return _posted(

@@ -4,8 +4,9 @@ Pure bookkeeping of registrations: the catalog decides whether a worker's own da
 schedulable.  Whether it also fits its partition is decided by the selector, which owns those.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 from sortedcontainers import SortedDict
@@ -22,6 +23,13 @@ DELETED_WORKERS_MAX = 1024
 """Deleted workers whose record is kept, so that DELETE may be repeated and PATCH revives them."""
 BLOCK_SIZE_MAX = 1024
 """Tokens per block."""
+
+
+class Tombstone(NamedTuple):
+    """When and why a worker was deleted; in seconds of the monotonic clock."""
+
+    at: float
+    reason: str
 
 
 @dataclass(slots=True)
@@ -161,7 +169,7 @@ class Catalog:
     def __init__(self) -> None:
         self._workers: SortedDict[tuple[PartitionKey, int], Worker] = SortedDict()
         self._by_id: dict[int, Worker] = {}
-        self._deleted: dict[int, None] = {}
+        self._deleted: dict[int, Tombstone] = {}
 
     def __len__(self) -> int:
         return len(self._by_id) - len(self._deleted)
@@ -205,10 +213,13 @@ class Catalog:
         self._by_id[worker.worker_id] = worker
         self._deleted.pop(worker.worker_id, None)
 
-    def bury(self, worker_id: int) -> None:
+    def deleted(self) -> Mapping[int, Tombstone]:
+        """The deleted workers whose record is kept, by id."""
+        return self._deleted
+
+    def bury(self, worker_id: int, tombstone: Tombstone) -> None:
         """Keep only the record of a deleted worker, and only of the last so many."""
-        self._deleted.pop(worker_id, None)
-        self._deleted[worker_id] = None
+        self._deleted[worker_id] = self._deleted.pop(worker_id, tombstone)
         while len(self._deleted) > DELETED_WORKERS_MAX:
             oldest = next(iter(self._deleted))
             del self._deleted[oldest]

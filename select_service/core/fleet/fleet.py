@@ -17,7 +17,13 @@ from indexer.dumps.held_blocks import Adoption
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex, SlotWriter
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
-from select_service.core.fleet.catalog import Catalog, Worker, partition_key, shortcomings
+from select_service.core.fleet.catalog import (
+    Catalog,
+    Tombstone,
+    Worker,
+    partition_key,
+    shortcomings,
+)
 from select_service.core.fleet.partition import Partition
 from select_service.core.fleet.recovered import Recovered
 from select_service.core.identity import PartitionKey, Rank
@@ -173,12 +179,12 @@ class Fleet:
         if continues:
             self._remove(new.key, leaving)
 
-    def delete(self, worker: Worker) -> None:
+    def delete(self, worker: Worker, tombstone: Tombstone) -> None:
         """Take its ranks away.  The record stays for a while."""
         if worker.schedulable:
             self._remove(worker.key, worker.ranks())
         worker.lifecycle, worker.reasons = "unschedulable", []
-        self.catalog.bury(worker.worker_id)
+        self.catalog.bury(worker.worker_id, tombstone)
         self._changed[worker.worker_id] = None
 
     def _entrance(self, worker: Worker) -> _Entrance:

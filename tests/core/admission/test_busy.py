@@ -247,7 +247,7 @@ def test_an_engine_that_moved_is_forgotten_at_once():
 def test_a_worker_that_comes_back_is_not_judged_by_what_its_engine_said_before():
     scene = Scene(decode=0.5, workers=2, metrics_endpoint=METRICS)
     scene.engine_says(0.9)
-    scene.selector.delete(1)
+    scene.selector.delete(1, 0.0)
     scene.register(1, metrics_endpoint=METRICS)
     assert passes(scene.look("a", allowed_worker_ids=[1]))
 
@@ -307,7 +307,7 @@ def test_only_schedulable_workers_with_a_metrics_endpoint_are_asked():
     scene = Scene(workers=2, metrics_endpoint=METRICS, data_parallel_size=2)
     scene.register(3)
     scene.register(4, metrics_endpoint=METRICS, endpoint="")
-    scene.selector.delete(2)
+    scene.selector.delete(2, 0.0)
     assert scene.selector.engine_targets() == [(1, METRICS, (0, 1))]
 
 

@@ -72,7 +72,7 @@ def test_limits_are_per_worker():
     assert waits(scene, "a")
     assert waits(scene, "b")
     assert scene.ask("c").details["limit"] == 2
-    scene.selector.delete(2)
+    scene.selector.delete(2, 0.0)
     assert scene.ask("d").details == {
         "policy_class": "main",
         "limit_kind": "requests",

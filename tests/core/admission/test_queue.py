@@ -313,7 +313,7 @@ def test_requests_are_refused_at_once_when_the_last_worker_goes():
     scene = full_scene()
     for name in "abc":
         scene.ask(name)
-    scene.selector.delete(1)
+    scene.selector.delete(1, 0.0)
     scene.serve()
     assert [type(scene.outcomes[name]) for name in "abc"] == [NoWorkers] * 3
     assert str(scene.outcomes["a"]) == "no schedulable workers for model=m tenant=default"
@@ -325,7 +325,7 @@ def test_requests_for_a_worker_that_goes_are_refused_and_others_go_on_waiting():
     scene.fill(2)
     for name, fields in (("a", pinned(1)), ("b", {"allowed_worker_ids": [1]}), ("c", {})):
         scene.ask(name, **fields)
-    scene.selector.delete(1)
+    scene.selector.delete(1, 0.0)
     scene.serve()
     assert [scene.outcomes[name].code for name in "ab"] == ["no_eligible_rank"] * 2
     assert list(scene.tickets) == ["c"]
@@ -343,7 +343,7 @@ def test_requests_follow_to_the_workers_that_replace_all_others():
     scene = full_scene()
     scene.ask("a")
     scene.ask("b")
-    scene.selector.delete(1)
+    scene.selector.delete(1, 0.0)
     scene.register(2)
     scene.serve()
     assert where(scene.outcomes["a"]) == (2, 0)
@@ -356,7 +356,7 @@ def test_requests_do_not_follow_to_workers_with_another_block_size():
     scene = full_scene()
     scene.ask("a")
     scene.ask("b")
-    scene.selector.delete(1)
+    scene.selector.delete(1, 0.0)
     scene.register(2, block_size=8)
     scene.serve()
     assert [type(scene.outcomes[name]) for name in "ab"] == [NoWorkers] * 2

@@ -41,7 +41,7 @@ FREED_BY = {
     "a worker is added": lambda s: s.register(2),
     "a worker gets more ranks": lambda s: s.selector.patch(1, a_patch(data_parallel_size=2)),
     "a worker moves to another model": lambda s: s.register(1, model_name="n"),
-    "the last worker is deleted": lambda s: s.selector.delete(1),
+    "the last worker is deleted": lambda s: s.selector.delete(1, 0.0),
 }
 
 
@@ -126,7 +126,7 @@ def test_nobody_is_woken_while_nobody_waits():
     scene.free("load1")
     scene.selector.prefill_complete("load2", scene.now)
     scene.free("load2")
-    scene.selector.delete(2)
+    scene.selector.delete(2, 0.0)
     scene.fill(1, name="expires")
     scene.selector.patch(1, a_patch(taints=["x"]))
     scene.set_thresholds(prefill=5)

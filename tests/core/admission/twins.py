@@ -208,7 +208,7 @@ class Twins(RuleBasedStateMachine):
     def delete(self, worker_id, all_of_them):
         for gone in [1, 2, 3] if all_of_them and self.tickets else [worker_id]:
             if gone in self.model.workers:
-                self.selector.delete(gone)
+                self.selector.delete(gone, 0.0)
                 self.selector.empty_leaving(self.now)
                 self.model.delete(gone)
 

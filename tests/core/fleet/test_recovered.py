@@ -8,6 +8,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from select_service.bodies.workers import WorkerRegistration
+from select_service.core.fleet.catalog import Tombstone
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.recovered import HELD_S_MAX, Recovered
 from select_service.core.identity import PartitionKey, Rank
@@ -130,7 +131,7 @@ def test_a_rank_that_leaves_before_its_blocks_arrive_gets_none():
     fleet.recovered.offer([a_dump(1)], 0.0)
     join(fleet, 1)
     adoptions = fleet.take_adoptions()
-    fleet.delete(fleet.catalog.get(1))
+    fleet.delete(fleet.catalog.get(1), Tombstone(0.0, "test"))
     for writer in fleet.take_retired_writers():
         writer.close()
     assert adopt(adoptions) == 0
@@ -164,7 +165,7 @@ def test_a_rank_that_gave_its_slot_to_another_is_not_in_the_copy():
     for worker_id in (1, 2):
         join(fleet, worker_id)
     (part,) = dump_parts(fleet.partitions, fleet.recovered)
-    fleet.delete(fleet.catalog.get(1))
+    fleet.delete(fleet.catalog.get(1), Tombstone(0.0, "test"))
     for writer in fleet.take_retired_writers():
         writer.close()
     join(fleet, 3)  # takes the slot of worker 1

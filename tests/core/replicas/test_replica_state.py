@@ -139,7 +139,7 @@ def test_a_rank_that_leaves_tells_nobody():
     selector = a_replica()
     selector.reserve(a_reservation("r", 1), 0.0)
     selector.said.clear()
-    selector.delete(1)
+    selector.delete(1, 0.0)
     assert selector.said == []
 
 

@@ -48,7 +48,7 @@ def test_an_empty_selector_reports_zeros_for_every_lifecycle():
 
 def test_workers_are_counted_by_lifecycle(selector):
     selector.register(a_worker(3, endpoint=None))
-    selector.delete(2)
+    selector.delete(2, 0.0)
     assert report(selector, RANKS).workers == {
         "incomplete": 1,
         "schedulable": 1,
@@ -95,7 +95,7 @@ def test_reservations_are_counted_by_state_and_by_their_end(selector):
     assert (before.reservations_prefill, before.reservations_decode) == (2, 1)
     assert before.reserved_blocks == 6
     selector.tick(11.5)
-    selector.delete(2)
+    selector.delete(2, 0.0)
     selector.settle(11.5)
     after = report(selector, RANKS)
     assert (after.reservations_prefill, after.reservations_decode) == (0, 0)
@@ -128,6 +128,6 @@ def test_a_report_does_not_change_afterwards(selector):
 
 
 def test_a_partition_without_ranks_is_gone(selector):
-    selector.delete(1)
-    selector.delete(2)
+    selector.delete(1, 0.0)
+    selector.delete(2, 0.0)
     assert report(selector, RANKS).partitions == ()
