@@ -14,13 +14,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.dumps import json_kernels as kernels
 from indexer.dumps.compact_load import BLOCK_SIZE_MAX, DumpError, LoadLimits
 from indexer.dumps.held_blocks import COPIES_MAX, DumpedPartition, RankKey
 from indexer.dumps.json_dump import STORAGE_TIERS
-from indexer.hashing.hashes import U64_MASK
+from indexer.hashing.hashes import U64_MASK, Hashes
 from indexer.index.prefix_index import PrefixIndex, SlotWriter
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
@@ -33,8 +32,6 @@ PLACES_BYTES_MAX = 8 << 20
 """Text of the places of all streams of a partition; a rank takes up to 54."""
 SPACE = b" \t\r\n"
 TIER_OF = {name: tier for tier, name in STORAGE_TIERS.items()}
-
-Hashes = NDArray[np.uint64]
 
 
 class _Block(msgspec.Struct, gc=False):

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.dumps import dump_kernels
-from indexer.index.snapshot import ALIAS_RECORD, ANCHOR_RECORD, Hashes, IndexSnapshot
+from indexer.hashing.hashes import Hashes
+from indexer.index.snapshot import ALIAS_RECORD, ANCHOR_RECORD, IndexSnapshot
 from indexer.tiers import N_TIERS, Tier
 
 RUN_BLOCKS_MAX = 4096

@@ -30,6 +30,7 @@ from indexer.index.set_kernels import (
     holder_state,
     move_reference,
 )
+from indexer.index.snapshot_kernels import keep_node
 from indexer.index.state_kernels import (
     ENGINE,
     IMPLICIT,
@@ -70,7 +71,7 @@ def _holds_primary(h, slot, tier, node):
 def find_held(h, slot, tier, engine_hash):
     """Node that (slot, tier) holds under this engine hash, 0 when there is none."""
     engine = u64_view(h, ENGINE)
-    names = i32_view(h, NAMES)
+    names = u32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
     i = home(engine_hash, mask)
     while names[i] != 0:
@@ -97,6 +98,7 @@ def find_known(h, slot, tier, engine_hash):
 @compiled()
 def move_node(h, node, old, new):
     """Node changes from holder set `old` to `new`; its name follows."""
+    keep_node(h, node)
     mark = u32_view(h, MARK)
     mark[node] = (mark[node] & IMPLICIT) | new
     move_reference(h, old, new)
@@ -164,6 +166,7 @@ def add_holding(h, slot, tier, node, engine_hash, counted):
     engine = u64_view(h, ENGINE)
     old = set_of(h, node)
     if old == 0:
+        keep_node(h, node)
         engine[node] = engine_hash
     if engine[node] != engine_hash:
         return _add_alias(h, slot, tier, node, engine_hash, counted)

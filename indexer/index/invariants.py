@@ -52,20 +52,27 @@ def _check_tree(memory: IndexMemory, nodes: list[int]) -> None:
         assert bool(marks[node] & state.IMPLICIT) == (parents[node] == node - 1)
         if not marks[node] & state.IMPLICIT:
             explicit.append(node)
-    edges = memory.column(state.EDGES)
-    assert sorted(edges[edges != 0].tolist()) == explicit
-    assert len(explicit) == memory.value(state.EDGES_LIVE) <= memory.value(state.EDGES_ROOM)
+    edges = _check_table(memory, state.EDGES)
+    assert sorted(edges) == explicit
     contents = {(int(parents[n]), int(memory.column(state.LOCAL)[n])) for n in nodes}
     assert len(contents) == len(nodes), "two nodes for one content"
 
 
 def _check_names(memory: IndexMemory, nodes: list[int]) -> None:
     named = [n for n in nodes if memory.column(state.MARK)[n] & state.SET_MASK]
-    names = memory.column(state.NAMES)
-    assert sorted(names[names != 0].tolist()) == named
-    assert len(named) == memory.value(state.NAMES_LIVE) <= memory.value(state.NAMES_ROOM)
+    assert sorted(_check_table(memory, state.NAMES)) == named
     distinct = len(set(memory.column(state.ENGINE)[named].tolist()))
     assert memory.value(state.NAMES_SHARED) == len(named) - distinct
+
+
+def _check_table(memory: IndexMemory, table: int) -> list[int]:
+    """The values of a table of width 1; what has moved is in the next table as well."""
+    values: list[int] = [value for value in memory.column(table).tolist() if value]
+    assert len(values) == memory.value(table + state.ENTRIES) <= memory.value(table + state.ROOM)
+    if memory.value(table + state.MOVED) == memory.column(table).size:
+        following = memory.column(table + state.NEXT)
+        assert sorted(following[following != 0].tolist()) == sorted(values)
+    return values
 
 
 def _rows(memory: IndexMemory) -> NDArray[Any]:
@@ -79,9 +86,9 @@ def _check_sets(memory: IndexMemory, nodes: list[int]) -> None:
     used = memory.value(state.SETS_USED)
     for set_id in range(1, used):
         assert info[set_id, state.SET_REFS] == references[set_id]
-    assert len(references) == memory.value(state.SETS_LIVE) <= memory.value(state.SETS_ROOM)
-    table = memory.column(state.SET_TABLE)
-    assert sorted(table[table != 0].tolist()) == sorted(references)
+    assert len(references) == memory.value(state.SETS_LIVE)
+    assert memory.value(state.SETS_UNLISTED) == 0
+    assert sorted(_check_table(memory, state.SET_TABLE)) == sorted(references)
     rows = _rows(memory)
     assert len({rows[s].tobytes() for s in references}) == len(references), "a set twice"
     for set_id in references:
@@ -114,7 +121,7 @@ def _check_holdings(memory: IndexMemory, nodes: list[int]) -> None:
     records_of = np.zeros_like(memory.column(state.RECORDS_OF))
     rows = memory.column(state.RECORDS).reshape(-1, state.RECORD_FIELDS)
     rows = rows[rows[:, state.RECORD_META] != 0]
-    for low, high, meta, node, count in rows.tolist():
+    for meta, low, high, node, count in rows.tolist():
         slot, tier, kind = (meta - 1) >> 3, (meta - 1) >> 1 & 3, (meta - 1) & 1
         key = low | high << 32
         records_of[slot] += 1
@@ -124,7 +131,8 @@ def _check_holdings(memory: IndexMemory, nodes: list[int]) -> None:
             aliases[slot, tier, node] += 1
         else:
             anchors[slot, tier, key] = (count, node)
-    assert len(rows) == memory.value(state.RECORDS_LIVE) <= memory.value(state.RECORDS_ROOM)
+    assert len(rows) == memory.value(state.RECORDS + state.ENTRIES)
+    assert len(rows) <= memory.value(state.RECORDS + state.ROOM)
     assert (memory.column(state.RECORDS_OF) == records_of).all()
     assert set(aliases) | set(anchors) == {
         where for where, irregular in holdings.items() if irregular

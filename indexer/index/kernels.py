@@ -1,15 +1,15 @@
-"""The compiled entry points of the index: match, store, remove, clear, and table rebuilding.
+"""The compiled entry points of the index: match, store, remove, and what others ask of the tree.
 
-Each takes the header (state_kernels) first. Kernels never allocate: one that runs out of table
-room stops between two blocks, sets NEED, and goes on where it stopped after the owner made room.
-They do not release the interpreter lock, and every one is bounded by the size of its input.
+Each takes the header (state_kernels) first. Kernels never allocate: one that needs its owner stops
+between two blocks, sets NEED, and goes on where it stopped after `IndexMemory.make_room`. They do
+not release the interpreter lock, and every one is bounded by the size of its input.
 """
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import boolean, int32, int64, uint32, uint64, void
+from numba import boolean, int32, int64, uint64, void
 
 from indexer.compiled import compiled
 from indexer.index.holding_kernels import (
@@ -17,71 +17,48 @@ from indexer.index.holding_kernels import (
     find_held,
     find_known,
     hold_child,
-    move_node,
     take_holding,
-    take_primary,
 )
-from indexer.index.record_kernels import (
-    ALIAS,
-    has_record_room,
-    insert_record,
-    record_count,
-    record_key,
-    record_node,
-    slot_of_meta,
-)
-from indexer.index.set_kernels import (
-    ABSENT,
-    SLOT_GONE,
-    changed_set,
-    fill_set_table,
-    has_set_room,
-    holder_state,
-)
+from indexer.index.record_kernels import move_records
+from indexer.index.set_kernels import has_set_room, move_sets, widen_set
 from indexer.index.state_kernels import (
     BITS,
+    CALL_AT,
     CURSOR,
-    EDGES_LIVE,
-    EDGES_ROOM,
+    EDGES,
+    ENTRIES,
+    GROWING,
     HASHES,
     HEADER,
     IMPLICIT,
-    LIVE,
     LOCAL,
     MARK,
     N_TIERS,
-    NAMES_LIVE,
-    NAMES_ROOM,
+    NAMES,
     NEED,
-    NEED_EDGES,
-    NEED_NAMES,
-    NEED_NOTHING,
-    NEED_RECORDS,
-    NEED_SETS,
-    NODE_FREE,
     NODES_USED,
-    PARENT,
     PLANES,
-    RECORD_COUNT,
-    RECORD_FIELDS,
-    RECORD_META,
-    RECORD_NODE,
     RECORDS,
-    RECORDS_FIXED,
     REFUSED,
+    ROOM,
     SCRATCH,
-    SET_MASK,
+    SET_TABLE,
+    SETS_KEPT,
+    SETS_USED,
     UNKNOWN,
+    WIDE_MOVED,
     WORDS,
     I,
     U,
-    i32_view,
-    i64_view,
     lowest_bit,
     u32_view,
     u64_view,
 )
-from indexer.index.tree_kernels import drop_if_empty, find_child, insert_edge, insert_name, set_of
+from indexer.index.tree_kernels import find_child, move_edges, move_names, set_of
+
+HOMES_PER_BLOCK = 32
+"""What moves with each block: by the end of it a table has taken a sixteenth of its slots more, as
+a block takes no more than two."""
 
 
 @compiled()
@@ -217,36 +194,63 @@ def match(h, path, matched):
 
 
 @compiled()
-def _missing_room(h):
-    """What the next block might lack; NEED_NOTHING if it surely fits in the tables."""
-    if not has_set_room(h):
-        return NEED_SETS
-    if h[NAMES_LIVE] >= h[NAMES_ROOM]:
-        return NEED_NAMES
-    if h[EDGES_LIVE] >= h[EDGES_ROOM]:
-        return NEED_EDGES
-    if h[RECORDS_FIXED] == 0 and not has_record_room(h):
-        return NEED_RECORDS
-    return NEED_NOTHING
+def _move_tables(h):
+    move_names(h, HOMES_PER_BLOCK)
+    move_edges(h, HOMES_PER_BLOCK)
+    move_sets(h, HOMES_PER_BLOCK)
+    move_records(h, HOMES_PER_BLOCK)
+
+
+@compiled(void(HEADER, int64), nogil=True)
+def widen_sets(h, count):
+    """Move the next `count` sets to the pool for twice as many slots."""
+    stop = min(h[WIDE_MOVED] + count, h[SETS_USED])
+    for set_id in range(h[WIDE_MOVED], stop):
+        widen_set(h, set_id)
+    h[WIDE_MOVED] = stop
+
+
+@compiled()
+def _needs_owner(h):
+    """Before each block: tables that are being replaced move on. Sets and returns NEED."""
+    if h[GROWING] != 0:
+        _move_tables(h)
+    h[NEED] = (
+        h[NAMES + ENTRIES] >= h[NAMES + CALL_AT]
+        or h[EDGES + ENTRIES] >= h[EDGES + CALL_AT]
+        or h[SET_TABLE + ENTRIES] >= h[SET_TABLE + CALL_AT]
+        or h[RECORDS + ENTRIES] >= h[RECORDS + CALL_AT]
+    )
+    return h[NEED] != 0
+
+
+@compiled()
+def _has_room(h):
+    """Whether the tables take one more block. Nodes and records are looked at where needed."""
+    return (
+        h[NAMES + ENTRIES] < h[NAMES + ROOM]
+        and h[EDGES + ENTRIES] < h[EDGES + ROOM]
+        and has_set_room(h, h[SETS_KEPT])
+    )
 
 
 @compiled(int64(HEADER, int64, HASHES, HASHES, int64))
 def store_on(h, holder, blocks, engines, start):
     """Go on with a store at block `start`, below node CURSOR. Returns the blocks recorded in all.
 
-    Fewer than given: NEED says what to make room for, or nothing: then the index is full, and the
-    rest is refused and counted.
+    Fewer than given: NEED is set, or the index is full, and the rest is refused and counted.
     """
     slot = holder_slot(holder)
     tier = holder_tier(holder)
     node = h[CURSOR]
-    h[NEED] = NEED_NOTHING
+    h[NEED] = 0
     for i in range(start, blocks.shape[0]):
-        need = _missing_room(h)
-        if need != NEED_NOTHING:
-            h[NEED] = need
+        if _needs_owner(h):
             return i
-        node = hold_child(h, slot, tier, node, blocks[i], engines[i], holder & 1)
+        if _has_room(h):
+            node = hold_child(h, slot, tier, node, blocks[i], engines[i], holder & 1)
+        else:
+            node = I(0)
         if node == 0:
             h[REFUSED] += blocks.shape[0] - i
             return i
@@ -267,6 +271,7 @@ def store(h, holder, has_parent, parent, blocks, engines):
     """
     h[CURSOR] = 0
     if has_parent:
+        h[NEED] = 0
         h[CURSOR] = find_known(h, holder_slot(holder), holder_tier(holder), parent)
         if h[CURSOR] == 0:
             return -1
@@ -282,16 +287,15 @@ def store_known(h, holder, engines, start):
     slot = holder_slot(holder)
     tier = holder_tier(holder)
     recorded = 0
-    h[NEED] = NEED_NOTHING
+    h[NEED] = 0
     for i in range(start, engines.shape[0]):
         h[CURSOR] = i
-        h[NEED] = _missing_room(h)
-        if h[NEED] != NEED_NOTHING:
+        if _needs_owner(h):
             return recorded
         node = find_known(h, slot, tier, engines[i])
         if node == 0:
             h[UNKNOWN] += 1
-        elif add_holding(h, slot, tier, node, engines[i], holder & 1):
+        elif _has_room(h) and add_holding(h, slot, tier, node, engines[i], holder & 1):
             recorded += 1
         else:
             h[REFUSED] += 1
@@ -309,16 +313,15 @@ def add_copies(h, holder, engines, copies, start):
     slot = holder_slot(holder)
     tier = holder_tier(holder)
     held = 0
-    h[NEED] = NEED_NOTHING
+    h[NEED] = 0
     for i in range(start, engines.shape[0]):
         h[CURSOR] = i
-        h[NEED] = _missing_room(h)
-        if h[NEED] != NEED_NOTHING:
+        if _needs_owner(h):
             return held
         node = find_held(h, slot, tier, engines[i])
         if node != 0:
             held += 1
-            if not add_holding(h, slot, tier, node, engines[i], copies[i]):
+            if not (_has_room(h) and add_holding(h, slot, tier, node, engines[i], copies[i])):
                 h[REFUSED] += 1
     h[CURSOR] = engines.shape[0]
     return held
@@ -328,19 +331,21 @@ def add_copies(h, holder, engines, copies, start):
 def remove(h, holder, engines, every_copy, start):
     """Undo one announcement of each hash, or all of them.
 
-    Returns how many of engines[start:] named something; CURSOR is the index where it stopped.
+    Returns how many of engines[start:] named something; CURSOR is the index where it stopped:
+    before the end because NEED is set, or because no holder set may be added.
     """
     slot = holder_slot(holder)
     tier = holder_tier(holder)
     removed = 0
-    h[NEED] = NEED_NOTHING
+    h[NEED] = 0
     for i in range(start, engines.shape[0]):
         h[CURSOR] = i
-        if not has_set_room(h):
-            h[NEED] = NEED_SETS
+        if _needs_owner(h):
             return removed
         node = find_held(h, slot, tier, engines[i])
         if node != 0:
+            if not has_set_room(h, 0):
+                return removed
             take_holding(h, slot, tier, node, engines[i], every_copy)
             removed += 1
     h[CURSOR] = engines.shape[0]
@@ -360,103 +365,3 @@ def find_place(h, holder, check_local, local, engine_hash):
 def find_here(h, holder, engine_hash):
     """Node the slot holds by this hash in this very tier; else 0."""
     return find_held(h, holder_slot(holder), holder_tier(holder), engine_hash)
-
-
-# --- clear --------------------------------------------------------------------------------------
-
-
-@compiled(int64(HEADER, int64, int64, int64))
-def clear_records(h, slot, start, stop):
-    """Undo what the records of the slot in table slots [start, stop) say, holdings included.
-
-    Removal closes gaps and may move a record to where this scan has been: repeat while
-    RECORDS_OF[slot] > 0. Returns the table slot to go on from: `stop`, unless NEED is set.
-    """
-    rows = u32_view(h, RECORDS)
-    h[NEED] = NEED_NOTHING
-    i = start
-    while i < stop:
-        meta = I(rows[i * RECORD_FIELDS + RECORD_META])
-        if meta == 0 or slot_of_meta(meta) != slot:
-            i += 1
-            continue
-        if not has_set_room(h):
-            h[NEED] = NEED_SETS
-            return i
-        tier = (meta - 1) >> 1 & 3
-        key = record_key(rows, i)
-        if (meta - 1) & 1 == ALIAS:
-            take_holding(h, slot, tier, record_node(h, i), key, True)
-        elif record_count(h, i) > 0:
-            take_primary(h, slot, tier, I(key), True)
-        else:
-            i += 1
-    return stop
-
-
-@compiled(int64(HEADER, int64, int64, int64))
-def clear_nodes(h, slot, start, stop):
-    """Take a slot without records out of nodes [start, stop).
-
-    Returns the node to go on from: `stop`, unless NEED is set.
-    """
-    parents = i32_view(h, PARENT)
-    live = i64_view(h, LIVE)
-    h[NEED] = NEED_NOTHING
-    for node in range(start, stop):
-        if parents[node] == NODE_FREE:
-            continue
-        old = set_of(h, node)
-        if old == 0:
-            continue
-        if not has_set_room(h):
-            h[NEED] = NEED_SETS
-            return node
-        held = False
-        for tier in range(N_TIERS):
-            if holder_state(h, old, slot, tier) != ABSENT:
-                live[slot * N_TIERS + tier] -= 1
-                held = True
-        if held:
-            move_node(h, node, old, changed_set(h, old, slot, I(0), SLOT_GONE))
-            drop_if_empty(h, node)
-    return stop
-
-
-# --- rebuilding of tables -----------------------------------------------------------------------
-
-
-@compiled(void(HEADER))
-def rebuild_names(h):
-    """Fill an empty name table."""
-    marks = u32_view(h, MARK)
-    parents = i32_view(h, PARENT)
-    for node in range(1, h[NODES_USED]):
-        if parents[node] != NODE_FREE and marks[node] & SET_MASK != 0:
-            insert_name(h, node)
-
-
-@compiled(void(HEADER, int32[::1]))
-def rebuild_edges(h, old):
-    """Fill an empty edge table from the one it replaces."""
-    for i in range(old.shape[0]):
-        if old[i] != 0:
-            insert_edge(h, I(old[i]))
-
-
-@compiled(void(HEADER, uint32[::1]))
-def rebuild_records(h, old):
-    """Fill an empty record table from the one it replaces."""
-    for i in range(old.shape[0] // RECORD_FIELDS):
-        row = i * RECORD_FIELDS
-        meta = I(old[row + RECORD_META])
-        if meta != 0:
-            insert_record(
-                h, record_key(old, i), meta, old[row + RECORD_NODE], old[row + RECORD_COUNT]
-            )
-
-
-@compiled(void(HEADER))
-def rebuild_sets(h):
-    """Fill an empty set table."""
-    fill_set_table(h)

@@ -6,9 +6,13 @@ hash of its slot. This is the cold path: plain dictionaries, bounded by `orphans
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from indexer.tiers import Tier
+
+ORPHAN_BYTES = 700
+"""Memory of one, everything that leads to it included; measured, rounded up."""
 
 
 class Orphan(NamedTuple):
@@ -38,6 +42,13 @@ class _SlotOrphans:
         if not siblings:
             del self.by_parent[orphan.parent]
         return orphan
+
+    def discard(self) -> None:
+        """Give the memory back, one by one, so that other threads run in between."""
+        while self.by_name:
+            self.by_name.popitem()
+        while self.by_parent:
+            self.by_parent.popitem()
 
 
 class Orphans:
@@ -105,19 +116,21 @@ class Orphans:
         mine = self._slots.get(slot)
         return [] if mine is None else [name for name in engine_hashes if name in mine.by_parent]
 
-    def take_children(self, slot: int, parent: int) -> list[Orphan]:
-        """Remove and return the slot's orphans that wait for this parent."""
+    def take_children(self, slot: int, parent: int, at_most: int) -> list[Orphan]:
+        """Remove and return some of the slot's orphans that wait for this parent."""
         mine = self._slots.get(slot)
         if mine is None:
             return []
-        children = [mine.by_name.pop(name) for name in mine.by_parent.pop(parent, ())]
+        names = list(islice(mine.by_parent.get(parent, ()), at_most))
+        children = [mine.pop(name) for name in names]
         self._forget(slot, len(children))
         return children
 
-    def drop_slot(self, slot: int) -> None:
-        """Forget all orphans of the slot."""
-        if slot in self._slots:
-            self._live -= len(self._slots.pop(slot).by_name)
+    def drop_slot(self, slot: int) -> "_SlotOrphans":
+        """Forget all orphans of the slot. The caller may `discard` them when it is not locked."""
+        mine = self._slots.pop(slot, None) or _SlotOrphans()
+        self._live -= len(mine.by_name)
+        return mine
 
     def _forget(self, slot: int, gone: int) -> None:
         self._live -= gone
@@ -134,6 +147,6 @@ class Orphans:
             assert waiting == {n: orphan.parent for n, orphan in mine.by_name.items()}
             assert all(mine.by_parent.values())
 
-    def items(self) -> list[tuple[int, Orphan]]:
-        """Every (slot, orphan)."""
-        return [(s, orphan) for s, mine in self._slots.items() for orphan in mine.by_name.values()]
+    def by_slot(self) -> list[tuple[int, list[Orphan]]]:
+        """The orphans of each slot that has any."""
+        return [(slot, list(mine.by_name.values())) for slot, mine in self._slots.items()]

@@ -11,28 +11,33 @@ time. The rules:
   makes it an orphan, invisible until the parent is announced.
 * A hash that (slot, tier) announces at another place names only the new place.
 * Removing a block leaves its descendants; a match just stops there until it is back.
-* A full index records the leading blocks that fit and refuses the rest.
+* A full index records the leading blocks that fit and refuses the rest. Full is: as many blocks as
+  it may have, or as many bytes. Where a removal finds no room for the holder sets that it leaves,
+  the slot forgets everything, which takes none: it must not promise what is not there.
+* What is large is done in steps, and the lock is free in between.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.hashing.hashes import Hashes
 from indexer.index import invariants, kernels
 from indexer.index import state_kernels as state
-from indexer.index.memory import IndexMemory
-from indexer.index.orphans import Orphan, Orphans
+from indexer.index.block_tree import DETACHED_STEP_MAX, BlockTree, holder_of
+from indexer.index.memory import BYTES_MAX
+from indexer.index.orphans import Orphan
 from indexer.index.snapshot import IndexSnapshot, Place, RawCopy
 from indexer.tiers import N_TIERS, Tier
 
-Hashes = NDArray[np.uint64]
-
 ORPHAN_BLOCKS_MAX = 65_536
-CLEAR_STEP_MAX = 16_384  # nodes or records looked at while the lock is held
-ADOPT_STEP_MAX = 256  # parents whose orphans are placed while the lock is held
+STEP_BLOCKS_MAX = 2048  # announced or removed while the lock is held
+
+Lock = AbstractContextManager[Any]
 
 
 class IndexStats(NamedTuple):
@@ -42,6 +47,7 @@ class IndexStats(NamedTuple):
     blocks_max: int
     memberships: int  # (slot, tier, block) triples
     bytes: int
+    bytes_max: int
     holder_sets: int
     edges: int  # parent-child pairs that are not neighbours in memory
     records: int
@@ -51,21 +57,37 @@ class IndexStats(NamedTuple):
     unannounced_blocks: int  # hash-only announcements of blocks never announced with content
 
 
+class _Moment(NamedTuple):
+    """What belongs to a copy and is not in the arrays."""
+
+    slots: tuple[int, ...]
+    places: dict[int, Place]
+    live_at: dict[int, float]
+    orphans: list[tuple[int, list[Orphan]]]
+
+
 class PrefixIndex:
-    """The index of one partition. Thread-safe exactly as far as the injected lock is."""
+    """The index of one partition. Thread-safe exactly as far as the injected locks are.
+
+    lock: around every step. copy_lock: around every snapshot, of which there is one at a time.
+    Raises MemoryError.
+    """
 
     def __init__(
         self,
         blocks_max: int,
         *,
+        bytes_max: int = BYTES_MAX,
         orphan_blocks_max: int = ORPHAN_BLOCKS_MAX,
-        lock: AbstractContextManager[Any] | None = None,
+        lock: Lock | None = None,
+        copy_lock: Lock | None = None,
     ) -> None:
-        self._lock: AbstractContextManager[Any] = nullcontext() if lock is None else lock
-        self._memory = IndexMemory(blocks_max)
-        self._header = self._memory.header
-        self._orphans = Orphans(orphan_blocks_max)
+        self._lock: Lock = nullcontext() if lock is None else lock
+        self._copy_lock: Lock = nullcontext() if copy_lock is None else copy_lock
+        self._tree = BlockTree(blocks_max, orphan_blocks_max, bytes_max)
+        self._header = self._tree.header
         self._writers: list[SlotWriter | None] = []
+        self._free_slots: list[int] = []  # a heap
 
     @property
     def n_slots(self) -> int:
@@ -73,14 +95,20 @@ class PrefixIndex:
         return len(self._writers)
 
     def open_slot(self) -> "SlotWriter":
-        """Take the lowest free slot."""
-        with self._lock:
-            free = (slot for slot, writer in enumerate(self._writers) if writer is None)
-            slot = next(free, len(self._writers))
-            self._memory.make_slots(slot + 1)
-            writer = SlotWriter(self, slot)
-            self._writers[slot : slot + 1] = [writer]
-            return writer
+        """Take the lowest free slot. O(holder sets) in steps when the slots double, else O(log).
+
+        Raises MemoryError, and changes nothing, when there is no room for more slots.
+        """
+        while True:
+            with self._lock:
+                slot = self._free_slots[0] if self._free_slots else len(self._writers)
+                if self._tree.memory.has_slot(slot):
+                    if self._free_slots:
+                        heappop(self._free_slots)
+                    writer = SlotWriter(self, slot)
+                    self._writers[slot : slot + 1] = [writer]
+                    return writer
+                self._tree.memory.widen_on()
 
     def match(self, path: Hashes) -> NDArray[np.int32]:
         """Matched blocks [n_slots, N_TIERS], tiers cumulated: column t counts tiers 0..t.
@@ -103,194 +131,71 @@ class PrefixIndex:
     def stats(self) -> IndexStats:
         """Current size and totals of everything that was turned away."""
         with self._lock:
-            value = self._memory.value
+            tree, value = self._tree, self._tree.memory.value
             return IndexStats(
                 blocks=value(state.NODES_LIVE),
                 blocks_max=value(state.NODES_MAX),
-                memberships=int(self._memory.column(state.LIVE).sum()),
-                bytes=self._memory.nbytes(),
+                memberships=int(tree.memory.column(state.LIVE).sum()),
+                bytes=tree.nbytes(),
+                bytes_max=tree.bytes_max,
                 holder_sets=value(state.SETS_LIVE),
-                edges=value(state.EDGES_LIVE),
-                records=value(state.RECORDS_LIVE),
-                orphans=len(self._orphans),
-                dropped_orphans=self._orphans.dropped,
+                edges=value(state.EDGES + state.ENTRIES),
+                records=value(state.RECORDS + state.ENTRIES),
+                orphans=len(tree.orphans),
+                dropped_orphans=tree.orphans.dropped,
                 refused_blocks=value(state.REFUSED),
                 unannounced_blocks=value(state.UNKNOWN),
             )
 
-    def slot_blocks(self) -> NDArray[np.int64]:
-        """Blocks held, [n_slots, N_TIERS]."""
-        with self._lock:
-            live = self._memory.column(state.LIVE)[: self.n_slots * N_TIERS]
-            return live.reshape(self.n_slots, N_TIERS).copy()
-
     def snapshot(self) -> IndexSnapshot:
-        """A consistent copy of everything. O(blocks) under the lock, but a plain memory copy."""
-        copy = RawCopy(self._memory)
+        """A copy of one moment. O(blocks), in steps. Raises MemoryError.
+
+        A slot of which a step is outstanding, because it announces much or is cleared or filled,
+        is not among its slots.
+        """
+        with self._copy_lock:
+            copy = RawCopy(self._tree.memory)
+            moment = self._begin(copy)
+            while moment is None:
+                copy.reserve()
+                moment = self._begin(copy)
+            try:
+                more = True
+                while more:
+                    with self._lock:
+                        more = copy.step()
+            finally:
+                with self._lock:
+                    copy.end()
+        orphans = tuple((slot, orphan) for slot, mine in moment.orphans for orphan in mine)
+        return copy.snapshot(moment.slots, moment.places, orphans, moment.live_at)
+
+    def _begin(self, copy: RawCopy) -> "_Moment | None":
+        """None when the index has grown beyond the copy."""
         with self._lock:
-            copy.take()
+            if not copy.begin():
+                return None
             writers = [writer for writer in self._writers if writer is not None]
-            whole = (w.slot for w in writers if not w._clearing and not w.filling)
-            slots = tuple(whole)
-            places = {w.slot: w.place for w in writers if w.place is not None}
-            live_at = {w.slot: w.live_at for w in writers if w.live_at is not None}
-            orphans = tuple(self._orphans.items())
-        return copy.snapshot(slots, places, orphans, live_at)
+            return _Moment(
+                slots=tuple(w.slot for w in writers if w.is_whole),
+                places={w.slot: w.place for w in writers if w.place is not None},
+                live_at={w.slot: w.live_at for w in writers if w.live_at is not None},
+                orphans=self._tree.orphans.by_slot(),
+            )
 
     def check_invariants(self) -> None:
         """Recompute everything that is kept incrementally. O(blocks * slots), for tests."""
         with self._lock:
-            invariants.check_memory(self._memory)
-            self._orphans.check_invariants()
-            for slot, orphan in self._orphans.items():
+            tree = self._tree
+            invariants.check_memory(tree.memory)
+            tree.orphans.check_invariants()
+            assert tree.nbytes() <= tree.bytes_max
+            for slot, orphans in tree.orphans.by_slot():
                 assert self._writers[slot] is not None
-                assert not self._known(slot, orphan.tier, orphan.parent), "not adopted"
-                placed = self._placed(slot, orphan.tier, orphan.engine_hash)
-                assert not placed, "both an orphan and in the tree"
-
-    # The rest is for SlotWriter, which holds the lock.
-
-    def _known(self, slot: int, tier: int, engine_hash: int) -> bool:
-        holder = _holder(slot, tier, counted=False)
-        return bool(kernels.find_place(self._header, holder, False, 0, engine_hash))
-
-    def _placed(self, slot: int, tier: int, engine_hash: int) -> bool:
-        holder = _holder(slot, tier, counted=False)
-        return bool(kernels.find_here(self._header, holder, engine_hash))
-
-    def _store_chain(self, holder: int, parent: int | None, blocks: Hashes, engines: Hashes) -> int:
-        """Blocks recorded below the parent, -1 if the slot does not know it."""
-        header = self._header
-        done = kernels.store(header, holder, parent is not None, parent or 0, blocks, engines)
-        while 0 <= done < blocks.size and header[state.NEED]:
-            self._memory.make_room()
-            done = kernels.store_on(header, holder, blocks, engines, done)
-        return int(done)
-
-    def _store_known(self, holder: int, engines: Hashes) -> int:
-        header = self._header
-        recorded = kernels.store_known(header, holder, engines, 0)
-        while header[state.NEED]:
-            self._memory.make_room()
-            recorded += kernels.store_known(header, holder, engines, header[state.CURSOR])
-        return int(recorded)
-
-    def _add_copies(self, holder: int, engines: Hashes, copies: NDArray[np.int64] | int) -> int:
-        """`copies` of each; of those that are no more than 0 nothing."""
-        header = self._header
-        counts = np.broadcast_to(np.asarray(copies, np.int64), engines.shape)
-        engines, counts = engines[counts > 0], counts[counts > 0]
-        held = kernels.add_copies(header, holder, engines, counts, 0)
-        while header[state.NEED]:
-            self._memory.make_room()
-            held += kernels.add_copies(header, holder, engines, counts, header[state.CURSOR])
-        return int(held)
-
-    def _remove(self, holder: int, engines: Hashes, every_copy: bool) -> int:
-        header = self._header
-        removed = kernels.remove(header, holder, engines, every_copy, 0)
-        while header[state.NEED]:
-            self._memory.make_room()
-            removed += kernels.remove(header, holder, engines, every_copy, header[state.CURSOR])
-        return int(removed)
-
-    def _store_detached(self, holder: int, parent: int, blocks: Hashes, engines: Hashes) -> int:
-        """Store below a parent the slot does not know: block by block, orphans where need be."""
-        slot, tier, counted = holder >> 3, holder >> 1 & 3, bool(holder & 1)
-        for i, (local, name) in enumerate(zip(blocks.tolist(), engines.tolist(), strict=True)):
-            if i > 0:
-                done = self._store_chain(holder, parent, blocks[i:], engines[i:])
-                if done >= 0:
-                    return i + done
-            if kernels.find_place(self._header, holder, True, local, name):
-                self._store_known(holder, engines[i : i + 1])
-            else:
-                self._remove(holder, engines[i : i + 1], True)
-                orphan = Orphan(tier, name, parent, local, 1)
-                if not self._orphans.add(slot, orphan, counted=counted):
-                    self._orphans.dropped += blocks.size - i
-                    return i
-            parent = name
-        return int(blocks.size)
-
-    def _forget_orphans(self, slot: int, tier: int, names: list[int], every_copy: bool) -> int:
-        if slot not in self._orphans:
-            return 0
-        return sum(self._orphans.remove(slot, tier, name, every_copy=every_copy) for name in names)
-
-    def _copy_orphans(self, holder: int, names: list[int]) -> int:
-        """Hash-only announcements of blocks that are orphans in some tier. Returns how many."""
-        slot, tier, counted = holder >> 3, holder >> 1 & 3, bool(holder & 1)
-        recorded = 0
-        for name in names:
-            orphan = self._orphans.find(slot, name)
-            if orphan is not None and not self._known(slot, tier, name):
-                copy = orphan._replace(tier=tier, copies=1)
-                recorded += self._orphans.add(slot, copy, counted=counted)
-        self._header[state.UNKNOWN] -= recorded
-        return recorded
-
-    def _join_orphans(
-        self, holder: int, parent: int | None, contents: list[int], names: list[int]
-    ) -> None:
-        """Blocks just announced may have been orphans: their copies join, other places are left."""
-        slot, tier, counted = holder >> 3, holder >> 1 & 3, holder & 1
-        for content, name in zip(contents, names, strict=True):
-            orphan = self._orphans.get(slot, tier, name)
-            placed = orphan is not None and self._drop_placed(slot, tier, [name]) > 0
-            if orphan is not None and placed and orphan[2:4] == (parent, content):
-                self._add_copies(holder, np.array([name], np.uint64), orphan.copies - 1 + counted)
-            parent = name
-
-    def _drop_placed(self, slot: int, tier: int, names: list[int]) -> int:
-        """Forget orphans whose name is in the tree by now. Returns how many there were."""
-        placed = [name for name in names if self._placed(slot, tier, name)]
-        return self._forget_orphans(slot, tier, placed, True)
-
-    def _adopt(self, slot: int, parents: list[int]) -> None:
-        """Place the orphans waiting for some of the parents; `parents` is the work list."""
-        for _ in range(min(ADOPT_STEP_MAX, len(parents))):
-            parent = parents.pop()
-            if not self._known(slot, Tier.GPU, parent):
-                continue
-            for orphan in self._orphans.take_children(slot, parent):
-                holder = _holder(slot, orphan.tier, counted=True)
-                block = np.array([orphan.local], np.uint64)
-                name = np.array([orphan.engine_hash], np.uint64)
-                self._store_chain(holder, parent, block, name)
-                self._add_copies(holder, name, orphan.copies - 1)
-                parents.append(orphan.engine_hash)
-
-    def _sweep(self, slot: int) -> Iterator[int]:
-        """Take the slot out of the tree, letting the lock go between steps.
-
-        Yields after each step how many rows it may have looked at.
-        """
-        while (yield from self._sweep_pass(kernels.clear_records, slot, state.RECORDS)):
-            pass
-        yield from self._sweep_pass(kernels.clear_nodes, slot, state.PARENT)
-
-    def _sweep_pass(self, step: Any, slot: int, column: int) -> Generator[int, None, bool]:
-        """One pass over the table or nodes. Returns whether records of the slot are left."""
-        position = 0
-        while True:
-            with self._lock:
-                end = self._memory.column(column).size // state.RECORD_FIELDS
-                if column == state.PARENT:
-                    end = self._memory.value(state.NODES_USED)
-                if position >= end or not self._left_to_sweep(slot, column):
-                    return bool(self._memory.column(state.RECORDS_OF)[slot])
-                stop = min(end, position + CLEAR_STEP_MAX)
-                position = step(self._header, slot, position, stop)
-                if self._header[state.NEED]:
-                    self._memory.make_room()
-            yield CLEAR_STEP_MAX
-
-    def _left_to_sweep(self, slot: int, column: int) -> bool:
-        if column == state.PARENT:
-            row = slice(slot * N_TIERS, (slot + 1) * N_TIERS)
-            return bool(self._memory.column(state.LIVE)[row].any())
-        return bool(self._memory.column(state.RECORDS_OF)[slot])
+                for orphan in orphans:
+                    assert not tree.known(slot, orphan.tier, orphan.parent), "not adopted"
+                    placed = tree.placed(slot, orphan.tier, orphan.engine_hash)
+                    assert not placed, "both an orphan and in the tree"
 
 
 class SlotWriter:
@@ -317,15 +222,24 @@ class SlotWriter:
         self.unplaced_blocks = False
         """The slot holds blocks that came without a place: their stream may tell of them again."""
         self._index = index
+        self._tree = index._tree
+        self._lock = index._lock
         self._open = True
         self._clearing = False
         self.is_half_cleared = False
         """A clear was given up in the midst of it; until the next one nothing is recorded."""
+        self._changing = False  # by a change that takes several steps
+        self._clears = 0
 
     @property
     def is_open(self) -> bool:
         """Until `close` or `reopen`; the slot is nobody else's for so long."""
         return self._open
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the slot has what its streams told of, nothing more and nothing less."""
+        return not (self._clearing or self.filling or self._changing)
 
     def store(
         self,
@@ -343,29 +257,20 @@ class SlotWriter:
         recorded, orphans included; fewer when the index is full.
         """
         assert block_hashes.size == engine_hashes.size
-        index, slot = self._index, self.slot
-        holder = _holder(slot, tier, counted=counted)
-        with index._lock:
-            if stream is not None:
-                stream.place = stream.upcoming
-            if not self._open or self._clearing:
-                return 0
-            recorded = index._store_chain(holder, parent, block_hashes, engine_hashes)
-            if recorded < 0:
-                assert parent is not None
-                recorded = index._store_detached(holder, parent, block_hashes, engine_hashes)
-            if slot not in index._orphans:
-                return recorded
-            names = engine_hashes[:recorded].tolist()
-            contents = block_hashes[:recorded].tolist()
-            index._join_orphans(holder, parent, contents, names)
-            waiting = index._orphans.awaited(slot, names)
-        while waiting:
-            with index._lock:
-                if not self._open or self._clearing:
-                    break
-                index._adopt(slot, waiting)
-        return recorded
+        holder = holder_of(self.slot, tier, counted=counted)
+        if block_hashes.size <= STEP_BLOCKS_MAX:
+            with self._lock:
+                recorded = 0
+                if self._open and not self._clearing:
+                    recorded = -1
+                    if self.slot not in self._tree.orphans:
+                        args = (holder, parent, block_hashes, engine_hashes)
+                        recorded = self._tree.store_chain(*args)
+                if recorded >= 0:
+                    if stream is not None:
+                        stream.place = stream.upcoming
+                    return recorded
+        return self._store_in_steps(holder, parent, block_hashes, engine_hashes, stream)
 
     def store_known(
         self,
@@ -380,19 +285,10 @@ class SlotWriter:
         engine_hashes: uint64 [n], C-contiguous. Unknown ones are ignored and counted. Returns how
         many are recorded.
         """
-        index = self._index
-        holder = _holder(self.slot, tier, counted=counted)
-        with index._lock:
-            if stream is not None:
-                stream.place = stream.upcoming
-            if not self._open or self._clearing:
-                return 0
-            recorded = index._store_known(holder, engine_hashes)
-            if self.slot in index._orphans:
-                names = engine_hashes.tolist()
-                recorded += index._copy_orphans(holder, names)
-                index._drop_placed(self.slot, tier, names)
-            return recorded
+        holder = holder_of(self.slot, tier, counted=counted)
+        return self._in_steps(
+            engine_hashes.size, stream, lambda part: self._know(holder, engine_hashes[part])
+        )
 
     def add_copies(self, tier: Tier, engine_hashes: Hashes, copies: NDArray[np.int64]) -> None:
         """Blocks of this slot and tier, orphans included, were announced more often than once.
@@ -400,17 +296,11 @@ class SlotWriter:
         engine_hashes: uint64 [n], C-contiguous; those it does not have are ignored. copies: int64
         [n], the announcements beyond those that are counted already.
         """
-        index = self._index
-        with index._lock:
-            if not self._open or self._clearing:
-                return
-            index._add_copies(_holder(self.slot, tier, counted=True), engine_hashes, copies)
-            if self.slot not in index._orphans:
-                return
-            for name, more in zip(engine_hashes.tolist(), copies.tolist(), strict=True):
-                orphan = index._orphans.get(self.slot, tier, name)
-                if orphan is not None and more > 0:
-                    index._orphans.add(self.slot, orphan, counted=more)
+        self._in_steps(
+            engine_hashes.size,
+            None,
+            lambda part: self._repeat(tier, engine_hashes[part], copies[part]),
+        )
 
     def remove(
         self, tier: Tier, engine_hashes: Hashes, *, stream: "SlotWriter | None" = None
@@ -419,21 +309,16 @@ class SlotWriter:
 
         engine_hashes: uint64 [n], C-contiguous.
         """
-        index = self._index
-        holder = _holder(self.slot, tier, counted=True)
-        with index._lock:
-            if stream is not None:
-                stream.place = stream.upcoming
-            if not self._open or self._clearing:
-                return 0
-            removed = index._remove(holder, engine_hashes, False)
-            if self.slot in index._orphans:
-                names = engine_hashes.tolist()
-                removed += index._forget_orphans(self.slot, tier, names, False)
-            return removed
+        holder = holder_of(self.slot, tier, counted=True)
+        removed = self._in_steps(
+            engine_hashes.size, stream, lambda part: self._undo(holder, engine_hashes[part])
+        )
+        if removed < engine_hashes.size:
+            self._start_over_if_wrong()
+        return removed
 
     def clear(self, *, stream: "SlotWriter | None" = None) -> None:
-        """Forget all blocks of the slot, in every tier. O(blocks of the index)."""
+        """Forget all blocks of the slot, in every tier. O(blocks of the index) at most."""
         for _ in self.clearing(stream=stream):
             pass
 
@@ -455,19 +340,137 @@ class SlotWriter:
 
         What the slot holds goes with the new writer's `finish_clear`; until then it stores nothing.
         """
-        index = self._index
-        with index._lock:
+        with self._lock:
             assert self._open
             self._open = False
-            index._orphans.drop_slot(self.slot)
-            fresh = SlotWriter(index, self.slot)
+            gone = self._tree.orphans.drop_slot(self.slot)
+            fresh = SlotWriter(self._index, self.slot)
             fresh._clearing = True
-            index._writers[self.slot] = fresh
+            self._index._writers[self.slot] = fresh
+        gone.discard()
         return fresh
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _in_steps(
+        self, size: int, stream: "SlotWriter | None", change: Callable[[slice], int]
+    ) -> int:
+        """Carry out a change of `size` hashes part by part. Returns the sum of what it returns."""
+        result = stop = 0
+        clears = self._clears
+        while True:
+            part = slice(stop, stop + STEP_BLOCKS_MAX)
+            with self._lock:
+                if not self._open or self._clearing or self._clears != clears:
+                    stop = size
+                else:
+                    stop = min(size, part.stop)
+                    result += change(part)
+                self._changing = stop < size
+                if not self._changing:
+                    if stream is not None:
+                        stream.place = stream.upcoming
+                    return result
+
+    def _store_in_steps(
+        self,
+        holder: int,
+        parent: int | None,
+        blocks: Hashes,
+        engines: Hashes,
+        stream: "SlotWriter | None",
+    ) -> int:
+        recorded, clears = 0, self._clears
+        waiting: list[int] = []
+        is_over = False
+        while not is_over:
+            with self._lock:
+                stored, offered = 0, 1
+                if self._open and not self._clearing and self._clears == clears:
+                    part = slice(recorded, recorded + STEP_BLOCKS_MAX)
+                    below = parent if recorded == 0 else int(engines[recorded - 1])
+                    stored, offered = self._store_part(
+                        holder, below, blocks[part], engines[part], waiting
+                    )
+                    if stored < offered:
+                        self._tree.refuse(blocks.size - recorded - offered)
+                recorded += stored
+                is_over = stored < offered or recorded >= blocks.size
+                self._changing = not is_over
+                if is_over and stream is not None:
+                    stream.place = stream.upcoming
+        self._start_over_if_wrong()
+        while waiting:
+            with self._lock:
+                if not self._open or self._clearing or self._clears != clears:
+                    break
+                self._tree.adopt(self.slot, waiting)
+        return recorded
+
+    def _store_part(
+        self,
+        holder: int,
+        parent: int | None,
+        blocks: Hashes,
+        engines: Hashes,
+        waiting: list[int],
+    ) -> tuple[int, int]:
+        """(blocks recorded, blocks that were to be): a part of a store.
+
+        waiting: gets the names among them under which orphans wait
+        """
+        tree, offered = self._tree, int(blocks.size)
+        stored = tree.store_chain(holder, parent, blocks, engines)
+        if stored < 0:
+            assert parent is not None
+            offered = min(offered, DETACHED_STEP_MAX)
+            stored = tree.store_detached(holder, parent, blocks[:offered], engines[:offered])
+        if self.slot in tree.orphans:
+            names = engines[:stored].tolist()
+            tree.join_orphans(holder, parent, blocks[:stored].tolist(), names)
+            waiting += tree.orphans.awaited(self.slot, names)
+        return stored, offered
+
+    def _know(self, holder: int, engines: Hashes) -> int:
+        recorded = self._tree.store_known(holder, engines)
+        if self.slot in self._tree.orphans:
+            names = engines.tolist()
+            recorded += self._tree.copy_orphans(holder, names)
+            self._tree.drop_placed(self.slot, holder >> 1 & 3, names)
+        return recorded
+
+    def _repeat(self, tier: Tier, engines: Hashes, copies: NDArray[np.int64]) -> int:
+        tree = self._tree
+        held = tree.add_copies(holder_of(self.slot, tier, counted=True), engines, copies)
+        if self.slot in tree.orphans:
+            for name, more in zip(engines.tolist(), copies.tolist(), strict=True):
+                orphan = tree.orphans.get(self.slot, tier, name)
+                if orphan is not None and more > 0:
+                    tree.orphans.add(self.slot, orphan, counted=more)
+        return held
+
+    def _undo(self, holder: int, engines: Hashes) -> int:
+        removed = self._tree.remove(holder, engines, every_copy=False)
+        if self.slot in self._tree.orphans:
+            names = engines.tolist()
+            removed += self._tree.forget_orphans(
+                self.slot, holder >> 1 & 3, names, every_copy=False
+            )
+        return removed
+
+    # --- clearing -------------------------------------------------------------------------------
+
+    def _start_over_if_wrong(self) -> None:
+        """What could not be undone is forgotten with everything else."""
+        if self.slot not in self._tree.wrong_slots:
+            return
+        with self._lock:
+            self._tree.refuse(self._tree.blocks_of(self.slot))
+        self.clear()
 
     def _begin_clear(self, *, closing: bool, stream: "SlotWriter | None") -> bool:
         """Returns whether the caller has to do the clearing."""
-        with self._index._lock:
+        with self._lock:
             if stream is not None:
                 stream.place = stream.upcoming
             if not self._open:
@@ -475,8 +478,10 @@ class SlotWriter:
             self._open = not closing
             begun = self._clearing and not self.is_half_cleared
             self._clearing, self.is_half_cleared = True, False
-            self._index._orphans.drop_slot(self.slot)
-            return not begun
+            self._clears += 1
+            gone = self._tree.orphans.drop_slot(self.slot)
+        gone.discard()
+        return not begun
 
     def finish_clear(self) -> None:
         """The slow part of a clear, O(blocks of the index); the lock is let go between steps."""
@@ -484,17 +489,21 @@ class SlotWriter:
             pass
 
     def _finish_clear(self) -> Iterator[int]:
+        sweep = self._tree.sweep(self.slot)
         try:
-            yield from self._index._sweep(self.slot)
+            while rows := self._sweep_on(sweep):
+                yield rows
         except GeneratorExit:
             self.is_half_cleared = True
             raise
-        with self._index._lock:
+        index = self._index
+        with self._lock:
+            self._tree.wrong_slots.discard(self.slot)
             self._clearing = False
-            if not self._open and self._index._writers[self.slot] is self:
-                self._index._writers[self.slot] = None
+            if not self._open and index._writers[self.slot] is self:
+                index._writers[self.slot] = None
+                heappush(index._free_slots, self.slot)
 
-
-def _holder(slot: int, tier: int, *, counted: bool) -> int:
-    """The kernels' one number for who announces what kind of block."""
-    return slot << 3 | tier << 1 | counted
+    def _sweep_on(self, sweep: Iterator[int]) -> int:
+        with self._lock:
+            return next(sweep, 0)

@@ -17,7 +17,11 @@ one record.
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 from indexer.compiled import compiled
+from indexer.index.snapshot_kernels import keep_record
 from indexer.index.state_kernels import (
+    ENTRIES,
+    MOVED,
+    NEXT,
     RECORD_COUNT,
     RECORD_FIELDS,
     RECORD_HIGH,
@@ -25,15 +29,15 @@ from indexer.index.state_kernels import (
     RECORD_META,
     RECORD_NODE,
     RECORDS,
-    RECORDS_LIVE,
     RECORDS_OF,
-    RECORDS_ROOM,
+    ROOM,
     I,
     U,
     home,
     i64_view,
     u32_view,
 )
+from indexer.index.table_kernels import mask_of, table_functions
 
 ALIAS, ANCHOR = range(2)
 
@@ -50,13 +54,14 @@ def slot_of_meta(meta):
 
 
 @compiled()
-def _record_home(key, meta, mask):
+def _home_of_key(key, meta, mask):
     return home(U(key) ^ (U(meta) * U(0xD6E8FEB86659FD93)), mask)
 
 
 @compiled()
-def _record_mask(rows):
-    return I(rows.shape[0] // RECORD_FIELDS - 1)
+def record_home(h, rows, i, mask):
+    """Preferred table slot of the record in slot i."""
+    return _home_of_key(record_key(rows, i), I(rows[i * RECORD_FIELDS + RECORD_META]), mask)
 
 
 @compiled()
@@ -76,26 +81,22 @@ def record_count(h, i):
     return I(u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_COUNT])
 
 
-@compiled()
-def set_record_count(h, i, count):
-    u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_COUNT] = count
+_put_next, _find_next, _erase, move_records = table_functions(
+    RECORDS, RECORD_FIELDS, 3, record_home, keep_record
+)
 
 
 @compiled()
 def has_record_room(h):
     """Whether the two records that one change may add surely fit."""
-    return h[RECORDS_LIVE] + 2 <= h[RECORDS_ROOM]
+    return h[RECORDS + ENTRIES] + 2 <= h[RECORDS + ROOM]
 
 
 @compiled()
-def find_record(h, slot, tier, kind, key):
-    """Table slot of the record, -1 when there is none. Cheap for slots without records."""
-    if i64_view(h, RECORDS_OF)[slot] == 0:
-        return I(-1)
-    rows = u32_view(h, RECORDS)
-    mask = _record_mask(rows)
-    meta = record_meta(slot, tier, kind)
-    i = _record_home(key, meta, mask)
+def _find(rows, meta, key):
+    """Slot of the record in a record table, -1 when there is none."""
+    mask = mask_of(rows, RECORD_FIELDS)
+    i = _home_of_key(key, meta, mask)
     while rows[i * RECORD_FIELDS + RECORD_META] != 0:
         if rows[i * RECORD_FIELDS + RECORD_META] == meta and record_key(rows, i) == U(key):
             return i
@@ -104,48 +105,57 @@ def find_record(h, slot, tier, kind, key):
 
 
 @compiled()
-def insert_record(h, key, meta, node, count):
-    """Put a record into the table; counters are the caller's."""
-    rows = u32_view(h, RECORDS)
-    mask = _record_mask(rows)
-    i = _record_home(key, meta, mask)
-    while rows[i * RECORD_FIELDS + RECORD_META] != 0:
-        i = (i + 1) & mask
-    row = i * RECORD_FIELDS
-    rows[row + RECORD_LOW] = U(key) & U(0xFFFFFFFF)
-    rows[row + RECORD_HIGH] = U(key) >> U(32)
-    rows[row + RECORD_META] = meta
-    rows[row + RECORD_NODE] = node
-    rows[row + RECORD_COUNT] = count
+def find_record(h, slot, tier, kind, key):
+    """Table slot of the record, -1 when there is none. Cheap for slots without records."""
+    if i64_view(h, RECORDS_OF)[slot] == 0:
+        return I(-1)
+    return _find(u32_view(h, RECORDS), record_meta(slot, tier, kind), key)
+
+
+@compiled()
+def _set_field(h, i, field, value):
+    keep_record(h, i)
+    u32_view(h, RECORDS)[i * RECORD_FIELDS + field] = value
+    j = _find_next(h, i)
+    if j >= 0:
+        u32_view(h, RECORDS + NEXT)[j * RECORD_FIELDS + field] = value
+
+
+@compiled()
+def set_record_count(h, i, count):
+    _set_field(h, i, RECORD_COUNT, count)
 
 
 @compiled()
 def add_record(h, slot, tier, kind, key, node, count):
     """Enter a record that is not there yet. Requires `has_record_room`."""
-    insert_record(h, key, record_meta(slot, tier, kind), node, count)
-    h[RECORDS_LIVE] += 1
+    rows = u32_view(h, RECORDS)
+    mask = mask_of(rows, RECORD_FIELDS)
+    meta = record_meta(slot, tier, kind)
+    first = _home_of_key(key, meta, mask)
+    i = first
+    while rows[i * RECORD_FIELDS + RECORD_META] != 0:
+        i = (i + 1) & mask
+    keep_record(h, i)
+    row = i * RECORD_FIELDS
+    rows[row + RECORD_META] = meta
+    rows[row + RECORD_LOW] = U(key) & U(0xFFFFFFFF)
+    rows[row + RECORD_HIGH] = U(key) >> U(32)
+    rows[row + RECORD_NODE] = node
+    rows[row + RECORD_COUNT] = count
+    h[RECORDS + ENTRIES] += 1
     i64_view(h, RECORDS_OF)[slot] += 1
+    if first < h[RECORDS + MOVED]:
+        _put_next(h, i)
 
 
 @compiled()
 def delete_record(h, i):
     """Remove the record in table slot i and close the gap."""
     rows = u32_view(h, RECORDS)
-    mask = _record_mask(rows)
-    h[RECORDS_LIVE] -= 1
+    h[RECORDS + ENTRIES] -= 1
     i64_view(h, RECORDS_OF)[slot_of_meta(I(rows[i * RECORD_FIELDS + RECORD_META]))] -= 1
-    j = i
-    while True:
-        j = (j + 1) & mask
-        meta = I(rows[j * RECORD_FIELDS + RECORD_META])
-        if meta == 0:
-            break
-        k = _record_home(record_key(rows, j), meta, mask)
-        if (j - k) & mask >= (j - i) & mask:
-            for field in range(RECORD_FIELDS):
-                rows[i * RECORD_FIELDS + field] = rows[j * RECORD_FIELDS + field]
-            i = j
-    rows[i * RECORD_FIELDS + RECORD_META] = 0
+    _erase(h, i)
 
 
 @compiled()
@@ -174,4 +184,4 @@ def set_anchor(h, slot, tier, node, copies, aliases):
         add_record(h, slot, tier, ANCHOR, node, aliases, copies)
     else:
         set_record_count(h, i, copies)
-        u32_view(h, RECORDS)[i * RECORD_FIELDS + RECORD_NODE] = aliases
+        _set_field(h, i, RECORD_NODE, aliases)

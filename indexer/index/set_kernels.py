@@ -5,39 +5,60 @@ t; plane 4 + t marks those among them that hold it *irregularly*, that is other 
 under the node's primary engine hash; overflow records then say how (record_kernels). Equal sets
 are one set: a fleet of eight workers needs a few hundred of them for a million blocks. Nodes
 count references; the sets reached from a set by one change are remembered in a memo.
+
+The table of sets has each content once. A slot that is cleared is taken out of the sets where they
+lie, which may make a set empty or equal to another one; such a set is *unlisted*: not in the table,
+so that no further node comes to it, until its nodes have moved on (clear_kernels).
+
+The hash of a set is a sum over its words that are not 0, so that one word changes it in one step
+and the width of the pool does not matter.
 """
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 from indexer.compiled import compiled
+from indexer.index.snapshot_kernels import keep_set
 from indexer.index.state_kernels import (
     BITS,
+    BYTES_LEFT,
+    ENTRIES,
     MEMO,
+    MOVED,
     N_TIERS,
     PLANES,
+    ROOM,
     SCRATCH,
+    SCRATCH_HASH,
+    SET_BYTES,
     SET_FIELDS,
     SET_FREE_HEAD,
     SET_GENERATION,
+    SET_HASH,
     SET_INFO,
-    SET_NEXT,
+    SET_LINK,
     SET_REFS,
     SET_TABLE,
     SETS_LIVE,
-    SETS_ROOM,
+    SETS_UNLISTED,
     SETS_USED,
+    WIDE_BITS,
+    WIDE_MOVED,
     WORDS,
     I,
     U,
-    i32_view,
     i64_view,
     mix,
+    u32_view,
     u64_view,
 )
+from indexer.index.table_kernels import find_value, table_functions
 
 # How a slot holds a block in a tier; SLOT_GONE takes the slot out of every plane.
 ABSENT, REGULAR, IRREGULAR, SLOT_GONE = range(4)
+
+# SET_LINK of a live set; that of a free id is the next free id.
+LISTED, UNLISTED = 0, -1
 
 
 @compiled()
@@ -55,42 +76,118 @@ def holder_state(h, set_id, slot, tier):
 
 
 @compiled()
-def has_set_room(h):
-    """Whether the two sets that one change of a block may add surely find a place."""
-    return h[SETS_LIVE] + 2 <= h[SETS_ROOM]
+def has_set_room(h, kept):
+    """Whether the two sets that one change of a block may add leave `kept` ids to others."""
+    if h[SET_TABLE + ENTRIES] + 2 > h[SET_TABLE + ROOM]:
+        return False
+    if h[BYTES_LEFT] >= (kept + 2) * h[SET_BYTES]:
+        return True
+    unused = h[SETS_USED] - 1 - h[SETS_LIVE]
+    return unused + max(h[BYTES_LEFT], 0) // h[SET_BYTES] >= kept + 2
+
+
+# --- hash and table -----------------------------------------------------------------------------
 
 
 @compiled()
-def _content_hash(bits, start, length):
-    x = U(0)
-    for k in range(length):
-        x = mix(x ^ bits[start + k]) + U(0x632BE59BD9B4E019)
-    return x
+def word_hash(plane, k, word):
+    """What word k of a plane adds to the hash of a set."""
+    if word == U(0):
+        return U(0)
+    return mix(mix(word ^ mix(U(plane << 32 | (k + 1)))) + U(0x632BE59BD9B4E019))
 
 
 @compiled()
-def _table_home(bits, start, length, mask):
-    return I(_content_hash(bits, start, length) >> U(20)) & mask
+def _hash_home(hashed, mask):
+    return I(U(hashed) >> U(20)) & mask
+
+
+@compiled()
+def set_home(h, table, i, mask):
+    """Preferred table slot of the set in table slot i."""
+    return _hash_home(i64_view(h, SET_INFO)[I(table[i]) * SET_FIELDS + SET_HASH], mask)
+
+
+_put_next_set, _, _erase_set, move_sets = table_functions(SET_TABLE, 1, 1, set_home)
+
+
+@compiled()
+def find_equal(h, content, start, hashed):
+    """(set in the table with this content or 0, the table slot where the search ended).
+
+    content: uint64, the set's words begin at `start`
+    """
+    length = PLANES * h[WORDS]
+    bits = u64_view(h, BITS)
+    info = i64_view(h, SET_INFO)
+    table = u32_view(h, SET_TABLE)
+    mask = I(table.shape[0] - 1)
+    i = _hash_home(hashed, mask)
+    while table[i] != 0:
+        found = I(table[i])
+        if info[found * SET_FIELDS + SET_HASH] == hashed:
+            k = 0
+            while k < length and bits[found * length + k] == content[start + k]:
+                k += 1
+            if k == length:
+                return found, i
+        i = (i + 1) & mask
+    return I(0), i
+
+
+@compiled()
+def list_set(h, set_id, i):
+    """Enter a set into the table, in the free slot i, where the search for it ended."""
+    info = i64_view(h, SET_INFO)
+    table = u32_view(h, SET_TABLE)
+    table[i] = set_id
+    info[set_id * SET_FIELDS + SET_LINK] = LISTED
+    h[SET_TABLE + ENTRIES] += 1
+    if set_home(h, table, i, I(table.shape[0] - 1)) < h[SET_TABLE + MOVED]:
+        _put_next_set(h, i)
+
+
+@compiled()
+def unlist_set(h, set_id):
+    """Take a set out of the table, if it is in it."""
+    info = i64_view(h, SET_INFO)
+    if info[set_id * SET_FIELDS + SET_LINK] == UNLISTED:
+        return
+    table = u32_view(h, SET_TABLE)
+    home = _hash_home(info[set_id * SET_FIELDS + SET_HASH], I(table.shape[0] - 1))
+    _erase_set(h, find_value(table, home, set_id))
+    info[set_id * SET_FIELDS + SET_LINK] = UNLISTED
+    h[SET_TABLE + ENTRIES] -= 1
+
+
+# --- changes ------------------------------------------------------------------------------------
 
 
 @compiled()
 def _change_scratch(h, set_id, slot, tier, state):
-    """SCRATCH = the set with one slot changed. Returns whether any slot is left."""
+    """SCRATCH = the set with one slot changed, SCRATCH_HASH its hash. Whether any slot is left."""
     words = h[WORDS]
     length = PLANES * words
     bits = u64_view(h, BITS)
     scratch = u64_view(h, SCRATCH)
     for k in range(length):
         scratch[k] = bits[set_id * length + k]
+    hashed = U(i64_view(h, SET_INFO)[set_id * SET_FIELDS + SET_HASH])
     word = slot >> 6
     bit = U(1) << U(slot & 63)
     for plane in range(PLANES):
+        old = scratch[plane * words + word]
+        new = old
         if state == SLOT_GONE or plane & 3 == tier:
-            scratch[plane * words + word] &= ~bit
-    if state != ABSENT and state != SLOT_GONE:
-        scratch[tier * words + word] |= bit
-    if state == IRREGULAR:
-        scratch[(N_TIERS + tier) * words + word] |= bit
+            new &= ~bit
+        if plane == tier and state in (REGULAR, IRREGULAR):
+            new |= bit
+        if plane == N_TIERS + tier and state == IRREGULAR:
+            new |= bit
+        if new != old:
+            hashed += word_hash(plane, word, new) - word_hash(plane, word, old)
+            scratch[plane * words + word] = new
+    h[SCRATCH_HASH] = I(hashed)
     left = U(0)
     for k in range(N_TIERS * words):
         left |= scratch[k]
@@ -98,47 +195,41 @@ def _change_scratch(h, set_id, slot, tier, state):
 
 
 @compiled()
-def _add_set(h, table_slot):
-    """Give SCRATCH an id and enter it at the table slot. References start at 0."""
+def _add_set(h, i):
+    """Give SCRATCH an id and enter it at table slot i. References start at 0."""
     length = PLANES * h[WORDS]
     bits = u64_view(h, BITS)
     scratch = u64_view(h, SCRATCH)
     info = i64_view(h, SET_INFO)
-    table = i32_view(h, SET_TABLE)
     new = h[SET_FREE_HEAD]
     if new != 0:
-        h[SET_FREE_HEAD] = info[new * SET_FIELDS + SET_NEXT]
+        h[SET_FREE_HEAD] = info[new * SET_FIELDS + SET_LINK]
+        keep_set(h, new)
     else:
         new = h[SETS_USED]
         h[SETS_USED] += 1
+        h[BYTES_LEFT] -= h[SET_BYTES]
     for k in range(length):
         bits[new * length + k] = scratch[k]
+    if new < h[WIDE_MOVED]:
+        widen_set(h, new)
     info[new * SET_FIELDS + SET_REFS] = 0
+    info[new * SET_FIELDS + SET_HASH] = h[SCRATCH_HASH]
     h[SETS_LIVE] += 1
-    table[table_slot] = new
+    list_set(h, new, i)
     return new
 
 
 @compiled()
-def _intern_scratch(h):
-    """Id of the set equal to SCRATCH, which is not empty."""
-    length = PLANES * h[WORDS]
+def widen_set(h, set_id):
+    """Copy a set's row to the pool for twice as many slots."""
+    words = h[WORDS]
     bits = u64_view(h, BITS)
-    scratch = u64_view(h, SCRATCH)
-    table = i32_view(h, SET_TABLE)
-    mask = I(table.shape[0] - 1)
-    i = _table_home(scratch, 0, length, mask)
-    while table[i] != 0:
-        found = I(table[i])
-        same = True
-        for k in range(length):
-            if bits[found * length + k] != scratch[k]:
-                same = False
-                break
-        if same:
-            return found
-        i = (i + 1) & mask
-    return _add_set(h, i)
+    wide = u64_view(h, WIDE_BITS)
+    for plane in range(PLANES):
+        row = set_id * PLANES + plane
+        for k in range(words):
+            wide[row * 2 * words + k] = bits[row * words + k]
 
 
 @compiled()
@@ -161,7 +252,9 @@ def changed_set(h, set_id, slot, tier, state):
         return target
     target = I(0)
     if _change_scratch(h, set_id, slot, tier, state):
-        target = _intern_scratch(h)
+        target, i = find_equal(h, u64_view(h, SCRATCH), 0, h[SCRATCH_HASH])
+        if target == 0:
+            target = _add_set(h, i)
     memo[entry] = key
     memo[entry + 1] = target
     memo[entry + 2] = info[target * SET_FIELDS + SET_GENERATION]
@@ -172,57 +265,24 @@ def changed_set(h, set_id, slot, tier, state):
 @compiled()
 def release_set(h, set_id):
     """Forget a set without references: out of the table, its id free for reuse."""
-    length = PLANES * h[WORDS]
-    bits = u64_view(h, BITS)
     info = i64_view(h, SET_INFO)
-    table = i32_view(h, SET_TABLE)
-    mask = I(table.shape[0] - 1)
-    i = _table_home(bits, set_id * length, length, mask)
-    while table[i] != set_id:
-        i = (i + 1) & mask
-    j = i
-    while True:
-        j = (j + 1) & mask
-        other = I(table[j])
-        if other == 0:
-            break
-        k = _table_home(bits, other * length, length, mask)
-        if (j - k) & mask >= (j - i) & mask:
-            table[i] = other
-            i = j
-    table[i] = 0
+    if info[set_id * SET_FIELDS + SET_LINK] == UNLISTED:
+        h[SETS_UNLISTED] -= 1
+    unlist_set(h, set_id)
     info[set_id * SET_FIELDS + SET_GENERATION] += 1
-    info[set_id * SET_FIELDS + SET_NEXT] = h[SET_FREE_HEAD]
+    info[set_id * SET_FIELDS + SET_LINK] = h[SET_FREE_HEAD]
     h[SET_FREE_HEAD] = set_id
     h[SETS_LIVE] -= 1
 
 
 @compiled()
 def move_reference(h, old, new):
-    """One node changes from set `old` to set `new`. Returns whether `old` was forgotten."""
+    """One node changes from set `old` to set `new`; without references `old` is forgotten."""
     info = i64_view(h, SET_INFO)
     if new != 0:
         info[new * SET_FIELDS + SET_REFS] += 1
     if old == 0:
-        return False
+        return
     info[old * SET_FIELDS + SET_REFS] -= 1
-    if info[old * SET_FIELDS + SET_REFS] > 0:
-        return False
-    release_set(h, old)
-    return True
-
-
-@compiled()
-def fill_set_table(h):
-    """Enter every live set into an empty table, after the table or the pool was replaced."""
-    length = PLANES * h[WORDS]
-    bits = u64_view(h, BITS)
-    info = i64_view(h, SET_INFO)
-    table = i32_view(h, SET_TABLE)
-    mask = I(table.shape[0] - 1)
-    for set_id in range(1, h[SETS_USED]):
-        if info[set_id * SET_FIELDS + SET_REFS] > 0:
-            i = _table_home(bits, set_id * length, length, mask)
-            while table[i] != 0:
-                i = (i + 1) & mask
-            table[i] = set_id
+    if info[old * SET_FIELDS + SET_REFS] == 0:
+        release_set(h, old)

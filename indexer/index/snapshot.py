@@ -1,21 +1,21 @@
 """A consistent copy of one index: the tree, who holds what, and how far each stream had come.
 
-The copy is taken while the index is locked, so it is a plain memory copy into arrays that were
-allocated, and their pages touched, before. Everything that follows (masking, ordering, encoding)
-works on the copy, while the index goes on.
+The copy shows one moment. It is taken in pieces while the index goes on (snapshot_kernels), into
+arrays that were allocated, and their pages touched, before. Everything that follows (ordering,
+encoding) works on the copy.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.hashing.hashes import Hashes
+from indexer.index import snapshot_kernels as kernels
 from indexer.index import state_kernels as state
 from indexer.index.memory import IndexMemory
 from indexer.index.orphans import Orphan
-
-Hashes = NDArray[np.uint64]
 
 ALIAS_RECORD, ANCHOR_RECORD = 0, 1
 
@@ -29,8 +29,11 @@ RECORD = np.dtype(
         ("count", np.uint32),
     ]
 )
+COPY_STEP_BYTES = 1 << 20  # copied while the lock is held
 _SLACK_NODES = 8192
-"""Nodes that may be added between the allocation and the copy at no cost."""
+_SLACK_SETS = 64
+"""What may be added between the allocation and the moment of the copy."""
+_NODE_BYTES = 24
 
 
 class Place(NamedTuple):
@@ -68,36 +71,98 @@ class IndexSnapshot(NamedTuple):
 
 
 class RawCopy:
-    """Room for one copy, filled under the lock by `take` and read by `snapshot` after it."""
+    """One copy of an index: `begin` at its moment, `step` while there is more, `end`, then read.
+
+    These three are called with the index locked. An index can make one copy at a time.
+    """
 
     def __init__(self, memory: IndexMemory) -> None:
         self._memory = memory
-        self._reserve()
+        self.reserve()
 
-    def _reserve(self) -> None:
-        nodes = self._memory.value(state.NODES_USED) + _SLACK_NODES
+    def reserve(self) -> None:
+        """Allocate for an index of the present size. Raises MemoryError."""
+        value, column = self._memory.value, self._memory.column
+        nodes = value(state.NODES_USED) + _SLACK_NODES
+        sets = value(state.SETS_USED) + _SLACK_SETS
+        self._words = value(state.WORDS)
         # Filling touches the pages now; under the lock only bytes move.
         self._local = np.full(nodes, 0, np.uint64)
         self._engine = np.full(nodes, 0, np.uint64)
         self._parent = np.full(nodes, 0, np.int32)
-        self._mark = np.full(nodes, 0, np.uint32)
-        self._records = np.full(self._memory.column(state.RECORDS).size, 0, np.uint32)
+        self._holders = np.full(nodes, 0, np.uint32)
+        self._bits = np.full(sets * state.PLANES * self._words, 0, np.uint64)
+        self._rows = np.full(column(state.RECORDS).size, 0, np.uint32)
+        self._copied_nodes = np.full(nodes, 0, np.uint8)
+        self._copied_sets = np.full(sets, 0, np.uint8)
+        self._copied_rows = np.full(self._rows.size // state.RECORD_FIELDS, 0, np.uint8)
 
-    def take(self) -> None:
-        """Copy the columns. The caller holds the lock."""
-        column = self._memory.column
-        self.nodes = nodes = self._memory.value(state.NODES_USED)
-        if nodes > self._local.size or column(state.RECORDS).size > self._records.size:
-            self._reserve()  # grown by much in a moment: rare, and only slower
-        self._local[:nodes] = column(state.LOCAL)[:nodes]
-        self._engine[:nodes] = column(state.ENGINE)[:nodes]
-        self._parent[:nodes] = column(state.PARENT)[:nodes]
-        self._mark[:nodes] = column(state.MARK)[:nodes]
-        self._record_fields = column(state.RECORDS).size
-        self._records[: self._record_fields] = column(state.RECORDS)
-        words = self._memory.value(state.WORDS)
-        bits = column(state.BITS).reshape(-1, state.PLANES, words)
-        self._sets = bits[: self._memory.value(state.SETS_USED)].copy()
+    def begin(self) -> bool:
+        """The moment of the copy. False, and nothing is begun, if the index has grown too much."""
+        memory = self._memory
+        value = memory.value
+        if (
+            value(state.NODES_USED) > self._local.size
+            or value(state.SETS_USED) > self._copied_sets.size
+            or value(state.WORDS) != self._words
+            or memory.column(state.RECORDS).size != self._rows.size
+        ):
+            return False
+        assert not memory.borrowed, "one copy at a time"
+        self._nodes, self._sets = value(state.NODES_USED), value(state.SETS_USED)
+        self._has_empty_sets = value(state.SETS_UNLISTED) > 0  # while a slot is cleared
+        self._sets_done = self._rows_done = 0
+        self._from_bits = memory.column(state.BITS)
+        self._from_rows = memory.column(state.RECORDS)
+        memory.borrowed = [self._from_bits, self._from_rows]
+        for column, array in self._columns():
+            memory.header[column] = array.ctypes.data
+            memory.header[column + 1] = array.size
+        ends = (self._nodes, self._sets, self._copied_rows.size)
+        for counter, end in zip(_COUNTERS, ends, strict=True):
+            memory.header[counter] = 0
+            memory.header[counter + 1] = end
+        return True
+
+    def _columns(self) -> list[tuple[int, NDArray[Any]]]:
+        return [
+            (state.COPY_LOCAL, self._local),
+            (state.COPY_ENGINE, self._engine),
+            (state.COPY_PARENT, self._parent),
+            (state.COPY_MARK, self._holders),
+            (state.COPY_BITS, self._bits),
+            (state.COPY_RECORDS, self._rows),
+            (state.COPIED_NODES, self._copied_nodes),
+            (state.COPIED_SETS, self._copied_sets),
+            (state.COPIED_RECORDS, self._copied_rows),
+        ]
+
+    def step(self) -> bool:
+        """Copy a bounded piece. Returns whether there may be more."""
+        header = self._memory.header
+        if header[state.COPY_NODES] < self._nodes:
+            kernels.copy_nodes(header, COPY_STEP_BYTES // _NODE_BYTES)
+        elif self._sets_done < self._sets:
+            row = state.PLANES * self._words * 8
+            start = self._sets_done
+            stop = min(self._sets, start + max(1, COPY_STEP_BYTES // row))
+            kernels.copy_sets(self._copied_sets, self._from_bits, self._bits, start, stop)
+            header[state.COPY_SETS] = self._sets_done = stop
+        elif self._rows_done < self._copied_rows.size:
+            start = self._rows_done
+            stop = start + COPY_STEP_BYTES // (4 * state.RECORD_FIELDS)
+            stop = min(self._copied_rows.size, stop)
+            kernels.copy_records(self._copied_rows, self._from_rows, self._rows, start, stop)
+            header[state.COPY_ROWS] = self._rows_done = stop
+        else:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Let the index forget of the copy."""
+        for counter in _COUNTERS:
+            self._memory.header[counter] = self._memory.header[counter + 1] = 0
+        self._memory.borrowed = []
 
     def snapshot(
         self,
@@ -107,17 +172,18 @@ class RawCopy:
         live_at: Mapping[int, float],
     ) -> IndexSnapshot:
         """What was copied; the lock is not needed any more."""
-        parent = self._parent[: self.nodes]
-        mark = self._mark[: self.nodes]
-        mark &= state.SET_MASK
-        mark[parent < 0] = 0  # an unused node's column holds a link of the free list
+        sets = self._bits.reshape(-1, state.PLANES, self._words)[: self._sets]
+        holders = self._holders[: self._nodes]
+        if self._has_empty_sets:
+            is_empty: NDArray[np.bool_] = ~np.any(sets[:, : state.N_TIERS], axis=(1, 2))
+            holders[is_empty[holders]] = 0
         return IndexSnapshot(
-            local=self._local[: self.nodes],
-            engine=self._engine[: self.nodes],
-            parent=parent,
-            holders=mark,
-            sets=self._sets,
-            records=_records(self._records[: self._record_fields]),
+            local=self._local[: self._nodes],
+            engine=self._engine[: self._nodes],
+            parent=self._parent[: self._nodes],
+            holders=holders,
+            sets=sets,
+            records=_records(self._rows),
             slots=slots,
             places=places,
             orphans=orphans,
@@ -125,17 +191,17 @@ class RawCopy:
         )
 
 
-def _records(raw: NDArray[np.uint32]) -> NDArray[np.void]:
+_COUNTERS = (state.COPY_NODES, state.COPY_SETS, state.COPY_ROWS)
+
+
+def _records(rows: NDArray[np.uint32]) -> NDArray[np.void]:
     """The live overflow records of a copied table."""
-    rows = raw.reshape(-1, state.RECORD_FIELDS)
-    rows = rows[rows[:, state.RECORD_META] != 0]
-    meta = rows[:, state.RECORD_META] - np.uint32(1)
-    low, high = rows[:, state.RECORD_LOW], rows[:, state.RECORD_HIGH].astype(np.uint64)
-    records = np.empty(len(rows), RECORD)
-    records["key"] = low | high << np.uint64(32)
-    records["slot"] = meta >> np.uint32(3)
-    records["tier"] = meta >> np.uint32(1) & np.uint32(3)
-    records["kind"] = meta & np.uint32(1)
-    records["node"] = rows[:, state.RECORD_NODE]
-    records["count"] = rows[:, state.RECORD_COUNT]
+    slots = rows.size // state.RECORD_FIELDS
+    keys = np.empty(slots, np.uint64)
+    fields = np.empty((slots, 5), np.int64)
+    live = kernels.unpack_records(rows, keys, fields)
+    records = np.empty(live, RECORD)
+    records["key"] = keys[:live]
+    for column, name in enumerate(("slot", "tier", "kind", "node", "count")):
+        records[name] = fields[:live, column]
     return records

@@ -9,6 +9,15 @@ checks each access as usual. This file is the only place where an address become
 
 Node 0 is the root; a node is the child of `parent` by the content hash `local`.
 
+Four hash tables, each described by TABLE_FIELDS numbers; table_kernels says how they grow.
+
+table         width            entries
+NAMES         1                nodes with at least one holder, by primary engine hash;
+                               several nodes may share a hash (engines do not coordinate)
+EDGES         1                child nodes whose edge is not implicit, by (parent, local)
+SET_TABLE     1                set ids by content
+RECORDS       RECORD_FIELDS    overflow records (record_kernels)
+
 column        type    one entry per  meaning
 LOCAL         uint64  node           content hash of the block
 ENGINE        uint64  node           primary engine hash: the name most holders use for the block
@@ -16,17 +25,15 @@ PARENT        int32   node           parent node; NODE_FREE when the node is on 
 MARK          uint32  node           holder set id, plus IMPLICIT when the parent is node - 1
                                      (free node: next free node)
 KIDS          int32   node           number of children (free node: previous free node)
-EDGES         int32   table slot     child nodes whose edge is not implicit, by (parent, local)
-NAMES         int32   table slot     nodes with at least one holder, by primary engine hash;
-                                     several nodes may share a hash (engines do not coordinate)
 BITS          uint64  set*PLANES*W   holder sets: W words of slot bits per plane
-SET_INFO      int64   set*SET_FIELDS reference count, generation, next free id
-SET_TABLE     int32   table slot     set ids by content
+WIDE_BITS     uint64  set*PLANES*2W  the sets that were moved so far, while the pool is widened
+SET_INFO      int64   set*SET_FIELDS reference count, generation, link, hash (set_kernels)
 MEMO          int64   entry*4        remembered set transitions
-RECORDS       uint32  slot*RECORD_FIELDS overflow records (record_kernels), one row each
 LIVE          int64   slot*4+tier    nodes held
 RECORDS_OF    int64   slot           overflow records
 SCRATCH       uint64  PLANES*W       working set of a kernel call
+
+The COPY_ columns are those of a snapshot that is being taken (snapshot_kernels).
 """
 
 # mypy: ignore-errors
@@ -51,11 +58,20 @@ SET_MASK = np.uint32(0x7FFFFFFF)
 NODE_FREE = -1
 N_TIERS = 4
 PLANES = 8  # one per tier, then one per tier for "held other than once by the primary name"
-SET_FIELDS = 3
-SET_REFS, SET_GENERATION, SET_NEXT = range(SET_FIELDS)
+SET_FIELDS = 4
+SET_REFS, SET_GENERATION, SET_LINK, SET_HASH = range(SET_FIELDS)
 
 RECORD_FIELDS = 5
-RECORD_LOW, RECORD_HIGH, RECORD_META, RECORD_NODE, RECORD_COUNT = range(RECORD_FIELDS)
+RECORD_META, RECORD_LOW, RECORD_HIGH, RECORD_NODE, RECORD_COUNT = range(RECORD_FIELDS)
+
+# Tables: header[k] is the address, header[k + 1] the length in numbers, and from there on
+TABLE_FIELDS = 8
+NEXT = 2  # address and length of the table that is to replace it, or nothing
+MOVED = 4  # entries whose home is a slot before this one are in NEXT too
+ENTRIES = 5
+ROOM = 6  # entries that it takes
+CALL_AT = 7  # entries at which the owner has something to do
+NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
 
 # Columns: header[k] is the address, header[k + 1] the length.
 (
@@ -64,17 +80,23 @@ RECORD_LOW, RECORD_HIGH, RECORD_META, RECORD_NODE, RECORD_COUNT = range(RECORD_F
     PARENT,
     MARK,
     KIDS,
-    EDGES,
-    NAMES,
     BITS,
+    WIDE_BITS,
     SET_INFO,
-    SET_TABLE,
     MEMO,
-    RECORDS,
     LIVE,
     RECORDS_OF,
     SCRATCH,
-) = range(0, 30, 2)
+    COPY_LOCAL,
+    COPY_ENGINE,
+    COPY_PARENT,
+    COPY_MARK,
+    COPY_BITS,
+    COPY_RECORDS,
+    COPIED_NODES,
+    COPIED_SETS,
+    COPIED_RECORDS,
+) = range(32, 74, 2)
 
 # Counters and limits.
 (
@@ -83,27 +105,31 @@ RECORD_LOW, RECORD_HIGH, RECORD_META, RECORD_NODE, RECORD_COUNT = range(RECORD_F
     NODES_LIVE,  # without the root
     NODES_MAX,
     NODE_FREE_HEAD,
-    EDGES_LIVE,
-    EDGES_ROOM,  # entries the table takes before it must grow
-    NAMES_LIVE,
-    NAMES_ROOM,
     NAMES_SHARED,  # named nodes minus distinct names
     SETS_USED,  # set ids ever handed out, the empty set 0 included
     SETS_LIVE,  # without the empty set
-    SETS_ROOM,
+    SETS_UNLISTED,  # live sets that are not in the table, while a slot is cleared
+    SETS_KEPT,  # ids that only removals may take
     SET_FREE_HEAD,
-    RECORDS_LIVE,
-    RECORDS_ROOM,
-    RECORDS_FIXED,  # 1 = the record table may not grow any more
+    SET_BYTES,  # of a set id that was never used before
+    SCRATCH_HASH,
+    WIDE_MOVED,  # sets below this one are in WIDE_BITS too
+    GROWING,  # tables and pools that are being replaced
+    BYTES_LEFT,  # memory that may still be taken
+    COPY_NODES,  # nodes, sets and records from here ...
+    COPY_NODES_END,  # ... to here are still to be copied; 0 without a snapshot
+    COPY_SETS,
+    COPY_SETS_END,
+    COPY_ROWS,
+    COPY_ROWS_END,
     REFUSED,  # blocks refused because the index was full
     UNKNOWN,  # hash-only announcements of blocks the slot never announced with content
-    NEED,  # why the last kernel stopped early
+    NEED,  # 1 = the last kernel stopped early: the owner has something to do
     CURSOR,  # node where a stopped store goes on
-) = range(30, 51)
-HEADER_LENGTH = 51
+) = range(74, 100)
+HEADER_LENGTH = 100
 
-# Values of NEED.
-NEED_NOTHING, NEED_SETS, NEED_NAMES, NEED_EDGES, NEED_RECORDS = range(5)
+NODE_BYTES = 28  # of one entry of every node column
 
 
 @intrinsic
@@ -132,6 +158,11 @@ def i64_view(h, column):
 @compiled()
 def i32_view(h, column):
     return carray(_pointer(h[column]), h[column + 1], np.int32)
+
+
+@compiled()
+def u8_view(h, column):
+    return carray(_pointer(h[column]), h[column + 1], np.uint8)
 
 
 @compiled()

@@ -10,17 +10,20 @@ its parent if that is free, else the start of a free run.
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 from indexer.compiled import compiled
+from indexer.index.snapshot_kernels import keep_node
 from indexer.index.state_kernels import (
+    BYTES_LEFT,
     EDGES,
-    EDGES_LIVE,
     ENGINE,
+    ENTRIES,
     IMPLICIT,
     KIDS,
     LOCAL,
     MARK,
+    MOVED,
     NAMES,
-    NAMES_LIVE,
     NAMES_SHARED,
+    NODE_BYTES,
     NODE_FREE,
     NODE_FREE_HEAD,
     NODES_LIVE,
@@ -35,6 +38,7 @@ from indexer.index.state_kernels import (
     u32_view,
     u64_view,
 )
+from indexer.index.table_kernels import find_value, table_functions
 
 FREE_RUN_WALK_MAX = 64
 
@@ -49,58 +53,52 @@ def set_of(h, node):
 
 
 @compiled()
-def insert_name(h, node):
-    """Put a node into the name table; counters are the caller's. Returns whether its primary
-    engine hash was there before.
-    """
-    engine = u64_view(h, ENGINE)
-    names = i32_view(h, NAMES)
-    mask = I(names.shape[0] - 1)
-    key = engine[node]
-    i = home(key, mask)
-    shared = I(0)
-    while names[i] != 0:
-        if engine[names[i]] == key:
-            shared = I(1)
-        i = (i + 1) & mask
-    names[i] = node
-    return shared
+def name_home(h, names, i, mask):
+    """Preferred table slot of the node in table slot i."""
+    return home(u64_view(h, ENGINE)[I(names[i])], mask)
+
+
+_put_next_name, _, _erase_name, move_names = table_functions(NAMES, 1, 1, name_home)
 
 
 @compiled()
 def name_node(h, node):
     """Enter a node that got its first holder under its primary engine hash."""
-    h[NAMES_SHARED] += insert_name(h, node)
-    h[NAMES_LIVE] += 1
+    engine = u64_view(h, ENGINE)
+    names = u32_view(h, NAMES)
+    mask = I(names.shape[0] - 1)
+    key = engine[node]
+    first = home(key, mask)
+    i = first
+    shared = I(0)
+    while names[i] != 0:
+        if engine[I(names[i])] == key:
+            shared = I(1)
+        i = (i + 1) & mask
+    names[i] = node
+    if first < h[NAMES + MOVED]:
+        _put_next_name(h, i)
+    h[NAMES_SHARED] += shared
+    h[NAMES + ENTRIES] += 1
 
 
 @compiled()
 def unname_node(h, node):
     """Take a node that lost its last holder out of the name table."""
     engine = u64_view(h, ENGINE)
-    names = i32_view(h, NAMES)
+    names = u32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
     key = engine[node]
-    i = home(key, mask)
+    first = home(key, mask)
+    i = first
     shared = I(0)
-    while names[i] != node:
-        if engine[names[i]] == key:
+    while names[i] != 0:
+        other = I(names[i])
+        if other != node and engine[other] == key:
             shared = I(1)
         i = (i + 1) & mask
-    j = i
-    while True:
-        j = (j + 1) & mask
-        other = names[j]
-        if other == 0:
-            break
-        if engine[other] == key:
-            shared = I(1)
-        k = home(engine[other], mask)
-        if (j - k) & mask >= (j - i) & mask:
-            names[i] = other
-            i = j
-    names[i] = 0
-    h[NAMES_LIVE] -= 1
+    _erase_name(h, find_value(names, first, node))
+    h[NAMES + ENTRIES] -= 1
     h[NAMES_SHARED] -= shared
 
 
@@ -113,11 +111,21 @@ def _edge_home(parent, local, mask):
 
 
 @compiled()
+def edge_home(h, edges, i, mask):
+    """Preferred table slot of the node in table slot i."""
+    node = I(edges[i])
+    return _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
+
+
+_put_next_edge, _, _erase_edge, move_edges = table_functions(EDGES, 1, 1, edge_home)
+
+
+@compiled()
 def find_edge(h, parent, local):
     """Child of `parent` by a tabled edge, 0 when there is none."""
     parents = i32_view(h, PARENT)
     locals_ = u64_view(h, LOCAL)
-    edges = i32_view(h, EDGES)
+    edges = u32_view(h, EDGES)
     mask = I(edges.shape[0] - 1)
     i = _edge_home(parent, local, mask)
     while edges[i] != 0:
@@ -129,37 +137,27 @@ def find_edge(h, parent, local):
 
 
 @compiled()
-def insert_edge(h, node):
-    """Put a node, its parent and content set, into the edge table; counters are the caller's."""
-    edges = i32_view(h, EDGES)
+def _insert_edge(h, node):
+    """Put a node, its parent and content set, into the edge table."""
+    edges = u32_view(h, EDGES)
     mask = I(edges.shape[0] - 1)
-    i = _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
+    first = _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
+    i = first
     while edges[i] != 0:
         i = (i + 1) & mask
     edges[i] = node
+    if first < h[EDGES + MOVED]:
+        _put_next_edge(h, i)
+    h[EDGES + ENTRIES] += 1
 
 
 @compiled()
 def _delete_edge(h, node):
-    parents = i32_view(h, PARENT)
-    locals_ = u64_view(h, LOCAL)
-    edges = i32_view(h, EDGES)
+    edges = u32_view(h, EDGES)
     mask = I(edges.shape[0] - 1)
-    i = _edge_home(I(parents[node]), locals_[node], mask)
-    while edges[i] != node:
-        i = (i + 1) & mask
-    j = i
-    while True:
-        j = (j + 1) & mask
-        other = I(edges[j])
-        if other == 0:
-            break
-        k = _edge_home(I(parents[other]), locals_[other], mask)
-        if (j - k) & mask >= (j - i) & mask:
-            edges[i] = other
-            i = j
-    edges[i] = 0
-    h[EDGES_LIVE] -= 1
+    first = _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
+    _erase_edge(h, find_value(edges, first, node))
+    h[EDGES + ENTRIES] -= 1
 
 
 @compiled()
@@ -216,12 +214,16 @@ def _take_node(h, parent):
     elif h[NODE_FREE_HEAD] != 0 and node != used:
         node = _start_of_free_run(parents, h[NODE_FREE_HEAD])
         _unlink_free(h, node)
-    elif used <= h[NODES_MAX]:
+    elif used <= h[NODES_MAX] and h[BYTES_LEFT] >= NODE_BYTES:
         node = used
         h[NODES_USED] += 1
-    else:
+        h[BYTES_LEFT] -= NODE_BYTES
+    elif h[NODE_FREE_HEAD] != 0:
         node = h[NODE_FREE_HEAD]
         _unlink_free(h, node)
+    else:
+        return I(0)
+    keep_node(h, node)
     return node
 
 
@@ -245,8 +247,7 @@ def add_child(h, parent, local):
         mark[node] = IMPLICIT
     else:
         mark[node] = 0
-        insert_edge(h, node)
-        h[EDGES_LIVE] += 1
+        _insert_edge(h, node)
     return node
 
 
@@ -258,6 +259,7 @@ def drop_if_empty(h, node):
     kids = i32_view(h, KIDS)
     while node != 0 and kids[node] == 0 and mark[node] & SET_MASK == 0:
         parent = I(parents[node])
+        keep_node(h, node)
         if mark[node] & IMPLICIT == 0:
             _delete_edge(h, node)
         kids[parent] -= 1

@@ -12,6 +12,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from tests.indexer.dumps.dump_scenes import attach
+from tests.indexer.index_view import slot_blocks
 from tests.patience import CPU_S_MAX
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
@@ -55,13 +56,13 @@ def behaviour(index, writers, before, after):
     """Matches of every path, now, after more steps and while everything is removed."""
     paths = [u64(path) for *_, path in (step[:5] for step in before + after)]
     seen = [index.match(path).tolist() for path in paths]
-    counts = [index.slot_blocks().tolist()]
+    counts = [slot_blocks(index).tolist()]
     play(after, writers)
     seen += [index.match(path).tolist() for path in paths]
     for _, slot, tier, dialect, path, *_ in before + after:
         for end in range(len(path)):
             writers[slot].remove(tier, u64([name_of(dialect, path[: end + 1])]))
-        counts.append(index.slot_blocks().tolist())
+        counts.append(slot_blocks(index).tolist())
         seen += [index.match(path).tolist() for path in paths]
     return seen, counts
 
@@ -93,7 +94,7 @@ def test_a_narrowed_dump_has_all_of_its_ranks_and_nothing_else(before, after, sl
         attach(dump, (slot, 0), writers[slot])
         seen.append(behaviour(copy, writers, before, after))
     assert seen[0] == seen[1]
-    (mine,) = index.slot_blocks()[slot : slot + 1]
+    (mine,) = slot_blocks(index)[slot : slot + 1]
     assert alone.blocks <= mine.sum()
     assert alone.snapshot.slots == (slot,)
     assert narrowed(alone) is alone
@@ -147,7 +148,7 @@ def test_copies_given_as_a_number_are_as_good_as_announcements_repeated(before, 
         if step[0] != "clear":
             play([step], writers)
             play([step], twins)
-        assert twin.slot_blocks().tolist() == index.slot_blocks().tolist()
+        assert slot_blocks(twin).tolist() == slot_blocks(index).tolist()
         for path in paths:
             assert twin.match(path).tolist() == index.match(path).tolist()
 
@@ -172,7 +173,7 @@ def test_many_copies_take_no_longer_than_one():
     for _ in range(2):
         copy.remove(Tier.GPU, names)
         copy.remove(Tier.CPU, orphans)
-    assert copy._index.slot_blocks()[0, 0] == n
+    assert slot_blocks(copy._index)[0, 0] == n
     again = {orphan.copies for _, orphan in copy._index.snapshot().orphans}
     assert again == {COPIES_MAX - 2}
 
@@ -194,5 +195,5 @@ def test_an_adoption_that_nobody_waits_for_ends_between_two_runs():
         return len(asked) > 2
 
     adopt([Adoption(held, (0, 0), each) for each in writers], is_over)
-    assert fresh.slot_blocks()[:, 0].tolist() == [3, 0]
+    assert slot_blocks(fresh)[:, 0].tolist() == [3, 0]
     assert all(each.filling for each in writers)

@@ -10,6 +10,7 @@ from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
+from tests.indexer.index_view import slot_blocks
 
 
 def u64(*values):
@@ -41,7 +42,7 @@ def a_feed(place, *, replay=True, nothing_older_comes=True):
 
 
 def held(writer):
-    return writer._index.slot_blocks()[0, 0]
+    return slot_blocks(writer._index)[0, 0]
 
 
 def test_a_replay_begins_at_the_place():

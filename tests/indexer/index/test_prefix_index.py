@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from indexer.index import prefix_index
+from indexer.index import block_tree
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS, Tier
+from tests.indexer.index_view import slot_blocks
 
 U64_MAX = 2**64 - 1
 CONTENTS = [1, 2, 3, 4]
@@ -152,7 +153,7 @@ def test_a_hash_alone_moves_a_known_block_to_another_tier():
     assert writer.store_known(Tier.CPU, u64(11, 12)) == 2
     writer.remove(Tier.GPU, u64(12, 11))
     assert matched(index, 1, 2) == [[0, 2, 2, 2]]
-    assert index.slot_blocks().tolist() == [[0, 2, 0, 0]]
+    assert slot_blocks(index).tolist() == [[0, 2, 0, 0]]
 
 
 def test_a_hash_alone_of_an_unknown_block_is_ignored_and_counted():
@@ -323,7 +324,7 @@ def test_a_name_moves_below_the_block_that_it_named():
 
 
 def test_a_clear_that_is_stopped_in_between_is_gone_on_with(monkeypatch):
-    monkeypatch.setattr(prefix_index, "CLEAR_STEP_MAX", 4)
+    monkeypatch.setattr(block_tree, "CLEAR_STEP_MAX", 4)
     for go_on in ("clear", "close"):
         index = PrefixIndex(1000)
         writer, other = index.open_slot(), index.open_slot()
@@ -337,14 +338,14 @@ def test_a_clear_that_is_stopped_in_between_is_gone_on_with(monkeypatch):
         assert writer.store(Tier.GPU, None, names, names) == 0
         assert writer.slot not in index.snapshot().slots
         getattr(writer, go_on)()
-        assert index.slot_blocks()[:, Tier.GPU].tolist() == [0, 100]
+        assert slot_blocks(index)[:, Tier.GPU].tolist() == [0, 100]
         assert writer.is_open == (go_on == "clear")
         assert index.open_slot().slot == (2 if writer.is_open else 0)
         index.check_invariants()
 
 
 def test_a_clear_looks_at_a_bounded_part_of_the_index_at_a_time(monkeypatch):
-    monkeypatch.setattr(prefix_index, "CLEAR_STEP_MAX", 4)
+    monkeypatch.setattr(block_tree, "CLEAR_STEP_MAX", 4)
     index = PrefixIndex(1000)
     writer = index.open_slot()
     names = np.arange(1, 101, dtype=np.uint64)

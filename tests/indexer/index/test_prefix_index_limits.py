@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from indexer.index.prefix_index import CLEAR_STEP_MAX, PrefixIndex
+from indexer.index.block_tree import CLEAR_STEP_MAX
+from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
+from tests.indexer.index_view import slot_blocks
 
 CONTENTS = [1, 2, 3, 4]
 NAMES = [11, 12, 13, 14]
@@ -203,7 +205,7 @@ def test_clear_forgets_one_slot_in_every_tier():
     two.store(Tier.GPU, 99, u64(5), u64(15))
     two.clear()
     assert matched(index, 1, 2) == [[2, 2, 2, 2], [0, 0, 0, 0]]
-    assert index.slot_blocks()[1].tolist() == [0, 0, 0, 0]
+    assert slot_blocks(index)[1].tolist() == [0, 0, 0, 0]
     assert index.stats().orphans == 1
     assert two.store(Tier.GPU, None, u64(1), u64(11)) == 1
     assert gpu(index, 1, 2) == [2, 1]
@@ -283,7 +285,6 @@ def test_every_public_step_holds_the_lock_and_gives_it_back():
         lambda: writer.remove(Tier.GPU, u64(11)),
         lambda: index.match(u64(1)),
         index.stats,
-        index.slot_blocks,
         index.snapshot,
         writer.clear,
         writer.close,

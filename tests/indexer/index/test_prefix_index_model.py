@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS, Tier
+from tests.indexer.index_view import slot_blocks
 from tests.models.prefix_index_model import EdgeModel, PlaceModel
 
 TIERS = st.sampled_from([Tier.GPU, Tier.GPU, *Tier])
@@ -116,7 +117,7 @@ class World:
     def check(self):
         """Counters agree with arrays and with the twin."""
         self.index.check_invariants()
-        held = self.index.slot_blocks()
+        held = slot_blocks(self.index)
         for writer in self.writers:
             assert held[writer.slot].tolist() == self.places.blocks(writer.slot)
         stats = self.index.stats()
@@ -250,7 +251,7 @@ class SmallIndexStaysConsistent(RuleBasedStateMachine):
     def reopen(self, pick):
         slot = self.writers[pick].slot
         self.writers[pick].close()
-        assert not self.index.slot_blocks()[slot].any()
+        assert not slot_blocks(self.index)[slot].any()
         self.writers[pick] = self.index.open_slot()
 
     @rule(path=st.lists(LOCALS, max_size=8))

@@ -1,0 +1,163 @@
+"""Snapshots: a copy of one moment, taken piece by piece while the index goes on.
+
+At that moment nothing is copied, only the range of nodes, sets and record slots is noted. What is
+in the range is copied in pieces, first to last; whoever changes something that was not copied yet
+copies it first and says so in its COPIED_ flag. So the copy shows the one moment, and each piece
+is bounded.
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+from numba import int64, types, void
+
+from indexer.compiled import compiled
+from indexer.index.state_kernels import (
+    BITS,
+    COPIED_NODES,
+    COPIED_RECORDS,
+    COPIED_SETS,
+    COPY_BITS,
+    COPY_ENGINE,
+    COPY_LOCAL,
+    COPY_MARK,
+    COPY_NODES,
+    COPY_NODES_END,
+    COPY_PARENT,
+    COPY_RECORDS,
+    COPY_ROWS,
+    COPY_ROWS_END,
+    COPY_SETS,
+    COPY_SETS_END,
+    ENGINE,
+    HEADER,
+    LOCAL,
+    MARK,
+    NODE_FREE,
+    PARENT,
+    PLANES,
+    RECORD_COUNT,
+    RECORD_FIELDS,
+    RECORD_HIGH,
+    RECORD_LOW,
+    RECORD_META,
+    RECORD_NODE,
+    RECORDS,
+    SET_MASK,
+    WORDS,
+    I,
+    U,
+    i32_view,
+    u8_view,
+    u32_view,
+    u64_view,
+)
+
+U8S, U32S, U64S = types.uint8[::1], types.uint32[::1], types.uint64[::1]
+
+
+@compiled()
+def _copy_node(h, node):
+    u64_view(h, COPY_LOCAL)[node] = u64_view(h, LOCAL)[node]
+    u64_view(h, COPY_ENGINE)[node] = u64_view(h, ENGINE)[node]
+    parent = i32_view(h, PARENT)[node]
+    i32_view(h, COPY_PARENT)[node] = parent
+    holders = u32_view(h, MARK)[node] & SET_MASK
+    u32_view(h, COPY_MARK)[node] = 0 if parent == NODE_FREE else holders
+
+
+@compiled()
+def keep_node(h, node):
+    """The node is about to change."""
+    if h[COPY_NODES] <= node < h[COPY_NODES_END]:
+        copied = u8_view(h, COPIED_NODES)
+        if copied[node] == 0:
+            copied[node] = 1
+            _copy_node(h, node)
+
+
+@compiled()
+def keep_set(h, set_id):
+    """The row of the set is about to change."""
+    if h[COPY_SETS] <= set_id < h[COPY_SETS_END]:
+        copied = u8_view(h, COPIED_SETS)
+        if copied[set_id] == 0:
+            copied[set_id] = 1
+            width = PLANES * h[WORDS]
+            bits = u64_view(h, BITS)
+            copy = u64_view(h, COPY_BITS)
+            for k in range(set_id * width, (set_id + 1) * width):
+                copy[k] = bits[k]
+
+
+@compiled()
+def keep_record(h, i):
+    """Slot i of the record table is about to change."""
+    if h[COPY_ROWS] <= i < h[COPY_ROWS_END]:
+        copied = u8_view(h, COPIED_RECORDS)
+        if copied[i] == 0:
+            copied[i] = 1
+            rows = u32_view(h, RECORDS)
+            copy = u32_view(h, COPY_RECORDS)
+            for k in range(i * RECORD_FIELDS, (i + 1) * RECORD_FIELDS):
+                copy[k] = rows[k]
+
+
+@compiled(void(HEADER, int64), nogil=True)
+def copy_nodes(h, count):
+    """Copy the next `count` nodes of the range."""
+    copied = u8_view(h, COPIED_NODES)
+    start = h[COPY_NODES]
+    stop = min(start + count, h[COPY_NODES_END])
+    for node in range(start, stop):
+        if copied[node] == 0:
+            _copy_node(h, node)
+    h[COPY_NODES] = stop
+
+
+@compiled(void(U8S, U64S, U64S, int64, int64), nogil=True)
+def copy_sets(copied, source, target, start, stop):
+    """Copy rows [start, stop) that are not copied yet.
+
+    copied:         uint8 [rows]
+    source, target: uint64 [rows * width]
+    """
+    width = target.shape[0] // copied.shape[0]
+    for row in range(start, stop):
+        if copied[row] == 0:
+            for k in range(row * width, (row + 1) * width):
+                target[k] = source[k]
+
+
+@compiled(void(U8S, U32S, U32S, int64, int64), nogil=True)
+def copy_records(copied, source, target, start, stop):
+    """The same for uint32 [rows * RECORD_FIELDS]."""
+    for row in range(start, stop):
+        if copied[row] == 0:
+            for k in range(row * RECORD_FIELDS, (row + 1) * RECORD_FIELDS):
+                target[k] = source[k]
+
+
+@compiled(int64(U32S, U64S, types.int64[:, ::1]), nogil=True)
+def unpack_records(rows, keys, fields):
+    """The live ones among copied records.
+
+    rows:   uint32 [slots * RECORD_FIELDS]
+    keys:   uint64 [slots], out
+    fields: int64 [slots, 5], out: slot, tier, kind, node, count
+
+    Returns how many there are.
+    """
+    n = 0
+    for i in range(0, rows.shape[0], RECORD_FIELDS):
+        meta = I(rows[i + RECORD_META]) - 1
+        if meta < 0:
+            continue
+        keys[n] = U(rows[i + RECORD_LOW]) | U(rows[i + RECORD_HIGH]) << U(32)
+        fields[n, 0] = meta >> 3
+        fields[n, 1] = meta >> 1 & 3
+        fields[n, 2] = meta & 1
+        fields[n, 3] = rows[i + RECORD_NODE]
+        fields[n, 4] = rows[i + RECORD_COUNT]
+        n += 1
+    return n
