@@ -47,7 +47,12 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Service:
     publisher = None if config["replica_sync_port"] is None else ReplicaPublisher(callbacks)
     selector = Selector(
         router,
-        lambda: PrefixIndex(config["index_blocks_max"], lock=threading.Lock()),
+        lambda: PrefixIndex(
+            config["index_blocks_max"],
+            bytes_max=config["index_bytes_max"],
+            lock=threading.Lock(),
+            copy_lock=threading.Lock(),
+        ),
         rng=Random(SystemRandom().getrandbits(128)),
         use_kv_events=config["use_kv_events"],
         reservation_ttl_s=config["reservation_ttl_s"],

@@ -29,6 +29,7 @@ RECORDS_START = 1 << 4
 RECORDS_PER_BLOCK_MAX = 8
 GROW_LOAD = 0.6  # a table begins to grow
 TABLE_LOAD = 0.7  # and takes this much at most; it has grown long before
+LATE_LOAD = 0.8  # or this much, while it grows after there was no memory for that
 OWN_PAGES_MIN = 1 << 18  # bytes
 GIVE_BACK_BYTES = 1 << 22  # at once
 WIDEN_BYTES = 1 << 20  # at once
@@ -73,7 +74,7 @@ class IndexMemory:
         self._records_max = max(RECORDS_START, RECORDS_PER_BLOCK_MAX * blocks_max)
         self._stuck: set[int] = set()  # tables that could not grow
         self._wide: dict[int, Array] = {}  # columns that replace others when the sets are widened
-        self._retired: list[tuple[Array, int]] = []  # (array, bytes given back)
+        self._retired: list[tuple[Array, int, int]] = []  # (array, bytes given back, of how many)
         header = self.header
         header[state.NODES_USED] = 1
         header[state.NODES_MAX] = blocks_max
@@ -110,7 +111,7 @@ class IndexMemory:
         sets = self.value(state.SETS_USED) * self.value(state.SET_BYTES)
         tables = sum(self._columns[t].nbytes for t in self._columns if t < state.LOCAL)
         small = sum(self._columns[column].nbytes for column in _SMALL_COLUMNS)
-        replaced = sum(array.nbytes - gone for array, gone in self._retired)
+        replaced = sum(size - gone for _, gone, size in self._retired)
         nodes = self.value(state.NODES_USED) * state.NODE_BYTES
         return nodes + sets + tables + small + replaced + self.header.nbytes
 
@@ -141,6 +142,7 @@ class IndexMemory:
 
         Raises MemoryError, and changes nothing, when there is no room for them.
         """
+        self._give_back()
         if not self._wide:
             self._begin_wide()
         row = 2 * state.PLANES * 8 * self.value(state.WORDS)
@@ -196,11 +198,12 @@ class IndexMemory:
             self._stuck.add(table)
             return
         self._install(table + state.NEXT, array)
+        self.header[table + state.ROOM] = int(self._slots(table) * LATE_LOAD)
         self.header[state.GROWING] += 1
         self._account()
 
     def _replace_table(self, table: int) -> None:
-        self._retire(self._columns[table])
+        self._retire(self._columns[table], self._columns[table].nbytes)
         self._install(table, self._uninstall(table + state.NEXT))
         self.header[state.GROWING] -= 1
         if table == state.RECORDS:
@@ -239,7 +242,8 @@ class IndexMemory:
         for column in (state.LIVE, state.RECORDS_OF):
             old = self._columns[column]
             self._wide[column][: old.size] = old
-        self._retire(self._columns[state.BITS])
+        row = state.PLANES * 8 * self.value(state.WORDS)
+        self._retire(self._columns[state.BITS], self.value(state.SETS_USED) * row)
         self._uninstall(state.WIDE_BITS)
         for column, array in self._wide.items():
             self._install(column, array)
@@ -247,26 +251,29 @@ class IndexMemory:
         self.header[state.WORDS] *= 2
         self.header[state.WIDE_MOVED] = 0
         self.header[state.COPY_SETS_END] = 0  # a snapshot goes on with the old ones
+        for table in _WIDTHS:
+            self._set_call(table)
         self._account()
 
     # --- giving back ----------------------------------------------------------------------------
 
-    def _retire(self, array: Array) -> None:
-        """Of no use any more: give it back bit by bit, as that takes time for each page."""
+    def _retire(self, array: Array, size: int) -> None:
+        """Of no use any more: its first `size` bytes, the rest was never touched, are given back
+        bit by bit, as that takes time for each page."""
         is_borrowed = any(array is each for each in self.borrowed)
         if _pages_of(array) is not None and not is_borrowed:
-            self._retired.append((array, 0))
+            self._retired.append((array, 0, size))
 
     def _give_back(self) -> None:
         if not self._retired:
             return
-        array, gone = self._retired.pop()
+        array, gone, size = self._retired.pop()
         pages = _pages_of(array)
         assert pages is not None
-        size = min(GIVE_BACK_BYTES, array.nbytes - gone)
-        pages.madvise(MADV_DONTNEED, gone, size)
-        if gone + size < array.nbytes:
-            self._retired.append((array, gone + size))
+        step = min(GIVE_BACK_BYTES, size - gone)
+        pages.madvise(MADV_DONTNEED, gone, step)
+        if gone + step < size:
+            self._retired.append((array, gone + step, size))
         self._account()
 
 

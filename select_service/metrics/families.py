@@ -91,6 +91,12 @@ PARTITIONS: Sequence[Family[PartitionReport]] = (
     Family(_GAUGE, "index_bytes", "Memory of the index.", lambda p: p.prefix_index.bytes),
     Family(
         _GAUGE,
+        "index_bytes_max",
+        "Memory that the index may take.",
+        lambda p: p.prefix_index.bytes_max,
+    ),
+    Family(
+        _GAUGE,
         "index_holder_sets",
         "Distinct sets of ranks and tiers that hold a block.",
         lambda p: p.prefix_index.holder_sets,

@@ -16,6 +16,9 @@ from select_service.settings import values as read
 
 ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
 INDEX_BLOCKS_MAX = 2**28
+INDEX_BYTES_MIN = 2**24
+INDEX_BYTES = 2**30
+"""256 bytes for each of as many blocks as there may be by default; like holders take 36."""
 
 
 class ConfigError(Exception):
@@ -76,6 +79,13 @@ SETTINGS: tuple[Setting, ...] = (
         read.whole(1024, INDEX_BLOCKS_MAX),
         "distinct blocks that the index of one partition holds at most",
         "index_blocks_max",
+    ),
+    _cli(
+        "--index-max-bytes",
+        INDEX_BYTES,
+        read.whole(INDEX_BYTES_MIN, 2**48),
+        "memory that the index of one partition takes at most, in bytes",
+        "index_bytes_max",
     ),
     _cli("--policy", "reference", read.choice("reference"), "cost function"),
     _cli(
