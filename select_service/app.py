@@ -61,23 +61,23 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Service:
         wake=waker,
     )
     waker.bind(callbacks.supervised("waker", selector.settle))
-    replicas = None
-    if publisher is not None:
-        replicas = _replica_sync(config, selector, publisher, callbacks)
     recovers = bool(config["indexer_peers"] or config["snapshot_path"])
     ingest = Ingest(config["threads"], held=recovers)
+    replicas = None
+    if publisher is not None:
+        replicas = ReplicaSync(
+            selector.replicas,
+            publisher,
+            callbacks,
+            ingest.names,
+            repair=config["replica_sync_repair"],
+            url=config["advertise_url"],
+        )
     service = Service(config, version, selector, ingest, Metrics(version), replicas)
     service.callback_failures = callbacks.failures
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     return service
-
-
-def _replica_sync(
-    config: Config, selector: Selector, publisher: ReplicaPublisher, callbacks: Callbacks
-) -> ReplicaSync:
-    repair, url = config["replica_sync_repair"], config["advertise_url"]
-    return ReplicaSync(selector.replicas, publisher, callbacks, repair=repair, url=url)
 
 
 def _plane(service: Service) -> ReplicaSync | None:

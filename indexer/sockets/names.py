@@ -6,17 +6,20 @@ meanwhile, and whose end would wait) nor on a thread that the end of the process
 here: on a few daemon threads.  Whoever asks has a time limit of his own.
 """
 
+import heapq
 import ipaddress
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
+from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
 THREADS_MAX = 16
 """As many names that nobody answers for may be asked for before others have to wait."""
 NAMES_MAX = 8192
-"""Different names that wait; beyond it one is not looked up."""
+"""Names that wait; beyond it one is not looked up."""
 ADDRESSES_MAX = 16
 """Taken of one name."""
 
@@ -51,50 +54,73 @@ class Names:
         self._waiting: dict[str, list[Tell]] = {}
         """Who wants to be told, of names that wait or are being looked up."""
         self._queue: deque[str] = deque()
+        self._later: list[tuple[float, int, str, Tell]] = []
+        self._numbers = count()
         self._threads = 0
         self._idle = 0
 
-    def look_up(self, host: str, tell: Tell) -> None:
+    def look_up(self, host: str, tell: Tell, after_s: float = 0.0) -> None:
         """Have `tell` called once: at once for an address, else on a thread of ours, or never.
 
-        `tell` must not raise, and be quick.
+        after_s: not before so many seconds.  `tell` must not raise, and be quick.
         """
         if is_numeric(host):
             tell(Addresses((host,)))
             return
         with self._lock:
-            others = self._waiting.get(host)
-            if others is not None:
-                others.append(tell)
+            if len(self._waiting) + len(self._later) < NAMES_MAX:
+                if after_s > 0.0:
+                    entry = (monotonic() + after_s, next(self._numbers), host, tell)
+                    heapq.heappush(self._later, entry)
+                    self._find_thread()
+                else:
+                    self._enqueue(host, tell)
                 return
-            is_full = len(self._waiting) >= NAMES_MAX
-            if not is_full:
-                self._waiting[host] = [tell]
-                self._queue.append(host)
-                self._find_thread()
-        if is_full:
-            tell(Addresses(error=f"{NAMES_MAX} names are being looked up, the most there may be"))
+        tell(Addresses(error=f"{NAMES_MAX} names are being looked up, the most there may be"))
+
+    def _enqueue(self, host: str, tell: Tell) -> None:
+        others = self._waiting.get(host)
+        if others is not None:
+            others.append(tell)
+            return
+        self._waiting[host] = [tell]
+        self._queue.append(host)
+        self._find_thread()
 
     def _find_thread(self) -> None:
-        if self._idle >= len(self._queue):
-            self._wanted.notify()
-        elif self._threads < THREADS_MAX:
+        """Those that are idle were perhaps woken already, each for one of the queue."""
+        self._wanted.notify()
+        if self._idle < max(1, len(self._queue)) and self._threads < THREADS_MAX:
             self._threads += 1
             threading.Thread(target=self._serve, name="names", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
             with self._lock:
-                self._idle += 1
-                while not self._queue:
-                    self._wanted.wait()
-                self._idle -= 1
-                host = self._queue.popleft()
+                host = self._next()
             addresses = self._of(host)
             with self._lock:
                 waiting = self._waiting.pop(host)
             for tell in waiting:
                 tell(addresses)
+
+    def _next(self) -> str:
+        """Waits for a name."""
+        self._idle += 1
+        while True:
+            wait_s = self._due()
+            if self._queue:
+                self._idle -= 1
+                return self._queue.popleft()
+            self._wanted.wait(wait_s)
+
+    def _due(self) -> float | None:
+        """Enqueue what was to be looked up by now.  Returns the seconds until more is."""
+        now = monotonic()
+        while self._later and self._later[0][0] <= now:
+            _, _, host, tell = heapq.heappop(self._later)
+            self._enqueue(host, tell)
+        return self._later[0][0] - now if self._later else None
 
     def _of(self, host: str) -> Addresses:
         try:

@@ -5,6 +5,7 @@ import logging
 
 import zmq
 
+from indexer.sockets.names import Names
 from select_service.core.replicas.events import TOPIC
 from select_service.edge.replicas import subscriber
 from select_service.edge.replicas.publisher import ReplicaPublisher
@@ -42,7 +43,7 @@ async def read_ten(callbacks, receive):
             if payload:
                 receive(payload)
 
-        reader = ReplicaSubscriber(f"tcp://127.0.0.1:{port}", {TOPIC: take}, callbacks)
+        reader = ReplicaSubscriber(f"tcp://127.0.0.1:{port}", {TOPIC: take}, callbacks, Names())
         reader.connect(context)
         reader.start(asyncio.get_running_loop())
         await eventually_on_loop(lambda: peer.send_multipart([TOPIC, b""]) or came)

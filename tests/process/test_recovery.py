@@ -450,8 +450,8 @@ def test_each_distinct_failure_of_a_peer_is_told_once():
         log = service.log()
     told = [x for x in log if x["message"] == "a download of a dump failed"]
     assert [(x["level"], x["peer"], x["error"], x["attempt"]) for x in told] == [
-        ("WARNING", peer.url, "DumpError: status 500", 1),
-        ("WARNING", peer.url, "DumpError: status 404", 3),
+        ("WARNING", peer.url, "status 500", 1),
+        ("WARNING", peer.url, "status 404", 3),
     ]
     (line,) = [x for x in log if x["message"] == "a dump was downloaded"]
     assert (line["peer"], line["form"], line["bytes"], line["blocks"]) == (peer.url, "json", 2, 0)

@@ -65,7 +65,9 @@ class Download:
     async def _run(self) -> None:
         try:
             self.answer = await self._read()
-        except (HttpError, DumpError, MemoryError) as error:  # the last: the dump is too much
+        except HttpError as error:
+            self.error = str(error)[:ERROR_CHARS_MAX]
+        except (DumpError, MemoryError) as error:  # the latter: the dump is too much
             self.error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
 
     async def _read(self) -> Answer:

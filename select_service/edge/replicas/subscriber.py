@@ -6,14 +6,16 @@ a message means is not known here; whatever arrives, reading goes on.
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import TypeAlias
 
 import zmq
 
+from indexer.sockets.dial import Dial
 from indexer.sockets.monitor import waiting_events
+from indexer.sockets.names import Names
 from indexer.sockets.options import set_reading_options
 from indexer.sockets.readiness import has_message
 from select_service.core.replicas.digest import DIGEST_BYTES_MAX
@@ -37,6 +39,8 @@ FAILED_PAUSE_S = 0.1
 Socket: TypeAlias = "zmq.Socket[bytes]"
 Receive: TypeAlias = Callable[[bytes], None]
 
+_CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_FAILED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 _NOBLOCK = int(zmq.NOBLOCK)
 _RCVMORE = int(zmq.RCVMORE)
 
@@ -45,9 +49,16 @@ class ReplicaSubscriber:
     """frames counts messages, dropped those that have not the right form, by reason."""
 
     def __init__(
-        self, endpoint: str, receivers: Mapping[bytes, Receive], callbacks: Callbacks
+        self,
+        endpoint: str,
+        receivers: Mapping[bytes, Receive],
+        callbacks: Callbacks,
+        names: Names,
     ) -> None:
-        """receivers: topic -> who is given the payload; what it raises is counted and told of."""
+        """receivers: topic -> who is given the payload; what it raises is counted and told of.
+
+        names: where the host of the endpoint is looked up
+        """
         self.endpoint = endpoint
         self.connected = False
         self.frames = 0
@@ -57,6 +68,10 @@ class ReplicaSubscriber:
             for topic, receive in receivers.items()
         }
         self._drain = callbacks.supervised("replica_subscriber", self._take_some)
+        self._dialled = callbacks.supervised("replica_subscriber", _run)
+        self._names = names
+        self._dial: Dial | None = None
+        self._calls: deque[Callable[[], None]] = deque()
         self._socket: Socket | None = None
         self._monitor: Socket | None = None
         self._in_surplus = False
@@ -74,9 +89,9 @@ class ReplicaSubscriber:
             )
             for topic in self._receivers:
                 socket.setsockopt(zmq.SUBSCRIBE, topic)
-            watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-            self._monitor = socket.get_monitor_socket(watched)
-            socket.connect(self.endpoint)
+            self._monitor = socket.get_monitor_socket(_CONNECTED | _FAILED)
+            self._dial = Dial(socket, self.endpoint, self._names, self._call)
+            self._dial.begin()
         except zmq.ZMQError:
             self._close(socket)
             raise
@@ -86,6 +101,7 @@ class ReplicaSubscriber:
         """Read from now on."""
         assert self._socket is not None
         self._loop = loop
+        loop.call_soon(self._take_calls)
         loop.add_reader(self._socket.FD, self._drain)
         loop.call_soon(self._drain)  # connecting may have swallowed a change of state
 
@@ -109,7 +125,22 @@ class ReplicaSubscriber:
         self._socket = None
         self._in_surplus = False
 
+    def _call(self, call: Callable[[], None]) -> None:
+        """Have it called on the event loop, once there is one; on any thread."""
+        self._calls.append(call)
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._take_calls)
+
+    def _take_calls(self) -> None:
+        while self._calls:
+            self._dialled(self._calls.popleft())
+
     def _close(self, socket: Socket) -> None:
+        if self._dial is not None:
+            self._dial.close()
+            self._dial = None
         socket.disable_monitor()
         if self._monitor is not None:
             self._monitor.close()
@@ -118,9 +149,14 @@ class ReplicaSubscriber:
 
     def look_at_connection(self) -> None:
         """Bring `connected` up to date."""
-        if self._monitor is not None:
-            for event, _ in waiting_events(self._monitor):
-                self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if self._monitor is None or self._dial is None:
+            return
+        for event, _ in waiting_events(self._monitor):
+            self.connected = event == _CONNECTED
+            if self.connected:
+                self._dial.connected()
+            else:
+                self._dial.failed()
 
     def _take_some(self) -> None:
         """The descriptor tells of changes only, so what is left must be asked for."""
@@ -164,6 +200,10 @@ class ReplicaSubscriber:
         else:
             receive(payload)
         return len(payload)
+
+
+def _run(call: Callable[[], None]) -> None:
+    call()
 
 
 def _skip_frame(socket: Socket) -> bool:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import zmq
 
 from indexer.endpoints import endpoint_error
+from indexer.sockets.names import Names
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
@@ -49,6 +50,7 @@ class ReplicaSync:
         state: ReplicaState,
         publisher: ReplicaPublisher,
         callbacks: Callbacks,
+        names: Names,
         *,
         repair: bool,
         url: str | None,
@@ -57,6 +59,7 @@ class ReplicaSync:
         self._state = state
         self._publisher = publisher
         self._callbacks = callbacks
+        self._names = names
         self._repair = repair
         self._url = url
         self._http_port = 0
@@ -109,7 +112,7 @@ class ReplicaSync:
             replica_events.TOPIC: lambda payload: self._event_came(peer, payload),
             replica_digest.TOPIC: lambda payload: self._digest_came(peer, payload),
         }
-        subscriber = ReplicaSubscriber(endpoint, receivers, self._callbacks)
+        subscriber = ReplicaSubscriber(endpoint, receivers, self._callbacks, self._names)
         peer = Peer(subscriber, PeerLog(endpoint, now), tried_at=now)
         try:
             peer.subscriber.connect(self._context)

@@ -2,12 +2,16 @@
 
 import asyncio
 import logging
+import socket
+import threading
 import time
 
 import msgspec
 import numpy as np
+import pytest
 import zmq
 
+from indexer.sockets import dial
 from indexer.sockets.names import Names
 from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC
 from select_service.edge.http_client import HttpClient
@@ -19,7 +23,7 @@ from select_service.edge.replicas.subscriber import (
     MESSAGE_BYTES_MAX,
     ReplicaSubscriber,
 )
-from select_service.edge.replicas.sync import ReplicaSync
+from select_service.edge.replicas.sync import PEERS_MAX, ReplicaSync
 from select_service.edge.supervised import Callbacks
 from tests.builders import a_reservation, a_selector, a_worker
 from tests.patience import PATIENCE_S, eventually_on_loop
@@ -29,14 +33,19 @@ from tests.process.launched import free_port
 class Plane:
     """A selector and its replica plane."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, names=None):
         self.callbacks = Callbacks()
         self.publisher = ReplicaPublisher(self.callbacks)
         self.selector = a_selector(seed=seed)
         self.selector.replicas.tell(self.publisher.offer)
         self.selector.register(a_worker(1))
         self.sync = ReplicaSync(
-            self.selector.replicas, self.publisher, self.callbacks, repair=False, url=None
+            self.selector.replicas,
+            self.publisher,
+            self.callbacks,
+            names or Names(),
+            repair=False,
+            url=None,
         )
         port = free_port()
         self.sync.bind(port)
@@ -75,13 +84,13 @@ def run(*registrations, until):
 
 def test_a_replica_sees_how_many_listen_and_how_much_of_its_own_arrives():
     def both_ways(a, b):
-        if a.sync.status().digests_out == 1:
+        if a.sync.status().subscribers == 1 and not a.selector.held.find("x"):
             a.selector.reserve(a_reservation("x"), 0.0)
         return (
             a.peer().frames_out
             and b.peer().frames_in
             and a.sync.status().subscribers == 1
-            and (b.peer().applied == 1 and b.sync.status().subscribers == 1)
+            and (b.peer().digests and b.sync.status().subscribers == 1)
         )
 
     run((0, 1), (1, 0), until=both_ways)
@@ -218,7 +227,9 @@ async def turns_of(messages, came):
             came.append(payload)
             at.append(len(turns))
 
-        reader = ReplicaSubscriber(f"tcp://127.0.0.1:{port}", {TOPIC: receive}, Callbacks())
+        reader = ReplicaSubscriber(
+            f"tcp://127.0.0.1:{port}", {TOPIC: receive}, Callbacks(), Names()
+        )
         reader.connect(context)
         reader.start(asyncio.get_running_loop())
         await eventually_on_loop(lambda: peer.send_multipart([TOPIC, b""]) or came)
@@ -261,7 +272,9 @@ def test_a_message_of_endless_frames_is_skipped_a_turn_at_a_time(monkeypatch):
 
 def test_what_waits_for_the_event_loop_is_bounded_in_bytes():
     with zmq.Context() as context:
-        reader = ReplicaSubscriber("ipc:///nowhere/a", {TOPIC: lambda payload: None}, Callbacks())
+        reader = ReplicaSubscriber(
+            "ipc:///nowhere/a", {TOPIC: lambda payload: None}, Callbacks(), Names()
+        )
         reader.connect(context)
         messages, size = reader._socket.rcvhwm, reader._socket.maxmsgsize
         reader.close()
@@ -286,3 +299,71 @@ def test_reservations_that_nothing_was_known_to_book_on_are_asked_for_when_worke
         return agreement.repair_due(time.monotonic())
 
     run((1, 0), until=is_told)
+
+
+def resolving(*answers):
+    """Names whose lookups have these outcomes, one after the other; the last one again and again.
+
+    An address, several of them, or None for a name that is not found.
+    """
+    left = list(answers)
+
+    def look_up(host, *_, **__):
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if found is None:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, 1, 6, "", (address, 0)) for address in found.split()]
+
+    return Names(look_up)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ("127.0.0.1",),
+        (None, "127.0.0.1"),
+        ("127.0.0.9", "127.0.0.1"),
+        ("127.0.0.9 127.0.0.8 127.0.0.1",),
+    ],
+)
+def test_a_peer_is_found_by_its_name_whatever_it_takes(answers, monkeypatch):
+    monkeypatch.setattr(dial, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(dial, "NOT_FOUND_S", 0.01)
+
+    async def scene():
+        plane, other = Plane(1, resolving(*answers)), Plane(2)
+        port = other.endpoint.rpartition(":")[2]
+        plane.sync.register(f"tcp://peer.example:{port}")
+        for each in (plane, other):
+            each.sync.start(1, HttpClient(Names()))
+
+        def is_heard():
+            other.sync.tick()
+            plane.sync.tick()
+            return plane.peer().digests > 0 and plane.peer().connected
+
+        await eventually_on_loop(is_heard)
+        for each in (plane, other):
+            each.sync.close()
+
+    asyncio.run(scene())
+
+
+def test_a_name_that_is_never_answered_keeps_nobody_waiting():
+    over = threading.Event()
+
+    def look_up(*_, **__):
+        over.wait(10 * PATIENCE_S)
+        raise OSError("over")
+
+    async def scene():
+        plane = Plane(1, Names(look_up))
+        plane.sync.start(1, HttpClient(Names()))
+        for n in range(PEERS_MAX):
+            plane.sync.register(f"tcp://peer{n}.example:1")
+        await asyncio.sleep(0)
+        plane.sync.close()
+
+    asyncio.run(scene())
+    assert not over.is_set()
+    over.set()
