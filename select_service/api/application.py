@@ -1,5 +1,6 @@
 """The ASGI application: which handler a request reaches, and who supervises it."""
 
+import errno
 import logging
 
 from starlette.requests import Request
@@ -14,7 +15,7 @@ from select_service.api.service import (
     no_such_route,
     trace_of,
 )
-from select_service.errors import ShuttingDown
+from select_service.errors import CapacityExceeded, SelectError, ShuttingDown
 from select_service.http.codec import error_response
 from select_service.http.endpoint import Endpoint
 
@@ -37,14 +38,19 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, in this order: what every handler needs, who asks, where it leads.
+
+        Nobody is asked who they are yet.  The line for it is the one before the route is chosen,
+        so that there is no route without it, and inside the `try`, so that a refusal is an answer.
+        """
         assert scope["type"] == "http"
         scope["service"] = self._service
         # A reservation id may hold an encoded slash, so segments are split before they are decoded.
         scope["path"] = path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
         try:
             await self._plain.get(path, self._router)(scope, receive, send)
-        except Exception:
-            await self._failed(scope, receive, send)
+        except Exception as error:
+            await self._failed(_answer_to(error), scope, receive, send)
 
     def refused(self, status: int) -> None:
         """Count an answer that the connection gave before a request had come in."""
@@ -55,17 +61,25 @@ class Application:
         error = ShuttingDown("the service is ending; nothing was done")
         self._service.selector.gate.dismiss(error)
 
-    async def _failed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The one log line of a bug, and its answer unless another one has begun."""
+    async def _failed(
+        self, answer: SelectError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """The one log line of what no handler expects, and `answer` unless one has begun."""
         request = Request(scope)
         fields = {"method": request.method, "path": scope["path"][:LOGGED_PATH_CHARS_MAX]}
         log.exception("request failed", extra={"fields": fields | trace_of(request)})
         if "answering" in scope:
             return  # uvicorn closes the connection, so that the client sees an answer cut short
         resource = scope.get("resource", "unknown")
-        self._service.metrics.request(resource, request.method, InternalError.status)
-        error = InternalError("internal error; the log of the service has more")
-        await error_response(error)(scope, receive, send)
+        self._service.metrics.request(resource, request.method, answer.status)
+        await error_response(answer)(scope, receive, send)
+
+
+def _answer_to(error: Exception) -> SelectError:
+    """What a client is told of a failure that is none of its own."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return CapacityExceeded("there is no memory left for this request; ask again later")
+    return InternalError("internal error; the log of the service has more")
 
 
 def _by_path() -> dict[str, list[Endpoint]]:

@@ -27,6 +27,14 @@ Of `RequestResponseCycle`: `response_started`, `response_complete`, `body` (what
 taken yet); `disconnected` and `message_event`, which together end a `receive()` with
 `http.disconnect`.  Of `FlowControl`: `pause_reading()`, `resume_reading()`; uvicorn pauses above
 `HIGH_WATER_LIMIT` bytes of `body` and resumes when a handler asks for more or has answered.
+
+Of `uvicorn.Server` (see `server`): `serve` is `capture_signals` around `_serve`, and raises what is
+in `_captured_signals` again; `shutdown` comes before the connections are asked to end;
+`server_state.connections`.  Of `uvicorn.Config`: that `app` is called as it is.
+
+Of httptools: the names of the callbacks and when they are called; an error in one of them is the
+`__context__` of the `HttpParserError` that `feed_data` raises; `HttpParserUpgrade` has the place in
+the data where the head ends.
 """
 
 import asyncio

@@ -7,6 +7,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import NamedTuple
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from select_service.simulator import report
 from select_service.simulator.baselines import least_loaded, round_robin, run_baseline
 from select_service.simulator.client import CallFailed, SelectorClient
 from select_service.simulator.drive import Driver
-from select_service.simulator.examples import examples
+from select_service.simulator.examples import examples, telling_prompt
 from select_service.simulator.figures import percentile
 from select_service.simulator.fleet import Fleet, FleetShape, fresh_engines
 from select_service.simulator.options import Options
@@ -27,6 +28,7 @@ from select_service.simulator.service_process import (
     checked_port,
     compile_kernels,
 )
+from select_service.simulator.stages import Stages
 from select_service.simulator.trace import TraceError, read_trace
 from select_service.simulator.workload import Shape, Workload, generate
 from select_service.simulator.world import Step, World
@@ -46,6 +48,7 @@ class Stage(NamedTuple):
 
     options: Options
     console: Console
+    stages: Stages
     workload: Workload
     service: ServiceProcess
     client: SelectorClient
@@ -75,15 +78,17 @@ async def _until_signalled(options: Options, console: Console) -> int:
 
 
 async def _demo(options: Options, console: Console) -> int:
-    workload = _workload(options)
-    with console.status("compiling the kernels (a minute or two the first time, then cached) ..."):
-        await compile_kernels()
+    stages = Stages(console)
+    with stages.stage("making the workload"):
+        workload = _workload(options)
+    with stages.stage("compiling the kernels (the first time only, then cached)") as detail:
+        await compile_kernels(detail)
     port = checked_port(options.port)
     fleet = Fleet(_shape(options), options.lose)
     service = ServiceProcess(port)
     client = SelectorClient(service.base_url, MODEL_NAME)
     try:
-        return await _on_stage(Stage(options, console, workload, service, client, fleet))
+        return await _on_stage(Stage(options, console, stages, workload, service, client, fleet))
     finally:
         # The process first: a second Ctrl-C may cut the rest short, but it must not outlive us.
         service.stop()
@@ -112,23 +117,24 @@ def _shape(options: Options) -> FleetShape:
 
 
 async def _on_stage(stage: Stage) -> int:
-    console, shape = stage.console, stage.fleet.shape
-    with console.status("starting the service ..."):
+    console, stages, shape = stage.console, stage.stages, stage.fleet.shape
+    with stages.stage("starting the service"):
         await stage.service.wait_until_alive(stage.client)
-    with console.status("registering the workers ..."):
+    with stages.stage("registering the workers"):
         await stage.fleet.register(stage.client)
     console.print(
         f"service at {stage.service.base_url}, {shape.workers} simulated workers "
         f"x {shape.ranks_per_worker} rank(s), {shape.blocks_per_rank} blocks of "
-        f"{shape.block_size} tokens each"
+        f"{shape.block_size} tokens each",
+        soft_wrap=True,
     )
     world = World(stage.workload, fresh_engines(shape), stage.fleet.emit)
     driver = Driver(world, stage.fleet, stage.client)
     with _progress(stage, world) as on_step:
         await driver.work_off(on_step)
-    with console.status("checking the end state ..."):
+    with stages.stage("checking the end state"):
         await driver.audit(stage.workload)
-    with console.status("the same workload under the other policies ..."):
+    with stages.stage("the same workload under the other policies"):
         worlds = {"selector": world} | await asyncio.to_thread(_baselines, stage)
     timings = report.latencies(stage.client.latencies_s)
     report.show_report(console, worlds, driver.run, stage.fleet, timings)
@@ -137,6 +143,30 @@ async def _on_stage(stage: Stage) -> int:
 
 @contextmanager
 def _progress(stage: Stage, world: World) -> Iterator[Callable[[Step], None]]:
+    """What is to be called after every step; shows how many requests are done."""
+    show = _bar if stage.console.is_terminal else _plain_progress
+    with show(stage) as on_finished:
+
+        def on_step(step: Step) -> None:
+            if step is Step.FINISHED:
+                selects = stage.client.latencies_s["select_and_reserve"][-RECENT_CALLS:]
+                hit_rate = world.tally.hit_blocks / max(1, world.tally.prompt_blocks)
+                on_finished(hit_rate, percentile(selects, 50) * 1000)
+
+        yield on_step
+
+
+@contextmanager
+def _plain_progress(stage: Stage) -> Iterator[Callable[[float, float], None]]:
+    requests, done = stage.workload.requests, count(1)
+    with stage.stages.stage(f"driving {requests} requests") as detail:
+        yield lambda hit_rate, p50_ms: detail(
+            f"{next(done)} done, hit rate {hit_rate:.1%}, select p50 {p50_ms:.2f} ms"
+        )
+
+
+@contextmanager
+def _bar(stage: Stage) -> Iterator[Callable[[float, float], None]]:
     columns = (
         TextColumn("requests"),
         BarColumn(),
@@ -146,15 +176,9 @@ def _progress(stage: Stage, world: World) -> Iterator[Callable[[Step], None]]:
     )
     with Progress(*columns, console=stage.console) as progress:
         task = progress.add_task("", total=stage.workload.requests, hit_rate=0.0, p50_ms=0.0)
-
-        def on_step(step: Step) -> None:
-            if step is Step.FINISHED:
-                selects = stage.client.latencies_s["select_and_reserve"][-RECENT_CALLS:]
-                hit_rate = world.tally.hit_blocks / max(1, world.tally.prompt_blocks)
-                p50_ms = percentile(selects, 50) * 1000
-                progress.update(task, advance=1, hit_rate=hit_rate, p50_ms=p50_ms)
-
-        yield on_step
+        yield lambda hit_rate, p50_ms: progress.update(
+            task, advance=1, hit_rate=hit_rate, p50_ms=p50_ms
+        )
 
 
 def _baselines(stage: Stage) -> dict[str, World]:
@@ -187,7 +211,8 @@ async def _conclude(stage: Stage, world: World, problems: list[str]) -> int:
 def _show_examples(stage: Stage, world: World) -> None:
     base_url, console = stage.service.base_url, stage.console
     console.print("\nThe service and the fleet stay up until Ctrl-C.  Try:\n")
-    for example in examples(base_url, MODEL_NAME, world, stage.workload):
-        console.print(f"# {example.caption}", style="dim")
+    known = telling_prompt(world, stage.workload)
+    for example in examples(base_url, MODEL_NAME, known, stage.fleet.rank_names()):
+        console.print(f"# {example.caption}", style="dim", soft_wrap=True)
         console.print(example.command, markup=False, soft_wrap=True)
     console.print(f"\nThe API, readable: {base_url}/docs")

@@ -77,6 +77,15 @@ class Fleet:
         assert 0 <= dp_rank < self.shape.ranks_per_worker
         return (worker_id - 1) * self.shape.ranks_per_worker + dp_rank
 
+    def rank_names(self) -> list[str]:
+        """For people, in the order of `fresh_engines`."""
+        shape = self.shape
+        return [
+            f"worker {worker_id}" + (f" rank {dp_rank}" if shape.ranks_per_worker > 1 else "")
+            for worker_id in range(1, shape.workers + 1)
+            for dp_rank in range(shape.ranks_per_worker)
+        ]
+
     def registration(self, worker_id: int) -> dict[str, Any]:
         """The body of POST /workers, without its model."""
         dp_ranks = range(self.shape.ranks_per_worker)

@@ -1,11 +1,15 @@
-"""The command line of the demo.  Standard library only: --help works before any installation."""
+"""The command line of the demo.  Standard library only: it is judged before any installation."""
 
 import argparse
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 REQUESTS_DEFAULT = 2000
+LINE_BYTES_MAX = 4 * 2**20
+TRACE_FIELDS = {"timestamp", "output_length", "hash_ids"}
 
 
 class Options(NamedTuple):
@@ -65,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--trace",
-        type=Path,
+        type=_trace,
         metavar="FILE",
         help="replay a Mooncake-format trace (.jsonl or .jsonl.gz) instead of generating",
     )
@@ -85,6 +89,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--port", type=_at_least(0), default=0, help="of the service (default: any free one)")
     return parser
+
+
+def _trace(text: str) -> Path:
+    """A file whose first line could be a request of a trace; the rest is judged when it is read."""
+    path = Path(text)
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+            row = json.loads(lines.readline(LINE_BYTES_MAX))
+    except (OSError, EOFError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error}") from error
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or TRACE_FIELDS - row.keys():
+        fields = ", ".join(sorted(TRACE_FIELDS))
+        raise argparse.ArgumentTypeError(f"line 1 of {text} is no JSON object with {fields}")
+    return path
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
@@ -109,3 +129,7 @@ def _fraction(text: str) -> float:
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"{text} is not in [0, 1)")
     return value
+
+
+if __name__ == "__main__":
+    parse_options()

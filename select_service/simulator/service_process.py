@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from select_service.simulator.client import SelectorClient
@@ -16,6 +18,7 @@ START_S_MAX = 120.0
 STOP_S_MAX = 5.0
 POLL_S = 0.05
 LOG_TAIL_BYTES = 2000
+LOG_TAIL_LINES = 30
 HOST = "127.0.0.1"
 
 
@@ -38,15 +41,27 @@ def checked_port(wanted: int) -> int:
         return port
 
 
-async def compile_kernels() -> None:
-    """Build the caches of all compiled kernels in a process of its own.  Raises ServiceFailed."""
+async def compile_kernels(on_line: Callable[[str], None]) -> None:
+    """Build the caches of all compiled kernels in a process of its own.  Raises ServiceFailed.
+
+    on_line: gets what the process says of its progress.
+    """
     command = (sys.executable, "-m", "select_service", "compile")
     process = await asyncio.create_subprocess_exec(
         *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    output, _ = await process.communicate()
-    if process.returncode != 0:
-        raise ServiceFailed(f"compiling the kernels failed:\n{output.decode(errors='replace')}")
+    assert process.stdout is not None
+    last: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+    try:
+        async for line in process.stdout:
+            last.append(line.decode(errors="replace").rstrip())
+            on_line(last[-1])
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+    if status != 0:
+        raise ServiceFailed("\n".join(["compiling the kernels failed:", *last]))
 
 
 class ServiceProcess:

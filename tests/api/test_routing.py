@@ -1,10 +1,12 @@
 """Which path and method reach a handler, and how everything else is refused."""
 
+import errno
 import logging
 
 import pytest
 
 from tests.api.routes import ROUTES
+from tests.builders import worker_body
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 REQUESTS = 'select_service_requests_total{{method="{}",route="{}",status="{}"}} 1.0'
@@ -124,3 +126,22 @@ def test_a_bug_in_a_handler_is_one_500_and_one_log_line(api, caplog):
     assert [record.exc_info is not None for record in caplog.records] == [True]
     assert api.get("/health").status == 200
     assert REQUESTS.format("GET", "/loads", 500) in api.get("/metrics").body
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=["heap", "map"]
+)
+@pytest.mark.parametrize("path", ["/select", "/workers"])
+def test_a_request_for_which_there_is_no_memory_is_refused(api, caplog, monkeypatch, path, error):
+    def fail(*_):
+        raise error
+
+    assert api.post("/workers", worker_body(1)).status == 201
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
+        patched.setattr(type(api.service.selector), "select", fail)
+        patched.setattr(type(api.service.selector), "register", fail)
+        answer = api.post(path, {"token_ids": [1]} if path == "/select" else worker_body(2))
+    assert (answer.status, answer.body["code"]) == (503, "capacity_exceeded")
+    assert [record.message for record in caplog.records] == ["request failed"]
+    assert REQUESTS.format("POST", path, 503) in api.get("/metrics").body
+    assert api.get("/health").status == 200

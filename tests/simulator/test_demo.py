@@ -71,6 +71,9 @@ def test_a_short_run_succeeds_and_shows_what_it_measured() -> None:
         assert expected in shown
     assert re.search(r"overlap of every rank at the end\s+([\d,]+) of \1 exact", shown)
     assert re.search(r"load left after the last request\s+none", shown)
+    stages = ("making the workload", "compiling", "starting", "driving 60 requests", "checking")
+    for stage in stages:
+        assert re.search(rf"^ +[\d.]+ s  {stage}", shown, re.MULTILINE)
 
 
 def test_gaps_in_the_event_streams_are_repaired_by_replay() -> None:
@@ -99,7 +102,7 @@ def test_a_trace_can_be_replayed(tmp_path: Path) -> None:
 def test_every_printed_curl_line_works_and_ctrl_c_ends_it_all() -> None:
     with a_demo_that_stays_up("--requests", "40") as (demo, lines):
         commands = [line for line in lines if line.startswith("curl ")]
-        assert len(commands) == 8
+        assert len(commands) == 9
         answers = {command: send_like_curl(command) for command in commands}
         assert {answer.status_code for answer in answers.values()} == {200}, answers
         select = next(answer for command, answer in answers.items() if "/select " in command)

@@ -50,9 +50,26 @@ def test_a_cache_too_small_for_the_workload_is_refused(capsys: pytest.CaptureFix
     assert "give --blocks" in capsys.readouterr().out
 
 
-def test_a_missing_trace_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_demo(parse_options(["--trace", "/no/such/file"])) == 1
-    assert "/no/such/file" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("trace.jsonl", None, "cannot read"),
+        ("trace.jsonl", b"", "line 1"),
+        ("trace.jsonl", b"not json", "line 1"),
+        ("trace.jsonl", b'{"timestamp": 0}', "hash_ids"),
+        ("trace.jsonl.gz", b"no gzip", "cannot read"),
+    ],
+)
+def test_what_is_no_trace_is_told_before_anything_is_installed(
+    name: str, content: bytes | None, told: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    options = [sys.executable, "-S", "-E", "-m", "select_service.simulator.options"]
+    command = [*options, "--trace", str(tmp_path / name)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert told in ended.stderr.splitlines()[-1]
 
 
 def test_a_port_in_use_is_refused() -> None:

@@ -1,0 +1,119 @@
+"""The service under a stopwatch, for soak.py: `python scripts/bench/soak_service.py [its flags]`.
+
+The event loop is asyncio's own instead of uvloop, so that every step of it can be timed, and so is
+the lock of every index.  After SIGUSR1 the longest of both since the last time are logged.
+
+CPU is that of the thread: what other work on the machine takes does not count.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+import threading
+import time
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from types import FrameType, TracebackType
+from typing import Any
+
+import uvloop
+
+from indexer.index.prefix_index import PrefixIndex
+from select_service.__main__ import main
+
+log = logging.getLogger("select_service.soak")
+
+
+class Longest:
+    """The longest of many stretches of work, by CPU and by wall time."""
+
+    def __init__(self) -> None:
+        self.count, self.cpu_s, self.wall_s, self.what = 0, 0.0, 0.0, ""
+
+    def add(self, cpu_s: float, wall_s: float, what: Callable[[], str]) -> None:
+        self.count += 1
+        self.wall_s = max(self.wall_s, wall_s)
+        if cpu_s > self.cpu_s:
+            self.cpu_s, self.what = cpu_s, what()
+
+    def row(self) -> dict[str, Any]:
+        """In milliseconds."""
+        cpu_ms, wall_ms = 1e3 * self.cpu_s, 1e3 * self.wall_s
+        return {"count": self.count, "cpu_ms": cpu_ms, "wall_ms": wall_ms, "what": self.what}
+
+
+steps, holds = Longest(), Longest()
+
+
+class TimedLock:
+    """A lock that notes for how long it is held, and by whom."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cpu = self._wall = 0.0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._cpu, self._wall = time.thread_time(), time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        cpu, wall = time.thread_time() - self._cpu, time.perf_counter() - self._wall
+        holds.add(cpu, wall, lambda: sys._getframe(3).f_code.co_qualname)
+        self._lock.release()
+
+
+def time_every_lock() -> None:
+    make = PrefixIndex.__init__
+
+    def with_timed_lock(index: PrefixIndex, *given: Any, **named: Any) -> None:
+        if named.get("lock") is not None:
+            named["lock"] = TimedLock()
+        make(index, *given, **named)
+
+    PrefixIndex.__init__ = with_timed_lock  # type: ignore[method-assign]
+
+
+def time_every_step() -> None:
+    run = events.Handle._run
+
+    def timed(handle: events.Handle) -> None:
+        cpu, wall = time.thread_time(), time.perf_counter()
+        run(handle)
+        cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+        steps.add(cpu, wall, lambda: _name(handle))
+
+    events.Handle._run = timed  # type: ignore[method-assign]
+
+
+def _name(handle: events.Handle) -> str:
+    """Of the coroutine of a task's step, else of the callback."""
+    callback = handle._callback  # type: ignore[attr-defined]
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, asyncio.Task):
+        return str(task.get_coro().__qualname__)  # type: ignore[union-attr]
+    return str(getattr(callback, "__qualname__", type(callback).__name__))
+
+
+def run_on_asyncio(work: Coroutine[Any, Any, Any], **_options: Any) -> Any:
+    return asyncio.run(work)
+
+
+def tell(_number: int, _frame: FrameType | None) -> None:
+    log.info("longest", extra={"fields": {"step": steps.row(), "hold": holds.row()}})
+    steps.__init__()  # type: ignore[misc]
+    holds.__init__()  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    uvloop.run = run_on_asyncio
+    uvloop.new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]
+    time_every_lock()
+    time_every_step()
+    signal.signal(signal.SIGUSR1, tell)
+    sys.exit(main())
