@@ -19,13 +19,13 @@ from select_service.core.admission.rules import AdmissionRules
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
 from select_service.core.selector import Selector
+from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
-from select_service.edge.ticker import tick_forever
 from select_service.edge.waker import Waker
 from select_service.errors import SelectError
 from select_service.http.listening import listen
@@ -198,7 +198,9 @@ async def _supervised(
     listener: socket.socket,
     engines: EngineMetrics,
 ) -> int:
-    ticker = asyncio.create_task(tick_forever(service.selector, service.ingest, _plane(service)))
+    due = due_tasks(service.selector, service.ingest, _plane(service))
+    service.tasks = due.counts
+    ticker = asyncio.create_task(due.run())
     asking = engines.start()
     serving = asyncio.create_task(server.serve(duplicates(listener)))
     await asyncio.wait((ticker, asking, serving), return_when=asyncio.FIRST_COMPLETED)

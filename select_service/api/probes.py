@@ -90,5 +90,6 @@ async def metrics(service: Service, request: Request) -> Response:
         keeping_report(service),
         service.engine_scrapes,
         service.callback_failures,
+        service.tasks,
     )
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

@@ -21,6 +21,7 @@ from select_service.http.connection import ClientGone
 from select_service.http.endpoint import Endpoint
 from select_service.http.slots import Slots
 from select_service.metrics.service_metrics import Metrics
+from select_service.metrics.tasks import TaskCounts
 from select_service.settings.config import Config
 
 DUMPS_MAX = 4
@@ -62,6 +63,7 @@ class Service:
     replicas: ReplicaPlane | None = None
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
+    tasks: Mapping[str, TaskCounts] = field(default_factory=dict)
     catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     dump_slots: Slots = field(default_factory=lambda: Slots(DUMPS_MAX, "dumps are being sent"))
     json_dumps: int = 0

@@ -8,6 +8,7 @@ ranks beyond a bound are summed under `other`.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from time import monotonic
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -48,6 +49,7 @@ from select_service.metrics.series import (
     histograms,
     series_of,
 )
+from select_service.metrics.tasks import TaskCounts, of_tasks
 
 PARTITION_SERIES_MAX = 100
 """Partitions with series of their own: the first ones, each for as long as it exists."""
@@ -86,6 +88,7 @@ class Observation(NamedTuple):
     keeping: KeepingReport = KeepingReport()
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = MappingProxyType({})
+    tasks: Mapping[str, TaskCounts] = MappingProxyType({})
 
 
 class Metrics:
@@ -117,6 +120,7 @@ class Metrics:
         keeping: KeepingReport = _NOTHING_KEPT,
         engine_scrapes: Mapping[str, int] | None = None,
         callback_failures: Mapping[str, int] = MappingProxyType({}),
+        tasks: Mapping[str, TaskCounts] = MappingProxyType({}),
     ) -> Observation:
         """Copy what a scrape shows, on the thread that owns the selector."""
         now = self._clock()
@@ -131,6 +135,7 @@ class Metrics:
             admission=admission_report(selector.gate, selector.fleet.partitions, now),
             engine_scrapes=None if engine_scrapes is None else dict(engine_scrapes),
             callback_failures=dict(callback_failures),
+            tasks={name: replace(counts) for name, counts in tasks.items()},
         )
 
     def text(self, seen: Observation) -> bytes:
@@ -169,6 +174,7 @@ class _Scrape(Collector):
             ("callback",),
             {(name,): n for name, n in seen.callback_failures.items()},
         )
+        yield from of_tasks(seen.tasks)
         yield from series_of(PROCESS, (), {(): seen.report}, {}, self._sums)
         yield from series_of(KEEPING, (), {(): seen.keeping}, {}, self._sums)
         states: dict[Labels, float] = {(s,): s == seen.keeping.state for s in STATES}

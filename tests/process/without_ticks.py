@@ -7,9 +7,9 @@ machine is.
 import sys
 
 from select_service.__main__ import main
-from select_service.edge import ticker
+from select_service.edge import due_tasks
 
-ticker.TICK_S = 86_400.0
+due_tasks.TICK_S = 86_400.0
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,0 +1,74 @@
+"""The tasks of this service that are due again and again."""
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+from indexer.sockets.ingest import Ingest
+from select_service.core.load.booking import Booking
+from select_service.core.selector import Selector
+from select_service.edge.due import DueTask, DueTasks
+from select_service.edge.rejection_log import RejectionLog
+from select_service.edge.replicas.sync import ReplicaSync
+
+TICK_S = 1.0
+NAMED_MAX = 5
+"""Expired reservations named in one log line."""
+
+log = logging.getLogger("select_service.leases")
+
+
+def due_tasks(selector: Selector, ingest: Ingest, replicas: ReplicaSync | None) -> DueTasks:
+    """All of them, for one process."""
+    rejections = RejectionLog()
+
+    def look_at_ingest(now: float) -> None:
+        """Raises what ended an ingest thread."""
+        failure = ingest.failure()
+        if failure is not None:
+            raise failure
+
+    tasks = [
+        DueTask("expiry", TICK_S, Expiry(selector).step),
+        _once("ingest", look_at_ingest),
+        _once("admission", selector.gate.tick),
+        _once("rejections", lambda now: rejections.tick(selector.gate.tally, now)),
+        _once("endings", selector.replicas.endings.tick),
+        _once("recovered", selector.fleet.recovered.tick),
+    ]
+    if replicas is not None:
+        tasks.append(_once("replicas", lambda now: replicas.tick()))
+    return DueTasks(tasks, monotonic())
+
+
+def _once(name: str, act: Callable[[float], object]) -> DueTask:
+    """A task whose step never leaves anything for the next turn."""
+
+    def step(now: float) -> bool:
+        act(now)
+        return False
+
+    return DueTask(name, TICK_S, step)
+
+
+class Expiry:
+    """Leases that nobody renewed end; one log line when all that were due have ended."""
+
+    def __init__(self, selector: Selector) -> None:
+        self._selector = selector
+        self._count = 0
+        self._named: list[str] = []
+
+    def step(self, now: float) -> bool:
+        ended, more = self._selector.expire(now)
+        self._note(ended)
+        if self._count and not more:
+            fields = {"count": self._count, "reservation_ids": self._named}
+            log.info("reservations expired, their load is freed", extra={"fields": fields})
+            self._count, self._named = 0, []
+        return more
+
+    def _note(self, ended: list[Booking]) -> None:
+        self._count += len(ended)
+        room = NAMED_MAX - len(self._named)
+        self._named += [booking.reservation_id for booking in ended[:room]]
