@@ -5,7 +5,7 @@ indexed and why.  Not here: sequence numbers and replays (event_feed), decoding 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 
 from indexer.events.kv_events import (
     AllBlocksCleared,
@@ -21,6 +21,10 @@ from indexer.tiers import Tier, tier_of_medium
 FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Groups whose blocks prove a cached prefix.  Sliding windows and state spaces keep the tail only.
 Source: kv_cache_spec_kind of vLLM's KV events."""
+STEP_BLOCKS_MAX = 4096
+"""Blocks of one event that are changed at once."""
+EVENT_COST = 32
+"""An event costs as much as so many of its blocks, beside them."""
 GROUPS_MAX = 1024
 """Attention groups remembered over all ranks of a worker; real engines have a handful."""
 
@@ -42,17 +46,18 @@ class BatchApplier:
         self.dropped: Counter[str] = Counter()
         """What was not indexed: events by reason, except "rank", which counts batches."""
 
-    def apply(
+    def applying(
         self,
         batch: Batch,
         writers: Mapping[int, SlotWriter],
-        seq: int | None = None,
+        before: Place | None = None,
         skip: int = 0,
-    ) -> bool:
-        """Change the index.  True when the stream's own rank was emptied on the way.
+    ) -> Generator[int, None, bool]:
+        """Change the index step by step.  Yields what each step has cost, in blocks or so.
 
-        seq: the batch's place in the stream, None when it has none.  skip: events at its beginning
-        that are in the index already.
+        before: the place of the stream before this batch, None when it has no place in it.
+        skip: events at its beginning that are in the index already.
+        Returns whether the stream's own rank was emptied on the way.
         """
         rank = self._dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
         writer, own = writers.get(rank), writers.get(self._dp_rank)
@@ -64,26 +69,29 @@ class BatchApplier:
         for done, event in enumerate(batch.events, 1):
             if done <= skip:
                 continue
-            if own is not None and seq is not None:
-                own.upcoming = Place(seq, done)
+            if own is not None and before is not None:
+                own.upcoming = Place(before.next_seq, done, before.digest)
             if isinstance(event, AllBlocksCleared):
-                writer.clear(stream=own)
+                yield from writer.clearing(stream=own)
                 cleared = rank == self._dp_rank
-            else:
-                tier = self._tier(rank, event)
-                if tier is not None:
-                    self._change(writer, tier, event, own)
+                continue
+            tier, n_blocks = self._tier(rank, event), len(event.block_hashes)
+            if tier is not None and n_blocks <= STEP_BLOCKS_MAX:
+                self._change(writer, tier, event, own)
+            elif tier is not None:
+                yield from self._changing(writer, tier, event, own)
+            yield EVENT_COST + n_blocks
         return cleared
 
-    def forget(self, writers: Mapping[int, SlotWriter]) -> None:
-        """The engine restarted: empty every rank this stream has fed."""
+    def forgetting(self, writers: Mapping[int, SlotWriter]) -> Iterator[int]:
+        """The engine restarted: empty every rank this stream has fed, step by step."""
         own = writers.get(self._dp_rank)
         if own is not None:
             own.upcoming, own.live_at, own.unplaced_blocks = None, None, False
+        self._groups.clear()
         for rank in self._fed_ranks:
             if rank in writers:
-                writers[rank].clear(stream=own)
-        self._groups.clear()
+                yield from writers[rank].clearing(stream=own)
 
     def _change(
         self,
@@ -94,30 +102,78 @@ class BatchApplier:
     ) -> None:
         if isinstance(event, BlockRemoved):
             self.removed_blocks += writer.remove(tier, event.block_hashes, stream=own)
-        else:
-            self._store(writer, tier, event, own)
-
-    def _store(
-        self, writer: SlotWriter, tier: Tier, event: BlockStored, own: SlotWriter | None
-    ) -> None:
-        counted = self._counted and self.takes_duplicates
-        if not len(event.tokens):
+        elif not len(event.tokens):
             self.stored_blocks += writer.store_known(
-                tier, event.block_hashes, counted=counted, stream=own
+                tier, event.block_hashes, counted=self._counts, stream=own
             )
-            return
-        hashes = local_hashes(event, self._block_size, self._is_eagle)
-        if not len(hashes):
-            self.dropped["block_size"] += 1
-            return
-        self.stored_blocks += writer.store(
-            tier,
-            event.parent,
-            hashes,
-            event.block_hashes[: len(hashes)],
-            counted=counted,
-            stream=own,
-        )
+        else:
+            hashes = local_hashes(event, self._block_size, self._is_eagle)
+            if not len(hashes):
+                self.dropped["block_size"] += 1
+                return
+            names = event.block_hashes[: len(hashes)]
+            self.stored_blocks += writer.store(
+                tier, event.parent, hashes, names, counted=self._counts, stream=own
+            )
+
+    @property
+    def _counts(self) -> bool:
+        return self._counted and self.takes_duplicates
+
+    def _changing(
+        self,
+        writer: SlotWriter,
+        tier: Tier,
+        event: BlockStored | BlockRemoved,
+        own: SlotWriter | None,
+    ) -> Iterator[int]:
+        """A very large event in parts.  Its place comes with the last of them.
+
+        Meanwhile the slot is no use to a dump: it has half of an event.  Whoever stops in between
+        has the rest done at once.
+        """
+        parts = self._parts(writer, tier, event, own)
+        writer.filling = True
+        try:
+            for _ in parts:
+                yield STEP_BLOCKS_MAX
+        finally:
+            for _ in parts:
+                pass
+            writer.filling = False
+
+    def _parts(
+        self,
+        writer: SlotWriter,
+        tier: Tier,
+        event: BlockStored | BlockRemoved,
+        own: SlotWriter | None,
+    ) -> Iterator[None]:
+        """As `_change`, STEP_BLOCKS_MAX blocks each time something is asked of it."""
+        names, hashes = event.block_hashes, None
+        if isinstance(event, BlockStored) and len(event.tokens):
+            hashes = local_hashes(event, self._block_size, self._is_eagle)
+            names = names[: len(hashes)]
+            if not len(hashes):
+                self.dropped["block_size"] += 1
+        for start in range(0, len(names), STEP_BLOCKS_MAX):
+            part = slice(start, start + STEP_BLOCKS_MAX)
+            stream = own if part.stop >= len(names) else None
+            if isinstance(event, BlockRemoved):
+                self.removed_blocks += writer.remove(tier, names[part], stream=stream)
+            elif hashes is None:
+                self.stored_blocks += writer.store_known(
+                    tier, names[part], counted=self._counts, stream=stream
+                )
+            else:
+                parent = event.parent if start == 0 else int(names[start - 1])
+                stored = writer.store(
+                    tier, parent, hashes[part], names[part], counted=self._counts, stream=stream
+                )
+                self.stored_blocks += stored
+                if stored < len(names[part]):
+                    return  # the index is full: what follows has no parent there
+            yield
 
     def _tier(self, rank: int, event: BlockStored | BlockRemoved) -> Tier | None:
         """Where the event takes place; None, and counted, when it is not to be indexed."""

@@ -1,4 +1,6 @@
-"""Closing a gap: how long a replay is waited for, and the live batches that wait meanwhile.
+"""One question to the replay endpoint: how long an answer is awaited, and the batches that wait.
+
+A question closes a gap that a live batch has shown, or finds out whether there is one (`doubt`).
 
 Live batches must not overtake replayed ones: a replayed removal applied after a younger store of
 the same block would leave the index wrong for good.  So they wait, and every wait is bounded:
@@ -9,16 +11,19 @@ the same block would leave the index wrong for good.  So they wait, and every wa
 * ATTEMPTS_MAX replays in a row that end without progress, BACKOFF_S, 2 BACKOFF_S, ... apart;
 * WAITING_BATCHES_MAX or WAITING_BYTES_MAX of live batches.
 
-Then the rest of the gap is lost and the live batches are applied.  A dead or useless endpoint is
-left alone for PROBE_S; gaps in that time are lost at once.  A live batch is therefore visible after
-2 s at the latest when the replay endpoint is dead (and at once for the next 30 s), after 5 s when
-it answers nonsense, after 60 s when it really has that much to say.
+Then the rest of the gap is lost and the live batches are applied.  A live batch only waits when one
+before it is missing; a question about nothing in particular delays nobody.  A dead or useless
+endpoint is left alone for PROBE_S; gaps in that time are lost at once.  A live batch is therefore
+visible after 2 s at the latest when the replay endpoint is dead (and at once for the next 30 s),
+after 5 s when it answers nonsense, after 60 s when it really has that much to say.
 
 Time is an argument everywhere: `now`, monotonic seconds.
 """
 
 from collections import deque
 from enum import Enum, auto
+
+from indexer.events.doubt import Anchor
 
 FRAME_S_MAX = 2.0
 STALL_S_MAX = 5.0
@@ -34,7 +39,9 @@ class Phase(Enum):
     LISTENING = auto()
     """A replay is asked for; its frames are awaited."""
     BACKING_OFF = auto()
-    """The last attempt ended early; the next is due at `wake_at`."""
+    """The last attempt ended early, or none was made yet; the next is due at `wake_at`."""
+    GIVEN_UP = auto()
+    """No answer; what waits is being applied."""
 
 
 class Due(Enum):
@@ -46,10 +53,14 @@ class Due(Enum):
 
 
 class CatchUp:
-    """One episode: from the first gap until no live batch waits."""
+    """One episode: from the first gap until no live batch waits, or from question to answer."""
 
     def __init__(self, now: float) -> None:
         self.phase = Phase.LISTENING
+        self.anchor: Anchor | None = None
+        """What the answer has to begin with; None when it did, or when nothing is known."""
+        self.has_helped = False
+        """Some batch of an answer was applied."""
         self.saw_other_rank = False
         """A batch of this attempt belonged to another rank: it is another engine's endpoint."""
         self._hole_at: int | None = None
@@ -69,13 +80,20 @@ class CatchUp:
         return now < self._total_until
 
     def aim(self, now: float) -> None:
-        """Another gap of the same episode is asked for, with a fresh replay."""
+        """Another gap of the same episode is asked for next, with a fresh replay."""
         self._fruitless = 0
         self._stalled_at = now + STALL_S_MAX
-        self.listen(now)
+        self.phase = Phase.BACKING_OFF
+        self._due = now
 
-    def listen(self, now: float) -> None:
-        """A replay is asked for now."""
+    def put_off(self, now: float, seconds: float) -> None:
+        """What was asked is void; it shall be asked again in a while."""
+        self.aim(now)
+        self._due = now + seconds
+
+    def listen(self, now: float, anchor: Anchor | None) -> None:
+        """A replay is asked for now, from the anchor on if there is one."""
+        self.anchor = anchor
         self.phase = Phase.LISTENING
         self._progressed = False
         self.saw_other_rank = False
@@ -87,7 +105,7 @@ class CatchUp:
 
     def progressed(self, now: float) -> None:
         """A frame closed some of the gap."""
-        self._progressed = True
+        self._progressed = self.has_helped = True
         self._fruitless = 0
         self._stalled_at = now + STALL_S_MAX
 

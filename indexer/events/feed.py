@@ -1,29 +1,37 @@
 """One rank's event stream: (sequence number, payload) -> index changes, or a replay to ask for.
 
 Decides what is applied, when, and what is lost; every batch is applied at most once and in order.
-Sockets, threads and log lines are in `ingest`, which does what the returned `Action` says and
-hands the frames of a replay back.  Time is an argument: `now`, monotonic seconds.
+Sockets, threads and log lines are in `listener`, which does what the returned `Action` says, hands
+the frames of a replay back and tells of the connection.  Time is an argument: `now`, monotonic
+seconds.
+
+Work is done in steps of bounded cost.  A verb may leave some undone: then the feed `is_busy`, and
+nothing but `go_on` may be called until it is not.
 
 Degraded means: the index may lack events of this rank, because batches were lost.  A later replay
 cannot mend that, since old events must not be applied over younger ones.  It ends when the rank is
-known to hold nothing: AllBlocksCleared, or a restart.
+known to hold nothing: AllBlocksCleared, or a restart.  In doubt means: nothing is known to be
+missing, but something may be (`doubt`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
 
-from indexer.events.batch_applier import BatchApplier
 from indexer.events.catch_up import PROBE_S, CatchUp, Due, Phase, Waiting
-from indexer.events.cursor import END_OF_REPLAY, EventCursor, Verdict
-from indexer.events.kv_events import Batch, DecodeError, decode
+from indexer.events.cursor import END_OF_REPLAY, JUMP_MAX, EventCursor, Verdict
+from indexer.events.doubt import Anchor, Doubt, Why, payload_digest
+from indexer.events.indexed_stream import IndexedStream, Steps
 from indexer.events.kv_source import KvSource
-from indexer.index.prefix_index import SlotWriter
-from indexer.index.snapshot import Place
+from indexer.events.notices import Fault
 
-NOTICE_INTERVAL_S = 60.0
-"""Notices of one kind are at least this far apart, whatever the stream does."""
+STEP_COST_MAX = 4096
+"""What one step does: so many blocks, or fewer events.  About a millisecond."""
+SETTLE_S = 0.05
+"""Between a connection and the question: the engine must have taken note of the subscription, or it
+would not send what follows its answer."""
+IDLE_S = 60.0
+"""After so long without a live batch it is asked whether one is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,145 +47,373 @@ class StopReplay:
 
 
 Action: TypeAlias = StartReplay | StopReplay | None
-
-
-class Fault(Enum):
-    """What an operator should hear of, once per episode."""
-
-    LOST = "KV events lost"
-    REPLAY_FAILED = "KV event replay failed"
-    RESTARTED = "Engine restarted, its blocks are forgotten"
-    UNREADABLE = "KV events unreadable"
+Work: TypeAlias = Generator[int, None, Action]
+"""Yields what each bit has cost."""
 
 
 class EventFeed:
     """The stream of one rank.  Counters only grow."""
 
     def __init__(self, source: KvSource) -> None:
-        self.writers: Mapping[int, SlotWriter] = source.writers
-        self._dp_rank = source.dp_rank
+        self.indexed = IndexedStream(source)
         self._can_replay = source.replay_endpoint is not None
         self.cursor = EventCursor()
-        self.applier = BatchApplier(
-            source.dp_rank, source.block_size, source.is_eagle, source.counted
-        )
+        self._now = float("-inf")
+        """When the present verb was called."""
+        self._work: Work | None = None
         self._waiting = Waiting()
         self._catch_up: CatchUp | None = None
-        self._resumed = Place(0)
-        """Where another index had come to, whose blocks the own slot began with."""
         self._suspect = b""
         """Payload of the message the cursor suspects to begin a new life."""
         self._no_replay_before = float("-inf")
-        self._noticed: dict[Fault, float] = {}
-        self._notices: dict[Fault, str] = {}
+        self._is_connected = False
+        self._ask_at: float | None = None
+        """When to ask the replay endpoint where the engine is; None while that makes no sense."""
+        self._answered_at = float("-inf")
+        self.doubt: Doubt | None = None
         self.degraded = False
         self.last_event_at: float | None = None
-        self.batches = 0
         self.gaps = 0
         self.replayed = 0
         self.lost = 0
         self.stale = 0
         self.restarts = 0
-        self.decode_errors = 0
-        self.last_error: str | None = None
+
+    # --- what others see
 
     @property
     def catching_up(self) -> bool:
+        """Known batches are on their way."""
+        learns = self._catch_up is not None and self._catch_up.has_helped
+        return bool(self._waiting) or (learns and self.doubt is None)
+
+    @property
+    def is_asking(self) -> bool:
+        """A replay was asked for, or will be as soon as it may be."""
         return self._catch_up is not None
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Nothing has come, neither live nor by a replay or a dump."""
+        return self.last_event_at is None and self.cursor.next_seq == 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._work is not None
 
     @property
     def wake_at(self) -> float | None:
         """When `tick` should be called next; None while nothing is pending."""
-        return None if self._catch_up is None else self._catch_up.wake_at
+        return self._ask_at if self._catch_up is None else self._catch_up.wake_at
 
-    def begin(self, *, nothing_older_comes: bool) -> None:
+    # --- verbs
+
+    def begin(self, now: float, *, nothing_older_comes: bool) -> None:
         """To be called once, before the first batch: go on at the place of the own slot, if any.
 
         nothing_older_comes: no batch sent before now will be received.
         """
-        own = self.writers.get(self._dp_rank)
-        if own is not None and own.place is not None:
-            self._resumed = own.place
+        self._now = now
+        own = self.indexed.own
+        if own is None:
+            return
+        if own.place is not None:
             self.cursor.resume(own.place.next_seq, nothing_older_comes=nothing_older_comes)
+            self.indexed.resume(own.place)
+        if own.place is not None or own.unplaced_blocks:
+            self.doubt = Doubt(Why.RESUMED, now, self.indexed.last)
+        self._run(self._finish_clear())
+
+    def connected(self, now: float) -> Action:
+        """Live batches come from now on; those before may have been missed."""
+        self._now, self._is_connected = now, True
+        self._doubt_the_gap()
+        if not self._can_replay:
+            return None
+        self._ask_at = now + SETTLE_S
+        if self._catch_up is None:
+            return None
+        # The question went to what was there before.  So did what waits: if it counts, the engine
+        # has it still, and if not, it must not be mixed with what comes.
+        self._waiting.clear()
+        self._catch_up.put_off(now, SETTLE_S)
+        return StopReplay()
+
+    def disconnected(self, now: float) -> None:
+        """Until the next `connected` nothing can come."""
+        self._now, self._is_connected = now, False
+        self._doubt_the_gap()
+        self._ask_at = None
 
     def receive(self, seq: int, payload: bytes, now: float) -> Action:
         """One live batch."""
-        self.last_event_at = now
-        verdict = self.cursor.observe(seq)
-        if verdict is Verdict.NEXT and self._catch_up is None:
-            if seq == 0:
-                self._forget_unplaced()
-            self._apply(payload, now, seq)
-            self._advance(seq, now)
-            return None
-        if verdict is Verdict.RESTART:
-            return self._restart(seq, payload, now)
-        if verdict is Verdict.STALE or verdict is Verdict.SUSPECT:
-            self.stale += 1
-            self._suspect = payload if verdict is Verdict.SUSPECT else b""
-            return None
-        self._waiting.append(None if verdict is Verdict.UNPLACED else seq, payload)
-        if self._catch_up is None:
-            self.gaps += verdict is Verdict.AHEAD
-            return self._settle(now)
-        if self._waiting.is_full:
-            return self._give_up(now, "too many live batches are waiting")
-        return None
+        self._now = self.last_event_at = now
+        return self._run(self._receive(seq, payload))
 
     def receive_replayed(self, seq: int, payload: bytes, now: float) -> Action:
         """One batch of the replay last asked for; an empty payload ends it."""
-        catch_up, cursor = self._catch_up, self.cursor
-        if catch_up is None or catch_up.phase is not Phase.LISTENING:
-            return None
-        if not payload:
-            return self._retry(catch_up, now, "it ended before the gap was closed")
-        catch_up.heard(now)
-        if seq < cursor.next_seq or seq == END_OF_REPLAY:
-            return None
-        batch = self._decoded(payload, now)
-        if batch is not None and batch.data_parallel_rank not in (None, self._dp_rank):
-            self.applier.dropped["replay_of_other_rank"] += 1
-            catch_up.saw_other_rank = True
-            return None
-        if seq > cursor.next_seq:
-            return self._hole(catch_up, seq, payload, now)
-        self._apply_replayed(batch, seq)
-        self._advance(seq, None)
-        self.replayed += 1
-        catch_up.progressed(now)
-        return self._settle(now, replay_runs=True) if cursor.next_seq >= self._target() else None
+        self._now = now
+        return self._run(self._receive_replayed(seq, payload))
 
     def replay_failed(self, reason: str, now: float) -> Action:
         """The replay could not even be asked for."""
+        self._now = now
         if self._catch_up is None:
             return None
         self._no_replay_before = now + PROBE_S
-        return self._give_up(now, reason)
+        return self._run(self._give_up(self._catch_up, reason))
 
     def tick(self, now: float) -> Action:
         """Time passed.  Call it at `wake_at`, after handing over what has arrived."""
+        self._now = now
         catch_up = self._catch_up
-        due = Due.NOTHING if catch_up is None else catch_up.due(now)
-        if catch_up is None or due is Due.NOTHING:
+        if catch_up is None:
+            return self._ask_when_due()
+        due = catch_up.due(now)
+        if due is Due.NOTHING:
             return None
         if due is Due.RETRY:
-            catch_up.listen(now)
-            return StartReplay(self.cursor.next_seq)
+            return self._ask(catch_up)
         self._no_replay_before = now + PROBE_S
-        return self._give_up(now, "no useful answer in time")
+        return self._run(self._give_up(catch_up, "no useful answer in time"))
 
-    def take_notices(self) -> dict[Fault, str]:
-        """What happened since the last call that an operator should hear of, in detail."""
-        if not self._notices:
-            return self._notices
-        notices, self._notices = self._notices, {}
-        return notices
+    def go_on(self, now: float) -> Action:
+        """The next step of what is under way."""
+        assert self._work is not None
+        self._now = now
+        return self._run(self._work)
+
+    def close(self) -> None:
+        """Leave what is under way as it is; the index stays consistent."""
+        if self._work is not None:
+            self._work.close()
+            self._work = None
 
     def check_invariants(self) -> None:
         self.cursor.check_invariants()
         self._waiting.check_invariants()
-        assert (self._catch_up is None) == (not self._waiting)
-        assert self._catch_up is None or self._target() > self.cursor.next_seq
+        if self.is_busy:
+            return
+        assert self._catch_up is not None or not self._waiting
+        assert not self._waiting or self._target() > self.cursor.next_seq
+        last = self.indexed.last
+        assert last is None or last.seq == self.cursor.next_seq - 1
+
+    def _run(self, work: Work) -> Action:
+        """Do one step of it, or all when that is less."""
+        spent = 0
+        try:
+            while spent < STEP_COST_MAX:
+                spent += next(work)
+        except StopIteration as end:
+            self._work = None
+            action: Action = end.value
+            return action
+        self._work = work
+        return None
+
+    def _finish_clear(self) -> Work:
+        yield from self.indexed.finish_clear()
+        return None
+
+    # --- live batches
+
+    def _receive(self, seq: int, payload: bytes) -> Work:
+        verdict = self.cursor.observe(seq)
+        if verdict is Verdict.UNPLACED and not self._waiting:
+            yield from self._apply(payload, None)
+            return None
+        if verdict is Verdict.NEXT and not self._waiting:
+            if seq == 0:
+                yield from self.indexed.forgetting_unplaced()
+            yield from self._apply(payload, seq)
+            self._advance(seq, payload, self._now)
+            if self.doubt is not None and (not self._can_replay or self.doubt.why is Why.SILENT):
+                self.doubt = None  # it connects to what is known
+            return None
+        if verdict is Verdict.RESTART:
+            return (yield from self._restart(seq, payload))
+        if verdict is Verdict.STALE or verdict is Verdict.SUSPECT:
+            self.stale += 1
+            self._suspect = payload if verdict is Verdict.SUSPECT else b""
+            return None
+        self.gaps += not self._waiting
+        self._waiting.append(None if verdict is Verdict.UNPLACED else seq, payload)
+        if self._catch_up is None:
+            return (yield from self._settle())
+        if self._waiting.is_full:
+            return (yield from self._give_up(self._catch_up, "too many live batches are waiting"))
+        return None
+
+    def _restart(self, seq: int, payload: bytes) -> Work:
+        """Forget the old life; the suspect before any number but 0 belongs to the new one."""
+        was_asking, suspect = self._catch_up is not None, self._suspect
+        yield from self._forget(f"sequence number {seq} again")
+        self._catch_up = self.doubt = None
+        self._no_replay_before = float("-inf")
+        first = (yield from self._receive_again(seq - 1, suspect)) if seq else None
+        then = yield from self._receive_again(seq, payload)
+        return then or first or (StopReplay() if was_asking else None)
+
+    def _receive_again(self, seq: int, payload: bytes) -> Work:
+        self.last_event_at = self._now
+        return (yield from self._receive(seq, payload))
+
+    def _forget(self, reason: str) -> Steps:
+        """The engine has begun a new life: nothing of the old one counts."""
+        self.restarts += 1
+        self._notice(Fault.RESTARTED, reason)
+        self._waiting.clear()
+        self._suspect = b""
+        self.degraded = False
+        self.cursor.restart()
+        yield from self.indexed.forgetting()
+
+    def _settle(self, *, replay_runs: bool = False) -> Work:
+        """Apply what waits, up to a gap that a replay may still close."""
+        while self._waiting:
+            seq, payload = self._waiting[0]
+            if seq is not None and seq > self.cursor.next_seq:
+                if replay_runs:
+                    return None
+                if self._may_ask():
+                    return self._ask_for_the_gap()
+                self._lose(seq)
+            self._waiting.popleft()
+            if seq is None:
+                yield from self._apply(payload, None)
+            elif seq == self.cursor.next_seq:
+                yield from self._apply(payload, seq)
+                self._advance(seq, payload, self._now)
+            else:
+                self.stale += 1
+                yield 1
+        return self._end_of_episode()
+
+    def _end_of_episode(self) -> Action:
+        self.indexed.place_all()
+        catch_up, self._catch_up = self._catch_up, None
+        if catch_up is None:
+            return None
+        is_answered = catch_up.phase is Phase.LISTENING and catch_up.anchor is None
+        if is_answered and self._is_connected:
+            self.doubt = None
+            self._answered_at = self._now
+            self._ask_at = self._now + IDLE_S
+        return StopReplay()
+
+    # --- questions
+
+    def _doubt_the_gap(self) -> None:
+        if self.doubt is None and not self.knows_nothing:
+            self.doubt = Doubt(Why.INTERRUPTED, self._now, self.indexed.last)
+
+    def _ask_when_due(self) -> Action:
+        if self._ask_at is None or self._now < self._ask_at:
+            return None
+        if self.doubt is None and not self.knows_nothing:
+            heard_at = max(self.last_event_at or float("-inf"), self._answered_at)
+            self._ask_at = heard_at + IDLE_S
+            if self._now < self._ask_at:
+                return None
+        self._catch_up = CatchUp(self._now)
+        return self._ask(self._catch_up)
+
+    def _ask(self, catch_up: CatchUp) -> StartReplay:
+        """From the last batch that is known on, so that the answer shows whose it is."""
+        anchor = self.indexed.last
+        if self.doubt is not None and self.doubt.anchor is not None:
+            anchor = self.doubt.anchor
+        catch_up.listen(self._now, anchor)
+        return StartReplay(self.cursor.next_seq if anchor is None else anchor.seq)
+
+    def _may_ask(self) -> bool:
+        """May the gap in front be replayed?  If so, the waiting for it begins."""
+        if not self._can_replay or self._now < self._no_replay_before:
+            return False
+        if self._catch_up is None:
+            self._catch_up = CatchUp(self._now)
+        elif not self._catch_up.may_go_on(self._now):
+            return False
+        self._catch_up.aim(self._now)
+        return True
+
+    def _ask_for_the_gap(self) -> Action:
+        """At once, unless what arrived before a new connection may still be on its way here."""
+        assert self._catch_up is not None
+        return StopReplay() if self.doubt is not None else self._ask(self._catch_up)
+
+    def _receive_replayed(self, seq: int, payload: bytes) -> Work:
+        catch_up, cursor = self._catch_up, self.cursor
+        if catch_up is None or catch_up.phase is not Phase.LISTENING:
+            return None
+        if not payload:
+            return (yield from self._replay_ended(catch_up))
+        catch_up.heard(self._now)
+        anchor = catch_up.anchor
+        first = cursor.next_seq if anchor is None else anchor.seq
+        is_absurd = not self._waiting and seq > cursor.next_seq + JUMP_MAX
+        if seq < first or seq == END_OF_REPLAY or is_absurd:
+            return None
+        batch = self.indexed.decoded(payload, self._now)
+        if self.indexed.is_foreign(batch):
+            self.indexed.applier.dropped["replay_of_other_rank"] += 1
+            catch_up.saw_other_rank = True
+            return None
+        if anchor is not None and not self._is_same_life(catch_up, anchor, seq, payload):
+            return (yield from self._begin_anew(catch_up, f"batch {seq} is not the one applied"))
+        if seq < cursor.next_seq:
+            return None
+        if seq > cursor.next_seq:
+            return (yield from self._hole(catch_up, seq, payload))
+        if (yield from self.indexed.applying_replayed(batch, seq)):
+            self._is_empty()
+        self._advance(seq, payload, None)
+        self.replayed += 1
+        catch_up.progressed(self._now)
+        if self._waiting and cursor.next_seq >= self._target():
+            return (yield from self._settle(replay_runs=True))
+        return None
+
+    def _is_same_life(self, catch_up: CatchUp, anchor: Anchor, seq: int, payload: bytes) -> bool:
+        """Judge the first useful frame of an answer.
+
+        One that begins later proves nothing; it is only believed of an unbroken connection.
+        """
+        if seq > anchor.seq and self.doubt is not None and self.doubt.why is not Why.SILENT:
+            return False
+        if seq == anchor.seq and anchor.digest not in (None, payload_digest(payload)):
+            return False
+        catch_up.anchor = None
+        if self.doubt is not None:
+            self.doubt = self.doubt._replace(anchor=None)
+        return True
+
+    def _begin_anew(self, catch_up: CatchUp, reason: str) -> Work:
+        """The engine is in another life than the index: learn what it has now."""
+        yield from self._forget(reason)
+        if self.doubt is None:
+            self.doubt = Doubt(Why.INTERRUPTED, self._now, None)
+        self.doubt = self.doubt._replace(anchor=None)
+        catch_up.aim(self._now)
+        return self._ask(catch_up)
+
+    def _replay_ended(self, catch_up: CatchUp) -> Work:
+        if catch_up.anchor is not None and not catch_up.saw_other_rank and self._has_gone_astray:
+            reason = f"its replay has neither batch {catch_up.anchor.seq} nor later ones"
+            return (yield from self._begin_anew(catch_up, reason))
+        if self._waiting:
+            return (yield from self._retry(catch_up, "it ended before the gap was closed"))
+        if catch_up.anchor is not None or catch_up.saw_other_rank:
+            return (yield from self._give_up(catch_up, "it does not have what came live"))
+        if self.cursor.next_seq == 0:
+            yield from self.indexed.forgetting_unplaced()  # it has published nothing
+        return (yield from self._settle())
+
+    @property
+    def _has_gone_astray(self) -> bool:
+        """Could the engine have restarted unseen?  Not behind a connection that never broke."""
+        return self.doubt is not None and self.doubt.why is not Why.SILENT
 
     def _target(self) -> int:
         """The live number that ends the open gap: while one is open, it waits in front."""
@@ -185,141 +421,58 @@ class EventFeed:
         assert seq is not None
         return seq
 
-    def _settle(self, now: float, *, replay_runs: bool = False) -> Action:
-        """Apply what waits, up to a gap that a replay may still close."""
-        while self._waiting:
-            seq, payload = self._waiting[0]
-            if seq is not None and seq > self.cursor.next_seq:
-                if replay_runs:
-                    return None
-                if self._may_ask(now):
-                    return StartReplay(self.cursor.next_seq)
-                self._lose(seq, now)
-            self._waiting.popleft()
-            if seq is None:
-                self._apply(payload, now, None)
-            elif seq == self.cursor.next_seq:
-                self._apply(payload, now, seq)
-                self._advance(seq, now)
-            else:
-                self.stale += 1
-        own = self.writers.get(self._dp_rank)
-        if own is not None:
-            own.unplaced_blocks = False  # what the stream tells from here on is new
-        was_catching_up, self._catch_up = self._catch_up is not None, None
-        return StopReplay() if was_catching_up else None
-
-    def _may_ask(self, now: float) -> bool:
-        """May the gap in front be replayed?  If so, the waiting for it begins."""
-        if not self._can_replay or now < self._no_replay_before:
-            return False
-        if self._catch_up is None:
-            self._catch_up = CatchUp(now)
-        elif self._catch_up.may_go_on(now):
-            self._catch_up.aim(now)
-        else:
-            return False
-        return True
-
-    def _hole(self, catch_up: CatchUp, seq: int, payload: bytes, now: float) -> Action:
+    def _hole(self, catch_up: CatchUp, seq: int, payload: bytes) -> Work:
         """The replay left batches out: ask once more, then believe that they are gone."""
         missing = self.cursor.next_seq
         if not catch_up.is_same_hole(missing):
-            return self._retry(catch_up, now, f"batch {missing} is missing")
-        self._lose(min(seq, self._target()), now)
-        action = self._settle(now, replay_runs=True)
-        return action if self._catch_up is None else self.receive_replayed(seq, payload, now)
+            return (yield from self._retry(catch_up, f"batch {missing} is missing"))
+        self._lose(min(seq, self._target()) if self._waiting else seq)
+        action: Action = None
+        if self._waiting:
+            action = yield from self._settle(replay_runs=True)
+        if self._catch_up is None:
+            return action
+        return (yield from self._receive_replayed(seq, payload))
 
-    def _retry(self, catch_up: CatchUp, now: float, reason: str) -> Action:
-        return StopReplay() if catch_up.attempt_failed(now) else self._give_up(now, reason)
+    def _retry(self, catch_up: CatchUp, reason: str) -> Work:
+        if catch_up.attempt_failed(self._now):
+            return StopReplay()
+        return (yield from self._give_up(catch_up, reason))
 
-    def _give_up(self, now: float, reason: str) -> Action:
-        """The open gap stays open: its batches are lost, the live ones go on."""
-        self._notice(Fault.REPLAY_FAILED, reason, now)
-        self._lose(self._target(), now)
-        return self._settle(now)
+    def _give_up(self, catch_up: CatchUp, reason: str) -> Work:
+        """No answer.  The open gap stays open: its batches are lost, the live ones go on."""
+        self._notice(Fault.REPLAY_FAILED, reason)
+        catch_up.phase = Phase.GIVEN_UP
+        if self._is_connected:
+            self._ask_at = self._now + PROBE_S
+        if self._waiting:
+            self._lose(self._target())
+        elif self.doubt is None and not self.knows_nothing:
+            self.doubt = Doubt(Why.SILENT, self._now, None)
+        return (yield from self._settle())
 
-    def _restart(self, seq: int, payload: bytes, now: float) -> Action:
-        """Forget the old life; the suspect before any number but 0 belongs to the new one."""
-        was_catching_up = self._catch_up is not None
-        self.restarts += 1
-        self._notice(Fault.RESTARTED, f"sequence number {seq} again", now)
-        self.applier.forget(self.writers)
-        self._waiting.clear()
-        self._catch_up = None
-        self._no_replay_before = float("-inf")
-        self._resumed = Place(0)
-        self.degraded = False
-        self.cursor.restart()
-        first = self.receive(seq - 1, self._suspect, now) if seq else None
-        then = self.receive(seq, payload, now)
-        self._suspect = b""
-        return then or first or (StopReplay() if was_catching_up else None)
+    # --- changes of the index
 
-    def _lose(self, until: int, now: float) -> None:
+    def _lose(self, until: int) -> None:
         first = self.cursor.next_seq
         self.lost += self.cursor.skip_to(until)
+        self.indexed.last = None
         self.degraded = True
-        self._notice(Fault.LOST, f"batches {first} to {until - 1}", now)
+        self._notice(Fault.LOST, f"batches {first} to {until - 1}")
 
-    def _advance(self, seq: int, live_at: float | None) -> None:
-        """Batch `seq` is done with, whether it could be applied or not.
-
-        live_at: now, unless it came by replay, which tells of the past.
-        """
+    def _advance(self, seq: int, payload: bytes, live_at: float | None) -> None:
         self.cursor.advance(seq)
-        own = self.writers.get(self._dp_rank)
-        if own is not None:
-            own.place = Place(seq + 1)
-            if live_at is not None:
-                own.live_at = live_at
+        self.indexed.advance(seq, payload, live_at)
 
-    def _apply(self, payload: bytes, now: float, seq: int | None) -> None:
-        batch = self._decoded(payload, now)
-        if batch is not None:
-            self._apply_batch(batch, seq)
+    def _apply(self, payload: bytes, seq: int | None) -> Steps:
+        batch = self.indexed.decoded(payload, self._now)
+        if (yield from self.indexed.applying(batch, seq)):
+            self._is_empty()
 
-    def _apply_batch(self, batch: Batch, seq: int | None) -> None:
-        self.batches += 1
-        skip = self._resumed.events if seq == self._resumed.next_seq else 0
-        if self.applier.apply(batch, self.writers, seq, skip):
-            self.degraded = False
+    def _is_empty(self) -> None:
+        """The rank is known to hold nothing."""
+        self.degraded = False
+        self.doubt = None
 
-    def _apply_replayed(self, batch: Batch | None, seq: int) -> None:
-        """As `_apply_batch`; blocks of unknown place may be told of again, which must not count.
-
-        A replay from the very first batch tells all of them: then they are forgotten instead.
-        """
-        if seq == 0:
-            self._forget_unplaced()
-        if batch is None:
-            return
-        own = self.writers.get(self._dp_rank)
-        self.applier.takes_duplicates = own is None or not own.unplaced_blocks
-        self._apply_batch(batch, seq)
-        self.applier.takes_duplicates = True
-
-    def _forget_unplaced(self) -> None:
-        own = self.writers.get(self._dp_rank)
-        if own is not None and own.unplaced_blocks:
-            self.applier.forget(self.writers)
-
-    def _decoded(self, payload: bytes, now: float) -> Batch | None:
-        try:
-            batch = decode(payload)
-        except DecodeError as error:
-            self._count_unreadable(1, str(error), now)
-            return None
-        if batch.bad_events:
-            self._count_unreadable(batch.bad_events, batch.last_error, now)
-        return batch
-
-    def _count_unreadable(self, events: int, error: str | None, now: float) -> None:
-        self.decode_errors += events
-        self.last_error = error
-        self._notice(Fault.UNREADABLE, error or "", now)
-
-    def _notice(self, fault: Fault, detail: str, now: float) -> None:
-        if now - self._noticed.get(fault, float("-inf")) >= NOTICE_INTERVAL_S:
-            self._noticed[fault] = now
-            self._notices[fault] = detail
+    def _notice(self, fault: Fault, detail: str) -> None:
+        self.indexed.notices.add(fault, detail, self._now)

@@ -22,6 +22,7 @@ from typing import TypeAlias
 import zmq
 
 from indexer.events.kv_source import KvSource
+from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.listener import Listener, ListenerStatus
 from indexer.sockets.names import Names
 from indexer.sockets.readiness import Readiness
@@ -64,6 +65,7 @@ class _IngestThread(threading.Thread):
         self._held = held
         self.readiness = Readiness()
         self.timers: Timers[Listener] = Timers()
+        self.pace = AskPace()
         self.is_serving = True
         self.failure: BaseException | None = None
         self.n_listeners = 0
@@ -178,7 +180,7 @@ class Ingest:
         for key, (thread, listener) in self._listeners.items():
             source = wanted.get(key)
             if source is not None and _is_same(listener.source, source):
-                listener.feed.writers = source.writers
+                listener.feed.indexed.writers = source.writers
                 del wanted[key]
                 continue
             changes.setdefault(thread, _Change()).close.append(listener)
@@ -186,7 +188,7 @@ class Ingest:
             del listeners[key]
         for key, source in wanted.items():
             thread = min(self._threads, key=_burden)
-            listener = Listener(source, self._context, thread.readiness, thread.timers)
+            listener = Listener(source, self._context, thread.readiness, thread.timers, thread.pace)
             changes.setdefault(thread, _Change()).open.append(listener)
             thread.n_listeners += 1
             listeners[key] = thread, listener

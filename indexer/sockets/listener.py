@@ -2,8 +2,12 @@
 
 Receives, hands to the feed, asks for replays, logs what the feed finds notable.  What a message
 means is the feed's business; when a drain is called is the thread's.
+
+No step is long: while the feed has work left, it does a bit of it instead of taking a message.  A
+bug ends one listener, never its thread.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -14,12 +18,13 @@ import zmq
 
 from indexer.events.feed import Action, EventFeed, StartReplay
 from indexer.events.kv_source import KvSource
+from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.live_connection import MESSAGE_BYTES_MAX, LiveConnection, reading_socket
 from indexer.sockets.readiness import Readiness, has_message
 from indexer.sockets.timers import Timers
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
-State = Literal["no_events_yet", "connected", "catching_up", "degraded"]
+State = Literal["no_events_yet", "connected", "catching_up", "degraded", "unverified"]
 
 CONNECT_ANEW_S = 0.5
 """How long after the end of a connection that libzmq does not restore it is connected anew."""
@@ -31,7 +36,10 @@ CUT_OFF = (
 )
 DRAIN_MESSAGES_MAX = 64
 """Messages taken from one socket before the others have their turn."""
-DRAIN_S_MAX = 0.005
+DRAIN_S_MAX = 0.003
+ARRIVED_S_MAX = 2.0
+"""How long a question may wait until everything that has arrived is taken."""
+LOOK_AGAIN_S = 0.01
 LIVE_FRAMES = 3
 REPLAY_FRAMES = (3, 4)
 """[delimiter, seq, payload]; newer engines put a topic before seq."""
@@ -44,8 +52,10 @@ logger = logging.getLogger("indexer.listener")
 class ListenerStatus:
     """Plain numbers of one rank's stream since it was opened.
 
-    state: degraded means that the index may lack events of this rank (event_feed says until when;
-    after a connection that was cut off, until a message shows whether any are missing)
+    state: degraded means that the index may lack events of this rank (`feed` says until when;
+    after a connection that was cut off, until a message shows whether any are missing); unverified
+    that nobody knows, because of `doubt`, since so many monotonic seconds
+    connected: there is a connection; connect_error: why not, as far as is known
     batches counts decoded and applied ones, replayed those of them that came by replay; lost are
     known to be missing; stale came twice; dropped counts what was not indexed, by reason.
     """
@@ -63,6 +73,10 @@ class ListenerStatus:
     decode_errors: int
     last_error: str | None
     last_event_monotonic: float | None
+    connected: bool
+    connect_error: str | None
+    doubt: str | None
+    doubted_monotonic: float | None
     stored_blocks: int
     removed_blocks: int
     dropped: dict[str, int]
@@ -77,16 +91,21 @@ class Listener:
         context: "zmq.Context[Socket]",
         readiness: Readiness,
         timers: "Timers[Listener]",
+        pace: AskPace,
     ) -> None:
-        """`timers` call `tick`."""
+        """`timers` call `tick`; `pace` is that of all listeners of the thread."""
         self.source = source
         self.feed = EventFeed(source)
         self._context = context
         self._readiness = readiness
         self._timers = timers
+        self._pace = pace
         self._live: LiveConnection | None = None
         self._replay: Socket | None = None
         self._open_error: str | None = None
+        self._failure: str | None = None
+        self._not_before = float("-inf")
+        """No tick until then, whatever is due."""
         self._cut_off: str | None = None
         self._connect_at: float | None = None
         self._cut_off_noticed = float("-inf")
@@ -107,73 +126,100 @@ class Listener:
 
     def start(self, *, opened_just_now: bool) -> None:
         """Take what arrives from now on."""
-        self.feed.begin(nothing_older_comes=opened_just_now)
-        self._started = True
-        if self._live is not None:
-            self._readiness.watch(self._live.socket, self.drain_live)
-            self._readiness.watch(self._live.monitor, self.drain_monitor)
+        self._guarded(lambda: self._start(opened_just_now))
 
     def close(self) -> None:
-        self._stop_replay()
         self._timers.discard(self)
+        self.feed.close()
+        self._stop_replay()
         if self._live is not None:
-            if self._started:
-                self._readiness.unwatch(self._live.socket, self.drain_live)
-                self._readiness.unwatch(self._live.monitor, self.drain_monitor)
-            self._live.close()
-            self._live = None
+            self._close_live(self._live)
             self._log(logging.INFO, "KV event listener closed", self.source.endpoint)
 
     def drain_live(self) -> bool:
         """Take a bounded number of live messages.  True: more may be there."""
-        return self._drain(self._take_live)
+        return self._guarded(lambda: self._drain(self._take_live))
 
     def drain_replay(self) -> bool:
         """Take a bounded number of replayed messages.  True: more may be there."""
-        return self._drain(self._take_replayed)
+        return self._guarded(lambda: self._drain(self._take_replayed))
 
     def drain_monitor(self) -> bool:
         """Take what libzmq tells of the connection.  True: more may be there."""
-        if self._live is None:
-            return False
-        more = self._live.look()
-        if self._live.is_cut_off and self._connect_at is None:
-            self._connect_at = time.monotonic() + CONNECT_ANEW_S
-            self._set_timer()
-        return more
+        return self._guarded(self._look)
 
     @property
     def wake_at(self) -> float | None:
         """When `tick` should be called next; None while nothing is pending."""
-        dues = [due for due in (self.feed.wake_at, self._connect_at) if due is not None]
+        asks_at = self.feed.wake_at
+        if asks_at is not None:
+            asks_at = max(asks_at, self._not_before)
+        dues = [due for due in (asks_at, self._connect_at) if due is not None]
         return min(dues, default=None)
 
     def tick(self, now: float) -> None:
         """To be called at `wake_at`.  What has arrived already comes first."""
+        self._guarded(lambda: self._tick(now))
+
+    def _start(self, opened_just_now: bool) -> bool:
+        self.feed.begin(time.monotonic(), nothing_older_comes=opened_just_now)
+        self._started = True
+        if self._live is not None:
+            self._readiness.watch(self._live.socket, self.drain_live)
+            self._readiness.watch(self._live.monitor, self.drain_monitor)
+        return False
+
+    def _tick(self, now: float) -> bool:
         if self._connect_at is not None and now >= self._connect_at:
             self._connect_anew(now)
-        if self._replay is None or not has_message(self._replay):
+        if self._may_tick(now):
             self._act(self.feed.tick(now), now)
-            self._log_notices()
-        self._set_timer()
+        self._end_turn()
+        return False
+
+    def _may_tick(self, now: float) -> bool:
+        """Not before what has arrived is taken, nor faster than all listeners may ask."""
+        due = self.feed.wake_at
+        if self.feed.is_busy or due is None or now < due:
+            return False
+        if self._replay is not None and has_message(self._replay):
+            self._not_before = now + LOOK_AGAIN_S
+            return False
+        # Batches of an old connection must not be taken for those of the engine's next life.
+        is_old = self._live is not None and has_message(self._live.socket)
+        if is_old and self.feed.doubt is not None and now < due + ARRIVED_S_MAX:
+            self._not_before = now + LOOK_AGAIN_S
+            return False
+        if not self.feed.is_asking:
+            pause = self._pace.wait(now)
+            if pause > 0.0:
+                self._not_before = now + pause
+                return False
+            self._pace.take(now)
+        return True
 
     def status(self) -> ListenerStatus:
         """May be called on any thread; the numbers may stem from two adjacent messages."""
-        feed, applier = self.feed, self.feed.applier
+        feed, indexed, applier = self.feed, self.feed.indexed, self.feed.indexed.applier
+        live, doubt = self._live, self.feed.doubt
         return ListenerStatus(
             state=self._state(),
             endpoint=self.source.endpoint,
             replay_endpoint=self.source.replay_endpoint,
             last_sequence=feed.cursor.last_sequence,
-            batches=feed.batches,
+            batches=indexed.batches,
             gaps=feed.gaps,
             replayed=feed.replayed,
             lost=feed.lost,
             stale=feed.stale,
             restarts=feed.restarts,
-            decode_errors=feed.decode_errors,
-            last_error=self._open_error or self._cut_off or feed.last_error,
+            decode_errors=indexed.decode_errors,
+            last_error=self._failure or self._open_error or self._cut_off or indexed.last_error,
             last_event_monotonic=feed.last_event_at,
+            connected=live is not None and live.is_connected,
+            connect_error=self._open_error if live is None else live.error,
+            doubt=None if doubt is None else doubt.why.value,
+            doubted_monotonic=None if doubt is None else doubt.since,
             stored_blocks=applier.stored_blocks,
             removed_blocks=applier.removed_blocks,
             dropped=dict(applier.dropped),
@@ -183,11 +229,59 @@ class Listener:
         until = time.monotonic() + DRAIN_S_MAX
         more = True
         for _ in range(DRAIN_MESSAGES_MAX):
-            more = take()
-            if not more or time.monotonic() >= until:
+            if self.feed.is_busy:
+                now = time.monotonic()
+                self._act(self.feed.go_on(now), now)
+            else:
+                more = take()
+            if not (more or self.feed.is_busy) or time.monotonic() >= until:
                 break
-        self._log_notices()
-        return more
+        self._end_turn()
+        return more or self.feed.is_busy
+
+    def _end_turn(self) -> None:
+        for fault, detail in self.feed.indexed.notices.take().items():
+            self._log(logging.WARNING, fault.value, detail)
+        if self.feed.is_busy:
+            self._readiness.again(self.drain_live)
+        self._timers.set(self, self.wake_at)
+
+    def _guarded(self, step: Callable[[], bool]) -> bool:
+        """`step`; a bug in it ends this listener and nothing else."""
+        try:
+            return step()
+        except Exception as error:
+            self._failure = f"internal error: {error!r}; register the worker again"
+            fields = {"worker_id": self.source.worker_id, "dp_rank": self.source.dp_rank}
+            logger.exception("KV event listener failed", extra={"fields": fields})
+        self._timers.discard(self)
+        with contextlib.suppress(zmq.ZMQError):  # whatever it was, it may have hit the sockets too
+            self._stop_replay()
+            if self._live is not None:
+                self._close_live(self._live)
+        return False
+
+    def _close_live(self, live: LiveConnection) -> None:
+        if self._started:
+            self._readiness.unwatch(live.socket, self.drain_live)
+            self._readiness.unwatch(live.monitor, self.drain_monitor)
+        live.close()
+        self._live = None
+
+    def _look(self) -> bool:
+        """Take what libzmq tells of the connection.  True: more may be there."""
+        if self._live is None:
+            return False
+        now = time.monotonic()
+        for is_made in self._live.look(now):
+            if is_made:
+                self._act(self.feed.connected(now), now)
+            else:
+                self.feed.disconnected(now)
+        if self._live.is_cut_off and self._connect_at is None:
+            self._connect_at = now + CONNECT_ANEW_S
+        self._end_turn()
+        return self._live.has_news
 
     def _take_live(self) -> bool:
         """Take one message.  False: there was none."""
@@ -196,8 +290,10 @@ class Listener:
         frames = _receive(self._live.socket, LIVE_FRAMES)
         self._cut_off = None  # the number of this message shows what is missing
         if len(frames) != LIVE_FRAMES or len(frames[1]) != SEQ_BYTES:
-            self.feed.applier.dropped["frames"] += 1
+            self.feed.indexed.applier.dropped["frames"] += 1
             return True
+        if self._live.has_news:
+            self._look()  # before the first batch of a new connection
         now = time.monotonic()
         action = self.feed.receive(int.from_bytes(frames[1], "big"), frames[2], now)
         if action is not None:
@@ -210,7 +306,7 @@ class Listener:
             return False
         frames = _receive(self._replay, max(REPLAY_FRAMES))
         if not _is_replay(frames):
-            self.feed.applier.dropped["replay_frames"] += 1
+            self.feed.indexed.applier.dropped["replay_frames"] += 1
             return True
         now = time.monotonic()
         seq = int.from_bytes(frames[-2][:SEQ_BYTES], "big")
@@ -218,11 +314,15 @@ class Listener:
         return True
 
     def _state(self) -> State:
+        if self._failure or self._open_error:
+            return "degraded"
         if self.feed.catching_up:
             return "catching_up"
-        if self.feed.degraded or self._open_error is not None or self._cut_off is not None:
+        if self.feed.degraded or self._cut_off is not None:
             return "degraded"
-        return "no_events_yet" if self.feed.last_event_at is None else "connected"
+        if self.feed.doubt is not None:
+            return "unverified"
+        return "no_events_yet" if self.feed.knows_nothing else "connected"
 
     def _act(self, action: Action, now: float) -> None:
         if action is None:
@@ -233,11 +333,8 @@ class Listener:
                 self._start_replay(action.start)
             except zmq.ZMQError as error:
                 self._stop_replay()
-                self.feed.replay_failed(f"{self.source.replay_endpoint}: {error}", now)
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        self._timers.set(self, self.wake_at)
+                reason = f"{self.source.replay_endpoint}: {error}"
+                self._act(self.feed.replay_failed(reason, now), now)
 
     def _connect_anew(self, now: float) -> None:
         """Unless libzmq does it after all."""
@@ -261,18 +358,14 @@ class Listener:
             replay.close()
             raise
         self._replay = replay
-        self._replay.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
-        self._readiness.watch(self._replay, self.drain_replay)
+        self._readiness.watch(replay, self.drain_replay)
+        replay.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
 
     def _stop_replay(self) -> None:
         if self._replay is not None:
             self._readiness.unwatch(self._replay, self.drain_replay)
             self._replay.close()
             self._replay = None
-
-    def _log_notices(self) -> None:
-        for fault, detail in self.feed.take_notices().items():
-            self._log(logging.WARNING, fault.value, detail)
 
     def _log(self, level: int, message: str, detail: str) -> None:
         fields = {"worker_id": self.source.worker_id, "dp_rank": self.source.dp_rank}

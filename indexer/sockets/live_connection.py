@@ -1,8 +1,11 @@
-"""EDGE: the SUB socket of one event stream, and whether libzmq has given its connection up.
+"""EDGE: the SUB socket of one event stream, and what has become of its connection.
 
 libzmq connects again by itself when the other side goes away.  After a breach of the protocol, such
 as a message that is too long, it does not: it tells of the end of the connection and not of another
 try.  Then the same socket must be connected anew, or nothing is ever heard from it again.
+
+Nor does it say why an attempt failed, so that is told from what comes before the next attempt:
+nothing at all when there was no address to try, else the end of the attempt, soon or late.
 """
 
 import contextlib
@@ -26,6 +29,15 @@ shall still arrive, so that it is counted and the next message is no gap."""
 
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _GOES_ON = zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_ATTEMPT = zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CLOSED
+
+REFUSED_S_MAX = 1.0
+"""An attempt that ends sooner was refused."""
+NOT_FOUND = "name not found, or no way to it"
+REFUSED = "connection refused"
+TIMED_OUT = "connection timed out"
+LOST = "connection lost"
+NO_ZMQ = "what answers there does not speak ZMQ, or broke its protocol"
 
 
 class LiveConnection:
@@ -34,11 +46,16 @@ class LiveConnection:
     def __init__(self, context: "zmq.Context[Socket]", endpoint: str) -> None:
         """The engine may be absent.  Raises zmq.ZMQError for an address libzmq refuses."""
         self.is_cut_off = False
+        self.is_connected = False
+        self.error: str | None = None
+        """Why there is no connection; None while there is one, or nothing is known yet."""
+        self._attempted_at: float | None = None
+        self._ended_at: float | None = None
         self._endpoint = endpoint
         self.socket = reading_socket(context, zmq.SUB, endpoint)
         try:
             self.socket.setsockopt(zmq.SUBSCRIBE, b"")
-            self.monitor: Socket = self.socket.get_monitor_socket(_ENDED | _GOES_ON)
+            self.monitor: Socket = self.socket.get_monitor_socket(_ENDED | _GOES_ON | _ATTEMPT)
         except zmq.ZMQError:
             self.socket.close()
             raise
@@ -48,11 +65,49 @@ class LiveConnection:
             self.close()
             raise
 
-    def look(self) -> bool:
-        """Bring `is_cut_off` up to date.  True: there is more to be looked at."""
+    def look(self, now: float) -> list[bool]:
+        """Take what is told of the connection: True each time it was made, False when it was lost.
+
+        At most so much at once; `has_news` says whether there is more.
+        """
+        changes = []
         for event, _ in waiting_events(self.monitor):
-            self.is_cut_off = bool(event & _ENDED)
+            if event & (_ENDED | _GOES_ON):
+                self.is_cut_off = bool(event & _ENDED)
+            was_connected = self.is_connected
+            self._take(event, now)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED or was_connected != self.is_connected:
+                changes.append(self.is_connected)
+        return changes
+
+    @property
+    def has_news(self) -> bool:
         return has_message(self.monitor)
+
+    def _take(self, event: int, now: float) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.is_connected, self.error = True, None
+            self._attempted_at = None
+        elif event == zmq.EVENT_DISCONNECTED:
+            self.is_connected = False
+            self.error = self.error or LOST
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self.is_connected, self.error = False, NO_ZMQ
+        elif event == zmq.EVENT_CONNECT_DELAYED:
+            self._attempted_at, self._ended_at = now, None
+        elif event == zmq.EVENT_CLOSED:
+            self._ended_at = now
+        else:
+            self._take_retry()
+
+    def _take_retry(self) -> None:
+        """Another attempt is announced: the last one, if there was one, has failed."""
+        if self._attempted_at is None:
+            self.error = self.error or NOT_FOUND
+        elif self._ended_at is not None:
+            took = self._ended_at - self._attempted_at
+            self.error = REFUSED if took < REFUSED_S_MAX else TIMED_OUT
+        self._attempted_at = self._ended_at = None
 
     def connect_anew(self) -> None:
         """What has arrived stays.  It may fail for want of means; then it is cut off as before."""

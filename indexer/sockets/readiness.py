@@ -7,6 +7,7 @@ is left, or say that it stopped early; then it is called again in the next turn.
 Source: ZMQ_FD in zmq_getsockopt(3).
 """
 
+import contextlib
 import selectors
 from collections.abc import Callable
 from typing import TypeAlias
@@ -44,8 +45,9 @@ class Readiness:
         self._ready[drain] = None
 
     def unwatch(self, socket: "zmq.Socket[bytes]", drain: Drain) -> None:
-        """To be called before the socket is closed."""
-        self._selector.unregister(socket.FD)
+        """To be called before the socket is closed.  One that is not watched is left alone."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(socket.FD)
         self._ready.pop(drain, None)
 
     def wait(self, timeout_s: float | None) -> list[Drain]:

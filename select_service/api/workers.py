@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 import msgspec
+from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +18,7 @@ from select_service.api.parameters import query_of, scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, trace_of
 from select_service.bodies.workers import (
+    KvEventDoubt,
     KvEventStatus,
     WorkerPatch,
     WorkerRecord,
@@ -68,6 +70,8 @@ RECORD: Mapping[str, Any] = {
 }
 _KV_EVENTS = {
     "state": "connected",
+    "connected": True,
+    "connect_error": None,
     "last_sequence": 4711,
     "batches": 4712,
     "gaps": 0,
@@ -207,6 +211,9 @@ def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
     last = status.last_event_monotonic
     return KvEventStatus(
         state=status.state,
+        connected=status.connected,
+        connect_error=status.connect_error,
+        unverified=_doubt(status, now),
         last_sequence=status.last_sequence,
         batches=status.batches,
         gaps=status.gaps,
@@ -217,6 +224,13 @@ def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
         last_error=status.last_error,
         seconds_since_last_event=None if last is None else round(max(0.0, now - last), 3),
     )
+
+
+def _doubt(status: ListenerStatus, now: float) -> KvEventDoubt | UnsetType:
+    if status.doubt is None or status.doubted_monotonic is None:
+        return msgspec.UNSET
+    seconds = round(max(0.0, now - status.doubted_monotonic), 3)
+    return KvEventDoubt(reason=status.doubt, seconds=seconds)
 
 
 async def _follow(service: Service, what: str, record: WorkerRecord, trace: dict[str, str]) -> None:

@@ -100,15 +100,31 @@ class WorkerPatch(WorkerFields, kw_only=True):
         check_u64(self, "max_num_batched_tokens", "total_kv_blocks")
 
 
-KvEventState = Literal["connected", "catching_up", "degraded", "no_events_yet"]
+KvEventState = Literal["connected", "catching_up", "degraded", "no_events_yet", "unverified"]
+
+
+class KvEventDoubt(Struct, kw_only=True):
+    """Why nobody knows whether events of a rank are missing."""
+
+    reason: str
+    """What made it uncertain."""
+    seconds: float
+    """Since how many seconds."""
 
 
 class KvEventStatus(Struct, kw_only=True):
     """What the listener of one rank has seen since it was opened."""
 
     state: KvEventState
-    """`no_events_yet`; `connected`; `catching_up`: a gap is being replayed; `degraded`: the index
-    may be wrong about this rank, `last_error` says why."""
+    """`no_events_yet`; `connected`; `catching_up`: a gap is being replayed; `degraded`: events were
+    lost, the index may be wrong about this rank; `unverified`: events may have been missed, and
+    the engine was not heard about it yet, `unverified` says since when and why."""
+    connected: bool
+    """Does the connection to the engine's events stand?"""
+    connect_error: str | None
+    """Why it does not, as far as is known; null while it does."""
+    unverified: KvEventDoubt | UnsetType = UNSET
+    """Why it is uncertain whether events are missing; absent when it is not."""
     last_sequence: int | None
     """Number of the last batch that was applied; null before the first one."""
     batches: int

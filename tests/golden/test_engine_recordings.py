@@ -31,6 +31,7 @@ class Readers:
         self.answers: dict[Place, deque[Replay]] = {p: deque() for p in recording.places}
         self.wanted: dict[Place, tuple[int, int]] = {}
         self.replays = 0
+        self.seen: dict[tuple[Place, int], bytes] = {}
 
     def _feed(self, place: Place) -> EventFeed:
         writers = {p.dp_rank: w for p, w in self.writers.items() if p.worker_id == place.worker_id}
@@ -47,7 +48,9 @@ class Readers:
         return EventFeed(source)
 
     def live(self, step: Live) -> None:
-        self._act(step.place, self.feeds[step.place].receive(step.seq, step.payload, now=0.0))
+        self.seen[step.place, step.seq] = step.payload
+        feed = self.feeds[step.place]
+        self._act(step.place, feed.receive(step.seq, step.payload, now=0.0))
         if step.place in self.wanted:
             first, patience = self.wanted[step.place]
             self.wanted[step.place] = (first, patience - 1)
@@ -55,6 +58,8 @@ class Readers:
                 self._answer(step.place)
 
     def _act(self, place: Place, action: Action) -> None:
+        while self.feeds[place].is_busy:
+            action = self.feeds[place].go_on(0.0)
         if isinstance(action, StartReplay):
             self.wanted[place] = (action.start, self.delay)
         elif action is not None:
@@ -63,11 +68,14 @@ class Readers:
     def _answer(self, place: Place) -> None:
         first, _ = self.wanted.pop(place)
         answer = self.answers[place].popleft()
-        assert answer.first == first, "the replay must start at the first missing batch"
+        assert first == max(0, answer.first - 1), "it must start at the last batch that was applied"
         self.replays += 1
-        for frames in answer.answer:
-            seq = int.from_bytes(frames[-2], "big")
-            action = self.feeds[place].receive_replayed(seq, frames[-1], now=0.0)
+        frames = [(int.from_bytes(each[-2], "big"), each[-1]) for each in answer.answer]
+        self.seen |= {(place, seq): payload for seq, payload in frames}
+        if first < answer.first:  # recorded from a reader that asked for the next one
+            frames.insert(0, (first, self.seen[place, first]))
+        for seq, payload in frames:
+            action = self.feeds[place].receive_replayed(seq, payload, now=0.0)
             self._act(place, action)
             if action is not None:
                 return
@@ -131,7 +139,7 @@ def test_overlaps_equal_what_the_engine_held(name: str, delay: int) -> None:
     assert compared >= 35
     assert not any(readers.answers.values()), "a gap was not noticed"
     for feed in readers.feeds.values():
-        assert (feed.lost, feed.decode_errors, feed.degraded) == (0, 0, False)
+        assert (feed.lost, feed.indexed.decode_errors, feed.degraded) == (0, 0, False)
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name.endswith("-duplicates")])

@@ -42,21 +42,38 @@ class RecordedEngine:
         self.replay.linger = 0
         self.replay_port = replay_port
         self.replay.bind(f"tcp://127.0.0.1:{replay_port}")
+        self.seen: dict[int, bytes] = {}
 
     def wait_for_subscriber(self) -> None:
         assert self.live.poll(PATIENCE_S * 1000), "nobody subscribes"
         assert self.live.recv() == b"\x01"
 
+    def answer_that_nothing_was_published(self) -> None:
+        """What a reader asks as soon as it is connected."""
+        identity, start = self._request()
+        assert start == 0
+        self.replay.send_multipart([identity, b"", b"\xff" * 8, b""])
+
     def send(self, step: Live) -> None:
+        self.seen[step.seq] = step.payload
         self.live.send_multipart([step.topic, struct.pack(">Q", step.seq), step.payload])
 
     def answer(self, step: Replay) -> None:
         """Serve the one request that the gap before must cause."""
-        assert self.replay.poll(PATIENCE_S * 1000), "no replay was asked for"
-        identity, delimiter, first = self.replay.recv_multipart()
-        assert (delimiter, int.from_bytes(first, "big")) == (b"", step.first)
+        identity, start = self._request()
+        assert start == max(0, step.first - 1)
+        self.seen |= {int.from_bytes(frames[-2], "big"): frames[-1] for frames in step.answer}
+        if start < step.first:  # recorded from a reader that asked for the next one
+            number = struct.pack(">Q", start)
+            self.replay.send_multipart([identity, b"", number, self.seen[start]])
         for frames in step.answer:
             self.replay.send_multipart([identity, *frames])
+
+    def _request(self) -> tuple[bytes, int]:
+        assert self.replay.poll(PATIENCE_S * 1000), "no replay was asked for"
+        identity, delimiter, first = self.replay.recv_multipart()
+        assert delimiter == b""
+        return identity, int.from_bytes(first, "big")
 
     def close(self) -> None:
         self.live.close()
@@ -80,6 +97,7 @@ class Fleet:
             self._register(worker_id)
         for engine in self._engines.values():
             engine.wait_for_subscriber()
+            engine.answer_that_nothing_was_published()
         self._sent: dict[Place, int] = {}
 
     def _engines_of(self, worker_id: int) -> dict[Place, RecordedEngine]:

@@ -15,6 +15,7 @@ from tests.golden import deviations
 from tests.golden.exchanges import Differences
 from tests.golden.kv_publisher import KvPublisher, batch
 from tests.golden.service_process import ServiceProcess
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.process
 
@@ -47,6 +48,7 @@ def test_a_gap_is_closed_as_far_as_the_replay_goes(
         "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
     }
     assert service.post("/workers", worker).body["lifecycle"] == "schedulable"
+    _answer_that_nothing_was_published(replay)
     seq, payload = case["live"]
     publisher.send(bytes.fromhex(payload), seq)
     while _last_sequence(service, worker["worker_id"]) != seq:
@@ -60,6 +62,13 @@ def test_a_gap_is_closed_as_far_as_the_replay_goes(
     assert _blocks(service, name, LIVE_PROMPT) == 2
     complaints = deviations.unexpected(name, found)
     assert not complaints, "\n".join(complaints)
+
+
+def _answer_that_nothing_was_published(replay: zmq.Socket[Any]) -> None:
+    """What a reader asks as soon as it is connected."""
+    assert replay.poll(PATIENCE_S * 1000)
+    identity, *_ = replay.recv_multipart()
+    replay.send_multipart([identity, b"", b"\xff" * 8, b""])
 
 
 def _answer(replay: zmq.Socket[Any], case: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ class RecordingWriter:
         self.calls = []
         self.clears = 0
         self.place = self.upcoming = None
-        self.unplaced_blocks = False
+        self.unplaced_blocks = self.is_half_cleared = False
 
     def store(self, tier, parent, block_hashes, engine_hashes, *, counted=True, stream=None):
         assert block_hashes.dtype == engine_hashes.dtype == np.uint64
@@ -50,9 +50,10 @@ class RecordingWriter:
         self.calls.append(("remove", tier, engine_hashes.tolist()))
         return len(engine_hashes)
 
-    def clear(self, *, stream=None):
+    def clearing(self, *, stream=None):
         self.calls.clear()
         self.clears += 1
+        yield 1
 
     def identities(self):
         """(life, seq) of the identified batches since the last clear, in order."""

@@ -52,15 +52,26 @@ class FakeEngine:
     """Publishes numbered batches and answers replays, unless told how not to.
 
     answer: (start, ring) -> frames after the identity, each a list; None: the real protocol
+    past:   events that it published, one to a batch, before anybody could connect
     """
 
-    def __init__(self, *, port=None, replay=True, answer=None, topic=False, ring_max=10**6):
+    def __init__(
+        self,
+        *,
+        port=None,
+        replay=True,
+        answer=None,
+        topic=False,
+        ring_max=10**6,
+        replay_port=None,
+        past=(),
+    ):
+        self.ring = deque(((seq, encode(event)) for seq, event in enumerate(past)), ring_max)
+        self.next_seq = len(past)
         self.context = zmq.Context()
         self.pub = self.context.socket(zmq.XPUB)
         self.pub.set_hwm(0)
         self.endpoint = self._bind(self.pub, port)
-        self.ring = deque(maxlen=ring_max)
-        self.next_seq = 0
         self.requests = []
         self.replay_endpoint = None
         self._answer = answer or (self._answer_with_topic if topic else self._answer_plainly)
@@ -69,7 +80,7 @@ class FakeEngine:
         if replay:
             self._router = self.context.socket(zmq.ROUTER)
             self._router.set_hwm(0)
-            self.replay_endpoint = self._bind(self._router, None)
+            self.replay_endpoint = self._bind(self._router, replay_port)
             self._server.start()
 
     @staticmethod

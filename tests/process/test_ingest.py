@@ -6,6 +6,7 @@ import time
 import pytest
 import zmq
 
+from indexer.events.feed import EventFeed
 from indexer.events.kv_events import PAYLOAD_BYTES_MAX
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
@@ -114,7 +115,7 @@ def test_gap_is_closed_from_its_first_missing_batch(ingest, index, topic):
         publish_chain(engine, range(3, 8), lost=True)
         publish_chain(engine, range(8, 10))
         eventually(lambda: held(index, writer, 10) == 10)
-        assert (engine.requests, status(ingest).replayed) == ([3], 5)
+        assert (engine.requests[-1], status(ingest).replayed) == (2, 5)
 
 
 def test_gap_beyond_the_ring_leaves_the_rank_degraded_until_it_is_cleared(ingest, index):
@@ -537,6 +538,7 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
 
     class Stuck:
         slot, place, upcoming, live_at, unplaced_blocks = 0, None, None, None, False
+        is_half_cleared = False
 
         def store(self, *_, **__):
             stuck.set()
@@ -559,15 +561,15 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
             reconciling.join()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_bug_on_a_thread_is_surfaced_and_the_other_thread_goes_on(index):
+def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplog):
     class Broken:
         slot, place, upcoming, unplaced_blocks = 0, None, None, False
+        is_half_cleared = False
 
         def store(self, *_, **__):
             raise ZeroDivisionError
 
-    ingest = Ingest(threads=2)
+    ingest = Ingest(threads=1)
     with FakeEngine() as first, FakeEngine() as second:
         writer = index.open_slot()
         ingest.reconcile(
@@ -579,8 +581,147 @@ def test_a_bug_on_a_thread_is_surfaced_and_the_other_thread_goes_on(index):
         first.await_subscriber()
         second.await_subscriber()
         publish_chain(first, [0])
-        eventually(lambda: isinstance(ingest.failure(), ZeroDivisionError))
+        eventually(lambda: status(ingest).state == "degraded")
+        assert "ZeroDivisionError" in status(ingest).last_error
         publish_chain(second, [0])
         eventually(lambda: held(index, writer, 1) == 1)
         ingest.reconcile([])
+        assert ingest.failure() is None
         ingest.close()
+    assert any(record.exc_info for record in caplog.records)
+
+
+def test_a_replay_that_cannot_be_sent_only_loses_the_gap(ingest, index, monkeypatch):
+    class Mute(zmq.Socket):
+        def send_multipart(self, *_, **__):
+            raise zmq.Again
+
+    def mute_socket(context, kind, endpoint):
+        return Mute(context, kind, copy_threshold=0)
+
+    monkeypatch.setattr(listener, "reading_socket", mute_socket)
+    with FakeEngine() as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, [0], seq=3)
+        eventually(lambda: held(index, writer, 1) == 1)
+        assert (status(ingest).lost, status(ingest).state) == (3, "degraded")
+        assert ingest.failure() is None
+
+
+# --- where the engine is
+
+
+def test_a_silent_engine_is_learned_without_a_live_batch(ingest, index):
+    with FakeEngine() as engine:
+        publish_chain(engine, range(20))
+        writer = listen(ingest, index, engine)
+        eventually(lambda: held(index, writer, 20) == 20)
+        now = status(ingest)
+        assert (now.state, now.gaps, now.connected, now.connect_error) == (
+            "connected",
+            0,
+            True,
+            None,
+        )
+
+
+def reborn(engine, before, chain):
+    """An engine at the same endpoints that has published `before` batches of `chain` already."""
+    engine.close()
+    replay = engine.replay_endpoint
+    return FakeEngine(
+        port=engine.port,
+        replay=replay is not None,
+        replay_port=replay and int(replay.rpartition(":")[2]),
+        past=[chain.stored(block) for block in range(before)],
+    )
+
+
+@pytest.mark.parametrize("numbers", ["below", "above", "equal"])
+def test_a_new_life_is_noticed_without_a_live_batch(ingest, index, numbers):
+    other = Chain(2)
+    engine = FakeEngine()
+    writer = listen(ingest, index, engine)
+    publish_chain(engine, range(10))
+    eventually(lambda: held(index, writer, 10) == 10)
+    before = {"below": 3, "above": 30, "equal": 10}[numbers]
+    engine = reborn(engine, before, other)
+    try:
+        eventually(lambda: held(index, writer, before, other) == before)
+        assert held(index, writer, 10) == 0
+        eventually(lambda: status(ingest).state == "connected")
+        assert (status(ingest).restarts, status(ingest).lost) == (1, 0)
+    finally:
+        engine.close()
+
+
+def test_a_lost_connection_is_shown_and_what_was_published_meanwhile_is_caught_up(ingest, index):
+    engine = FakeEngine()
+    writer = listen(ingest, index, engine)
+    publish_chain(engine, range(10))
+    eventually(lambda: held(index, writer, 10) == 10)
+    engine.close()
+    eventually(lambda: status(ingest).state == "unverified")
+    now = status(ingest)
+    assert "interrupted" in now.doubt
+    assert (now.connected, now.doubted_monotonic <= time.monotonic()) == (False, True)
+    eventually(lambda: status(ingest).connect_error == live_connection.REFUSED)
+    engine = reborn(engine, 14, CHAIN)  # the same batches: a connection that was away for a while
+    try:
+        eventually(lambda: held(index, writer, 14) == 14)
+        eventually(lambda: status(ingest).state == "connected")
+        assert (status(ingest).restarts, status(ingest).lost, status(ingest).gaps) == (0, 0, 0)
+        assert status(ingest).connect_error is None
+    finally:
+        engine.close()
+
+
+def test_without_a_replay_endpoint_a_reconnected_rank_is_unverified_until_a_batch_connects(
+    ingest, index
+):
+    engine = FakeEngine(replay=False)
+    writer = listen(ingest, index, engine)
+    publish_chain(engine, range(3))
+    eventually(lambda: held(index, writer, 3) == 3)
+    engine = reborn(engine, 3, CHAIN)
+    try:
+        engine.await_subscriber()
+        assert status(ingest).state == "unverified"
+        publish_chain(engine, [3])
+        eventually(lambda: held(index, writer, 4) == 4)
+        assert status(ingest).state == "connected"
+    finally:
+        engine.close()
+
+
+def test_a_name_that_is_not_known_is_told_apart_from_a_refusal(ingest, index):
+    ingest.reconcile([a_source("tcp://no-such-host.invalid:5557", index.open_slot())])
+    eventually(lambda: status(ingest).connect_error == live_connection.NOT_FOUND)
+    assert not status(ingest).connected
+
+
+def test_what_waits_for_a_replay_is_applied_between_looks_at_commands(ingest, index, monkeypatch):
+    steps = []
+
+    class Counting(EventFeed):
+        def go_on(self, now):
+            before = self.indexed.batches
+            action = super().go_on(now)
+            steps.append(self.indexed.batches - before)
+            return action
+
+    monkeypatch.setattr(listener, "EventFeed", Counting)
+    release = threading.Event()
+
+    def answer(start, ring):
+        if start == 0 and ring:
+            release.wait(PATIENCE_S)
+        return FakeEngine._answer_plainly(start, ring)
+
+    with FakeEngine(answer=answer) as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, [0], lost=True)
+        publish_chain(engine, range(1, 3000))
+        release.set()
+        eventually(lambda: held(index, writer, 3000) == 3000)
+        assert all(batches <= 100 for batches in steps)

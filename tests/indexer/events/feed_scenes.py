@@ -22,11 +22,34 @@ def a_feed(*, replay=True, writers=None, **source):
     )
 
 
+def finish(feed, action=None, now=0.0):
+    """Everything that a verb has left undone; returns the action in the end."""
+    while feed.is_busy:
+        action = feed.go_on(now)
+    return action
+
+
+def live(feed, seq, payload, now):
+    return finish(feed, feed.receive(seq, payload, now), now)
+
+
+def replayed(feed, seq, payload, now):
+    return finish(feed, feed.receive_replayed(seq, payload, now), now)
+
+
+def replay_failed(feed, reason, now):
+    return finish(feed, feed.replay_failed(reason, now), now)
+
+
+def tick(feed, now):
+    return finish(feed, feed.tick(now), now)
+
+
 def send(feed, *seqs, now=0.0, life=1):
     """Live batches; returns the last action that is one."""
     last = None
     for seq in seqs:
-        action = feed.receive(seq, identified(life, seq), now)
+        action = live(feed, seq, identified(life, seq), now)
         last = action or last
         feed.check_invariants()
     return last
@@ -35,15 +58,15 @@ def send(feed, *seqs, now=0.0, life=1):
 def reply(feed, *seqs, now=0.0, life=1, rank=None):
     last = None
     for seq in seqs:
-        action = feed.receive_replayed(seq, identified(life, seq, rank), now)
+        action = replayed(feed, seq, identified(life, seq, rank), now)
         last = action or last
         feed.check_invariants()
     return last
 
 
 def end(feed, now=0.0):
-    return feed.receive_replayed(2**64 - 1, b"", now)
+    return replayed(feed, 2**64 - 1, b"", now)
 
 
 def applied(feed, rank=RANK):
-    return [seq for _, seq in feed.writers[rank].identities()]
+    return [seq for _, seq in feed.indexed.writers[rank].identities()]

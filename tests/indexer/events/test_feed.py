@@ -9,8 +9,19 @@ from indexer.events.catch_up import (
     WAITING_BATCHES_MAX,
     WAITING_BYTES_MAX,
 )
-from indexer.events.feed import Fault, StartReplay, StopReplay
-from tests.indexer.events.feed_scenes import a_feed, applied, end, reply, send
+from indexer.events.feed import StartReplay, StopReplay
+from indexer.events.notices import Fault
+from tests.indexer.events.feed_scenes import (
+    a_feed,
+    applied,
+    end,
+    live,
+    replay_failed,
+    replayed,
+    reply,
+    send,
+    tick,
+)
 from tests.models.event_feed_model import RANK, RecordingWriter, batch, identified
 
 # --- gaps and replays
@@ -20,12 +31,12 @@ def test_batches_in_sequence_are_applied_and_nothing_is_asked_for():
     feed = a_feed()
     assert send(feed, 0, 1, 2) is None
     assert applied(feed) == [0, 1, 2]
-    assert (feed.batches, feed.gaps, feed.cursor.last_sequence) == (3, 0, 2)
+    assert (feed.indexed.batches, feed.gaps, feed.cursor.last_sequence) == (3, 0, 2)
 
 
 def test_gap_is_replayed_and_live_batches_wait_for_it():
     feed = a_feed()
-    assert send(feed, 0, 3) == StartReplay(1)
+    assert send(feed, 0, 3) == StartReplay(0)
     assert send(feed, 4, 5) is None
     assert applied(feed) == [0]
     assert feed.catching_up
@@ -47,7 +58,7 @@ def test_gap_without_replay_endpoint_is_lost_at_once():
     assert send(feed, 0, 3, 4) is None
     assert applied(feed) == [0, 3, 4]
     assert (feed.gaps, feed.lost, feed.degraded) == (1, 2, True)
-    assert feed.take_notices() == {Fault.LOST: "batches 1 to 2"}
+    assert feed.indexed.notices.take() == {Fault.LOST: "batches 1 to 2"}
 
 
 def test_replay_running_past_the_gap_closes_gaps_of_the_waiting_batches_too():
@@ -79,7 +90,7 @@ def test_replay_of_another_rank_is_ignored_and_not_asked_for_again():
     assert end(feed) == StopReplay()
     assert not feed.catching_up
     assert applied(feed) == [2]
-    assert feed.applier.dropped["replay_of_other_rank"] == 2
+    assert feed.indexed.applier.dropped["replay_of_other_rank"] == 2
     assert (feed.lost, feed.cursor.last_sequence) == (2, 2)
 
 
@@ -98,9 +109,9 @@ def test_replay_that_ends_early_is_retried_with_growing_pauses_and_then_lost():
         assert end(feed, now) == StopReplay()
         assert feed.catching_up
         pauses.append(feed.wake_at - now)
-        assert feed.tick(now) is None
+        assert tick(feed, now) is None
         now = feed.wake_at
-        assert feed.tick(now) == StartReplay(0)
+        assert tick(feed, now) == StartReplay(0)
     assert pauses == sorted(pauses)
     assert end(feed, now) == StopReplay()
     assert not feed.catching_up
@@ -112,7 +123,7 @@ def test_empty_payload_ends_a_replay_whatever_its_number():
     feed = a_feed()
     send(feed, 3)
     reply(feed, 0)
-    assert feed.receive_replayed(7, b"", 0.0) == StopReplay()
+    assert replayed(feed, 7, b"", 0.0) == StopReplay()
     assert applied(feed) == [0]
     assert feed.catching_up
 
@@ -131,7 +142,7 @@ def test_retry_asks_for_what_is_still_missing():
     send(feed, 3)
     reply(feed, 0)
     end(feed)
-    assert feed.tick(feed.wake_at) == StartReplay(1)
+    assert tick(feed, feed.wake_at) == StartReplay(0)
     reply(feed, 1, 2)
     assert applied(feed) == [0, 1, 2, 3]
     assert feed.lost == 0
@@ -142,8 +153,8 @@ def test_hole_in_a_replay_is_asked_for_once_more():
     send(feed, 4)
     assert reply(feed, 0, 2) == StopReplay()
     assert reply(feed, 3) is None  # a left-over of the aborted replay
-    assert feed.tick(feed.wake_at) == StartReplay(1)
-    reply(feed, 1, 2, 3)
+    assert tick(feed, feed.wake_at) == StartReplay(0)
+    reply(feed, 0, 1, 2, 3)
     assert applied(feed) == [0, 1, 2, 3, 4]
     assert feed.lost == 0
 
@@ -152,7 +163,7 @@ def test_hole_that_stays_is_lost_and_the_rest_is_applied():
     feed = a_feed()
     send(feed, 6)
     reply(feed, 2)
-    assert feed.tick(feed.wake_at) == StartReplay(0)
+    assert tick(feed, feed.wake_at) == StartReplay(0)
     assert reply(feed, 2, 3, 4, 5) == StopReplay()
     assert applied(feed) == [2, 3, 4, 5, 6]
     assert (feed.lost, feed.replayed, feed.degraded) == (2, 4, True)
@@ -162,7 +173,7 @@ def test_replay_that_begins_after_the_gap_loses_the_gap_and_no_more():
     feed = a_feed()
     send(feed, 6, 8)
     reply(feed, 7)
-    feed.tick(feed.wake_at)
+    tick(feed, feed.wake_at)
     assert reply(feed, 7) == StopReplay()
     assert applied(feed) == [6, 7, 8]
     assert feed.lost == 6
@@ -172,27 +183,27 @@ def test_dead_replay_endpoint_delays_live_batches_by_the_frame_time_and_only_onc
     feed = a_feed()
     send(feed, 5, 6)
     assert feed.wake_at == FRAME_S_MAX
-    assert feed.tick(FRAME_S_MAX) == StopReplay()
+    assert tick(feed, FRAME_S_MAX) == StopReplay()
     assert applied(feed) == [5, 6]
     assert send(feed, 9, now=FRAME_S_MAX + 1) is None
     assert applied(feed) == [5, 6, 9]
-    assert send(feed, 12, now=FRAME_S_MAX + PROBE_S) == StartReplay(10)
+    assert send(feed, 12, now=FRAME_S_MAX + PROBE_S) == StartReplay(9)
 
 
 def test_replay_endpoint_that_cannot_be_opened_is_as_good_as_dead():
     feed = a_feed()
     send(feed, 5)
-    assert feed.replay_failed("no such host", 0.0) == StopReplay()
+    assert replay_failed(feed, "no such host", 0.0) == StopReplay()
     assert applied(feed) == [5]
-    assert feed.take_notices()[Fault.REPLAY_FAILED] == "no such host"
+    assert feed.indexed.notices.take()[Fault.REPLAY_FAILED] == "no such host"
 
 
 def test_silence_after_progress_earns_another_attempt():
     feed = a_feed()
     send(feed, 3)
     reply(feed, 0, now=1.0)
-    assert feed.tick(1.0 + FRAME_S_MAX) == StartReplay(1)
-    assert feed.tick(1.0 + 2 * FRAME_S_MAX) == StopReplay()
+    assert tick(feed, 1.0 + FRAME_S_MAX) == StartReplay(0)
+    assert tick(feed, 1.0 + 2 * FRAME_S_MAX) == StopReplay()
     assert applied(feed) == [0, 3]
 
 
@@ -203,7 +214,7 @@ def test_replay_that_never_ends_and_never_helps_is_given_up():
     while feed.catching_up:
         now += FRAME_S_MAX / 2
         reply(feed, 0, now=now)
-        feed.tick(now)
+        tick(feed, now)
     assert now <= STALL_S_MAX
     assert applied(feed) == [0, 2]
 
@@ -215,25 +226,25 @@ def test_replay_that_dribbles_is_given_up_after_the_total_time():
     while feed.catching_up:
         reply(feed, seq, now=now)
         now, seq = now + 1.0, seq + 1
-        feed.tick(now)
+        tick(feed, now)
     assert now == TOTAL_S_MAX
     assert applied(feed)[-1] == 10**6
 
 
 def test_too_many_waiting_batches_end_the_wait():
     feed = a_feed()
-    feed.receive(1, batch(), 0.0)
+    live(feed, 1, batch(), 0.0)
     for seq in range(2, WAITING_BATCHES_MAX):
-        assert feed.receive(seq, b"\x93\x00\x90\xc0", 0.0) is None
-    assert feed.receive(WAITING_BATCHES_MAX, batch(), 0.0) == StopReplay()
-    assert feed.batches == WAITING_BATCHES_MAX
+        assert live(feed, seq, b"\x93\x00\x90\xc0", 0.0) is None
+    assert live(feed, WAITING_BATCHES_MAX, batch(), 0.0) == StopReplay()
+    assert feed.indexed.batches == WAITING_BATCHES_MAX
 
 
 def test_too_many_waiting_bytes_end_the_wait():
     feed = a_feed()
-    feed.receive(1, batch(), 0.0)
-    assert feed.receive(2, bytes(WAITING_BYTES_MAX), 0.0) == StopReplay()
-    assert (feed.decode_errors, feed.cursor.last_sequence) == (1, 2)
+    live(feed, 1, batch(), 0.0)
+    assert live(feed, 2, bytes(WAITING_BYTES_MAX), 0.0) == StopReplay()
+    assert (feed.indexed.decode_errors, feed.cursor.last_sequence) == (1, 2)
 
 
 # --- restarts and hostile numbers
@@ -243,8 +254,8 @@ def test_restart_forgets_the_rank_and_begins_again():
     feed = a_feed()
     send(feed, *range(50))
     send(feed, 0, 1, life=2)
-    assert feed.writers[RANK].identities() == [(2, 0), (2, 1)]
-    assert (feed.restarts, feed.writers[RANK].clears, feed.lost) == (1, 1, 0)
+    assert feed.indexed.writers[RANK].identities() == [(2, 0), (2, 1)]
+    assert (feed.restarts, feed.indexed.writers[RANK].clears, feed.lost) == (1, 1, 0)
 
 
 def test_restart_seen_late_is_believed_at_the_second_number_and_loses_no_batch_it_saw():
@@ -253,7 +264,7 @@ def test_restart_seen_late_is_believed_at_the_second_number_and_loses_no_batch_i
     send(feed, 5, life=2)
     assert len(applied(feed)) == 50
     send(feed, 6, 7, life=2)
-    assert feed.writers[RANK].identities() == [(2, 5), (2, 6), (2, 7)]
+    assert feed.indexed.writers[RANK].identities() == [(2, 5), (2, 6), (2, 7)]
     assert (feed.restarts, feed.lost, feed.degraded) == (1, 5, True)
 
 
@@ -262,7 +273,7 @@ def test_restart_seen_late_is_replayed_from_0():
     send(feed, *range(50))
     assert send(feed, 2, 3, life=2) == StartReplay(0)
     reply(feed, 0, 1, life=2)
-    assert feed.writers[RANK].identities() == [(2, seq) for seq in range(4)]
+    assert feed.indexed.writers[RANK].identities() == [(2, seq) for seq in range(4)]
     assert not feed.degraded
 
 
@@ -270,24 +281,24 @@ def test_restart_while_a_replay_runs_drops_what_waits():
     feed = a_feed()
     send(feed, 0, 10, 11)
     assert send(feed, 0, life=2) == StopReplay()
-    assert feed.writers[RANK].identities() == [(2, 0)]
+    assert feed.indexed.writers[RANK].identities() == [(2, 0)]
     assert not feed.catching_up
 
 
 def test_restart_ends_degraded_and_the_rest_from_a_dead_endpoint():
     feed = a_feed()
     send(feed, 3)
-    feed.tick(FRAME_S_MAX)
+    tick(feed, FRAME_S_MAX)
     assert feed.degraded
     send(feed, 0, life=2, now=FRAME_S_MAX)
     assert not feed.degraded
-    assert send(feed, 2, life=2, now=FRAME_S_MAX) == StartReplay(1)
+    assert send(feed, 2, life=2, now=FRAME_S_MAX) == StartReplay(0)
 
 
 def test_restart_empties_the_sibling_ranks_the_stream_has_fed_and_no_other():
     writers = {rank: RecordingWriter() for rank in (RANK, 4, 5)}
     feed = a_feed(writers=writers)
-    feed.receive(0, identified(1, 0, rank=4), 0.0)
+    live(feed, 0, identified(1, 0, rank=4), 0.0)
     send(feed, 0, life=2)
     assert [writers[rank].clears for rank in (RANK, 4, 5)] == [1, 1, 0]
 
@@ -318,6 +329,6 @@ def test_absurd_numbers_in_a_replay_do_not_move_the_cursor_past_the_gap():
     feed = a_feed()
     send(feed, 2)
     reply(feed, 2**64 - 2)
-    feed.tick(feed.wake_at)
+    tick(feed, feed.wake_at)
     reply(feed, 2**64 - 1, 2**64 - 2)
     assert (feed.cursor.last_sequence, feed.lost) == (2, 2)

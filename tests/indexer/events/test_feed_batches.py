@@ -1,7 +1,7 @@
 import pytest
 
-from indexer.events.feed import NOTICE_INTERVAL_S, Fault
-from tests.indexer.events.feed_scenes import a_feed, applied, send
+from indexer.events.notices import NOTICE_INTERVAL_S, Fault
+from tests.indexer.events.feed_scenes import a_feed, applied, live, send
 from tests.models.event_feed_model import RANK, RecordingWriter, batch, identified
 
 
@@ -11,8 +11,8 @@ def stored(hashes, parent, tokens, block_size=4, *rest):
 
 def apply_to(feed, *events, rank=None):
     seq = feed.cursor.next_seq
-    feed.receive(seq, batch(*events, rank=rank), 0.0)
-    return feed.writers[RANK].calls
+    live(feed, seq, batch(*events, rank=rank), 0.0)
+    return feed.indexed.writers[RANK].calls
 
 
 def test_stored_blocks_are_hashed_and_stored_under_their_parent():
@@ -20,7 +20,7 @@ def test_stored_blocks_are_hashed_and_stored_under_their_parent():
     calls = apply_to(feed, stored([11, 12, 13], 10, list(range(1, 13))))
     hashes = [14643705804678351452, 16777012769546811212, 483935686894639516]
     assert calls == [("store", 0, 10, hashes, [11, 12, 13], True)]
-    assert feed.applier.stored_blocks == 3
+    assert feed.indexed.applier.stored_blocks == 3
 
 
 def test_set_semantics_reach_the_index():
@@ -37,7 +37,7 @@ def test_event_with_too_few_tokens_stores_the_leading_blocks():
 def test_event_of_another_block_size_is_dropped_and_counted():
     feed = a_feed()
     assert apply_to(feed, stored([11], None, list(range(8)), 8)) == []
-    assert feed.applier.dropped["block_size"] == 1
+    assert feed.indexed.applier.dropped["block_size"] == 1
 
 
 def test_event_without_tokens_names_blocks_that_are_known():
@@ -53,7 +53,7 @@ def test_media_name_tiers_and_unknown_ones_are_dropped():
         *(["BlockRemoved", [n], medium] for n, medium in enumerate(["GPU", "cpu", "disk", "HBM"])),
     )
     assert [call[1] for call in calls] == [0, 1, 2]
-    assert feed.applier.dropped["medium"] == 1
+    assert feed.indexed.applier.dropped["medium"] == 1
 
 
 def test_clearing_empties_the_named_rank_alone():
@@ -77,26 +77,26 @@ def test_clearing_the_own_rank_ends_degraded():
 def test_batch_of_a_sibling_rank_goes_to_it_and_of_a_stranger_is_dropped():
     writers = {rank: RecordingWriter() for rank in (RANK, 4)}
     feed = a_feed(writers=writers)
-    feed.receive(0, identified(1, 0, rank=4), 0.0)
-    feed.receive(1, identified(1, 1, rank=9), 0.0)
+    live(feed, 0, identified(1, 0, rank=4), 0.0)
+    live(feed, 1, identified(1, 1, rank=9), 0.0)
     assert (applied(feed), applied(feed, 4)) == ([], [0])
-    assert feed.applier.dropped["rank"] == 1
+    assert feed.indexed.applier.dropped["rank"] == 1
     assert feed.cursor.last_sequence == 1
 
 
 def test_unreadable_batch_is_counted_and_the_next_one_is_no_gap():
     feed = a_feed()
-    feed.receive(0, b"\xc1", 0.0)
+    live(feed, 0, b"\xc1", 0.0)
     send(feed, 1)
-    assert (feed.decode_errors, feed.gaps, applied(feed)) == (1, 0, [1])
-    assert feed.last_error
-    assert Fault.UNREADABLE in feed.take_notices()
+    assert (feed.indexed.decode_errors, feed.gaps, applied(feed)) == (1, 0, [1])
+    assert feed.indexed.last_error
+    assert Fault.UNREADABLE in feed.indexed.notices.take()
 
 
 def test_bad_event_is_counted_and_its_neighbours_are_applied():
     feed = a_feed()
-    feed.receive(0, batch(["BlockRemoved", "x"], ["BlockRemoved", [7]], ["Novelty"]), 0.0)
-    assert feed.decode_errors == 2
+    live(feed, 0, batch(["BlockRemoved", "x"], ["BlockRemoved", [7]], ["Novelty"]), 0.0)
+    assert feed.indexed.decode_errors == 2
     assert applied(feed) == [7]
 
 
@@ -123,7 +123,7 @@ def test_attention_group_decides_whether_an_event_counts(before, event, kept):
     tail = ["GPU", None, None]
     if before is not None:
         apply_to(feed, stored([1], None, [1, 2, 3, 4], 4, *tail, *before))
-        feed.writers[RANK].calls.clear()
+        feed.indexed.writers[RANK].calls.clear()
     calls = apply_to(
         feed,
         stored([2], None, [1, 2, 3, 4], 4, *tail, *event),
@@ -143,8 +143,8 @@ def test_attention_groups_are_learned_per_rank():
 def test_notices_come_once_per_episode():
     feed = a_feed(replay=False)
     send(feed, 1, 3, 5)
-    assert list(feed.take_notices()) == [Fault.LOST]
+    assert list(feed.indexed.notices.take()) == [Fault.LOST]
     send(feed, 7, now=NOTICE_INTERVAL_S - 1)
-    assert feed.take_notices() == {}
+    assert feed.indexed.notices.take() == {}
     send(feed, 9, now=NOTICE_INTERVAL_S)
-    assert list(feed.take_notices()) == [Fault.LOST]
+    assert list(feed.indexed.notices.take()) == [Fault.LOST]

@@ -3,13 +3,14 @@ from collections import deque
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from indexer.events.feed import StartReplay, StopReplay
-from tests.indexer.events.feed_scenes import a_feed
+from indexer.events.feed import SETTLE_S, StartReplay, StopReplay
+from tests.indexer.events.feed_scenes import a_feed, finish
 from tests.models.event_feed_model import RANK, Publisher, RecordingWriter, batch, identified
 
 
 class FeedUnderAnyNetwork(RuleBasedStateMachine):
-    """Losses, copies, swaps, short rings, broken replays, restarts and hostile numbers.
+    """Losses, copies, swaps, short rings, broken replays, reconnections, restarts with numbers from
+    anywhere, silence and hostile numbers.
 
     The twin is arithmetic: since the last clear, numbers were applied in rising order, and every
     number below the cursor was applied or lost.
@@ -22,6 +23,7 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
     def set_up(self, ring_max, can_replay):
         self.writer = RecordingWriter()
         self.feed = a_feed(replay=can_replay, writers={RANK: self.writer})
+        self.feed.begin(0.0, nothing_older_comes=True)
         self.publisher = Publisher(ring_max)
         self.wire = deque()
         self.replay = None
@@ -30,16 +32,24 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
         self.lost_before = 0
 
     def act(self, action):
+        restarts, lost = self.feed.restarts, self.feed.lost
+        action = finish(self.feed, action, self.now)
+        if self.feed.restarts != restarts:
+            self.lost_before = lost
         if isinstance(action, StartReplay):
             self.replay = self.publisher.replay(action.start)
         elif isinstance(action, StopReplay):
             self.replay = None
 
-    def receive(self, seq, payload):
+    def do(self, verb, *given):
         restarts, lost = self.feed.restarts, self.feed.lost
-        self.act(self.feed.receive(seq, payload, self.now))
+        action = verb(*given, self.now)
         if self.feed.restarts != restarts:
             self.lost_before = lost
+        self.act(action)
+
+    def receive(self, seq, payload):
+        self.do(self.feed.receive, seq, payload)
 
     @rule(n=st.integers(1, 4))
     def publish(self, n):
@@ -68,12 +78,29 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
     def swap(self):
         self.wire[0], self.wire[1] = self.wire[1], self.wire[0]
 
-    @rule()
-    def restart(self):
+    @rule(published=st.integers(0, 12), deaf=st.booleans())
+    def restart(self, published, deaf):
+        """deaf: the connection does not break, as behind a proxy."""
+        self.begin_a_life(published, deaf=deaf)
+
+    def begin_a_life(self, published, *, deaf):
         self.publisher.restart()
         self.wire.clear()
-        self.replay = None
-        self.last = None
+        self.replay = self.last = None
+        if not deaf:
+            self.feed.disconnected(self.now)
+        for _ in range(published):
+            self.publisher.publish()
+        if not deaf:
+            self.do(self.feed.connected)
+
+    @rule(published=st.integers(0, 4))
+    def reconnect(self, published):
+        self.wire.clear()
+        self.feed.disconnected(self.now)
+        for _ in range(published):
+            self.publisher.publish()
+        self.do(self.feed.connected)
 
     @precondition(lambda self: self.replay)
     @rule(n=st.integers(1, 20), lost=st.booleans())
@@ -86,27 +113,27 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
                 return
             seq, payload = self.replay.popleft()
             if not lost or not payload:
-                self.act(self.feed.receive_replayed(seq, payload, self.now))
+                self.do(self.feed.receive_replayed, seq, payload)
 
     @rule(seq=st.integers(0, 2**64 - 1) | st.integers(0, 12), rank=st.sampled_from([None, 77]))
     def answer_nonsense(self, seq, rank):
         """Frames of another engine: taken only where they could be the right ones."""
         if rank is not None:
-            self.act(self.feed.receive_replayed(seq, identified(0, seq, rank), self.now))
+            self.do(self.feed.receive_replayed, seq, identified(0, seq, rank))
         elif seq >= 2**41:
-            self.act(self.feed.receive_replayed(seq, b"\xc1", self.now))
+            self.do(self.feed.receive_replayed, seq, b"\xc1")
 
     @rule(seq=st.sampled_from([2**64 - 1, 2**64 - 2, 2**63, 2**63 + 1]))
     def hostile(self, seq):
         self.receive(seq, batch())
 
-    @rule(s=st.sampled_from([0.01, 0.3, 2.0, 10.0, 40.0]))
+    @rule(s=st.sampled_from([0.01, 0.3, 2.0, 10.0, 40.0, 100.0]))
     def wait(self, s):
         self.pass_time(s)
 
     def pass_time(self, s):
         self.now += s
-        self.act(self.feed.tick(self.now))
+        self.do(self.feed.tick)
 
     @invariant()
     def books_are_kept(self):
@@ -116,11 +143,13 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
         lost = self.feed.lost - self.lost_before
         if self.feed.cursor.next_seq < 2**40:  # no hostile number was believed
             assert len(seqs) + lost == self.feed.cursor.next_seq
+            assert self.feed.degraded == (lost > 0)
 
     @invariant()
-    def a_new_life_never_mixes_with_an_old_one(self):
-        lives = [life for life, _ in self.writer.identities()]
-        assert lives == sorted(lives)
+    def places_tell_what_was_applied(self):
+        place = self.writer.place
+        if place is not None and place.next_seq == self.feed.cursor.next_seq and place.digest:
+            assert self.feed.indexed.last == (place.next_seq - 1, place.digest)
 
     def teardown(self):
         """Once the network is whole again, three batches bring the feed up to date."""
@@ -132,39 +161,114 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
         assert self.writer.identities()[-1] == (self.publisher.life, self.publisher.next_seq - 1)
 
     def settle(self):
-        while self.feed.catching_up:
+        """Whatever is asked is answered at once."""
+        while self.feed.is_asking:
             if self.replay:
-                self.act(self.feed.receive_replayed(*self.replay.popleft(), self.now))
+                self.do(self.feed.receive_replayed, *self.replay.popleft())
             else:
-                self.pass_time(self.feed.wake_at - self.now)
+                self.pass_time(max(0.0, self.feed.wake_at - self.now))
 
 
 TestFeedUnderAnyNetwork = FeedUnderAnyNetwork.TestCase
 
 
-class FeedThatOnlyMissesLiveBatches(FeedUnderAnyNetwork):
-    """The wire loses, the ring is long, the replay is honest and answers in time."""
+class FeedOfAnHonestEngine(FeedUnderAnyNetwork):
+    """The wire loses, engines restart at any number, connections break; the replay endpoint is
+    alive, honest, and its ring is long.  Then nothing is ever wrong once a question was answered,
+    with or without a live batch.
+    """
 
-    repeat = swap = restart = answer_nonsense = hostile = wait = None
+    repeat = swap = answer_nonsense = hostile = wait = None
 
     @initialize()
     def begin(self):
         self.set_up(ring_max=10**6, can_replay=True)
+        self.do(self.feed.connected)
+
+    @rule(published=st.integers(0, 40))
+    def restart(self, published):
+        self.begin_a_life(published, deaf=False)
 
     @precondition(lambda self: self.replay)
     @rule(n=st.integers(1, 20))
     def answer(self, n):
         self.hand_over(n, lost=False)
 
-    @precondition(lambda self: self.feed.catching_up and not self.replay)
+    @precondition(lambda self: self.feed.is_asking and not self.replay)
     @rule()
     def back_off(self):
-        self.pass_time(self.feed.wake_at - self.now)
+        self.pass_time(max(0.0, self.feed.wake_at - self.now))
+
+    @rule()
+    def let_it_ask(self):
+        """The wire is empty by then: what arrived comes first."""
+        self.deliver_all()
+        self.hand_over(10**6, lost=False)
+        self.pass_time(SETTLE_S)
+
+    @rule()
+    def rest(self):
+        """Silence for a while: whatever is to be asked is asked and answered."""
+        self.deliver_all()
+        self.settle()
+        self.pass_time(70.0)
+        self.settle()
+        self.it_is_right()
+
+    def deliver_all(self):
+        while self.wire:
+            self.receive(*self.wire.popleft())
+
+    def it_is_right(self):
+        life, next_seq = self.publisher.life, self.publisher.next_seq
+        assert self.writer.identities() == [(life, seq) for seq in range(next_seq)]
+        assert (self.feed.degraded, self.feed.doubt) == (False, None)
+
+    @invariant()
+    def what_is_wrong_says_so(self):
+        lives = {life for life, _ in self.writer.identities()}
+        if lives - {self.publisher.life}:
+            assert self.feed.doubt is not None
 
     def teardown(self):
+        self.rest()
         super().teardown()
-        assert self.writer.identities() == [(1, seq) for seq in range(self.publisher.next_seq)]
-        assert (self.feed.lost, self.feed.degraded) == (0, False)
+        self.it_is_right()
 
 
-TestFeedThatOnlyMissesLiveBatches = FeedThatOnlyMissesLiveBatches.TestCase
+TestFeedOfAnHonestEngine = FeedOfAnHonestEngine.TestCase
+
+
+class FeedWithADeadReplayEndpoint(FeedOfAnHonestEngine):
+    """The same engines, but nobody answers: then what may be wrong is never called right."""
+
+    answer = back_off = None
+
+    def act(self, action):
+        super().act(action)
+        self.replay = None
+
+    def rest(self):
+        pass
+
+    @rule(s=st.sampled_from([0.1, 3.0, 50.0, 100.0]))
+    def wait(self, s):
+        self.deliver_all()
+        self.pass_time(s)
+
+    @invariant()
+    def what_is_wrong_says_so(self):
+        if self.wire or self.feed.is_asking or self.feed.knows_nothing:
+            return
+        life, next_seq = self.publisher.life, self.publisher.next_seq
+        if self.writer.identities() != [(life, seq) for seq in range(next_seq)]:
+            heard = self.feed.last_event_at
+            silent = self.now - heard >= 60.0 if heard is not None else True
+            lost_unseen = not silent and self.feed.cursor.next_seq < next_seq
+            assert self.feed.doubt is not None or self.feed.degraded or lost_unseen
+
+    def teardown(self):
+        pass
+
+
+TestFeedWithADeadReplayEndpoint = FeedWithADeadReplayEndpoint.TestCase

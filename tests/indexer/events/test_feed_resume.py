@@ -10,6 +10,7 @@ from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
+from tests.indexer.events.feed_scenes import live, replayed, tick
 from tests.indexer.index_view import slot_blocks
 
 
@@ -37,7 +38,7 @@ def a_feed(place, *, replay=True, nothing_older_comes=True):
     writer.unplaced_blocks = place is None
     endpoint = "tcp://r:1" if replay else None
     feed = EventFeed(KvSource(1, 0, "tcp://e:1", endpoint, 4, False, True, {0: writer}))
-    feed.begin(nothing_older_comes=nothing_older_comes)
+    feed.begin(0.0, nothing_older_comes=nothing_older_comes)
     return feed, writer
 
 
@@ -47,73 +48,76 @@ def held(writer):
 
 def test_a_replay_begins_at_the_place():
     feed, _ = a_feed(Place(5))
-    assert feed.receive(8, batch(stored(1)), 0.0) == StartReplay(5)
+    live(feed, 8, batch(stored(1)), 0.0)
+    assert tick(feed, 0.0) == StartReplay(4)
 
 
 def test_the_next_batch_needs_no_replay():
     feed, writer = a_feed(Place(5))
-    assert feed.receive(5, batch(stored(1)), 0.0) is None
-    assert (held(writer), writer.place) == (2, Place(6))
+    assert live(feed, 5, batch(stored(1)), 0.0) is None
+    assert (held(writer), writer.place.at) == (2, (6, 0))
 
 
 def test_events_that_the_dump_has_already_are_skipped():
     feed, writer = a_feed(Place(5, 2))
-    feed.receive(5, batch(stored(10), stored(10), stored(1)), 0.0)
-    feed.receive(6, batch(removed(10)), 0.0)
+    live(feed, 5, batch(stored(10), stored(10), stored(1)), 0.0)
+    live(feed, 6, batch(removed(10)), 0.0)
     assert held(writer) == 1
 
 
 def test_batches_that_waited_since_before_the_dump_are_stale():
     feed, writer = a_feed(Place(5), nothing_older_comes=False)
     for seq in range(3, 7):
-        feed.receive(seq, batch(stored(seq)), 0.0)
+        live(feed, seq, batch(stored(seq)), 0.0)
     assert (feed.stale, feed.restarts, feed.lost, held(writer)) == (2, 0, 0, 3)
 
 
 @pytest.mark.parametrize("nothing_older_comes", [True, False])
 def test_the_very_first_batch_shows_a_restart(nothing_older_comes):
     feed, writer = a_feed(Place(5), nothing_older_comes=nothing_older_comes)
-    feed.receive(0, batch(stored(1)), 0.0)
-    assert (feed.restarts, held(writer), writer.place) == (1, 1, Place(1))
+    live(feed, 0, batch(stored(1)), 0.0)
+    assert (feed.restarts, held(writer), writer.place.at) == (1, 1, (1, 0))
 
 
 def test_lower_numbers_show_a_restart_to_a_late_listener():
     feed, writer = a_feed(Place(50), replay=False)
-    feed.receive(2, batch(stored(1)), 0.0)
-    feed.receive(3, batch(stored(2)), 0.0)
+    live(feed, 2, batch(stored(1)), 0.0)
+    live(feed, 3, batch(stored(2)), 0.0)
     assert (feed.restarts, held(writer)) == (1, 2)
 
 
 def test_a_complete_replay_replaces_blocks_of_unknown_place():
     feed, writer = a_feed(None)
-    assert feed.receive(1, batch(stored(2)), 0.0) == StartReplay(0)
-    feed.receive_replayed(0, batch(stored(1)), 0.0)
+    live(feed, 1, batch(stored(2)), 0.0)
+    assert tick(feed, 0.0) == StartReplay(0)
+    replayed(feed, 0, batch(stored(1)), 0.0)
     assert (held(writer), writer.unplaced_blocks) == (2, False)
 
 
 def test_a_partial_replay_does_not_count_blocks_of_unknown_place_again():
     feed, writer = a_feed(None)
-    feed.receive(7, batch(stored(2)), 0.0)
+    live(feed, 7, batch(stored(2)), 0.0)
     missing = batch(stored(10))
     for now in (0.0, 1.0):
-        feed.receive_replayed(6, missing, now)
-        feed.tick(now + 0.9)
+        tick(feed, now)
+        replayed(feed, 6, missing, now)
+        tick(feed, now + 0.9)
     assert feed.lost == 6
-    feed.receive(8, batch(removed(10)), 2.0)
+    live(feed, 8, batch(removed(10)), 2.0)
     assert held(writer) == 1
 
 
 def test_the_first_batch_of_an_engine_replaces_blocks_of_unknown_place():
     feed, writer = a_feed(None)
-    feed.receive(0, batch(stored(1)), 0.0)
+    live(feed, 0, batch(stored(1)), 0.0)
     assert held(writer) == 1
 
 
 def test_a_restart_forgets_the_place():
     feed, writer = a_feed(Place(5))
-    feed.receive(5, batch(stored(1)), 0.0)
-    feed.receive(0, batch(), 0.0)
-    assert (held(writer), writer.place) == (0, Place(1))
+    live(feed, 5, batch(stored(1)), 0.0)
+    live(feed, 0, batch(), 0.0)
+    assert (held(writer), writer.place.at) == (0, (1, 0))
 
 
 def test_a_resumed_cursor_takes_the_next_number():
@@ -133,19 +137,21 @@ def test_a_resumed_cursor_takes_the_next_number():
 def test_only_live_batches_tell_when_the_stream_was_heard():
     feed, writer = a_feed(Place(5))
     writer.live_at = 1.0
-    assert feed.receive(7, batch(stored(1)), 2.0) == StartReplay(5)
-    feed.receive_replayed(5, batch(stored(2)), 3.0)
-    assert (writer.place, writer.live_at) == (Place(6), 1.0)
-    feed.receive_replayed(6, batch(stored(3)), 4.0)
-    assert (writer.place, writer.live_at) == (Place(8), 4.0)
-    feed.receive(0, batch(), 9.0)
-    assert (writer.place, writer.live_at) == (Place(1), 9.0)
+    live(feed, 7, batch(stored(1)), 2.0)
+    assert tick(feed, 2.0) == StartReplay(4)
+    replayed(feed, 4, batch(), 3.0)
+    replayed(feed, 5, batch(stored(2)), 3.0)
+    assert (writer.place.at, writer.live_at) == ((6, 0), 1.0)
+    replayed(feed, 6, batch(stored(3)), 4.0)
+    assert (writer.place.at, writer.live_at) == ((8, 0), 4.0)
+    live(feed, 0, batch(), 9.0)
+    assert (writer.place.at, writer.live_at) == ((1, 0), 9.0)
 
 
 def test_a_new_life_that_is_only_replayed_yet_was_not_heard():
     feed, writer = a_feed(Place(50))
     writer.live_at = 1.0
-    feed.receive(3, batch(stored(1)), 2.0)
-    assert feed.receive(4, batch(stored(2)), 2.0) == StartReplay(0)
-    feed.receive_replayed(0, batch(stored(3)), 3.0)
-    assert (writer.place, writer.live_at) == (Place(1), None)
+    live(feed, 3, batch(stored(1)), 2.0)
+    assert live(feed, 4, batch(stored(2)), 2.0) == StartReplay(0)
+    replayed(feed, 0, batch(stored(3)), 3.0)
+    assert (writer.place.at, writer.live_at) == ((1, 0), None)

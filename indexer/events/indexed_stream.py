@@ -1,0 +1,135 @@
+"""How far one stream is in the index, and the steps that take it further.
+
+Payloads in, changes of the index out.  Which batch is next is the feed's business.
+"""
+
+from collections.abc import Generator, Mapping
+from typing import TypeAlias
+
+from indexer.events.batch_applier import BatchApplier
+from indexer.events.doubt import Anchor, payload_digest
+from indexer.events.kv_events import Batch, DecodeError, decode
+from indexer.events.kv_source import KvSource
+from indexer.events.notices import Fault, Notices
+from indexer.index.prefix_index import SlotWriter
+from indexer.index.snapshot import Place
+
+BATCH_COST = 64
+"""What a batch costs beside its events, in blocks."""
+
+Steps: TypeAlias = Generator[int, None, None]
+"""Yields what each step has cost, in blocks or so."""
+
+
+class IndexedStream:
+    """The index's side of one rank's stream.  Counters only grow."""
+
+    def __init__(self, source: KvSource) -> None:
+        self.writers: Mapping[int, SlotWriter] = source.writers
+        self.applier = BatchApplier(
+            source.dp_rank, source.block_size, source.is_eagle, source.counted
+        )
+        self.notices = Notices()
+        self.last: Anchor | None = None
+        """The last applied batch; None when there is none, or it was never seen."""
+        self._dp_rank = source.dp_rank
+        self._resumed = Place(0)
+        """Where another index had come to, whose blocks the own slot began with."""
+        self.batches = 0
+        self.decode_errors = 0
+        self.last_error: str | None = None
+
+    @property
+    def own(self) -> SlotWriter | None:
+        return self.writers.get(self._dp_rank)
+
+    @property
+    def has_unplaced_blocks(self) -> bool:
+        own = self.own
+        return own is not None and own.unplaced_blocks
+
+    def resume(self, place: Place) -> None:
+        """The own slot holds what another index had at `place`."""
+        self._resumed = place
+        if place.next_seq:
+            self.last = Anchor(place.next_seq - 1, place.digest)
+
+    def finish_clear(self) -> Steps:
+        """A listener before this one may have been closed in the midst of a clear."""
+        own = self.own
+        if own is not None and own.is_half_cleared:
+            yield from own.clearing()
+
+    def is_foreign(self, batch: Batch | None) -> bool:
+        """Does it name another rank than the stream's own?"""
+        return batch is not None and batch.data_parallel_rank not in (None, self._dp_rank)
+
+    def decoded(self, payload: bytes, now: float) -> Batch | None:
+        """None, and counted, when it is unreadable."""
+        try:
+            batch = decode(payload)
+        except DecodeError as error:
+            self._count_unreadable(1, str(error), now)
+            return None
+        if batch.bad_events:
+            self._count_unreadable(batch.bad_events, batch.last_error, now)
+        return batch
+
+    def applying(self, batch: Batch | None, seq: int | None) -> Generator[int, None, bool]:
+        """One live batch.  Returns whether the own rank was emptied on the way."""
+        yield BATCH_COST
+        if batch is None:
+            return False
+        self.batches += 1
+        skip = self._resumed.events if seq == self._resumed.next_seq else 0
+        before = None
+        if seq is not None:
+            before = Place(seq, 0, None if self.last is None else self.last.digest)
+        return (yield from self.applier.applying(batch, self.writers, before, skip))
+
+    def applying_replayed(self, batch: Batch | None, seq: int) -> Generator[int, None, bool]:
+        """As `applying`; blocks of unknown place may be told of again, which must not count.
+
+        A replay from the very first batch tells all of them: then they are forgotten instead.
+        """
+        if seq == 0:
+            yield from self.forgetting_unplaced()
+        self.applier.takes_duplicates = not self.has_unplaced_blocks
+        try:
+            return (yield from self.applying(batch, seq))
+        finally:
+            self.applier.takes_duplicates = True
+
+    def advance(self, seq: int, payload: bytes, live_at: float | None) -> None:
+        """Batch `seq` is done with, whether it could be applied or not.
+
+        live_at: now, unless it came by replay, which tells of the past.
+        """
+        digest = payload_digest(payload)
+        self.last = Anchor(seq, digest)
+        own = self.own
+        if own is not None:
+            own.place = Place(seq + 1, 0, digest)
+            if live_at is not None:
+                own.live_at = live_at
+
+    def forgetting(self) -> Steps:
+        """The engine has begun a new life."""
+        self.last = None
+        self._resumed = Place(0)
+        yield from self.applier.forgetting(self.writers)
+
+    def forgetting_unplaced(self) -> Steps:
+        if self.has_unplaced_blocks:
+            yield from self.applier.forgetting(self.writers)
+
+    def place_all(self) -> None:
+        """What the stream tells from here on is new."""
+        own = self.own
+        if own is not None:
+            own.unplaced_blocks = False
+
+    def _count_unreadable(self, events: int, error: str | None, now: float) -> None:
+        self.decode_errors += events
+        self.last_error = error
+        self.notices.add(Fault.UNREADABLE, error or "", now)
