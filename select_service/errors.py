@@ -46,6 +46,12 @@ class InvalidBody(SelectError):
     status, code = 422, "invalid_body"
 
 
+class UnknownField(SelectError):
+    """A field or query parameter that does not exist; refused with --strict-fields only."""
+
+    status, code = 422, "unknown_field"
+
+
 class NoWorkers(SelectError):
     """No schedulable worker at all, or none in the partition."""
 

@@ -8,11 +8,10 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from select_service.api.documentation import NOUNS
+from select_service.api.resource import NoSuchRoute, Resource
 from select_service.api.service import (
     InternalError,
-    Resource,
     Service,
-    no_such_route,
     trace_of,
 )
 from select_service.errors import CapacityExceeded, SelectError, ShuttingDown
@@ -34,7 +33,7 @@ class Application:
         self._router = Router(
             [Route(path, each) for path, each in resources.items() if "{" in path],
             redirect_slashes=False,
-            default=no_such_route,
+            default=NoSuchRoute(tuple(resources)),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

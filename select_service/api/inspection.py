@@ -1,7 +1,7 @@
 """Views: loads, what a prompt would do, overlap, the index dump, the configuration."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import msgspec
 from starlette.requests import Request
@@ -12,9 +12,9 @@ from indexer.dumps.json_dump import document_chunks
 from indexer.dumps.moment import now
 from select_service.api import parameters
 from select_service.api.documents import ConfigView, PartitionDumpView
-from select_service.api.parameters import query_of, scope_filter
+from select_service.api.parameters import scope_filter
 from select_service.api.samples import RANK, SCOPE, TOKENS
-from select_service.api.selection import PROMPT_DETAIL
+from select_service.api.selection import PROMPT_DETAIL, unused_hashes
 from select_service.api.service import Service
 from select_service.bodies.inspection import OverlapScores, PartitionLoads, RankLoad
 from select_service.bodies.prompts import PromptQuery
@@ -26,7 +26,7 @@ from select_service.http.endpoint import JSON, WITH_BODY, Answer, Body, Noun, Ro
 from select_service.http.slots import SlottedResponse
 
 _VARY = {"vary": "Accept"}
-_QUERY = Body(PromptQuery, {"tokens": {**SCOPE, **TOKENS}})
+_QUERY = Body(PromptQuery, {"tokens": {**SCOPE, **TOKENS}}, unused=unused_hashes)
 _RANK_LOAD = {
     **RANK,
     "potential_prefill_tokens": 38,
@@ -76,8 +76,7 @@ INSPECTION = Noun("inspection", "What the service knows: load, overlap, index, c
         refusals=(BadRequest,),
     )
 )
-async def loads(service: Service, request: Request) -> Response:
-    query = query_of(request, "model_name", "tenant_id", "routing_group")
+async def loads(service: Service, request: Request, query: Mapping[str, str]) -> Response:
     return json_response(service.selector.loads(*scope_filter(query)))
 
 

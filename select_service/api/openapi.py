@@ -40,13 +40,22 @@ ROUTE_NOT_FOUND = "route_not_found"
 
 _REFERENCE = "#/components/schemas/{name}"
 _ERROR = {"$ref": _REFERENCE.format(name="ErrorBody")}
+_NULL: Json = {"type": "null"}
+_WARNINGS: Json = {
+    "type": "array",
+    "items": {"type": "string"},
+    "description": "Fields and query parameters of the request that do not exist, each with the "
+    "nearest name; absent when there were none.",
+}
 _DESCRIPTION = """\
 Chooses the rank of an inference fleet that should run a prompt, and keeps account of the load.
 
 * Every refusal has the body `{"error": text, "code": code}`; the code is stable, the text is not.
   One has a body of its own, that of Dynamo's frontend: all workers are busy.
-* Unknown fields of a body and unknown query parameters are ignored. Where a field may be null,
-  null means the same as leaving it out.
+* Unknown fields of a body and unknown query parameters are ignored and told of: answers that are
+  objects get a field `warnings`, others, and `{"status": "ok"}`, a header `x-select-warnings` (a
+  JSON array). With `--strict-fields` they are refused, 422 `unknown_field`.
+* null means the same as leaving a field out, unless the field says otherwise.
 * `tenant_id` and `routing_group` are two names of one field; both default to `default`.
 * Integers may use all 64 bits. Clients whose JSON numbers are doubles must not touch `worker_id`
   and hashes.
@@ -66,6 +75,7 @@ def document(nouns: Sequence[Noun], version: str) -> Json:
     for schema in (*components.values(), *described.values()):
         _bound_integers(schema)
     _explain(components, routes)
+    _extend(components, routes)
     paths: dict[str, Json] = {}
     for noun in nouns:
         for route, _ in noun.endpoints:
@@ -123,7 +133,7 @@ def _operation(noun: Noun, route: Route, described: Mapping[str, Json]) -> Json:
 def _request_body(body: Body, described: Mapping[str, Json]) -> Json:
     examples = {name: {"value": value} for name, value in body.examples.items()}
     content = {"schema": described[repr(body.type)], "examples": examples}
-    return {"required": True, "content": {JSON: content}}
+    return {"required": not body.optional, "content": {JSON: content}}
 
 
 def _path_parameter(parameter: PathParameter, described: Mapping[str, Json]) -> Json:
@@ -270,7 +280,9 @@ def _complete(components: Json, routes: Sequence[Route]) -> None:
                 }
             if field.encode_name == "worker_id":
                 schema["properties"]["worker_id"] = dict(_U64_SCHEMA)
-        if not in_request:
+        if in_request:
+            _forgive(schema)
+        else:
             schema["required"] = [
                 field.encode_name
                 for field in msgspec.structs.fields(struct)
@@ -283,6 +295,24 @@ def _explain(components: Json, routes: Sequence[Route]) -> None:
     for struct, _ in _structs(routes):
         for name, text in field_texts(struct).items():
             components[struct.__name__]["properties"][name]["description"] = text
+
+
+def _forgive(schema: Json) -> None:
+    """What requests may have although the struct has not: null for what is optional, in place."""
+    schema.pop("additionalProperties", None)  # unknown fields are told of
+    for name in schema["properties"].keys() - set(schema.get("required", ())):
+        field: Json = schema["properties"][name]
+        parts: list[Json] = field.get("anyOf", [field])
+        if _NULL not in parts:
+            default = {"default": field.pop("default")} if "default" in field else {}
+            schema["properties"][name] = {"anyOf": [*parts, _NULL], **default}
+
+
+def _extend(components: Json, routes: Sequence[Route]) -> None:
+    """The warnings that an answer may have, in place."""
+    types = [a.type for route in routes for a in route.answers.values() if a.may_be_extended]
+    for struct in (ErrorBody, *types):
+        components[struct.__name__]["properties"]["warnings"] = _WARNINGS
 
 
 def _has_number_keys(kind: inspect.Type) -> bool:

@@ -1,6 +1,7 @@
 """Parameters of paths and queries: what several endpoints declare, and how all are read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Annotated
 from urllib.parse import unquote_to_bytes
 
@@ -10,12 +11,17 @@ from starlette.requests import Request
 from select_service.bodies.common import U64, U64_MAX, tenant_of
 from select_service.errors import BadRequest
 from select_service.http.endpoint import PathParameter, QueryParameter
+from select_service.http.request_warnings import WARNINGS_MAX, unknown_parameter, warn
 
 
 def _worker_id(segment: str) -> int:
     """Raises BadRequest when the segment is not an unsigned 64-bit number."""
     text = _decoded("worker_id", segment)
-    return _u64(text, f"Invalid URL: Cannot parse `{text[:64]}` to a `u64`")
+    return _u64(
+        text,
+        f"Invalid URL: Cannot parse the worker id `{text[:64]}`: "
+        f"expected a whole number from 0 to {U64_MAX}",
+    )
 
 
 def _reservation_id(segment: str) -> str:
@@ -49,16 +55,24 @@ SCOPE = (
 )
 
 
-def query_of(request: Request, *known: str) -> dict[str, str]:
-    """The known query parameters.  Raises BadRequest when one is given twice."""
+def query_of(request: Request, known: Sequence[str]) -> dict[str, str]:
+    """The known query parameters; the client is told of others.
+
+    Raises BadRequest when one is given twice.
+    """
     found: dict[str, str] = {}
     if not request.scope["query_string"]:
         return found
+    unknown: dict[str, None] = {}
     for name, value in request.query_params.multi_items():
-        if name in known:
-            if name in found:
-                raise BadRequest(f"Failed to deserialize query string: duplicate field `{name}`")
+        if name not in known:
+            unknown[name] = None
+        elif name in found:
+            raise BadRequest(f"Failed to deserialize query string: duplicate field `{name}`")
+        else:
             found[name] = value
+    if unknown:
+        warn(request, [unknown_parameter(name, known) for name in islice(unknown, WARNINGS_MAX)])
     return found
 
 

@@ -1,5 +1,6 @@
 """Reservations: their creation on a rank the caller chose, their life, and the list of them."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta
@@ -7,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api import parameters
-from select_service.api.parameters import query_flag, query_number, query_of, scope_filter
+from select_service.api.parameters import query_flag, query_number, scope_filter
 from select_service.api.samples import RANK, SCOPE
+from select_service.api.selection import unused_hashes
 from select_service.api.service import Service, now
 from select_service.bodies.common import U64, U64_MAX, Status
 from select_service.bodies.reservations import (
@@ -16,6 +18,7 @@ from select_service.bodies.reservations import (
     Reservation,
     ReservationPage,
     ReservationRequest,
+    ReservationRow,
 )
 from select_service.core.load.reservations import ReservationFilter
 from select_service.errors import BadRequest, Conflict, NotFound, NoWorkers
@@ -96,6 +99,7 @@ RESERVATIONS = Noun("reservations", "Load that is held for one request, from adm
                     "effective_prefill_tokens": 38,
                 }
             },
+            unused=unused_hashes,
         ),
         refusals=(*WITH_BODY, NotFound, Conflict, NoWorkers),
     )
@@ -125,9 +129,7 @@ async def create(service: Service, request: Request, body: ReservationRequest) -
         refusals=(BadRequest,),
     )
 )
-async def listing(service: Service, request: Request) -> Response:
-    names = ("model_name", "tenant_id", "routing_group", "worker_id", "limit", "after")
-    query = query_of(request, *names, "sequence_hashes")
+async def listing(service: Service, request: Request, query: Mapping[str, str]) -> Response:
     model_name, tenant_id = scope_filter(query)
     wanted = ReservationFilter(
         model_name=model_name,
@@ -138,6 +140,22 @@ async def listing(service: Service, request: Request) -> Response:
         sequence_hashes=query_flag(query, "sequence_hashes"),
     )
     return json_response(service.selector.reservations(wanted, now()))
+
+
+@RESERVATIONS.declare(
+    Route(
+        "GET",
+        "/reservations/{reservation_id}",
+        "get_reservation",
+        "Show one live reservation",
+        {200: Answer("As in the list.", ReservationRow, _ROW)},
+        detail="Does not renew it.",
+        in_path=parameters.RESERVATION_ID,
+        refusals=(BadRequest, NotFound),
+    )
+)
+async def show(service: Service, request: Request, reservation_id: str) -> Response:
+    return json_response(service.selector.reservation(reservation_id, now()))
 
 
 @RESERVATIONS.declare(
@@ -166,10 +184,14 @@ async def prefill_complete(service: Service, request: Request, reservation_id: s
         "Count one more block of output",
         _DONE,
         detail="With `decay_fraction` (0.0 to 1.0) the blocks that only this reservation holds "
-        "count so much each from now on: 1 is a full block. The body may be `{}` but must be "
-        "there.",
+        "count so much each from now on: 1 is a full block. Without a body, or with "
+        "`{}`, nothing else changes.",
         in_path=parameters.RESERVATION_ID,
-        body=Body(OutputBlockRequest, {"plain": {}, "decay": {"decay_fraction": 0.5}}),
+        body=Body(
+            OutputBlockRequest,
+            {"plain": {}, "decay": {"decay_fraction": 0.5}},
+            optional=True,
+        ),
         refusals=(*WITH_BODY, NotFound),
     )
 )

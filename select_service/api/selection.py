@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.service import Service, now, trace_of
+from select_service.bodies.prompts import PromptFields
 from select_service.bodies.selection import SelectAndReserveRequest, Selection, SelectRequest
 from select_service.core.admission.waiting import Ticket
 from select_service.core.decide.decisions import Decision
@@ -41,6 +42,14 @@ PROMPT_DETAIL = (
     "`sequence_hashes` (of equal length) and `isl_tokens` (greater than 0). Hashes may be signed "
     "or unsigned 64-bit integers."
 )
+
+
+def unused_hashes(body: PromptFields) -> str | None:
+    """What to say of a prompt that came in two forms."""
+    if body.token_ids is None or (body.block_hashes is None and body.sequence_hashes is None):
+        return None
+    return "token_ids are given, so block_hashes, sequence_hashes and isl_tokens are not used"
+
 
 _FULL = (Overloaded, CapacityShed, QueueFull, QueueTimeout)
 """Refusals of a fleet that is full; all of them name a time in `Retry-After`."""
@@ -104,6 +113,7 @@ SELECTION = Noun("selection", "Choose the rank that should run a prompt.")
                     "router_config_override": {"router_temperature": 0.2},
                 },
             },
+            unused=unused_hashes,
         ),
         refusals=(*WITH_BODY, Conflict, NoWorkers, NoEligibleRank, *_FULL),
     )
@@ -146,6 +156,7 @@ async def select_and_reserve(
                 "tokens": {"selection_id": "turn-17", **SCOPE, **TOKENS},
                 "pinned": {**SCOPE, **_HASHED_PROMPT, "pinned_worker": RANK},
             },
+            unused=unused_hashes,
         ),
         refusals=(*WITH_BODY, NoWorkers, NoEligibleRank, *_FULL),
     )

@@ -1,24 +1,18 @@
 """What every handler works with, and the endpoint that gives a handler its errors and its count."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from indexer.sockets.ingest import Ingest
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import SelectError
-from select_service.http.codec import body_as, error_response
-from select_service.http.connection import ClientGone
-from select_service.http.endpoint import Endpoint
 from select_service.http.slots import Slots
 from select_service.metrics.service_metrics import Metrics
 from select_service.metrics.tasks import TaskCounts
@@ -37,14 +31,6 @@ class ReplicaPlane(Protocol):
     def register(self, endpoint: str) -> bool: ...
     def deregister(self, endpoint: str) -> bool: ...
     def status(self) -> ReplicaStatus: ...
-
-
-class MethodNotAllowed(SelectError):
-    status, code = 405, "method_not_allowed"
-
-
-class RouteNotFound(SelectError):
-    status, code = 404, "route_not_found"
 
 
 class InternalError(SelectError):
@@ -89,68 +75,6 @@ def keeping_report(service: Service) -> KeepingReport:
         json_dumps=service.json_dumps,
         compact_dumps=service.compact_dumps,
     )
-
-
-class Resource:
-    """What answers at one path: an endpoint per method, HEAD where there is GET."""
-
-    def __init__(self, path: str, endpoints: Iterable[Endpoint]) -> None:
-        self.path = path
-        self._actions = {endpoint.route.method: _Action(endpoint) for endpoint in endpoints}
-        if "GET" in self._actions:
-            self._actions["HEAD"] = self._actions["GET"]
-        self._allow = ",".join(self._actions)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service: Service = scope["service"]
-        scope["resource"] = self.path
-        request = Request(scope, receive)
-        try:
-            response = await self._answer(service, request)
-        except ClientGone:
-            return
-        service.metrics.request(self.path, scope["method"], response.status_code)
-        scope["answering"] = True
-        await response(scope, receive, send)
-
-    async def _answer(self, service: Service, request: Request) -> Response:
-        action = self._actions.get(request.method)
-        try:
-            if action is not None:
-                return await action.handler(service, request, *await action.arguments(request))
-        except SelectError as error:
-            return error_response(error)
-        response = error_response(MethodNotAllowed("method not allowed"))
-        response.headers["allow"] = self._allow
-        return response
-
-
-class _Action:
-    """One endpoint, ready to be called."""
-
-    __slots__ = ("_body", "_in_path", "handler")
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        body = endpoint.route.body
-        self.handler = endpoint.handler
-        self._in_path = endpoint.route.in_path
-        self._body = None if body is None else msgspec.json.Decoder(body.type)
-
-    async def arguments(self, request: Request) -> list[Any]:
-        """What the handler takes besides the request.  Raises SelectError, ClientGone."""
-        found: list[Any] = []
-        if self._in_path is not None:
-            found.append(self._in_path.read(request.path_params[self._in_path.name]))
-        if self._body is not None:
-            found.append(await body_as(request, self._body))
-        return found
-
-
-async def no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """ASGI endpoint of everything else."""
-    service: Service = scope["service"]
-    service.metrics.request("unknown", "any", RouteNotFound.status)
-    await error_response(RouteNotFound("route not found"))(scope, receive, send)
 
 
 def trace_of(request: Request) -> dict[str, str]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from indexer.dumps.held_blocks import adopt
 from indexer.sockets.ingest import ListenerStatus
 from select_service.api import parameters
-from select_service.api.parameters import query_of, scope_filter
+from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, trace_of
 from select_service.bodies.workers import (
@@ -124,10 +124,25 @@ async def register(service: Service, request: Request, body: WorkerRegistration)
         refusals=(BadRequest,),
     )
 )
-async def listing(service: Service, request: Request) -> Response:
-    query = query_of(request, "model_name", "tenant_id", "routing_group")
+async def listing(service: Service, request: Request, query: Mapping[str, str]) -> Response:
     records = service.selector.workers(*scope_filter(query))
     return json_response(with_state(service, records))
+
+
+@WORKERS.declare(
+    Route(
+        "GET",
+        "/workers/{worker_id}",
+        "get_worker",
+        "Show one worker",
+        {200: Answer("As in the list.", WorkerRecord, _LISTED)},
+        in_path=parameters.WORKER_ID,
+        refusals=(BadRequest, NotFound),
+    )
+)
+async def show(service: Service, request: Request, worker_id: int) -> Response:
+    (record,) = with_state(service, [service.selector.worker(worker_id)])
+    return json_response(record)
 
 
 @WORKERS.declare(

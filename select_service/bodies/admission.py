@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.bodies.common import BusyTokens, Fraction, Name
+from select_service.bodies.common import BusyTokens, Fraction, Name, RequestBody
 
 
 class OverloadedBody(Struct, kw_only=True):
@@ -16,15 +16,33 @@ class OverloadedBody(Struct, kw_only=True):
     """The HTTP status again."""
 
 
-class BusyThresholdChange(Struct, kw_only=True):
+class BusyThresholdChange(RequestBody, kw_only=True):
     """POST /busy_threshold: what is left out stays, null clears."""
 
-    model: Name
+    model: Name | UnsetType = UNSET
     """Name of the model, as in the `model_name` of its workers."""
+    model_name: Name | UnsetType = UNSET
+    """Another name of `model`; one of the two is required, and two must be equal."""
     active_decode_blocks_threshold: Fraction | UnsetType | None = UNSET
     """Used part of a rank's KV cache, 0 to 1, above which it is busy; null: not judged."""
     active_prefill_tokens_threshold: BusyTokens | UnsetType | None = UNSET
     """Prompt tokens still to be computed above which a rank is busy; null: not judged."""
+
+    def __post_init__(self) -> None:
+        if self.model is UNSET:
+            self.model = self.model_name
+        if self.model is UNSET:
+            raise ValueError("the field `model_name` is missing")
+        if self.model_name not in (UNSET, self.model):
+            raise ValueError(
+                f"model `{self.model}` and model_name `{self.model_name}` differ; "
+                "they are two names of one field, give one of them"
+            )
+
+    @property
+    def of_model(self) -> str:
+        assert isinstance(self.model, str)
+        return self.model
 
 
 class BusyThresholdView(Struct, kw_only=True):
@@ -45,7 +63,7 @@ class BusyThresholdList(Struct, kw_only=True):
     """Every model that is judged, by name."""
 
 
-class ShedRequest(Struct, kw_only=True):
+class ShedRequest(RequestBody, kw_only=True):
     """POST /admission/shed."""
 
     tier: Name | None

@@ -47,7 +47,11 @@ def check_u64(body: Struct, *fields: str) -> None:
             raise ValueError(f"{field}: {value} does not fit in an unsigned 64-bit integer")
 
 
-class Scope(Struct, kw_only=True):
+class RequestBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a request may hold.  Unknown fields are told to the client by the second reading."""
+
+
+class Scope(RequestBody, kw_only=True):
     """Names the partition."""
 
     model_name: Name = DEFAULT_NAME

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 
 from select_service.bodies.common import (
     TAINTS_MAX,
@@ -12,13 +12,14 @@ from select_service.bodies.common import (
     Hash,
     Name,
     NonNegative,
+    RequestBody,
     Scope,
     Token,
     check_u64,
 )
 
 
-class MmObject(Struct, kw_only=True):
+class MmObject(RequestBody, kw_only=True):
     """An image, or another thing that is no text, in the prompt."""
 
     mm_hash: U64
@@ -31,14 +32,14 @@ class MmObject(Struct, kw_only=True):
         check_u64(self, "mm_hash")
 
 
-class BlockMmInfo(Struct, kw_only=True):
+class BlockMmInfo(RequestBody, kw_only=True):
     """What one block of the prompt holds besides text."""
 
     mm_objects: list[MmObject]
     """In their order in the block."""
 
 
-class MmRoutingInfo(Struct, kw_only=True):
+class MmRoutingInfo(RequestBody, kw_only=True):
     """A prompt with images, as the engine's cache sees it."""
 
     routing_token_ids: list[Token]
@@ -75,7 +76,7 @@ class PromptFields(Scope, kw_only=True):
         check_u64(self, "isl_tokens")
 
 
-class RouterConfigOverride(Struct, kw_only=True):
+class RouterConfigOverride(RequestBody, kw_only=True):
     """Values that stand in for the configuration of the process, for this request."""
 
     overlap_score_credit: Fraction | None = None
@@ -94,7 +95,7 @@ class RouterConfigOverride(Struct, kw_only=True):
     """Deprecated: sets `prefill_load_scale`; 0 also sets `overlap_score_credit` to 0."""
 
 
-class PinnedWorker(Struct, kw_only=True):
+class PinnedWorker(RequestBody, kw_only=True):
     """The one rank that may be chosen."""
 
     worker_id: U64
@@ -106,12 +107,16 @@ class PinnedWorker(Struct, kw_only=True):
         check_u64(self, "worker_id")
 
 
-class RoutingConstraints(Struct, kw_only=True):
+class RoutingConstraints(RequestBody, kw_only=True):
     """Which workers may run the request, by their taints."""
 
-    required_taints: Annotated[list[Name], Meta(max_length=TAINTS_MAX)] = []
+    required_taints: Annotated[list[Name], Meta(max_length=TAINTS_MAX)] = field(
+        default_factory=list
+    )
     """A worker must have all of these."""
-    preferred_taints: Annotated[dict[Name, float], Meta(max_length=TAINTS_MAX)] = {}
+    preferred_taints: Annotated[dict[Name, float], Meta(max_length=TAINTS_MAX)] = field(
+        default_factory=dict
+    )
     """Taint to weight: above 0 makes workers that have it cheaper, below 0 dearer."""
 
 

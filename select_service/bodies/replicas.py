@@ -2,10 +2,10 @@
 
 from msgspec import Struct, field
 
-from select_service.bodies.common import Endpoint
+from select_service.bodies.common import Endpoint, RequestBody
 
 
-class ReplicaPeerRequest(Struct, kw_only=True):
+class ReplicaPeerRequest(RequestBody, kw_only=True):
     """POST /replica_sync/register_peer and /deregister_peer."""
 
     endpoint: Endpoint

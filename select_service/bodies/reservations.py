@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.bodies.common import U32, U64, Id, check_u64
+from select_service.bodies.common import U32, U64, Id, RequestBody, check_u64
 from select_service.bodies.prompts import PromptQuery
 
 
@@ -43,7 +43,7 @@ class Reservation(Struct, kw_only=True):
     """Where the worker takes requests, as it was registered."""
 
 
-class OutputBlockRequest(Struct, kw_only=True):
+class OutputBlockRequest(RequestBody, kw_only=True):
     """The range of `decay_fraction` is checked by the service (400), its type here (422)."""
 
     decay_fraction: float | None = None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from select_service.bodies.common import (
     DEFAULT_NAME,
@@ -13,11 +13,16 @@ from select_service.bodies.common import (
     Endpoint,
     Id,
     Name,
+    RequestBody,
     check_u64,
 )
 
+ByRank = Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)]
+Taints = Annotated[list[Name], Meta(max_length=TAINTS_MAX)]
+Domains = Annotated[dict[Name, Name], Meta(max_length=TAINTS_MAX)]
 
-class WorkerFields(Struct, kw_only=True):
+
+class WorkerFields(RequestBody, kw_only=True):
     """What POST and PATCH of a worker share.  In a PATCH, absent or null keeps the old value."""
 
     endpoint: Endpoint | None = None
@@ -67,13 +72,13 @@ class WorkerRegistration(WorkerFields, kw_only=True):
     """Tenant that the worker serves; `default` when left out."""
     routing_group: Name | UnsetType = UNSET
     """Another name of `tenant_id`; when both are given they must be equal."""
-    kv_events_endpoints: Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] = {}
+    kv_events_endpoints: ByRank = field(default_factory=dict)
     """ZMQ endpoint of KV events by data-parallel rank; comes before `kv_events_endpoint`."""
-    replay_endpoints: Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] = {}
+    replay_endpoints: ByRank = field(default_factory=dict)
     """Replay endpoint by data-parallel rank; comes before `replay_endpoint`."""
-    taints: Annotated[list[Name], Meta(max_length=TAINTS_MAX)] = []
+    taints: Taints = field(default_factory=list)
     """Marks that requests may require or prefer."""
-    topology_domains: Annotated[dict[Name, Name], Meta(max_length=TAINTS_MAX)] = {}
+    topology_domains: Domains = field(default_factory=dict)
     """Accepted as by the reference, kept and shown; not used."""
 
     def __post_init__(self) -> None:
@@ -83,17 +88,13 @@ class WorkerRegistration(WorkerFields, kw_only=True):
 class WorkerPatch(WorkerFields, kw_only=True):
     """PATCH /workers/{worker_id}: a given collection replaces the old one, an empty one empties."""
 
-    kv_events_endpoints: (
-        Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] | None
-    ) = None
+    kv_events_endpoints: ByRank | None = None
     """ZMQ endpoint of KV events by data-parallel rank; comes before `kv_events_endpoint`."""
-    replay_endpoints: (
-        Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)] | None
-    ) = None
+    replay_endpoints: ByRank | None = None
     """Replay endpoint by data-parallel rank; comes before `replay_endpoint`."""
-    taints: Annotated[list[Name], Meta(max_length=TAINTS_MAX)] | None = None
+    taints: Taints | None = None
     """Marks that requests may require or prefer."""
-    topology_domains: Annotated[dict[Name, Name], Meta(max_length=TAINTS_MAX)] | None = None
+    topology_domains: Domains | None = None
     """Accepted as by the reference, kept and shown; not used."""
 
     def __post_init__(self) -> None:

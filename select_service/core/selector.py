@@ -20,7 +20,12 @@ from select_service.bodies.admission import (
 from select_service.bodies.common import Scope, tenant_of
 from select_service.bodies.inspection import OverlapScores, PartitionLoads, RankLoad, SharedCache
 from select_service.bodies.prompts import PromptFields, PromptQuery
-from select_service.bodies.reservations import Reservation, ReservationPage, ReservationRequest
+from select_service.bodies.reservations import (
+    Reservation,
+    ReservationPage,
+    ReservationRequest,
+    ReservationRow,
+)
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import (
     Deletion,
@@ -135,6 +140,10 @@ class Selector:
     ) -> list[WorkerRecord]:
         catalog = self.fleet.catalog
         return [w.record() for w in catalog if w.key.within(model_name, tenant_id)]
+
+    def worker(self, worker_id: int) -> WorkerRecord:
+        """GET /workers/{worker_id}.  Raises NotFound."""
+        return self.fleet.catalog.get(worker_id).record()
 
     def ready(self) -> Ready:
         schedulable = sum(worker.schedulable for worker in self.fleet.catalog)
@@ -257,8 +266,8 @@ class Selector:
 
     def set_thresholds(self, change: BusyThresholdChange) -> BusyThresholdView:
         """POST /busy_threshold.  Raises NotFound for a model that no worker serves."""
-        if not any(worker.key.model_name == change.model for worker in self.fleet.catalog):
-            raise NotFound(f"model `{change.model}` not found: no worker is registered for it")
+        if not any(worker.key.model_name == change.of_model for worker in self.fleet.catalog):
+            raise NotFound(f"model `{change.of_model}` not found: no worker is registered for it")
         changed = self.gate.judge.thresholds.change(change)
         self.gate.look_everywhere()
         return changed
@@ -367,6 +376,10 @@ class Selector:
         return ended
 
     # --- inspection
+
+    def reservation(self, reservation_id: str, now: float) -> ReservationRow:
+        """GET /reservations/{reservation_id}.  Raises NotFound."""
+        return self.held.row(reservation_id, now)
 
     def reservations(self, wanted: ReservationFilter, now: float) -> ReservationPage:
         return self.held.page(wanted, now)

@@ -25,6 +25,9 @@ from select_service.errors import (
 )
 from select_service.http.connection import ClientGone
 from select_service.http.duplicates import TooManyStrings, duplicate_key
+from select_service.http.request_warnings import warn
+from select_service.http.second_reading import BodyForm
+from select_service.http.shape_errors import in_words
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
@@ -59,10 +62,21 @@ class BodyBudget:
 _BUDGET = BodyBudget()
 
 
-async def body_as(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """Read and decode the body.  Raises SelectError, or ClientGone."""
-    _check_content_type(request)
-    return decoded(await _read(request), decoder)
+async def body_as(request: Request, form: BodyForm[T], *, optional: bool = False) -> T:
+    """Read and decode the body.  Raises SelectError, or ClientGone.
+
+    optional: no body is the same as an empty object
+    """
+    if optional and "content-type" not in request.headers:
+        body = await _read(request)
+        if not body:
+            return form.decode(b"{}")
+        _check_content_type(request)
+    else:
+        _check_content_type(request)
+        body = await _read(request)
+    value = decoded(body, form)
+    return _second_reading(request, body, form) if value is None else value
 
 
 def json_response(body: Any, status: int = 200) -> Response:
@@ -128,22 +142,45 @@ def _too_large() -> BodyTooLarge:
     )
 
 
-def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises MalformedJson or InvalidBody."""
+def decoded(body: bytes, form: BodyForm[T]) -> T | None:
+    """The body, or None when it is not of the shape of its type.  Raises MalformedJson, and
+    InvalidBody for a field that is given twice."""
     try:
-        value = decoder.decode(body)
+        value = form.decode(body)
         _refuse_duplicate_keys(body)
-    except msgspec.ValidationError as error:
-        raise InvalidBody(f"the JSON body does not have the expected shape: {error}") from None
-    except msgspec.DecodeError as error:
-        raise MalformedJson(f"failed to parse the request body as JSON: {error}") from None
-    except UnicodeDecodeError as error:
-        raise MalformedJson(f"the request body is not UTF-8: {error.reason}") from None
-    except ValueError as error:
-        raise MalformedJson(f"failed to parse the request body as JSON: {error}") from None
-    except RecursionError:
-        raise MalformedJson("the JSON body is nested too deeply") from None
+    except msgspec.ValidationError:
+        return None
+    except _UNREADABLE as error:
+        raise _malformed(error, body) from None
     return value
+
+
+def _second_reading(request: Request, body: bytes, form: BodyForm[T]) -> T:
+    """Raises MalformedJson or InvalidBody."""
+    left = body
+    try:
+        left, unknown = form.pruned(body)
+        _refuse_duplicate_keys(body)
+        if unknown:
+            warn(request, unknown)
+        return form.decode(left)
+    except msgspec.ValidationError as error:
+        raise InvalidBody(in_words(error, left, form.type)) from None
+    except _UNREADABLE as error:
+        raise _malformed(error, body) from None
+
+
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+
+
+def _malformed(error: Exception, body: bytes) -> MalformedJson:
+    if not body.strip():
+        return MalformedJson("the request body is empty; expected a JSON object")
+    if isinstance(error, UnicodeDecodeError):
+        return MalformedJson(f"the request body is not UTF-8: {error.reason}")
+    if isinstance(error, RecursionError):
+        return MalformedJson("the JSON body is nested too deeply")
+    return MalformedJson(f"failed to parse the request body as JSON: {error}")
 
 
 def _refuse_duplicate_keys(body: bytes) -> None:

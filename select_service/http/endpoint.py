@@ -14,8 +14,10 @@ can name an endpoint that does not exist or miss one.
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from msgspec import StructMeta
 from starlette.responses import Response
 
+from select_service.bodies.common import Status
 from select_service.errors import (
     BadRequest,
     BodyTooLarge,
@@ -24,13 +26,15 @@ from select_service.errors import (
     MalformedJson,
     SelectError,
     ShuttingDown,
+    UnknownField,
     UnsupportedMediaType,
 )
 
 JSON = "application/json"
 
 Handler = Callable[..., Awaitable[Response]]
-"""Takes the service, the request, and what the route has of a path parameter and a body."""
+"""Takes the service, the request, and what the route has of these: its path parameter, its query
+(texts by name of the parameter), its body."""
 
 H = TypeVar("H", bound=Handler)
 
@@ -48,6 +52,7 @@ WITH_BODY: tuple[type[SelectError], ...] = (
     BodyTooLarge,
     UnsupportedMediaType,
     InvalidBody,
+    UnknownField,
     CapacityExceeded,
     ShuttingDown,
 )
@@ -55,10 +60,16 @@ WITH_BODY: tuple[type[SelectError], ...] = (
 
 
 class Body(NamedTuple):
-    """What a request holds: a type that msgspec can decode, and valid bodies by name."""
+    """What a request holds: a type that msgspec can decode, and valid bodies by name.
+
+    optional: no body is the same as an empty object
+    unused: what the client should know about fields that do not count beside others
+    """
 
     type: Any
     examples: Mapping[str, Any]
+    optional: bool = False
+    unused: Callable[[Any], str | None] | None = None
 
 
 class Answer(NamedTuple):
@@ -70,6 +81,11 @@ class Answer(NamedTuple):
     media_type: str = JSON
     also: str | None = None
     """Media type of a binary form that the `accept` header may ask for."""
+
+    @property
+    def may_be_extended(self) -> bool:
+        """Is it an object that may have a further field?"""
+        return isinstance(self.type, StructMeta) and self.type is not Status
 
 
 class PathParameter(NamedTuple):

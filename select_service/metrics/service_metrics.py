@@ -81,6 +81,7 @@ class Observation(NamedTuple):
     report: Report
     listeners: Mapping[RankKey, ListenerStatus]
     requests: Mapping[tuple[str, str, int], int]
+    warnings: Mapping[tuple[str, str], int]
     selections: Mapping[str, Histogram]
     admission: AdmissionReport
     now: float
@@ -97,6 +98,7 @@ class Metrics:
     def __init__(self, version: str, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._requests: dict[tuple[str, str, int], int] = {}
+        self._warnings: Counter[tuple[str, str]] = Counter()
         self._selections: dict[str, Histogram] = {}
         self._scrape = _Scrape(version)
 
@@ -104,6 +106,10 @@ class Metrics:
         """Count an answered request.  route: a declared path, never a client's own."""
         key = (route, method if method in METHODS else OTHER, status)
         self._requests[key] = self._requests.get(key, 0) + 1
+
+    def warned(self, route: str, kind: str) -> None:
+        """Count a warning of an answer.  kind: as in http.request_warnings"""
+        self._warnings[route, kind] += 1
 
     def selection(self, route: str, seconds: float) -> None:
         """Record how long a selection took, from the decoded body to the decision."""
@@ -128,6 +134,7 @@ class Metrics:
             report=report(selector, RANK_SERIES_MAX),
             listeners=ingest.status(),
             requests=dict(self._requests),
+            warnings=dict(self._warnings),
             selections={route: durations.copy() for route, durations in self._selections.items()},
             now=now,
             replicas=replicas,
@@ -246,6 +253,12 @@ def _of_requests(seen: Observation) -> Iterator[Metric]:
         "Answered requests.",
         ("route", "method", "status"),
         {(route, method, str(status)): n for (route, method, status), n in seen.requests.items()},
+    )
+    yield counters(
+        "request_warnings",
+        "What of requests was not understood, or not used, although they were answered.",
+        ("route", "kind"),
+        {labels: n for labels, n in seen.warnings.items()},  # noqa: C416
     )
     yield histograms(
         "selection_duration_seconds",

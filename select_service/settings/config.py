@@ -87,6 +87,12 @@ SETTINGS: tuple[Setting, ...] = (
         "memory that the index of one partition takes at most, in bytes",
         "index_bytes_max",
     ),
+    _cli(
+        "--strict-fields",
+        False,
+        read.flag,
+        "refuse requests with unknown fields or query parameters, which are else only told of",
+    ),
     _cli("--policy", "reference", read.choice("reference"), "cost function"),
     _cli(
         "--indexer-peers",

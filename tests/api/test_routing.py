@@ -19,27 +19,29 @@ def methods_of(path):
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "meant"),
     [
-        "/",
-        "/nope",
-        "/Health",
-        "/health/",
-        "//health",
-        "/%68ealth",
-        "/workers/",
-        "/workers/1/2",
-        "/select/",
-        "/reservations/",
-        "/reservations/x/nope",
-        "/reservations/x/renew/",
-        "/docs/x",
+        ("/", None),
+        ("/nope", None),
+        ("/v1/chat/completions", None),
+        ("/Health", "/health"),
+        ("/health/", "/health"),
+        ("/healthz", "/health"),
+        ("/%68ealth", "/health"),
+        ("/metric", "/metrics"),
+        ("/workers/", "/workers"),
+        ("/workers/1/", "/workers/{worker_id}"),
+        ("/select/", "/select"),
+        ("/select-and-reserve", "/select_and_reserve"),
+        ("/reservations/", "/reservations"),
+        ("/reservations/x/renew/", "/reservations/{reservation_id}/renew"),
     ],
 )
-def test_an_unknown_path_is_not_found(api, path):
+def test_an_unknown_path_is_not_found_and_the_nearest_one_is_told(api, path, meant):
     answer = api.get(path)
+    proposal = "" if meant is None else f": did you mean `{meant}`?"
     assert answer.status == 404
-    assert answer.body == {"error": "route not found", "code": "route_not_found"}
+    assert answer.body == {"error": f"route not found{proposal}", "code": "route_not_found"}
     assert answer.headers["content-type"] == "application/json"
 
 
@@ -50,7 +52,8 @@ def test_a_wrong_method_is_told_the_right_ones(api, path):
         assert answer.status == 405, method
         assert set(answer.headers["allow"].split(",")) == methods_of(path)
         if method != "HEAD":
-            assert answer.body == {"error": "method not allowed", "code": "method_not_allowed"}
+            assert answer.body["code"] == "method_not_allowed"
+            assert all(right in answer.body["error"] for right in methods_of(path))
 
 
 @pytest.mark.parametrize("path", [p for p in PATHS if "HEAD" in methods_of(p)])
@@ -111,7 +114,7 @@ def test_two_names_of_the_tenant_must_agree(api, path):
     assert api.get(f"{path}?tenant_id=a&routing_group=a").status == 200
 
 
-def test_unknown_query_parameters_are_ignored(api):
+def test_unknown_query_parameters_do_no_harm(api):
     assert api.get("/workers?foo=1&foo=2&%ff=%ff").status == 200
 
 

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from tests.golden.exchanges import ABSENT, Differences
+from tests.golden.exchanges import ABSENT, Differences, expanded
 
 LIST = tomllib.loads((Path(__file__).parent / "deviations.toml").read_text())
 NO_START = {entry["scenario"]: entry for entry in LIST["no_start"]}
@@ -26,7 +26,7 @@ def rewritten(scenario: str, step: dict[str, Any]) -> dict[str, Any]:
 def unexpected(scenario: str, found: Differences, table: str = "deviation") -> list[str]:
     """What is neither equal nor listed, and what is listed but not seen: one line each."""
     listed = {
-        place: ours
+        place: expanded(ours)
         for entry in LIST.get(table, [])
         if entry["scenario"] == scenario
         for place, ours in entry["ours"].items()

@@ -101,7 +101,7 @@ def request_of(step: dict[str, Any]) -> tuple[str, str, bytes | None, dict[str, 
 def differences(step: dict[str, Any], status: int, answer: Any, allow: str | None) -> Differences:
     """What differs between the reference's answer to a step and ours, by "step/field/..."."""
     at = str(step["step"])
-    expected, got = _expanded(step["answer"]), answer
+    expected, got = expanded(step["answer"]), answer
     if "tied" in step and isinstance(got, dict):
         assert [got["worker_id"], got["dp_rank"]] in step["tied"]
         got = got | {key: expected[key] for key in ("worker_id", "dp_rank", "endpoint")}
@@ -118,16 +118,17 @@ def differences(step: dict[str, Any], status: int, answer: Any, allow: str | Non
     return found
 
 
-def _expanded(answer: Any) -> Any:
+def expanded(answer: Any) -> Any:
+    """An answer without short forms."""
     if isinstance(answer, list):
-        return [_expanded(item) for item in answer]
+        return [expanded(item) for item in answer]
     if not isinstance(answer, dict):
         return answer
     if "$error" in answer:
         return REFUSED
     if "$worker" in answer:
         return _WORKER | answer["$worker"]
-    return {key: _expanded(value) for key, value in answer.items()}
+    return {key: expanded(value) for key, value in answer.items()}
 
 
 def _shown(answer: Any, status: int) -> Any:

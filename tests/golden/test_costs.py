@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from select_service.bodies.workers import WorkerPatch, WorkerRegistration
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.selector import Decision, Selector
 from select_service.errors import SelectError
+from select_service.http.second_reading import BodyForm
 from tests.golden import deviations, exchanges
 from tests.golden.kv_publisher import batch
 
@@ -25,6 +26,8 @@ WITH_COSTS = [
 BLOCKS_MAX = 10_000
 ROUNDING = 0.0011
 """Both sides log three decimals."""
+
+T = TypeVar("T")
 
 
 class InProcess:
@@ -63,28 +66,27 @@ class InProcess:
     def _routes(self, path: str) -> dict[str, Callable[[bytes], Any]]:
         now, selector = float(next(self._clock)), self.selector
         parts = path.split("?")[0].strip("/").split("/")
-        decode = msgspec.json.decode
         match parts:
             case ["workers"]:
-                return _posted(lambda b: selector.register(decode(b, type=WorkerRegistration)))
+                return _posted(lambda b: selector.register(_read(b, WorkerRegistration)))
             case ["workers", worker_id]:
                 key = int(worker_id)
                 return {
-                    "PATCH": lambda b: selector.patch(key, decode(b, type=WorkerPatch)),
+                    "PATCH": lambda b: selector.patch(key, _read(b, WorkerPatch)),
                     "DELETE": lambda _: selector.delete(key, 0.0),
                 }
             case ["select"]:
                 return _posted(
-                    lambda b: selector.select(decode(b, type=SelectRequest), 0.0, explain=True)
+                    lambda b: selector.select(_read(b, SelectRequest), 0.0, explain=True)
                 )
             case ["select_and_reserve"]:
                 kind = SelectAndReserveRequest
                 return _posted(
-                    lambda b: selector.select_and_reserve(decode(b, type=kind), now, explain=True)
+                    lambda b: selector.select_and_reserve(_read(b, kind), now, explain=True)
                 )
             case ["reservations"]:
                 reservation = ReservationRequest
-                return _posted(lambda b: selector.reserve(decode(b, type=reservation), now))
+                return _posted(lambda b: selector.reserve(_read(b, reservation), now))
             case ["reservations", name]:
                 return {"DELETE": lambda _: selector.free(name, 0.0)}
             case ["reservations", name, "prefill_complete"]:
@@ -94,8 +96,14 @@ class InProcess:
         return {method: lambda _: None for method in ("GET", "POST", "PUT", "HEAD", "DELETE")}
 
     def _output_block(self, name: str, body: bytes, now: float) -> None:
-        given = msgspec.json.decode(body, type=OutputBlockRequest)
+        given = _read(body, OutputBlockRequest)
         self.selector.output_block(name, given.decay_fraction, now)
+
+
+def _read(body: bytes, kind: type[T]) -> T:
+    """As the interface reads bodies, unknown fields left out."""
+    form = BodyForm(kind)
+    return form.decode(form.pruned(body).body)
 
 
 def _posted(action: Callable[[bytes], Any]) -> dict[str, Callable[[bytes], Any]]:

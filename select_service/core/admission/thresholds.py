@@ -48,7 +48,7 @@ class ThresholdTable:
 
     def change(self, change: BusyThresholdChange) -> BusyThresholdView:
         """Set what is given, clear what is null, keep the rest.  Raises CapacityExceeded."""
-        model, old = change.model, self.of(change.model)
+        model, old = change.of_model, self.of(change.of_model)
         if model not in self._own and len(self._own) >= MODELS_MAX:
             raise CapacityExceeded(
                 f"{MODELS_MAX} models have thresholds of their own, the most there may be"

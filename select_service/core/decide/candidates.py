@@ -10,6 +10,9 @@ from select_service.errors import BadRequest, NoEligibleRank
 
 PREFERENCE_MAX = 1e6
 """tanh is 1 long before this; the bound keeps sums of hostile weights finite."""
+NOBODY = "no endpoints available to route work"
+ALLOWED_SHOWN_MAX = 8
+"""Of the allowed workers of a request, in the text of its refusal."""
 
 
 def candidates(table: RankTable, request: SelectRequest) -> Mask:
@@ -57,13 +60,17 @@ def preference_factors(
 
 
 def _nobody(request: SelectRequest) -> str:
-    pinned = request.pinned_worker
+    pinned, allowed = request.pinned_worker, request.allowed_worker_ids
+    if allowed == []:
+        return f"{NOBODY}: allowed_worker_ids is empty; leave it out to allow all workers"
     if pinned is not None:
         wanted = f"pinned worker {pinned.worker_id} dp_rank {pinned.dp_rank}"
-    elif request.allowed_worker_ids is not None:
-        wanted = f"any of {len(request.allowed_worker_ids)} allowed workers"
+    elif allowed is not None:
+        more = ", ..." if len(allowed) > ALLOWED_SHOWN_MAX else ""
+        shown = ", ".join(map(str, allowed[:ALLOWED_SHOWN_MAX]))
+        wanted = f"any of the allowed workers ({shown}{more})"
     else:
         wanted = "any worker"
     required = sorted(request.routing_constraints.required_taints)
     taints = f" with taints {required}" if required else ""
-    return f"no endpoints available to route work: {wanted}{taints} is not schedulable here"
+    return f"{NOBODY}: {wanted}{taints} is not schedulable here"

@@ -15,6 +15,11 @@ Hashes = npt.NDArray[np.uint64]
 ISL_TOKENS_MAX = 2**40
 """Longest prompt that is believed; keeps sums of prefill tokens far from the end of an int64."""
 
+PROMPT_MISSING = (
+    "a prompt is missing: give token_ids, or block_hashes with sequence_hashes and isl_tokens"
+)
+BOOKED_PROMPT_MISSING = "a prompt is missing: give token_ids, or sequence_hashes with isl_tokens"
+
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
 
@@ -37,6 +42,8 @@ def prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
         _check_unused(block_hashes=body.block_hashes, sequence_hashes=body.sequence_hashes)
         return prompt
     if body.block_hashes is None:
+        if body.sequence_hashes is None and body.isl_tokens is None:
+            raise BadRequest(PROMPT_MISSING)
         raise BadRequest("block_hashes is required without token_ids")
     prompt = _prompt_of_sequence(body)
     if prompt.isl_tokens == 0:
@@ -55,6 +62,8 @@ def booked_prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Pro
     _check_unused(block_hashes=body.block_hashes)
     prompt = _prompt_of_tokens(body, block_size, is_eagle)
     if prompt is None:
+        if body.sequence_hashes is None and body.isl_tokens is None:
+            raise BadRequest(BOOKED_PROMPT_MISSING)
         return _prompt_of_sequence(body)
     _check_unused(sequence_hashes=body.sequence_hashes)
     return prompt

@@ -176,6 +176,10 @@ class Reservations:
     def __iter__(self) -> Iterator[Booking]:
         return iter(self._by_id.values())
 
+    def row(self, reservation_id: str, now: float) -> ReservationRow:
+        """One of them, for people.  Raises NotFound."""
+        return self._row(self.get(reservation_id), now)
+
     def page(self, wanted: ReservationFilter, now: float) -> ReservationPage:
         """Oldest first.  Raises BadRequest for a cursor that no page has given."""
         first = _position(wanted.after)

@@ -1,0 +1,142 @@
+"""From a request that has found its path to an answer: methods, arguments, refusals, warnings."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from select_service.api.parameters import query_of
+from select_service.api.service import Service
+from select_service.errors import Overloaded, SelectError, UnknownField
+from select_service.http.codec import body_as, error_response
+from select_service.http.connection import ClientGone
+from select_service.http.endpoint import Endpoint
+from select_service.http.request_warnings import STRICT, Warned, tell, warn, warned
+from select_service.http.second_reading import BodyForm
+from select_service.names import CLOSE
+
+PATH_CHARS_MAX = 64
+"""Of a path that is compared with those that there are."""
+
+
+class MethodNotAllowed(SelectError):
+    status, code = 405, "method_not_allowed"
+
+
+class RouteNotFound(SelectError):
+    status, code = 404, "route_not_found"
+
+
+class Resource:
+    """ASGI endpoint of one path: an action per method, HEAD where there is GET."""
+
+    def __init__(self, path: str, endpoints: Iterable[Endpoint]) -> None:
+        self.path = path
+        self._actions = {endpoint.route.method: _Action(endpoint) for endpoint in endpoints}
+        if "GET" in self._actions:
+            self._actions["HEAD"] = self._actions["GET"]
+        self._allow = ",".join(self._actions)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service: Service = scope["service"]
+        scope["resource"] = self.path
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(service, request)
+        except ClientGone:
+            return
+        service.metrics.request(self.path, scope["method"], response.status_code)
+        scope["answering"] = True
+        await response(scope, receive, send)
+
+    async def _answer(self, service: Service, request: Request) -> Response:
+        action = self._actions.get(request.method)
+        if action is None:
+            return self._wrong_method(request.method)
+        try:
+            arguments = await action.arguments(request)
+            if "warnings" in request.scope:
+                _check_strictness(service, request)
+            response = await action.handler(service, request, *arguments)
+            in_body = response.status_code in action.extensible
+        except SelectError as error:
+            response, in_body = error_response(error), not isinstance(error, Overloaded)
+        if "warnings" in request.scope:
+            for each in warned(request):
+                service.metrics.warned(self.path, each.kind)
+            tell(response, warned(request), in_body)
+        return response
+
+    def _wrong_method(self, method: str) -> Response:
+        text = f"method not allowed: `{self.path}` takes {self._allow.replace(',', ', ')}"
+        response = error_response(MethodNotAllowed(text))
+        response.headers["allow"] = self._allow
+        return response
+
+
+def _check_strictness(service: Service, request: Request) -> None:
+    """Raises UnknownField with --strict-fields."""
+    texts = [each.text for each in warned(request) if each.kind in STRICT]
+    if texts and service.config["strict_fields"]:
+        for each in request.scope.pop("warnings"):
+            service.metrics.warned(request.scope["resource"], each.kind)
+        raise UnknownField("; ".join(texts))
+
+
+class _Action:
+    """One endpoint, ready to be called."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        route, self.handler = endpoint
+        self.extensible = {status for status, a in route.answers.items() if a.may_be_extended}
+        self._in_path = route.in_path
+        self._query = tuple(parameter.name for parameter in route.query)
+        self._body = route.body
+        self._form: BodyForm[Any] | None = route.body and BodyForm(route.body.type)
+
+    async def arguments(self, request: Request) -> list[Any]:
+        """What the handler takes besides the request.  Raises SelectError, ClientGone."""
+        found: list[Any] = []
+        if self._in_path is not None:
+            found.append(self._in_path.read(request.path_params[self._in_path.name]))
+        if self._query:
+            found.append(query_of(request, self._query))
+        elif request.scope["query_string"]:
+            query_of(request, ())
+        if self._body is not None and self._form is not None:
+            body = await body_as(request, self._form, optional=self._body.optional)
+            if self._body.unused is not None and (text := self._body.unused(body)):
+                warn(request, [Warned("unused_field", text)])
+            found.append(body)
+        return found
+
+
+class NoSuchRoute:
+    """ASGI endpoint of everything else."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """paths: with the names of parameters in them"""
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service: Service = scope["service"]
+        service.metrics.request("unknown", "any", RouteNotFound.status)
+        meant = nearest_path(scope["path"], self._paths)
+        proposal = "" if meant is None else f": did you mean `{meant}`?"
+        await error_response(RouteNotFound(f"route not found{proposal}"))(scope, receive, send)
+
+
+def nearest_path(path: str, paths: Sequence[str]) -> str | None:
+    """The path that somebody meant who wrote another one; None: none is like it."""
+    wanted = "/" + path[:PATH_CHARS_MAX].strip("/").lower()
+    segments = wanted.split("/")
+    for each in paths:
+        pairs = list(zip(each.split("/"), segments, strict=False))
+        same_length = each.count("/") == wanted.count("/")
+        if same_length and all(a == b or (a[:1] == "{" and b) for a, b in pairs):
+            return each
+    close = get_close_matches(wanted, paths, 1, CLOSE)
+    return close[0] if close else None

@@ -1,0 +1,93 @@
+"""Warnings: what of a request was not understood, or not used, although it was answered.
+
+A client that misspells a field must hear of it.  An answer that is a JSON object of ours gets a
+last field `warnings`; where the body must stay as it is, a header says the same.  An answer without
+warnings is not touched.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from select_service.names import nearest, shown
+
+HEADER = "x-select-warnings"
+"""A JSON array of texts, in ASCII."""
+WARNINGS_MAX = 16
+"""Of one request; further ones are left out."""
+
+Kind = Literal["unknown_field", "unknown_parameter", "unused_field"]
+STRICT: frozenset[Kind] = frozenset(("unknown_field", "unknown_parameter"))
+"""What --strict-fields refuses."""
+
+OTHER_WORDS: Mapping[str, str | None] = {
+    "prompt": "token_ids",
+    "messages": "token_ids",
+    "tokens": "token_ids",
+    "input_ids": "token_ids",
+    "prompt_token_ids": "token_ids",
+    "temperature": "router_temperature",
+    "tenant": "tenant_id",
+    "reservation_id": None,
+}
+"""What other interfaces call our fields; None: a field of other routes, and no slip."""
+
+
+class Warned(NamedTuple):
+    kind: Kind
+    text: str
+
+
+def unknown_field(name: str, known: Sequence[str], place: str = "") -> Warned:
+    """place: the object that holds the field, such as `pinned_worker`; empty at the top"""
+    where = f"{shown(name)}` in `{place}" if place else shown(name)
+    return Warned("unknown_field", f"unknown field `{where}`{_proposal(name, known)}")
+
+
+def unknown_parameter(name: str, known: Sequence[str]) -> Warned:
+    return Warned(
+        "unknown_parameter", f"unknown query parameter `{shown(name)}`{_proposal(name, known)}"
+    )
+
+
+def _proposal(name: str, known: Sequence[str]) -> str:
+    meant = OTHER_WORDS.get(name, name)
+    if meant is not None and meant not in known:
+        meant = nearest(name, known)
+    return "" if meant is None else f": did you mean `{meant}`?"
+
+
+def warn(request: Request, warnings: Sequence[Warned]) -> None:
+    """Remember them, at least one, until there is an answer."""
+    held: list[Warned] = request.scope.setdefault("warnings", [])
+    held += warnings[: WARNINGS_MAX - len(held)]
+
+
+def warned(request: Request) -> Sequence[Warned]:
+    found: Sequence[Warned] = request.scope.get("warnings", ())
+    return found
+
+
+def tell(response: Response, warnings: Sequence[Warned], in_body: bool) -> None:
+    """Put the warnings into an answer.
+
+    in_body: the answer is a JSON object that may have a further field.  What came in fields that
+    are known goes into the header all the same, since clients of the reference may send them.
+    """
+    fields = [each.text for each in warnings if each.kind != "unused_field"]
+    if in_body and fields:
+        body = bytes(response.body)
+        assert (body[:1], body[-1:]) == (b"{", b"}")
+        separator = b"" if body == b"{}" else b","
+        response.body = body[:-1] + separator + b'"warnings":' + _json(fields) + b"}"
+        response.headers["content-length"] = str(len(response.body))
+    in_header = [each.text for each in warnings if not in_body or each.kind == "unused_field"]
+    if in_header:
+        response.headers[HEADER] = _json(in_header).decode()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
