@@ -13,13 +13,15 @@ from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
 from select_service.core.replicas.agreement import Agreement
-from select_service.core.replicas.digest import DIGEST_S
 from select_service.core.replicas.repair import AnotherProcess, Answer, Repair
 from select_service.errors import NotFound
 from tests.builders import a_select_and_reserve, a_selector, a_worker
 
 REQUEST_S = 5.0
 """How long a page may take before the one who asked gives up."""
+
+
+DIGEST_S = 1.0
 
 
 class Network:

@@ -12,7 +12,7 @@ run.  A request that comes in between lets those before it go first.
 """
 
 from collections.abc import Callable, Mapping
-from itertools import count
+from itertools import count, islice
 from math import inf
 
 from select_service.bodies.selection import SelectRequest
@@ -41,6 +41,9 @@ SERVED_PER_TURN_MAX = 64
 LANES_PER_STEP = 64
 """Looking through so many lanes counts as much as serving one request more."""
 
+SETTLED_PER_TURN_MAX = 256
+"""Requests that are refused in one turn because their tier was shed, or their time is over."""
+
 Decide = Callable[[Job, Mask, float], Decision]
 
 
@@ -67,6 +70,7 @@ class Gate:
         self._touched = touched
         touched.watched = self.waiting.rooms
         self._arrivals = count()
+        self._sheds_on = False
         self.note_switches()
 
     # --- arrivals
@@ -196,6 +200,8 @@ class Gate:
 
     def serve(self, now: float) -> None:
         """Let waiting requests go for which there is room; asks to be woken again for the rest."""
+        if self._sheds_on:
+            self._refuse_waiting_shed()
         left = SERVED_PER_TURN_MAX
         for key in list(self._touched.partitions):
             left = self._serve_room(key, now, left)
@@ -206,7 +212,7 @@ class Gate:
     def tick(self, now: float) -> None:
         """Once a second: deadlines, rates, engines, and a look at every queue."""
         self.judge.tick(self._partitions, now)
-        for ticket in self.waiting.overdue(now):
+        for ticket in self.waiting.overdue(now, SETTLED_PER_TURN_MAX):
             self.time_out(ticket, now)
         self.look_everywhere()
         self.serve(now)
@@ -227,11 +233,19 @@ class Gate:
     def shed(self, tier: str | None) -> None:
         """Throw the switch; who waits and is shed now is refused.  Raises BadRequest."""
         self.tiers.shed(tier)
-        for ticket in list(self.waiting):
-            if self.tiers.is_shed(ticket.tier):
-                self.waiting.remove(ticket)
-                ticket.settle(self._shed(ticket.tier))
+        self._refuse_waiting_shed()
         self.look_everywhere()
+
+    def _refuse_waiting_shed(self) -> None:
+        """Those whose tier is shed now, as many as one turn may."""
+        found = (ticket for ticket in self.waiting if self.tiers.is_shed(ticket.tier))
+        refused = list(islice(found, SETTLED_PER_TURN_MAX))
+        for ticket in refused:
+            self.waiting.remove(ticket)
+            ticket.settle(self._shed(ticket.tier))
+        self._sheds_on = len(refused) == SETTLED_PER_TURN_MAX
+        if self._sheds_on:
+            self._touched.wake_if(refused)
 
     def dismiss(self, error: SelectError) -> None:
         """Nobody will be served any more."""
@@ -246,9 +260,13 @@ class Gate:
         """
         self._touched.partitions.pop(key, None)
         partition = self._partitions.get(key)
-        for ticket, error in self.waiting.take_stranded(key, partition):
+        stranded, more = self.waiting.take_stranded(key, partition)
+        for ticket, error in stranded:
             self.tally.others["no_rank"] += 1
             ticket.settle(error)
+        if more:
+            self._touched.partitions[key] = None
+            return 0
         while partition is not None and key in self.waiting.rooms:
             if not left:
                 self._touched.partitions[key] = None
@@ -267,6 +285,9 @@ class Gate:
     def _serve(self, ticket: Ticket, room_on: Mask, now: float) -> None:
         """Decide anew, with what is known now."""
         job, waited_s = ticket.job, now - ticket.arrived
+        if self.tiers.is_shed(ticket.tier):
+            ticket.settle(self._shed(ticket.tier))
+            return
         try:
             decision = self._decide(
                 job, candidates(job.partition.table, ticket.request) & room_on, now

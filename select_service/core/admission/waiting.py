@@ -20,7 +20,7 @@ Source: the reference's description of its queues ("Deficit Round Robin Queue Sc
 measured order; lanes are ours.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,6 +34,9 @@ from select_service.errors import QueueFull, SelectError
 
 LANES_MAX = 1024
 """Different sets of constraints among the waiting requests of one class."""
+
+REFRESHED_PER_TURN_MAX = 64
+"""Lanes whose candidates are found anew in one turn, after a change of ranks."""
 
 Order = tuple[float, float, int]
 
@@ -113,10 +116,15 @@ def score_of(policy: QueuePolicy, jump: float, arrived: float, size: Size) -> fl
 
 @dataclass(slots=True)
 class _Waiting:
-    """The tickets of one lane, in order.  bits: its candidates, bit s for slot s."""
+    """The tickets of one lane, in order.
+
+    bits:    its candidates, bit s for slot s
+    version: of the rank table that they were found in
+    """
 
     request: SelectRequest
     bits: int
+    version: int = -1
     tickets: SortedDict[Order, Ticket] = field(default_factory=SortedDict)
 
 
@@ -211,7 +219,7 @@ class Room:
         self._queues = [_Queue(rules) for rules in classes]
         self._cursor = 0
         self._credited = False
-        self._shape: Hashable = None
+        self._version = -1
 
     def __len__(self) -> int:
         return sum(queue.requests for queue in self._queues)
@@ -249,26 +257,30 @@ class Room:
         self._queues[ticket.class_index].remove(ticket)
 
     def refresh(
-        self, shape: Hashable, candidates: Callable[[SelectRequest], int]
-    ) -> list[tuple[Ticket, SelectError]]:
-        """Recompute who may run where; takes out and returns those that no rank fits any more.
+        self, version: int, candidates: Callable[[SelectRequest], int]
+    ) -> tuple[list[tuple[Ticket, SelectError]], bool]:
+        """Recompute who may run where, for so many lanes as one turn may; takes out and returns
+        those that no rank fits any more, and whether there are other lanes to be looked at.
 
-        shape:      anything that changes with the ranks of the partition
+        version:    changes with the ranks of the partition
         candidates: bits of a request's candidates; raises SelectError when there are none
         """
         stranded: list[tuple[Ticket, SelectError]] = []
-        if shape == self._shape:
-            return stranded
-        self._shape = shape
-        for queue in self._queues:
-            for waiting in list(queue.lanes.values()):
-                try:
-                    waiting.bits = candidates(waiting.request)
-                except SelectError as error:
-                    stranded += [(ticket, error) for ticket in waiting.tickets.values()]
+        if version == self._version:
+            return stranded, False
+        lanes = (waiting for queue in self._queues for waiting in queue.lanes.values())
+        stale = [waiting for waiting in lanes if waiting.version != version]
+        for waiting in stale[:REFRESHED_PER_TURN_MAX]:
+            waiting.version = version
+            try:
+                waiting.bits = candidates(waiting.request)
+            except SelectError as error:
+                stranded += [(ticket, error) for ticket in waiting.tickets.values()]
         for ticket, _ in stranded:
             self.remove(ticket)
-        return stranded
+        more = len(stale) > REFRESHED_PER_TURN_MAX
+        self._version = self._version if more else version
+        return stranded, more
 
     def next(self, free: Callable[[int, bool], int]) -> Ticket | None:
         """The request whose turn it is, taken out; None when nobody who waits has room.

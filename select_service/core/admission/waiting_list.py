@@ -5,6 +5,7 @@ A ticket is in exactly one room, and counted here, from `add` until it is remove
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -22,6 +23,9 @@ WAITING_BLOCKS_MAX = 4_194_304
 """Prompt blocks of all waiting requests; 16 bytes each."""
 WAITING_ALLOWED_IDS_MAX = 1_048_576
 """Entries of the `allowed_worker_ids` of all waiting requests; about 100 bytes each."""
+
+STRANDED_PER_TURN_MAX = 256
+"""Requests that are refused in one turn because nobody is left who could serve them."""
 
 
 class Waiting(NamedTuple):
@@ -96,35 +100,40 @@ class WaitingList:
         if room is not None and not len(room):
             del self.rooms[key]
 
-    def overdue(self, now: float) -> list[Ticket]:
-        """Whose time is over, the longest first."""
-        found = []
+    def overdue(self, now: float, tickets_max: int) -> list[Ticket]:
+        """Whose time is over, the longest first; at most so many."""
+        found: list[Ticket] = []
         for (deadline, _), ticket in self._by_deadline.items():
-            if deadline > now:
+            if deadline > now or len(found) == tickets_max:
                 break
             found.append(ticket)
         return found
 
     def take_stranded(
         self, key: PartitionKey, partition: Partition | None
-    ) -> list[tuple[Ticket, SelectError]]:
-        """Take out those who wait in vain, and why: their ranks have all gone."""
-        room = self.rooms.get(key)
+    ) -> tuple[list[tuple[Ticket, SelectError]], bool]:
+        """Take out those who wait in vain, and why: their ranks have all gone.
+
+        Also returns whether there are more to be looked at, in another turn.
+        """
+        room, more = self.rooms.get(key), False
         if room is None:
-            return []
+            return [], False
         if partition is None:
             text = f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}"
-            stranded: list[tuple[Ticket, SelectError]] = [(t, NoWorkers(text)) for t in room]
+            first = islice(room, STRANDED_PER_TURN_MAX)
+            stranded: list[tuple[Ticket, SelectError]] = [(t, NoWorkers(text)) for t in first]
             for ticket, _ in stranded:
                 room.remove(ticket)
+            more = len(room) > 0
         else:
             stranded = _rebound(room, partition)
-            stranded += room.refresh(
-                partition.table.version, lambda r: bits_of(candidates(partition.table, r))
-            )
+            table = partition.table
+            unfit, more = room.refresh(table.version, lambda r: bits_of(candidates(table, r)))
+            stranded += unfit
         for ticket, _ in stranded:
             self.forget(ticket)
-        return stranded
+        return stranded, more
 
     def _count(self, ticket: Ticket, sign: int) -> None:
         self.requests += sign

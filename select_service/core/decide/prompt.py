@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from indexer.hashing.hashes import block_hashes, sequence_hashes
+from indexer.hashing.hashes import Hashes, block_hashes, sequence_hashes
 from select_service.bodies.prompts import BlockMmInfo, PromptFields
 from select_service.errors import BadRequest, InvalidBody
-
-Hashes = npt.NDArray[np.uint64]
 
 ISL_TOKENS_MAX = 2**40
 """Longest prompt that is believed; keeps sums of prefill tokens far from the end of an int64."""

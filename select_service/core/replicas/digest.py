@@ -23,8 +23,6 @@ from select_service.core.replicas.events import DETAIL_CHARS_MAX, DecodeError
 from select_service.core.replicas.origin_sums import NOTHING, OriginSums, Sum
 
 TOPIC = b"select-service.digest.v1"
-DIGEST_S = 1.0
-"""Seconds between two digests."""
 LINES_MAX = 2048
 HEARD_MAX = 1024
 URL_CHARS_MAX = 512

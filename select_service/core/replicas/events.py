@@ -18,9 +18,9 @@ from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from indexer.hashing.hashes import Hashes
 from select_service.bodies.common import ID_CHARS_MAX, NAME_CHARS_MAX, U32
 from select_service.core.decide.prompt import ISL_TOKENS_MAX
 from select_service.core.identity import PartitionKey, Rank
@@ -35,8 +35,6 @@ MIXED_BLOCKS_MAX = 32_768
 """The same where not every hash has those 9 bytes: then each becomes a Python object first.  Of so
 many hashes, one is short by chance in one of 100,000 prompts."""
 DETAIL_CHARS_MAX = 200
-
-Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 _FIX_ARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD

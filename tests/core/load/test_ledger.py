@@ -1,0 +1,191 @@
+"""The ledger against its naive twin: every cause of a change, budgets, and what followers hear."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load import kernels
+from select_service.core.load.booking import Account, Booking
+from select_service.core.load.ledger import RELEASE_WORK, Ledger
+from select_service.core.load.reservations import Reservations
+from select_service.core.touched import Touched
+from select_service.errors import Conflict, NotFound
+from tests.models.ledger_model import Held, LedgerModel
+
+TTL_S = 20.0
+SLOTS = 3
+KEYS = (PartitionKey("m", "a"), PartitionKey("m", "b"))
+NAMES = st.sampled_from("abcdef")
+PLACES = st.tuples(st.integers(0, 1), st.integers(0, SLOTS - 1))
+ONE_RELEASE = RELEASE_WORK + 1
+CAUSES = st.sampled_from(["client", "replica"])
+
+
+class Heard:
+    """A follower that keeps what it is told."""
+
+    def __init__(self):
+        self.live, self.prefilling, self.causes = set(), set(), []
+
+    def booked(self, booking, cause, now):
+        assert booking.reservation_id not in self.live
+        self.live.add(booking.reservation_id)
+        self.prefilling.add(booking.reservation_id)
+
+    def prefill_completed(self, booking, cause, now):
+        assert booking.reservation_id in self.live
+        self.prefilling.discard(booking.reservation_id)
+
+    def released(self, booking, cause, now):
+        self.live.remove(booking.reservation_id)
+        self.prefilling.discard(booking.reservation_id)
+        self.causes.append(cause)
+
+
+class LedgerMatchesModel(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.now, self.wakes = 0.0, 0
+        self.touched = Touched(self.wake, set(KEYS))
+        self.ledger = Ledger(Reservations(TTL_S), self.touched)
+        self.heard = Heard()
+        self.ledger.followers.append(self.heard)
+        self.accounts = [Account(key, 4) for key in KEYS]
+        for account in self.accounts:
+            account.ensure_slots(SLOTS)
+        self.model = LedgerModel(TTL_S)
+
+    def wake(self):
+        self.wakes += 1
+
+    @rule(
+        name=NAMES,
+        place=PLACES,
+        hashes=st.lists(st.integers(0, 4), max_size=4),
+        tokens=st.integers(0, 9),
+        origin=st.sampled_from([None, 7]),
+        lease_s=st.sampled_from([None, 5.0, 30.0]),
+    )
+    def book(self, name, place, hashes, tokens, origin, lease_s):
+        if place in self.model.leaving:
+            return
+        cause = "client" if origin is None else "replica"
+        old = self.model.held.get(name)
+        taken = old is not None and (old.account, old.slot) not in self.model.leaving
+        if cause == "client" and taken:
+            self.refused(Conflict, self.ledger.refuse_unless_free, name)
+            return
+        booking = Booking(
+            name,
+            self.accounts[place[0]],
+            Rank(place[1], 0),
+            place[1],
+            np.array(hashes, np.uint64),
+            8,
+            tokens,
+            self.now,
+            origin=origin,
+        )
+        self.ledger.book(booking, cause, self.now, lease_s)
+        self.model.book(name, Held(*place, hashes, tokens, origin, self.now), lease_s)
+
+    @rule(name=NAMES, cause=CAUSES)
+    def complete_prefill(self, name, cause):
+        if self.renewed(name):
+            self.ledger.complete_prefill(self.ledger.held.get(name), cause, self.now)
+            self.model.held[name].prefill_tokens = 0
+
+    @rule(name=NAMES, fraction=st.sampled_from([None, 0.5]))
+    def add_output_block(self, name, fraction):
+        if self.renewed(name):
+            self.ledger.add_output_block(self.ledger.held.get(name), fraction)
+
+    @rule(name=NAMES, cause=CAUSES)
+    def release(self, name, cause):
+        if name in self.model.held:
+            self.ledger.release(self.ledger.held.get(name), cause, self.now)
+            del self.model.held[name]
+            assert self.heard.causes[-1] == cause
+
+    @rule(name=NAMES, origin=st.sampled_from([None, 7, 8]))
+    def assign(self, name, origin):
+        if name in self.model.held:
+            self.ledger.assign(self.ledger.held.get(name), origin)
+            self.model.held[name].origin = origin
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, 30.0]))
+    def time_passes(self, seconds):
+        self.now += seconds
+
+    @rule(releases=st.integers(1, 4))
+    def expire(self, releases):
+        overdue = self.model.overdue(self.now)
+        turn = self.ledger.expire(self.now, releases * ONE_RELEASE)
+        ended = {booking.reservation_id for booking in turn.ended}
+        assert ended <= overdue
+        assert len(ended) <= releases + 1
+        assert turn.more == (ended < overdue)
+        for name in ended:
+            del self.model.held[name]
+
+    @rule(place=PLACES)
+    def leave(self, place):
+        self.accounts[place[0]].leaving.add(place[1])
+        self.model.leaving.add(place)
+
+    @precondition(lambda self: self.model.leaving)
+    @rule(number=st.integers(0, 9), releases=st.integers(1, 3))
+    def empty_slot(self, number, releases):
+        place = sorted(self.model.leaving)[number % len(self.model.leaving)]
+        account, before = self.accounts[place[0]], len(self.ledger.held)
+        work = self.ledger.empty_slot(account, place[1], self.now, releases * ONE_RELEASE)
+        assert work >= (before - len(self.ledger.held)) * RELEASE_WORK
+        left = {booking.reservation_id for booking in account.bookings[place[1]].values()}
+        gone = self.model.on(*place) - left
+        assert len(gone) == before - len(self.ledger.held) <= releases
+        for name in gone:
+            del self.model.held[name]
+        if not left:
+            account.leaving.discard(place[1])
+            self.model.leaving.discard(place)
+
+    @rule()
+    def turn_begins(self):
+        self.touched.turn_begins()
+        self.touched.partitions.clear()
+        self.wakes = 0
+
+    def renewed(self, name):
+        if name not in self.model.held:
+            self.refused(NotFound, self.ledger.renew, name, self.now)
+            return False
+        self.ledger.renew(name, self.now)
+        self.model.renew(name, self.now)
+        return True
+
+    def refused(self, error, verb, *arguments):
+        try:
+            verb(*arguments)
+        except error:
+            return
+        raise AssertionError(f"{verb} was not refused with {error}")
+
+    @invariant()
+    def they_agree(self):
+        assert {b.reservation_id for b in self.ledger.held} == self.model.held.keys()
+        for number, account in enumerate(self.accounts):
+            for slot in range(SLOTS):
+                totals = account.load.totals[slot]
+                got = int(totals[kernels.PREFILL_TOKENS]), int(totals[kernels.REQUESTS])
+                assert got == self.model.totals(number, slot)
+        sums = self.ledger.held.sums.items()
+        got = {(KEYS.index(key), origin): s[:2] for (key, origin), s in sums}
+        assert got == self.model.sums()
+        assert self.heard.live == self.model.held.keys()
+        assert self.wakes <= 1
+        assert bool(self.touched.partitions) <= bool(self.wakes)
+        self.ledger.check_invariants()
+
+
+TestLedger = LedgerMatchesModel.TestCase
