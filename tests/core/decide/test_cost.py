@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 
 from select_service.bodies.prompts import RouterConfigOverride
 from select_service.core.decide import reference_kernels as reference
@@ -43,6 +44,18 @@ RANKS = st.builds(
 )
 
 
+@njit
+def _fill_terms(matched, totals, blocks, eligible, parameters, isl_tokens, n_blocks, pinned, out):
+    reference.fill_terms(
+        matched, totals, blocks, eligible, parameters, isl_tokens, n_blocks, pinned, out
+    )
+
+
+@njit
+def _fill_costs(weight, factors, terms):
+    reference.fill_costs(weight, factors, terms)
+
+
 def terms_of(
     ranks, config, *, block_size=4, isl_tokens=34, n_blocks=8, pinned=False, eligible=None
 ):
@@ -54,7 +67,7 @@ def terms_of(
     totals[:, kernels.PREFILL_TOKENS] = [r.prefill_tokens for r in ranks]
     blocks = np.array([[r.active_blocks for r in ranks], [r.leading_run for r in ranks]], np.int64)
     terms = np.zeros((reference.N_TERMS, len(ranks)))
-    reference.fill_terms(
+    _fill_terms(
         np.array(cumulative, np.int32).reshape(-1, 4),
         totals,
         blocks,
@@ -65,7 +78,7 @@ def terms_of(
         pinned,
         terms,
     )
-    reference.fill_costs(np.ones(len(ranks)), np.zeros(0), terms)
+    _fill_costs(np.ones(len(ranks)), np.zeros(0), terms)
     return terms
 
 
@@ -196,6 +209,6 @@ def test_router_credit_weighs_each_tier():
 def test_a_cost_is_divided_by_the_weight_of_the_rank(weight, base):
     terms = np.zeros((reference.N_TERMS, 1))
     terms[reference.PREFILL] = base
-    reference.fill_costs(np.array([weight]), np.zeros(0), terms)
+    _fill_costs(np.array([weight]), np.zeros(0), terms)
     expected = base / weight if weight else math.inf
     assert terms[reference.COST, 0] == expected
