@@ -1,5 +1,6 @@
 """The tasks of this service that are due again and again."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from time import monotonic
@@ -35,6 +36,7 @@ def due_tasks(selector: Selector, ingest: Ingest, replicas: ReplicaSync | None) 
         _once("rejections", lambda now: rejections.tick(selector.gate.tally, now)),
         _once("endings", selector.replicas.endings.tick),
         _once("recovered", selector.fleet.recovered.tick),
+        _once("retired", lambda now: close_retired(selector)),
     ]
     if replicas is not None:
         tasks.append(_once("replicas", lambda now: replicas.tick()))
@@ -49,6 +51,18 @@ def _once(name: str, act: Callable[[float], object]) -> DueTask:
         return False
 
     return DueTask(name, TICK_S, step)
+
+
+def close_retired(selector: Selector) -> None:
+    """Clear, on a thread, the index slots of ranks that were empty only after they had left."""
+    retired = selector.fleet.take_retired_writers()
+
+    def close() -> None:
+        for writer in retired:
+            writer.close()
+
+    if retired:
+        asyncio.get_running_loop().run_in_executor(None, close)
 
 
 class Expiry:
