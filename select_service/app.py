@@ -45,6 +45,8 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Service:
     waker, callbacks = Waker(), Callbacks()
     router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
     publisher = None if config["replica_sync_port"] is None else ReplicaPublisher(callbacks)
+    recovers = bool(config["indexer_peers"] or config["snapshot_path"])
+    ingest = Ingest(config["threads"], held=recovers)
     selector = Selector(
         router,
         lambda: PrefixIndex(
@@ -55,14 +57,13 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Service:
         ),
         rng=Random(SystemRandom().getrandbits(128)),
         use_kv_events=config["use_kv_events"],
+        ranks_max=ingest.ranks_max,
         reservation_ttl_s=config["reservation_ttl_s"],
         admission=rules,
         emit=None if publisher is None else publisher.offer,
         wake=waker,
     )
     waker.bind(callbacks.supervised("waker", selector.settle))
-    recovers = bool(config["indexer_peers"] or config["snapshot_path"])
-    ingest = Ingest(config["threads"], held=recovers)
     replicas = None
     if publisher is not None:
         replicas = ReplicaSync(

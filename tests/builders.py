@@ -12,12 +12,15 @@ from select_service.core.decide.cost import RouterConfig
 from select_service.core.selector import Selector
 
 
-def a_selector(config=None, *, use_kv_events=False, ttl_s=3600.0, seed=0, blocks_max=4096):
+def a_selector(
+    config=None, *, use_kv_events=False, ttl_s=3600.0, seed=0, blocks_max=4096, ranks_max=1 << 32
+):
     return Selector(
         RouterConfig() if config is None else config,
         lambda: PrefixIndex(blocks_max),
         rng=Random(seed),
         use_kv_events=use_kv_events,
+        ranks_max=ranks_max,
         reservation_ttl_s=ttl_s,
     )
 

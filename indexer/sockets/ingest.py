@@ -10,7 +10,6 @@ A thread never ends because of what arrives.  Should a bug end one, Python's thr
 import contextlib
 import logging
 import queue
-import resource
 import socket
 import sys
 import threading
@@ -23,6 +22,7 @@ import zmq
 
 from indexer.events.kv_source import KvSource
 from indexer.sockets.ask_pace import AskPace
+from indexer.sockets.descriptors import allow_many, room_for_ranks
 from indexer.sockets.listener import Listener, ListenerStatus
 from indexer.sockets.names import Names
 from indexer.sockets.readiness import Readiness
@@ -37,6 +37,7 @@ COMMANDS_MAX = 64
 SOCKETS_MAX = 65_535
 """libzmq's default is 1023 per context; a rank needs three, two of which tell of the connection of
 the first, and one more while it catches up."""
+RANK_SOCKETS = 4
 IO_THREADS = 4
 """A host name that does not resolve blocks one of them for seconds at a time."""
 
@@ -151,7 +152,7 @@ class Ingest:
 
     def __init__(self, threads: int, *, held: bool = False) -> None:
         assert threads >= 1
-        _allow_many_files()
+        allow_many()
         self.names = Names()
         """For everybody in the process who has names to look up."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
@@ -163,6 +164,8 @@ class Ingest:
         self._threads = [_IngestThread(number, held) for number in range(threads)]
         for thread in self._threads:
             thread.start()
+        self.ranks_max = min(room_for_ranks(), SOCKETS_MAX // RANK_SOCKETS)
+        """Ranks that can be listened to."""
 
     def reconcile(self, sources: Iterable[KvSource]) -> None:
         """Open and close listeners until they match `sources`; equal ones are left alone.
@@ -246,10 +249,3 @@ def _is_same(running: KvSource, wanted: KvSource) -> bool:
 
 def _burden(thread: _IngestThread) -> tuple[bool, int]:
     return not thread.is_serving, thread.n_listeners
-
-
-def _allow_many_files() -> None:
-    """A socket takes two or three descriptors, and the usual soft limit is 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

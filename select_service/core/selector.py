@@ -73,18 +73,25 @@ class Selector:
         *,
         rng: Random,
         use_kv_events: bool = True,
+        ranks_max: int = 1 << 32,
         reservation_ttl_s: float = 3600.0,
         admission: AdmissionRules | None = None,
         emit: Callable[[Event], None] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """emit: is told of what clients book, complete and free (see ReplicaState.tell)"""
+        """ranks_max: how many ranks can be listened to
+        emit: is told of what clients book, complete and free (see ReplicaState.tell)
+        """
         rules = admission or AdmissionRules()
         self._config = config
         self.router_id = rng.getrandbits(64) or 1
         self._touched = Touched(wake)
         self.fleet = Fleet(
-            new_index, use_kv_events, queueing=rules.queue is not None, touched=self._touched
+            new_index,
+            use_kv_events,
+            ranks_max=ranks_max,
+            queueing=rules.queue is not None,
+            touched=self._touched,
         )
         self.held = Reservations(reservation_ttl_s, self.router_id)
         self.ledger = Ledger(self.held, self._touched)

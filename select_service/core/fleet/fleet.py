@@ -81,16 +81,20 @@ class Fleet:
         new_index: Callable[[], PrefixIndex],
         use_kv_events: bool,
         *,
+        ranks_max: int = 1 << 32,
         queueing: bool = False,
         touched: Touched,
     ) -> None:
-        """queueing: workers must say their max_num_batched_tokens"""
+        """ranks_max: how many ranks can be listened to
+        queueing: workers must say their max_num_batched_tokens
+        """
         self.catalog = Catalog()
         self.partitions: dict[PartitionKey, Partition] = {}
         self.leaving: deque[Leaving] = deque()
         self.recovered = Recovered()
         self._new_index = new_index
         self._use_kv_events = use_kv_events
+        self._ranks_max = ranks_max
         self._queueing = queueing
         self._touched = touched
         self._changed: dict[int, None] = {}  # ids of workers
@@ -116,8 +120,10 @@ class Fleet:
         return self._judged(self.catalog.patched(worker_id, patch))
 
     def _judged(self, worker: Worker) -> Worker:
-        worker.reasons = shortcomings(worker, self._use_kv_events, self._queueing) or self._misfits(
-            worker
+        worker.reasons = (
+            shortcomings(worker, self._use_kv_events, self._queueing)
+            or self._misfits(worker)
+            or self._excess(worker)
         )
         worker.lifecycle = "incomplete" if worker.reasons else "schedulable"
         return worker
@@ -146,6 +152,20 @@ class Fleet:
                 f"requested={str(worker.is_eagle).lower()}"
             ]
         return []
+
+    def _excess(self, worker: Worker) -> list[str]:
+        """Why there are no sockets left for the events of its ranks."""
+        if not self._use_kv_events:
+            return []
+        old = self.catalog.find(worker.worker_id)
+        others = sum(len(partition.table) for partition in self.partitions.values())
+        others -= len(old.ranks()) if old is not None and old.schedulable else 0
+        if others + len(worker.ranks()) <= self._ranks_max:
+            return []
+        return [
+            f"reconciliation failed: the limit of open files (ulimit -n) leaves sockets for "
+            f"{self._ranks_max} ranks, and {others} others have theirs"
+        ]
 
     def _ranks_to_leave(self, new: Worker) -> list[Rank]:
         """Schedulable ranks that `new` does not continue."""

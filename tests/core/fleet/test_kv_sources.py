@@ -72,3 +72,24 @@ def test_without_kv_events_nobody_listens():
     selector = a_selector(use_kv_events=False)
     selector.register(a_worker(1, **TWO_RANKS))
     assert selector.fleet.kv_sources() == []
+
+
+def test_ranks_beyond_the_sockets_that_there_are_wait_for_room():
+    selector = a_selector(use_kv_events=True, ranks_max=3)
+    first = {"kv_events_endpoint": "tcp://w:1"}
+    assert selector.register(a_worker(1, **TWO_RANKS)).lifecycle == "schedulable"
+    assert selector.register(a_worker(1, **TWO_RANKS)).lifecycle == "schedulable"
+    refused = selector.register(a_worker(2, **TWO_RANKS))
+    assert refused.not_schedulable_reasons == [
+        "reconciliation failed: the limit of open files (ulimit -n) leaves sockets for 3 ranks, "
+        "and 2 others have theirs"
+    ]
+    assert len(selector.fleet.kv_sources()) == 2
+    assert selector.register(a_worker(3, **first)).lifecycle == "schedulable"
+    selector.delete(1)
+    assert selector.register(a_worker(2, **TWO_RANKS)).lifecycle == "schedulable"
+
+
+def test_without_kv_events_no_rank_needs_a_socket():
+    selector = a_selector(use_kv_events=False, ranks_max=0)
+    assert selector.register(a_worker(1, **TWO_RANKS)).lifecycle == "schedulable"
