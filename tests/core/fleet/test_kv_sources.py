@@ -86,7 +86,7 @@ def test_ranks_beyond_the_sockets_that_there_are_wait_for_room():
     ]
     assert len(selector.fleet.kv_sources()) == 2
     assert selector.register(a_worker(3, **first)).lifecycle == "schedulable"
-    selector.delete(1)
+    selector.delete(1, 0.0)
     assert selector.register(a_worker(2, **TWO_RANKS)).lifecycle == "schedulable"
 
 
