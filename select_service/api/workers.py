@@ -24,6 +24,7 @@ from select_service.bodies.workers import (
     WorkerRecord,
     WorkerRegistration,
 )
+from select_service.core.views.hints import EventEndpoints, users_of, worker_hints
 from select_service.errors import BadRequest, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
@@ -125,8 +126,9 @@ async def register(service: Service, request: Request, body: WorkerRegistration)
     )
 )
 async def listing(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    records = service.selector.workers(*scope_filter(query))
-    return json_response(with_state(service, records))
+    records = with_state(service, service.selector.workers(*scope_filter(query)))
+    _add_hints(service, records)
+    return json_response(records)
 
 
 @WORKERS.declare(
@@ -141,8 +143,9 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
     )
 )
 async def show(service: Service, request: Request, worker_id: int) -> Response:
-    (record,) = with_state(service, [service.selector.worker(worker_id)])
-    return json_response(record)
+    records = with_state(service, [service.selector.worker(worker_id)])
+    _add_hints(service, records)
+    return json_response(records[0])
 
 
 @WORKERS.declare(
@@ -220,6 +223,23 @@ def _with_kv_events(service: Service, records: list[WorkerRecord]) -> list[Worke
         if ranks:
             record.kv_events = dict(sorted(ranks.items()))
     return records
+
+
+def _add_hints(service: Service, records: list[WorkerRecord]) -> None:
+    """What the registrations probably do not mean.  O(ranks)."""
+    listeners = service.ingest.status()
+    endpoints = {
+        rank: EventEndpoints(status.endpoint, status.replay_endpoint)
+        for rank, status in listeners.items()
+    }
+    users = users_of(endpoints)
+    of_worker: dict[int, dict[int, EventEndpoints]] = {}
+    for (worker_id, dp_rank), each in endpoints.items():
+        of_worker.setdefault(worker_id, {})[dp_rank] = each
+    for record in records:
+        ranks = of_worker.get(record.worker_id, {})
+        hints = worker_hints(record.worker_id, record.endpoint, ranks, users)
+        record.hints = hints or msgspec.UNSET
 
 
 def _shown(status: ListenerStatus, now: float) -> KvEventStatus:

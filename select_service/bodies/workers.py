@@ -255,6 +255,8 @@ class WorkerRecord(Struct, kw_only=True):
     """URL of the engine's own metrics; absent when there is none."""
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET
     """What the event listener of each rank has seen; only where workers are listed."""
+    hints: list[str] | UnsetType = UNSET
+    """What is probably not meant in the registration, in words; absent when there is nothing."""
     admission: WorkerAdmission | UnsetType = UNSET
     """How it stands to the busy thresholds; only where workers are listed, and absent when nothing
     judges it."""

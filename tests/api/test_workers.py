@@ -135,3 +135,14 @@ def test_every_change_of_a_worker_is_one_info_line(api, caplog):
     first = caplog.records[0].fields
     assert first["reasons"] == ["endpoint is required", "block_size must be greater than 0"]
     assert first["traceparent"] == "00-a-b-01"
+
+
+def test_the_list_says_what_a_registration_probably_does_not_mean(listening):
+    body = {"endpoint": "w:8000", "kv_events_endpoint": listening.endpoint}
+    listening.post("/workers", worker_body(7) | body | {"replay_endpoint": listening.endpoint})
+    listening.post("/workers", worker_body(8) | {"kv_events_endpoint": listening.endpoint})
+    first, second = listening.get("/workers").body
+    assert [hint.split()[0] for hint in first["hints"]] == ["endpoint", "the", "KV"]
+    assert "worker 7 dp_rank 0" in second["hints"][0]
+    listening.delete("/workers/7")
+    assert "hints" not in listening.get("/workers").body[1]
