@@ -304,7 +304,9 @@ def _forgive(schema: Json) -> None:
         field: Json = schema["properties"][name]
         parts: list[Json] = field.get("anyOf", [field])
         if _NULL not in parts:
-            default = {"default": field.pop("default")} if "default" in field else {}
+            default = {key: field.pop(key) for key in ("default",) if key in field}
+            if default.get("default") in ([], {}):
+                default = {}  # generators of clients take only null for that
             schema["properties"][name] = {"anyOf": [*parts, _NULL], **default}
 
 

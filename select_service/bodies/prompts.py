@@ -18,13 +18,16 @@ from select_service.bodies.common import (
     check_u64,
 )
 
+Place = Annotated[list[int], Meta(min_length=2, max_length=2)]
+"""Two numbers.  Not a tuple: generators of clients do not know arrays of a fixed form."""
+
 
 class MmObject(RequestBody, kw_only=True):
     """An image, or another thing that is no text, in the prompt."""
 
     mm_hash: U64
     """Hash of its content."""
-    offsets: list[tuple[int, int]]
+    offsets: list[Place]
     """Where it stands in the prompt. Accepted as by the reference; not used: what counts is in
     which entries of `block_mm_infos` the object is."""
 
