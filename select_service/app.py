@@ -145,6 +145,9 @@ def _announce(service: Service, listener: socket.socket) -> None:
         log.warning("deprecated variable", extra={"fields": fields})
     for variable in service.config.without_effect:
         log.warning("variable has no effect", extra={"fields": {"variable": variable}})
+    for variable, similar in service.config.unknown.items():
+        fields = {"variable": variable} | ({"did_you_mean": similar} if similar else {})
+        log.warning("unknown variable", extra={"fields": fields})
 
 
 async def _run(service: Service, listener: socket.socket) -> int:

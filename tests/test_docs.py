@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from select_service.settings.config import SETTINGS, WITHOUT_EFFECT
+from select_service.settings.table import SETTINGS, WITHOUT_EFFECT
 from tests.api.in_process import Api
 from tests.api.routes import ROUTES
 

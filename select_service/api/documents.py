@@ -27,6 +27,8 @@ class ConfigView(Struct, kw_only=True):
     """Version of the service."""
     settings: dict[str, SettingView]
     """By name of the setting."""
+    unknown_variables: dict[str, str | None]
+    """Environment variables that look like settings and are none, with the most similar setting."""
 
 
 class DumpBlock(Struct, kw_only=True):

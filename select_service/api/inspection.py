@@ -201,10 +201,17 @@ def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:
                 {
                     "version": "0.1.0",
                     "settings": {"port": {"value": 8092, "origin": "default"}},
+                    "unknown_variables": {"SELECT_SERVICE_PROT": "SELECT_SERVICE_PORT"},
                 },
             )
         },
     )
 )
 async def config(service: Service, request: Request) -> Response:
-    return json_response({"version": service.version, "settings": service.config.effective()})
+    config = service.config
+    body = {
+        "version": service.version,
+        "settings": config.effective(),
+        "unknown_variables": config.unknown,
+    }
+    return json_response(body)

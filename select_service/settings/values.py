@@ -98,9 +98,7 @@ def dump_peers(text: str) -> tuple[str, ...]:
         error = service_url_error(url)
         if error is not None:
             shown = repr(url[:SHOWN_CHARS_MAX])[1:-1]
-            raise ValueError(
-                f"http URLs of services, separated by commas; invalid peer `{shown}`: {error}"
-            )
+            raise PartError(f"invalid peer `{shown}`: {error}")
     return urls
 
 

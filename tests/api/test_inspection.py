@@ -125,6 +125,7 @@ def test_the_configuration_shows_values_and_where_they_came_from(api):
         "value": False,
         "origin": "environment DYN_USE_KV_EVENTS",
     }
+    assert body["unknown_variables"] == {}
 
 
 def test_metrics_count_what_was_done(fleet):

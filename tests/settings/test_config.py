@@ -6,7 +6,8 @@ from math import inf
 
 import pytest
 
-from select_service.settings.config import SETTINGS, ConfigError, parse
+from select_service.settings.config import ConfigError, parse, parser
+from select_service.settings.table import GROUPS, SETTINGS
 from tests.patience import PATIENCE_S
 
 
@@ -77,11 +78,15 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--reservation-ttl-secs", "-1"], {}, "--reservation-ttl-secs: expected a number"),
         (["--log-format", "xml"], {}, "--log-format: expected one of text, json, got `xml`"),
         (["--policy", "best"], {}, "--policy: expected one of reference"),
-        (["--indexer-peers", "https://a"], {}, "--indexer-peers: expected http URLs of services"),
-        (["--indexer-peers", "http://a,b:1"], {}, "--indexer-peers: expected http URLs"),
-        (["--indexer-peers", "http://a:x"], {}, "--indexer-peers: expected http URLs"),
-        (["--indexer-peers", "http://u@a:1"], {}, "--indexer-peers: expected http URLs"),
-        (["--indexer-peers", "http://a?x"], {}, "--indexer-peers: expected http URLs"),
+        (
+            ["--indexer-peers", "https://a"],
+            {},
+            "invalid peer `https://a`: it does not begin",
+        ),
+        (["--indexer-peers", "http://a,b:1"], {}, "--indexer-peers: invalid peer"),
+        (["--indexer-peers", "http://a:x"], {}, "--indexer-peers: invalid peer"),
+        (["--indexer-peers", "http://u@a:1"], {}, "--indexer-peers: invalid peer"),
+        (["--indexer-peers", "http://a?x"], {}, "--indexer-peers: invalid peer"),
         (["--indexer-peers", "http://c,http://a..b:80"], {}, "`http://a..b:80`: `a..b` is no host"),
         (["--snapshot-path", ""], {}, "--snapshot-path: expected a text"),
         (["--snapshot-interval-secs", "0"], {}, "--snapshot-interval-secs: expected a number"),
@@ -93,7 +98,6 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         ([], {"DYN_ROUTER_TEMPERATURE": "inf"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
         ([], {"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "1.5"}, "expected a number from 0 to 1"),
         ([], {"DYN_USE_KV_EVENTS": "disabled"}, "DYN_USE_KV_EVENTS: expected one of 1, true"),
-        ([], {"DYN_USE_KV_EVENTS": ""}, "DYN_USE_KV_EVENTS: expected one of"),
         ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "-1"}, "DYN_ROUTER_QUEUE_THRESHOLD: expected a number"),
         ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "nan"}, "expected a number from 0 upwards"),
         ([], {"DYN_ROUTER_QUEUE_POLICY": "lcfs"}, "expected one of fcfs, wspt"),
@@ -127,6 +131,52 @@ def test_a_replica_peer_that_is_no_endpoint_is_named_once_with_its_flag():
         parse(["--replica-sync-port", "1", "--replica-sync-peers", "tcp://a:1,bad"], {})
     named = "--replica-sync-peers: invalid replica peer endpoint `bad`: missing scheme"
     assert str(error.value) == named
+
+
+def test_an_empty_variable_counts_as_not_set():
+    config = parse([], {"SELECT_SERVICE_PORT": "", "DYN_USE_KV_EVENTS": ""})
+    assert config.values["port"] == (8092, "default")
+    assert config.values["use_kv_events"] == (True, "default")
+
+
+def test_an_unknown_variable_is_told_with_the_most_similar_one():
+    environment = {
+        "SELECT_SERVICE_PROT": "1",
+        "DYN_ROUTER_TEMPRATURE": "1",
+        "SELECT_SERVICE_ZZZZZZZZZZ": "1",
+        "SELECT_SERVICE_EMPTY": "",
+        "DYN_OTHER": "1",
+    }
+    assert parse([], environment).unknown == {
+        "DYN_ROUTER_TEMPRATURE": "DYN_ROUTER_TEMPERATURE",
+        "SELECT_SERVICE_PROT": "SELECT_SERVICE_PORT",
+        "SELECT_SERVICE_ZZZZZZZZZZ": None,
+    }
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_not_told():
+    environment = {
+        "SELECT_SERVICE_SERVICE_HOST": "10.0.0.1",
+        "SELECT_SERVICE_SERVICE_PORT_HTTP": "8092",
+        "SELECT_SERVICE_PORT_8092_TCP_ADDR": "10.0.0.1",
+    }
+    assert parse([], environment).unknown == {}
+
+
+def test_a_wrong_peer_is_named_once_and_what_is_wrong_with_it():
+    with pytest.raises(ConfigError) as error:
+        parse(["--indexer-peers", "http://a,ftp://b"], {})
+    assert str(error.value) == (
+        "--indexer-peers: invalid peer `ftp://b`: it does not begin with http://"
+    )
+
+
+def test_the_help_shows_every_flag_and_every_variable_in_its_group():
+    text = parser().format_help()
+    for title, settings in GROUPS.items():
+        assert f"{title}:" in text
+        for setting in settings:
+            assert (setting.flag or setting.variables[0]) in text
 
 
 def test_variables_without_effect_are_reported():

@@ -1,0 +1,319 @@
+"""Every setting: its flag, its environment variables, its default, how a text becomes a value."""
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any, NamedTuple
+
+from select_service.bodies.common import BUSY_TOKENS_MAX
+from select_service.settings import values as read
+
+ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
+INDEX_BLOCKS_MAX = 2**28
+INDEX_BYTES_MIN = 2**24
+INDEX_BYTES = 2**30
+"""256 bytes for each of as many blocks as there may be by default; like holders take 36."""
+
+
+class Setting(NamedTuple):
+    """`flag` is None for what only the environment can set; the first variable set counts."""
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    help: str
+    flag: str | None = None
+    variables: tuple[str, ...] = ()
+
+
+def _cli(
+    flag: str,
+    default: Any,
+    parse: Callable[[str], Any],
+    help_text: str,
+    name: str = "",
+    *,
+    also: tuple[str, ...] = (),
+) -> Setting:
+    """also: further variables, of the reference"""
+    word = flag.removeprefix("--").replace("-", "_")
+    variable = ENVIRONMENT_PREFIX + word.upper()
+    return Setting(name or word, default, parse, help_text, flag, (variable, *also))
+
+
+GROUPS: Mapping[str, tuple[Setting, ...]] = {
+    "The service": (
+        _cli("--host", "0.0.0.0", read.text, "address to bind"),
+        _cli("--port", 8092, read.whole(0, 65535), "HTTP port; 0 takes a free one"),
+        _cli("--threads", 4, read.whole(1, 64), "threads that receive KV events"),
+        _cli(
+            "--log-level",
+            "info",
+            read.choice("debug", "info", "warning", "error"),
+            "least level logged: debug, info, warning or error",
+        ),
+        _cli(
+            "--log-format",
+            "text",
+            read.choice("text", "json"),
+            "text, or json: one object per line",
+        ),
+        _cli(
+            "--reservation-ttl-secs",
+            3600.0,
+            read.number(0, 1e9),
+            "a reservation that nobody renews for so long expires; 0 = never",
+            "reservation_ttl_s",
+        ),
+        _cli(
+            "--index-max-blocks",
+            4_194_304,
+            read.whole(1024, INDEX_BLOCKS_MAX),
+            "distinct blocks that the index of one partition holds at most",
+            "index_blocks_max",
+        ),
+        _cli(
+            "--index-max-bytes",
+            INDEX_BYTES,
+            read.whole(INDEX_BYTES_MIN, 2**48),
+            "memory that the index of one partition takes at most, in bytes",
+            "index_bytes_max",
+        ),
+        _cli(
+            "--strict-fields",
+            False,
+            read.flag,
+            "refuse requests with unknown fields or query parameters, which are else only told of",
+        ),
+        _cli("--policy", "reference", read.choice("reference"), "cost function"),
+    ),
+    "The index over a restart": (
+        _cli(
+            "--indexer-peers",
+            None,
+            read.dump_peers,
+            "comma-separated HTTP URLs of services to take the index from, the best one is taken",
+        ),
+        _cli(
+            "--snapshot-path",
+            None,
+            read.text,
+            "file that keeps the index over a restart; none = not kept",
+        ),
+        _cli(
+            "--snapshot-interval-secs",
+            60.0,
+            read.number(1, 86_400),
+            "how often the snapshot file is written; it is also written at the end",
+            "snapshot_interval_s",
+        ),
+    ),
+    "Replicas": (
+        _cli(
+            "--replica-sync-port",
+            None,
+            read.whole(1, 65535),
+            "port of the ZMQ socket that tells other replicas of active load; none = not shared",
+        ),
+        _cli(
+            "--replica-sync-peers",
+            None,
+            read.peers,
+            "comma-separated ZMQ endpoints of the other replicas, for example tcp://selector-b:9092",
+        ),
+        _cli(
+            "--replica-sync-repair",
+            True,
+            read.flag,
+            "fetch the reservations of a peer when its load and ours keep differing",
+        ),
+        _cli(
+            "--advertise-url",
+            None,
+            read.url,
+            "where other replicas find our HTTP interface; else --port on the host of the events",
+        ),
+    ),
+    "Scheduling": (
+        Setting(
+            "use_kv_events",
+            True,
+            read.flag,
+            "listen to KV events; without them no overlap is known",
+            variables=("DYN_USE_KV_EVENTS",),
+        ),
+        Setting(
+            "overlap_score_credit",
+            1.0,
+            read.number(0, 1),
+            "credit for blocks on the GPU",
+            variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",),
+        ),
+        Setting(
+            "overlap_score_credit_decay",
+            0.0,
+            read.number(0, inf),
+            "how fast that credit fades with a rank's prefill load",
+            variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
+        ),
+        Setting(
+            "prefill_load_scale",
+            1.0,
+            read.number(0, inf),
+            "weight of the prefill part of the cost",
+            variables=("DYN_ROUTER_PREFILL_LOAD_SCALE",),
+        ),
+        Setting(
+            "overlap_score_weight",
+            None,
+            read.number(0, inf),
+            "deprecated: sets the prefill load scale; 0 also sets the credit to 0",
+            variables=("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT"),
+        ),
+        Setting(
+            "host_cache_hit_weight",
+            0.75,
+            read.number(0, 1),
+            "credit for blocks in CPU memory",
+            variables=("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",),
+        ),
+        Setting(
+            "disk_cache_hit_weight",
+            0.25,
+            read.number(0, 1),
+            "credit for blocks on disk or in external storage",
+            variables=("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",),
+        ),
+        Setting(
+            "temperature",
+            0.0,
+            read.number(0, inf),
+            "0 takes the cheapest rank; above, ranks are drawn by cost",
+            variables=("DYN_ROUTER_TEMPERATURE",),
+        ),
+        Setting(
+            "track_prefill_tokens",
+            True,
+            read.flag,
+            "count prefill tokens as load",
+            variables=("DYN_ROUTER_TRACK_PREFILL_TOKENS",),
+        ),
+        Setting(
+            "track_active_blocks",
+            True,
+            read.flag,
+            "count live blocks as load",
+            variables=("DYN_ROUTER_TRACK_ACTIVE_BLOCKS",),
+        ),
+        Setting(
+            "track_output_blocks",
+            True,
+            read.flag,
+            "count output blocks as load",
+            variables=("DYN_ROUTER_TRACK_OUTPUT_BLOCKS",),
+        ),
+        Setting(
+            "assume_kv_reuse",
+            True,
+            read.flag,
+            "requests of one rank share equal blocks",
+            variables=("DYN_ROUTER_ASSUME_KV_REUSE",),
+        ),
+    ),
+    "Admission": (
+        _cli(
+            "--active-decode-blocks-threshold",
+            None,
+            read.number(0, 1),
+            "part of a KV cache above which a rank is busy and gets no more; none = not judged",
+            "decode_blocks_threshold",
+        ),
+        _cli(
+            "--active-prefill-tokens-threshold",
+            None,
+            read.whole(0, BUSY_TOKENS_MAX),
+            "active prefill tokens above which a rank is busy and gets no more; none = not judged",
+            "prefill_tokens_threshold",
+        ),
+        _cli(
+            "--queue-threshold",
+            None,
+            read.number_or_infinity,
+            "requests wait while all candidates have more active prefill tokens than this many "
+            "times their max_num_batched_tokens; none = nobody waits",
+            also=("DYN_ROUTER_QUEUE_THRESHOLD",),
+        ),
+        _cli(
+            "--queue-policy",
+            "fcfs",
+            read.choice("fcfs", "wspt"),
+            "who goes first: fcfs, the first to come, or wspt, the least work",
+            also=("DYN_ROUTER_QUEUE_POLICY",),
+        ),
+        _cli(
+            "--policy-config",
+            None,
+            read.text,
+            "YAML file of policy classes; turns queueing on",
+            also=("DYN_ROUTER_POLICY_CONFIG",),
+        ),
+        _cli(
+            "--queue-timeout-secs",
+            60.0,
+            read.number(0, 86_400),
+            "how long a request waits at most; 0 = for ever",
+            "queue_timeout_s",
+        ),
+        _cli("--queue-max-requests", 4096, read.whole(1, 1_000_000), "requests that wait at most"),
+        _cli(
+            "--queue-max-tokens",
+            64_000_000,
+            read.whole(1, 2**40),
+            "prompt tokens of all waiting requests at most",
+        ),
+        _cli(
+            "--priority-tiers",
+            ("premium", "standard", "best_effort"),
+            read.names,
+            "comma-separated names of the priority tiers, highest first",
+        ),
+        _cli(
+            "--priority-default-tier",
+            None,
+            read.text,
+            "tier of requests that name none; none = the middle one, of two the lower",
+        ),
+    ),
+    "The engines' own metrics": (
+        _cli(
+            "--engine-metrics-interval-secs",
+            1.0,
+            read.number(0.1, 3600),
+            "how often the metrics_endpoint of a worker is read",
+            "engine_metrics_interval_s",
+        ),
+        _cli(
+            "--engine-metrics-timeout-secs",
+            1.0,
+            read.number(0.1, 60),
+            "how long one reading may take",
+            "engine_metrics_timeout_s",
+        ),
+        _cli(
+            "--engine-metrics-stale-secs",
+            5.0,
+            read.number(0.1, 3600),
+            "age from which on a reading does not count",
+            "engine_metrics_stale_s",
+        ),
+    ),
+}
+"""By title, in the order in which they are shown."""
+
+SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)
+
+WITHOUT_EFFECT = (
+    "DYN_ROUTER_REPLICA_SYNC",
+    "DYN_ROUTER_PREDICTED_TTL_SECS",
+    "DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS",
+)
+"""Variables of the reference that decide nothing here: reported, not refused."""
