@@ -118,8 +118,6 @@ def _attach(
     """O(nodes of the dump); the index is locked for one run of blocks at a time."""
     slot = held.ranks[rank]
     bridge = readings.bridge(slot)
-    for run in bridge.runs if bridge else ():
-        writer.store(Tier.GPU, run.parent, run.locals, run.names, counted=False)
     recorded = 0
     for tier in Tier:
         for run in readings.runs(slot, tier, bridge):
@@ -128,7 +126,7 @@ def _attach(
             if is_over():
                 return recorded
     if bridge:
-        writer.remove(Tier.GPU, bridge.removed)
+        recorded -= writer.remove(Tier.GPU, bridge.removed)
     for owner, orphan in held.snapshot.orphans:
         if owner == slot:
             local = np.array([orphan.local], np.uint64)

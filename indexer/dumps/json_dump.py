@@ -5,6 +5,11 @@ the index when they are applied in order. Parents come before children; the devi
 then each lower tier. An unbranched run of blocks of one owner is one event. Every owner's events
 use its own engine hashes; further hashes of the same block follow as events of one block.
 
+An owner that has removed a block, but not those below it, has no hash for it any more. Where its
+events must name such a block as a parent, it is stored first, under a hash that the owner does not
+use, and removed by the last events of the document: so every reader finds every parent, and what is
+below the gap is found again when the engine announces the block anew.
+
 Fields that are only for another service of this kind: a block announced several times has "copies";
 "watermarks" maps "worker_id:dp_rank" to the sequence number of the last batch that is in the dump;
 "partial_batches" maps it to the number of events of the next batch that are in it too.
@@ -12,9 +17,11 @@ Fields that are only for another service of this kind: a block announced several
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from indexer.dumps.held_blocks import DumpedPartition, RankKey
 from indexer.dumps.runs import Run, SnapshotRuns
+from indexer.hashing.hashes import Hashes
 from indexer.tiers import Tier
 
 CHUNK_BLOCKS_MAX = 4096  # a chunk ends with the event that reaches this
@@ -33,27 +40,49 @@ def document_chunks(parts: Sequence[DumpedPartition]) -> Iterator[bytes]:
     Memory beyond the snapshots: O(blocks of all parts); a chunk is at most some MB.
     """
     yield b'{"block_size":%d,%s"events":[' % (parts[0].block_size, _places(parts))
-    readings = [SnapshotRuns(part.snapshot) for part in parts]
+    owners = [_Owner(*owner) for part in parts for owner in _owners(part)]
+    event_ids = dict.fromkeys(Tier, 0)
     separator = ""
-    for tier in Tier:
-        event_id = 0
-        for rank, run_batch in _batches_of(parts, readings, tier):
-            events = [_event(run, rank, tier, event_id + i) for i, run in enumerate(run_batch)]
-            event_id += len(run_batch)
-            yield (separator + ",".join(events)).encode()
-            separator = ","
+    for tier, rank, changes in _changes(owners):
+        first = event_ids[tier]
+        events = [_event(each, rank, tier, first + i) for i, each in enumerate(changes)]
+        event_ids[tier] += len(changes)
+        yield (separator + ",".join(events)).encode()
+        separator = ","
     yield b"]}"
 
 
-def _batches_of(
-    parts: Sequence[DumpedPartition], readings: Sequence[SnapshotRuns], tier: Tier
-) -> Iterator[tuple[RankKey, list[Run]]]:
-    """Owners by part and slot, each with everything it holds in the tier."""
-    for part, reading in zip(parts, readings, strict=True):
-        ranks = {slot: rank for rank, slot in part.ranks.items()}
-        for slot in sorted(set(ranks).intersection(part.snapshot.slots)):
-            for batch in _batches(reading.runs(slot, tier)):
-                yield ranks[slot], batch
+class _Owner(NamedTuple):
+    rank: RankKey
+    slot: int
+    reading: SnapshotRuns
+
+
+def _owners(part: DumpedPartition) -> Iterator[tuple[RankKey, int, SnapshotRuns]]:
+    """By slot, all that are whole."""
+    reading = SnapshotRuns(part.snapshot)
+    ranks = {slot: rank for rank, slot in part.ranks.items()}
+    for slot in sorted(set(ranks).intersection(part.snapshot.slots)):
+        yield ranks[slot], slot, reading
+
+
+def _changes(
+    owners: Sequence[_Owner],
+) -> Iterator[tuple[Tier, RankKey, Sequence[Run | Hashes]]]:
+    """Batches of what owners store, tier by tier, and at last remove."""
+    removed: dict[_Owner, Hashes] = {}
+    for tier in Tier:
+        for owner in owners:
+            bridge = None
+            if tier == Tier.GPU or owner in removed:
+                bridge = owner.reading.bridge(owner.slot)
+            if bridge is not None and tier == Tier.GPU:
+                removed[owner] = bridge.removed
+            for batch in _batches(owner.reading.runs(owner.slot, tier, bridge)):
+                yield tier, owner.rank, batch
+    for owner, names in removed.items():
+        for start in range(0, names.size, CHUNK_BLOCKS_MAX):
+            yield Tier.GPU, owner.rank, [names[start : start + CHUNK_BLOCKS_MAX]]
 
 
 def _places(parts: Sequence[DumpedPartition]) -> bytes:
@@ -87,18 +116,26 @@ def _batches(runs: Iterator[Run]) -> Iterator[list[Run]]:
         yield batch
 
 
-def _event(run: Run, rank: RankKey, tier: Tier, event_id: int) -> str:
+def _event(change: Run | Hashes, rank: RankKey, tier: Tier, event_id: int) -> str:
+    data = _stored(change) if isinstance(change, Run) else _removed(change)
+    return (
+        f'{{"worker_id":{rank[0]},"storage_tier":"{STORAGE_TIERS[tier]}",'
+        f'"event":{{"event_id":{event_id},"data":{data},"dp_rank":{rank[1]}}}}}'
+    )
+
+
+def _stored(run: Run) -> str:
     parent = "null" if run.parent is None else str(run.parent)
     names, contents = run.names.tolist(), run.locals.tolist()
     if run.copies is None:
         blocks = ",".join(map(_block, names, contents))
     else:
         blocks = ",".join(map(_counted_block, names, contents, run.copies))
-    return (
-        f'{{"worker_id":{rank[0]},"storage_tier":"{STORAGE_TIERS[tier]}",'
-        f'"event":{{"event_id":{event_id},"data":{{"stored":{{"parent_hash":{parent},'
-        f'"start_position":null,"blocks":[{blocks}]}}}},"dp_rank":{rank[1]}}}}}'
-    )
+    return f'{{"stored":{{"parent_hash":{parent},"start_position":null,"blocks":[{blocks}]}}}}'
+
+
+def _removed(names: Hashes) -> str:
+    return f'{{"removed":{{"block_hashes":[{",".join(map(str, names.tolist()))}]}}}}'
 
 
 def _block(name: int, local: int) -> str:

@@ -41,9 +41,9 @@ class _Holding(NamedTuple):
 
 
 class Bridge(NamedTuple):
-    """How a slot with gaps is rebuilt: `runs` first, in the GPU tier, and `removed` at the end."""
+    """How a slot with gaps is rebuilt: more in the GPU tier; `removed` leave it at the end."""
 
-    runs: list[Run]
+    nodes: Nodes  # all that are to be stored in the GPU tier, parents first
     removed: Hashes  # engine hashes
     names: Hashes  # [all nodes] what the parents are called meanwhile
 
@@ -59,10 +59,16 @@ class SnapshotRuns:
         """Row of `sets` of each node of the order."""
 
     def runs(self, slot: int, tier: Tier, bridge: Bridge | None = None) -> Iterator[Run]:
-        """Everything that (slot, tier) holds; further names of a block follow at the end."""
-        if not _plane(self._snapshot, slot, tier).any():
+        """Everything that (slot, tier) holds; further names of a block follow at the end.
+
+        With a bridge the GPU tier has what the bridge adds to it as well.
+        """
+        bridges = bridge is not None and tier == Tier.GPU
+        if not bridges and not _plane(self._snapshot, slot, tier).any():
             return
         holding = self._holding(slot, tier)
+        if bridge is not None and bridges:
+            holding = holding._replace(nodes=bridge.nodes, names=bridge.names)
         parents = holding.names if bridge is None else bridge.names
         yield from self._runs_of(holding, parents)
         for node, name, count in holding.others:
@@ -73,9 +79,12 @@ class SnapshotRuns:
     def bridge(self, slot: int) -> Bridge | None:
         """Needed only by a slot that holds a block, but not all its ancestors.
 
-        The missing ones get names that the slot does not use, are stored and taken away again,
+        The missing ones get names that the slot does not use, their primary ones where that is so,
+        as these may be the slot's own of former times; they are stored and taken away again,
         which leaves the blocks below where they belong.
         """
+        if not any(_plane(self._snapshot, slot, tier).any() for tier in Tier):
+            return None
         held = [self._held(slot, tier) for tier in Tier]
         if self._is_gapless(held):
             return None
@@ -86,13 +95,23 @@ class SnapshotRuns:
         names = self._known_names(slot)
         names[gpu] = self._holding(slot, Tier.GPU).names[gpu]
         strange = np.flatnonzero(ancestors & ~anywhere)
-        taken = np.concatenate([names[anywhere], self._snapshot.records["key"]])
-        candidates = np.arange(1, taken.size + strange.size + 1, dtype=np.uint64)
-        names[strange] = np.setdiff1d(candidates, taken)[: strange.size]
+        names[strange] = self._unused_names(strange, names[anywhere])
         added = ancestors & ~gpu
         nodes = self._order[(added | gpu)[self._order]]
-        runs = list(self._runs_of(_Holding(nodes, names, {}, []), names))
-        return Bridge(runs, names[added], names)
+        return Bridge(nodes, names[added], names)
+
+    def _unused_names(self, nodes: NDArray[np.int64], used: Hashes) -> Hashes:
+        """A name for each of the nodes, none of them twice, none of `used`."""
+        taken = np.concatenate([used, self._snapshot.records["key"]])
+        names: Hashes = self._snapshot.engine[nodes]
+        _, firsts = np.unique(names, return_index=True)
+        is_free = np.zeros(nodes.size, np.bool_)
+        is_free[firsts] = True
+        is_free &= ~np.isin(names, taken)
+        taken = np.concatenate([taken, names])
+        candidates = np.arange(1, taken.size + nodes.size + 1, dtype=np.uint64)
+        names[~is_free] = np.setdiff1d(candidates, taken)[: np.count_nonzero(~is_free)]
+        return names
 
     def _is_gapless(self, held: list[Mask]) -> bool:
         known = np.zeros(self._snapshot.parent.size, np.bool_)

@@ -44,6 +44,9 @@ def load(document, slots):
         event = entry["event"]
         writer = writers[slots[entry["worker_id"], event["dp_rank"]]]
         tier = TIER_OF[entry["storage_tier"]]
+        if "removed" in event["data"]:
+            writer.remove(tier, u64(event["data"]["removed"]["block_hashes"]))
+            continue
         parent = event["data"]["stored"]["parent_hash"]
         for block in event["data"]["stored"]["blocks"]:
             for _ in range(block.get("copies", 1)):
@@ -51,6 +54,19 @@ def load(document, slots):
                 writer.store(tier, parent, contents, names)
             parent = block["block_hash"]
     return index, writers
+
+
+def unknown_parents(document):
+    """Parents that a reader who goes through the events rank by rank has not been told of."""
+    known, unknown = set(), []
+    for entry in document["events"]:
+        event = entry["event"]
+        rank = (entry["worker_id"], event["dp_rank"])
+        stored_ = event["data"].get("stored", {"parent_hash": None, "blocks": []})
+        if stored_["parent_hash"] is not None and (*rank, stored_["parent_hash"]) not in known:
+            unknown.append((rank, stored_["parent_hash"]))
+        known |= {(*rank, block["block_hash"]) for block in stored_["blocks"]}
+    return unknown
 
 
 def test_an_empty_index_dumps_no_events():
@@ -221,3 +237,73 @@ def test_parts_make_one_document_with_event_ids_and_places_of_its_own():
             stored(2, "host_pinned", 1, None, [(11, 1)]),
         ],
     }
+
+
+def test_a_removed_parent_is_told_of_under_the_name_by_which_a_child_names_it():
+    index = PrefixIndex(100)
+    one, two = index.open_slot(), index.open_slot()
+    one.store(Tier.GPU, None, u64([1, 2]), u64([11, 12]))
+    two.store(Tier.GPU, None, u64([1, 2, 3]), u64([21, 22, 23]))
+    two.remove(Tier.GPU, u64([22]))
+    document = dump(index, {0: (1, 0), 1: (2, 0)})
+    assert document["events"] == [
+        stored(1, "device", 0, None, [(11, 1), (12, 2)]),
+        stored(2, "device", 1, None, [(21, 1), (12, 2), (23, 3)]),
+        {
+            "worker_id": 2,
+            "storage_tier": "device",
+            "event": {"event_id": 2, "data": {"removed": {"block_hashes": [12]}}, "dp_rank": 0},
+        },
+    ]
+    copy, writers = load(document, {(1, 0): 0, (2, 0): 1})
+    assert copy.match(u64([1, 2, 3])).tolist() == index.match(u64([1, 2, 3])).tolist()
+    for each in (two, writers[1]):
+        each.store(Tier.GPU, 21, u64([2]), u64([22]))
+    assert copy.match(u64([1, 2, 3]))[:, 0].tolist() == [2, 3]
+    assert index.match(u64([1, 2, 3]))[:, 0].tolist() == [2, 3]
+    copy.check_invariants()
+
+
+WAYS = st.lists(st.integers(1, 2), min_size=1, max_size=5)
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(Tier), WAYS, st.integers(0, 4), st.booleans()),
+    max_size=30,
+)
+
+
+def name_by(rank, way):
+    """Ranks 0 and 1 share their hashes, the others have their own."""
+    return xxh3_64_intdigest(bytes(way), max(0, rank - 1)) >> 1
+
+
+def name_of_depth(rank, way):
+    return u64(name_by(rank, way[: n + 1]) for n in range(len(way)))
+
+
+@given(CHANGES, CHANGES)
+def test_ranks_that_share_blocks_and_remove_some_are_rebuilt_from_a_dump(before, after):
+    index = PrefixIndex(1000)
+    writers = [index.open_slot() for _ in range(4)]
+    change(writers, before)
+    document = dump(index, {rank: (rank, 0) for rank in range(4)})
+    assert unknown_parents(document) == []
+    copy, copies = load(document, {(rank, 0): rank for rank in range(4)})
+    copy.check_invariants()
+    ways = sorted({tuple(way) for _, _, way, _, _ in before + after})
+    for way in ways:
+        assert copy.match(u64(way)).tolist() == index.match(u64(way)).tolist()
+    change(writers, after)
+    change(copies, after)
+    copy.check_invariants()
+    for way in ways:
+        assert copy.match(u64(way)).tolist() == index.match(u64(way)).tolist()
+
+
+def change(writers, steps):
+    """Store ways from their beginning; remove single blocks, wherever they are."""
+    for rank, tier, way, depth, removes in steps:
+        names = name_of_depth(rank, way)
+        if removes:
+            writers[rank].remove(tier, names[min(depth, len(way) - 1) :][:1].copy())
+        else:
+            writers[rank].store(tier, None, u64(way), names)
