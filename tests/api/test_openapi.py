@@ -1,10 +1,12 @@
 """The OpenAPI document is valid, complete and true of the service that serves it."""
 
-import html.parser
+import gzip
+import hashlib
 import importlib
 import json
 import pkgutil
 import re
+from importlib import resources
 
 import jsonschema_rs
 import msgspec
@@ -14,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service import bodies
-from select_service.api.docs_page import page
-from select_service.api.documentation import NOUNS
+from select_service.api.documentation import HTML, MEDIA_TYPES, NOUNS
 from select_service.api.openapi import U32_KEY, document
 from select_service.api.reservations import PAGE_ROWS, PAGE_ROWS_MAX
 from select_service.errors import Overloaded
@@ -226,7 +227,8 @@ def call_all(service):
     ]
     order += ["list_peers", "register_peer", "replica_status", "deregister_peer"]
     order += ["set_busy_threshold", "busy_thresholds", "shed", "admission_state"]
-    order += ["openapi", "docs", "free_reservation", "create_reservation", "patch_worker"]
+    order += ["openapi", "docs", "docs_file"]
+    order += ["free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker"]:
         yield from _call(service, operation_id)
 
@@ -276,49 +278,41 @@ def test_the_service_serves_this_document(api):
 # --- the page
 
 
-class Tags(html.parser.HTMLParser):
-    """Fails on tags that are not closed; collects attributes and text."""
-
-    VOID = frozenset({"meta", "input"})
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.links, self.ids, self.text = [], [], [], ""
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self.links += [value for name, value in attrs if name in ("href", "src", "action", "data")]
-        self.ids += [value for name, value in attrs if name == "id"]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
+VIEWER = resources.files("select_service.api") / "viewer"
+MANIFEST = json.loads((VIEWER / "manifest.json").read_text())
 
 
-def test_the_page_fetches_nothing(api):
-    answer = api.get("/docs")
-    tags = Tags(answer.body)
-    assert set(tags.links) - {"openapi.json"} == {link for link in tags.links if link[0] == "#"}
-    assert "default-src 'none'" in answer.body.replace("&#x27;", "'")
-    assert not re.search(r"url\(|@import|<link|<img|<iframe|fetch\(", answer.body)
+def test_the_viewer_is_the_published_one_of_the_manifest():
+    assert MANIFEST["licence"] == "Apache-2.0"
+    assert "Apache License" in (VIEWER / "LICENSE").read_text()
+    for name, digest in MANIFEST["sha256"].items():
+        data = gzip.decompress((VIEWER / f"{name}.gz").read_bytes())
+        assert hashlib.sha256(data).hexdigest() == digest
 
 
-def test_the_page_shows_every_route_and_schema_and_its_links_lead_somewhere(api):
-    tags = Tags(api.get("/docs").body)
-    assert len(tags.ids) == len(set(tags.ids))
-    assert {route.operation_id for route in ROUTES} <= set(tags.ids)
-    assert {f"schema-{name}" for name in COMPONENTS} <= set(tags.ids)
-    assert {link[1:] for link in tags.links if link.startswith("#")} <= set(tags.ids)
-    for route in ROUTES:
-        assert route.summary in tags.text
+def test_the_page_loads_only_files_of_the_service(api):
+    page = api.get("/docs")
+    assert page.headers["content-type"] == HTML
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "http" not in policy
+    links = set(re.findall(r'(?:src|href)="([^"]*)"', page.body)) - {"data:,", "openapi.json"}
+    assert links == {f"docs/{name}" for name in MEDIA_TYPES}
+    assert "<script>" not in page.body
 
 
-def test_texts_of_the_document_cannot_become_markup():
-    evil = "<script>alert(1)</script>"
-    text = page({**DOCUMENT, "info": {"title": evil, "version": evil, "description": evil}})
-    assert evil.encode() not in text
+@pytest.mark.parametrize("name", sorted(MEDIA_TYPES))
+def test_a_file_of_the_page_comes_compressed_to_those_who_take_it(api, name):
+    packed = api.get(f"/docs/{name}")
+    plain = api.call("GET", f"/docs/{name}", accept_encoding="identity")
+    assert (packed.status, packed.headers["content-encoding"]) == (200, "gzip")
+    assert "content-encoding" not in plain.headers
+    assert packed.body == plain.body  # the test's client unpacks
+    assert plain.headers["content-type"] == MEDIA_TYPES[name]
+    if name in MANIFEST["sha256"]:
+        assert hashlib.sha256(plain.body.encode()).hexdigest() == MANIFEST["sha256"][name]
+
+
+def test_the_page_has_no_other_files(api):
+    for name in ("manifest.json", "page.html", "..%2Fopenapi.py", "x"):
+        assert api.get(f"/docs/{name}").status == 404
