@@ -25,7 +25,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -38,6 +37,8 @@ import zmq
 from contenders import Running, ours
 from recovery import call, until
 
+from tests.process.launched import free_port
+
 ENGINES = Path(__file__).parents[1] / "recording" / "living_engines.py"
 BLOCK_SIZE = 16
 FIRST_REQUESTS = 60
@@ -48,13 +49,7 @@ QUIET_S = 3.0
 
 
 def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    return [free_port() for _ in range(count)]
 
 
 def is_up(port: int) -> bool:
