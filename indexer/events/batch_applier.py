@@ -36,7 +36,13 @@ class BatchApplier:
         self._dp_rank = dp_rank
         self._block_size = block_size
         self._is_eagle = is_eagle
-        self._counted = counted
+        self.is_counted = counted
+        self.total_blocks: int | None = None
+        """Blocks of the GPU tier of each rank, where that is known."""
+        self.inflated_rank: int | None = None
+        """A rank with more copies announced than it has blocks: they are no copies, then."""
+        self._copies: Counter[int] = Counter()
+        """By rank, of the GPU tier; never more than are counted in the index."""
         self.takes_duplicates = True
         """False while events may be told again that the index holds already: then none counts."""
         self._groups: dict[tuple[int, int], str] = {}
@@ -72,14 +78,18 @@ class BatchApplier:
             if own is not None and before is not None:
                 own.upcoming = Place(before.next_seq, done, before.digest)
             if isinstance(event, AllBlocksCleared):
+                self._copies[rank] = 0
                 yield from writer.clearing(stream=own)
                 cleared = rank == self._dp_rank
                 continue
             tier, n_blocks = self._tier(rank, event), len(event.block_hashes)
+            before_blocks = self.stored_blocks - self.removed_blocks
             if tier is not None and n_blocks <= STEP_BLOCKS_MAX:
                 self._change(writer, tier, event, own)
             elif tier is not None:
                 yield from self._changing(writer, tier, event, own)
+            if tier is Tier.GPU and self.total_blocks:
+                self._count(rank, self.stored_blocks - self.removed_blocks - before_blocks)
             yield EVENT_COST + n_blocks
         return cleared
 
@@ -89,6 +99,7 @@ class BatchApplier:
         if own is not None:
             own.upcoming, own.live_at, own.unplaced_blocks = None, None, False
         self._groups.clear()
+        self._copies.clear()
         for rank in self._fed_ranks:
             if rank in writers:
                 yield from writers[rank].clearing(stream=own)
@@ -116,9 +127,16 @@ class BatchApplier:
                 tier, event.parent, hashes, names, counted=self._counts, stream=own
             )
 
+    def _count(self, rank: int, change: int) -> None:
+        """So many more copies, or fewer.  Those of before this stream was opened are not known."""
+        assert self.total_blocks is not None
+        self._copies[rank] = max(0, self._copies[rank] + change)
+        if self.is_counted and self._copies[rank] > self.total_blocks:
+            self.inflated_rank = rank
+
     @property
     def _counts(self) -> bool:
-        return self._counted and self.takes_duplicates
+        return self.is_counted and self.takes_duplicates
 
     def _changing(
         self,

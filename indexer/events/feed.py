@@ -15,9 +15,9 @@ missing, but something may be (`doubt`).
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from indexer.events.actions import Action, StartReplay, StopReplay
 from indexer.events.catch_up import PROBE_S, CatchUp, Due, Phase, Waiting
 from indexer.events.cursor import END_OF_REPLAY, JUMP_MAX, EventCursor, Verdict
 from indexer.events.doubt import Anchor, Doubt, Why, payload_digest
@@ -34,19 +34,6 @@ IDLE_S = 60.0
 """After so long without a live batch it is asked whether one is missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartReplay:
-    """Ask for every batch from `start` on, over a fresh socket; an older replay is void."""
-
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopReplay:
-    """No replay is wanted any more."""
-
-
-Action: TypeAlias = StartReplay | StopReplay | None
 Work: TypeAlias = Generator[int, None, Action]
 """Yields what each bit has cost."""
 
@@ -78,6 +65,7 @@ class EventFeed:
         self.lost = 0
         self.stale = 0
         self.restarts = 0
+        self.inflations = 0
 
     # --- what others see
 
@@ -104,7 +92,9 @@ class EventFeed:
     @property
     def wake_at(self) -> float | None:
         """When `tick` should be called next; None while nothing is pending."""
-        return self._ask_at if self._catch_up is None else self._catch_up.wake_at
+        if self._catch_up is not None:
+            return self._catch_up.wake_at
+        return self._now if self.indexed.applier.inflated_rank is not None else self._ask_at
 
     # --- verbs
 
@@ -167,6 +157,8 @@ class EventFeed:
         """Time passed.  Call it at `wake_at`, after handing over what has arrived."""
         self._now = now
         catch_up = self._catch_up
+        if catch_up is None and self.indexed.applier.inflated_rank is not None:
+            return self._run(self._deflate())
         if catch_up is None:
             return self._ask_when_due()
         due = catch_up.due(now)
@@ -248,7 +240,7 @@ class EventFeed:
     def _restart(self, seq: int, payload: bytes) -> Work:
         """Forget the old life; the suspect before any number but 0 belongs to the new one."""
         was_asking, suspect = self._catch_up is not None, self._suspect
-        yield from self._forget(f"sequence number {seq} again")
+        yield from self._forget_life(f"sequence number {seq} again")
         self._catch_up = self.doubt = None
         self._no_replay_before = float("-inf")
         first = (yield from self._receive_again(seq - 1, suspect)) if seq else None
@@ -259,10 +251,14 @@ class EventFeed:
         self.last_event_at = self._now
         return (yield from self._receive(seq, payload))
 
-    def _forget(self, reason: str) -> Steps:
+    def _forget_life(self, reason: str) -> Steps:
         """The engine has begun a new life: nothing of the old one counts."""
         self.restarts += 1
         self._notice(Fault.RESTARTED, reason)
+        yield from self._forget()
+
+    def _forget(self) -> Steps:
+        """Begin as if nothing had come yet."""
         self._waiting.clear()
         self._suspect = b""
         self.degraded = False
@@ -343,6 +339,22 @@ class EventFeed:
         assert self._catch_up is not None
         return StopReplay() if self.doubt is not None else self._ask(self._catch_up)
 
+    def _deflate(self) -> Work:
+        """What was counted are no copies: forget the ranks, and learn them without counting."""
+        applier = self.indexed.applier
+        detail = f"rank {applier.inflated_rank}, {applier.total_blocks} blocks"
+        self._notice(Fault.INFLATED, detail)
+        self.inflations += 1
+        applier.is_counted, applier.inflated_rank = False, None
+        if not self._can_replay:
+            yield from applier.forgetting(self.indexed.writers)
+            self.degraded = True
+            return None
+        yield from self._forget()
+        self.doubt = Doubt(Why.INFLATED, self._now, None)
+        self._catch_up = CatchUp(self._now)
+        return self._ask(self._catch_up)
+
     def _receive_replayed(self, seq: int, payload: bytes) -> Work:
         catch_up, cursor = self._catch_up, self.cursor
         if catch_up is None or catch_up.phase is not Phase.LISTENING:
@@ -380,7 +392,7 @@ class EventFeed:
 
         One that begins later proves nothing; it is only believed of an unbroken connection.
         """
-        if seq > anchor.seq and self.doubt is not None and self.doubt.why is not Why.SILENT:
+        if seq > anchor.seq and self._was_cut_off:
             return False
         if seq == anchor.seq and anchor.digest not in (None, payload_digest(payload)):
             return False
@@ -391,7 +403,7 @@ class EventFeed:
 
     def _begin_anew(self, catch_up: CatchUp, reason: str) -> Work:
         """The engine is in another life than the index: learn what it has now."""
-        yield from self._forget(reason)
+        yield from self._forget_life(reason)
         if self.doubt is None:
             self.doubt = Doubt(Why.INTERRUPTED, self._now, None)
         self.doubt = self.doubt._replace(anchor=None)
@@ -399,7 +411,7 @@ class EventFeed:
         return self._ask(catch_up)
 
     def _replay_ended(self, catch_up: CatchUp) -> Work:
-        if catch_up.anchor is not None and not catch_up.saw_other_rank and self._has_gone_astray:
+        if catch_up.anchor is not None and not catch_up.saw_other_rank and self._was_cut_off:
             reason = f"its replay has neither batch {catch_up.anchor.seq} nor later ones"
             return (yield from self._begin_anew(catch_up, reason))
         if self._waiting:
@@ -411,7 +423,7 @@ class EventFeed:
         return (yield from self._settle())
 
     @property
-    def _has_gone_astray(self) -> bool:
+    def _was_cut_off(self) -> bool:
         """Could the engine have restarted unseen?  Not behind a connection that never broke."""
         return self.doubt is not None and self.doubt.why is not Why.SILENT
 

@@ -29,6 +29,7 @@ class IndexedStream:
         self.applier = BatchApplier(
             source.dp_rank, source.block_size, source.is_eagle, source.counted
         )
+        self.applier.total_blocks = source.total_blocks
         self.notices = Notices()
         self.last: Anchor | None = None
         """The last applied batch; None when there is none, or it was never seen."""

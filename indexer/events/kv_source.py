@@ -20,3 +20,5 @@ class KvSource:
     counted: bool
     """Duplicate stores are counted and removed one by one; otherwise a store is idempotent."""
     writers: Mapping[int, SlotWriter]
+    total_blocks: int | None = None
+    """Blocks of the rank's KV cache, where that is known: it never holds more copies."""

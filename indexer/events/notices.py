@@ -10,6 +10,7 @@ class Fault(Enum):
     LOST = "KV events lost"
     REPLAY_FAILED = "KV event replay failed"
     RESTARTED = "Engine restarted, its blocks are forgotten"
+    INFLATED = "More copies announced than the engine has blocks; from now on none is counted"
     UNREADABLE = "KV events unreadable"
 
 

@@ -184,6 +184,7 @@ class Ingest:
             source = wanted.get(key)
             if source is not None and _is_same(listener.source, source):
                 listener.feed.indexed.writers = source.writers
+                listener.feed.indexed.applier.total_blocks = source.total_blocks
                 del wanted[key]
                 continue
             changes.setdefault(thread, _Change()).close.append(listener)

@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias
 
 import zmq
 
-from indexer.events.feed import Action, EventFeed, StartReplay
+from indexer.events.actions import Action, StartReplay
+from indexer.events.feed import EventFeed
 from indexer.events.kv_source import KvSource
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.live_connection import MESSAGE_BYTES_MAX, LiveConnection, reading_socket
@@ -55,6 +56,7 @@ class ListenerStatus:
     state: degraded means that the index may lack events of this rank (`feed` says until when;
     after a connection that was cut off, until a message shows whether any are missing); unverified
     that nobody knows, because of `doubt`, since so many monotonic seconds
+    is_counted: duplicate stores are counted, which ends when they prove to be none (`inflations`)
     connected: there is a connection; connect_error: why not, as far as is known
     batches counts decoded and applied ones, replayed those of them that came by replay; lost are
     known to be missing; stale came twice; dropped counts what was not indexed, by reason.
@@ -75,6 +77,8 @@ class ListenerStatus:
     last_event_monotonic: float | None
     connected: bool
     connect_error: str | None
+    is_counted: bool
+    inflations: int
     doubt: str | None
     doubted_monotonic: float | None
     stored_blocks: int
@@ -218,6 +222,8 @@ class Listener:
             last_event_monotonic=feed.last_event_at,
             connected=live is not None and live.is_connected,
             connect_error=self._open_error if live is None else live.error,
+            is_counted=applier.is_counted,
+            inflations=feed.inflations,
             doubt=None if doubt is None else doubt.why.value,
             doubted_monotonic=None if doubt is None else doubt.since,
             stored_blocks=applier.stored_blocks,

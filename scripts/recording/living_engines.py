@@ -39,6 +39,7 @@ POOL_BLOCKS = 48
 PROMPTS = 15
 PROMPT_BLOCKS_MAX = 8
 STREAM_PAUSE_S = 0.02
+BIND_S_MAX = 30.0
 
 
 def prompts() -> list[list[int]]:
@@ -60,9 +61,22 @@ class LoopbackPublisher(ZmqEventPublisher):  # type: ignore[misc]
     def _socket_setup(self) -> None:
         self._pub = self._ctx.socket(zmq.PUB)
         self._pub.set_hwm(self._hwm)
-        self._pub.bind(self._endpoint)
+        bind(self._pub, self._endpoint)
         self._replay = self._ctx.socket(zmq.ROUTER)
-        self._replay.bind(self._replay_endpoint)
+        bind(self._replay, self._replay_endpoint)
+
+
+def bind(socket: Any, endpoint: str) -> None:
+    """The life before may not be quite dead yet."""
+    until = time.monotonic() + BIND_S_MAX
+    while True:
+        try:
+            socket.bind(endpoint)
+            return
+        except zmq.ZMQError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
 
 
 class Rank:

@@ -138,6 +138,9 @@ class KvEventStatus(Struct, kw_only=True):
     """Batches that are known to be missing for good."""
     restarts: int
     """How often the engine began its numbers anew."""
+    semantics: Literal["counted", "set"]
+    """How repeated announcements are taken. It becomes `set` by itself when a rank announces more
+    copies than `total_kv_blocks`."""
     decode_errors: int
     """Messages or events that could not be read."""
     last_error: str | None

@@ -157,6 +157,12 @@ LISTENERS: Sequence[Family[ListenerStatus]] = (
     ),
     Family(
         _COUNTER,
+        "kv_event_inflations",
+        "Times a rank announced more copies than it has blocks and counting them ended.",
+        lambda s: s.inflations,
+    ),
+    Family(
+        _COUNTER,
         "kv_event_decode_errors",
         "Batches or events that could not be read.",
         lambda s: s.decode_errors,

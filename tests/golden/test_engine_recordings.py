@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexer.events.feed import Action, EventFeed, StartReplay
+from indexer.events.actions import Action, StartReplay
+from indexer.events.feed import EventFeed
 from indexer.events.kv_source import KvSource
 from indexer.hashing.hashes import block_hashes
 from indexer.index.prefix_index import PrefixIndex

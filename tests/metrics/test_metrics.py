@@ -55,6 +55,8 @@ def a_status(**fields):
         "last_error": None,
         "last_event_monotonic": None,
         "connected": True,
+        "is_counted": True,
+        "inflations": 0,
         "connect_error": None,
         "doubt": None,
         "doubted_monotonic": None,

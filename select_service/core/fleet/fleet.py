@@ -336,6 +336,7 @@ class Fleet:
                 is_eagle=partition.is_eagle,
                 counted=worker.given.kv_event_semantics != "set",
                 writers=writers,
+                total_blocks=worker.given.total_kv_blocks,
             )
 
     def check_invariants(self) -> None:

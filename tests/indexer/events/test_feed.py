@@ -1,5 +1,6 @@
 import pytest
 
+from indexer.events.actions import StartReplay, StopReplay
 from indexer.events.catch_up import (
     ATTEMPTS_MAX,
     FRAME_S_MAX,
@@ -9,7 +10,6 @@ from indexer.events.catch_up import (
     WAITING_BATCHES_MAX,
     WAITING_BYTES_MAX,
 )
-from indexer.events.feed import StartReplay, StopReplay
 from indexer.events.notices import Fault
 from tests.indexer.events.feed_scenes import (
     a_feed,

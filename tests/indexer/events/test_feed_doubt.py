@@ -3,9 +3,10 @@
 import pytest
 
 from indexer.events import feed as feed_module
+from indexer.events.actions import StartReplay, StopReplay
 from indexer.events.catch_up import FRAME_S_MAX, PROBE_S
 from indexer.events.doubt import DIGESTED_BYTES_MAX, Why, payload_digest
-from indexer.events.feed import IDLE_S, SETTLE_S, StartReplay, StopReplay
+from indexer.events.feed import IDLE_S, SETTLE_S
 from indexer.index.snapshot import Place
 from tests.indexer.events.feed_scenes import (
     a_feed,
@@ -410,3 +411,57 @@ def test_replays_meanwhile_are_none_of_its_business():
     feed = a_feed_at(3)
     assert replayed(feed, 4, identified(1, 4), 0.0) is None
     assert applied(feed) == [0, 1, 2, 3]
+
+
+# --- copies that are none
+
+
+def stored(*names):
+    return [["BlockStored", [name], None, [name, 0, 0, 0], 4] for name in names]
+
+
+def an_inflated_feed(*, replay=True):
+    """An engine of two blocks tells three times of one that it has once."""
+    feed = a_feed(replay=replay, total_blocks=2)
+    if replay:
+        feed.connected(0.0)
+        tick(feed, SETTLE_S)
+        end(feed)
+    for seq in range(3):
+        live(feed, seq, batch(*stored(7)), 1.0)
+    return feed
+
+
+def test_more_copies_than_blocks_prove_that_they_are_none():
+    feed = an_inflated_feed()
+    assert tick(feed, feed.wake_at) == StartReplay(0)
+    assert (feed.doubt.why, feed.inflations, feed.restarts) == (Why.INFLATED, 1, 0)
+    for seq in range(3):
+        replayed(feed, seq, batch(*stored(7)), 1.0)
+    end(feed, 1.0)
+    calls = feed.indexed.writers[RANK].calls
+    assert [call[-1] for call in calls] == [False] * 3
+    assert (feed.doubt, feed.degraded, feed.indexed.applier.is_counted) == (None, False, False)
+    for seq in range(3, 9):
+        live(feed, seq, batch(*stored(7)), 1.0)
+    assert feed.inflations == 1
+
+
+def test_without_a_replay_endpoint_an_inflated_rank_begins_anew_degraded():
+    feed = an_inflated_feed(replay=False)
+    tick(feed, feed.wake_at)
+    assert (feed.degraded, feed.inflations, feed.indexed.writers[RANK].calls) == (True, 1, [])
+    live(feed, 3, batch(*stored(8)), 1.0)
+    assert len(feed.indexed.writers[RANK].calls) == 1
+
+
+@pytest.mark.parametrize("total", [None, 2])
+def test_as_many_copies_as_blocks_prove_nothing(total):
+    feed = a_feed(replay=False, total_blocks=total)
+    for seq in range(12):
+        live(feed, seq, batch(*stored(7), ["BlockRemoved", [7]]), 1.0)
+    live(feed, 12, batch(*stored(7, 8)), 1.0)
+    live(feed, 13, batch(["AllBlocksCleared"], *stored(7, 8)), 1.0)
+    tick(feed, 100.0)
+    assert feed.inflations == 0
+    assert feed.wake_at is None

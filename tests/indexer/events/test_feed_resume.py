@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from indexer.events.actions import StartReplay
 from indexer.events.cursor import EventCursor, Verdict
-from indexer.events.feed import EventFeed, StartReplay
+from indexer.events.feed import EventFeed
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
