@@ -5,6 +5,7 @@
 
 One service in a process of its own (soak_service.py times it) and, next to each other:
 
+    first     the first answers
     fill      two ranks announce all blocks, two thirds and one third of them
     book      leases of 32 blocks are made
     expire    all of them end at once: the process is stopped until the last is over
@@ -13,8 +14,8 @@ One service in a process of its own (soak_service.py times it) and, next to each
     clear     the other one clears its cache
 
 while one client asks POST /select with a prompt of 512 blocks without pause.  CPU is that of the
-thread that does the step or holds the lock; wall time holds what others took as well.  With
---before the same is measured first on the sources of another commit.
+thread that does the step or holds the lock, garbage collections included; wall time holds what
+others took as well.  With --before the same is measured first on the sources of another commit.
 """
 
 import argparse
@@ -49,7 +50,7 @@ PIPELINED = 50
 """Leases that are asked for at once."""
 RANKS_PER_WORKER = 8
 REGISTRATIONS = 512
-PHASE_S_MAX = 120.0
+PHASE_S_MAX = 300.0
 QUIET_S = 2.0
 """After a phase, for what it left for later turns."""
 POLL_S = 0.05
@@ -57,6 +58,7 @@ FIRST_SEED = 20_000
 MODEL = {"model_name": "m"}
 HEADS = (
     *("phase", "step CPU ms", "wall", "which", "hold CPU ms", "wall", "which"),
+    *("collection CPU ms", "wall", "which"),
     *("select p50 ms", "p99", "max"),
 )
 
@@ -99,6 +101,10 @@ class Selecting(threading.Thread):
             begin = time.perf_counter()
             self._client.call("POST", "/select", self._body)
             self._seconds.append(time.perf_counter() - begin)
+
+    @property
+    def count(self) -> int:
+        return len(self._seconds)
 
     def take(self) -> list[float]:
         taken, self._seconds = self._seconds, []
@@ -149,6 +155,9 @@ class Soak:
         return rows[self.told - 1]
 
     # --- phases
+
+    def first_answers(self) -> None:
+        until(lambda: self.selecting.count > 0)
 
     def fill(self) -> None:
         depth = fleet.DEPTH_BLOCKS
@@ -219,6 +228,7 @@ def lease(number: int) -> bytes:
 
 
 PHASES: dict[str, Callable[[Soak], None]] = {
+    "first": Soak.first_answers,
     "fill": Soak.fill,
     "book": Soak.book,
     "expire": Soak.expire,
@@ -243,10 +253,9 @@ def soaked(contender: Contender, chosen: argparse.Namespace) -> None:
         soak.engines.wait_for_subscribers()
         print(f"\n### {contender.name}\n\n| " + " | ".join(HEADS) + " |")
         print("|---" * len(HEADS) + "|")
-        soak.selecting.start()
         soak.longest()
+        soak.selecting.start()
         for name, phase in PHASES.items():
-            soak.selecting.take()
             phase(soak)
             time.sleep(QUIET_S)
             print_row(name, soak.longest(), soak.selecting.take())
@@ -255,7 +264,7 @@ def soaked(contender: Contender, chosen: argparse.Namespace) -> None:
 
 def print_row(name: str, longest: dict[str, Any], seconds: list[float]) -> None:
     cells = [name]
-    for kind in ("step", "hold"):
+    for kind in ("step", "hold", "collection"):
         row = longest[kind]
         cells += [f"{row['cpu_ms']:.1f}", f"{row['wall_ms']:.1f}", f"`{row['what']}`"]
     p99 = seconds[len(seconds) * 99 // 100]

@@ -1,12 +1,14 @@
 """The service under a stopwatch, for soak.py: `python scripts/bench/soak_service.py [its flags]`.
 
 The event loop is asyncio's own instead of uvloop, so that every step of it can be timed, and so is
-the lock of every index.  After SIGUSR1 the longest of both since the last time are logged.
+the lock of every index, and every run of the garbage collector, which is part of the step in which
+it happens.  After SIGUSR1 the longest since the last time are logged.
 
 CPU is that of the thread: what other work on the machine takes does not count.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -43,7 +45,7 @@ class Longest:
         return {"count": self.count, "cpu_ms": cpu_ms, "wall_ms": wall_ms, "what": self.what}
 
 
-steps, holds = Longest(), Longest()
+steps, holds, collections = Longest(), Longest(), Longest()
 
 
 class TimedLock:
@@ -79,6 +81,20 @@ def time_every_lock() -> None:
     PrefixIndex.__init__ = with_timed_lock  # type: ignore[method-assign]
 
 
+def time_every_collection() -> None:
+    begun = [0.0, 0.0]
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        now = [time.thread_time(), time.perf_counter()]
+        if phase == "start":
+            begun[:] = now
+            return
+        cpu, wall = (at - began for at, began in zip(now, begun, strict=True))
+        collections.add(cpu, wall, lambda: f"generation {info['generation']}")
+
+    gc.callbacks.append(note)
+
+
 def time_every_step() -> None:
     run = events.Handle._run
 
@@ -105,15 +121,17 @@ def run_on_asyncio(work: Coroutine[Any, Any, Any], **_options: Any) -> Any:
 
 
 def tell(_number: int, _frame: FrameType | None) -> None:
-    log.info("longest", extra={"fields": {"step": steps.row(), "hold": holds.row()}})
-    steps.__init__()  # type: ignore[misc]
-    holds.__init__()  # type: ignore[misc]
+    kinds = {"step": steps, "hold": holds, "collection": collections}
+    log.info("longest", extra={"fields": {name: each.row() for name, each in kinds.items()}})
+    for each in kinds.values():
+        each.__init__()  # type: ignore[misc]
 
 
 if __name__ == "__main__":
     uvloop.run = run_on_asyncio
     uvloop.new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]
     time_every_lock()
+    time_every_collection()
     time_every_step()
     signal.signal(signal.SIGUSR1, tell)
     sys.exit(main())
