@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import zmq
 
@@ -24,13 +24,30 @@ NOT_FOUND_S = 2.0
 Call: TypeAlias = Callable[[Callable[[], None]], None]
 """Has something called soon, on the thread that owns the socket; may be called on any thread."""
 
+
+class Sockets(NamedTuple):
+    """What one thread opens its sockets with."""
+
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    names: Names
+    call: Call
+
+
 _NAMED = re.compile(r"tcp://([A-Za-z0-9_][A-Za-z0-9_.-]*):([0-9]+)")
 
 
 class Dial:
     """Belongs to the thread that owns the socket, which closes it."""
 
-    def __init__(self, socket: "zmq.Socket[Any]", endpoint: str, names: Names, call: Call) -> None:
+    def __init__(
+        self,
+        socket: "zmq.Socket[Any]",
+        endpoint: str,
+        names: Names,
+        call: Call,
+        then: Callable[[], object] = lambda: None,
+    ) -> None:
+        """then: called when the socket has been given an address; may raise zmq.ZMQError."""
         named = _NAMED.fullmatch(endpoint)
         self._host = None if named is None or is_numeric(named[1]) else named[1]
         self._port = "" if named is None else named[2]
@@ -38,6 +55,7 @@ class Dial:
         self._endpoint = endpoint
         self._names = names
         self._call = call
+        self._then = then
         self._at: str | None = None
         self._is_connected = self._is_asking = self._is_over = False
         self.error: str | None = None
@@ -47,6 +65,7 @@ class Dial:
         """Connect, or look the name up first.  Raises zmq.ZMQError for what libzmq refuses."""
         if self._host is None:
             self._socket.connect(self._endpoint)
+            self._then()
         else:
             self._ask(0.0)
 
@@ -108,6 +127,7 @@ class Dial:
             self._socket.setsockopt(zmq.IPV6, int("[" in chosen))
             self._socket.connect(chosen)
             self._at = chosen
+            self._then()
 
     def _leave(self) -> None:
         if self._at is not None:

@@ -14,7 +14,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ import zmq
 from indexer.events.kv_source import KvSource
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.descriptors import allow_many, room_for_ranks
+from indexer.sockets.dial import Sockets
 from indexer.sockets.listener import Listener, ListenerStatus
 from indexer.sockets.names import Names
 from indexer.sockets.readiness import Readiness
@@ -39,7 +41,6 @@ SOCKETS_MAX = 65_535
 the first, and one more while it catches up."""
 RANK_SOCKETS = 4
 IO_THREADS = 4
-"""A host name that does not resolve blocks one of them for seconds at a time."""
 
 __all__ = ["Ingest", "KvSource", "ListenerStatus"]
 
@@ -74,6 +75,7 @@ class _IngestThread(threading.Thread):
         self._open: dict[Listener, None] = {}
         self._stopping = False
         self._changes: queue.Queue[_Change] = queue.Queue(COMMANDS_MAX)
+        self._calls: deque[Callable[[], None]] = deque()
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -82,6 +84,11 @@ class _IngestThread(threading.Thread):
     def request(self, change: _Change) -> None:
         """Raises queue.Full when the thread has not looked for a long time."""
         self._changes.put(change, timeout=RECONCILE_S_MAX)
+        self._wake()
+
+    def call(self, call: Callable[[], None]) -> None:
+        """Have it called soon on this thread; may be called on any."""
+        self._calls.append(call)
         self._wake()
 
     def stop(self) -> None:
@@ -141,7 +148,9 @@ class _IngestThread(threading.Thread):
     def _drain_wakes(self) -> bool:
         with contextlib.suppress(BlockingIOError):
             self._wake_out.recv(4096)
-        return False
+        if self._calls:
+            self._calls.popleft()()
+        return bool(self._calls)
 
 
 class Ingest:
@@ -192,7 +201,8 @@ class Ingest:
             del listeners[key]
         for key, source in wanted.items():
             thread = min(self._threads, key=_burden)
-            listener = Listener(source, self._context, thread.readiness, thread.timers, thread.pace)
+            sockets = Sockets(self._context, self.names, thread.call)
+            listener = Listener(source, sockets, thread.readiness, thread.timers, thread.pace)
             changes.setdefault(thread, _Change()).open.append(listener)
             thread.n_listeners += 1
             listeners[key] = thread, listener

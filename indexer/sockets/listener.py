@@ -20,6 +20,7 @@ from indexer.events.actions import Action, StartReplay
 from indexer.events.feed import EventFeed
 from indexer.events.kv_source import KvSource
 from indexer.sockets.ask_pace import AskPace
+from indexer.sockets.dial import Dial, Sockets
 from indexer.sockets.live_connection import MESSAGE_BYTES_MAX, LiveConnection, reading_socket
 from indexer.sockets.readiness import Readiness, has_message
 from indexer.sockets.timers import Timers
@@ -92,7 +93,7 @@ class Listener:
     def __init__(
         self,
         source: KvSource,
-        context: "zmq.Context[Socket]",
+        sockets: Sockets,
         readiness: Readiness,
         timers: "Timers[Listener]",
         pace: AskPace,
@@ -100,12 +101,13 @@ class Listener:
         """`timers` call `tick`; `pace` is that of all listeners of the thread."""
         self.source = source
         self.feed = EventFeed(source)
-        self._context = context
+        self._sockets = sockets
         self._readiness = readiness
         self._timers = timers
         self._pace = pace
         self._live: LiveConnection | None = None
         self._replay: Socket | None = None
+        self._replay_dial: Dial | None = None
         self._open_error: str | None = None
         self._failure: str | None = None
         self._not_before = float("-inf")
@@ -121,7 +123,7 @@ class Listener:
         What arrives waits in the socket until `start`.
         """
         try:
-            self._live = LiveConnection(self._context, self.source.endpoint)
+            self._live = LiveConnection(self._sockets, self.source.endpoint)
         except zmq.ZMQError as error:
             self._open_error = f"{self.source.endpoint}: {error}"
             self._log(logging.ERROR, "KV event listener failed", self._open_error)
@@ -357,17 +359,23 @@ class Listener:
         # A fresh socket, so that what an aborted replay still sends is never taken for this one's.
         assert self.source.replay_endpoint is not None
         endpoint = self.source.replay_endpoint
-        replay = reading_socket(self._context, zmq.DEALER, endpoint)
-        try:
-            replay.connect(endpoint)
-        except zmq.ZMQError:
-            replay.close()
-            raise
+        replay = reading_socket(self._sockets.context, zmq.DEALER, endpoint)
+        question = [b"", start.to_bytes(SEQ_BYTES, "big")]
         self._replay = replay
+        self._replay_dial = Dial(
+            replay,
+            endpoint,
+            self._sockets.names,
+            self._sockets.call,
+            lambda: replay.send_multipart(question, zmq.NOBLOCK),
+        )
         self._readiness.watch(replay, self.drain_replay)
-        replay.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
+        self._replay_dial.begin()
 
     def _stop_replay(self) -> None:
+        if self._replay_dial is not None:
+            self._replay_dial.close()
+            self._replay_dial = None
         if self._replay is not None:
             self._readiness.unwatch(self._replay, self.drain_replay)
             self._replay.close()

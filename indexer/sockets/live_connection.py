@@ -14,6 +14,7 @@ from typing import TypeAlias
 import zmq
 
 from indexer.events.kv_events import PAYLOAD_BYTES_MAX
+from indexer.sockets.dial import Dial, Sockets
 from indexer.sockets.monitor import waiting_events
 from indexer.sockets.options import set_reading_options
 from indexer.sockets.readiness import has_message
@@ -43,16 +44,15 @@ NO_ZMQ = "what answers there does not speak ZMQ, or broke its protocol"
 class LiveConnection:
     """Belongs to one thread.  `socket` is the same from the beginning to `close`."""
 
-    def __init__(self, context: "zmq.Context[Socket]", endpoint: str) -> None:
+    def __init__(self, sockets: Sockets, endpoint: str) -> None:
         """The engine may be absent.  Raises zmq.ZMQError for an address libzmq refuses."""
         self.is_cut_off = False
         self.is_connected = False
-        self.error: str | None = None
-        """Why there is no connection; None while there is one, or nothing is known yet."""
+        self._error: str | None = None
         self._attempted_at: float | None = None
         self._ended_at: float | None = None
-        self._endpoint = endpoint
-        self.socket = reading_socket(context, zmq.SUB, endpoint)
+        self.socket = reading_socket(sockets.context, zmq.SUB, endpoint)
+        self._dial = Dial(self.socket, endpoint, sockets.names, sockets.call)
         try:
             self.socket.setsockopt(zmq.SUBSCRIBE, b"")
             self.monitor: Socket = self.socket.get_monitor_socket(_ENDED | _GOES_ON | _ATTEMPT)
@@ -60,7 +60,7 @@ class LiveConnection:
             self.socket.close()
             raise
         try:
-            self.socket.connect(endpoint)
+            self._dial.begin()
         except zmq.ZMQError:
             self.close()
             raise
@@ -81,18 +81,25 @@ class LiveConnection:
         return changes
 
     @property
+    def error(self) -> str | None:
+        """Why there is no connection; None while there is one, or nothing is known yet."""
+        return NOT_FOUND if self._dial.error is not None else self._error
+
+    @property
     def has_news(self) -> bool:
         return has_message(self.monitor)
 
     def _take(self, event: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.is_connected, self.error = True, None
+            self.is_connected, self._error = True, None
+            self._dial.connected()
             self._attempted_at = None
         elif event == zmq.EVENT_DISCONNECTED:
             self.is_connected = False
-            self.error = self.error or LOST
+            self._error = self._error or LOST
+            self._dial.failed()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self.is_connected, self.error = False, NO_ZMQ
+            self.is_connected, self._error = False, NO_ZMQ
         elif event == zmq.EVENT_CONNECT_DELAYED:
             self._attempted_at, self._ended_at = now, None
         elif event == zmq.EVENT_CLOSED:
@@ -103,22 +110,21 @@ class LiveConnection:
     def _take_retry(self) -> None:
         """Another attempt is announced: the last one, if there was one, has failed."""
         if self._attempted_at is None:
-            self.error = self.error or NOT_FOUND
+            self._error = self._error or NOT_FOUND
         elif self._ended_at is not None:
             took = self._ended_at - self._attempted_at
-            self.error = REFUSED if took < REFUSED_S_MAX else TIMED_OUT
+            self._error = REFUSED if took < REFUSED_S_MAX else TIMED_OUT
         self._attempted_at = self._ended_at = None
+        self._dial.failed()
 
     def connect_anew(self) -> None:
         """What has arrived stays.  It may fail for want of means; then it is cut off as before."""
-        # The old connection is gone, but its address is still known, and would not be tried again.
         with contextlib.suppress(zmq.ZMQError):
-            self.socket.disconnect(self._endpoint)
-        with contextlib.suppress(zmq.ZMQError):
-            self.socket.connect(self._endpoint)
+            self._dial.anew()
             self.is_cut_off = False
 
     def close(self) -> None:
+        self._dial.close()
         self.socket.disable_monitor()
         self.monitor.close()
         self.socket.close()

@@ -1,5 +1,6 @@
 import itertools
 import logging
+import socket
 import threading
 import time
 
@@ -10,9 +11,10 @@ from indexer.events.feed import EventFeed
 from indexer.events.kv_events import PAYLOAD_BYTES_MAX
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
+from indexer.sockets import dial, listener, live_connection
 from indexer.sockets import ingest as ingest_module
-from indexer.sockets import listener, live_connection
 from indexer.sockets.ingest import Ingest
+from indexer.sockets.names import Names
 from tests.patience import PATIENCE_S, eventually
 from tests.process.fake_engine import BLOCK_SIZE, END, Chain, FakeEngine, encode
 
@@ -725,3 +727,58 @@ def test_what_waits_for_a_replay_is_applied_between_looks_at_commands(ingest, in
         release.set()
         eventually(lambda: held(index, writer, 3000) == 3000)
         assert all(batches <= 100 for batches in steps)
+
+
+def test_a_name_that_is_never_answered_keeps_neither_other_ranks_nor_the_end_waiting(index):
+    over = threading.Event()
+
+    def look_up(*_, **__):
+        over.wait(10 * PATIENCE_S)
+        raise OSError("over")
+
+    ingest = Ingest(threads=1)
+    ingest.names = Names(look_up)
+    with FakeEngine() as engine:
+        writers = [index.open_slot() for _ in range(40)]
+        sources = [
+            a_source(f"tcp://host{n}.example:1", writer, replay="tcp://x.example:1", worker_id=n)
+            for n, writer in enumerate(writers)
+        ]
+        heard = index.open_slot()
+        ingest.reconcile([*sources, a_source(engine.endpoint, heard, worker_id=99)])
+        engine.await_subscriber()
+        publish_chain(engine, [0])
+        eventually(lambda: held(index, heard, 1) == 1)
+        ingest.reconcile([])
+        ingest.close()
+    assert not over.is_set()
+    assert not [each for each in threading.enumerate() if each.name.startswith("ingest-")]
+    over.set()
+
+
+@pytest.mark.parametrize("answers", [[None, "127.0.0.1"], ["127.0.0.9 127.0.0.1"]])
+def test_an_engine_and_its_replay_are_found_by_name_whatever_it_takes(
+    ingest, index, answers, monkeypatch
+):
+    monkeypatch.setattr(dial, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(dial, "NOT_FOUND_S", 0.01)
+    left = list(answers)
+
+    def look_up(host, *rest, **how):
+        if host != "engine.example":
+            return socket.getaddrinfo(host, *rest, **how)
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if found is None:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, 1, 6, "", (address, 0)) for address in found.split()]
+
+    with FakeEngine() as engine:
+        publish_chain(engine, range(5))
+        writer = index.open_slot()
+        endpoint = engine.endpoint.replace("127.0.0.1", "engine.example")
+        replay = engine.replay_endpoint.replace("127.0.0.1", "localhost")
+        ingest.names = Names(look_up)
+        ingest.reconcile([a_source(endpoint, writer, replay=replay)])
+        engine.await_subscriber()
+        publish_chain(engine, [5])
+        eventually(lambda: held(index, writer, 6) == 6)
