@@ -67,14 +67,17 @@ async def body_as(request: Request, form: BodyForm[T], *, optional: bool = False
 
     optional: no body is the same as an empty object
     """
-    if optional and "content-type" not in request.headers:
-        body = await _read(request)
+    kind, size = _declared(request)
+    may_lack_it = optional and not kind
+    if not may_lack_it:
+        _check_content_type(kind)
+    if size > BODY_BYTES_MAX:
+        raise _too_large()
+    body = await _read(request)
+    if may_lack_it:
         if not body:
             return form.decode(b"{}")
-        _check_content_type(request)
-    else:
-        _check_content_type(request)
-        body = await _read(request)
+        _check_content_type(kind)
     value = decoded(body, form)
     return _second_reading(request, body, form) if value is None else value
 
@@ -96,11 +99,23 @@ def error_response(error: SelectError) -> Response:
     return response
 
 
-def _check_content_type(request: Request) -> None:
-    given = request.headers.get("content-type", "")
-    kind = given.split(";", 1)[0].strip().lower()
-    if kind != "application/json" and not (
-        kind.startswith("application/") and kind.endswith("+json")
+def _declared(request: Request) -> tuple[bytes, int]:
+    """Media type and number of bytes as the head has them; nothing and 0 when it does not."""
+    kind, size = b"", 0
+    for name, value in request.scope["headers"]:
+        if name == b"content-type":
+            kind = kind or value
+        elif name == b"content-length" and value.strip().isdigit():
+            size = int(value)
+    return kind, size
+
+
+def _check_content_type(given: bytes) -> None:
+    if given == b"application/json":
+        return
+    kind = given.split(b";", 1)[0].strip().lower()
+    if kind != b"application/json" and not (
+        kind.startswith(b"application/") and kind.endswith(b"+json")
     ):
         raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
 
@@ -110,9 +125,6 @@ async def _read(request: Request) -> bytes:
 
     Only the end of the process cancels a request; one that is still coming in is refused then.
     """
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > BODY_BYTES_MAX:
-        raise _too_large()
     chunks: list[bytes] = []
     size = counted = 0
     try:

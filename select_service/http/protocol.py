@@ -184,40 +184,34 @@ class BoundedProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes | memoryview) -> None:
         self._body_fed = 0
         try:
-            rest: bytes | memoryview | None = data
-            while rest is not None:
-                rest = self._feed(rest)
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._parse(self._head_without_offer() + bytes(data[offer.args[0] :]))
         except httptools.HttpParserError as error:
             self._refuse(_reason(error))
         else:
-            self._charge(len(data) - self._body_fed)
+            if self._stage != _BETWEEN:
+                self._charge(len(data) - self._body_fed)
 
-    def _feed(self, data: bytes | memoryview) -> bytes | None:
-        """Parse.  Returns what is to be parsed anew after a head that offers another protocol.
+    def _head_without_offer(self) -> bytes:
+        """The head that offers another protocol, to be parsed anew without.
 
         The offer is not taken, so the request stands as if it had not been made; the parser though
         would take the body for the other protocol.  Java's HTTP client offers h2c with every first
         request, and the body of that must not be lost.
         """
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            version = self.parser.get_http_version().encode()
-            line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)
-            head = without_offer(line, self.headers)
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            return head + bytes(data[offer.args[0] :])
-        return None
+        version = self.parser.get_http_version().encode()
+        line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return without_offer(line, self.headers)
 
     def _charge(self, n_bytes: int) -> None:
-        """`n_bytes` of a request have come that are not body.
+        """`n_bytes` of the request that is being read have come that are not body.
 
         Body makes room for as much else again, never for more than HEAD_BYTES_MAX: long bodies in
         small chunks are fine, and trailers have no more room than a head.
         """
-        if self._stage == _BETWEEN:
-            return
         self._spare = min(self._spare + self._body_fed, HEAD_BYTES_MAX) - n_bytes
         if self._spare < 0:
             what = "request line and headers" if self._stage == _HEAD else "what is around the body"
