@@ -148,8 +148,8 @@ class BoundedProtocol(HttpToolsProtocol):
     # Bytes
 
     def data_received(self, data: bytes) -> None:
-        if self.pipeline or len(data) > max(PARSED_AT_ONCE, self._body_left):
-            self._held = memoryview(data)
+        if self.pipeline or self._held or len(data) > max(PARSED_AT_ONCE, self._body_left):
+            self._held = memoryview(bytes(self._held) + data)  # TLS may have had more already
             self._parse_held()
         elif not self._is_deaf():
             self._parse(data)

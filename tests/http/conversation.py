@@ -1,0 +1,112 @@
+"""One connection of the protocol without a socket, on the loop of the test."""
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from select_service.http.protocol import BoundedProtocol
+
+
+class Wire(asyncio.Transport):
+    """Remembers what the protocol does to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+        self.reading = True
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Conversation:
+    """An application that answers each request with its path and body, when `may_answer` is set.
+
+    `asked`: path and body of every request that has come in; `gone`: paths whose client has left.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bytes]] = []
+        self.refusals: list[int] = []
+        self.gone: list[str] = []
+        self.scopes: list[dict[str, Any]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.wire = Wire()
+        config = uvicorn.Config(
+            self, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None
+        )
+        config.load()
+        self.protocol = BoundedProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+        self.protocol.connection_made(self.wire)
+
+    def refused(self, status: int) -> None:
+        self.refusals.append(status)
+
+    def ending(self) -> None:
+        """Nobody waits."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.gone.append(scope["path"])
+                return
+            body += message["body"]
+            more = message["more_body"]
+        self.asked.append((scope["path"], body))
+        if not self.may_answer.is_set():
+            over = asyncio.ensure_future(receive())
+            told = asyncio.ensure_future(self.may_answer.wait())
+            await asyncio.wait((over, told), return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            if over.done():
+                self.gone.append(scope["path"])
+                return
+            over.cancel()
+        text = scope["path"].encode() + b" " + body
+        head = [(b"content-length", b"%d" % len(text))]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": text})
+
+    def say(self, *parts: bytes) -> None:
+        for part in parts:
+            self.protocol.data_received(part)
+
+    async def settle(self) -> None:
+        """Everything that can happen has happened."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    def answers(self) -> list[tuple[int, bytes]]:
+        """(status, body) of what was written."""
+        found, rest = [], self.wire.written
+        while rest:
+            head, rest = rest.split(b"\r\n\r\n", 1)
+            size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            found.append((int(head.split()[1]), rest[:size]))
+            rest = rest[size:]
+        return found
