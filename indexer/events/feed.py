@@ -459,7 +459,7 @@ class EventFeed:
             self._ask_at = self._now + PROBE_S
         if self._waiting:
             self._lose(self._target())
-        elif self.doubt is None and not self.knows_nothing:
+        elif self.doubt is None:
             self.doubt = Doubt(Why.SILENT, self._now, None)
         return (yield from self._settle())
 

@@ -268,6 +268,16 @@ def test_a_fresh_rank_whose_engine_has_nothing_is_in_no_doubt():
     assert (feed.doubt, feed.knows_nothing) == (None, True)
 
 
+def test_a_fresh_rank_that_nobody_told_what_came_before_is_in_doubt_until_the_first_batch():
+    feed = a_feed()
+    feed.connected(0.0)
+    tick(feed, SETTLE_S)
+    tick(feed, SETTLE_S + FRAME_S_MAX)
+    assert feed.doubt.why is Why.SILENT
+    send(feed, 0, now=10.0)
+    assert feed.doubt is None
+
+
 def test_a_resumed_rank_is_in_doubt_until_the_engine_knows_its_last_batch():
     feed = a_resumed_feed(Place(5, 0, a_digest(4)))
     assert tick(feed, SETTLE_S) == StartReplay(4)
