@@ -28,10 +28,11 @@ from select_service.http.endpoint import JSON, Answer, PathParameter, Route
 
 HTML = "text/html; charset=utf-8"
 JAVASCRIPT = "text/javascript; charset=utf-8"
+STYLES = "text/css; charset=utf-8"
 MEDIA_TYPES = {
     "swagger-ui-bundle.js": JAVASCRIPT,
     "start.js": JAVASCRIPT,
-    "swagger-ui.css": "text/css; charset=utf-8",
+    "swagger-ui.css": STYLES,
 }
 """What the page loads."""
 POLICY = (
@@ -110,7 +111,7 @@ async def docs(service: Service, request: Request) -> Response:
         "/docs/{file}",
         "docs_file",
         "What the page loads",
-        {200: Answer("Script or style sheet.", None, media_type=MEDIA_TYPES["swagger-ui.css"])},
+        {200: Answer("Style sheet or script.", None, media_type=STYLES, also=JAVASCRIPT)},
         in_path=_FILE,
         refusals=(NotFound,),
     )

@@ -182,10 +182,9 @@ def _responses(route: Route, described: Mapping[str, Json]) -> Json:
 
 def _answer(answer: Answer, described: Mapping[str, Json]) -> Json:
     if answer.type is None:
-        return {
-            "description": answer.summary,
-            "content": {answer.media_type.split(";")[0]: {"schema": {"type": "string"}}},
-        }
+        kinds = [kind.split(";")[0] for kind in (answer.media_type, answer.also) if kind]
+        text = {kind: {"schema": {"type": "string"}} for kind in kinds}
+        return {"description": answer.summary, "content": text}
     content: Json = {"schema": described[repr(answer.type)]}
     if answer.example is not None:
         content["example"] = answer.example

@@ -80,7 +80,7 @@ class Answer(NamedTuple):
     example: Any = None
     media_type: str = JSON
     also: str | None = None
-    """Media type of a binary form that the `accept` header may ask for."""
+    """Media type of another form: of a JSON document a binary one, which `accept` may ask for."""
 
     @property
     def may_be_extended(self) -> bool:
