@@ -53,8 +53,12 @@ def own_command(*flags: str, module: str = "select_service") -> tuple[str, ...]:
 
 
 def own_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """`given` and what Python needs; none of the caller's own settings of the service."""
-    return {**plain_environment(), "PYTHONPATH": str(ROOT), **given}
+    """`given` and what Python needs; none of the caller's own settings of the service.
+
+    A process that crashes leaves the stacks of its threads in its log.
+    """
+    needed = {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+    return {**plain_environment(), **needed, **given}
 
 
 def plain_environment() -> dict[str, str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from select_service.http.server import ACCEPTS_PER_TURN, LISTEN_BACKLOG, duplicates
+from select_service.http.listening import LISTEN_BACKLOG
+from select_service.http.server import ACCEPTS_PER_TURN, duplicates
 
 pytestmark = pytest.mark.process
 
