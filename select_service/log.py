@@ -44,22 +44,33 @@ def configure(level: str, form: Literal["text", "json"], stream: TextIO | None =
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    for package in OWN_PACKAGES:
-        logging.getLogger(package).setLevel(level.upper())
-    _adopt_uvicorn(chatty=level == "debug")
+    _adopt_uvicorn()
+    set_level(level)
     logging.captureWarnings(True)
 
 
-def _adopt_uvicorn(chatty: bool) -> None:
-    """Let uvicorn's loggers pass through the root handler.
+def set_level(level: str) -> None:
+    """From now on show lines of this level and above.
 
-    It reports its own start and stop at INFO, which repeats our lines: shown only for debugging.
+    level: debug, info, warning or error.  uvicorn reports its own start and stop at INFO, which
+    repeats our lines: shown only for debugging.
     """
+    for package in OWN_PACKAGES:
+        logging.getLogger(package).setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel(logging.INFO if level == "debug" else logging.WARNING)
+
+
+def current_level() -> str:
+    """The level that counts now, as in `set_level`."""
+    return logging.getLevelName(logging.getLogger(OWN_PACKAGES[0]).getEffectiveLevel()).lower()
+
+
+def _adopt_uvicorn() -> None:
+    """Let uvicorn's loggers pass through the root handler."""
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    logging.getLogger("uvicorn").setLevel(logging.INFO if chatty else logging.WARNING)
 
 
 class TextLines(logging.Formatter):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from select_service.bodies.common import U32, U64
+from select_service.bodies.inspection import LogLevelView
 
 
 class SettingView(Struct, kw_only=True):
@@ -27,6 +28,8 @@ class ConfigView(Struct, kw_only=True):
     """Version of the service."""
     settings: dict[str, SettingView]
     """By name of the setting."""
+    log_level: LogLevelView
+    """PUT /log_level changes what counts now."""
     unknown_variables: dict[str, str | None]
     """Environment variables that look like settings and are none, with the most similar setting."""
 

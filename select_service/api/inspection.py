@@ -1,6 +1,10 @@
-"""Views: loads, what a prompt would do, overlap, the index dump, the configuration."""
+"""Views: loads, what a prompt would do, overlap, the index dump, the configuration.
+
+The level of the log is the one setting that can be changed while the service runs.
+"""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import msgspec
@@ -10,13 +14,20 @@ from starlette.responses import Response
 from indexer.dumps.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.dumps.json_dump import document_chunks
 from indexer.dumps.moment import now
+from select_service import log as logs
 from select_service.api import parameters
 from select_service.api.documents import ConfigView, PartitionDumpView
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.selection import PROMPT_DETAIL, unused_hashes
-from select_service.api.service import Service
-from select_service.bodies.inspection import OverlapScores, PartitionLoads, RankLoad
+from select_service.api.service import Service, trace_of
+from select_service.bodies.inspection import (
+    LogLevelChange,
+    LogLevelView,
+    OverlapScores,
+    PartitionLoads,
+    RankLoad,
+)
 from select_service.bodies.prompts import PromptQuery
 from select_service.core.views.dump_parts import DumpPart, by_name
 from select_service.errors import BadRequest, CapacityExceeded, NoWorkers
@@ -24,6 +35,8 @@ from select_service.http.accept import asks_for
 from select_service.http.codec import json_response
 from select_service.http.endpoint import JSON, WITH_BODY, Answer, Body, Noun, Route
 from select_service.http.slots import SlottedResponse
+
+log = logging.getLogger("select_service")
 
 _VARY = {"vary": "Accept"}
 _QUERY = Body(PromptQuery, {"tokens": {**SCOPE, **TOKENS}}, unused=unused_hashes)
@@ -55,6 +68,7 @@ _EVENT = {
     "storage_tier": "device",
     "event": {"event_id": 0, "data": {"stored": _STORED}, "dp_rank": 0},
 }
+_LOG_LEVEL = {"configured": "info", "current": "debug"}
 
 INSPECTION = Noun("inspection", "What the service knows: load, overlap, index, configuration.")
 
@@ -201,6 +215,7 @@ def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:
                 {
                     "version": "0.1.0",
                     "settings": {"port": {"value": 8092, "origin": "default"}},
+                    "log_level": _LOG_LEVEL,
                     "unknown_variables": {"SELECT_SERVICE_PROT": "SELECT_SERVICE_PORT"},
                 },
             )
@@ -212,6 +227,33 @@ async def config(service: Service, request: Request) -> Response:
     body = {
         "version": service.version,
         "settings": config.effective(),
+        "log_level": _log_level(service),
         "unknown_variables": config.unknown,
     }
     return json_response(body)
+
+
+@INSPECTION.declare(
+    Route(
+        "PUT",
+        "/log_level",
+        "set_log_level",
+        "Change the level of the log",
+        {200: Answer("The level that counts now.", LogLevelView, _LOG_LEVEL)},
+        detail="From the next line on, for all parts of the process. Not kept over a restart.",
+        body=Body(LogLevelChange, {"show every decision": {"level": "debug"}}),
+        refusals=WITH_BODY,
+    )
+)
+async def set_log_level(service: Service, request: Request, body: LogLevelChange) -> Response:
+    """Told at the old level: who makes the log silent finds that in it."""
+    before = logs.current_level()
+    if before != body.level:
+        fields = trace_of(request) | {"before": before, "now": body.level}
+        log.warning("log level changed", extra={"fields": fields})
+        logs.set_level(body.level)
+    return json_response(_log_level(service))
+
+
+def _log_level(service: Service) -> LogLevelView:
+    return LogLevelView(configured=service.config["log_level"], current=logs.current_level())

@@ -1,6 +1,10 @@
-"""Bodies of the views: loads and overlaps."""
+"""Bodies of the views: loads, overlaps, the level of the log."""
+
+from typing import Literal
 
 from msgspec import Struct
+
+from select_service.bodies.common import RequestBody
 
 
 class RankLoad(Struct, kw_only=True):
@@ -80,3 +84,19 @@ class OverlapScores(Struct, kw_only=True):
     """By worker and rank."""
     shared_cache: SharedCache
     """Always empty here. Field of the reference."""
+
+
+class LogLevelChange(RequestBody, kw_only=True):
+    """PUT /log_level."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    """Least level that is logged from now on; at `debug` every decision is a line."""
+
+
+class LogLevelView(Struct, kw_only=True):
+    """The level of the log as it was set at the start, and as it is."""
+
+    configured: str
+    """Of `--log-level`; counts again after a restart."""
+    current: str
+    """What counts now."""

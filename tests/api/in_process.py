@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -15,6 +16,9 @@ from select_service.settings.config import parse
 
 T = TypeVar("T")
 
+LEVELLED = ("select_service", "indexer", "uvicorn")
+"""Loggers whose level a client can change."""
+
 
 class Answer(NamedTuple):
     """`body` is decoded JSON where the answer says it is, else text."""
@@ -25,11 +29,15 @@ class Answer(NamedTuple):
 
 
 class Api:
-    """One service.  Without KV events unless the environment given says otherwise."""
+    """One service.  Without KV events unless the environment given says otherwise.
+
+    Levels of loggers, which belong to the process, are afterwards as they were.
+    """
 
     def __init__(self, *flags: str, **environment: str) -> None:
         config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false", **environment})
         self.service = build(config, admission_rules(config), "1.2.3")
+        self._levels = {name: logging.getLogger(name).level for name in LEVELLED}
         transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://service")
         self._runner = asyncio.Runner()
@@ -45,6 +53,8 @@ class Api:
     ) -> None:
         self._runner.run(self._client.aclose())
         self._runner.close()
+        for name, level in self._levels.items():
+            logging.getLogger(name).setLevel(level)
         self.service.ingest.close()
         if self.service.replicas is not None:
             self.service.replicas.close()

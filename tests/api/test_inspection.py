@@ -128,6 +128,42 @@ def test_the_configuration_shows_values_and_where_they_came_from(api):
     assert body["unknown_variables"] == {}
 
 
+def test_the_log_level_changes_while_the_service_runs(fleet, caplog):
+    def decisions():
+        caplog.clear()
+        assert fleet.post("/select", PROMPT).status == 200
+        return [record.message for record in caplog.records].count("decision")
+
+    for level, shown in (("info", 0), ("debug", 1), ("error", 0), ("debug", 1), ("warning", 0)):
+        answer = fleet.call("PUT", "/log_level", {"level": level})
+        assert (answer.status, answer.body) == (200, {"configured": "info", "current": level})
+        assert decisions() == shown
+        assert fleet.get("/config").body["log_level"] == answer.body
+    assert fleet.get("/config").body["settings"]["log_level"]["value"] == "info"
+
+
+def test_a_change_of_the_log_level_is_told_at_the_old_one(fleet, caplog):
+    fleet.call("PUT", "/log_level", {"level": "debug"})
+    caplog.clear()
+    for _ in range(2):
+        fleet.call("PUT", "/log_level", {"level": "error"})
+    (line,) = caplog.records
+    assert (line.message, line.fields) == (
+        "log level changed",
+        {"before": "debug", "now": "error"},
+    )
+
+
+@pytest.mark.parametrize("wrong", ["DEBUG", "trace", ""])
+def test_another_log_level_is_refused_with_those_there_are(api, wrong):
+    before = api.get("/config").body["log_level"]
+    answer = api.call("PUT", "/log_level", {"level": wrong})
+    assert (answer.status, answer.body["code"]) == (422, "invalid_body")
+    for level in ("debug", "info", "warning", "error"):
+        assert f'"{level}"' in answer.body["error"]
+    assert api.get("/config").body["log_level"] == before
+
+
 def test_metrics_count_what_was_done(fleet):
     assert fleet.post("/select_and_reserve", PROMPT).status == 200
     assert fleet.post("/select", b"{").status == 400
