@@ -101,9 +101,10 @@ def _holdings(memory: IndexMemory, nodes: list[int]) -> dict[tuple[int, int, int
     """(slot, tier, node) -> whether irregular, from the holder sets."""
     found = {}
     marks = memory.column(state.MARK)
-    bits = np.unpackbits(_rows(memory).view(np.uint8), axis=2, bitorder="little")
+    rows = _rows(memory)
     for node in nodes:
-        row = bits[marks[node] & state.SET_MASK]
+        words = np.ascontiguousarray(rows[marks[node] & state.SET_MASK])
+        row = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         for tier, slot in np.argwhere(row[: state.N_TIERS]).tolist():
             found[slot, tier, node] = bool(row[state.N_TIERS + tier, slot])
     return found
