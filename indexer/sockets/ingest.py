@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -214,9 +214,21 @@ class Ingest:
         with self._changing:
             _make({thread: _Change(start=True) for thread in self._threads})
 
-    def status(self) -> dict[Key, ListenerStatus]:
-        """Waits for no thread, whatever `reconcile` waits for."""
-        return {key: listener.status() for key, (_, listener) in self._listeners.items()}
+    def statuses(self) -> Iterator[tuple[Key, ListenerStatus]]:
+        """Of every rank, each when it is asked for.
+
+        Like those that follow it waits for no thread, whatever `reconcile` waits for.
+        """
+        return ((key, listener.status()) for key, (_, listener) in self._listeners.items())
+
+    def status_of(self, key: Key) -> ListenerStatus | None:
+        """None when the rank is not listened to."""
+        found = self._listeners.get(key)
+        return None if found is None else found[1].status()
+
+    def sources(self) -> dict[Key, KvSource]:
+        """What the listeners were told.  O(ranks)."""
+        return {key: listener.source for key, (_, listener) in self._listeners.items()}
 
     def failure(self) -> BaseException | None:
         """What ended a thread that was not asked to end; None while all is well."""

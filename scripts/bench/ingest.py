@@ -108,10 +108,10 @@ class Receiver:
         )
 
     def done(self, n_messages: int) -> bool:
-        return self.ingest.status()[1, 0].batches >= n_messages
+        return self.ingest.status_of((1, 0)).batches >= n_messages
 
     def check(self, n_messages: int, blocks: int) -> None:
-        status = self.ingest.status()[1, 0]
+        status = self.ingest.status_of((1, 0))
         assert (status.gaps, status.decode_errors) == (0, 0), status
         assert status.stored_blocks == n_messages * blocks, status
         assert self.ingest.failure() is None
@@ -218,7 +218,7 @@ def gil(args: argparse.Namespace) -> None:
         publisher.go()
         said = asyncio.run(answer_pings(args.seconds))
         cpu = (cpu_s() - cpu) / args.seconds
-        batches = receiver.ingest.status()[1, 0].batches
+        batches = receiver.ingest.status_of((1, 0)).batches
         print(f"{interval * 1e6:.0f} us, CPU {cpu:.0%}, {batches} batches:", said, flush=True)
         publisher.line()
         while not receiver.done(n_messages):

@@ -6,6 +6,7 @@ The level of the log is the one setting that can be changed while the service ru
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import cast
 
 import msgspec
 from starlette.requests import Request
@@ -21,9 +22,11 @@ from select_service.api.parameters import scope_filter
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.selection import PROMPT_DETAIL, unused_hashes
 from select_service.api.service import Service, trace_of
+from select_service.api.turns import encoded_in_turns
 from select_service.bodies.inspection import (
     LogLevelChange,
     LogLevelView,
+    OverlapRow,
     OverlapScores,
     PartitionLoads,
     RankLoad,
@@ -91,7 +94,11 @@ INSPECTION = Noun("inspection", "What the service knows: load, overlap, index, c
     )
 )
 async def loads(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    return json_response(service.selector.loads(*scope_filter(query)))
+    selector, wanted = service.selector, scope_filter(query)
+    keys = [key for key in selector.fleet.partitions if key.within(*wanted)]
+    # One partition at a time: one that has gone meanwhile is left out.
+    views = (view for key in sorted(keys) for view in selector.loads(*key))
+    return json_response(await encoded_in_turns(views))
 
 
 @INSPECTION.declare(
@@ -107,7 +114,7 @@ async def loads(service: Service, request: Request, query: Mapping[str, str]) ->
     )
 )
 async def potential_loads(service: Service, request: Request, body: PromptQuery) -> Response:
-    return json_response(service.selector.potential_loads(body))
+    return json_response(await encoded_in_turns(service.selector.potential_loads(body)))
 
 
 @INSPECTION.declare(
@@ -139,7 +146,9 @@ async def potential_loads(service: Service, request: Request, body: PromptQuery)
     )
 )
 async def overlap_scores(service: Service, request: Request, body: PromptQuery) -> Response:
-    return json_response(service.selector.overlap_scores(body))
+    scores = service.selector.overlap_scores(body)
+    scores.workers = cast(list[OverlapRow], await encoded_in_turns(scores.workers))
+    return json_response(scores)
 
 
 @INSPECTION.declare(

@@ -1,14 +1,18 @@
 """Liveness, readiness, metrics."""
 
 import asyncio
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from indexer.sockets.listener import ListenerStatus
 from select_service.api.service import Service, keeping_report, now
-from select_service.api.workers import RECORD, with_state
+from select_service.api.turns import encoded_in_turns, in_turns
+from select_service.api.worker_records import records
+from select_service.api.workers import RECORD
 from select_service.bodies.common import Status
-from select_service.bodies.workers import Ready, RecoveryView
+from select_service.bodies.workers import Ready, RecoveryView, WorkerRecord
 from select_service.http.codec import json_response
 from select_service.http.endpoint import Answer, Noun, Route
 
@@ -54,8 +58,13 @@ async def health(service: Service, request: Request) -> Response:
 )
 async def ready(service: Service, request: Request) -> Response:
     """200 once the recovery has ended and a worker is schedulable; else the same body with 503."""
-    body = service.selector.ready()
-    recovery = service.recovery
+    workers, recovery = service.selector.workers(), service.recovery
+    schedulable = sum(worker.schedulable for worker in workers)
+    body = Ready(
+        ready=schedulable > 0 and not recovery.running,
+        schedulable_workers=schedulable,
+        workers=cast(list[WorkerRecord], await encoded_in_turns(records(service, workers))),
+    )
     if recovery.state != "off":
         body.recovery = RecoveryView(
             state=recovery.state,
@@ -65,8 +74,6 @@ async def ready(service: Service, request: Request) -> Response:
             bytes=recovery.bytes,
             elapsed_s=round(recovery.seconds(now()), 3),
         )
-        body.ready = body.ready and not recovery.running
-    with_state(service, body.workers)
     return json_response(body, 200 if body.ready else 503)
 
 
@@ -85,7 +92,7 @@ async def metrics(service: Service, request: Request) -> Response:
     replicas = None if service.replicas is None else service.replicas.status()
     seen = service.metrics.observe(
         service.selector,
-        service.ingest,
+        await _listeners(service),
         replicas,
         keeping_report(service),
         service.engine_scrapes,
@@ -93,3 +100,8 @@ async def metrics(service: Service, request: Request) -> Response:
         service.tasks,
     )
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)
+
+
+async def _listeners(service: Service) -> dict[tuple[int, int], ListenerStatus]:
+    """The status of every listener, taken in turns of the event loop."""
+    return dict(await in_turns(service.ingest.statuses()))

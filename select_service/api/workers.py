@@ -6,25 +6,21 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-import msgspec
-from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from indexer.dumps.held_blocks import adopt
-from indexer.sockets.ingest import ListenerStatus
 from select_service.api import parameters
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, trace_of
+from select_service.api.turns import encoded_in_turns
+from select_service.api.worker_records import records, with_hints
 from select_service.bodies.workers import (
-    KvEventDoubt,
-    KvEventStatus,
     WorkerPatch,
     WorkerRecord,
     WorkerRegistration,
 )
-from select_service.core.views.hints import EventEndpoints, users_of, worker_hints
 from select_service.errors import BadRequest, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
@@ -127,9 +123,8 @@ async def register(service: Service, request: Request, body: WorkerRegistration)
     )
 )
 async def listing(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    records = with_state(service, service.selector.workers(*scope_filter(query)))
-    _add_hints(service, records)
-    return json_response(records)
+    workers = service.selector.workers(*scope_filter(query))
+    return json_response(await encoded_in_turns(with_hints(service, records(service, workers))))
 
 
 @WORKERS.declare(
@@ -144,9 +139,9 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
     )
 )
 async def show(service: Service, request: Request, worker_id: int) -> Response:
-    records = with_state(service, [service.selector.worker(worker_id)])
-    _add_hints(service, records)
-    return json_response(records[0])
+    worker = service.selector.worker(worker_id)
+    (record,) = with_hints(service, records(service, [worker]))
+    return json_response(record)
 
 
 @WORKERS.declare(
@@ -200,74 +195,6 @@ async def delete(service: Service, request: Request, worker_id: int) -> Response
         record = service.selector.delete(worker_id, monotonic())
         await _follow(service, "worker deleted", record, trace_of(request))
     return json_response(record)
-
-
-def with_state(service: Service, records: list[WorkerRecord]) -> list[WorkerRecord]:
-    """The records with what the listeners of their ranks have seen, and with their busy state."""
-    now = monotonic()
-    admissions = service.selector.worker_admissions(now)
-    deletions = service.selector.deletions(now)
-    for record in records:
-        record.admission = admissions.get(record.worker_id, msgspec.UNSET)
-        record.deleted = deletions.get(record.worker_id, msgspec.UNSET)
-    return _with_kv_events(service, records)
-
-
-def _with_kv_events(service: Service, records: list[WorkerRecord]) -> list[WorkerRecord]:
-    listeners = service.ingest.status()
-    by_worker: dict[int, dict[int, KvEventStatus]] = {}
-    now = monotonic()
-    for (worker_id, dp_rank), status in listeners.items():
-        by_worker.setdefault(worker_id, {})[dp_rank] = _shown(status, now)
-    for record in records:
-        ranks = by_worker.get(record.worker_id)
-        if ranks:
-            record.kv_events = dict(sorted(ranks.items()))
-    return records
-
-
-def _add_hints(service: Service, records: list[WorkerRecord]) -> None:
-    """What the registrations probably do not mean.  O(ranks)."""
-    listeners = service.ingest.status()
-    endpoints = {
-        rank: EventEndpoints(status.endpoint, status.replay_endpoint)
-        for rank, status in listeners.items()
-    }
-    users = users_of(endpoints)
-    of_worker: dict[int, dict[int, EventEndpoints]] = {}
-    for (worker_id, dp_rank), each in endpoints.items():
-        of_worker.setdefault(worker_id, {})[dp_rank] = each
-    for record in records:
-        ranks = of_worker.get(record.worker_id, {})
-        hints = worker_hints(record.worker_id, record.endpoint, ranks, users)
-        record.hints = hints or msgspec.UNSET
-
-
-def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
-    last = status.last_event_monotonic
-    return KvEventStatus(
-        state=status.state,
-        connected=status.connected,
-        connect_error=status.connect_error,
-        unverified=_doubt(status, now),
-        last_sequence=status.last_sequence,
-        batches=status.batches,
-        gaps=status.gaps,
-        replayed=status.replayed,
-        lost=status.lost,
-        restarts=status.restarts,
-        semantics="counted" if status.is_counted else "set",
-        decode_errors=status.decode_errors,
-        last_error=status.last_error,
-        seconds_since_last_event=None if last is None else round(max(0.0, now - last), 3),
-    )
-
-
-def _doubt(status: ListenerStatus, now: float) -> KvEventDoubt | UnsetType:
-    if status.doubt is None or status.doubted_monotonic is None:
-        return msgspec.UNSET
-    seconds = round(max(0.0, now - status.doubted_monotonic), 3)
-    return KvEventDoubt(reason=status.doubt, seconds=seconds)
 
 
 async def _follow(service: Service, what: str, record: WorkerRecord, trace: dict[str, str]) -> None:

@@ -29,7 +29,6 @@ from select_service.bodies.reservations import (
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import (
     Deletion,
-    Ready,
     WorkerAdmission,
     WorkerPatch,
     WorkerRecord,
@@ -134,27 +133,20 @@ class Selector:
         self._touched.wake_if(self.fleet.leaving)
         return worker.record()
 
-    def deletions(self, now: float) -> dict[int, Deletion]:
-        """When and why the deleted workers left whose records are kept."""
-        deleted = self.fleet.catalog.deleted()
-        return {
-            worker_id: Deletion(seconds_ago=round(now - tombstone.at, 3), reason=tombstone.reason)
-            for worker_id, tombstone in deleted.items()
-        }
+    def deletion(self, worker_id: int, now: float) -> Deletion | None:
+        """When and why a deleted worker left whose record is kept."""
+        tombstone = self.fleet.catalog.deleted().get(worker_id)
+        if tombstone is None:
+            return None
+        return Deletion(seconds_ago=round(now - tombstone.at, 3), reason=tombstone.reason)
 
-    def workers(
-        self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[WorkerRecord]:
-        catalog = self.fleet.catalog
-        return [w.record() for w in catalog if w.key.within(model_name, tenant_id)]
+    def workers(self, model_name: str | None = None, tenant_id: str | None = None) -> list[Worker]:
+        """By model, tenant and worker id."""
+        return [w for w in self.fleet.catalog if w.key.within(model_name, tenant_id)]
 
-    def worker(self, worker_id: int) -> WorkerRecord:
+    def worker(self, worker_id: int) -> Worker:
         """GET /workers/{worker_id}.  Raises NotFound."""
-        return self.fleet.catalog.get(worker_id).record()
-
-    def ready(self) -> Ready:
-        schedulable = sum(worker.schedulable for worker in self.fleet.catalog)
-        return Ready(ready=schedulable > 0, schedulable_workers=schedulable, workers=self.workers())
+        return self.fleet.catalog.get(worker_id)
 
     def _put(self, worker: Worker) -> WorkerRecord:
         old = self.fleet.catalog.find(worker.worker_id)
@@ -293,12 +285,15 @@ class Selector:
         """GET /admission."""
         return admission_state(self.gate, self.thresholds().thresholds)
 
-    def worker_admissions(self, now: float) -> dict[int, WorkerAdmission]:
-        """How workers stand to the busy thresholds; without those that nothing judges."""
+    def worker_admissions(self, workers: list[Worker], now: float) -> dict[int, WorkerAdmission]:
+        """How these workers stand to the busy thresholds; without those that nothing judges.
+
+        workers: as they are now, those of one partition side by side.  O(slots of their partitions)
+        """
         found: dict[int, WorkerAdmission] = {}
-        schedulable = (worker for worker in self.fleet.catalog if worker.schedulable)
-        for key, workers in groupby(schedulable, lambda worker: worker.key):
-            found |= worker_admissions(self.gate.judge, self.fleet.partitions[key], workers, now)
+        schedulable = (worker for worker in workers if worker.schedulable)
+        for key, some in groupby(schedulable, lambda worker: worker.key):
+            found |= worker_admissions(self.gate.judge, self.fleet.partitions[key], some, now)
         return found
 
     def engine_targets(self) -> list[EngineTarget]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from time import monotonic
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
@@ -69,12 +69,6 @@ RankKey = tuple[int, int]
 _NOTHING_KEPT = KeepingReport()
 
 
-class Listeners(Protocol):
-    """What is needed of the ingest: the status of every listener by (worker_id, dp_rank)."""
-
-    def status(self) -> Mapping[RankKey, ListenerStatus]: ...
-
-
 class Observation(NamedTuple):
     """Copies of everything that one scrape shows; `now` in seconds of the monotonic clock."""
 
@@ -121,7 +115,7 @@ class Metrics:
     def observe(
         self,
         selector: Selector,
-        ingest: Listeners,
+        listeners: Mapping[RankKey, ListenerStatus],
         replicas: ReplicaStatus | None = None,
         keeping: KeepingReport = _NOTHING_KEPT,
         engine_scrapes: Mapping[str, int] | None = None,
@@ -132,7 +126,7 @@ class Metrics:
         now = self._clock()
         return Observation(
             report=report(selector, RANK_SERIES_MAX),
-            listeners=ingest.status(),
+            listeners=listeners,
             requests=dict(self._requests),
             warnings=dict(self._warnings),
             selections={route: durations.copy() for route, durations in self._selections.items()},

@@ -112,7 +112,7 @@ def test_a_listener_opens_and_closes_with_its_worker(listening):
     assert shown | {"connect_error": ...} == status | {"connect_error": ...}
     listening.delete("/workers/7")
     assert "kv_events" not in listening.get("/workers").body[0]
-    assert listening.service.ingest.status() == {}
+    assert listening.service.ingest.sources() == {}
 
 
 def test_without_its_event_endpoint_a_worker_is_incomplete(listening):

@@ -179,12 +179,12 @@ def test_deleted_worker_keeps_a_record_that_patch_revives(selector):
     assert selector.delete(1, 0.0).lifecycle == "unschedulable"
     assert selector.delete(1, 0.0).lifecycle == "unschedulable"
     assert [w.lifecycle for w in selector.workers()] == ["unschedulable"]
-    (deletion,) = selector.deletions(2.5).values()
+    deletion = selector.deletion(1, 2.5)
     assert (deletion.seconds_ago, deletion.reason) == (2.5, "DELETE /workers/1")
     revived = selector.patch(1, a_patch())
     assert revived.lifecycle == "schedulable"
     assert "had been deleted (DELETE /workers/1)" in revived.revived
-    assert selector.deletions(2.5) == {}
+    assert selector.deletion(1, 2.5) is None
     assert selector.patch(1, a_patch()).revived is UNSET
     with pytest.raises(NotFound, match="worker 2 not found"):
         selector.delete(2, 0.0)

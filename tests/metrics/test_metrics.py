@@ -35,9 +35,6 @@ class Listeners:
     def __init__(self):
         self.statuses = {}
 
-    def status(self):
-        return dict(self.statuses)
-
 
 def a_status(**fields):
     values = {
@@ -107,7 +104,7 @@ def metrics():
 
 @pytest.fixture
 def scrape(metrics, selector, listeners):
-    return lambda: Scraped(metrics.text(metrics.observe(selector, listeners)).decode())
+    return lambda: Scraped(metrics.text(metrics.observe(selector, listeners.statuses)).decode())
 
 
 SCOPE = {"model_name": "m", "tenant_id": "default"}
@@ -250,7 +247,7 @@ def test_partitions_beyond_the_bound_are_summed(monkeypatch, selector, listeners
         selector.reserve(
             a_reservation(f"r{worker_id}", worker_id, tokens=8, model_name=f"m{worker_id}"), 0.0
         )
-    seen = Scraped(metrics.text(metrics.observe(selector, listeners)).decode())
+    seen = Scraped(metrics.text(metrics.observe(selector, listeners.statuses)).decode())
     other = {"model_name": "other", "tenant_id": "other"}
     assert seen.value("prompt_blocks_total", **SCOPE) == 0
     assert seen.value("prompt_blocks_total", **other) == 4
@@ -273,7 +270,7 @@ def test_listeners_beyond_the_bound_are_summed_and_the_sum_never_falls(
     metrics = Metrics("1")
 
     def others():
-        seen = Scraped(metrics.text(metrics.observe(selector, listeners)).decode())
+        seen = Scraped(metrics.text(metrics.observe(selector, listeners.statuses)).decode())
         return seen.value("kv_event_batches_total", worker_id="other", dp_rank="other")
 
     listeners.statuses = {(1, 0): a_status(batches=100), (2, 0): a_status(batches=5)}
@@ -312,7 +309,7 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, sel
     replicas = msgspec.convert(BY_ID["replica_status"].answers[200].example, ReplicaStatus)
     scraped = Scraped(
         metrics.text(
-            metrics.observe(selector, listeners, replicas, engine_scrapes={"ok": 1})
+            metrics.observe(selector, listeners.statuses, replicas, engine_scrapes={"ok": 1})
         ).decode()
     )
     exposed = {

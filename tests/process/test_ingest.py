@@ -73,7 +73,7 @@ def held(index, writer, n_blocks, chain=CHAIN):
 
 
 def status(ingest, worker_id=1, dp_rank=0):
-    return ingest.status()[worker_id, dp_rank]
+    return ingest.status_of((worker_id, dp_rank))
 
 
 def publish_chain(engine, blocks, **how):
@@ -476,7 +476,7 @@ def test_nothing_is_written_after_reconcile_has_closed_a_listener(ingest, index)
             publish_chain(engine, [block])
         eventually(lambda: status(ingest).batches > 0)
         ingest.reconcile([])
-        assert ingest.status() == {}
+        assert ingest.sources() == {}
         blocks = index.stats()
         for _ in range(5):
             assert index.stats() == blocks
@@ -552,11 +552,11 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
         engine.await_subscriber()
         publish_chain(engine, [0])
         assert stuck.wait(PATIENCE_S)
-        assert set(ingest.status()) == {(1, 0)}
+        assert set(ingest.sources()) == {(1, 0)}
         reconciling = threading.Thread(target=ingest.reconcile, args=([],))
         reconciling.start()
         try:
-            eventually(lambda: ingest.status() == {})
+            eventually(lambda: ingest.sources() == {})
             assert reconciling.is_alive()
         finally:
             go_on.set()

@@ -1,6 +1,6 @@
 """The scheduling parameters of a request, and the policies that they are for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,10 +64,10 @@ def parameters_of(config: RouterConfig, block_size: int) -> npt.NDArray[np.float
     return found
 
 
-def router_credit_blocks(matched: npt.NDArray[np.int32], config: RouterConfig) -> float:
-    """Overlap credit of one slot (`matched` is its row), without decay, in blocks."""
-    device, host = int(matched[0]), int(matched[1] - matched[0])
-    disk = int(matched[3] - matched[1])
+def router_credit_blocks(matched: Sequence[int], config: RouterConfig) -> float:
+    """Overlap credit of one slot (`matched`: its cumulative blocks by tier), without decay."""
+    device, host = matched[0], matched[1] - matched[0]
+    disk = matched[3] - matched[1]
     return (
         config.overlap_score_credit * device
         + config.host_cache_hit_weight * host

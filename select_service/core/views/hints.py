@@ -21,9 +21,9 @@ class EventEndpoints(NamedTuple):
 def users_of(
     endpoints: Mapping[tuple[int, int], EventEndpoints],
 ) -> dict[str, list[tuple[int, int]]]:
-    """Events endpoint -> the (worker_id, dp_rank) that listen there, in order.  O(ranks)."""
+    """Events endpoint -> the (worker_id, dp_rank) that listen there.  O(ranks)."""
     users: dict[str, list[tuple[int, int]]] = {}
-    for rank, each in sorted(endpoints.items()):
+    for rank, each in endpoints.items():
         users.setdefault(each.events, []).append(rank)
     return users
 
@@ -60,7 +60,7 @@ def _rank_hints(
         )
     others = [other for other in users if other != rank]
     if others:
-        worker_id, dp_rank = others[0]
+        worker_id, dp_rank = min(others)
         hints.append(
             f"KV events endpoint `{each.events}` of dp_rank {rank[1]} is also that of worker "
             f"{worker_id} dp_rank {dp_rank}: both are credited with the same blocks"

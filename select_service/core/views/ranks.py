@@ -31,22 +31,21 @@ def potential_loads_of(
 
 def overlap_rows(partition: Partition, prompt: Prompt, config: RouterConfig) -> list[OverlapRow]:
     """Matched blocks of every rank, by worker and rank."""
-    matched = partition.index.match(prompt.block_hashes)
+    matched = partition.index.match(prompt.block_hashes).tolist()
     rows = []
     for rank, slot in sorted(partition.table.slots()):
-        row = matched[slot]
-        gpu, cpu, disk = int(row[0]), int(row[1]), int(row[3])
+        gpu, cpu, _, external = matched[slot]
         rows.append(
             OverlapRow(
                 worker_id=rank.worker_id,
                 dp_rank=rank.dp_rank,
                 device_blocks=gpu,
                 host_pinned_blocks=cpu,
-                disk_blocks=disk,
+                disk_blocks=external,
                 host_pinned_extension_blocks=cpu - gpu,
-                disk_extension_blocks=disk - cpu,
+                disk_extension_blocks=external - cpu,
                 shared_beyond_device_blocks=None,
-                router_credit_blocks=router_credit_blocks(row, config),
+                router_credit_blocks=router_credit_blocks(matched[slot], config),
             )
         )
     return rows
@@ -57,14 +56,16 @@ def _rank_loads(
     prefill_tokens: npt.NDArray[np.int64],
     decode_blocks: npt.NDArray[np.int64],
 ) -> list[RankLoad]:
-    requests = partition.load.totals[:, kernels.REQUESTS]
+    """Of plain lists: an array costs as much per element as all the rest."""
+    requests = partition.load.totals[:, kernels.REQUESTS].tolist()
+    tokens, blocks = prefill_tokens.tolist(), decode_blocks.tolist()
     return [
         RankLoad(
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,
-            potential_prefill_tokens=int(prefill_tokens[slot]),
-            potential_decode_blocks=int(decode_blocks[slot]),
-            active_requests=int(requests[slot]),
+            potential_prefill_tokens=tokens[slot],
+            potential_decode_blocks=blocks[slot],
+            active_requests=requests[slot],
         )
         for rank, slot in sorted(partition.table.slots())
     ]

@@ -17,6 +17,10 @@ from tests.builders import a_patch
 from tests.core.admission.scenes import METRICS, Scene, hashes, pinned, store, where
 
 
+def admissions_of(scene, now):
+    return scene.selector.worker_admissions(scene.selector.workers(), now)
+
+
 def passes(outcome):
     assert isinstance(outcome, Decision | Overloaded), outcome
     return isinstance(outcome, Decision)
@@ -208,7 +212,7 @@ def test_what_an_engine_said_too_long_ago_is_not_believed():
     assert not passes(scene.look("a"))
     scene.tick(0.001)
     assert passes(scene.look("b"))
-    rank = scene.selector.worker_admissions(scene.now)[1].ranks[0]
+    rank = admissions_of(scene, scene.now)[1].ranks[0]
     assert (rank.source, rank.kv_usage, rank.engine.fresh) == ("accounting", 0.0, False)
     assert (rank.engine.kv_usage, rank.engine.age_s) == (0.9, 5.0)
 
@@ -233,7 +237,7 @@ def test_a_reading_from_an_address_that_is_not_asked_any_more_is_ignored():
     scene.engine_says(0.9, worker_id=7)
     scene.engine_says(0.9, dp_rank=5)
     assert passes(scene.look("a"))
-    assert scene.selector.worker_admissions(scene.now)[1].ranks[0].engine is None
+    assert admissions_of(scene, scene.now)[1].ranks[0].engine is None
 
 
 def test_an_engine_that_moved_is_forgotten_at_once():
@@ -241,7 +245,7 @@ def test_an_engine_that_moved_is_forgotten_at_once():
     scene.engine_says(0.9)
     scene.selector.patch(1, a_patch(metrics_endpoint="http://w1:9/metrics"))
     assert passes(scene.look("a"))
-    assert scene.selector.worker_admissions(scene.now)[1].ranks[0].engine is None
+    assert admissions_of(scene, scene.now)[1].ranks[0].engine is None
 
 
 def test_a_worker_that_comes_back_is_not_judged_by_what_its_engine_said_before():
@@ -257,16 +261,16 @@ def test_a_worker_that_comes_back_is_not_judged_by_what_its_engine_said_before()
 
 def test_a_worker_that_nothing_judges_has_no_admission():
     scene = Scene()
-    assert scene.selector.worker_admissions(0.0).get(1) is None
+    assert admissions_of(scene, 0.0).get(1) is None
     scene.register(2, endpoint="")
     scene.set_thresholds(prefill=1)
-    assert scene.selector.worker_admissions(0.0).get(2) is None
+    assert admissions_of(scene, 0.0).get(2) is None
 
 
 def test_a_worker_shows_how_it_stands_to_the_thresholds():
     scene = Scene(prefill=10, decode=0.5, total_kv_blocks=8, data_parallel_size=2)
     scene.fill(1, 12, dp_rank=1)
-    shown = scene.selector.worker_admissions(0.0).get(1)
+    shown = admissions_of(scene, 0.0).get(1)
     assert (shown.busy, shown.not_judged, shown.engine_error) == (False, [], None)
     idle, loaded = shown.ranks[0], shown.ranks[1]
     assert (idle.busy, idle.active_prefill_tokens, idle.kv_usage) == (False, 0, 0.0)
@@ -278,7 +282,7 @@ def test_a_worker_says_which_threshold_cannot_judge_it():
     scene = Scene(decode=0.0)
     scene.fill(1)
     assert passes(scene.look("a"))
-    shown = scene.selector.worker_admissions(0.0).get(1)
+    shown = admissions_of(scene, 0.0).get(1)
     assert shown.not_judged == ["active_decode_blocks_threshold: total_kv_blocks is not known"]
     assert (shown.busy, shown.ranks[0].kv_usage) == (False, None)
 
@@ -286,7 +290,7 @@ def test_a_worker_says_which_threshold_cannot_judge_it():
 def test_a_worker_without_capacity_is_judged_once_its_engine_speaks():
     scene = Scene(decode=0.5, metrics_endpoint=METRICS)
     scene.engine_says(0.75)
-    shown = scene.selector.worker_admissions(2.0).get(1)
+    shown = admissions_of(scene, 2.0).get(1)
     assert (shown.busy, shown.not_judged) == (True, [])
     rank = shown.ranks[0]
     assert (rank.source, rank.kv_usage, rank.engine.age_s) == ("engine", 0.75, 2.0)
@@ -298,9 +302,9 @@ def test_an_engine_that_does_not_answer_is_shown_until_it_does():
     (target,) = scene.selector.engine_targets()
     assert target == (1, METRICS, (0,))
     scene.selector.engine_failed(target, "x" * 1000, 1.0)
-    assert scene.selector.worker_admissions(1.0)[1].engine_error == "x" * 300
+    assert admissions_of(scene, 1.0)[1].engine_error == "x" * 300
     scene.engine_says(0.1)
-    assert scene.selector.worker_admissions(1.0)[1].engine_error is None
+    assert admissions_of(scene, 1.0)[1].engine_error is None
 
 
 def test_only_schedulable_workers_with_a_metrics_endpoint_are_asked():
@@ -362,6 +366,6 @@ def test_free_ranks_are_those_of_the_formulas(
 def test_an_engine_that_answers_without_its_cache_usage_is_shown_as_such():
     scene = Scene(decode=0.5, total_kv_blocks=8, metrics_endpoint=METRICS)
     scene.engine_says(None)
-    shown = scene.selector.worker_admissions(1.0)[1]
+    shown = admissions_of(scene, 1.0)[1]
     assert shown.engine_error == "kv_usage of dp_rank 0 is missing or not credible"
     assert shown.ranks[0].source == "accounting"
