@@ -47,7 +47,7 @@ def documented_metrics():
 
 def process_metrics():
     """None but on Linux."""
-    collector = ProcessCollector(namespace="select_service", registry=None)
+    collector = ProcessCollector(registry=None)
     return {sample.name for family in collector.collect() for sample in family.samples}
 
 
@@ -111,7 +111,7 @@ def test_metrics_are_found_in_an_expression(query, metrics):
 def test_every_metric_of_a_query_exists(query):
     metrics = metrics_of(query)
     if not PROCESS_METRICS:
-        metrics = {m for m in metrics if not m.startswith("select_service_process_")}
+        metrics = {m for m in metrics if not m.startswith("process_")}
     assert metrics
     assert metrics <= KNOWN
 
@@ -230,7 +230,7 @@ def test_every_query_of_the_dashboard_obeys_the_chosen_job_and_instance():
         for target in panel["targets"]:
             expression = target["expr"]
             chosen = expression.count('job=~"$job", instance=~"$instance"')
-            assert chosen == len(re.findall(r"(?:select_service|dynamo)_\w+\{", expression))
+            assert chosen == len(re.findall(r"(?:select_service|dynamo|process)_\w+\{", expression))
             assert chosen > 0
 
 

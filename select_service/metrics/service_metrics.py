@@ -149,7 +149,7 @@ class _Scrape(Collector):
 
     def __init__(self, version: str) -> None:
         self._version = version
-        self._process = ProcessCollector(namespace=PREFIX.rstrip("_"), registry=None)
+        self._process = ProcessCollector(registry=None)
         self._partitions: Chosen[Labels] = Chosen(PARTITION_SERIES_MAX)
         self._ranks: Chosen[RankKey] = Chosen(RANK_SERIES_MAX)
         self._sums = GrowingSums()

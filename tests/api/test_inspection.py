@@ -171,7 +171,7 @@ def test_metrics_count_what_was_done(fleet):
     answer = fleet.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     families = {family.name: family for family in text_string_to_metric_families(answer.body)}
-    assert all(name.startswith(("select_service_", "dynamo_")) for name in families)
+    assert all(name.startswith(("select_service_", "dynamo_", "process_")) for name in families)
     counted = {
         (s.labels["route"], s.labels["status"]): s.value
         for s in families["select_service_requests"].samples

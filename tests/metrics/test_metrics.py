@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.hashing.hashes import block_hashes
@@ -144,6 +145,14 @@ def test_the_latency_histogram_is_cumulative_and_includes_its_bounds(metrics, sc
 
 def test_version_is_shown(scrape):
     assert scrape().value("build_info", version="1.2.3") == 1
+
+
+def test_the_process_is_shown_under_the_names_of_all_processes(scrape):
+    seen = scrape()
+    for family in ProcessCollector(registry=None).collect():  # none but on Linux
+        (sample,) = family.samples
+        assert seen.value(sample.name) > 0
+    assert not any(name.startswith("select_service_process_") for name in seen.families)
 
 
 def test_selector_state_is_read_at_scrape_time(selector, scrape):
@@ -315,7 +324,7 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, sel
     exposed = {
         name + ("_total" if family.type == "counter" else "")
         for name, family in scraped.families.items()
-        if not name.startswith("select_service_process_")
+        if not name.startswith("process_")
     }
     rows = r"^\| `((?:select_service|dynamo)_\w+)`"
     documented = set(re.findall(rows, DOCUMENT.read_text(), re.MULTILINE))
