@@ -131,6 +131,13 @@ LOADS: Sequence[Family[Load]] = (
     Family(_GAUGE, "prefill_tokens", "Prompt tokens booked and not yet prefilled.", lambda x: x[0]),
     Family(_GAUGE, "active_blocks", "Blocks of live reservations, rounded.", lambda x: x[1]),
     Family(_GAUGE, "active_requests", "Live reservations of the rank.", lambda x: x[2]),
+    Family(
+        _GAUGE,
+        "kv_blocks_active",
+        "Blocks of the KV cache in use: in the words of the engine while it is heard, else those "
+        "of live reservations. Cached blocks that nobody uses are not in use.",
+        lambda x: x[3],
+    ),
 )
 
 LISTENERS: Sequence[Family[ListenerStatus]] = (

@@ -201,6 +201,12 @@ class _Scrape(Collector):
         yield from series_of(PARTITIONS, SCOPE_LABELS, own, others, self._sums)
         loads, ranks_shown = _loads(own.values(), others.values())
         yield from series_of(LOADS, SCOPE_LABELS + RANK_LABELS, loads, {}, self._sums)
+        yield gauges(
+            "kv_blocks_max",
+            "Blocks of the KV cache; no series where the worker does not say how many.",
+            SCOPE_LABELS + RANK_LABELS,
+            {labels: load.kv_blocks_max for labels, load in loads.items() if load.kv_blocks_max},
+        )
         yield _truncated("partition", len(others))
         yield _truncated("rank", seen.n_ranks - ranks_shown)
 

@@ -175,6 +175,16 @@ def test_selector_state_is_read_at_scrape_time(selector, scrape):
     assert seen.value("active_requests", **rank) == 0
 
 
+def test_kv_blocks_are_shown_by_rank_and_their_number_where_it_is_known(selector, scrape):
+    selector.register(a_worker(2, total_kv_blocks=100))
+    selector.reserve(a_reservation("a", 2, tokens=8), 0.0)
+    seen = scrape()
+    assert seen.value("kv_blocks_active", **SCOPE, worker_id=2, dp_rank=0) == 2
+    assert seen.value("kv_blocks_max", **SCOPE, worker_id=2, dp_rank=0) == 100
+    assert len(seen.series("kv_blocks_active")) == 3
+    assert len(seen.series("kv_blocks_max")) == 1
+
+
 def test_workers_are_shown_by_lifecycle(selector, scrape):
     selector.register(a_worker(2, endpoint=None))
     seen = scrape()

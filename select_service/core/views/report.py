@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from indexer.index.prefix_index import IndexStats
 from select_service.bodies.workers import Lifecycle
 from select_service.core.fleet.catalog import Worker
@@ -17,11 +20,18 @@ from select_service.core.selector import Selector
 
 
 class Load(NamedTuple):
-    """Load of one rank, or the sum of several."""
+    """Load of one rank, or the sum of several.
+
+    kv_blocks_active: blocks of the KV cache in use as admission judges them: in the words of the
+    engine where it is heard and the size of the cache is known, else `active_blocks`.
+    kv_blocks_max: blocks of the KV cache; 0 when not known.
+    """
 
     prefill_tokens: int
     active_blocks: int
     active_requests: int
+    kv_blocks_active: int
+    kv_blocks_max: int
 
 
 class RankReport(NamedTuple):
@@ -89,9 +99,7 @@ def _by_lifecycle(workers: list[Worker]) -> dict[Lifecycle, int]:
 
 
 def _partition(partition: Partition, ranks_max: int) -> PartitionReport:
-    totals = partition.load.totals
-    prefill, requests = totals[:, kernels.PREFILL_TOKENS], totals[:, kernels.REQUESTS]
-    blocks = partition.load.active_blocks()
+    loads = _loads(partition)
     by_rank = sorted(partition.table.slots())
     return PartitionReport(
         model_name=partition.key.model_name,
@@ -100,9 +108,20 @@ def _partition(partition: Partition, ranks_max: int) -> PartitionReport:
         prefix_index=partition.index.stats(),
         tally=replace(partition.tally),
         n_ranks=len(by_rank),
-        load=Load(int(prefill.sum()), int(blocks.sum()), int(requests.sum())),
+        load=Load(*loads.sum(axis=0).tolist()),
         ranks=tuple(
-            RankReport(*rank, Load(int(prefill[slot]), int(blocks[slot]), int(requests[slot])))
-            for rank, slot in by_rank[:ranks_max]
+            RankReport(*rank, Load(*loads[slot].tolist())) for rank, slot in by_rank[:ranks_max]
         ),
     )
+
+
+def _loads(partition: Partition) -> npt.NDArray[np.int64]:
+    """int64[n_slots, fields of Load]"""
+    totals, blocks = partition.load.totals, partition.load.active_blocks()
+    columns = partition.table.columns.first(len(blocks))
+    known = np.isfinite(columns.kv_blocks)
+    kv_blocks = np.where(known, columns.kv_blocks, 0.0)
+    told = known & ~np.isnan(columns.kv_usage)
+    active = np.where(told, np.rint(columns.kv_usage * kv_blocks), blocks)
+    prefill, requests = totals[:, kernels.PREFILL_TOKENS], totals[:, kernels.REQUESTS]
+    return np.column_stack((prefill, blocks, requests, active, kv_blocks)).astype(np.int64)

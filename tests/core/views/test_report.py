@@ -62,7 +62,7 @@ def test_ranks_report_what_loads_shows(selector):
     selector.prefill_complete("b", 0.0)
     (partition,) = report(selector, RANKS).partitions
     (shown,) = selector.loads()
-    assert [(r.worker_id, r.dp_rank, *r.load) for r in partition.ranks] == [
+    assert [(r.worker_id, r.dp_rank, *r.load[:3]) for r in partition.ranks] == [
         (
             row.worker_id,
             row.dp_rank,
@@ -72,7 +72,28 @@ def test_ranks_report_what_loads_shows(selector):
         )
         for row in shown.loads
     ]
-    assert partition.load == Load(prefill_tokens=8, active_blocks=7, active_requests=2)
+    assert partition.load == Load(
+        prefill_tokens=8,
+        active_blocks=7,
+        active_requests=2,
+        kv_blocks_active=7,
+        kv_blocks_max=0,
+    )
+
+
+def test_kv_blocks_in_use_are_the_engines_where_it_is_heard_else_those_reserved(selector):
+    selector.register(a_worker(2, total_kv_blocks=100))
+    selector.reserve(a_reservation("a", 2, tokens=20), 0.0)
+    (partition,) = selector.fleet.partitions.values()
+    usages = {1: 0.5, 2: None}  # of worker 1 it is not known of how many blocks
+    for rank, slot in partition.table.slots():
+        partition.table.set_kv_usage(slot, usages[rank.worker_id])
+    seen = report(selector, RANKS).partitions[0]
+    assert [rank.load[3:] for rank in seen.ranks] == [(0, 0), (0, 0), (5, 100)]
+    partition.table.set_kv_usage(slot, 0.314)
+    seen = report(selector, RANKS).partitions[0]
+    assert (seen.ranks[-1].load.kv_blocks_active, seen.load.kv_blocks_active) == (31, 31)
+    assert (seen.ranks[-1].load.active_blocks, seen.load.kv_blocks_max) == (5, 100)
 
 
 def test_ranks_beyond_the_bound_are_only_in_the_sum(selector):
@@ -82,7 +103,7 @@ def test_ranks_beyond_the_bound_are_only_in_the_sum(selector):
     assert [(rank.worker_id, rank.dp_rank) for rank in first.ranks] == [(1, 0), (1, 1)]
     assert second.ranks == ()
     assert (first.n_ranks, second.n_ranks) == (3, 1)
-    assert first.load == (8, 2, 1)
+    assert first.load[:3] == (8, 2, 1)
     assert report(selector, 2).n_ranks == 4
 
 
