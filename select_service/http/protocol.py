@@ -158,7 +158,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """A turn's share of what has been read.  The rest waits for its turn, or for an answer."""
         parts = PARTS_PER_TURN
         while self._held and parts and not self.pipeline and not self._is_deaf():
-            size = max(PARSED_AT_ONCE, self._body_left)
+            size = self._next_part()
             part, self._held = self._held[:size], self._held[size:]
             self._parse(part)
             parts -= 1
@@ -171,6 +171,16 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.loop.call_soon(self._parse_held)
         elif self._takes_more():
             self.flow.resume_reading()
+
+    def _next_part(self) -> int:
+        """How much of what is held to parse at once.
+
+        A head alone, so that the body behind it is one part and is copied once.
+        """
+        if self._stage == _BODY:
+            return max(PARSED_AT_ONCE, self._body_left)
+        end = bytes(self._held[:PARSED_AT_ONCE]).find(b"\r\n\r\n")
+        return end + 4 if end > 0 else PARSED_AT_ONCE
 
     def _is_deaf(self) -> bool:
         """Is nothing of what comes worth parsing any more?"""

@@ -1,4 +1,4 @@
-"""A server on a thread of its own, with one worker and without a process of its own."""
+"""A server for the tests of a file, on a thread of its own and with one worker."""
 
 import socket
 import threading
@@ -35,7 +35,7 @@ class Server(NamedTuple):
             return client.answer().status == 200
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with Api() as api, socket.socket() as listener:
         assert api.post("/workers", worker_body(1)).status == 201

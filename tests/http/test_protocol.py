@@ -17,7 +17,7 @@ SHORT_S = 0.3
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch):
-    """Before the server of a test begins, and until it has ended."""
+    """For the connections that a test opens."""
     monkeypatch.setattr(protocol, "REQUEST_READ_S_MAX", SHORT_S)
     monkeypatch.setattr(protocol, "UNREAD_S_MAX", SHORT_S)
     monkeypatch.setattr(protocol, "WATCH_EVERY_S", SHORT_S / 10)
@@ -76,6 +76,7 @@ def test_a_client_that_does_not_read_is_cut_off(server):
 
 
 def test_more_connections_than_allowed_are_refused(server, monkeypatch):
+    eventually(lambda: not server.connections)
     monkeypatch.setattr(protocol, "CONNECTIONS_MAX", 3)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(server.port)) for _ in range(3)]
