@@ -19,6 +19,7 @@ from select_service.core.admission.rules import AdmissionRules
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
 from select_service.core.selector import Selector
+from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.http_client import HttpClient
@@ -74,7 +75,8 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Service:
             repair=config["replica_sync_repair"],
             url=config["advertise_url"],
         )
-    service = Service(config, version, selector, ingest, Metrics(version), replicas)
+    follower = CatalogFollower(selector.fleet, ingest, callbacks)
+    service = Service(config, version, selector, ingest, follower, Metrics(version), replicas)
     service.callback_failures = callbacks.failures
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
@@ -85,6 +87,12 @@ def _plane(service: Service) -> ReplicaSync | None:
     """The replica plane as `build` made it."""
     assert service.replicas is None or isinstance(service.replicas, ReplicaSync)
     return service.replicas
+
+
+def _follower(service: Service) -> CatalogFollower:
+    """The follower as `build` made it."""
+    assert isinstance(service.follower, CatalogFollower)
+    return service.follower
 
 
 def opened(config: Config, rules: AdmissionRules, listener: socket.socket, version: str) -> Service:
@@ -156,16 +164,19 @@ async def _run(service: Service, listener: socket.socket) -> int:
     http = HttpClient(service.ingest.names)
     if replicas is not None:
         replicas.start(listener.getsockname()[1], http)
+    follower = _follower(service)
+    following = follower.start()
     keeping = _keeping(service, http)
     if keeping is not None:
-        keeping.start(service.ingest, service.catalog_lock)
+        keeping.start(service.ingest, follower)
     engines = _engines(service, http)
     try:
-        return await _supervised(service, server, listener, engines)
+        return await _supervised(service, server, listener, (following, engines.start()))
     finally:
         await engines.stop()
         if keeping is not None:
             await keeping.stop()
+        await follower.stop()
         if replicas is not None:
             replicas.close()
         await http.close()
@@ -200,15 +211,15 @@ async def _supervised(
     service: Service,
     server: Server,
     listener: socket.socket,
-    engines: EngineMetrics,
+    background: tuple[asyncio.Task[None], ...],
 ) -> int:
-    due = due_tasks(service.selector, service.ingest, _plane(service))
+    """background: tasks that were started elsewhere and shall not end by themselves"""
+    due = due_tasks(service.selector, service.ingest, _follower(service), _plane(service))
     service.tasks = due.counts
     ticker = asyncio.create_task(due.run())
-    asking = engines.start()
     serving = asyncio.create_task(server.serve(duplicates(listener)))
-    await asyncio.wait((ticker, asking, serving), return_when=asyncio.FIRST_COMPLETED)
-    for task in (ticker, asking):
+    await asyncio.wait((ticker, *background, serving), return_when=asyncio.FIRST_COMPLETED)
+    for task in (ticker, *background):
         if task.done():
             log.error("a background task failed; stopping", exc_info=task.exception())
             server.should_exit = True

@@ -25,6 +25,11 @@ def a_selector(
     )
 
 
+def sources_of(fleet):
+    """The listeners that should exist now for the workers that changed since the last look."""
+    return [s for sources in fleet.take_changes().sources.values() for s in sources]
+
+
 def worker_body(worker_id=1, **fields):
     return {
         "worker_id": worker_id,

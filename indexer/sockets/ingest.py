@@ -1,7 +1,8 @@
 """EDGE: the threads that receive KV events and write them into the index.
 
-`reconcile` states which streams should exist; every rank stays on one thread while it is open, so
-its batches are applied in order.  The sockets are in `listener`, the decisions in `event_feed`.
+`follow` states which streams of some workers should exist; every rank stays on one thread while it
+is open, so its batches are applied in order.  The sockets are in `listener`, the decisions in
+`event_feed`.
 
 A thread never ends because of what arrives.  Should a bug end one, Python's thread hook prints it,
 `failure` tells the supervisor, and the other threads go on.
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -30,8 +31,8 @@ from indexer.sockets.names import Names
 from indexer.sockets.readiness import Readiness
 from indexer.sockets.timers import Timers
 
-RECONCILE_S_MAX = 2.0
-"""How long `reconcile` waits for the closings.  A thread looks for commands between two drains, so
+FOLLOW_S_MAX = 2.0
+"""How long `follow` waits for the closings.  A thread looks for commands between two drains, so
 a wait of this length means that the thread is dead or the machine is stalled."""
 CLOSE_S_MAX = 1.0
 COMMANDS_MAX = 64
@@ -71,7 +72,7 @@ class _IngestThread(threading.Thread):
         self.is_serving = True
         self.failure: BaseException | None = None
         self.n_listeners = 0
-        """Kept by the thread that reconciles."""
+        """Kept by whoever changes the listeners."""
         self._open: dict[Listener, None] = {}
         self._stopping = False
         self._changes: queue.Queue[_Change] = queue.Queue(COMMANDS_MAX)
@@ -83,7 +84,7 @@ class _IngestThread(threading.Thread):
 
     def request(self, change: _Change) -> None:
         """Raises queue.Full when the thread has not looked for a long time."""
-        self._changes.put(change, timeout=RECONCILE_S_MAX)
+        self._changes.put(change, timeout=FOLLOW_S_MAX)
         self._wake()
 
     def call(self, call: Callable[[], None]) -> None:
@@ -153,6 +154,9 @@ class _IngestThread(threading.Thread):
         return bool(self._calls)
 
 
+_Running: TypeAlias = tuple[_IngestThread, Listener]
+
+
 class Ingest:
     """Listeners of all ranks.  Methods may be called on any thread but the ingest threads.
 
@@ -167,47 +171,62 @@ class Ingest:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, min(SOCKETS_MAX, self._context.get(zmq.SOCKET_LIMIT)))
         self._changing = threading.Lock()
-        """Held from the first command of a change to its last answer, up to RECONCILE_S_MAX."""
-        self._listeners: dict[Key, tuple[_IngestThread, Listener]] = {}
-        """Replaced as a whole, so that looking at it needs no lock."""
+        """Held from the first command of a change to its last answer, up to FOLLOW_S_MAX."""
+        self._listeners: dict[int, dict[int, _Running]] = {}
+        """By worker id and rank.  Those of a worker are replaced as a whole, and who looks copies
+        the outer table in one step of the interpreter: looking needs no lock."""
         self._threads = [_IngestThread(number, held) for number in range(threads)]
         for thread in self._threads:
             thread.start()
         self.ranks_max = min(room_for_ranks(), SOCKETS_MAX // RANK_SOCKETS)
         """Ranks that can be listened to."""
 
-    def reconcile(self, sources: Iterable[KvSource]) -> None:
-        """Open and close listeners until they match `sources`; equal ones are left alone.
+    def follow(self, changed: Mapping[int, Iterable[KvSource]]) -> None:
+        """Open and close listeners until those of the workers in `changed` match their sources.
 
-        On return nothing more is written through the writers of closed listeners.
+        changed: by worker id, all sources of its ranks, perhaps none.  Equal ones are left alone,
+        and so are other workers: O(ranks of the workers in `changed`).  On return nothing more is
+        written through the writers of closed listeners.
         """
-        wanted = {(source.worker_id, source.dp_rank): source for source in sources}
         with self._changing:
-            _make(self._planned(wanted))
+            changes: dict[_IngestThread, _Change] = {}
+            for worker_id, sources in changed.items():
+                self._plan(worker_id, {source.dp_rank: source for source in sources}, changes)
+            _make(changes)
 
-    def _planned(self, wanted: dict[Key, KvSource]) -> dict[_IngestThread, _Change]:
-        """Enter what `wanted` changes, and say what each thread has to do for it."""
-        changes: dict[_IngestThread, _Change] = {}
-        listeners = dict(self._listeners)
-        for key, (thread, listener) in self._listeners.items():
-            source = wanted.get(key)
+    def _plan(
+        self, worker_id: int, wanted: dict[int, KvSource], changes: dict[_IngestThread, _Change]
+    ) -> None:
+        """Enter what `wanted` changes, and add to `changes` what each thread has to do for it.
+
+        wanted: by rank
+        """
+        running = self._listeners.get(worker_id, {})
+        kept: dict[int, _Running] = {}
+        for dp_rank, each in running.items():
+            thread, listener = each
+            source = wanted.get(dp_rank)
             if source is not None and _is_same(listener.source, source):
                 listener.feed.indexed.writers = source.writers
                 listener.feed.indexed.applier.total_blocks = source.total_blocks
-                del wanted[key]
-                continue
-            changes.setdefault(thread, _Change()).close.append(listener)
-            thread.n_listeners -= 1
-            del listeners[key]
-        for key, source in wanted.items():
-            thread = min(self._threads, key=_burden)
-            sockets = Sockets(self._context, self.names, thread.call)
-            listener = Listener(source, sockets, thread.readiness, thread.timers, thread.pace)
-            changes.setdefault(thread, _Change()).open.append(listener)
-            thread.n_listeners += 1
-            listeners[key] = thread, listener
-        self._listeners = listeners
-        return changes
+                kept[dp_rank] = each
+            else:
+                changes.setdefault(thread, _Change()).close.append(listener)
+                thread.n_listeners -= 1
+        for dp_rank, source in wanted.items():
+            if dp_rank not in kept:
+                thread, listener = kept[dp_rank] = self._new(source)
+                changes.setdefault(thread, _Change()).open.append(listener)
+        if kept:
+            self._listeners[worker_id] = kept
+        else:
+            self._listeners.pop(worker_id, None)
+
+    def _new(self, source: KvSource) -> _Running:
+        thread = min(self._threads, key=_burden)
+        thread.n_listeners += 1
+        sockets = Sockets(self._context, self.names, thread.call)
+        return thread, Listener(source, sockets, thread.readiness, thread.timers, thread.pace)
 
     def release(self) -> None:
         """Let the listeners take what has arrived; their writers are as they shall begin."""
@@ -217,18 +236,26 @@ class Ingest:
     def statuses(self) -> Iterator[tuple[Key, ListenerStatus]]:
         """Of every rank, each when it is asked for.
 
-        Like those that follow it waits for no thread, whatever `reconcile` waits for.
+        Like those that follow it waits for no thread, whatever `follow` waits for.
         """
-        return ((key, listener.status()) for key, (_, listener) in self._listeners.items())
+        return ((key, listener.status()) for key, listener in self._running())
 
     def status_of(self, key: Key) -> ListenerStatus | None:
         """None when the rank is not listened to."""
-        found = self._listeners.get(key)
+        found = self._listeners.get(key[0], {}).get(key[1])
         return None if found is None else found[1].status()
 
     def sources(self) -> dict[Key, KvSource]:
         """What the listeners were told.  O(ranks)."""
-        return {key: listener.source for key, (_, listener) in self._listeners.items()}
+        return {key: listener.source for key, listener in self._running()}
+
+    def _running(self) -> Iterator[tuple[Key, Listener]]:
+        """As they are now, however slowly they are asked for."""
+        return (
+            ((worker_id, dp_rank), listener)
+            for worker_id, ranks in self._listeners.copy().items()
+            for dp_rank, (_, listener) in ranks.items()
+        )
 
     def failure(self) -> BaseException | None:
         """What ended a thread that was not asked to end; None while all is well."""
@@ -249,7 +276,7 @@ class Ingest:
 
 
 def _make(changes: dict[_IngestThread, _Change]) -> None:
-    until = time.monotonic() + RECONCILE_S_MAX
+    until = time.monotonic() + FOLLOW_S_MAX
     changes = {thread: change for thread, change in changes.items() if thread.is_serving}
     for thread, change in changes.items():
         thread.request(change)

@@ -103,9 +103,8 @@ class Receiver:
         self.index = PrefixIndex(blocks_max, lock=threading.Lock())
         self.ingest = Ingest(threads=1)
         writer = self.index.open_slot()
-        self.ingest.reconcile(
-            [KvSource(1, 0, endpoint, None, BLOCK_SIZE, False, True, {0: writer})]
-        )
+        source = KvSource(1, 0, endpoint, None, BLOCK_SIZE, False, True, {0: writer})
+        self.ingest.follow({1: [source]})
 
     def done(self, n_messages: int) -> bool:
         return self.ingest.status_of((1, 0)).batches >= n_messages

@@ -201,9 +201,9 @@ async def _dump(service: Service) -> AsyncIterator[bytes]:
 
 
 async def _parts(service: Service) -> list[DumpPart]:
-    """Not while the catalog changes: no rank must be between waiting for its blocks and having."""
-    async with service.catalog_lock:
-        return service.selector.dumps()
+    """Not in the midst of an adoption: no rank must be between waiting for blocks and having."""
+    await service.follower.adopted()
+    return service.selector.dumps()
 
 
 def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:

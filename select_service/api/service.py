@@ -1,6 +1,5 @@
 """What every handler works with, and the endpoint that gives a handler its errors and its count."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
@@ -33,6 +32,16 @@ class ReplicaPlane(Protocol):
     def status(self) -> ReplicaStatus: ...
 
 
+class Follower(Protocol):
+    """Carries out what follows a change of workers."""
+
+    async def followed(self) -> None:
+        """Wait until all that has changed until now is in force."""
+
+    async def adopted(self) -> None:
+        """Wait until no rank is between waiting for recovered blocks and having them."""
+
+
 class InternalError(SelectError):
     status, code = 500, "internal_error"
 
@@ -45,12 +54,12 @@ class Service:
     version: str
     selector: Selector
     ingest: Ingest
+    follower: Follower
     metrics: Metrics
     replicas: ReplicaPlane | None = None
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
     tasks: Mapping[str, TaskCounts] = field(default_factory=dict)
-    catalog_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     dump_slots: Slots = field(default_factory=lambda: Slots(DUMPS_MAX, "dumps are being sent"))
     json_dumps: int = 0
     compact_dumps: int = 0

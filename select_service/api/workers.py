@@ -1,6 +1,5 @@
 """The worker catalog: registration, change, removal, listing."""
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from time import monotonic
@@ -9,7 +8,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from indexer.dumps.held_blocks import adopt
 from select_service.api import parameters
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
@@ -99,9 +97,8 @@ WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
     )
 )
 async def register(service: Service, request: Request, body: WorkerRegistration) -> Response:
-    async with service.catalog_lock:
-        record = service.selector.register(body)
-        await _follow(service, "worker registered", record, trace_of(request))
+    record = service.selector.register(body)
+    await _followed(service, "worker registered", record, trace_of(request))
     return json_response(record, 201)
 
 
@@ -166,9 +163,8 @@ async def show(service: Service, request: Request, worker_id: int) -> Response:
     )
 )
 async def patch(service: Service, request: Request, worker_id: int, body: WorkerPatch) -> Response:
-    async with service.catalog_lock:
-        record = service.selector.patch(worker_id, body)
-        await _follow(service, "worker changed", record, trace_of(request))
+    record = service.selector.patch(worker_id, body)
+    await _followed(service, "worker changed", record, trace_of(request))
     return json_response(record)
 
 
@@ -191,17 +187,17 @@ async def patch(service: Service, request: Request, worker_id: int, body: Worker
     )
 )
 async def delete(service: Service, request: Request, worker_id: int) -> Response:
-    async with service.catalog_lock:
-        record = service.selector.delete(worker_id, monotonic())
-        await _follow(service, "worker deleted", record, trace_of(request))
+    record = service.selector.delete(worker_id, monotonic())
+    await _followed(service, "worker deleted", record, trace_of(request))
     return json_response(record)
 
 
-async def _follow(service: Service, what: str, record: WorkerRecord, trace: dict[str, str]) -> None:
-    """Let the listeners match the catalog, then clear the index slots of ranks that left.
+async def _followed(
+    service: Service, what: str, record: WorkerRecord, trace: dict[str, str]
+) -> None:
+    """Tell of a change, and wait until it is in force.
 
-    The caller holds the catalog lock, so that changes take effect in the order they were made.
-    Shielded: a client that goes away does not leave the listeners behind the catalog.
+    A client that goes away meanwhile ends only its own waiting.
     """
     reasons = record.not_schedulable_reasons or []
     fields = trace | {
@@ -211,16 +207,4 @@ async def _follow(service: Service, what: str, record: WorkerRecord, trace: dict
         "lifecycle": record.lifecycle,
     }
     log.info(what, extra={"fields": fields | ({"reasons": reasons} if reasons else {})})
-    fleet = service.selector.fleet
-    sources, retired = fleet.kv_sources(), fleet.take_retired_writers()
-    renewed, adoptions = fleet.take_renewed_writers(), fleet.take_adoptions()
-
-    def apply() -> None:
-        for writer in renewed:
-            writer.finish_clear()  # until then the slot takes nothing in
-        adopt(adoptions)  # first: the listeners of these ranks go on where their blocks end
-        service.ingest.reconcile(sources)
-        for writer in retired:
-            writer.close()
-
-    await asyncio.shield(asyncio.to_thread(apply))
+    await service.follower.followed()

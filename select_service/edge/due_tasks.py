@@ -1,6 +1,5 @@
 """The tasks of this service that are due again and again."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 from time import monotonic
@@ -8,6 +7,7 @@ from time import monotonic
 from indexer.sockets.ingest import Ingest
 from select_service.core.load.booking import Booking
 from select_service.core.selector import Selector
+from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due import DueTask, DueTasks
 from select_service.edge.rejection_log import RejectionLog
 from select_service.edge.replicas.sync import ReplicaSync
@@ -19,7 +19,9 @@ NAMED_MAX = 5
 log = logging.getLogger("select_service.leases")
 
 
-def due_tasks(selector: Selector, ingest: Ingest, replicas: ReplicaSync | None) -> DueTasks:
+def due_tasks(
+    selector: Selector, ingest: Ingest, follower: CatalogFollower, replicas: ReplicaSync | None
+) -> DueTasks:
     """All of them, for one process."""
     rejections = RejectionLog()
 
@@ -36,7 +38,7 @@ def due_tasks(selector: Selector, ingest: Ingest, replicas: ReplicaSync | None) 
         _once("rejections", lambda now: rejections.tick(selector.gate.tally, now)),
         _once("endings", selector.replicas.endings.tick),
         _once("recovered", selector.fleet.recovered.tick),
-        _once("retired", lambda now: close_retired(selector)),
+        _once("catalog", lambda now: follower.look()),
     ]
     if replicas is not None:
         tasks.append(_once("replicas", lambda now: replicas.tick()))
@@ -51,18 +53,6 @@ def _once(name: str, act: Callable[[float], object]) -> DueTask:
         return False
 
     return DueTask(name, TICK_S, step)
-
-
-def close_retired(selector: Selector) -> None:
-    """Clear, on a thread, the index slots of ranks that were empty only after they had left."""
-    retired = selector.fleet.take_retired_writers()
-
-    def close() -> None:
-        for writer in retired:
-            writer.close()
-
-    if retired:
-        asyncio.get_running_loop().run_in_executor(None, close)
 
 
 class Expiry:

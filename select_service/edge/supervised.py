@@ -34,11 +34,12 @@ class Callbacks:
             try:
                 callback(*args, **kwargs)
             except Exception:
-                self._failed(name)
+                self.failed(name)
 
         return run
 
-    def _failed(self, name: str) -> None:
-        self.failures[name] += 1
+    def failed(self, name: str) -> None:
+        """Count what has just been caught, and tell of it once per episode."""
+        self.failures[name] = self.failures.get(name, 0) + 1
         if self._episodes.begins(name, monotonic()):
             log.exception("a callback failed; going on", extra={"fields": {"callback": name}})

@@ -11,6 +11,7 @@ import httpx
 
 from select_service.api.application import Application
 from select_service.app import build
+from select_service.edge.catalog_follower import CatalogFollower
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
 
@@ -41,6 +42,12 @@ class Api:
         transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://service")
         self._runner = asyncio.Runner()
+        assert isinstance(self.service.follower, CatalogFollower)
+        self.follower = self.service.follower
+        self.wait_for(self._start())
+
+    async def _start(self) -> None:
+        self.follower.start()
 
     def __enter__(self) -> Self:
         return self
@@ -51,6 +58,7 @@ class Api:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        self._runner.run(self.follower.stop())
         self._runner.run(self._client.aclose())
         self._runner.close()
         for name, level in self._levels.items():

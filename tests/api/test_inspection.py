@@ -1,12 +1,13 @@
 """Views of the state: loads, overlap, dump, configuration, metrics."""
 
-import asyncio
+import json
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from select_service.api import inspection
 from select_service.edge.keeping import peer_dump
+from tests.builders import a_worker
+from tests.core.fleet.test_recovered import a_dump
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
@@ -99,20 +100,11 @@ def test_a_dump_has_the_form_that_the_client_prefers(fleet, accept, form):
     assert answer.headers["content-type"] == f"application/{form}"
 
 
-def test_a_dump_does_not_begin_while_the_catalog_changes(fleet):
-    """A rank that is taking over recovered blocks would be in neither part of it."""
-
-    async def begins():
-        async with fleet.service.catalog_lock:
-            dump = inspection._dump(fleet.service)
-            first = asyncio.ensure_future(anext(dump))
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert not first.done()
-        await first
-        await dump.aclose()
-
-    fleet.wait_for(begins())
+def test_a_dump_has_a_rank_that_is_just_taking_over_recovered_blocks(fleet):
+    """It is no longer among what waits, and its slot is not to be copied yet."""
+    fleet.service.selector.fleet.recovered.offer([a_dump(2, name="m:default")], 0.0)
+    fleet.service.selector.register(a_worker(2))
+    assert '"worker_id": 2' in json.dumps(fleet.get("/dump").body)
 
 
 def test_the_configuration_shows_values_and_where_they_came_from(api):

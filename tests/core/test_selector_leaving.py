@@ -70,7 +70,7 @@ def test_a_rank_that_is_leaving_takes_no_load_and_its_slot_is_nobody_elses():
     selector.delete(1, 0.0)
     assert selector.empty_leaving(0.0, WORK)
     selector.register(a_worker(2))
-    for writer in selector.fleet.take_retired_writers():
+    for writer in selector.fleet.take_changes().retired:
         writer.close()
     assert selector.select(a_select(), 0.0).selection.worker_id == 2
     assert selector.loads()[0].loads[0].active_requests == 0
@@ -80,7 +80,7 @@ def test_a_rank_that_is_leaving_takes_no_load_and_its_slot_is_nobody_elses():
         selector.reserve(a_reservation("x", 1, dp_rank=1), 0.0)
     while selector.empty_leaving(0.0, WORK):
         selector.check_invariants()
-    (writer,) = selector.fleet.take_retired_writers()
+    (writer,) = selector.fleet.take_changes().retired
     assert writer.slot == slot
 
 

@@ -212,7 +212,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         schedulable = {w.key for w in self.model.workers.values() if w.lifecycle == "schedulable"}
         assert set(self.selector.fleet.partitions) == schedulable
         assert not self.selector.fleet.leaving
-        for writer in self.selector.fleet.take_retired_writers():
+        for writer in self.selector.fleet.take_changes().retired:
             writer.close()
         self.selector.check_invariants()
 

@@ -18,6 +18,7 @@ from tests.builders import (
     a_select,
     a_selector,
     a_worker,
+    sources_of,
 )
 from tests.core.selector_scenes import KEY, load_of, store
 
@@ -42,7 +43,7 @@ def test_registration_of_the_document_is_schedulable():
         )
     )
     assert record.lifecycle == "schedulable"
-    sources = selector.fleet.kv_sources()
+    sources = sources_of(selector.fleet)
     assert [(s.dp_rank, s.endpoint, s.replay_endpoint) for s in sources] == [
         (0, "tcp://worker:5557", "tcp://worker:5560"),
         (1, "tcp://worker:5558", "tcp://worker:5561"),
@@ -136,7 +137,7 @@ def test_new_event_endpoint_drops_the_index_but_not_the_load():
     store(selector, Rank(1, 0), 8)
     selector.reserve(a_reservation("r"), now=0.0)
     selector.patch(1, a_patch(kv_events_endpoint="tcp://b:1"))
-    for writer in selector.fleet.take_renewed_writers():
+    for writer in selector.fleet.take_changes().renewed:
         writer.finish_clear()
     assert selector.select(a_select(), 0.0).selection.overlap.gpu == 0
     assert load_of(selector) == (8, 2, 1)
@@ -152,14 +153,14 @@ def test_new_event_endpoint_leaves_the_clearing_of_a_large_index_to_others():
     partition = selector.fleet.partitions[KEY]
     selector.patch(1, a_patch(kv_events_endpoint="tcp://b:1"))
     assert partition.index.stats().blocks == 2
-    (writer,) = selector.fleet.take_renewed_writers()
+    (writer,) = selector.fleet.take_changes().renewed
     assert writer is partition.table.writer(Rank(1, 0))
     hashes = block_hashes(np.arange(4, dtype=np.uint32), 4)
     assert writer.store(Tier.GPU, None, hashes, hashes) == 0
     writer.finish_clear()
     assert partition.index.stats().blocks == 0
     assert writer.store(Tier.GPU, None, hashes, hashes) == 1
-    assert selector.fleet.take_renewed_writers() == []
+    assert selector.fleet.take_changes().renewed == []
 
 
 def test_rank_that_leaves_the_range_loses_its_reservations_and_others_keep_theirs(selector):

@@ -1,16 +1,13 @@
 """Tasks that are due again and again: order, turns, what is counted."""
 
-import asyncio
 import logging
 from types import SimpleNamespace
 
 import pytest
 
-from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import Expiry as Turn
 from select_service.edge.due import DueTask, DueTasks
-from select_service.edge.due_tasks import Expiry, close_retired
-from tests.builders import a_reservation, a_selector, a_worker
+from select_service.edge.due_tasks import Expiry
 
 
 def task(name, seen, *, interval_s=1.0, turns=1):
@@ -75,21 +72,3 @@ def test_all_that_expires_at_once_is_one_log_line(caplog):
         assert [expiry.step(1.0) for _ in range(3)] == [True, True, False]
     (record,) = caplog.records
     assert record.fields == {"count": 12, "reservation_ids": ["r0", "r1", "r2", "r3", "r4"]}
-
-
-def test_a_slot_that_was_empty_only_after_its_rank_had_left_is_cleared():
-    async def scenario():
-        selector = a_selector()
-        selector.register(a_worker(1))
-        selector.register(a_worker(2))
-        selector.reserve(a_reservation("r", 1), 0.0)
-        writer = selector.fleet.partitions[PartitionKey("m", "default")].table.writer(Rank(1, 0))
-        selector.delete(1, 0.0)
-        assert selector.fleet.take_changes().retired == []
-        selector.settle(0.0)
-        close_retired(selector)
-        await asyncio.get_running_loop().shutdown_default_executor()
-        assert not writer.is_open
-        assert not selector.fleet.has_changes
-
-    asyncio.run(scenario())

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from indexer.events.feed import EventFeed
+from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from select_service.bodies.reservations import OutputBlockRequest, ReservationRequest
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
@@ -41,12 +42,14 @@ class InProcess:
             use_kv_events=environment.get("DYN_USE_KV_EVENTS") != "false",
         )
         self._clock = itertools.count()
+        self._sources: dict[int, list[KvSource]] = {}
         self._feeds: dict[str, tuple[EventFeed, Any]] = {}
         self._next_seq: dict[str, int] = {}
 
     def publish(self, port: str, payload: bytes) -> None:
-        sources = {s.endpoint.rsplit(":", 1)[1]: s for s in self.selector.fleet.kv_sources()}
-        source = sources[port]
+        self._sources |= self.selector.fleet.take_changes().sources
+        every = (source for sources in self._sources.values() for source in sources)
+        source = {each.endpoint.rsplit(":", 1)[1]: each for each in every}[port]
         feed, fed_source = self._feeds.get(port, (None, None))
         if feed is None or fed_source.writers != source.writers:
             feed = EventFeed(source)

@@ -58,11 +58,19 @@ def a_source(endpoint, writer, *, replay=None, worker_id=1, dp_rank=0, siblings=
     )
 
 
+def follow(ingest, sources):
+    """Let the listeners be those of these sources and no others."""
+    changed = {worker_id: [] for worker_id, _ in ingest.sources()}
+    for source in sources:
+        changed.setdefault(source.worker_id, []).append(source)
+    ingest.follow(changed)
+
+
 def listen(ingest, index, engine, **source):
     """One listener for the engine; returns its writer once the subscription has arrived."""
     writer = index.open_slot()
     source = {"replay": engine.replay_endpoint, **source}
-    ingest.reconcile([a_source(engine.endpoint, writer, **source)])
+    follow(ingest, [a_source(engine.endpoint, writer, **source)])
     engine.await_subscriber()
     return writer
 
@@ -147,11 +155,12 @@ def test_dead_replay_endpoint_delays_live_events_for_a_while_and_is_not_asked_ag
 def test_silent_replay_endpoint_does_not_delay_other_ranks(ingest, index):
     with FakeEngine(answer=lambda *_: ()) as silent, FakeEngine() as engine:
         writers = [index.open_slot(), index.open_slot()]
-        ingest.reconcile(
+        follow(
+            ingest,
             [
                 a_source(silent.endpoint, writers[0], replay=silent.replay_endpoint, worker_id=1),
                 a_source(engine.endpoint, writers[1], replay=engine.replay_endpoint, worker_id=2),
-            ]
+            ],
         )
         silent.await_subscriber()
         engine.await_subscriber()
@@ -197,7 +206,8 @@ def test_replay_of_another_rank_is_not_taken_and_the_own_stream_goes_on(ingest, 
 
     with FakeEngine(answer=answer) as engine:
         writers = {rank: index.open_slot() for rank in (0, 1)}
-        ingest.reconcile(
+        follow(
+            ingest,
             [
                 a_source(
                     engine.endpoint,
@@ -206,7 +216,7 @@ def test_replay_of_another_rank_is_not_taken_and_the_own_stream_goes_on(ingest, 
                     dp_rank=1,
                     siblings=writers,
                 )
-            ]
+            ],
         )
         engine.await_subscriber()
         publish_chain(engine, [0], seq=5, rank=1)
@@ -223,15 +233,18 @@ def test_two_ranks_replay_from_their_own_endpoints(ingest, index):
         for rank in (0, 1):
             for block in range(5):
                 engines[rank].publish(chains[rank].stored(block), rank=rank)
-        ingest.reconcile(
-            a_source(
-                engines[rank].endpoint,
-                writers[rank],
-                replay=engines[rank].replay_endpoint,
-                dp_rank=rank,
-                siblings=writers,
-            )
-            for rank in (0, 1)
+        follow(
+            ingest,
+            [
+                a_source(
+                    engines[rank].endpoint,
+                    writers[rank],
+                    replay=engines[rank].replay_endpoint,
+                    dp_rank=rank,
+                    siblings=writers,
+                )
+                for rank in (0, 1)
+            ],
         )
         for rank in (0, 1):
             engines[rank].await_subscriber()
@@ -354,7 +367,7 @@ def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, ind
     with zmq.Context() as context, context.socket(zmq.PULL) as other:
         port = other.bind_to_random_port("tcp://127.0.0.1")
         writer = index.open_slot()
-        ingest.reconcile([a_source(f"tcp://127.0.0.1:{port}", writer)])
+        follow(ingest, [a_source(f"tcp://127.0.0.1:{port}", writer)])
         eventually(lambda: status(ingest).state == "degraded")
     with FakeEngine(port=port, replay=False) as engine:
         engine.await_subscriber()
@@ -367,7 +380,7 @@ def test_closing_twice_and_reconciling_afterwards_do_no_harm(index):
     ingest = Ingest(threads=1)
     ingest.close()
     ingest.close()
-    ingest.reconcile([a_source("tcp://127.0.0.1:1", index.open_slot())])
+    follow(ingest, [a_source("tcp://127.0.0.1:1", index.open_slot())])
     assert ingest.failure() is None
 
 
@@ -405,7 +418,7 @@ def test_engine_that_appears_after_its_registration_is_heard(ingest, index):
     with FakeEngine() as gone:
         port = gone.port
     writer = index.open_slot()
-    ingest.reconcile([a_source(f"tcp://127.0.0.1:{port}", writer)])
+    follow(ingest, [a_source(f"tcp://127.0.0.1:{port}", writer)])
     assert status(ingest).state == "no_events_yet"
     with FakeEngine(port=port, replay=False) as engine:
         engine.await_subscriber()
@@ -413,13 +426,14 @@ def test_engine_that_appears_after_its_registration_is_heard(ingest, index):
         eventually(lambda: held(index, writer, 1) == 1)
 
 
-def test_reconcile_leaves_equal_sources_alone_and_refreshes_their_siblings(ingest, index):
+def test_a_change_leaves_equal_sources_alone_and_refreshes_their_siblings(ingest, index):
     with FakeEngine() as engine:
         writer = listen(ingest, index, engine)
         publish_chain(engine, [0])
         eventually(lambda: status(ingest).batches == 1)
         sibling = index.open_slot()
-        ingest.reconcile(
+        follow(
+            ingest,
             [
                 a_source(
                     engine.endpoint,
@@ -427,7 +441,7 @@ def test_reconcile_leaves_equal_sources_alone_and_refreshes_their_siblings(inges
                     replay=engine.replay_endpoint,
                     siblings={1: sibling},
                 )
-            ]
+            ],
         )
         assert status(ingest).batches == 1
         publish_chain(engine, [0], rank=1)
@@ -435,13 +449,13 @@ def test_reconcile_leaves_equal_sources_alone_and_refreshes_their_siblings(inges
         assert status(ingest).gaps == 0
 
 
-def test_reconcile_reopens_a_source_whose_writer_changed(ingest, index):
+def test_a_change_reopens_a_source_whose_writer_changed(ingest, index):
     with FakeEngine() as engine:
         old = listen(ingest, index, engine)
         publish_chain(engine, [0])
         eventually(lambda: held(index, old, 1) == 1)
         new = index.open_slot()
-        ingest.reconcile([a_source(engine.endpoint, new, replay=engine.replay_endpoint)])
+        follow(ingest, [a_source(engine.endpoint, new, replay=engine.replay_endpoint)])
         assert status(ingest).batches == 0
         # Whether the engine sees a second subscription depends on which message is first, so
         # it goes on until it is heard.
@@ -456,7 +470,7 @@ def test_reopened_listener_replays_what_it_missed_and_counts_nothing_twice(inges
         eventually(lambda: held(index, writer, 2) == 2)
         # As a PATCH of the replay endpoint does: same slot, new listener.
         replay = engine.replay_endpoint.replace("127.0.0.1", "localhost")
-        ingest.reconcile([a_source(engine.endpoint, writer, replay=replay)])
+        follow(ingest, [a_source(engine.endpoint, writer, replay=replay)])
         publish_chain(engine, [2], lost=True)
         blocks = itertools.count(3)
         eventually(lambda: publish_chain(engine, [next(blocks)]) or held(index, writer, 4) == 4)
@@ -469,13 +483,13 @@ def test_reopened_listener_replays_what_it_missed_and_counts_nothing_twice(inges
         assert status(ingest).lost == 0
 
 
-def test_nothing_is_written_after_reconcile_has_closed_a_listener(ingest, index):
+def test_nothing_is_written_once_a_listener_has_been_closed(ingest, index):
     with FakeEngine() as engine:
         listen(ingest, index, engine)
         for block in range(3000):
             publish_chain(engine, [block])
         eventually(lambda: status(ingest).batches > 0)
-        ingest.reconcile([])
+        follow(ingest, [])
         assert ingest.sources() == {}
         blocks = index.stats()
         for _ in range(5):
@@ -485,8 +499,9 @@ def test_nothing_is_written_after_reconcile_has_closed_a_listener(ingest, index)
 def test_many_listeners_are_spread_over_the_threads_and_all_are_heard(ingest, index):
     with FakeEngine(replay=False) as engine:
         writers = [index.open_slot() for _ in range(300)]
-        ingest.reconcile(
-            a_source(engine.endpoint, writer, worker_id=n) for n, writer in enumerate(writers)
+        follow(
+            ingest,
+            [a_source(engine.endpoint, writer, worker_id=n) for n, writer in enumerate(writers)],
         )
         assert [thread.n_listeners for thread in ingest._threads] == [150, 150]
         publish_until_heard(engine, index, writers)
@@ -504,10 +519,10 @@ def publish_until_heard(engine, index, writers):
 
 
 def test_endpoint_that_zmq_refuses_leaves_a_degraded_listener(ingest, index):
-    ingest.reconcile([a_source("tcp://*:5557", index.open_slot())])
+    follow(ingest, [a_source("tcp://*:5557", index.open_slot())])
     eventually(lambda: status(ingest).state == "degraded")
     assert "tcp://*:5557" in status(ingest).last_error
-    ingest.reconcile([])
+    follow(ingest, [])
 
 
 def test_replay_endpoint_that_zmq_refuses_only_loses_the_gap(ingest, index):
@@ -526,7 +541,7 @@ def test_operator_is_told_once_and_with_the_rank(ingest, index, caplog):
             publish_chain(engine, [0], seq=seq)
         eventually(lambda: status(ingest, 2**64 - 1, 6).last_sequence == 38)
         eventually(lambda: len(caplog.records) > 1)
-    ingest.reconcile([])
+    follow(ingest, [])
     lines = [record.getMessage() for record in caplog.records]
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]
     ranks = {(r.fields["worker_id"], r.fields["dp_rank"]) for r in caplog.records}
@@ -535,7 +550,7 @@ def test_operator_is_told_once_and_with_the_rank(ingest, index, caplog):
 
 
 def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, index, monkeypatch):
-    monkeypatch.setattr(ingest_module, "RECONCILE_S_MAX", 10 * PATIENCE_S)
+    monkeypatch.setattr(ingest_module, "FOLLOW_S_MAX", 10 * PATIENCE_S)
     stuck, go_on = threading.Event(), threading.Event()
 
     class Stuck:
@@ -548,12 +563,12 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
             return 0
 
     with FakeEngine(replay=False) as engine:
-        ingest.reconcile([a_source(engine.endpoint, Stuck())])
+        follow(ingest, [a_source(engine.endpoint, Stuck())])
         engine.await_subscriber()
         publish_chain(engine, [0])
         assert stuck.wait(PATIENCE_S)
         assert set(ingest.sources()) == {(1, 0)}
-        reconciling = threading.Thread(target=ingest.reconcile, args=([],))
+        reconciling = threading.Thread(target=follow, args=(ingest, []))
         reconciling.start()
         try:
             eventually(lambda: ingest.sources() == {})
@@ -574,11 +589,12 @@ def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplo
     ingest = Ingest(threads=1)
     with FakeEngine() as first, FakeEngine() as second:
         writer = index.open_slot()
-        ingest.reconcile(
+        follow(
+            ingest,
             [
                 a_source(first.endpoint, Broken(), worker_id=1),
                 a_source(second.endpoint, writer, worker_id=2),
-            ]
+            ],
         )
         first.await_subscriber()
         second.await_subscriber()
@@ -587,7 +603,7 @@ def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplo
         assert "ZeroDivisionError" in status(ingest).last_error
         publish_chain(second, [0])
         eventually(lambda: held(index, writer, 1) == 1)
-        ingest.reconcile([])
+        follow(ingest, [])
         assert ingest.failure() is None
         ingest.close()
     assert any(record.exc_info for record in caplog.records)
@@ -697,7 +713,7 @@ def test_without_a_replay_endpoint_a_reconnected_rank_is_unverified_until_a_batc
 
 
 def test_a_name_that_is_not_known_is_told_apart_from_a_refusal(ingest, index):
-    ingest.reconcile([a_source("tcp://no-such-host.invalid:5557", index.open_slot())])
+    follow(ingest, [a_source("tcp://no-such-host.invalid:5557", index.open_slot())])
     eventually(lambda: status(ingest).connect_error == live_connection.NOT_FOUND)
     assert not status(ingest).connected
 
@@ -745,11 +761,11 @@ def test_a_name_that_is_never_answered_keeps_neither_other_ranks_nor_the_end_wai
             for n, writer in enumerate(writers)
         ]
         heard = index.open_slot()
-        ingest.reconcile([*sources, a_source(engine.endpoint, heard, worker_id=99)])
+        follow(ingest, [*sources, a_source(engine.endpoint, heard, worker_id=99)])
         engine.await_subscriber()
         publish_chain(engine, [0])
         eventually(lambda: held(index, heard, 1) == 1)
-        ingest.reconcile([])
+        follow(ingest, [])
         ingest.close()
     assert not over.is_set()
     assert not [each for each in threading.enumerate() if each.name.startswith("ingest-")]
@@ -778,7 +794,7 @@ def test_an_engine_and_its_replay_are_found_by_name_whatever_it_takes(
         endpoint = engine.endpoint.replace("127.0.0.1", "engine.example")
         replay = engine.replay_endpoint.replace("127.0.0.1", "localhost")
         ingest.names = Names(look_up)
-        ingest.reconcile([a_source(endpoint, writer, replay=replay)])
+        follow(ingest, [a_source(endpoint, writer, replay=replay)])
         engine.await_subscriber()
         publish_chain(engine, [5])
         eventually(lambda: held(index, writer, 6) == 6)

@@ -33,6 +33,8 @@ from select_service.errors import BadRequest, CapacityExceeded
 from select_service.urls import metrics_url_error
 
 PARTITIONS_MAX = 1024
+RANKS_PER_TURN_MAX = 512
+"""Ranks after which `take_changes` leaves further workers for another turn."""
 
 
 class Leaving(NamedTuple):
@@ -252,11 +254,6 @@ class Fleet:
         for partition in self.partitions.values():
             self._claim(partition, partition.table.ranks())
 
-    def take_adoptions(self) -> list[Adoption]:
-        """What the caller carries out (slow) before the listeners of these ranks start."""
-        adoptions, self._adoptions = self._adoptions, []
-        return adoptions
-
     def _remove(self, key: PartitionKey, ranks: list[Rank]) -> None:
         """A partition lives as long as it has a rank."""
         if not ranks:
@@ -287,37 +284,31 @@ class Fleet:
         """Is there anything for `take_changes`?"""
         return bool(self._changed or self._retired or self._renewed or self._adoptions)
 
-    def take_changes(self) -> CatalogChanges:
-        """What changed since the last call.  O(ranks of the workers that changed)."""
-        changed, self._changed = self._changed, {}
-        found = map(self.catalog.find, changed)
-        sources = {
-            worker_id: []
-            if worker is None or not self._use_kv_events
-            else [*self._sources_of(worker)]
-            for worker_id, worker in zip(changed, found, strict=True)
-        }
-        return CatalogChanges(
-            renewed=self.take_renewed_writers(),
-            adoptions=self.take_adoptions(),
-            sources=sources,
-            retired=self.take_retired_writers(),
-        )
+    @property
+    def has_adoptions(self) -> bool:
+        """Are there ranks among the changes that wait for recovered blocks?"""
+        return bool(self._adoptions)
 
-    def take_renewed_writers(self) -> list[SlotWriter]:
-        """Index slots of ranks whose events come from elsewhere now; the caller finishes clearing
-        them (slow) before their new listeners."""
+    def take_changes(self, ranks_max: int = RANKS_PER_TURN_MAX) -> CatalogChanges:
+        """What changed since the last call.  O(ranks of the workers that changed).
+
+        Once `ranks_max` ranks have been looked at, further workers are left for the next call, and
+        with them the slots that are to be closed after their listeners.
+        """
+        sources: dict[int, list[KvSource]] = {}
+        n_ranks = 0
+        while self._changed and n_ranks < ranks_max:
+            worker_id = next(iter(self._changed))
+            del self._changed[worker_id]
+            worker = self.catalog.find(worker_id)
+            sources[worker_id] = [] if worker is None else [*self._sources_of(worker)]
+            n_ranks += 1 + len(sources[worker_id])
         renewed, self._renewed = self._renewed, []
-        return renewed
-
-    def take_retired_writers(self) -> list[SlotWriter]:
-        """Index slots of ranks that left; the caller closes them (slow) after their listeners."""
-        retired, self._retired = self._retired, []
-        return retired
-
-    def kv_sources(self) -> list[KvSource]:
-        """The event listeners that should exist now."""
-        return [source for worker in self.catalog for source in self._sources_of(worker)]
+        adoptions, self._adoptions = self._adoptions, []
+        retired: list[SlotWriter] = []
+        if not self._changed:
+            retired, self._retired = self._retired, []
+        return CatalogChanges(renewed, adoptions, sources, retired)
 
     def _sources_of(self, worker: Worker) -> Iterator[KvSource]:
         if not worker.schedulable or not self._use_kv_events:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from indexer.sockets.ingest import Ingest
 from select_service.core.fleet.recovered import RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
+from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.recovery import Recovery
 from select_service.edge.keeping.snapshot_file import SnapshotFile
@@ -45,8 +46,8 @@ class IndexKeeping:
         self._recovery = Recovery(wanted.peers, path, wanted.blocks_max, recovery, http)
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, ingest: Ingest, catalog_lock: asyncio.Lock) -> None:
-        self._task = asyncio.create_task(self._keep(ingest, catalog_lock))
+    def start(self, ingest: Ingest, follower: CatalogFollower) -> None:
+        self._task = asyncio.create_task(self._keep(ingest, follower))
 
     async def stop(self) -> None:
         """Write the last snapshot, in bounded time.
@@ -61,10 +62,10 @@ class IndexKeeping:
         if self._file is not None and not was_running:
             await self._file.write_last(self._selector.dumps())
 
-    async def _keep(self, ingest: Ingest, catalog_lock: asyncio.Lock) -> None:
+    async def _keep(self, ingest: Ingest, follower: CatalogFollower) -> None:
         try:
-            await self._recovery.run(self._selector, ingest, catalog_lock)
+            await self._recovery.run(self._selector, ingest, follower)
         except Exception:
             log.exception("the recovery failed; going on without")
         if self._file is not None:
-            await self._file.write_every(self._selector, catalog_lock, self._interval_s)
+            await self._file.write_every(self._selector, follower, self._interval_s)

@@ -21,10 +21,11 @@ from typing import Any
 
 from indexer.dumps.choice import best_of
 from indexer.dumps.compact_load import LoadLimits
-from indexer.dumps.held_blocks import DumpedPartition, adopt
+from indexer.dumps.held_blocks import DumpedPartition
 from indexer.sockets.ingest import Ingest
 from select_service.core.fleet.recovered import RecoveryStatus, State
 from select_service.core.selector import Selector
+from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.asked_peer import AskedPeer
 from select_service.edge.keeping.peer_dump import Answer
@@ -58,23 +59,21 @@ class Recovery:
         self._path = path
         self._limits = LoadLimits(blocks_max)
         self._peers: list[AskedPeer] = []
-        self._is_cancelled = False
         self._file = None if path is None else Reading(str(path))
 
-    async def run(self, selector: Selector, ingest: Ingest, catalog_lock: asyncio.Lock) -> None:
+    async def run(self, selector: Selector, ingest: Ingest, follower: CatalogFollower) -> None:
         """Recover, hand out what was found, and let the listeners go on in any case."""
         log.info("recovery began", extra={"fields": {"peers": list(self._urls)}})
         state: State = "failed"
         try:
             async with self._watched():
                 state, partitions = await self._found()
-                async with catalog_lock:
-                    selector.fleet.recovered.offer(partitions, monotonic())
-                    selector.fleet.claim_recovered()
-                    adoptions = selector.fleet.take_adoptions()
-                    await asyncio.to_thread(adopt, adoptions, lambda: self._is_cancelled)
+                selector.fleet.recovered.offer(partitions, monotonic())
+                selector.fleet.claim_recovered()
+                await follower.followed()
         except asyncio.CancelledError:
             state = "cancelled"
+            follower.break_off_adoptions()
             self._cancel()
             raise
         finally:
@@ -85,7 +84,6 @@ class Recovery:
             log.info("recovery ended", extra={"fields": fields})
 
     def _cancel(self) -> None:
-        self._is_cancelled = True
         for peer in self._peers:
             peer.cancel()
         if self._file is not None:

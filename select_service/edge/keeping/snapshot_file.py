@@ -22,6 +22,7 @@ from indexer.dumps.moment import heard_by_this_machine, now
 from select_service.core.fleet.recovered import SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.core.views.dump_parts import DumpPart
+from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.episodes import Episodes
 from select_service.edge.keeping.reading import Reading
 
@@ -105,15 +106,14 @@ class SnapshotFile:
         self._episodes = Episodes()
 
     async def write_every(
-        self, selector: Selector, catalog_lock: asyncio.Lock, interval_s: float
+        self, selector: Selector, follower: CatalogFollower, interval_s: float
     ) -> None:
-        """Ends only by cancellation.  The lock: no rank must be between waiting and having."""
+        """Ends only by cancellation."""
         while True:
             await asyncio.sleep(interval_s)
             with self._guarded():
-                async with catalog_lock:
-                    parts = selector.dumps()
-                await self.write(parts)
+                await follower.adopted()  # or a rank would be neither waiting nor having
+                await self.write(selector.dumps())
 
     async def write(self, parts: Iterable[DumpPart]) -> None:
         """One snapshot; a failure is counted and told of."""

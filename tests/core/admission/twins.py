@@ -306,6 +306,6 @@ class Twins(RuleBasedStateMachine):
 
     @invariant()
     def the_selector_is_in_order(self):
-        for writer in self.selector.fleet.take_retired_writers():
+        for writer in self.selector.fleet.take_changes().retired:
             writer.close()
         self.selector.check_invariants()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.builders import a_patch, a_selector, a_worker
+from tests.builders import a_patch, a_selector, a_worker, sources_of
 
 TWO_RANKS = {
     "data_parallel_start_rank": 4,
@@ -11,10 +11,10 @@ TWO_RANKS = {
 }
 
 
-def sources_of(**fields):
+def sources_with(**fields):
     selector = a_selector(use_kv_events=True)
     assert selector.register(a_worker(1, **fields)).lifecycle == "schedulable"
-    return selector.fleet.kv_sources()
+    return sources_of(selector.fleet)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def sources_of(**fields):
 def test_a_rank_replays_from_its_own_entry_or_from_the_common_port_plus_its_place(
     fields, endpoints
 ):
-    sources = sources_of(**TWO_RANKS, **fields)
+    sources = sources_with(**TWO_RANKS, **fields)
     assert [source.dp_rank for source in sources] == [4, 5]
     assert [source.replay_endpoint for source in sources] == endpoints
 
@@ -55,7 +55,7 @@ def test_a_common_replay_endpoint_without_a_port_for_every_rank_is_named(endpoin
     ("semantics", "counted"), [(None, True), ("counted", True), ("set", False)]
 )
 def test_duplicate_stores_are_counted_unless_the_worker_says_set(semantics, counted):
-    (source,) = sources_of(kv_events_endpoint="tcp://w:5557", kv_event_semantics=semantics)
+    (source,) = sources_with(kv_events_endpoint="tcp://w:5557", kv_event_semantics=semantics)
     assert source.counted is counted
 
 
@@ -63,7 +63,7 @@ def test_a_patch_reaches_the_listeners():
     selector = a_selector(use_kv_events=True)
     selector.register(a_worker(1, **TWO_RANKS))
     selector.patch(1, a_patch(kv_event_semantics="set", replay_endpoints={4: "tcp://x:1"}))
-    sources = selector.fleet.kv_sources()
+    sources = sources_of(selector.fleet)
     assert [source.counted for source in sources] == [False, False]
     assert [source.replay_endpoint for source in sources] == ["tcp://x:1", None]
 
@@ -71,7 +71,7 @@ def test_a_patch_reaches_the_listeners():
 def test_without_kv_events_nobody_listens():
     selector = a_selector(use_kv_events=False)
     selector.register(a_worker(1, **TWO_RANKS))
-    assert selector.fleet.kv_sources() == []
+    assert sources_of(selector.fleet) == []
 
 
 def test_ranks_beyond_the_sockets_that_there_are_wait_for_room():
@@ -84,7 +84,7 @@ def test_ranks_beyond_the_sockets_that_there_are_wait_for_room():
         "reconciliation failed: the limit of open files (ulimit -n) leaves sockets for 3 ranks, "
         "and 2 others have theirs"
     ]
-    assert len(selector.fleet.kv_sources()) == 2
+    assert len(sources_of(selector.fleet)) == 2
     assert selector.register(a_worker(3, **first)).lifecycle == "schedulable"
     selector.delete(1, 0.0)
     assert selector.register(a_worker(2, **TWO_RANKS)).lifecycle == "schedulable"

@@ -117,10 +117,12 @@ def test_a_rank_has_its_blocks_and_its_place_whichever_comes_first(registered_fi
     if not registered_first:
         join(fleet, 1)
     assert fleet.partitions[KEY].index.snapshot().slots == ()  # it is being filled
-    assert adopt(fleet.take_adoptions()) == 2
-    assert fleet.take_adoptions() == []
+    assert fleet.has_adoptions
+    changes = fleet.take_changes()
+    assert adopt(changes.adoptions) == 2
+    assert not fleet.has_adoptions
     assert matched(fleet, 1) == 2
-    (source,) = fleet.kv_sources()
+    (source,) = changes.sources[1]
     assert source.writers[0].place == Place(7)
     assert fleet.partitions[KEY].index.snapshot().slots == (0,)
     fleet.check_invariants()
@@ -130,9 +132,9 @@ def test_a_rank_that_leaves_before_its_blocks_arrive_gets_none():
     fleet = a_fleet()
     fleet.recovered.offer([a_dump(1)], 0.0)
     join(fleet, 1)
-    adoptions = fleet.take_adoptions()
+    adoptions = fleet.take_changes().adoptions
     fleet.delete(fleet.catalog.get(1), Tombstone(0.0, "test"))
-    for writer in fleet.take_retired_writers():
+    for writer in fleet.take_changes().retired:
         writer.close()
     assert adopt(adoptions) == 0
 
@@ -153,7 +155,7 @@ def test_a_dump_has_what_waits_beside_what_lives():
     waiting = ("llama3:8b:t", {(1, 0), (2, 0)}, 2)
     assert dumped(fleet) == [[waiting], [("n:t", {(3, 0)}, 5)]]
     join(fleet, 1)
-    adopt(fleet.take_adoptions())
+    adopt(fleet.take_changes().adoptions)
     assert dumped(fleet) == [
         [("llama3:8b:t", {(1, 0)}, 2), ("llama3:8b:t", {(2, 0)}, 2)],
         [("n:t", {(3, 0)}, 5)],
@@ -166,7 +168,7 @@ def test_a_rank_that_gave_its_slot_to_another_is_not_in_the_copy():
         join(fleet, worker_id)
     (part,) = dump_parts(fleet.partitions, fleet.recovered)
     fleet.delete(fleet.catalog.get(1), Tombstone(0.0, "test"))
-    for writer in fleet.take_retired_writers():
+    for writer in fleet.take_changes().retired:
         writer.close()
     join(fleet, 3)  # takes the slot of worker 1
     assert set(part.take().ranks) == {(2, 0)}

@@ -1,0 +1,101 @@
+"""Following changes of some workers leads to the listeners that the whole catalog asks for."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer.events.kv_source import KvSource
+from indexer.index.prefix_index import PrefixIndex
+from indexer.sockets.ingest import Ingest
+
+WORKERS = st.integers(0, 4)
+RANKS = st.dictionaries(
+    st.integers(0, 2),
+    st.tuples(
+        st.sampled_from(["a", "b"]),  # endpoint
+        st.sampled_from([None, "r"]),  # replay endpoint
+        st.sampled_from([0, 1]),  # writer of the rank
+    ),
+)
+DELTAS = st.lists(st.dictionaries(WORKERS, RANKS, max_size=3), max_size=8)
+
+
+class Scene:
+    """Sources of workers as a catalog would say them."""
+
+    def __init__(self):
+        self.index = PrefixIndex(100)
+        self.writers = {}
+
+    def sources(self, worker_id, ranks):
+        writers = {rank: self.writer(worker_id, rank, n) for rank, (_, _, n) in ranks.items()}
+        return [
+            KvSource(worker_id, rank, ipc(endpoint), ipc(replay), 4, False, True, writers)
+            for rank, (endpoint, replay, _) in ranks.items()
+        ]
+
+    def writer(self, *key):
+        if key not in self.writers:
+            self.writers[key] = self.index.open_slot()
+        return self.writers[key]
+
+
+def ipc(name):
+    return name and f"ipc:///nowhere/{name}"
+
+
+def listeners(ingest):
+    """What listens: by rank its endpoints and the writers of all ranks of its worker."""
+    return {
+        (worker_id, dp_rank): (
+            listener.source.endpoint,
+            listener.source.replay_endpoint,
+            listener.feed.indexed.writers,
+        )
+        for worker_id, ranks in ingest._listeners.items()
+        for dp_rank, (_, listener) in ranks.items()
+    }
+
+
+def wanted(scene, catalog):
+    return {
+        (source.worker_id, source.dp_rank): (
+            source.endpoint,
+            source.replay_endpoint,
+            source.writers,
+        )
+        for worker_id, ranks in catalog.items()
+        for source in scene.sources(worker_id, ranks)
+    }
+
+
+@given(DELTAS)
+@settings(max_examples=40, deadline=None)
+def test_any_sequence_of_changes_leads_to_the_listeners_of_the_whole(deltas):
+    scene, catalog, ingest = Scene(), {}, Ingest(threads=2)
+    try:
+        for delta in deltas:
+            catalog |= delta
+            ingest.follow({w: scene.sources(w, ranks) for w, ranks in delta.items()})
+            assert listeners(ingest) == wanted(scene, catalog)
+            assert set(ingest.sources()) == set(wanted(scene, catalog))
+            assert sum(t.n_listeners for t in ingest._threads) == len(ingest.sources())
+        assert ingest.failure() is None
+    finally:
+        ingest.close()
+
+
+def test_equal_sources_and_other_workers_are_left_alone():
+    scene, ingest = Scene(), Ingest(threads=1)
+    both = {0: ("a", None, 0), 1: ("a", None, 0)}
+    try:
+        ingest.follow({1: scene.sources(1, both), 2: scene.sources(2, both)})
+        before = {key: ingest._listeners[key[0]][key[1]] for key in ingest.sources()}
+        changed = both | {1: ("b", None, 0)}
+        ingest.follow({1: scene.sources(1, changed), 3: []})
+        after = {key: ingest._listeners[key[0]][key[1]] for key in ingest.sources()}
+        assert {key for key in before if before[key] is not after[key]} == {(1, 1)}
+        ingest.follow({1: [], 2: scene.sources(2, {0: both[0]})})
+        assert list(ingest.sources()) == [(2, 0)]
+        assert ingest._listeners[2][0] is before[2, 0]
+    finally:
+        ingest.close()
