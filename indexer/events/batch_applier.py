@@ -25,6 +25,8 @@ STEP_BLOCKS_MAX = 4096
 """Blocks of one event that are changed at once."""
 EVENT_COST = 32
 """An event costs as much as so many of its blocks, beside them."""
+SMALL_EVENTS_MAX = 64
+"""Events of a batch that are applied at once, if they are short."""
 GROUPS_MAX = 1024
 """Attention groups remembered over all ranks of a worker; real engines have a handful."""
 
@@ -81,17 +83,64 @@ class BatchApplier:
                 self._copies[rank] = 0
                 yield from writer.clearing(stream=own)
                 cleared = rank == self._dp_rank
-                continue
-            tier, n_blocks = self._tier(rank, event), len(event.block_hashes)
-            before_blocks = self.stored_blocks - self.removed_blocks
-            if tier is not None and n_blocks <= STEP_BLOCKS_MAX:
-                self._change(writer, tier, event, own)
-            elif tier is not None:
-                yield from self._changing(writer, tier, event, own)
-            if tier is Tier.GPU and self.total_blocks:
-                self._count(rank, self.stored_blocks - self.removed_blocks - before_blocks)
-            yield EVENT_COST + n_blocks
+            elif len(event.block_hashes) <= STEP_BLOCKS_MAX:
+                self._apply(writer, rank, event, own)
+                yield EVENT_COST + len(event.block_hashes)
+            else:
+                yield from self._applying_large(writer, rank, event, own)
         return cleared
+
+    def apply_small(
+        self, batch: Batch, writers: Mapping[int, SlotWriter], seq: int, digest: int | None
+    ) -> bool:
+        """As `applying` at Place(seq, 0, digest), at once; False, and nothing is done, when that
+        might take long: it has many events, or clears a rank."""
+        events = batch.events
+        if len(events) > SMALL_EVENTS_MAX or AllBlocksCleared in map(type, events):
+            return False
+        rank = self._dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
+        writer, own = writers.get(rank), writers.get(self._dp_rank)
+        if writer is None:
+            self.dropped["rank"] += 1
+            return True
+        self._fed_ranks.add(rank)
+        for done, event in enumerate(events, 1):
+            assert not isinstance(event, AllBlocksCleared)
+            if own is not None:
+                own.upcoming = Place(seq, done, digest)
+            self._apply(writer, rank, event, own)
+        return True
+
+    def _apply(
+        self,
+        writer: SlotWriter,
+        rank: int,
+        event: BlockStored | BlockRemoved,
+        own: SlotWriter | None,
+    ) -> None:
+        tier = self._tier(rank, event)
+        if tier is None:
+            return
+        if tier is not Tier.GPU or not self.total_blocks:
+            self._change(writer, tier, event, own)
+            return
+        before_blocks = self.stored_blocks - self.removed_blocks
+        self._change(writer, tier, event, own)
+        self._count(rank, self.stored_blocks - self.removed_blocks - before_blocks)
+
+    def _applying_large(
+        self,
+        writer: SlotWriter,
+        rank: int,
+        event: BlockStored | BlockRemoved,
+        own: SlotWriter | None,
+    ) -> Iterator[int]:
+        tier, before_blocks = self._tier(rank, event), self.stored_blocks - self.removed_blocks
+        if tier is None:
+            return
+        yield from self._changing(writer, tier, event, own)
+        if tier is Tier.GPU and self.total_blocks:
+            self._count(rank, self.stored_blocks - self.removed_blocks - before_blocks)
 
     def forgetting(self, writers: Mapping[int, SlotWriter]) -> Iterator[int]:
         """The engine restarted: empty every rank this stream has fed, step by step."""

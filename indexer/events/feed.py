@@ -21,6 +21,7 @@ from indexer.events.actions import Action, StartReplay, StopReplay
 from indexer.events.catch_up import PROBE_S, CatchUp, Due, Phase, Waiting
 from indexer.events.cursor import END_OF_REPLAY, JUMP_MAX, EventCursor, Verdict
 from indexer.events.doubt import Anchor, Doubt, Why, payload_digest
+from indexer.events.event_types import Batch
 from indexer.events.indexed_stream import IndexedStream, Steps
 from indexer.events.kv_source import KvSource
 from indexer.events.notices import Fault
@@ -47,7 +48,7 @@ class EventFeed:
         self.cursor = EventCursor()
         self._now = float("-inf")
         """When the present verb was called."""
-        self._work: Work | None = None
+        self._work: Work | Steps | None = None
         self._waiting = Waiting()
         self._catch_up: CatchUp | None = None
         self._suspect = b""
@@ -105,14 +106,12 @@ class EventFeed:
         """
         self._now = now
         own = self.indexed.own
-        if own is None:
-            return
-        if own.place is not None:
+        if own is not None and own.place is not None:
             self.cursor.resume(own.place.next_seq, nothing_older_comes=nothing_older_comes)
             self.indexed.resume(own.place)
-        if own.place is not None or own.unplaced_blocks:
+        if own is not None and (own.place is not None or own.unplaced_blocks):
             self.doubt = Doubt(Why.RESUMED, now, self.indexed.last)
-        self._run(self._finish_clear())
+        self._run(self.indexed.finish_clear())
 
     def connected(self, now: float) -> Action:
         """Live batches come from now on; those before may have been missed."""
@@ -138,7 +137,14 @@ class EventFeed:
     def receive(self, seq: int, payload: bytes, now: float) -> Action:
         """One live batch."""
         self._now = self.last_event_at = now
-        return self._run(self._receive(seq, payload))
+        verdict = self.cursor.observe(seq)
+        if verdict is Verdict.NEXT and not self._waiting and self.indexed.is_small(seq, payload):
+            batch = self.indexed.decoded(payload, now)
+            if self.indexed.apply_small(batch, seq):
+                self._connect(seq, payload)
+                return None
+            return self._run(self._apply_next(batch, seq, payload))
+        return self._run(self._receive(verdict, seq, payload))
 
     def receive_replayed(self, seq: int, payload: bytes, now: float) -> Action:
         """One batch of the replay last asked for; an empty payload ends it."""
@@ -191,7 +197,7 @@ class EventFeed:
         last = self.indexed.last
         assert last is None or last.seq == self.cursor.next_seq - 1
 
-    def _run(self, work: Work) -> Action:
+    def _run(self, work: Work | Steps) -> Action:
         """Do one step of it, or all when that is less."""
         spent = 0
         try:
@@ -204,25 +210,21 @@ class EventFeed:
         self._work = work
         return None
 
-    def _finish_clear(self) -> Work:
-        yield from self.indexed.finish_clear()
-        return None
-
     # --- live batches
 
-    def _receive(self, seq: int, payload: bytes) -> Work:
-        verdict = self.cursor.observe(seq)
+    def _connect(self, seq: int, payload: bytes) -> None:
+        """The next batch was applied as it came."""
+        self._advance(seq, payload, self._now)
+        if self.doubt is not None and (not self._can_replay or self.doubt.why is Why.SILENT):
+            self.doubt = None
+
+    def _receive(self, verdict: Verdict, seq: int, payload: bytes) -> Work:
         if verdict is Verdict.UNPLACED and not self._waiting:
             yield from self._apply(payload, None)
             return None
         if verdict is Verdict.NEXT and not self._waiting:
-            if seq == 0:
-                yield from self.indexed.forgetting_unplaced()
-            yield from self._apply(payload, seq)
-            self._advance(seq, payload, self._now)
-            if self.doubt is not None and (not self._can_replay or self.doubt.why is Why.SILENT):
-                self.doubt = None  # it connects to what is known
-            return None
+            batch = self.indexed.decoded(payload, self._now)
+            return (yield from self._apply_next(batch, seq, payload))
         if verdict is Verdict.RESTART:
             return (yield from self._restart(seq, payload))
         if verdict is Verdict.STALE or verdict is Verdict.SUSPECT:
@@ -249,7 +251,7 @@ class EventFeed:
 
     def _receive_again(self, seq: int, payload: bytes) -> Work:
         self.last_event_at = self._now
-        return (yield from self._receive(seq, payload))
+        return (yield from self._receive(self.cursor.observe(seq), seq, payload))
 
     def _forget_life(self, reason: str) -> Steps:
         """The engine has begun a new life: nothing of the old one counts."""
@@ -301,7 +303,8 @@ class EventFeed:
     # --- questions
 
     def _doubt_the_gap(self) -> None:
-        if self.doubt is None and not self.knows_nothing:
+        is_open = self.doubt is None or self.doubt.why is Why.SILENT
+        if is_open and not self.knows_nothing:
             self.doubt = Doubt(Why.INTERRUPTED, self._now, self.indexed.last)
 
     def _ask_when_due(self) -> Action:
@@ -342,8 +345,7 @@ class EventFeed:
     def _deflate(self) -> Work:
         """What was counted are no copies: forget the ranks, and learn them without counting."""
         applier = self.indexed.applier
-        detail = f"rank {applier.inflated_rank}, {applier.total_blocks} blocks"
-        self._notice(Fault.INFLATED, detail)
+        self._notice(Fault.INFLATED, f"rank {applier.inflated_rank}, {applier.total_blocks} blocks")
         self.inflations += 1
         applier.is_counted, applier.inflated_rank = False, None
         if not self._can_replay:
@@ -424,7 +426,7 @@ class EventFeed:
 
     @property
     def _was_cut_off(self) -> bool:
-        """Could the engine have restarted unseen?  Not behind a connection that never broke."""
+        """Could the engine have restarted unseen?"""
         return self.doubt is not None and self.doubt.why is not Why.SILENT
 
     def _target(self) -> int:
@@ -481,10 +483,17 @@ class EventFeed:
         if (yield from self.indexed.applying(batch, seq)):
             self._is_empty()
 
+    def _apply_next(self, batch: Batch | None, seq: int, payload: bytes) -> Work:
+        if seq == 0:
+            yield from self.indexed.forgetting_unplaced()
+        if (yield from self.indexed.applying(batch, seq)):
+            self._is_empty()
+        self._connect(seq, payload)
+        return None
+
     def _is_empty(self) -> None:
         """The rank is known to hold nothing."""
-        self.degraded = False
-        self.doubt = None
+        self.degraded, self.doubt = False, None
 
     def _notice(self, fault: Fault, detail: str) -> None:
         self.indexed.notices.add(fault, detail, self._now)

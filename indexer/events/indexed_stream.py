@@ -17,6 +17,9 @@ from indexer.index.snapshot import Place
 BATCH_COST = 64
 """What a batch costs beside its events, in blocks."""
 
+SMALL_BYTES_MAX = 32 * 1024
+"""A payload that is read and applied at once, unless it has very many events."""
+
 Steps: TypeAlias = Generator[int, None, None]
 """Yields what each step has cost, in blocks or so."""
 
@@ -75,6 +78,19 @@ class IndexedStream:
         if batch.bad_events:
             self._count_unreadable(batch.bad_events, batch.last_error, now)
         return batch
+
+    def is_small(self, seq: int, payload: bytes) -> bool:
+        """May it be read at once, and has all of it to be applied?"""
+        return len(payload) <= SMALL_BYTES_MAX and seq != self._resumed.next_seq
+
+    def apply_small(self, batch: Batch | None, seq: int) -> bool:
+        """One live batch at once; False, and nothing is done, when it might take long."""
+        if batch is None:
+            return True
+        digest = None if self.last is None else self.last.digest
+        is_done = self.applier.apply_small(batch, self.writers, seq, digest)
+        self.batches += is_done
+        return is_done
 
     def applying(self, batch: Batch | None, seq: int | None) -> Generator[int, None, bool]:
         """One live batch.  Returns whether the own rank was emptied on the way."""

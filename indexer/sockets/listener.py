@@ -189,13 +189,15 @@ class Listener:
         if self.feed.is_busy or due is None or now < due:
             return False
         if self._replay is not None and has_message(self._replay):
+            self._readiness.again(self.drain_replay)  # looking has taken the news from its file
             self._not_before = now + LOOK_AGAIN_S
             return False
         # Batches of an old connection must not be taken for those of the engine's next life.
-        is_old = self._live is not None and has_message(self._live.socket)
-        if is_old and self.feed.doubt is not None and now < due + ARRIVED_S_MAX:
-            self._not_before = now + LOOK_AGAIN_S
-            return False
+        if self._live is not None and has_message(self._live.socket):
+            self._readiness.again(self.drain_live)
+            if self.feed.doubt is not None and now < due + ARRIVED_S_MAX:
+                self._not_before = now + LOOK_AGAIN_S
+                return False
         if not self.feed.is_asking:
             pause = self._pace.wait(now)
             if pause > 0.0:

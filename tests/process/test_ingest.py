@@ -13,8 +13,12 @@ from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets import dial, listener, live_connection
 from indexer.sockets import ingest as ingest_module
+from indexer.sockets.ask_pace import AskPace
+from indexer.sockets.dial import Sockets
 from indexer.sockets.ingest import Ingest
 from indexer.sockets.names import Names
+from indexer.sockets.readiness import Readiness, has_message
+from indexer.sockets.timers import Timers
 from tests.patience import PATIENCE_S, eventually
 from tests.process.fake_engine import BLOCK_SIZE, END, Chain, FakeEngine, encode
 
@@ -798,3 +802,27 @@ def test_an_engine_and_its_replay_are_found_by_name_whatever_it_takes(
         engine.await_subscriber()
         publish_chain(engine, [5])
         eventually(lambda: held(index, writer, 6) == 6)
+
+
+def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
+    """To look at a socket takes the news from its file descriptor."""
+    readiness = Readiness()
+    with FakeEngine() as engine, zmq.Context() as context:
+        source = a_source(engine.endpoint, index.open_slot(), replay=engine.replay_endpoint)
+        sockets = Sockets(context, Names(), lambda what: what())
+        alone = listener.Listener(source, sockets, readiness, Timers(), AskPace())
+        alone.open()
+        alone.start(opened_just_now=True)
+
+        def is_asked_about_next():
+            for drain in readiness.wait(0.01):
+                drain()
+            return alone.feed.wake_at is not None and engine.pub.poll(0)
+
+        eventually(is_asked_about_next)
+        publish_chain(engine, [0])
+        eventually(lambda: has_message(alone._live.socket))
+        alone.tick(alone.feed.wake_at)
+        assert alone.drain_live in readiness.wait(0)
+        alone.close()
+    readiness.close()

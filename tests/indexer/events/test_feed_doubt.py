@@ -361,6 +361,15 @@ def test_silence_without_an_answer_is_a_doubt_that_a_batch_which_connects_ends()
     assert feed.doubt is None
 
 
+def test_an_interruption_after_an_unanswered_silence_is_not_ended_by_a_batch_that_connects():
+    feed = a_feed_at(9)
+    tick(feed, IDLE_S)
+    tick(feed, IDLE_S + FRAME_S_MAX)
+    reconnect(feed, 70.0)
+    send(feed, 10, life=2, now=71.0)
+    assert feed.doubt.why is Why.INTERRUPTED
+
+
 def test_an_empty_answer_behind_an_unbroken_connection_forgets_nothing():
     feed = a_feed_at(9)
     tick(feed, IDLE_S)
