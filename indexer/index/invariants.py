@@ -76,7 +76,9 @@ def _check_table(memory: IndexMemory, table: int) -> list[int]:
 
 
 def _rows(memory: IndexMemory) -> NDArray[Any]:
-    return memory.column(state.BITS).reshape(-1, state.PLANES, memory.value(state.WORDS))
+    """The holder sets that were ever used; the pool behind them is reserved for millions."""
+    rows = memory.column(state.BITS).reshape(-1, state.PLANES, memory.value(state.WORDS))
+    return rows[: memory.value(state.SETS_USED)]
 
 
 def _check_sets(memory: IndexMemory, nodes: list[int]) -> None:
