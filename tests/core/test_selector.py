@@ -55,7 +55,7 @@ def test_empty_prompt_is_served_with_nothing_to_prefill(selector):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({}, "block_hashes is required without token_ids"),
+        ({}, "a prompt is missing: give token_ids"),
         ({"block_hashes": [1]}, "sequence_hashes is required without token_ids"),
         ({"block_hashes": [1], "sequence_hashes": [1]}, "isl_tokens is required without token_ids"),
         (

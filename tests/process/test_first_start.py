@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from indexer.kernel_sources import kernel_modules
+from tests.patience import eventually
 from tests.process.launched import START_S_MAX, free_port, own_command, own_environment
 from tests.process.running import Running, run_to_end
 
@@ -31,7 +32,7 @@ def test_a_signal_while_kernels_are_compiled_ends_all_processes(tmp_path, number
         finally:
             process.kill()
     assert "listening" not in rest
-    assert not any(_runs(child) for child in children)
+    eventually(lambda: not any(_runs(child) for child in children))
     assert not list(tmp_path.glob("indexer.index.kernels-*/complete")), "it was too late"
 
 

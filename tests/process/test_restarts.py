@@ -1,5 +1,6 @@
 """The snapshot file of real processes."""
 
+import shutil
 import time
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_snapshot_that_cannot_be_written_is_told(tmp_path):
     directory.mkdir()
     with Running("--snapshot-path", str(directory / "index")) as service:
         ended(service)
-        directory.rmdir()
+        shutil.rmtree(directory)
         assert service.stop() == 0
         assert service.lines("the snapshot could not be written")
 

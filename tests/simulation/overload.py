@@ -23,6 +23,7 @@ from select_service.core.admission.waiting import Ticket
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.selector import Selector
+from select_service.core.views.ranks import loads_of
 from select_service.errors import SelectError
 from tests.builders import a_worker
 from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Progress
@@ -75,7 +76,7 @@ class World:
         self.selector = self._new_selector(fleet, rules, seed)
         self.controller = Controller(self.selector) if rules.shedding else None
         (self.partition,) = self.selector.fleet.partitions.values()
-        self.engines = {rank: Engine(fleet.speed) for rank in self.partition.ranks}
+        self.engines = {rank: Engine(fleet.speed) for rank in self.partition.table.ranks()}
         self._jobs: dict[Job, Request] = {}
         self._stepping: set[Rank] = set()
         self._ids = count(1)
@@ -154,7 +155,7 @@ class World:
             self.at(self.time + 1.0, self._tick)
 
     def _sample(self) -> Sample:
-        loads = self.partition.loads()
+        loads = loads_of(self.partition)
         return Sample(
             at=self.time,
             prefill_tokens=tuple(row.potential_prefill_tokens for row in loads),

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from select_service.core.views.ranks import loads_of
 from tests.simulation.overload import World, capacity
 from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Speed
 from tests.simulation.overload_record import WARM_MINUTES, figures
@@ -60,7 +61,7 @@ def assert_nothing_is_left(world):
     assert world.selector.gate.waiting.requests == 0
     assert {
         (row.potential_prefill_tokens, row.potential_decode_blocks, row.active_requests)
-        for row in world.partition.loads()
+        for row in loads_of(world.partition)
     } == {(0, 0, 0)}
     for engine in world.engines.values():
         assert not engine.running

@@ -121,6 +121,10 @@ def test_snapshots_go_on_after_one_that_failed_for_a_bug(tmp_path, monkeypatch, 
         def dumps(self):
             return [a_part(10, 1)]
 
+    class Follower:
+        async def adopted(self):
+            pass
+
     def chunks(partitions, clock):
         for chunk in compact_dump.compact_chunks(partitions, clock):
             yield chunk
@@ -130,7 +134,7 @@ def test_snapshots_go_on_after_one_that_failed_for_a_bug(tmp_path, monkeypatch, 
 
     async def until_written(file):
         monkeypatch.setattr(snapshot_file, "compact_chunks", chunks)
-        writing = asyncio.create_task(file.write_every(Dumps(), asyncio.Lock(), 0.0))
+        writing = asyncio.create_task(file.write_every(Dumps(), Follower(), 0.0))
         while file.status.written_at is None and not writing.done():
             await asyncio.sleep(0.01)
         assert not writing.done()
