@@ -36,10 +36,10 @@ from select_service.bodies.workers import (
 )
 from select_service.core.admission.busy import BusyJudge
 from select_service.core.admission.gate import Gate
+from select_service.core.admission.priority_tiers import PriorityTiers
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.state import admission_state
 from select_service.core.admission.thresholds import ThresholdTable
-from select_service.core.admission.tiers import PriorityTiers
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import worker_admissions
 from select_service.core.decide.candidates import candidates

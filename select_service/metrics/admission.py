@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.core.admission.report import AdmissionReport
+from select_service.core.admission.admission_report import AdmissionReport
 from select_service.metrics.families import RANK_LABELS, SCOPE_LABELS
 from select_service.metrics.series import Labels, counters, gauges, histograms
 

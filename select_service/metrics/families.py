@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from indexer.sockets.listener import ListenerStatus
 from select_service.core.fleet.recovered import KeepingReport
-from select_service.core.views.report import Load, PartitionReport, Report
+from select_service.core.views.state_report import Load, PartitionReport, Report
 
 PREFIX = "select_service_"
 

@@ -22,11 +22,11 @@ from prometheus_client.registry import Collector
 
 from indexer.sockets.listener import ListenerStatus
 from select_service.bodies.replicas import ReplicaStatus
-from select_service.core.admission.report import AdmissionReport, admission_report
+from select_service.core.admission.admission_report import AdmissionReport, admission_report
 from select_service.core.fleet.recovered import STATES, KeepingReport
 from select_service.core.histogram import Histogram
 from select_service.core.selector import Selector
-from select_service.core.views.report import Load, PartitionReport, Report, report
+from select_service.core.views.state_report import Load, PartitionReport, Report, report
 from select_service.metrics.admission import of_admission
 from select_service.metrics.families import (
     KEEPING,

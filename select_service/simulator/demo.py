@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from select_service.simulator import report
+from select_service.simulator import summary
 from select_service.simulator.baselines import least_loaded, round_robin, run_baseline
 from select_service.simulator.client import CallFailed, SelectorClient
 from select_service.simulator.drive import Driver
@@ -136,8 +136,8 @@ async def _on_stage(stage: Stage) -> int:
         await driver.audit(stage.workload)
     with stages.stage("the same workload under the other policies"):
         worlds = {"selector": world} | await asyncio.to_thread(_baselines, stage)
-    timings = report.latencies(stage.client.latencies_s)
-    report.show_report(console, worlds, driver.run, stage.fleet, timings)
+    timings = summary.latencies(stage.client.latencies_s)
+    summary.show_summary(console, worlds, driver.run, stage.fleet, timings)
     return await _conclude(stage, world, driver.run.problems())
 
 

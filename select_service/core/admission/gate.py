@@ -19,9 +19,9 @@ from select_service.bodies.selection import SelectRequest
 from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
 from select_service.core.admission.drain import retry_after_s
 from select_service.core.admission.policy import QueueBounds, QueueRules
+from select_service.core.admission.priority_tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.room_view import RoomView
 from select_service.core.admission.tally import AdmissionTally
-from select_service.core.admission.tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
 from select_service.core.admission.waiting_list import Waiting, WaitingList
 from select_service.core.decide.candidates import candidates

@@ -6,7 +6,7 @@ import pytest
 from indexer.hashing.hashes import block_hashes
 from indexer.tiers import Tier
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.views.report import Load, report
+from select_service.core.views.state_report import Load, report
 from tests.builders import (
     a_reservation,
     a_select,

@@ -75,7 +75,7 @@ def checks(run: ServiceRun, fleet: Fleet) -> Table:
     return table
 
 
-def show_report(
+def show_summary(
     console: Console, worlds: Mapping[str, World], run: ServiceRun, fleet: Fleet, timings: Table
 ) -> None:
     """Print the whole report."""
