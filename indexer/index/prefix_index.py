@@ -310,9 +310,17 @@ class SlotWriter:
         engine_hashes: uint64 [n], C-contiguous.
         """
         holder = holder_of(self.slot, tier, counted=True)
-        removed = self._in_steps(
-            engine_hashes.size, stream, lambda part: self._undo(holder, engine_hashes[part])
-        )
+        if engine_hashes.size > STEP_BLOCKS_MAX:
+            removed = self._in_steps(
+                engine_hashes.size, stream, lambda part: self._undo(holder, engine_hashes[part])
+            )
+        else:
+            with self._lock:
+                if stream is not None:
+                    stream.place = stream.upcoming
+                if not self._open or self._clearing:
+                    return 0
+                removed = self._undo(holder, engine_hashes)
         if removed < engine_hashes.size:
             self._start_over_if_wrong()
         return removed

@@ -37,7 +37,7 @@ from indexer.index.state_kernels import (
     i64_view,
     u32_view,
 )
-from indexer.index.table_kernels import mask_of, table_functions
+from indexer.index.table_kernels import table_functions
 
 ALIAS, ANCHOR = range(2)
 
@@ -59,8 +59,9 @@ def _home_of_key(key, meta, mask):
 
 
 @compiled()
-def record_home(h, rows, i, mask):
+def record_home(h, column, i, mask):
     """Preferred table slot of the record in slot i."""
+    rows = u32_view(h, column)
     return _home_of_key(record_key(rows, i), I(rows[i * RECORD_FIELDS + RECORD_META]), mask)
 
 
@@ -95,7 +96,7 @@ def has_record_room(h):
 @compiled()
 def _find(rows, meta, key):
     """Slot of the record in a record table, -1 when there is none."""
-    mask = mask_of(rows, RECORD_FIELDS)
+    mask = I(rows.shape[0] // RECORD_FIELDS - 1)
     i = _home_of_key(key, meta, mask)
     while rows[i * RECORD_FIELDS + RECORD_META] != 0:
         if rows[i * RECORD_FIELDS + RECORD_META] == meta and record_key(rows, i) == U(key):
@@ -130,7 +131,7 @@ def set_record_count(h, i, count):
 def add_record(h, slot, tier, kind, key, node, count):
     """Enter a record that is not there yet. Requires `has_record_room`."""
     rows = u32_view(h, RECORDS)
-    mask = mask_of(rows, RECORD_FIELDS)
+    mask = I(rows.shape[0] // RECORD_FIELDS - 1)
     meta = record_meta(slot, tier, kind)
     first = _home_of_key(key, meta, mask)
     i = first

@@ -103,9 +103,10 @@ def _hash_home(hashed, mask):
 
 
 @compiled()
-def set_home(h, table, i, mask):
+def set_home(h, column, i, mask):
     """Preferred table slot of the set in table slot i."""
-    return _hash_home(i64_view(h, SET_INFO)[I(table[i]) * SET_FIELDS + SET_HASH], mask)
+    set_id = I(u32_view(h, column)[i])
+    return _hash_home(i64_view(h, SET_INFO)[set_id * SET_FIELDS + SET_HASH], mask)
 
 
 _put_next_set, _, _erase_set, move_sets = table_functions(SET_TABLE, 1, 1, set_home)
@@ -143,7 +144,7 @@ def list_set(h, set_id, i):
     table[i] = set_id
     info[set_id * SET_FIELDS + SET_LINK] = LISTED
     h[SET_TABLE + ENTRIES] += 1
-    if set_home(h, table, i, I(table.shape[0] - 1)) < h[SET_TABLE + MOVED]:
+    if set_home(h, SET_TABLE, i, I(table.shape[0] - 1)) < h[SET_TABLE + MOVED]:
         _put_next_set(h, i)
 
 
@@ -155,7 +156,7 @@ def unlist_set(h, set_id):
         return
     table = u32_view(h, SET_TABLE)
     home = _hash_home(info[set_id * SET_FIELDS + SET_HASH], I(table.shape[0] - 1))
-    _erase_set(h, find_value(table, home, set_id))
+    _erase_set(h, find_value(h, SET_TABLE, home, set_id))
     info[set_id * SET_FIELDS + SET_LINK] = UNLISTED
     h[SET_TABLE + ENTRIES] -= 1
 

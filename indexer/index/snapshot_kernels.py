@@ -69,7 +69,7 @@ def _copy_node(h, node):
 @compiled()
 def keep_node(h, node):
     """The node is about to change."""
-    if h[COPY_NODES] <= node < h[COPY_NODES_END]:
+    if node < h[COPY_NODES_END] and node >= h[COPY_NODES]:
         copied = u8_view(h, COPIED_NODES)
         if copied[node] == 0:
             copied[node] = 1
@@ -79,7 +79,7 @@ def keep_node(h, node):
 @compiled()
 def keep_set(h, set_id):
     """The row of the set is about to change."""
-    if h[COPY_SETS] <= set_id < h[COPY_SETS_END]:
+    if set_id < h[COPY_SETS_END] and set_id >= h[COPY_SETS]:
         copied = u8_view(h, COPIED_SETS)
         if copied[set_id] == 0:
             copied[set_id] = 1
@@ -93,7 +93,7 @@ def keep_set(h, set_id):
 @compiled()
 def keep_record(h, i):
     """Slot i of the record table is about to change."""
-    if h[COPY_ROWS] <= i < h[COPY_ROWS_END]:
+    if i < h[COPY_ROWS_END] and i >= h[COPY_ROWS]:
         copied = u8_view(h, COPIED_RECORDS)
         if copied[i] == 0:
             copied[i] = 1

@@ -18,9 +18,9 @@ from indexer.index.state_kernels import CALL_AT, MOVED, NEXT, I, u32_view
 
 
 @compiled()
-def mask_of(table, width):
+def mask_of(h, column, width):
     """Number of slots - 1."""
-    return I(table.shape[0] // width - 1)
+    return h[column + 1] // width - 1
 
 
 @compiled()
@@ -32,7 +32,8 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
     """(put_next, find_next, erase, move_on), compiled for one table.
 
     key_fields: leading fields of an entry that tell it from all others
-    home_of(h, table, i, mask): preferred slot, in a table of mask + 1, of the entry in slot i
+    home_of(h, column, i, mask): preferred slot, in a table of mask + 1, of the entry in slot i of
+        the table in that column
     keep(h, i): called before slot i of the table, not of the next one, is written to
     """
 
@@ -41,8 +42,8 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
         """Enter slot i, whose home is below MOVED, into the next table."""
         table = u32_view(h, table_id)
         following = u32_view(h, table_id + NEXT)
-        mask = mask_of(following, width)
-        j = home_of(h, table, i, mask)
+        mask = mask_of(h, table_id + NEXT, width)
+        j = home_of(h, table_id, i, mask)
         while following[j * width] != 0:
             j = (j + 1) & mask
         for field in range(width):
@@ -51,12 +52,14 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
     @compiled()
     def find_next(h, i):
         """Slot in the next table of the entry in slot i, -1 when it has not moved."""
-        table = u32_view(h, table_id)
-        if home_of(h, table, i, mask_of(table, width)) >= h[table_id + MOVED]:
+        if h[table_id + MOVED] == 0:
             return I(-1)
+        if home_of(h, table_id, i, mask_of(h, table_id, width)) >= h[table_id + MOVED]:
+            return I(-1)
+        table = u32_view(h, table_id)
         following = u32_view(h, table_id + NEXT)
-        mask = mask_of(following, width)
-        j = home_of(h, table, i, mask)
+        mask = mask_of(h, table_id + NEXT, width)
+        j = home_of(h, table_id, i, mask)
         while True:
             same = True
             for field in range(key_fields):
@@ -66,22 +69,23 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
             j = (j + 1) & mask
 
     @compiled()
-    def close_gap(h, table, i, is_kept):
+    def close_gap(h, column, i):
         """Free slot i; entries behind it move up where their search would end there."""
-        mask = mask_of(table, width)
+        table = u32_view(h, column)
+        mask = mask_of(h, column, width)
         j = i
         while True:
             j = (j + 1) & mask
             if table[j * width] == 0:
                 break
-            k = home_of(h, table, j, mask)
+            k = home_of(h, column, j, mask)
             if (j - k) & mask >= (j - i) & mask:
-                if is_kept:
+                if column == table_id:
                     keep(h, i)
                 for field in range(width):
                     table[i * width + field] = table[j * width + field]
                 i = j
-        if is_kept:
+        if column == table_id:
             keep(h, i)
         table[i * width] = 0
 
@@ -90,8 +94,8 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
         """Take the entry in slot i out of the table, and out of the next one."""
         j = find_next(h, i)
         if j >= 0:
-            close_gap(h, u32_view(h, table_id + NEXT), j, False)
-        close_gap(h, u32_view(h, table_id), i, True)
+            close_gap(h, table_id + NEXT, j)
+        close_gap(h, table_id, i)
 
     @compiled()
     def move_on(h, homes):
@@ -102,14 +106,14 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
         if h[table_id + NEXT + 1] == 0:
             return
         table = u32_view(h, table_id)
-        mask = mask_of(table, width)
+        mask = mask_of(h, table_id, width)
         start = h[table_id + MOVED]
         stop = min(start + homes, mask + 1)
         i = start
         while i < stop or table[(i & mask) * width] != 0:
             slot = i & mask
             if table[slot * width] != 0:
-                home = home_of(h, table, slot, mask)
+                home = home_of(h, table_id, slot, mask)
                 # Past the end only those that did not fit before it: no entry is met twice.
                 if start <= home < stop and (home > slot) == (i > mask):
                     put_next(h, slot)
@@ -122,9 +126,10 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
 
 
 @compiled()
-def find_value(table, i, value):
+def find_value(h, column, i, value):
     """Slot of a value that is in a table of width 1, at i or after it."""
-    mask = I(table.shape[0] - 1)
+    table = u32_view(h, column)
+    mask = mask_of(h, column, 1)
     while table[i] != value:
         i = (i + 1) & mask
     return i

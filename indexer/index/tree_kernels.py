@@ -38,7 +38,7 @@ from indexer.index.state_kernels import (
     u32_view,
     u64_view,
 )
-from indexer.index.table_kernels import find_value, table_functions
+from indexer.index.table_kernels import find_value, mask_of, table_functions
 
 FREE_RUN_WALK_MAX = 64
 
@@ -53,9 +53,9 @@ def set_of(h, node):
 
 
 @compiled()
-def name_home(h, names, i, mask):
+def name_home(h, column, i, mask):
     """Preferred table slot of the node in table slot i."""
-    return home(u64_view(h, ENGINE)[I(names[i])], mask)
+    return home(u64_view(h, ENGINE)[I(u32_view(h, column)[i])], mask)
 
 
 _put_next_name, _, _erase_name, move_names = table_functions(NAMES, 1, 1, name_home)
@@ -89,15 +89,17 @@ def unname_node(h, node):
     names = u32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
     key = engine[node]
-    first = home(key, mask)
-    i = first
+    i = home(key, mask)
+    found = i
     shared = I(0)
     while names[i] != 0:
         other = I(names[i])
-        if other != node and engine[other] == key:
+        if other == node:
+            found = i
+        elif engine[other] == key:
             shared = I(1)
         i = (i + 1) & mask
-    _erase_name(h, find_value(names, first, node))
+    _erase_name(h, found)
     h[NAMES + ENTRIES] -= 1
     h[NAMES_SHARED] -= shared
 
@@ -111,9 +113,9 @@ def _edge_home(parent, local, mask):
 
 
 @compiled()
-def edge_home(h, edges, i, mask):
+def edge_home(h, column, i, mask):
     """Preferred table slot of the node in table slot i."""
-    node = I(edges[i])
+    node = I(u32_view(h, column)[i])
     return _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
 
 
@@ -153,10 +155,9 @@ def _insert_edge(h, node):
 
 @compiled()
 def _delete_edge(h, node):
-    edges = u32_view(h, EDGES)
-    mask = I(edges.shape[0] - 1)
+    mask = mask_of(h, EDGES, 1)
     first = _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
-    _erase_edge(h, find_value(edges, first, node))
+    _erase_edge(h, find_value(h, EDGES, first, node))
     h[EDGES + ENTRIES] -= 1
 
 
