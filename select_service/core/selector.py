@@ -17,7 +17,7 @@ from select_service.bodies.admission import (
     BusyThresholdList,
     BusyThresholdView,
 )
-from select_service.bodies.common import Scope, tenant_of
+from select_service.bodies.common import tenant_of
 from select_service.bodies.inspection import OverlapScores, PartitionLoads, RankLoad, SharedCache
 from select_service.bodies.prompts import PromptFields, PromptQuery
 from select_service.bodies.reservations import (
@@ -47,7 +47,7 @@ from select_service.core.decide.cost import RouterConfig, overridden
 from select_service.core.decide.decisions import Decision, Decisions, Job, Wanted
 from select_service.core.decide.prompt import Prompt, booked_prompt_of, prompt_of
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
-from select_service.core.fleet.catalog import Tombstone, Worker
+from select_service.core.fleet.catalog import BLOCK_SIZE_MAX, Tombstone, Worker
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
@@ -57,9 +57,10 @@ from select_service.core.load.reservations import ReservationFilter, Reservation
 from select_service.core.replicas.events import Event
 from select_service.core.replicas.state import ReplicaState
 from select_service.core.touched import Touched
+from select_service.core.views.absence import nobody_serves
 from select_service.core.views.dump_parts import DumpPart, dump_parts
 from select_service.core.views.ranks import loads_of, overlap_rows, potential_loads_of
-from select_service.errors import BadRequest, NotFound, NoWorkers
+from select_service.errors import BadRequest, NotFound
 
 
 class Selector:
@@ -206,8 +207,7 @@ class Selector:
         reservation_id: str | None = None,
     ) -> Job:
         self.gate.refuse_shed(request)
-        partition = self._partition_of(request)
-        prompt = prompt_of(request, partition.block_size, partition.is_eagle)
+        partition, prompt = self._asked(request)
         config = overridden(self._config, request.router_config_override)
         return Job(partition, prompt, request, config, reserves, reservation_id, explains)
 
@@ -216,8 +216,7 @@ class Selector:
 
         Raises NoWorkers, BadRequest, InvalidBody, NotFound, Conflict, CapacityExceeded.
         """
-        partition = self._partition_of(request)
-        prompt = booked_prompt_of(request, partition.block_size, partition.is_eagle)
+        partition, prompt = self._asked(request, booked_prompt_of)
         config = overridden(self._config, request.router_config_override)
         tokens = _booked_tokens(request, prompt, config)
         rank = Rank(request.worker_id, request.dp_rank)
@@ -236,15 +235,6 @@ class Selector:
             dp_rank=rank.dp_rank,
             endpoint=partition.table.row(slot).worker.given.endpoint or "",
         )
-
-    def _partition_of(self, scope: Scope) -> Partition:
-        key = PartitionKey(scope.model_name, tenant_of(scope.tenant_id, scope.routing_group))
-        partition = self.fleet.partitions.get(key)
-        if partition is not None:
-            return partition
-        if not self.fleet.partitions:
-            raise NoWorkers("no schedulable workers are available")
-        raise NoWorkers(f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}")
 
     def _slot_of(self, partition: Partition, rank: Rank) -> int:
         """Raises NotFound."""
@@ -418,9 +408,16 @@ class Selector:
             shared_cache=SharedCache(),
         )
 
-    def _asked(self, query: PromptFields) -> tuple[Partition, Prompt]:
-        partition = self._partition_of(query)
-        return partition, prompt_of(query, partition.block_size, partition.is_eagle)
+    def _asked(
+        self, query: PromptFields, read: Callable[[PromptFields, int, bool], Prompt] = prompt_of
+    ) -> tuple[Partition, Prompt]:
+        """Raises BadRequest, InvalidBody, NoWorkers."""
+        key = PartitionKey(query.model_name, tenant_of(query.tenant_id, query.routing_group))
+        partition = self.fleet.partitions.get(key)
+        if partition is None:
+            read(query, BLOCK_SIZE_MAX, False)  # what the client can mend is said first
+            raise nobody_serves(key, self.fleet.partitions, len(self.fleet.catalog))
+        return partition, read(query, partition.block_size, partition.is_eagle)
 
     def dumps(self) -> list[DumpPart]:
         """All that is known of the index."""

@@ -185,7 +185,7 @@ def test_strict_fields_refuses_what_else_is_told_of():
         ({"pinned_worker": 5}, "`pinned_worker`: expected an object, got 5"),
         ({"timeout_ms": 10**9}, "`timeout_ms`: expected a whole number of at most 3600000, got"),
         ({"allowed_worker_ids": [], "token_ids": [1]}, "allowed_worker_ids is empty; leave it out"),
-        ({"allowed_worker_ids": [5], "token_ids": [1]}, "any of the allowed workers (5) is not"),
+        ({"allowed_worker_ids": [5], "token_ids": [1]}, "none of the allowed workers (5) is sched"),
     ],
 )
 def test_errors_are_in_the_words_of_the_user(fleet, body, error):

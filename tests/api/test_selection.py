@@ -8,6 +8,8 @@ import uuid
 import pytest
 
 from select_service.api.application import Application
+from select_service.core.decide.prompt import BOOKED_PROMPT_MISSING, PROMPT_MISSING
+from select_service.core.views.absence import SCOPES_SHOWN_MAX
 from select_service.http.connection import EXTENSION, Connection
 from tests.builders import worker_body
 
@@ -89,15 +91,56 @@ def test_without_workers_the_answer_is_unavailable(api):
     answer = api.post("/select", PROMPT)
     assert answer.status == 503
     assert answer.body == {
-        "error": "no schedulable workers are available",
+        "error": "no schedulable workers are available: none is registered; POST /workers "
+        "registers one",
         "code": "no_schedulable_workers",
     }
+    api.post("/workers", {"worker_id": 1})
+    assert api.post("/select", PROMPT).body["error"] == (
+        "no schedulable workers are available: of 1 registered none is schedulable; "
+        "GET /workers says why"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/select", PROMPT_MISSING),
+        ("/select_and_reserve", PROMPT_MISSING),
+        ("/potential_loads", PROMPT_MISSING),
+        ("/overlap_scores", PROMPT_MISSING),
+        ("/reservations", BOOKED_PROMPT_MISSING),
+    ],
+)
+def test_a_missing_prompt_is_told_of_before_missing_workers(api, path, error):
+    body = {"reservation_id": "r", "worker_id": 1} if path == "/reservations" else {}
+    for _ in range(2):
+        answer = api.post(path, body | {"prompt": "hello"})
+        assert (answer.status, answer.body["error"]) == (400, error)
+        api.post("/workers", worker_body(1, model_name="other"))
+
+
+def test_other_faults_of_a_prompt_are_told_of_before_missing_workers(api):
+    answer = api.post("/select", {"block_hashes": [1], "sequence_hashes": [1]})
+    assert answer.body["error"] == "isl_tokens is required without token_ids"
+    answer = api.post("/select", {**PROMPT, "sequence_hashes": [2**64]})
+    assert (answer.status, answer.body["code"]) == (422, "invalid_body")
 
 
 def test_an_unknown_scope_is_unavailable(fleet):
     answer = fleet.post("/select", {**PROMPT, "tenant_id": "t"})
     assert answer.status == 503
-    assert answer.body["error"] == "no schedulable workers for model=m tenant=t"
+    assert answer.body["error"] == (
+        "no schedulable workers for model=m tenant=t; there are some for model=m tenant=default"
+    )
+
+
+def test_of_many_scopes_only_some_are_named(api):
+    for worker_id in range(20):
+        api.post("/workers", worker_body(worker_id, model_name=f"model-{worker_id}"))
+    error = api.post("/select", PROMPT).body["error"]
+    assert error.count("model=model-") == SCOPES_SHOWN_MAX
+    assert error.endswith(f" and {20 - SCOPES_SHOWN_MAX} more")
 
 
 def test_the_tenant_may_be_called_routing_group(api):

@@ -63,6 +63,8 @@ def test_reasons_come_in_the_documented_order():
     assert record.not_schedulable_reasons == [
         "kv_events endpoint is required for dp_rank 0",
         "kv_events endpoint is required for dp_rank 1",
+        "kv_events_endpoint is that of a worker with one rank: of 2 ranks each needs its own in "
+        'kv_events_endpoints, such as {"0": "tcp://a:1", "1": "tcp://a:2"}',
     ]
 
 

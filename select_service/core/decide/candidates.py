@@ -63,14 +63,13 @@ def _nobody(request: SelectRequest) -> str:
     pinned, allowed = request.pinned_worker, request.allowed_worker_ids
     if allowed == []:
         return f"{NOBODY}: allowed_worker_ids is empty; leave it out to allow all workers"
-    if pinned is not None:
-        wanted = f"pinned worker {pinned.worker_id} dp_rank {pinned.dp_rank}"
-    elif allowed is not None:
-        more = ", ..." if len(allowed) > ALLOWED_SHOWN_MAX else ""
-        shown = ", ".join(map(str, allowed[:ALLOWED_SHOWN_MAX]))
-        wanted = f"any of the allowed workers ({shown}{more})"
-    else:
-        wanted = "any worker"
     required = sorted(request.routing_constraints.required_taints)
     taints = f" with taints {required}" if required else ""
-    return f"{NOBODY}: {wanted}{taints} is not schedulable here"
+    if pinned is not None:
+        rank = f"pinned worker {pinned.worker_id} dp_rank {pinned.dp_rank}"
+        return f"{NOBODY}: {rank}{taints} is not schedulable here"
+    if allowed is None:
+        return f"{NOBODY}: no worker{taints} is schedulable here"
+    more = ", ..." if len(allowed) > ALLOWED_SHOWN_MAX else ""
+    shown = ", ".join(map(str, allowed[:ALLOWED_SHOWN_MAX]))
+    return f"{NOBODY}: none of the allowed workers ({shown}{more}){taints} is schedulable here"

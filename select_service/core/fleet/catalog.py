@@ -141,7 +141,20 @@ def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) ->
             for dp_rank in ranks
             if not worker.kv_endpoint(dp_rank)
         ]
+        reasons += _single_endpoint_of_many(worker)
     return reasons or _bad_endpoints(worker, use_kv_events)
+
+
+def _single_endpoint_of_many(worker: Worker) -> list[str]:
+    """A reason more for those who gave `kv_events_endpoint` for several ranks."""
+    ranks, single = worker.dp_ranks(), worker.given.kv_events_endpoint
+    if len(ranks) < 2 or not single or worker.given.kv_events_endpoints:
+        return []
+    shown = [f'"{rank}": "{port_plus(single, rank - ranks.start) or "..."}"' for rank in ranks[:2]]
+    return [
+        f"kv_events_endpoint is that of a worker with one rank: of {len(ranks)} ranks each needs "
+        f"its own in kv_events_endpoints, such as {{{', '.join(shown)}}}"
+    ]
 
 
 def _bad_endpoints(worker: Worker, use_kv_events: bool) -> list[str]:
