@@ -16,7 +16,7 @@ from select_service.api.service import Service, now, trace_of
 from select_service.bodies.prompts import PromptFields
 from select_service.bodies.selection import SelectAndReserveRequest, Selection, SelectRequest
 from select_service.core.admission.waiting import Ticket
-from select_service.core.decide.decisions import Decision
+from select_service.core.decisions import Decision
 from select_service.errors import (
     CapacityShed,
     Conflict,

@@ -9,8 +9,8 @@ from msgspec import UnsetType
 from indexer.sockets.listener import ListenerStatus
 from select_service.api.service import Service
 from select_service.bodies.workers import KvEventDoubt, KvEventStatus, WorkerRecord
-from select_service.core.fleet.catalog import Worker
 from select_service.core.views.hints import EventEndpoints, users_of, worker_hints
+from select_service.core.workers.catalog import Worker
 
 WORKERS_AT_ONCE = 32
 """Records whose busy state is computed together; it costs O(ranks of their partitions)."""

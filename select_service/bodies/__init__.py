@@ -1,4 +1,4 @@
-"""Every HTTP body, defined once; validation and OpenAPI follow from these.
+"""Every HTTP body, defined once; validation, descriptions and OpenAPI follow from these.
 
-Imports nothing of ours but errors.
+Structs and their field texts enter, nothing that acts.  Imports nothing of ours but errors.
 """

@@ -44,10 +44,9 @@ from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import worker_admissions
 from select_service.core.decide.candidates import candidates
 from select_service.core.decide.cost import RouterConfig, overridden
-from select_service.core.decide.decisions import Decision, Decisions, Job, Wanted
 from select_service.core.decide.prompt import Prompt, booked_prompt_of, prompt_of
+from select_service.core.decisions import Decision, Decisions, Job, Wanted
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
-from select_service.core.fleet.catalog import BLOCK_SIZE_MAX, Tombstone, Worker
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
@@ -60,6 +59,7 @@ from select_service.core.touched import Touched
 from select_service.core.views.absence import nobody_serves
 from select_service.core.views.dump_parts import DumpPart, dump_parts
 from select_service.core.views.ranks import loads_of, overlap_rows, potential_loads_of
+from select_service.core.workers.catalog import BLOCK_SIZE_MAX, Tombstone, Worker
 from select_service.errors import BadRequest, NotFound
 
 

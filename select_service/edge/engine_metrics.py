@@ -18,7 +18,8 @@ from select_service.core.engines.engine_load import (
     EngineTarget,
 )
 from select_service.core.engines.engine_text import EngineTextError, readings_of
-from select_service.edge.http_client import HttpClient, HttpError
+from select_service.edge.http_client import HttpClient
+from select_service.edge.http_error import HttpError
 
 BODY_BYTES_MAX = 4 << 20
 """vLLM writes 50 KB per engine core."""

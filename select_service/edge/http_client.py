@@ -9,22 +9,13 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from indexer.sockets.names import Names
+from select_service.edge.http_error import HttpError
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
-
-Failure: TypeAlias = Literal["timeout", "unreachable", "http_status", "too_large", "unreadable"]
-
-
-class HttpError(Exception):
-    """There is no complete answer with status 200.  `failure`: why, in one word."""
-
-    def __init__(self, failure: Failure, error: str) -> None:
-        super().__init__(error)
-        self.failure = failure
 
 
 class HttpClient:

@@ -11,7 +11,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from indexer.sockets.names import Addresses, Names
-from select_service.edge.http_client import HttpError
+from select_service.edge.http_error import HttpError
 
 READ_BYTES = 1 << 18
 """Read ahead of whoever takes the body."""

@@ -125,7 +125,7 @@ class Metrics:
         """Copy what a scrape shows, on the thread that owns the selector."""
         now = self._clock()
         return Observation(
-            report=report(selector, RANK_SERIES_MAX),
+            report=report(selector.fleet, selector.ledger, RANK_SERIES_MAX),
             listeners=listeners,
             requests=dict(self._requests),
             warnings=dict(self._warnings),

@@ -6,8 +6,8 @@ from msgspec import UNSET
 
 from indexer.hashing.hashes import block_hashes
 from indexer.tiers import Tier
-from select_service.core.fleet.catalog import DELETED_WORKERS_MAX
 from select_service.core.identity import Rank
+from select_service.core.workers.catalog import DELETED_WORKERS_MAX
 from select_service.errors import (
     NotFound,
     NoWorkers,

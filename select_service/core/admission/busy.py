@@ -5,20 +5,18 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from select_service.bodies.selection import SelectRequest
 from select_service.core.admission import busy_kernels
 from select_service.core.admission.drain import RETRY_AFTER_UNKNOWN_S, DrainRate, whole_s
 from select_service.core.admission.policy import PolicyClass
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
+from select_service.core.arrays import Mask
 from select_service.core.engines.engine_load import EngineLoads
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.touched import Touched
 from select_service.errors import Overloaded
-
-Mask = npt.NDArray[np.bool_]
 
 NO_LIMITS = BusyThresholds()
 BUSY_TEXT = "Service temporarily unavailable: All workers are busy, please retry later"

@@ -16,7 +16,7 @@ from itertools import count, islice
 from math import inf
 
 from select_service.bodies.selection import SelectRequest
-from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
+from select_service.core.admission.busy import NO_LIMITS, BusyJudge, free_ranks
 from select_service.core.admission.drain import retry_after_s
 from select_service.core.admission.policy import QueueBounds, QueueRules
 from select_service.core.admission.priority_tiers import SHED_RETRY_AFTER_S, PriorityTiers
@@ -24,8 +24,9 @@ from select_service.core.admission.room_view import RoomView
 from select_service.core.admission.tally import AdmissionTally
 from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
 from select_service.core.admission.waiting_list import Waiting, WaitingList
+from select_service.core.arrays import Mask
 from select_service.core.decide.candidates import candidates
-from select_service.core.decide.decisions import Decision, Job, Waited
+from select_service.core.decisions import Decision, Job, Waited
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
 from select_service.core.touched import Touched

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from select_service.core.admission.busy import NO_LIMITS, BusyJudge, Mask, free_ranks
+from select_service.core.admission.busy import NO_LIMITS, BusyJudge, free_ranks
 from select_service.core.admission.waiting import Room
+from select_service.core.arrays import Mask
 from select_service.core.fleet.partition import Partition
 
 

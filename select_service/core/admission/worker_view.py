@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from select_service.bodies.workers import EngineView, RankAdmission, WorkerAdmission
-from select_service.core.admission.busy import BusyJudge, Mask
+from select_service.core.admission.busy import BusyJudge
 from select_service.core.admission.thresholds import BusyThresholds
+from select_service.core.arrays import Mask
 from select_service.core.engines.engine_load import EngineLoads, Heard
-from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import Rank
 from select_service.core.load import kernels
+from select_service.core.workers.catalog import Worker
 
 
 class _Scene(NamedTuple):

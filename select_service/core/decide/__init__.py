@@ -1,4 +1,4 @@
-"""From a prompt to a rank: hashes, terms, cost, choice.
+"""From a prompt to a rank: hashes, candidates, terms, costs, choice.
 
-Only reads load and index.
+Only reads table, load and index.  A further policy is a file of its own here; bookings are not.
 """

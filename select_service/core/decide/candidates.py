@@ -4,8 +4,9 @@ import numpy as np
 import numpy.typing as npt
 
 from select_service.bodies.selection import SelectRequest
-from select_service.core.fleet.rank_table import Mask, RankTable
+from select_service.core.arrays import Mask
 from select_service.core.identity import Rank
+from select_service.core.workers.rank_table import RankTable
 from select_service.errors import BadRequest, NoEligibleRank
 
 PREFERENCE_MAX = 1e6

@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS
+from select_service.core.arrays import Floats, Mask
 from select_service.core.decide import reference_kernels as reference
 from select_service.core.decide.cost import POLICIES, RouterConfig, parameters_of
 from select_service.core.decide.prompt import Prompt
-from select_service.core.fleet.rank_table import Floats, Mask, RankTable
 from select_service.core.load.active_load import ActiveLoad
+from select_service.core.workers.rank_table import RankTable
 
 _ALL_ONE: Floats = np.zeros(0, np.float64)
 
@@ -47,8 +48,8 @@ class Placing:
         self, index: PrefixIndex, table: RankTable, load: ActiveLoad, block_size: int
     ) -> None:
         self._index = index
-        self._table = table
-        self._load = load
+        self.table = table
+        self.load = load
         self._block_size = block_size
         self._config: RouterConfig | None = None
         self._parameters = _ALL_ONE
@@ -72,7 +73,7 @@ class Placing:
         assert 0.0 <= draw < 1.0
         if config is not self._config:
             self._config, self._parameters = config, parameters_of(config, self._block_size)
-        load, last = self._load, self._terms()
+        load, last = self.load, self._terms()
         return self._index.read(
             POLICIES[config.policy],
             prompt.block_hashes,
@@ -81,7 +82,7 @@ class Placing:
             load.totals,
             load.fractions,
             eligible,
-            self._table.columns.weight,
+            self.table.columns.weight,
             _ALL_ONE if factors is None else factors,
             self._parameters,
             float(prompt.isl_tokens),
@@ -92,7 +93,7 @@ class Placing:
 
     def _terms(self) -> Terms:
         """Made anew when slots have come."""
-        n_matched, n_slots = self._index.n_slots, self._table.n_slots
+        n_matched, n_slots = self._index.n_slots, self.table.n_slots
         if len(self.last.matched) != n_matched or self.last.terms.shape[1] != n_slots:
             self.last = Terms.for_slots(n_matched, n_slots)
         return self.last

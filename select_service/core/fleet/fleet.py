@@ -17,18 +17,18 @@ from indexer.dumps.held_blocks import Adoption
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex, SlotWriter
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
-from select_service.core.fleet.catalog import (
+from select_service.core.fleet.partition import Partition
+from select_service.core.fleet.recovered import Recovered
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load.booking import Account
+from select_service.core.touched import Touched
+from select_service.core.workers.catalog import (
     Catalog,
     Tombstone,
     Worker,
     partition_key,
     shortcomings,
 )
-from select_service.core.fleet.partition import Partition
-from select_service.core.fleet.recovered import Recovered
-from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.booking import Account
-from select_service.core.touched import Touched
 from select_service.errors import BadRequest, CapacityExceeded
 from select_service.urls import metrics_url_error
 

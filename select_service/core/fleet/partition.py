@@ -8,16 +8,17 @@ from typing import NamedTuple
 
 from indexer.index.prefix_index import PrefixIndex, SlotWriter
 from select_service.bodies.selection import SelectRequest
+from select_service.core.arrays import Mask
 from select_service.core.decide import reference_kernels as reference
 from select_service.core.decide.candidates import preference_factors
 from select_service.core.decide.cost import RouterConfig
 from select_service.core.decide.placing import Placing
 from select_service.core.decide.prompt import Prompt
-from select_service.core.fleet.catalog import Worker
-from select_service.core.fleet.rank_table import Mask, RankTable
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.booking import Account
+from select_service.core.workers.catalog import Worker
+from select_service.core.workers.rank_table import RankTable
 
 
 class Placement(NamedTuple):

@@ -15,7 +15,7 @@ from sortedcontainers import SortedDict
 
 from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.load.booking import Booking
-from select_service.core.replicas.origin_sums import OriginSums, mark_of
+from select_service.core.load.origin_sums import OriginSums, mark_of
 from select_service.errors import BadRequest, CapacityExceeded, NotFound
 
 RESERVATIONS_MAX = 200_000

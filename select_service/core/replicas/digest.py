@@ -19,8 +19,8 @@ from msgspec import Meta, Struct
 
 from select_service.bodies.common import NAME_CHARS_MAX
 from select_service.core.identity import PartitionKey
+from select_service.core.load.origin_sums import NOTHING, OriginSums, Sum
 from select_service.core.replicas.events import DETAIL_CHARS_MAX, DecodeError
-from select_service.core.replicas.origin_sums import NOTHING, OriginSums, Sum
 
 TOPIC = b"select-service.digest.v1"
 LINES_MAX = 2048

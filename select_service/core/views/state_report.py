@@ -1,4 +1,4 @@
-"""The state of a selector as plain numbers, for metrics and whoever else watches.
+"""Workers, partitions and reservations as plain numbers, for metrics and whoever else watches.
 
 Taking a report changes nothing.  It costs O(partitions + workers + ranks asked for).
 """
@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from indexer.index.prefix_index import IndexStats
 from select_service.bodies.workers import Lifecycle
-from select_service.core.fleet.catalog import Worker
+from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition, Tally
 from select_service.core.load import kernels
-from select_service.core.selector import Selector
+from select_service.core.load.ledger import Ledger
+from select_service.core.workers.catalog import Worker
 
 
 class Load(NamedTuple):
@@ -73,22 +74,22 @@ class Report(NamedTuple):
         return sum(partition.n_ranks for partition in self.partitions)
 
 
-def report(selector: Selector, ranks_max: int) -> Report:
+def report(fleet: Fleet, ledger: Ledger, ranks_max: int) -> Report:
     """The numbers of now, with at most `ranks_max` single ranks over all partitions."""
     partitions = []
     room = ranks_max
-    for partition in selector.fleet.partitions.values():
+    for partition in fleet.partitions.values():
         partitions.append(_partition(partition, room))
         room -= len(partitions[-1].ranks)
-    held = selector.held
+    held = ledger.held
     return Report(
         partitions=tuple(partitions),
-        workers=_by_lifecycle(list(selector.fleet.catalog)),
+        workers=_by_lifecycle(list(fleet.catalog)),
         reservations_prefill=held.prefilling,
         reservations_decode=len(held) - held.prefilling,
         reserved_blocks=held.blocks,
-        expired=selector.ledger.expired,
-        dropped_with_rank=selector.ledger.dropped_with_rank,
+        expired=ledger.expired,
+        dropped_with_rank=ledger.dropped_with_rank,
     )
 
 

@@ -10,7 +10,8 @@ from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas.repair import checked
 from select_service.core.replicas.state import BOOKED_BLOCKS_MAX
-from select_service.edge.http_client import HttpClient, HttpError
+from select_service.edge.http_client import HttpClient
+from select_service.edge.http_error import HttpError
 
 PAGE_S_MAX = 10.0
 """For one page, from the name of the peer to the last byte."""

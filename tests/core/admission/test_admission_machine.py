@@ -10,7 +10,7 @@ from select_service.bodies.admission import BusyThresholdChange
 from select_service.core.admission.policy import (
     single_class,
 )
-from select_service.core.decide.decisions import Decision
+from select_service.core.decisions import Decision
 from select_service.core.identity import Rank
 from select_service.core.replicas.events import Admitted, Freed, PrefillCompleted
 from select_service.errors import SelectError

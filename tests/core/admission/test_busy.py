@@ -10,7 +10,7 @@ from select_service.bodies.prompts import PromptQuery
 from select_service.core.admission import busy_kernels
 from select_service.core.admission.busy import BUSY_TEXT
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
-from select_service.core.decide.decisions import Decision
+from select_service.core.decisions import Decision
 from select_service.core.load import kernels
 from select_service.errors import CapacityExceeded, NotFound, Overloaded
 from tests.builders import a_patch

@@ -3,7 +3,7 @@
 import pytest
 
 from select_service.core.admission import waiting, waiting_list
-from select_service.core.decide.decisions import Decision
+from select_service.core.decisions import Decision
 from select_service.errors import QueueFull, QueueTimeout
 from tests.core.admission.scenes import Scene, a_class, bounds, classes, hashes, one_class, store
 

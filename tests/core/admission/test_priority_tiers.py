@@ -3,7 +3,7 @@
 import pytest
 
 from select_service.core.admission.priority_tiers import PriorityTiers
-from select_service.core.decide.decisions import Decision
+from select_service.core.decisions import Decision
 from select_service.errors import BadRequest, CapacityShed
 from tests.core.admission.scenes import Scene, one_class, pinned
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from select_service.core.decide.decisions import Decision
+from select_service.core.decisions import Decision
 from select_service.errors import Conflict, NoWorkers
 from tests.builders import a_patch, a_reservation
 from tests.core.admission.scenes import (

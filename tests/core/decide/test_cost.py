@@ -18,7 +18,7 @@ from select_service.core.decide.cost import (
     router_credit_blocks,
 )
 from select_service.core.load import kernels
-from tests.core.fleet.tables import a_table
+from tests.core.workers.tables import a_table
 from tests.models import cost_model
 from tests.models.cost_model import Query, RankState
 

@@ -8,12 +8,12 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from select_service.bodies.workers import WorkerRegistration
-from select_service.core.fleet.catalog import Tombstone
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.recovered import HELD_S_MAX, Recovered
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.touched import Touched
 from select_service.core.views.dump_parts import by_name, dump_parts
+from select_service.core.workers.catalog import Tombstone
 
 KEY = PartitionKey("llama3:8b", "t")
 

@@ -6,7 +6,8 @@ import pytest
 from indexer.hashing.hashes import block_hashes
 from indexer.tiers import Tier
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.views.state_report import Load, report
+from select_service.core.views import state_report
+from select_service.core.views.state_report import Load
 from tests.builders import (
     a_reservation,
     a_select,
@@ -25,6 +26,10 @@ def selector():
     selector.register(a_worker(1, data_parallel_size=2))
     selector.register(a_worker(2))
     return selector
+
+
+def report(selector, ranks_max):
+    return state_report.report(selector.fleet, selector.ledger, ranks_max)
 
 
 def hold(selector, rank, tokens):

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from select_service.core.arrays import Mask
+
 TAINT_BITS = 64
 
 Bits = npt.NDArray[np.uint64]
-Mask = npt.NDArray[np.bool_]
 
 
 class TaintNames:

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from indexer.hashing.hashes import Hashes
 from select_service.bodies.selection import Overlap, Selection, SelectRequest
 from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.explain import Candidate, explained
 from select_service.core.decide.prompt import Prompt
 from select_service.core.fleet.partition import Partition, Placement
 from select_service.core.identity import Rank
 from select_service.core.load.booking import Booking
 from select_service.core.load.ledger import Ledger
-from select_service.core.views.explain import Candidate, explained
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
@@ -80,7 +80,9 @@ class Decisions:
             self._ledger.held.refuse_unless_room(len(job.prompt.sequence_hashes))
         partition, draw = job.partition, self._rng.random()
         placement = partition.place(job.prompt, job.request, job.config, eligible, draw)
-        candidates = explained(partition, eligible, placement.slot) if job.explains else None
+        candidates = (
+            explained(partition.placing, eligible, placement.slot) if job.explains else None
+        )
         if reservation_id is not None:
             self._book(job, placement, reservation_id, now)
         partition.count(placement, reserved=job.reserves)

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from indexer.index.prefix_index import PrefixIndex
-from select_service.core.fleet import taints
-from select_service.core.fleet.catalog import Worker
-from select_service.core.fleet.rank_table import RankTable
 from select_service.core.identity import Rank
+from select_service.core.workers import taints
+from select_service.core.workers.catalog import Worker
+from select_service.core.workers.rank_table import RankTable
 from tests.builders import a_worker
-from tests.core.fleet.tables import a_table
+from tests.core.workers.tables import a_table
 from tests.models.rank_table_model import RankTableModel
 
 NAMES = st.sampled_from([f"t{n}" for n in range(5)])

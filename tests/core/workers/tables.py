@@ -1,9 +1,9 @@
 """Rank tables for tests."""
 
 from indexer.index.prefix_index import PrefixIndex
-from select_service.core.fleet.catalog import Worker
-from select_service.core.fleet.rank_table import RankTable
 from select_service.core.identity import Rank
+from select_service.core.workers.catalog import Worker
+from select_service.core.workers.rank_table import RankTable
 from tests.builders import a_worker
 
 

@@ -13,14 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.index.prefix_index import SlotWriter
-from select_service.core.fleet.catalog import Worker
-from select_service.core.fleet.taints import TaintNames
+from select_service.core.arrays import Floats, Mask
 from select_service.core.identity import Rank
+from select_service.core.workers.catalog import Worker
+from select_service.core.workers.taints import TaintNames
 
 ROWS_AT_FIRST = 8
-
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 
 class Row(NamedTuple):

@@ -4,9 +4,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from select_service.core.arrays import Mask
 from select_service.core.decide import reference_kernels as reference
-from select_service.core.fleet.partition import Partition
-from select_service.core.fleet.rank_table import Mask
+from select_service.core.decide.placing import Placing
 from select_service.core.load import kernels
 
 Candidate: TypeAlias = dict[str, float | int | bool]
@@ -20,20 +20,20 @@ _TERMS = {
 }
 
 
-def explained(partition: Partition, eligible: Mask, chosen: int) -> list[Candidate]:
+def explained(placing: Placing, eligible: Mask, chosen: int) -> list[Candidate]:
     """Every candidate of the last placement with the terms of its cost, cheapest first.
 
     To be called before anything is booked.
     """
-    costs = partition.placing.last.terms[reference.COST]
+    costs = placing.last.terms[reference.COST]
     slots = np.flatnonzero(eligible)
     slots = slots[np.argsort(costs[slots], kind="stable")]
-    return [_candidate(partition, slot, slot == chosen) for slot in slots.tolist()]
+    return [_candidate(placing, slot, slot == chosen) for slot in slots.tolist()]
 
 
-def _candidate(partition: Partition, slot: int, chosen: bool) -> Candidate:
-    matched, blocks, terms, _ = partition.placing.last
-    totals, rank = partition.load.totals[slot], partition.table.row(slot).rank
+def _candidate(placing: Placing, slot: int, chosen: bool) -> Candidate:
+    matched, blocks, terms, _ = placing.last
+    totals, rank = placing.load.totals[slot], placing.table.row(slot).rank
     row: Candidate = {
         "worker_id": rank.worker_id,
         "dp_rank": rank.dp_rank,

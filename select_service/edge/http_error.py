@@ -1,0 +1,13 @@
+"""Why there is no answer to a request of ours."""
+
+from typing import Literal, TypeAlias
+
+Failure: TypeAlias = Literal["timeout", "unreachable", "http_status", "too_large", "unreadable"]
+
+
+class HttpError(Exception):
+    """There is no complete answer with status 200.  `failure`: why, in one word."""
+
+    def __init__(self, failure: Failure, error: str) -> None:
+        super().__init__(error)
+        self.failure = failure
