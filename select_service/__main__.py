@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from select_service import log as logs
-from select_service.compiling import compile_before_start, compile_command
 from select_service.core.admission.rules import AdmissionRules
-from select_service.early_signals import leaving_at_once
-from select_service.http.listening import bind
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import Config, ConfigError, Unusable, load, parser
-from select_service.settings.snapshot_path import claimed
+from select_service.starting.compiling import compile_before_start, compile_command
+from select_service.starting.listening import bind
+from select_service.starting.signals import leaving_at_once
+from select_service.starting.snapshot_claim import claimed
 
 USAGE_ERROR = 2
 COMPILE = "compile"

@@ -29,10 +29,10 @@ from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from select_service.errors import SelectError
-from select_service.http.listening import listen
 from select_service.http.server import Server, duplicates, server_of
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
+from select_service.starting.listening import listen
 
 log = logging.getLogger("select_service")
 

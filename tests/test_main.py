@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from select_service import early_signals
-from select_service.early_signals import before_end, leaving_at_once
+from select_service.starting import signals
+from select_service.starting.signals import before_end, leaving_at_once
 
 HEAVY = ("numba", "numpy", "zmq", "aiohttp", "uvicorn", "prometheus_client")
 IMPORTED = """\
@@ -23,7 +23,7 @@ print([name for name in {heavy!r} if name in sys.modules], status)
 """
 STUCK = """\
 import os, signal, time
-from select_service.early_signals import before_end, leaving_at_once
+from select_service.starting.signals import before_end, leaving_at_once
 before_end(lambda: print("ended", flush=True))
 with leaving_at_once(0):
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -83,7 +83,7 @@ def test_a_signal_ends_the_process_whatever_the_main_thread_does(busy, number):
 
 
 def test_afterwards_a_signal_raises_and_nothing_stays(monkeypatch):
-    kept = {number: signal.getsignal(number) for number in early_signals.SIGNALS}
+    kept = {number: signal.getsignal(number) for number in signals.SIGNALS}
     try:
         with leaving_at_once(0):
             before_end(lambda: None)

@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from indexer.dumps.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.dumps.json_dump import document_chunks
-from indexer.dumps.moment import now
 from select_service import log as logs
 from select_service.api import parameters
 from select_service.api.documents import ConfigView, PartitionDumpView
@@ -32,6 +31,7 @@ from select_service.bodies.inspection import (
     RankLoad,
 )
 from select_service.bodies.prompts import PromptQuery
+from select_service.clocks import now
 from select_service.core.views.dump_parts import DumpPart, by_name
 from select_service.errors import BadRequest, CapacityExceeded, NoWorkers
 from select_service.http.accept import asks_for

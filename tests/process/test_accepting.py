@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from select_service.http.listening import LISTEN_BACKLOG
 from select_service.http.server import ACCEPTS_PER_TURN, duplicates
+from select_service.starting.listening import LISTEN_BACKLOG
 
 pytestmark = pytest.mark.process
 

@@ -12,7 +12,7 @@ from indexer.dumps.compact_dump import MEDIA_TYPE
 from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.dumps.held_blocks import DumpedPartition
 from indexer.dumps.json_load import JsonLoader
-from indexer.dumps.moment import heard_by_peer
+from select_service.clocks import heard_by_peer
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
 from select_service.edge.keeping.reading import Reading

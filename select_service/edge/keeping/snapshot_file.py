@@ -18,7 +18,7 @@ from time import monotonic
 from indexer.dumps.compact_dump import compact_chunks
 from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.dumps.held_blocks import DumpedPartition
-from indexer.dumps.moment import heard_by_this_machine, now
+from select_service.clocks import heard_by_this_machine, now
 from select_service.core.fleet.recovered import SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.core.views.dump_parts import DumpPart

@@ -22,8 +22,8 @@ from select_service.edge.keeping.snapshot_file import (
     SnapshotFile,
     read_snapshot,
 )
-from select_service.settings import snapshot_path
-from select_service.settings.snapshot_path import claimed, path_error
+from select_service.starting import snapshot_claim
+from select_service.starting.snapshot_claim import claimed, path_error
 
 LIMITS = LoadLimits(1000)
 
@@ -163,7 +163,7 @@ def test_where_there_are_no_locks_nobody_is_refused(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(snapshot_path.fcntl, "flock", no_locks)
+    monkeypatch.setattr(snapshot_claim.fcntl, "flock", no_locks)
     assert not isinstance(claimed(tmp_path / "index"), str)
 
 

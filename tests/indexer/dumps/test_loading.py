@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.dumps import compact_dump, moment
+from indexer.dumps import compact_dump
 from indexer.dumps.compact_dump import compact_chunks
 from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.dumps.held_blocks import DumpedPartition
@@ -167,13 +167,6 @@ def test_times_travel_as_ages_on_the_clock_of_the_reader():
     copy = PrefixIndex(100).open_slot()
     attach(held_of(index), (0, 0), copy)
     assert copy.live_at == 90.0
-
-
-def test_a_file_of_this_machine_is_as_old_as_the_wall_clock_says_and_no_younger_than_now():
-    here = moment.now()
-    then = moment.heard_by_this_machine(here.unix - 60, 5.0)
-    assert here.monotonic - 65.5 < then < here.monotonic - 64.5
-    assert moment.heard_by_this_machine(here.unix + 60, 90.0) is None
 
 
 @pytest.mark.parametrize(

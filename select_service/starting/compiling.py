@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from select_service.early_signals import before_end
+from select_service.starting.signals import before_end
 
 STAGES = 4
 """Lines that tell of the progress where there is no terminal."""
