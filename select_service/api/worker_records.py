@@ -1,6 +1,6 @@
-"""Workers as /workers and /ready show them: catalog, listeners, admission and hints together."""
+"""Workers as /workers and /ready show them: catalog, hints, listeners and admission together."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from time import monotonic
 
 import msgspec
@@ -9,7 +9,6 @@ from msgspec import UnsetType
 from indexer.sockets.listener import ListenerStatus
 from select_service.api.service import Service
 from select_service.bodies.workers import KvEventDoubt, KvEventStatus, WorkerRecord
-from select_service.core.views.hints import EventEndpoints, users_of, worker_hints
 from select_service.core.workers.catalog import Worker
 
 WORKERS_AT_ONCE = 32
@@ -29,33 +28,11 @@ def records(service: Service, workers: list[Worker]) -> Iterator[WorkerRecord]:
         present = [w for w in some if selector.fleet.catalog.find(w.worker_id) is w]
         admissions = selector.worker_admissions(present, now)
         for worker in present:
-            record = worker.record()
+            record = selector.record(worker)
             record.admission = admissions.get(worker.worker_id, msgspec.UNSET)
             record.deleted = selector.deletion(worker.worker_id, now) or msgspec.UNSET
             record.kv_events = _kv_events(service, worker, now) or msgspec.UNSET
             yield record
-
-
-def with_hints(service: Service, shown: Iterable[WorkerRecord]) -> Iterator[WorkerRecord]:
-    """Add what the registrations probably do not mean.  O(ranks listened to) before the first."""
-    endpoints = {
-        rank: EventEndpoints(source.endpoint, source.replay_endpoint)
-        for rank, source in service.ingest.sources().items()
-    }
-    users = users_of(endpoints)
-    for record in shown:
-        ranks = _of_worker(record, endpoints)
-        hints = worker_hints(record.worker_id, record.endpoint, ranks, users)
-        record.hints = hints or msgspec.UNSET
-        yield record
-
-
-def _of_worker(
-    record: WorkerRecord, endpoints: Mapping[tuple[int, int], EventEndpoints]
-) -> dict[int, EventEndpoints]:
-    heard = {} if record.kv_events is msgspec.UNSET else record.kv_events
-    keys = ((record.worker_id, dp_rank) for dp_rank in heard)
-    return {key[1]: endpoints[key] for key in keys if key in endpoints}
 
 
 def _kv_events(service: Service, worker: Worker, now: float) -> dict[int, KvEventStatus]:

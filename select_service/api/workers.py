@@ -13,7 +13,7 @@ from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, trace_of
 from select_service.api.turns import encoded_in_turns
-from select_service.api.worker_records import records, with_hints
+from select_service.api.worker_records import records
 from select_service.bodies.workers import (
     WorkerPatch,
     WorkerRecord,
@@ -121,7 +121,7 @@ async def register(service: Service, request: Request, body: WorkerRegistration)
 )
 async def listing(service: Service, request: Request, query: Mapping[str, str]) -> Response:
     workers = service.selector.workers(*scope_filter(query))
-    return json_response(await encoded_in_turns(with_hints(service, records(service, workers))))
+    return json_response(await encoded_in_turns(records(service, workers)))
 
 
 @WORKERS.declare(
@@ -137,7 +137,7 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
 )
 async def show(service: Service, request: Request, worker_id: int) -> Response:
     worker = service.selector.worker(worker_id)
-    (record,) = with_hints(service, records(service, [worker]))
+    (record,) = records(service, [worker])
     return json_response(record)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from itertools import groupby
 from random import Random
 
+from msgspec import UNSET
+
 from indexer.index.prefix_index import PrefixIndex
 from select_service.bodies.admission import (
     AdmissionState,
@@ -58,6 +60,7 @@ from select_service.core.replicas.state import ReplicaState
 from select_service.core.touched import Touched
 from select_service.core.views.absence import nobody_serves
 from select_service.core.views.dump_parts import DumpPart, dump_parts
+from select_service.core.views.hints import worker_hints
 from select_service.core.views.ranks import loads_of, overlap_rows, potential_loads_of
 from select_service.core.workers.catalog import BLOCK_SIZE_MAX, Tombstone, Worker
 from select_service.errors import BadRequest, NotFound
@@ -155,7 +158,13 @@ class Selector:
         if old is None or old.given.metrics_endpoint != worker.given.metrics_endpoint:
             self._forget_engine(worker)
         self._touched.wake_if(self.fleet.leaving)
-        return worker.record()
+        return self.record(worker)
+
+    def record(self, worker: Worker) -> WorkerRecord:
+        """What the worker said, and what of it is probably not meant.  O(its ranks)."""
+        record = worker.record()
+        record.hints = worker_hints(worker, self.fleet.event_users) or UNSET
+        return record
 
     def _forget_engine(self, worker: Worker) -> None:
         self.engines.forget(worker.worker_id)

@@ -140,10 +140,18 @@ def test_every_change_of_a_worker_is_one_info_line(api, caplog):
 
 def test_the_list_says_what_a_registration_probably_does_not_mean(listening):
     body = {"endpoint": "w:8000", "kv_events_endpoint": listening.endpoint}
-    listening.post("/workers", worker_body(7) | body | {"replay_endpoint": listening.endpoint})
-    listening.post("/workers", worker_body(8) | {"kv_events_endpoint": listening.endpoint})
+    seven = worker_body(7) | body | {"replay_endpoint": listening.endpoint}
+    assert len(listening.post("/workers", seven).body["hints"]) == 2
+    eight = listening.post("/workers", worker_body(8) | {"kv_events_endpoint": listening.endpoint})
     first, second = listening.get("/workers").body
     assert [hint.split()[0] for hint in first["hints"]] == ["endpoint", "the", "KV"]
     assert "worker 7 dp_rank 0" in second["hints"][0]
+    assert eight.body["hints"] == second["hints"]
+    assert [row["hints"] for row in listening.get("/ready").body["workers"]] == [
+        first["hints"],
+        second["hints"],
+    ]
+    patched = listening.patch("/workers/7", {"endpoint": "http://w"}).body
+    assert patched["hints"] == first["hints"][1:]
     listening.delete("/workers/7")
     assert "hints" not in listening.get("/workers").body[1]

@@ -29,6 +29,7 @@ from select_service.core.workers.catalog import (
     partition_key,
     shortcomings,
 )
+from select_service.core.workers.event_users import EventUsers
 from select_service.errors import BadRequest, CapacityExceeded
 from select_service.urls import metrics_url_error
 
@@ -94,6 +95,7 @@ class Fleet:
         self.partitions: dict[PartitionKey, Partition] = {}
         self.leaving: deque[Leaving] = deque()
         self.recovered = Recovered()
+        self.event_users = EventUsers()
         self._new_index = new_index
         self._use_kv_events = use_kv_events
         self._ranks_max = ranks_max
@@ -195,6 +197,7 @@ class Fleet:
         elif old is not None and was_there:
             self._remove(old.key, leaving)
         self.catalog.put(new)
+        self._note_event_users(old if was_there else None, new if new.schedulable else None)
         self._changed[new.worker_id] = None
         if entrance is not None:
             self._join(new, entrance)
@@ -205,9 +208,16 @@ class Fleet:
         """Take its ranks away.  The record stays for a while."""
         if worker.schedulable:
             self._remove(worker.key, worker.ranks())
+            self._note_event_users(worker, None)
         worker.lifecycle, worker.reasons = "unschedulable", []
         self.catalog.bury(worker.worker_id, tombstone)
         self._changed[worker.worker_id] = None
+
+    def _note_event_users(self, left: Worker | None, came: Worker | None) -> None:
+        if left is not None and self._use_kv_events:
+            self.event_users.leave(left)
+        if came is not None and self._use_kv_events:
+            self.event_users.enter(came)
 
     def _entrance(self, worker: Worker) -> _Entrance:
         """All that needs memory when the worker joins.  Raises CapacityExceeded."""
@@ -341,6 +351,8 @@ class Fleet:
             assert partition.table.ranks() == sorted(rank for w in workers for rank in w.ranks())
             for worker in workers:
                 assert worker.given.block_size == partition.block_size
+        if self._use_kv_events:
+            self.event_users.check_invariants(schedulable)
         for account in {id(left.account): left.account for left in self.leaving}.values():
             mine = [left.slot for left in self.leaving if left.account is account]
             assert sorted(mine) == sorted(account.leaving)

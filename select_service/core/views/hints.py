@@ -3,69 +3,56 @@
 Nothing is refused because of a hint.
 """
 
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator
+from itertools import islice
+
+from select_service.core.identity import Rank
+from select_service.core.workers.catalog import Worker
+from select_service.core.workers.event_users import EventUsers
 
 HINTS_MAX = 8
 """Of one worker; more would say the same of further ranks."""
 _WILDCARDS = ("*", "0.0.0.0", "[::]")
 
 
-class EventEndpoints(NamedTuple):
-    """Where a rank's events are listened to, and where they are replayed."""
+def worker_hints(worker: Worker, users: EventUsers) -> list[str]:
+    """users: who publishes where; the ranks of the worker are looked at when it is among them.
 
-    events: str
-    replay: str | None
-
-
-def users_of(
-    endpoints: Mapping[tuple[int, int], EventEndpoints],
-) -> dict[str, list[tuple[int, int]]]:
-    """Events endpoint -> the (worker_id, dp_rank) that listen there.  O(ranks)."""
-    users: dict[str, list[tuple[int, int]]] = {}
-    for rank, each in endpoints.items():
-        users.setdefault(each.events, []).append(rank)
-    return users
+    O(ranks of the worker)
+    """
+    return [*islice(_hints(worker, users), HINTS_MAX)]
 
 
-def worker_hints(
-    worker_id: int,
-    endpoint: str | None,
-    ranks: Mapping[int, EventEndpoints],
-    users: Mapping[str, Collection[tuple[int, int]]],
-) -> list[str]:
-    """ranks: of this worker by dp_rank.  users: of all workers (`users_of`)."""
-    hints = []
+def _hints(worker: Worker, users: EventUsers) -> Iterator[str]:
+    endpoint = worker.given.endpoint
     if endpoint and "://" not in endpoint:
-        hints.append(f"endpoint `{endpoint}` is no URL: is `http://{endpoint}` meant?")
-    for dp_rank, each in sorted(ranks.items()):
-        hints += _rank_hints((worker_id, dp_rank), each, users.get(each.events, ()))
-    return hints[:HINTS_MAX]
+        yield f"endpoint `{endpoint}` is no URL: is `http://{endpoint}` meant?"
+    if users.has(worker):
+        for rank in worker.ranks():
+            yield from _rank_hints(worker, rank, users)
 
 
-def _rank_hints(
-    rank: tuple[int, int], each: EventEndpoints, users: Collection[tuple[int, int]]
-) -> list[str]:
-    hints = []
-    for kind, endpoint in (("KV events", each.events), ("replay", each.replay)):
+def _rank_hints(worker: Worker, rank: Rank, users: EventUsers) -> Iterator[str]:
+    dp_rank = rank.dp_rank
+    events, replay = worker.kv_endpoint(dp_rank), worker.replay_endpoint(dp_rank)
+    assert events is not None
+    for kind, endpoint in (("KV events", events), ("replay", replay)):
         if endpoint and _host(endpoint) in _WILDCARDS:
-            hints.append(
-                f"{kind} endpoint `{endpoint}` of dp_rank {rank[1]} is what an engine binds to; "
+            yield (
+                f"{kind} endpoint `{endpoint}` of dp_rank {dp_rank} is what an engine binds to; "
                 "give the host name or address under which this service reaches it"
             )
-    if each.replay == each.events:
-        hints.append(
-            f"the replay endpoint of dp_rank {rank[1]} is its KV events endpoint `{each.events}`; "
+    if replay == events:
+        yield (
+            f"the replay endpoint of dp_rank {dp_rank} is its KV events endpoint `{events}`; "
             "engines replay on a port of its own"
         )
-    others = [other for other in users if other != rank]
-    if others:
-        worker_id, dp_rank = min(others)
-        hints.append(
-            f"KV events endpoint `{each.events}` of dp_rank {rank[1]} is also that of worker "
-            f"{worker_id} dp_rank {dp_rank}: both are credited with the same blocks"
+    other = users.other(events, rank)
+    if other is not None:
+        yield (
+            f"KV events endpoint `{events}` of dp_rank {dp_rank} is also that of worker "
+            f"{other.worker_id} dp_rank {other.dp_rank}: both are credited with the same blocks"
         )
-    return hints
 
 
 def _host(endpoint: str) -> str:

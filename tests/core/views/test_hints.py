@@ -1,40 +1,69 @@
-from select_service.core.views.hints import HINTS_MAX, EventEndpoints, users_of, worker_hints
+import pytest
 
-RIGHT = EventEndpoints("tcp://w:5557", "tcp://w:5657")
+from select_service.core.views.hints import HINTS_MAX, worker_hints
+from select_service.core.workers.event_users import EventUsers
+from tests.builders import a_patch, a_selector, a_worker
 
-
-def hints(endpoint="http://w:8000", mine=RIGHT, others=None):
-    ranks = {(1, 0): mine, **(others or {})}
-    return worker_hints(1, endpoint, {0: mine}, users_of(ranks))
-
-
-def test_a_registration_as_it_should_be_has_no_hints():
-    assert hints() == hints("ray://actor") == hints(None) == []
-    assert hints(mine=EventEndpoints("tcp://w:5557", None)) == []
+RIGHT = {"kv_events_endpoint": "tcp://w:5557", "replay_endpoint": "tcp://w:5657"}
 
 
-def test_an_endpoint_that_is_no_url():
-    assert hints("w:8000") == ["endpoint `w:8000` is no URL: is `http://w:8000` meant?"]
+@pytest.fixture
+def selector():
+    return a_selector(use_kv_events=True)
 
 
-def test_an_address_that_only_an_engine_can_bind():
-    for host in ("*", "0.0.0.0", "[::]"):
-        [hint] = hints(mine=EventEndpoints(f"tcp://{host}:5557", RIGHT.replay))
-        assert hint.startswith(f"KV events endpoint `tcp://{host}:5557` of dp_rank 0 is what an")
-    assert len(hints(mine=EventEndpoints("tcp://*:5557", "tcp://*:5558"))) == 2
+def hints(selector, **fields):
+    record = selector.register(a_worker(1, **(RIGHT | fields)))
+    selector.check_invariants()
+    return record.hints or []
 
 
-def test_replays_where_the_events_are():
-    [hint] = hints(mine=EventEndpoints("tcp://w:5557", "tcp://w:5557"))
+def test_a_registration_as_it_should_be_has_no_hints(selector):
+    assert hints(selector) == hints(selector, endpoint="ray://actor") == []
+    assert hints(selector, endpoint=None) == hints(selector, replay_endpoint=None) == []
+
+
+def test_an_endpoint_that_is_no_url(selector):
+    expected = ["endpoint `w:8000` is no URL: is `http://w:8000` meant?"]
+    assert hints(selector, endpoint="w:8000") == expected
+    assert selector.patch(1, a_patch(taints=["a"])).hints == expected
+    assert not selector.patch(1, a_patch(endpoint="http://w:8000")).hints
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
+def test_an_address_that_only_an_engine_can_bind(selector, host):
+    [hint] = hints(selector, kv_events_endpoint=f"tcp://{host}:5557")
+    assert hint.startswith(f"KV events endpoint `tcp://{host}:5557` of dp_rank 0 is what an")
+    endpoints = {"kv_events_endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}
+    assert len(hints(selector, **endpoints)) == 2
+
+
+def test_replays_where_the_events_are(selector):
+    [hint] = hints(selector, replay_endpoint="tcp://w:5557")
     assert "replay endpoint of dp_rank 0 is its KV events endpoint" in hint
 
 
-def test_two_ranks_on_one_endpoint():
-    [hint] = hints(others={(2, 3): RIGHT._replace(replay=None)})
-    assert "is also that of worker 2 dp_rank 3" in hint
+def test_two_ranks_on_one_endpoint_until_one_leaves(selector):
+    selector.register(a_worker(2, kv_events_endpoints={0: "tcp://v:1", 3: "tcp://w:5557"}))
+    assert hints(selector) == []  # its rank 3 does not exist
+    ranks = {0: "tcp://v:1", 1: "tcp://w:5557"}
+    selector.register(a_worker(2, kv_events_endpoints=ranks, data_parallel_size=2))
+    [hint] = hints(selector)
+    assert "is also that of worker 2 dp_rank 1" in hint
+    selector.delete(2, 0.0)
+    assert hints(selector) == []
 
 
-def test_a_worker_of_many_ranks_has_a_bounded_number():
-    ranks = {rank: EventEndpoints("tcp://*:5557", None) for rank in range(100)}
-    users = users_of({(1, rank): each for rank, each in ranks.items()})
-    assert len(worker_hints(1, "http://w", ranks, users)) == HINTS_MAX
+def test_without_kv_events_their_endpoints_do_not_matter():
+    assert hints(a_selector(), kv_events_endpoint="tcp://*:5557") == []
+
+
+def test_a_worker_of_many_ranks_has_a_bounded_number(selector):
+    same = dict.fromkeys(range(1024), "tcp://*:5557")
+    assert len(hints(selector, data_parallel_size=1024, kv_events_endpoints=same)) == HINTS_MAX
+
+
+def test_hints_of_one_who_has_not_entered_are_about_its_url_alone(selector):
+    record = selector.register(a_worker(1, endpoint="w:8000", block_size=None, **RIGHT))
+    assert len(record.hints) == 1
+    assert worker_hints(selector.worker(1), EventUsers()) == record.hints
