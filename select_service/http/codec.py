@@ -28,6 +28,7 @@ from select_service.http.duplicates import TooManyStrings, duplicate_key
 from select_service.http.request_warnings import warn
 from select_service.http.second_reading import BodyForm
 from select_service.http.shape_errors import in_words
+from select_service.names import shown
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024
@@ -65,16 +66,15 @@ _BUDGET = BodyBudget()
 async def body_as(request: Request, form: BodyForm[T], *, optional: bool = False) -> T:
     """Read and decode the body.  Raises SelectError, or ClientGone.
 
-    optional: no body is the same as an empty object
+    optional: no body, or an empty one of whatever type, is the same as an empty object
     """
     kind, size = _declared(request)
-    may_lack_it = optional and not kind
-    if not may_lack_it:
+    if size or not optional:
         _check_content_type(kind)
     if size > BODY_BYTES_MAX:
         raise _too_large()
     body = await _read(request)
-    if may_lack_it:
+    if optional:
         if not body:
             return form.decode(b"{}")
         _check_content_type(kind)
@@ -117,7 +117,11 @@ def _check_content_type(given: bytes) -> None:
     if kind != b"application/json" and not (
         kind.startswith(b"application/") and kind.endswith(b"+json")
     ):
-        raise UnsupportedMediaType("Expected request with `Content-Type: application/json`")
+        seen = f"got `{shown(given.decode('latin-1'))}`" if given else "got none"
+        raise UnsupportedMediaType(
+            "expected a JSON body and its content type `application/json`, "
+            f"{seen}; with curl: -H 'content-type: application/json'"
+        )
 
 
 async def _read(request: Request) -> bytes:

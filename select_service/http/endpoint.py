@@ -62,7 +62,7 @@ WITH_BODY: tuple[type[SelectError], ...] = (
 class Body(NamedTuple):
     """What a request holds: a type that msgspec can decode, and valid bodies by name.
 
-    optional: no body is the same as an empty object
+    optional: no body, or an empty one, is the same as an empty object
     unused: what the client should know about fields that do not count beside others
     """
 

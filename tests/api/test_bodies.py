@@ -51,7 +51,11 @@ def test_json_content_types_are_read(fleet, kind):
 @pytest.mark.parametrize("kind", ["text/plain", "", "application/jsonp", "text/json", "json"])
 def test_other_content_types_are_unsupported(fleet, kind):
     error = refused(fleet.post("/select", b"{", content_type=kind), 415, "unsupported_media_type")
-    assert error == "Expected request with `Content-Type: application/json`"
+    seen = f"got `{kind}`" if kind else "got none"
+    assert error == (
+        "expected a JSON body and its content type `application/json`, "
+        f"{seen}; with curl: -H 'content-type: application/json'"
+    )
 
 
 def test_a_missing_body_has_no_content_type(fleet):
@@ -63,7 +67,20 @@ def test_an_output_block_needs_no_body(fleet):
     path = "/reservations/x/output_block"
     assert fleet.post(path).body == {"status": "ok"}
     assert fleet.get("/reservations/x").body["output_blocks"] == 1
+    for kind in ("application/json", "application/x-www-form-urlencoded", ""):
+        assert fleet.post(path, b"", content_type=kind).status == 200
+    assert fleet.get("/reservations/x").body["output_blocks"] == 4
     refused(fleet.post(path, b"{}", content_type=""), 415, "unsupported_media_type")
+    big = b"x" * (BODY_BYTES_MAX + 1)
+    refused(fleet.post(path, big, content_type="text/plain"), 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("PATCH", "/workers/1"), ("PUT", "/log_level"), ("POST", "/workers")]
+)
+def test_what_is_missing_is_said_on_every_route_with_a_body(fleet, method, path):
+    error = refused(fleet.call(method, path), 415, "unsupported_media_type")
+    assert "got none; with curl: -H 'content-type: application/json'" in error
 
 
 def test_an_empty_body_is_called_so(fleet):
