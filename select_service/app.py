@@ -16,7 +16,7 @@ from indexer.sockets.ingest import Ingest
 from select_service.api.application import Application
 from select_service.api.service import Service
 from select_service.core.admission.rules import AdmissionRules
-from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
 from select_service.core.selector import Selector
 from select_service.edge.catalog_follower import CatalogFollower

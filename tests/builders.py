@@ -8,7 +8,7 @@ from indexer.index.prefix_index import PrefixIndex
 from select_service.bodies.reservations import ReservationRequest
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
-from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.selector import Selector
 
 

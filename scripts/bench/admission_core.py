@@ -18,7 +18,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.bodies.selection import SelectAndReserveRequest
 from select_service.bodies.workers import WorkerRegistration
-from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.selector import Selector
 

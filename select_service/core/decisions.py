@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from indexer.hashing.hashes import Hashes
 from select_service.bodies.selection import Overlap, Selection, SelectRequest
-from select_service.core.decide.cost import RouterConfig
 from select_service.core.decide.explain import Candidate, explained
 from select_service.core.decide.prompt import Prompt
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition, Placement
 from select_service.core.identity import Rank
 from select_service.core.load.booking import Booking

@@ -45,8 +45,8 @@ from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import worker_admissions
 from select_service.core.decide.candidates import candidates
-from select_service.core.decide.cost import RouterConfig, overridden
 from select_service.core.decide.prompt import Prompt, booked_prompt_of, prompt_of
+from select_service.core.decide.router_config import RouterConfig, overridden
 from select_service.core.decisions import Decision, Decisions, Job, Wanted
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
 from select_service.core.fleet.fleet import Fleet

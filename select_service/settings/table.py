@@ -5,6 +5,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from select_service.bodies.common import BUSY_TOKENS_MAX
+from select_service.core.decide.router_config import POLICY_NAMES
 from select_service.settings import values as read
 
 ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
@@ -84,7 +85,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.flag,
             "refuse requests with unknown fields or query parameters, which are else only told of",
         ),
-        _cli("--policy", "reference", read.choice("reference"), "cost function"),
+        _cli("--policy", POLICY_NAMES[0], read.choice(*POLICY_NAMES), "cost function"),
     ),
     "The index over a restart": (
         _cli(

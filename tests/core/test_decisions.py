@@ -5,7 +5,7 @@ import pytest
 
 from indexer.hashing.hashes import block_hashes
 from indexer.tiers import Tier
-from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import PartitionKey, Rank
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.load.reservations import ReservationFilter
 from select_service.errors import (

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
-from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.load import ledger
 from select_service.core.selector import Selector

@@ -14,7 +14,7 @@ from indexer.index.prefix_index import PrefixIndex
 from select_service.bodies.reservations import OutputBlockRequest, ReservationRequest
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
-from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.selector import Decision, Selector
 from select_service.errors import SelectError
 from select_service.http.second_reading import BodyForm

@@ -20,7 +20,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.bodies.selection import SelectAndReserveRequest
 from select_service.core.admission.waiting import Ticket
-from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.selector import Selector
 from select_service.core.views.ranks import loads_of

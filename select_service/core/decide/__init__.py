@@ -1,4 +1,5 @@
 """From a prompt to a rank: hashes, candidates, terms, costs, choice.
 
-Only reads table, load and index.  A further policy is a file of its own here; bookings are not.
+Only reads table, load and index.  A further policy enters as a record and a file of kernels; what
+is booked does not.
 """

@@ -11,7 +11,7 @@ from select_service.errors import BadRequest, NoEligibleRank
 
 PREFERENCE_MAX = 1e6
 """tanh is 1 long before this; the bound keeps sums of hostile weights finite."""
-NOBODY = "no endpoints available to route work"
+NO_RANK = "no endpoints available to route work"
 ALLOWED_SHOWN_MAX = 8
 """Of the allowed workers of a request, in the text of its refusal."""
 
@@ -63,14 +63,14 @@ def preference_factors(
 def _nobody(request: SelectRequest) -> str:
     pinned, allowed = request.pinned_worker, request.allowed_worker_ids
     if allowed == []:
-        return f"{NOBODY}: allowed_worker_ids is empty; leave it out to allow all workers"
+        return f"{NO_RANK}: allowed_worker_ids is empty; leave it out to allow all workers"
     required = sorted(request.routing_constraints.required_taints)
     taints = f" with taints {required}" if required else ""
     if pinned is not None:
         rank = f"pinned worker {pinned.worker_id} dp_rank {pinned.dp_rank}"
-        return f"{NOBODY}: {rank}{taints} is not schedulable here"
+        return f"{NO_RANK}: {rank}{taints} is not schedulable here"
     if allowed is None:
-        return f"{NOBODY}: no worker{taints} is schedulable here"
+        return f"{NO_RANK}: no worker{taints} is schedulable here"
     more = ", ..." if len(allowed) > ALLOWED_SHOWN_MAX else ""
     shown = ", ".join(map(str, allowed[:ALLOWED_SHOWN_MAX]))
-    return f"{NOBODY}: none of the allowed workers ({shown}{more}){taints} is schedulable here"
+    return f"{NO_RANK}: none of the allowed workers ({shown}{more}){taints} is schedulable here"

@@ -5,19 +5,17 @@ from typing import TypeAlias
 import numpy as np
 
 from select_service.core.arrays import Mask
-from select_service.core.decide import reference_kernels as reference
+from select_service.core.decide.placement_kernels import (
+    CACHED_TOKENS,
+    COST,
+    DECODE,
+    EFFECTIVE_PREFILL_TOKENS,
+    N_COMMON_TERMS,
+)
 from select_service.core.decide.placing import Placing
 from select_service.core.load import kernels
 
 Candidate: TypeAlias = dict[str, float | int | bool]
-
-_TERMS = {
-    "raw": reference.RAW,
-    "credit": reference.CREDIT,
-    "prefill": reference.PREFILL,
-    "decode": reference.DECODE,
-    "cost": reference.COST,
-}
 
 
 def explained(placing: Placing, eligible: Mask, chosen: int) -> list[Candidate]:
@@ -25,7 +23,7 @@ def explained(placing: Placing, eligible: Mask, chosen: int) -> list[Candidate]:
 
     To be called before anything is booked.
     """
-    costs = placing.last.terms[reference.COST]
+    costs = placing.last.terms[COST]
     slots = np.flatnonzero(eligible)
     slots = slots[np.argsort(costs[slots], kind="stable")]
     return [_candidate(placing, slot, slot == chosen) for slot in slots.tolist()]
@@ -46,7 +44,9 @@ def _candidate(placing: Placing, slot: int, chosen: bool) -> Candidate:
         "active_blocks": int(blocks[0, slot]),
         "leading_run": int(blocks[1, slot]),
         "active_requests": int(totals[kernels.REQUESTS]),
-        "cached_tokens": int(terms[reference.CACHED_TOKENS, slot]),
-        "effective_prefill_tokens": int(terms[reference.EFFECTIVE_PREFILL_TOKENS, slot]),
+        "cached_tokens": int(terms[CACHED_TOKENS, slot]),
+        "effective_prefill_tokens": int(terms[EFFECTIVE_PREFILL_TOKENS, slot]),
     }
-    return row | {name: round(float(terms[term, slot]), 3) for name, term in _TERMS.items()}
+    own = zip(placing.policy.own_terms, terms[N_COMMON_TERMS:, slot].tolist(), strict=True)
+    common = (("decode", float(terms[DECODE, slot])), ("cost", float(terms[COST, slot])))
+    return row | {name: round(value, 3) for name, value in (*own, *common)}

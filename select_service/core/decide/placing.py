@@ -8,13 +8,17 @@ import numpy.typing as npt
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS
 from select_service.core.arrays import Floats, Mask
-from select_service.core.decide import reference_kernels as reference
-from select_service.core.decide.cost import POLICIES, RouterConfig, parameters_of
+from select_service.core.decide.placement_kernels import N_SUMMARY
+from select_service.core.decide.policies import policy_of
+from select_service.core.decide.policy import Policy
 from select_service.core.decide.prompt import Prompt
+from select_service.core.decide.reference import REFERENCE
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.workers.rank_table import RankTable
 
-_ALL_ONE: Floats = np.zeros(0, np.float64)
+_NO_FACTORS: Floats = np.zeros(0, np.float64)
+"""All of them are 1."""
 
 
 class Terms(NamedTuple):
@@ -22,7 +26,7 @@ class Terms(NamedTuple):
 
     matched: int32[>= n_slots, 4]: cumulative matched blocks after GPU, CPU, DISK, EXTERNAL
     blocks:  int64[2, n_slots]: active blocks, and leading prompt blocks that live requests hold
-    terms:   float64[N_TERMS, n_slots], rows as the policy names them
+    terms:   float64[n, n_slots], rows as the policy names them
     summary: int64[N_SUMMARY], of the chosen slot
     """
 
@@ -32,12 +36,12 @@ class Terms(NamedTuple):
     summary: npt.NDArray[np.int64]
 
     @classmethod
-    def for_slots(cls, n_matched: int, n_slots: int) -> "Terms":
+    def of(cls, policy: Policy, n_matched: int, n_slots: int) -> "Terms":
         return cls(
             matched=np.zeros((n_matched, N_TIERS), np.int32),
             blocks=np.zeros((2, n_slots), np.int64),
-            terms=np.zeros((reference.N_TERMS, n_slots), np.float64),
-            summary=np.zeros(reference.N_SUMMARY, np.int64),
+            terms=np.zeros((len(policy.terms), n_slots), np.float64),
+            summary=np.zeros(N_SUMMARY, np.int64),
         )
 
 
@@ -52,8 +56,9 @@ class Placing:
         self.load = load
         self._block_size = block_size
         self._config: RouterConfig | None = None
-        self._parameters = _ALL_ONE
-        self.last = Terms.for_slots(0, 0)
+        self._parameters = _NO_FACTORS
+        self.policy = REFERENCE  # until the first prompt, whose configuration names one
+        self.last = Terms.of(self.policy, 0, 0)
 
     def place(
         self,
@@ -72,10 +77,10 @@ class Placing:
         """
         assert 0.0 <= draw < 1.0
         if config is not self._config:
-            self._config, self._parameters = config, parameters_of(config, self._block_size)
+            self._configure(config)
         load, last = self.load, self._terms()
         return self._index.read(
-            POLICIES[config.policy],
+            self.policy.place,
             prompt.block_hashes,
             prompt.sequence_hashes,
             *load.holders(),
@@ -83,7 +88,7 @@ class Placing:
             load.fractions,
             eligible,
             self.table.columns.weight,
-            _ALL_ONE if factors is None else factors,
+            _NO_FACTORS if factors is None else factors,
             self._parameters,
             float(prompt.isl_tokens),
             pinned,
@@ -91,9 +96,16 @@ class Placing:
             *last,
         )
 
+    def _configure(self, config: RouterConfig) -> None:
+        policy = policy_of(config)
+        if policy is not self.policy:
+            self.policy = policy
+            self.last = Terms.of(policy, 0, 0)
+        self._config, self._parameters = config, policy.parameters_of(config, self._block_size)
+
     def _terms(self) -> Terms:
         """Made anew when slots have come."""
         n_matched, n_slots = self._index.n_slots, self.table.n_slots
         if len(self.last.matched) != n_matched or self.last.terms.shape[1] != n_slots:
-            self.last = Terms.for_slots(n_matched, n_slots)
+            self.last = Terms.of(self.policy, n_matched, n_slots)
         return self.last

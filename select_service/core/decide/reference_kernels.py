@@ -1,8 +1,6 @@
 """The `reference` policy: what a prompt costs on each rank, and the choice, in one call.
 
-A policy is one file like this one: the columns of its terms, its parameters, and a kernel with the
-signature of `place` that fills the terms of every slot and picks one.  All sizes are in blocks of B
-tokens (isl = prompt length in tokens):
+All sizes are in blocks of B tokens (isl = prompt length in tokens):
 
     D, H, K    matched blocks on GPU; further ones on CPU; further ones on disk and external storage
     P, A, N    active prefill tokens; active blocks; prompt blocks not yet live on the rank
@@ -26,19 +24,26 @@ debug level.
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import boolean, float64, int32, int64, uint64
 
 from indexer.compiled import compiled
 from indexer.index.kernels import match
-from indexer.index.state_kernels import HASHES, HEADER
 from select_service.core.decide.pick_kernels import pick
+from select_service.core.decide.placement_kernels import (
+    CACHED_TOKENS,
+    COST,
+    DECODE,
+    EFFECTIVE_PREFILL_TOKENS,
+    N_COMMON_TERMS,
+    PLACE,
+    summarise,
+)
 from select_service.core.load.kernels import PREFILL_TOKENS, active_blocks, leading_runs
 
 I64 = np.int64
 
-# Rows of the terms float64[N_TERMS, n_slots].
-CACHED_TOKENS, EFFECTIVE_PREFILL_TOKENS, RAW, CREDIT, PREFILL, DECODE, COST = range(7)
-N_TERMS = 7
+# Rows of the terms float64[N_TERMS, n_slots] behind the common ones.
+RAW, CREDIT, PREFILL = range(N_COMMON_TERMS, N_COMMON_TERMS + 3)
+N_TERMS = N_COMMON_TERMS + 3
 
 # Entries of the parameters float64[N_PARAMETERS].
 (
@@ -54,12 +59,6 @@ N_TERMS = 7
     P_BLOCK_SIZE,
 ) = range(10)
 N_PARAMETERS = 10
-
-# Entries of the summary int64[N_SUMMARY]: of the chosen slot, and of the best there was.
-S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST = range(6)
-N_SUMMARY = 6
-
-NOBODY = -1
 
 
 @compiled()
@@ -128,7 +127,7 @@ def fill_terms(matched, totals, blocks, eligible, parameters, isl_tokens, n_bloc
 
 @compiled(error_model="numpy")
 def fill_costs(weight, factors, terms):
-    """The last row of the terms; never NaN.  factors: float64[n_slots], or empty: all 1"""
+    """The costs, of the other rows; never NaN.  factors: float64[n_slots], or empty: all 1"""
     for slot in range(terms.shape[1]):
         cost = terms[PREFILL, slot] + terms[DECODE, slot]
         if factors.shape[0] != 0:
@@ -136,43 +135,6 @@ def fill_costs(weight, factors, terms):
         if weight[slot] != 1.0:
             cost /= weight[slot]
         terms[COST, slot] = cost if cost < np.inf else np.inf
-
-
-@compiled()
-def _summarise(matched, eligible, terms, chosen, summary):
-    best = I64(0)
-    for slot in range(eligible.shape[0]):
-        if eligible[slot]:
-            best = max(best, I64(matched[slot, 3]))
-    summary[S_BEST] = best
-    if chosen != NOBODY:
-        summary[S_EFFECTIVE] = I64(terms[EFFECTIVE_PREFILL_TOKENS, chosen])
-        for tier in range(4):
-            summary[S_GPU + tier] = matched[chosen, tier]
-
-
-PLACE = int64(
-    HEADER,
-    HASHES,
-    HASHES,
-    uint64[::1],
-    int32[::1],
-    uint64[:, ::1],
-    uint64[::1],
-    int64[:, ::1],
-    float64[::1],
-    boolean[::1],
-    float64[::1],
-    float64[::1],
-    float64[::1],
-    float64,
-    boolean,
-    float64,
-    int32[:, ::1],
-    int64[:, ::1],
-    float64[:, ::1],
-    int64[::1],
-)
 
 
 @compiled(PLACE, error_model="numpy")
@@ -198,18 +160,7 @@ def place(
     terms,
     summary,
 ):
-    """The slot for a prompt, NOBODY when none is eligible.  Reads load and index, under its lock.
-
-    index       header of the prefix index
-    path        uint64[n_blocks], block hashes;  sequence: uint64[n], sequence hashes
-    holder_..., alive, totals, fractions: of the active load, see load.kernels
-    eligible    bool[n_slots];  weight: float64[n_slots];  factors: float64[n_slots] or empty
-    parameters  float64[N_PARAMETERS];  draw: uniform in [0, 1)
-    Filled for every slot, as far as eligible reaches; all have as many slots as the index at least:
-    matched     int32[>= n_slots, 4], cumulative matched blocks after GPU, CPU, DISK, EXTERNAL
-    blocks      int64[2, n_slots]: active blocks, and the run of leading blocks that are live
-    terms       float64[N_TERMS, n_slots];  summary: int64[N_SUMMARY]
-    """
+    """The slot for a prompt, NOBODY when none is eligible; see `placement_kernels`."""
     match(index, path, matched)
     active_blocks(totals, fractions, blocks[0])
     if parameters[P_KV_REUSE] != 0.0:
@@ -220,5 +171,5 @@ def place(
     fill_terms(matched, totals, blocks, eligible, parameters, isl_tokens, n_blocks, pinned, terms)
     fill_costs(weight, factors, terms)
     chosen = pick(terms[COST], eligible, parameters[P_TEMPERATURE], draw)
-    _summarise(matched, eligible, terms, chosen, summary)
+    summarise(matched, eligible, terms, chosen, summary)
     return chosen

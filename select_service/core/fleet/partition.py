@@ -9,11 +9,11 @@ from typing import NamedTuple
 from indexer.index.prefix_index import PrefixIndex, SlotWriter
 from select_service.bodies.selection import SelectRequest
 from select_service.core.arrays import Mask
-from select_service.core.decide import reference_kernels as reference
 from select_service.core.decide.candidates import preference_factors
-from select_service.core.decide.cost import RouterConfig
+from select_service.core.decide.placement_kernels import CACHED_TOKENS, NOBODY
 from select_service.core.decide.placing import Placing
 from select_service.core.decide.prompt import Prompt
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.booking import Account
@@ -142,7 +142,7 @@ class Partition:
         preferred = request.routing_constraints.preferred_taints
         factors = preference_factors(self.table, preferred) if preferred and not pinned else None
         slot = self.placing.place(prompt, config, eligible, factors, pinned, draw)
-        assert slot != reference.NOBODY
+        assert slot != NOBODY
         effective, gpu, cpu, disk, external, best = self.placing.last.summary.tolist()
         return Placement(
             slot, len(prompt.sequence_hashes), effective, (gpu, cpu, disk, external), best
@@ -154,7 +154,7 @@ class Partition:
         allowed: bool[n_slots], at least one
         """
         self.placing.place(prompt, config, allowed)
-        cached = self.placing.last.terms[reference.CACHED_TOKENS]
+        cached = self.placing.last.terms[CACHED_TOKENS]
         return int(cached[allowed].max())
 
     def count(self, placement: Placement, reserved: bool) -> None:

@@ -4,9 +4,10 @@ import numpy as np
 import numpy.typing as npt
 
 from select_service.bodies.inspection import OverlapRow, RankLoad
-from select_service.core.decide import reference_kernels as reference
-from select_service.core.decide.cost import RouterConfig, router_credit_blocks
+from select_service.core.decide.placement_kernels import DECODE, EFFECTIVE_PREFILL_TOKENS
+from select_service.core.decide.policies import policy_of
 from select_service.core.decide.prompt import Prompt
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition
 from select_service.core.load import kernels
 
@@ -25,13 +26,13 @@ def potential_loads_of(
     terms = partition.placing.last.terms
     prefill = partition.load.totals[:, kernels.PREFILL_TOKENS]
     if config.track_prefill_tokens:
-        prefill = prefill + terms[reference.EFFECTIVE_PREFILL_TOKENS].astype(np.int64)
-    return _rank_loads(partition, prefill, terms[reference.DECODE].astype(np.int64))
+        prefill = prefill + terms[EFFECTIVE_PREFILL_TOKENS].astype(np.int64)
+    return _rank_loads(partition, prefill, terms[DECODE].astype(np.int64))
 
 
 def overlap_rows(partition: Partition, prompt: Prompt, config: RouterConfig) -> list[OverlapRow]:
     """Matched blocks of every rank, by worker and rank."""
-    matched = partition.index.match(prompt.block_hashes).tolist()
+    matched, policy = partition.index.match(prompt.block_hashes).tolist(), policy_of(config)
     rows = []
     for rank, slot in sorted(partition.table.slots()):
         gpu, cpu, _, external = matched[slot]
@@ -45,7 +46,7 @@ def overlap_rows(partition: Partition, prompt: Prompt, config: RouterConfig) -> 
                 host_pinned_extension_blocks=cpu - gpu,
                 disk_extension_blocks=external - cpu,
                 shared_beyond_device_blocks=None,
-                router_credit_blocks=router_credit_blocks(matched[slot], config),
+                router_credit_blocks=policy.credit_blocks(matched[slot], config),
             )
         )
     return rows

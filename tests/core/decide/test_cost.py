@@ -11,12 +11,13 @@ from numba import njit
 from select_service.bodies.prompts import RouterConfigOverride
 from select_service.core.decide import reference_kernels as reference
 from select_service.core.decide.candidates import preference_factors
-from select_service.core.decide.cost import (
-    RouterConfig,
-    overridden,
-    parameters_of,
-    router_credit_blocks,
+from select_service.core.decide.placement_kernels import (
+    CACHED_TOKENS,
+    COST,
+    EFFECTIVE_PREFILL_TOKENS,
 )
+from select_service.core.decide.reference import credit_blocks, parameters_of
+from select_service.core.decide.router_config import RouterConfig, overridden
 from select_service.core.load import kernels
 from tests.core.workers.tables import a_table
 from tests.models import cost_model
@@ -102,12 +103,10 @@ def test_terms_agree_with_the_formulas(ranks, config, block_size, isl_tokens, n_
     lowest = min(r.prefill_tokens for r in ranks)
     query = Query(isl_tokens, n_blocks, block_size, lowest, pinned)
     for row, rank in zip(terms.T, ranks, strict=True):
-        assert row[reference.EFFECTIVE_PREFILL_TOKENS] == cost_model.effective_prefill_tokens(
+        assert row[EFFECTIVE_PREFILL_TOKENS] == cost_model.effective_prefill_tokens(
             rank, query, config
         )
-        assert row[reference.COST] == pytest.approx(
-            cost_model.cost(rank, query, config), rel=1e-9, abs=1e-6
-        )
+        assert row[COST] == pytest.approx(cost_model.cost(rank, query, config), rel=1e-9, abs=1e-6)
 
 
 @given(rank=RANKS, more=st.integers(1, 9), config=CONFIGS)
@@ -121,9 +120,7 @@ def test_more_overlap_never_raises_effective_prefill_tokens(rank, more, config):
         rank.leading_run,
     )
     terms = terms_of([rank, richer], config, isl_tokens=400)
-    assert (
-        terms[reference.EFFECTIVE_PREFILL_TOKENS, 1] <= terms[reference.EFFECTIVE_PREFILL_TOKENS, 0]
-    )
+    assert terms[EFFECTIVE_PREFILL_TOKENS, 1] <= terms[EFFECTIVE_PREFILL_TOKENS, 0]
 
 
 def idle(device=0, host=0, disk=0):
@@ -131,7 +128,7 @@ def idle(device=0, host=0, disk=0):
 
 
 def costs(terms):
-    return terms[reference.COST].tolist()
+    return terms[COST].tolist()
 
 
 def test_measured_costs_of_idle_ranks():
@@ -139,7 +136,7 @@ def test_measured_costs_of_idle_ranks():
     assert costs(terms_of(ranks, RouterConfig())) == [11.75, 14.5, 15.5]
     half = RouterConfig(overlap_score_credit=0.5)
     assert costs(terms_of(ranks, half)) == [13.25, 15.5, 16.0]
-    assert terms_of(ranks, half)[reference.EFFECTIVE_PREFILL_TOKENS, 0] == 15
+    assert terms_of(ranks, half)[EFFECTIVE_PREFILL_TOKENS, 0] == 15
 
 
 def test_measured_costs_of_a_loaded_rank_and_its_decay():
@@ -160,13 +157,13 @@ def test_more_cached_than_asked_inflates_raw_as_measured():
     rank = RankState(3, 2, 1, prefill_tokens=15, active_blocks=0, leading_run=0)
     terms = terms_of([rank], RouterConfig(), isl_tokens=3, n_blocks=8)
     assert terms[reference.RAW, 0] == 8.5
-    assert terms[reference.EFFECTIVE_PREFILL_TOKENS, 0] == 0
+    assert terms[EFFECTIVE_PREFILL_TOKENS, 0] == 0
 
 
 def test_cached_tokens_round_half_up():
     rank = idle(1, 2, 0)
     terms = terms_of([rank], RouterConfig(), block_size=3, isl_tokens=100)
-    assert terms[reference.CACHED_TOKENS, 0] == 8
+    assert terms[CACHED_TOKENS, 0] == 8
 
 
 @pytest.mark.parametrize(
@@ -202,7 +199,7 @@ def test_deprecated_weight_of_zero_also_takes_the_credit_away():
 
 def test_router_credit_weighs_each_tier():
     row = np.array([2, 3, 4, 5], np.int32)
-    assert router_credit_blocks(row, RouterConfig()) == 2 + 0.75 + 0.25 * 2
+    assert credit_blocks(row, RouterConfig()) == 2 + 0.75 + 0.25 * 2
 
 
 @given(weight=st.sampled_from([1.0, 0.5, 2.0, 0.0]), base=st.floats(0, 1e6))
@@ -211,4 +208,4 @@ def test_a_cost_is_divided_by_the_weight_of_the_rank(weight, base):
     terms[reference.PREFILL] = base
     _fill_costs(np.array([weight]), np.zeros(0), terms)
     expected = base / weight if weight else math.inf
-    assert terms[reference.COST, 0] == expected
+    assert terms[COST, 0] == expected
