@@ -13,7 +13,7 @@ from select_service.core.selector import Selector
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.recovery import Recovery
-from select_service.edge.keeping.snapshot_file import SnapshotFile
+from select_service.edge.keeping.snapshot_file import SnapshotFile, refuse
 
 log = logging.getLogger("select_service.recovery")
 
@@ -38,7 +38,7 @@ class IndexKeeping:
         file: SnapshotStatus,
         http: HttpClient,
     ) -> None:
-        path = None if wanted.path is None else Path(wanted.path)
+        path = self._path = None if wanted.path is None else Path(wanted.path)
         self._selector = selector
         self._interval_s = wanted.interval_s
         self._status = recovery
@@ -65,7 +65,9 @@ class IndexKeeping:
     async def _keep(self, ingest: Ingest, follower: CatalogFollower) -> None:
         try:
             await self._recovery.run(self._selector, ingest, follower)
-        except Exception:
+        except Exception as error:
             log.exception("the recovery failed; going on without")
+            if self._path is not None:
+                refuse(self._path, error)
         if self._file is not None:
             await self._file.write_every(self._selector, follower, self._interval_s)

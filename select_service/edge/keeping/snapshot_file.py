@@ -55,8 +55,8 @@ def read_snapshot(path: Path, limits: LoadLimits, reading: Reading) -> list[Dump
         loader.finish()
     except FileNotFoundError:
         return []
-    except (DumpError, OSError) as error:
-        _warn(path, error, kept_as=_move_aside(path))
+    except Exception as error:  # whatever it is, the next snapshot must not destroy the file
+        refuse(path, error)
         return []
     _tell(path, reading)
     return loader.partitions
@@ -86,9 +86,18 @@ def _move_aside(path: Path) -> Path:
     return aside
 
 
-def _warn(path: Path, error: Exception, *, kept_as: Path) -> None:
-    fields = {"path": str(path), "error": str(error)[:200], "kept_as": str(kept_as)}
-    log.warning("the snapshot file cannot be used; starting without it", extra={"fields": fields})
+def refuse(path: Path, error: Exception) -> None:
+    """Move a file aside that was not read, or whose blocks were not handed out; if it is there."""
+    if not path.exists():
+        return
+    is_expected = isinstance(error, DumpError | OSError)
+    text = str(error) if is_expected else f"{type(error).__name__}: {error}"
+    fields = {"path": str(path), "error": text[:200], "kept_as": str(_move_aside(path))}
+    log.warning(
+        "the snapshot file cannot be used; starting without it",
+        extra={"fields": fields},
+        exc_info=None if is_expected else error,
+    )
 
 
 class SnapshotFile:

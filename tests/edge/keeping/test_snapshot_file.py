@@ -12,10 +12,13 @@ from indexer.dumps import compact_dump
 from indexer.dumps.compact_load import LoadLimits
 from indexer.dumps.held_blocks import DumpedPartition
 from indexer.index.prefix_index import PrefixIndex
+from indexer.sockets.names import Names
 from indexer.tiers import Tier
-from select_service.core.fleet.recovered import SnapshotStatus
+from select_service.core.fleet.recovered import RecoveryStatus, SnapshotStatus
 from select_service.core.views.dump_parts import DumpPart
+from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping import snapshot_file
+from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
 from select_service.edge.keeping.reading import Reading
 from select_service.edge.keeping.snapshot_file import (
     REFUSED_FILES_MAX,
@@ -58,6 +61,54 @@ def test_a_file_of_a_newer_version_is_kept_aside_and_told(tmp_path, caplog):
     fields = caplog.records[-1].fields
     assert fields["error"] == "version 2, this service reads 1"
     assert fields["kept_as"] == str(tmp_path / "index.refused")
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), ZeroDivisionError("a bug")])
+def test_a_file_whose_reading_fails_for_whatever_reason_is_kept_aside(
+    tmp_path, monkeypatch, caplog, error
+):
+    def fail(self, data):
+        raise error
+
+    path = tmp_path / "index"
+    path.write_text("all blocks")
+    monkeypatch.setattr(snapshot_file.CompactLoader, "feed", fail)
+    assert read(path) == []
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {
+        "index.refused": "all blocks"
+    }
+    assert caplog.records[-1].fields["error"] == f"{type(error).__name__}: {error}"
+
+
+def test_a_recovery_that_fails_leaves_the_file_to_whoever_can_read_it(tmp_path):
+    """The next snapshot would otherwise replace what was not handed out."""
+
+    class Follower:
+        async def adopted(self):
+            pass
+
+    class Service:
+        def release(self):
+            raise ZeroDivisionError
+
+        def dumps(self):
+            return [a_part(10, 1)]
+
+    path = tmp_path / "index"
+    asyncio.run(SnapshotFile(path, SnapshotStatus()).write([a_part(20, 2)]))
+    before = path.read_bytes()
+    wanted = Keeping((), str(path), 0.0, 1000)
+    status = RecoveryStatus("running")
+    keeping = IndexKeeping(wanted, Service(), status, SnapshotStatus(), HttpClient(Names()))
+
+    async def until_written():
+        keeping.start(Service(), Follower())
+        while not path.exists() or path.read_bytes() == before:
+            await asyncio.sleep(0.01)
+        await keeping.stop()
+
+    asyncio.run(asyncio.wait_for(until_written(), 60))
+    assert path.with_name("index.refused").read_bytes() == before
 
 
 def test_the_check_of_a_path_leaves_nothing_behind(tmp_path):
