@@ -110,6 +110,18 @@ class PrefixIndex:
                     return writer
                 self._tree.memory.widen_on()
 
+    def reserve_slots(self, more: int) -> int:
+        """Let the next `more` calls of `open_slot` find room. Returns how many slots that makes.
+
+        O(holder sets) in steps when the slots double. Raises MemoryError, and changes nothing.
+        """
+        while True:
+            with self._lock:
+                n_slots = len(self._writers) + max(0, more - len(self._free_slots))
+                if self._tree.memory.has_slot(n_slots - 1):
+                    return n_slots
+                self._tree.memory.widen_on()
+
     def match(self, path: Hashes) -> NDArray[np.int32]:
         """Matched blocks [n_slots, N_TIERS], tiers cumulated: column t counts tiers 0..t.
 

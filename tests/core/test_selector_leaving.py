@@ -1,8 +1,10 @@
 """Ranks that leave under many reservations, and leases that end at once: a budget per turn."""
 
 import sys
+from itertools import count
 from random import Random
 
+import numpy as np
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
@@ -188,3 +190,42 @@ def test_a_worker_for_whose_slots_there_is_no_memory_changes_nothing(monkeypatch
     opened.clear()
     assert selector.register(a_worker(2, data_parallel_size=2)).lifecycle == "schedulable"
     selector.check_invariants()
+
+
+def without_memory_after(patch, arrays):
+    """The next so many arrays are made, and none after them."""
+    left = [arrays]
+
+    def failing(real):
+        def make(*args, **kwargs):
+            if not left[0]:
+                raise MemoryError
+            left[0] -= 1
+            return real(*args, **kwargs)
+
+        return make
+
+    for name in ("zeros", "ones", "full", "empty", "vstack", "concatenate"):
+        patch.setattr(np, name, failing(getattr(np, name)))
+
+
+def test_whichever_array_finds_no_memory_the_worker_changes_nothing(monkeypatch):
+    """73 slots are more than the 64 that index and load, and the 8 that the table begin with."""
+    few, many = a_worker(1, data_parallel_size=3), a_worker(2, data_parallel_size=70)
+    for arrays in count():
+        selector = a_selector()
+        selector.register(few)
+        selector.reserve(a_reservation("r", 1), 0.0)
+        with monkeypatch.context() as patch:
+            without_memory_after(patch, arrays)
+            try:
+                selector.register(many)
+                break
+            except CapacityExceeded:
+                pass
+        assert [worker.worker_id for worker in selector.workers()] == [1]
+        selector.check_invariants()
+        assert selector.register(many).lifecycle == "schedulable"
+        selector.reserve(a_reservation("s", 2, dp_rank=69), 0.0)
+        selector.check_invariants()
+    assert arrays > 10

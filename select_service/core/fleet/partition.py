@@ -72,21 +72,26 @@ class Partition:
     # --- ranks
 
     def open_slots(self, ranks: list[Rank]) -> dict[Rank, SlotWriter]:
-        """Slots for those of the ranks that have none, and room for their rows.
+        """Slots for those of the ranks that have none, and their rows.
 
+        All that needs memory in proportion to the slots is reserved before the first is opened.
         Raises MemoryError or OSError, and then has taken none.
         """
+        new = [rank for rank in ranks if self.table.find(rank) is None]
+        n_slots = self.index.reserve_slots(len(new))
+        self.account.reserve_slots(n_slots)
+        self.table.reserve_slots(n_slots)
         writers: dict[Rank, SlotWriter] = {}
         try:
-            for rank in ranks:
-                if self.table.find(rank) is None:
-                    writers[rank] = self.index.open_slot()
-            self.account.ensure_slots(self.index.n_slots)
-            self.table.ensure_slots(self.index.n_slots)
+            for rank in new:
+                writers[rank] = self.index.open_slot()
         except (MemoryError, OSError):
             for writer in writers.values():
                 writer.close()
             raise
+        finally:
+            self.account.ensure_slots(self.index.n_slots)
+            self.table.ensure_slots(self.index.n_slots)
         return writers
 
     def join(self, worker: Worker, opened: dict[Rank, SlotWriter]) -> None:

@@ -93,7 +93,8 @@ class ActiveLoad:
         self._references = _Counted(_ROWS_AT_FIRST)
         self._prefixes = _Counted(_ROWS_AT_FIRST)
         self._holders = _Holders(_ROWS_AT_FIRST, 1)
-        self._alive = np.zeros(1, np.uint64)
+        self._all_alive = np.zeros(1, np.uint64)
+        self._alive = self._all_alive
         self._all_totals = np.zeros((_SLOTS_AT_FIRST, kernels.N_TOTALS), np.int64)
         self._all_fractions = np.zeros(_SLOTS_AT_FIRST, np.float64)
         self.totals = self._all_totals[:0]
@@ -103,27 +104,35 @@ class ActiveLoad:
     def n_slots(self) -> int:
         return len(self.totals)
 
-    def ensure_slots(self, n_slots: int) -> None:
-        """Make room for slots 0 .. n_slots-1.  Never shrinks: a freed slot may return.
+    def reserve_slots(self, n_slots: int) -> None:
+        """Let `ensure_slots` find room for so many.  O(1) but for doublings.
 
-        O(1) but for doublings.
+        Raises MemoryError, and has changed nothing: rows of all arrays grow together or not at all.
         """
-        if n_slots <= self.n_slots:
-            return
         rows = len(self._all_totals)
-        if n_slots > rows:
-            while rows < n_slots:
-                rows *= 2
-            self._grow(rows)
-        self.totals, self.fractions = self._all_totals[:n_slots], self._all_fractions[:n_slots]
-        self._alive = np.zeros((n_slots + 63) // 64, np.uint64)
-
-    def _grow(self, rows: int) -> None:
+        if n_slots <= rows:
+            return
+        while rows < n_slots:
+            rows *= 2
         more = rows - len(self._all_totals)
         spare = np.zeros((more, kernels.N_TOTALS), np.int64)
-        self._all_totals = np.vstack([self._all_totals, spare])
-        self._all_fractions = np.concatenate([self._all_fractions, np.zeros(more)])
-        self._holders = self._holders.with_room_for(0, (rows + 63) // 64)
+        totals = np.vstack([self._all_totals, spare])
+        fractions = np.concatenate([self._all_fractions, np.zeros(more)])
+        alive = np.zeros((rows + 63) // 64, np.uint64)
+        holders = self._holders.with_room_for(0, len(alive))
+        self._all_totals, self._all_fractions = totals, fractions
+        self._all_alive, self._holders = alive, holders
+        self._show(self.n_slots)
+
+    def ensure_slots(self, n_slots: int) -> None:
+        """Let slots 0 .. n_slots-1 exist.  Never shrinks: a freed slot may return."""
+        if n_slots > self.n_slots:
+            self.reserve_slots(n_slots)
+            self._show(n_slots)
+
+    def _show(self, n_slots: int) -> None:
+        self.totals, self.fractions = self._all_totals[:n_slots], self._all_fractions[:n_slots]
+        self._alive = self._all_alive[: (n_slots + 63) // 64]
 
     def reserve_room(self, blocks: int) -> None:
         """Let the next `add` of so many blocks find room.  Raises MemoryError, nothing is lost."""

@@ -32,17 +32,23 @@ class Account:
         self.leaving: set[int] = set()
         """Slots whose rank has left; they take no new load and come back when they are empty."""
 
-    def ensure_slots(self, n_slots: int) -> None:
-        """Make room for slots 0 .. n_slots-1.  Never shrinks."""
-        self.load.ensure_slots(n_slots)
+    def reserve_slots(self, n_slots: int) -> None:
+        """Let `ensure_slots` find room.  Raises MemoryError, and nobody sees a change."""
+        self.load.reserve_slots(n_slots)
         while len(self.bookings) < n_slots:
             self.bookings.append({})
+
+    def ensure_slots(self, n_slots: int) -> None:
+        """Let slots 0 .. n_slots-1 exist.  Never shrinks."""
+        self.reserve_slots(n_slots)
+        self.load.ensure_slots(n_slots)
 
     def check_invariants(self) -> None:
         """For tests."""
         self.load.check_invariants()
         totals = self.load.totals
-        for slot, held in enumerate(self.bookings):
+        assert not any(self.bookings[len(totals) :])
+        for slot, held in enumerate(self.bookings[: len(totals)]):
             assert all(b.account is self and b.slot == slot for b in held.values())
             assert totals[slot, kernels.REQUESTS] == len(held)
             assert totals[slot, kernels.PREFILL_TOKENS] == sum(

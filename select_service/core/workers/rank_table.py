@@ -135,19 +135,24 @@ class RankTable:
 
     # --- changes of a row
 
+    def reserve_slots(self, n_slots: int) -> None:
+        """Let `ensure_slots` find room.  Raises MemoryError, and has changed nothing."""
+        rows = len(self._all.open)
+        if n_slots <= rows:
+            return
+        while rows < n_slots:
+            rows *= 2
+        grown = Columns.of_nobody(rows)
+        for column, old in zip(grown, self._all, strict=True):
+            column[: len(old)] = old
+        columns = grown.first(self.n_slots)
+        self._all, self.columns = grown, columns
+
     def ensure_slots(self, n_slots: int) -> None:
         """Let rows below `n_slots` exist.  Never shrinks: a freed slot may return."""
-        if n_slots <= self.n_slots:
-            return
-        rows = len(self._all.open)
-        if n_slots > rows:
-            while rows < n_slots:
-                rows *= 2
-            grown = Columns.of_nobody(rows)
-            for column, old in zip(grown, self._all, strict=True):
-                column[: len(old)] = old
-            self._all = grown
-        self.columns = self._all.first(n_slots)
+        if n_slots > self.n_slots:
+            self.reserve_slots(n_slots)
+            self.columns = self._all.first(n_slots)
 
     def put(self, slot: int, rank: Rank, worker: Worker, writer: SlotWriter) -> None:
         """Write the row of a rank, which is new or has had this slot before.
