@@ -7,6 +7,7 @@ import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
+HTTP_SCHEMES = ("http", "https")
 HOST_CHARS_MAX = 253
 METRICS_URL_CHARS_MAX = 2048
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -15,12 +16,12 @@ _PATH = re.compile(r"[!-~]*")
 
 
 def service_url_error(url: str) -> str | None:
-    """What is wrong with the base URL of a service, http://host[:port][/path]; None for nothing."""
+    """What is wrong with the URL of a service, http[s]://host[:port][/path]; None for nothing."""
     parts = _parts(url)
     if isinstance(parts, str):
         return parts
-    if parts.scheme != "http":
-        return "it does not begin with http://"
+    if parts.scheme not in HTTP_SCHEMES:
+        return "it does not begin with http:// or https://"
     if "@" in parts.netloc or parts.query or parts.fragment:
         return "only host, port and path are expected"
     return _address_error(parts)
@@ -29,7 +30,7 @@ def service_url_error(url: str) -> str | None:
 def metrics_url_error(url: str) -> str | None:
     """What is wrong with the URL of an engine's metrics; None for nothing.
 
-    http or https.  A query may stand in it: engines that serve only the metrics that are asked for
+    A query may stand in it: engines that serve only the metrics that are asked for
     take their names there.  A password may not, as the URL is shown to everybody.
     """
     if len(url) > METRICS_URL_CHARS_MAX:
@@ -37,7 +38,7 @@ def metrics_url_error(url: str) -> str | None:
     parts = _parts(url)
     if isinstance(parts, str):
         return parts
-    if parts.scheme not in ("http", "https"):
+    if parts.scheme not in HTTP_SCHEMES:
         return "it does not begin with http:// or https://"
     if "@" in parts.netloc or parts.fragment:
         return "only host, port, path and query are expected"

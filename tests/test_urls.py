@@ -9,6 +9,7 @@ from select_service.urls import metrics_url_error, service_url_error
     "url",
     [
         "http://a",
+        "https://a:8443/x",
         "http://selector-b.ns.svc.cluster.local.:8092/x/",
         "http://10.0.0.1:1",
         "http://[::1]:8092",
@@ -36,7 +37,7 @@ def test_urls_of_services_are_admitted(url):
         ("http://:80", "it has no host"),
         ("http://a:0", "port 0"),
         ("http://a:65536", "Port out of range"),
-        ("https://a", "does not begin with http://"),
+        ("ftp://a", "does not begin with http:// or https://"),
         ("a:80", "does not begin with http://"),
         ("http://u@a", "only host, port and path"),
         ("http://a/?x", "only host, port and path"),

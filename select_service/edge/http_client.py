@@ -2,12 +2,14 @@
 
 Engines are asked for metrics, replicas for lists and peers for dumps, all through one pool of
 connections.  Nothing is followed, kept or decompressed that nobody asked for: no redirects, cookies
-or proxies.  What the library of HTTP does is in `http_session`, which the first request imports.
+or proxies.  Over https a certificate must be of the host that was asked, and issued by somebody
+whom the system trusts (or SSL_CERT_FILE or SSL_CERT_DIR of the environment).
+
+What the library of HTTP does is in `http_session`, which the first request imports.
 """
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -21,10 +23,8 @@ if TYPE_CHECKING:
 class HttpClient:
     """Belongs to one event loop.  Nothing is imported or opened before the first request."""
 
-    def __init__(self, names: Names, tls: ssl.SSLContext | None = None) -> None:
-        """tls: whom to trust and who we are over https; None: what the system trusts."""
+    def __init__(self, names: Names) -> None:
         self._names = names
-        self._tls = tls
         self._session: ClientSession | None = None
 
     async def close(self) -> None:
@@ -57,6 +57,6 @@ class HttpClient:
         from select_service.edge import http_session
 
         if self._session is None:
-            self._session = http_session.opened(self._names, self._tls)
+            self._session = http_session.opened(self._names)
         async with http_session.answered(self._session, url, accept) as response:
             yield response

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -59,12 +58,10 @@ def _result(host: str, address: str, port: int) -> ResolveResult:
     )
 
 
-def opened(names: Names, tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
+def opened(names: Names) -> aiohttp.ClientSession:
     """No limit of connections: whoever asks has one."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=0, resolver=_Resolver(names), ssl=True if tls is None else tls
-        ),
+        connector=aiohttp.TCPConnector(limit=0, resolver=_Resolver(names), ssl=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=HEADERS,
         timeout=aiohttp.ClientTimeout(total=None),

@@ -2,7 +2,12 @@
 
 import asyncio
 import contextlib
+import os
+import ssl
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -34,15 +39,32 @@ ROW = {
 }
 
 
+TLS = Path(__file__).with_name("tls")
+CERTIFICATE = TLS / "certificate.pem"
+"""Of `peer.test`, signed by itself, for a hundred years."""
+ASK = """\
+import asyncio, sys
+from indexer.sockets.names import Names
+from select_service.edge.http_client import HttpClient
+
+async def ask():
+    http = HttpClient(Names(lambda *_, **__: [(2, 1, 6, "", ("127.0.0.1", 0))]))
+    print(await http.body(sys.argv[1], accept="*/*", bytes_max=9, timeout_s=60.0))
+    await http.close()
+
+asyncio.run(ask())
+"""
+
+
 @contextlib.asynccontextmanager
-async def answering(answer):
+async def answering(answer, tls=None):
     """The URL of a server that gives every request to `answer`."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
@@ -101,6 +123,51 @@ def test_a_name_with_several_addresses_is_tried_until_one_answers():
         assert body == b"yes"
 
     asyncio.run(scene())
+
+
+def over_tls(ask):
+    """What `ask(port)` makes of a server that shows the certificate of `peer.test`."""
+
+    async def scene():
+        async def answer(request):
+            return web.Response(text="secret")
+
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(CERTIFICATE, TLS / "key.pem")
+        async with answering(answer, tls) as url:
+            return await ask(url.rpartition(":")[2])
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("host", "trusted"), [("peer.test", True), ("other.test", False)])
+def test_over_https_a_certificate_that_the_system_trusts_must_be_of_the_host(host, trusted):
+    async def ask(port):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ASK, f"https://{host}:{port}/"),
+            env={**os.environ, "SSL_CERT_FILE": str(CERTIFICATE)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        return await asyncio.wait_for(process.communicate(), PATIENCE_S)
+
+    out, error = over_tls(ask)
+    assert (out == b"b'secret'\n") is trusted
+    assert (b"HttpError" in error and b"certificate" in error) is not trusted
+
+
+def test_over_https_nobody_is_believed_whom_the_system_does_not_trust():
+    async def ask(port):
+        http = HttpClient(Names(lambda *_, **__: [(2, 1, 6, "", ("127.0.0.1", 0))]))
+        try:
+            address = f"https://peer.test:{port}/"
+            await http.body(address, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S)
+        finally:
+            await http.close()
+
+    with pytest.raises(HttpError, match="certificate verify failed") as caught:
+        over_tls(ask)
+    assert caught.value.failure == "unreachable"
 
 
 def page_of(rows, wanted):

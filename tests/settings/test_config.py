@@ -79,9 +79,9 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--log-format", "xml"], {}, "--log-format: expected one of text, json, got `xml`"),
         (["--policy", "best"], {}, "--policy: expected one of reference"),
         (
-            ["--indexer-peers", "https://a"],
+            ["--indexer-peers", "ftp://a"],
             {},
-            "invalid peer `https://a`: it does not begin",
+            "invalid peer `ftp://a`: it does not begin",
         ),
         (["--indexer-peers", "http://a,b:1"], {}, "--indexer-peers: invalid peer"),
         (["--indexer-peers", "http://a:x"], {}, "--indexer-peers: invalid peer"),
@@ -167,7 +167,7 @@ def test_a_wrong_peer_is_named_once_and_what_is_wrong_with_it():
     with pytest.raises(ConfigError) as error:
         parse(["--indexer-peers", "http://a,ftp://b"], {})
     assert str(error.value) == (
-        "--indexer-peers: invalid peer `ftp://b`: it does not begin with http://"
+        "--indexer-peers: invalid peer `ftp://b`: it does not begin with http:// or https://"
     )
 
 
