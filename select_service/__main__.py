@@ -13,14 +13,20 @@ from typing import IO, NamedTuple
 from select_service import log as logs
 from select_service.core.admission.rules import AdmissionRules
 from select_service.settings.admission_rules import admission_rules
-from select_service.settings.config import Config, ConfigError, Unusable, load, parser
+from select_service.settings.config import (
+    COMPILE,
+    Config,
+    ConfigError,
+    Unusable,
+    arguments_of,
+    load,
+)
 from select_service.starting.compiling import compile_before_start, compile_command
 from select_service.starting.listening import bind
 from select_service.starting.signals import leaving_at_once
 from select_service.starting.snapshot_claim import claimed
 
 USAGE_ERROR = 2
-COMPILE = "compile"
 
 
 class Judged(NamedTuple):
@@ -73,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | None:
     """None when only the version is asked for.  Raises ConfigError, Unusable."""
-    arguments = parser().parse_args(argv)
+    arguments = arguments_of(argv)
     if arguments.version:
         return None
     config = load(arguments, environment)

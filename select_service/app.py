@@ -7,6 +7,7 @@ import sys
 import threading
 from random import Random, SystemRandom
 from time import monotonic
+from typing import Any
 
 import uvloop
 import zmq
@@ -143,8 +144,8 @@ def _announce(service: Service, listener: socket.socket) -> None:
         "listening", extra={"fields": {"host": host, "port": port, "version": service.version}}
     )
     settings = {
-        name: f"{setting['value']} ({setting['origin']})"
-        for name, setting in service.config.effective().items()
+        setting.get("flag", setting["variable"]).removeprefix("--"): _as_logged(setting)
+        for setting in service.config.effective().values()
     }
     log.info("configuration", extra={"fields": settings})
     weight = service.config.values["overlap_score_weight"]
@@ -156,6 +157,10 @@ def _announce(service: Service, listener: socket.socket) -> None:
     for variable, similar in service.config.unknown.items():
         fields = {"variable": variable} | ({"did_you_mean": similar} if similar else {})
         log.warning("unknown variable", extra={"fields": fields})
+
+
+def _as_logged(setting: dict[str, Any]) -> str:
+    return f"{setting['value']} ({setting['origin']})"
 
 
 async def _run(service: Service, listener: socket.socket) -> int:

@@ -19,6 +19,10 @@ class SettingView(Struct, kw_only=True):
     """As it counts, in the type of the setting; null: not set."""
     origin: str
     """`command line`, `environment` with the name of the variable, or `default`."""
+    flag: str | UnsetType = UNSET
+    """What sets it on the command line; absent when nothing does."""
+    variable: str
+    """The environment variable that sets it."""
 
 
 class ConfigView(Struct, kw_only=True):

@@ -223,7 +223,14 @@ def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:
                 ConfigView,
                 {
                     "version": "0.1.0",
-                    "settings": {"port": {"value": 8092, "origin": "default"}},
+                    "settings": {
+                        "port": {
+                            "value": 8092,
+                            "origin": "default",
+                            "flag": "--port",
+                            "variable": "SELECT_SERVICE_PORT",
+                        }
+                    },
                     "log_level": _LOG_LEVEL,
                     "unknown_variables": {"SELECT_SERVICE_PROT": "SELECT_SERVICE_PORT"},
                 },

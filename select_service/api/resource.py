@@ -1,7 +1,6 @@
 """From a request that has found its path to an answer: methods, arguments, refusals, warnings."""
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from starlette.requests import Request
@@ -16,10 +15,7 @@ from select_service.http.connection import ClientGone
 from select_service.http.endpoint import Endpoint
 from select_service.http.request_warnings import STRICT, Warned, tell, warn, warned
 from select_service.http.second_reading import BodyForm
-from select_service.names import CLOSE
-
-PATH_CHARS_MAX = 64
-"""Of a path that is compared with those that there are."""
+from select_service.names import SHOWN_CHARS_MAX, nearest
 
 
 class MethodNotAllowed(SelectError):
@@ -131,12 +127,11 @@ class NoSuchRoute:
 
 def nearest_path(path: str, paths: Sequence[str]) -> str | None:
     """The path that somebody meant who wrote another one; None: none is like it."""
-    wanted = "/" + path[:PATH_CHARS_MAX].strip("/").lower()
+    wanted = "/" + path[:SHOWN_CHARS_MAX].strip("/").lower()
     segments = wanted.split("/")
     for each in paths:
         pairs = list(zip(each.split("/"), segments, strict=False))
         same_length = each.count("/") == wanted.count("/")
         if same_length and all(a == b or (a[:1] == "{" and b) for a, b in pairs):
             return each
-    close = get_close_matches(wanted, paths, 1, CLOSE)
-    return close[0] if close else None
+    return nearest(wanted, paths)

@@ -7,11 +7,11 @@ nobody reads may be one, so it is told.
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn
 
+from select_service.names import nearest, shown
 from select_service.settings import values as read
 from select_service.settings.table import (
     ENVIRONMENT_PREFIX,
@@ -23,7 +23,12 @@ from select_service.settings.table import (
 
 UNKNOWN_MAX = 32
 """Variables that are told of."""
+COMPILE = "compile"
+"""First word of the other command."""
 _OURS = re.compile(r"(SELECT_SERVICE|DYN_ROUTER)_(\w+)")
+_LIKE_OURS = ("SELECT_", "DYN_")
+"""Other variables that begin so are told of only when they are much like one of ours."""
+_MUCH_LIKE = 0.85
 _OF_KUBERNETES = re.compile(r"SELECT_SERVICE_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")
 """What a pod finds in its environment beside a service of the name `select-service`."""
 
@@ -57,7 +62,7 @@ class Config:
 
     def effective(self) -> dict[str, dict[str, Any]]:
         """What GET /config and the log show."""
-        return {setting.name: self.values[setting.name]._asdict() for setting in SETTINGS}
+        return {each.name: self.values[each.name]._asdict() | each.handles() for each in SETTINGS}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,21 +89,49 @@ def parser() -> argparse.ArgumentParser:
         group = result.add_argument_group(title, text)
         for setting in settings:
             if setting.flag:
-                also = f" [{', '.join(setting.variables[1:])}]" if setting.variables[1:] else ""
-                text = (setting.help + _default_of(setting) + also).replace("%", "%%")
-                group.add_argument(setting.flag, dest=setting.name, metavar="VALUE", help=text)
+                _add_flag(group, setting, setting.flag)
     return result
 
 
+def _add_flag(group: argparse._ArgumentGroup, setting: Setting, flag: str) -> None:
+    also = f" [{', '.join(setting.variables[1:])}]" if setting.variables[1:] else ""
+    text = (setting.help + _default_of(setting) + also).replace("%", "%%")
+    if setting.parse is read.flag:  # alone it means yes
+        group.add_argument(
+            flag, dest=setting.name, metavar="VALUE", help=text, nargs="?", const="true"
+        )
+    else:
+        group.add_argument(flag, dest=setting.name, metavar="VALUE", help=text)
+
+
 def _variable_help(setting: Setting) -> list[str]:
-    return [f"  {setting.variables[0]}", f"      {setting.help}{_default_of(setting)}"]
+    variables = ", else ".join(setting.variables)
+    return [f"  {variables}", f"      {setting.help}{_default_of(setting)}"]
+
+
+def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
+    """Raises ConfigError."""
+    found, unknown = parser().parse_known_args(argv)
+    if unknown:
+        raise ConfigError(_not_an_argument(unknown[0].partition("=")[0]))
+    return found
+
+
+def _not_an_argument(word: str) -> str:
+    if word == COMPILE:
+        return f"`{COMPILE}` must be the first word of the command line"
+    flags = [each.flag for each in SETTINGS if each.flag]
+    known = [*flags, "--version", "--help"] if word.startswith("-") else [COMPILE, *flags]
+    meant = nearest(word, known, lambda each: each.strip("-").lower())
+    proposal = "; see --help" if meant is None else f": did you mean `{meant}`?"
+    return f"unknown argument `{shown(word)}`{proposal}"
 
 
 def _default_of(setting: Setting) -> str:
-    return "" if setting.default is None else f" (default {_shown(setting.default)})"
+    return "" if setting.default is None else f" (default {_default_text(setting.default)})"
 
 
-def _shown(default: Any) -> str:
+def _default_text(default: Any) -> str:
     return ",".join(default) if isinstance(default, tuple) else str(default)
 
 
@@ -117,26 +150,26 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Confi
 
 
 def _unknown(environment: Mapping[str, str]) -> dict[str, str | None]:
-    known = {variable for setting in SETTINGS for variable in setting.variables}
-    others = (
-        name
-        for name, text in environment.items()
-        if text and _OURS.fullmatch(name) and not _OF_KUBERNETES.fullmatch(name)
-    )
-    unknown = sorted(set(others) - known - set(WITHOUT_EFFECT))[:UNKNOWN_MAX]
-    return {name: _nearest(name, known) for name in unknown}
+    settings = {variable for setting in SETTINGS for variable in setting.variables}
+    found: dict[str, str | None] = {}
+    for name in sorted(environment.keys() - settings - set(WITHOUT_EFFECT)):
+        if not environment[name] or _OF_KUBERNETES.fullmatch(name):
+            continue
+        if _OURS.fullmatch(name):
+            found[name] = nearest(name, sorted(settings), _end_of)
+        elif name.startswith(_LIKE_OURS) and (meant := nearest(name, settings, str, _MUCH_LIKE)):
+            found[name] = meant
+    return dict(list(found.items())[:UNKNOWN_MAX])
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ends most alike: the beginning is the same for many."""
-    ends = {_OURS.sub(r"\2", each): each for each in sorted(known)}
-    found = get_close_matches(_OURS.sub(r"\2", name), ends, 1)
-    return ends[found[0]] if found else None
+def _end_of(variable: str) -> str:
+    """The beginning is the same for many."""
+    return _OURS.sub(r"\2", variable)
 
 
 def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Config:
     """Raises ConfigError."""
-    return load(parser().parse_args(argv), environment)
+    return load(arguments_of(argv), environment)
 
 
 def _value(setting: Setting, given: str | None, environment: Mapping[str, str]) -> Value:
@@ -154,5 +187,5 @@ def _parsed(setting: Setting, source: str, text: str) -> Any:
     except read.PartError as error:
         raise ConfigError(f"{source}: {error}") from None
     except ValueError as expected:
-        shown = repr(text[: read.SHOWN_CHARS_MAX])[1:-1]
-        raise ConfigError(f"{source}: expected {expected}, got `{shown}`") from None
+        seen = repr(text[: read.SHOWN_CHARS_MAX])[1:-1]
+        raise ConfigError(f"{source}: expected {expected}, got `{seen}`") from None

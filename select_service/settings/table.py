@@ -25,6 +25,11 @@ class Setting(NamedTuple):
     flag: str | None = None
     variables: tuple[str, ...] = ()
 
+    def handles(self) -> dict[str, str]:
+        """By what a user sets it: `flag`, when there is one, and the first `variable`."""
+        flag = {"flag": self.flag} if self.flag else {}
+        return {**flag, "variable": self.variables[0]}
+
 
 def _cli(
     flag: str,

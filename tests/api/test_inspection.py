@@ -111,11 +111,17 @@ def test_the_configuration_shows_values_and_where_they_came_from(api):
     body = api.get("/config").body
     assert body["version"] == "1.2.3"
     settings = body["settings"]
-    assert settings["threads"] == {"value": 1, "origin": "command line"}
-    assert settings["port"] == {"value": 8092, "origin": "default"}
+    assert settings["threads"] == {
+        "value": 1,
+        "origin": "command line",
+        "flag": "--threads",
+        "variable": "SELECT_SERVICE_THREADS",
+    }
+    assert (settings["port"]["value"], settings["port"]["origin"]) == (8092, "default")
     assert settings["use_kv_events"] == {
         "value": False,
         "origin": "environment DYN_USE_KV_EVENTS",
+        "variable": "DYN_USE_KV_EVENTS",
     }
     assert body["unknown_variables"] == {}
 

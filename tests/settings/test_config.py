@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from select_service.settings import values as read
 from select_service.settings.config import ConfigError, parse, parser
 from select_service.settings.table import GROUPS, SETTINGS
 from tests.patience import PATIENCE_S
@@ -93,7 +94,15 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--replica-sync-port", "0"], {}, "--replica-sync-port: expected a whole number from 1"),
         (["--replica-sync-peers", "tcp://a:1"], {}, "requires --replica-sync-port"),
         (["--advertise-url", "a:1"], {}, "--advertise-url: expected an http or https URL"),
-        (["--nonsense"], {}, "unrecognized arguments: --nonsense"),
+        (["--nonsense"], {}, "unknown argument `--nonsense`; see --help"),
+        (["--prot", "1"], {}, "unknown argument `--prot`: did you mean `--port`?"),
+        (["--prot=1"], {}, "unknown argument `--prot`: did you mean `--port`?"),
+        (["-port", "1"], {}, "unknown argument `-port`: did you mean `--port`?"),
+        (["--replica_sync_port", "1"], {}, "did you mean `--replica-sync-port`?"),
+        (["compil"], {}, "unknown argument `compil`: did you mean `compile`?"),
+        (["--port", "1", "compile"], {}, "`compile` must be the first word of the command line"),
+        (["port=1"], {}, "unknown argument `port`: did you mean `--port`?"),
+        (["--strict-fields", "maybe"], {}, "--strict-fields: expected one of 1, true"),
         ([], {"DYN_ROUTER_TEMPERATURE": "-1"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
         ([], {"DYN_ROUTER_TEMPERATURE": "inf"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
         ([], {"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "1.5"}, "expected a number from 0 to 1"),
@@ -113,6 +122,15 @@ def test_values_that_make_no_sense_are_named(argv, environment, complaint):
         parse(argv, environment)
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("flag", [s.flag for s in SETTINGS if s.flag and s.parse is read.flag])
+def test_a_flag_of_yes_or_no_may_stand_alone(flag):
+    name = flag.removeprefix("--").replace("-", "_")
+    assert parse([flag], {f"SELECT_SERVICE_{name.upper()}": "no"})[name] is True
+    config = parse([flag, "--port", "1"], {})
+    assert (config[name], config["port"]) == (True, 1)
+    assert parse([flag, "false"], {})[name] is parse([f"{flag}=off"], {})[name] is False
 
 
 def test_peers_to_recover_from_keep_their_order_and_are_distinct():
@@ -146,9 +164,20 @@ def test_an_unknown_variable_is_told_with_the_most_similar_one():
         "SELECT_SERVICE_ZZZZZZZZZZ": "1",
         "SELECT_SERVICE_EMPTY": "",
         "DYN_OTHER": "1",
+        "DYN_USE_KV_EVENT": "0",
+        "DYN_OVERLAP_SCORE_WIGHT": "2",
+        "SELECT_SERVCE_PORT": "1",
+        "DYN_LOG": "debug",
+        "DYN_SYSTEM_PORT": "1",
+        "DYN_NAMESPACE": "a",
+        "DYN_KV_BLOCK_SIZE": "16",
+        "DYN_HTTP_PORT": "8000",
     }
     assert parse([], environment).unknown == {
+        "DYN_OVERLAP_SCORE_WIGHT": "DYN_OVERLAP_SCORE_WEIGHT",
         "DYN_ROUTER_TEMPRATURE": "DYN_ROUTER_TEMPERATURE",
+        "DYN_USE_KV_EVENT": "DYN_USE_KV_EVENTS",
+        "SELECT_SERVCE_PORT": "SELECT_SERVICE_PORT",
         "SELECT_SERVICE_PROT": "SELECT_SERVICE_PORT",
         "SELECT_SERVICE_ZZZZZZZZZZ": None,
     }
@@ -177,6 +206,8 @@ def test_the_help_shows_every_flag_and_every_variable_in_its_group():
         assert f"{title}:" in text
         for setting in settings:
             assert (setting.flag or setting.variables[0]) in text
+            if len(setting.variables) > 1:
+                assert all(variable in text for variable in setting.variables[1:])
 
 
 def test_variables_without_effect_are_reported():
@@ -188,9 +219,23 @@ def test_variables_without_effect_are_reported():
 def test_every_setting_is_shown_with_its_value_and_origin():
     shown = parse([], {"DYN_ROUTER_QUEUE_THRESHOLD": "inf"}).effective()
     assert shown.keys() == {setting.name for setting in SETTINGS}
-    assert shown["port"] == {"value": 8092, "origin": "default"}
-    origin = "environment DYN_ROUTER_QUEUE_THRESHOLD"
-    assert shown["queue_threshold"] == {"value": inf, "origin": origin}
+    assert shown["port"] == {
+        "value": 8092,
+        "origin": "default",
+        "flag": "--port",
+        "variable": "SELECT_SERVICE_PORT",
+    }
+    assert shown["queue_threshold"] == {
+        "value": inf,
+        "origin": "environment DYN_ROUTER_QUEUE_THRESHOLD",
+        "flag": "--queue-threshold",
+        "variable": "SELECT_SERVICE_QUEUE_THRESHOLD",
+    }
+    assert shown["use_kv_events"] == {
+        "value": True,
+        "origin": "default",
+        "variable": "DYN_USE_KV_EVENTS",
+    }
 
 
 def run(*argv):
