@@ -9,7 +9,6 @@ Memory is bounded by `bytes_max`. Whatever would go beyond it, or finds no memor
 table that cannot grow takes no more than it has room for.
 """
 
-from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from indexer.index import kernels
 from indexer.index import state_kernels as state
+from indexer.pages import GIVE_BACK_BYTES, give_back, has_own_pages, zeros
 
 BLOCKS_MAX_LIMIT = 2**31 - 16  # node ids are int32, holder set ids 31 bits
 BYTES_MAX = 1 << 30
@@ -30,8 +30,6 @@ RECORDS_PER_BLOCK_MAX = 8
 GROW_LOAD = 0.6  # a table begins to grow
 TABLE_LOAD = 0.7  # and takes this much at most; it has grown long before
 LATE_LOAD = 0.8  # or this much, while it grows after there was no memory for that
-OWN_PAGES_MIN = 1 << 18  # bytes
-GIVE_BACK_BYTES = 1 << 22  # at once
 WIDEN_BYTES = 1 << 20  # at once
 KEPT_SETS = 8
 """One in so many holder sets is kept for removals: they must not be refused."""
@@ -53,7 +51,6 @@ _WIDTHS = {
 _INFO_BYTES = 8 * state.SET_FIELDS
 _ROOT_PARENT = -2
 _NEVER = 2**62
-_MAP_NORESERVE = 0x4000  # of Linux: what is never touched counts for nothing
 
 Array = NDArray[Any]
 
@@ -261,40 +258,15 @@ class IndexMemory:
         """Of no use any more: its first `size` bytes, the rest was never touched, are given back
         bit by bit, as that takes time for each page."""
         is_borrowed = any(array is each for each in self.borrowed)
-        if _pages_of(array) is not None and not is_borrowed:
+        if has_own_pages(array) and not is_borrowed:
             self._retired.append((array, 0, size))
 
     def _give_back(self) -> None:
         if not self._retired:
             return
         array, gone, size = self._retired.pop()
-        pages = _pages_of(array)
-        assert pages is not None
         step = min(GIVE_BACK_BYTES, size - gone)
-        pages.madvise(MADV_DONTNEED, gone, step)
+        give_back(array, gone, step)
         if gone + step < size:
             self._retired.append((array, gone + step, size))
         self._account()
-
-
-def zeros(length: int, dtype: Any) -> Array:
-    """Zeroed array; a large one on pages of its own. Raises MemoryError.
-
-    The C allocator may serve it from a heap that it has grown to like: then freed tables stay with
-    the process, and zeroing a reserved column touches all of it.
-    """
-    size = length * np.dtype(dtype).itemsize
-    if size < OWN_PAGES_MIN:
-        return np.zeros(length, dtype)
-    try:
-        pages = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS | _MAP_NORESERVE)
-    except OSError as error:
-        raise MemoryError(f"{size} bytes for the index: {error}") from error
-    return np.frombuffer(pages, dtype, length)
-
-
-def _pages_of(array: Array) -> mmap | None:
-    """The pages of its own that an array lies on, if it does."""
-    base = array.base
-    pages = base.obj if isinstance(base, memoryview) else None
-    return pages if isinstance(pages, mmap) else None

@@ -4,7 +4,7 @@ Rows of terms that others read, the summary, and the arguments of a `place`:
 
     index       header of the prefix index, which `match` takes
     path        uint64[n_blocks], block hashes;  sequence: uint64[n], sequence hashes
-    holder_..., alive, totals, fractions: of the active load, see load.kernels
+    holders, old_holders, alive, totals, fractions: of the active load, see load.kernels
     eligible    bool[n_slots];  weight: float64[n_slots];  factors: float64[n_slots] or empty: all 1
     parameters  float64[n], as the policy makes them of the configuration
     isl_tokens  length of the prompt;  pinned: has the request named its rank?
@@ -29,6 +29,7 @@ from numba import boolean, float64, int32, int64, uint64
 
 from indexer.compiled import compiled
 from indexer.index.state_kernels import HASHES, HEADER
+from select_service.core.load.table_kernels import TABLE
 
 I64 = np.int64
 
@@ -47,9 +48,8 @@ PLACE = int64(
     HEADER,
     HASHES,
     HASHES,
-    uint64[::1],
-    int32[::1],
-    uint64[:, ::1],
+    TABLE,
+    TABLE,
     uint64[::1],
     int64[:, ::1],
     float64[::1],

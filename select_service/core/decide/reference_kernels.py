@@ -142,9 +142,8 @@ def place(
     index,
     path,
     sequence,
-    holder_hash,
-    holder_slots,
-    holder_bits,
+    holders,
+    old_holders,
     alive,
     totals,
     fractions,
@@ -164,7 +163,7 @@ def place(
     match(index, path, matched)
     active_blocks(totals, fractions, blocks[0])
     if parameters[P_KV_REUSE] != 0.0:
-        leading_runs(holder_hash, holder_slots, holder_bits, alive, sequence, blocks[1])
+        leading_runs(holders, old_holders, alive, sequence, blocks[1])
     else:
         blocks[1, :] = 0
     n_blocks = float(sequence.shape[0])

@@ -1,33 +1,54 @@
-"""Compiled loops of the load tables, over plain arrays.
+"""Compiled loops of active load, over plain arrays.
 
-Three open-addressing tables per partition, with linear probing and backward-shift deletion:
+Three tables per partition (table_kernels), and what they are about in the words of that file:
 
-  blocks    (slot, sequence hash) -> how often live reservations of that slot reference the block,
-            and its weight.  The slot is -1 in an empty row.
-  prefixes  (slot, prefix key) -> how many live reservations of that slot begin so.  A prefix key
-            stands for a block and all before it in the prompt.
-  holders   prefix key -> bitmap of the slots that have it.  `holder_slots` counts its bits,
-            0 in an empty row.
+  references  (block, slot) -> how often live reservations of the slot reference the block; WEIGHT
+  prefixes    (prefix key, slot) -> how many live reservations of the slot begin so.  A prefix key
+              stands for a block and all before it in the prompt.
+  holders     (prefix key, group) -> how many slots of the group have it; BITS, which of them.
+              GROUP_SLOTS slots next to each other are a group, so that rows need not become wider
+              when slots come.
 
 The first answers "what is active on this rank", where a block counts once wherever it stands; the
-other two "how much of this prompt is live on which rank", walking the prompt once for all ranks.
-Clients' sequence hashes chain the blocks before them, but nothing forces them to.
-Table sizes are powers of two; the caller grows them before they are 5/8 full.
+other two "how much of this prompt is live on which rank", walking the prompt once for all ranks of
+a group.  Clients' sequence hashes chain the blocks before them, but nothing forces them to.
 """
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
+from numba import float64, int64, types, uint64, void
 
 from indexer.compiled import compiled
+from indexer.index.state_kernels import HASHES
+from select_service.core.load.table_kernels import (
+    FIELDS,
+    GOLDEN,
+    MARK,
+    TABLE,
+    count_of,
+    delete,
+    enter,
+    find,
+    locate,
+    mix,
+)
 
 U64 = np.uint64
 I64 = np.int64
 
-_MIX_1 = U64(0xBF58476D1CE4E5B9)
-_MIX_2 = U64(0x94D049BB133111EB)
-_GOLDEN = U64(0x9E3779B97F4A7C15)
+REFERENCE_FIELDS = FIELDS + 1
+WEIGHT = U64(FIELDS)
+"""The bits of a float64."""
+PREFIX_FIELDS = FIELDS
+GROUP_WORDS = 4
+GROUP_SLOTS = 64 * GROUP_WORDS
+HOLDER_FIELDS = FIELDS + GROUP_WORDS
+BITS = U64(FIELDS)
+"""The first of GROUP_WORDS fields."""
+_GROUP_SHIFT = U64(8)
+_ONE = U64(1)
 
 # Columns of the per-slot totals int64[n_slots, N_TOTALS].
 PREFILL_TOKENS, REQUESTS, WHOLE_BLOCKS, FRACTIONAL_BLOCKS = 0, 1, 2, 3
@@ -35,104 +56,24 @@ N_TOTALS = 4
 
 HALF_TOLERANCE = 1e-9
 
-
-@compiled()
-def mix(x):
-    """Spread a hash over all bits (finaliser of SplitMix64): clients may send 1, 2, 3 as hashes."""
-    x = (x ^ (x >> U64(30))) * _MIX_1
-    x = (x ^ (x >> U64(27))) * _MIX_2
-    return x ^ (x >> U64(31))
-
-
-@compiled()
-def _home(key, slot, mask):
-    return I64(mix(key + _GOLDEN * U64(slot + 1)) & U64(mask))
-
-
-@compiled("int64(uint64[::1], int32[::1], uint64, int64)")
-def find_reference(ref_hash, ref_slot, key, slot):
-    """Row of (slot, key), or the empty row where it belongs."""
-    mask = ref_hash.shape[0] - 1
-    row = _home(key, slot, mask)
-    while ref_slot[row] >= 0 and (ref_slot[row] != slot or ref_hash[row] != key):
-        row = (row + 1) & mask
-    return row
+TOTALS = int64[:, ::1]
+FRACTIONS = float64[::1]
 
 
 @compiled()
 def next_prefix(prefix, key):
     """Key of the prefix that goes on with the block `key`; the empty prefix is 0."""
-    return mix((prefix ^ key) + _GOLDEN)
+    return mix((prefix ^ key) + GOLDEN)
 
 
 @compiled()
-def _delete_reference(ref_hash, ref_slot, ref_count, ref_weight, hole):
-    mask = ref_hash.shape[0] - 1
-    row = hole
-    while True:
-        row = (row + 1) & mask
-        if ref_slot[row] < 0:
-            break
-        home = _home(ref_hash[row], I64(ref_slot[row]), mask)
-        if ((row - home) & mask) >= ((row - hole) & mask):
-            ref_hash[hole] = ref_hash[row]
-            ref_slot[hole] = ref_slot[row]
-            ref_count[hole] = ref_count[row]
-            ref_weight[hole] = ref_weight[row]
-            hole = row
-    ref_slot[hole] = -1
-
-
-@compiled("int64(uint64[::1], int32[::1], uint64)")
-def find_holder(holder_hash, holder_slots, key):
-    """Row of `key`, or the empty row where it belongs."""
-    mask = holder_hash.shape[0] - 1
-    row = _home(key, 0, mask)
-    while holder_slots[row] != 0 and holder_hash[row] != key:
-        row = (row + 1) & mask
-    return row
+def _weight(references, at):
+    return np.uint64(references[at + WEIGHT]).view(np.float64)
 
 
 @compiled()
-def _delete_holder(holder_hash, holder_slots, holder_bits, hole):
-    mask = holder_hash.shape[0] - 1
-    row = hole
-    while True:
-        row = (row + 1) & mask
-        if holder_slots[row] == 0:
-            break
-        home = _home(holder_hash[row], 0, mask)
-        if ((row - home) & mask) >= ((row - hole) & mask):
-            holder_hash[hole] = holder_hash[row]
-            holder_slots[hole] = holder_slots[row]
-            for word in range(holder_bits.shape[1]):
-                holder_bits[hole, word] = holder_bits[row, word]
-            hole = row
-    holder_slots[hole] = 0
-    holder_bits[hole] = U64(0)
-
-
-@compiled()
-def _hold(holder_hash, holder_slots, holder_bits, key, slot):
-    """Set the bit of `slot`; 1 when the hash is new in the table."""
-    row = find_holder(holder_hash, holder_slots, key)
-    fresh = I64(holder_slots[row] == 0)
-    holder_hash[row] = key
-    holder_slots[row] += 1
-    holder_bits[row, slot >> 6] |= U64(1) << U64(slot & 63)
-    return fresh
-
-
-@compiled()
-def _release(holder_hash, holder_slots, holder_bits, key, slot):
-    """Clear the bit of `slot`; 1 when the hash left the table."""
-    row = find_holder(holder_hash, holder_slots, key)
-    holder_bits[row, slot >> 6] &= ~(U64(1) << U64(slot & 63))
-    holder_slots[row] -= 1
-    if holder_slots[row] != 0:
-        return I64(0)
-    _delete_holder(holder_hash, holder_slots, holder_bits, row)
-    return I64(1)
+def _set_weight(references, at, weight):
+    references[at + WEIGHT] = np.float64(weight).view(np.uint64)
 
 
 @compiled()
@@ -147,31 +88,25 @@ def _add_weight(totals, fractions, slot, weight, sign):
         fractions[slot] = 0.0  # no rounding error survives the last fractional block
 
 
-@compiled(
-    "int64(uint64[::1], int32[::1], int32[::1], float64[::1], int64[:, ::1], int64, uint64[::1])",
-)
-def add_blocks(ref_hash, ref_slot, ref_count, ref_weight, totals, slot, hashes):
+@compiled(int64(TABLE, TABLE, TOTALS, int64, HASHES))
+def add_blocks(references, old, totals, slot, hashes):
     """Reference every block of `hashes` once for `slot`.  Returns how many rows are new."""
     new = I64(0)
+    owner = U64(slot)
     for key in hashes:
-        row = find_reference(ref_hash, ref_slot, key, slot)
-        if ref_slot[row] >= 0:
-            ref_count[row] += 1
+        at = locate(references, REFERENCE_FIELDS, old, key, owner)
+        if references[at + MARK] != 0:
+            references[at + MARK] += _ONE
             continue
-        ref_hash[row] = key
-        ref_slot[row] = slot
-        ref_count[row] = 1
-        ref_weight[row] = 1.0
-        totals[slot, WHOLE_BLOCKS] += 1
+        enter(references, at, key, owner)
+        _set_weight(references, at, 1.0)
         new += 1
+    totals[slot, WHOLE_BLOCKS] += new
     return new
 
 
-@compiled(
-    "UniTuple(int64, 2)(uint64[::1], int32[::1], int32[::1], float64[::1], int64[:, ::1],"
-    " float64[::1], int64, uint64[::1])",
-)
-def remove_blocks(ref_hash, ref_slot, ref_count, ref_weight, totals, fractions, slot, hashes):
+@compiled(types.UniTuple(int64, 2)(TABLE, TABLE, TOTALS, FRACTIONS, int64, HASHES))
+def remove_blocks(references, old, totals, fractions, slot, hashes):
     """Undo one `add_blocks` of the same slot and hashes.
 
     Returns (rows that are gone, blocks that were not there); the second must be 0.
@@ -179,95 +114,109 @@ def remove_blocks(ref_hash, ref_slot, ref_count, ref_weight, totals, fractions, 
     gone = I64(0)
     missing = I64(0)
     for key in hashes:
-        row = find_reference(ref_hash, ref_slot, key, slot)
-        if ref_slot[row] < 0:
+        at = locate(references, REFERENCE_FIELDS, old, key, U64(slot))
+        if references[at + MARK] == 0:
             missing += 1
-            continue
-        ref_count[row] -= 1
-        if ref_count[row] == 0:
-            _add_weight(totals, fractions, slot, ref_weight[row], -1)
-            _delete_reference(ref_hash, ref_slot, ref_count, ref_weight, row)
+        elif count_of(references, at) > 1:
+            references[at + MARK] -= _ONE
+        else:
+            _add_weight(totals, fractions, slot, _weight(references, at), -1)
+            delete(references, REFERENCE_FIELDS, at)
             gone += 1
     return gone, missing
 
 
-@compiled(
-    "UniTuple(int64, 2)(uint64[::1], int32[::1], int32[::1], float64[::1], uint64[::1], int32[::1],"
-    " uint64[:, ::1], int64, uint64[::1])",
-)
-def add_prefixes(
-    ref_hash, ref_slot, ref_count, ref_weight, holder_hash, holder_slots, holder_bits, slot, hashes
-):
+@compiled()
+def _hold(holders, old, key, slot):
+    """Set the bit of `slot`; 1 when the row is new."""
+    group = slot >> _GROUP_SHIFT
+    at = locate(holders, HOLDER_FIELDS, old, key, group)
+    fresh = holders[at + MARK] == 0
+    if fresh:
+        enter(holders, at, key, group)
+    else:
+        holders[at + MARK] += _ONE
+    word = (slot >> U64(6)) & U64(GROUP_WORDS - 1)
+    holders[at + BITS + word] |= _ONE << (slot & U64(63))
+    return I64(fresh)
+
+
+@compiled()
+def _release(holders, old, key, slot):
+    """Clear the bit of `slot`; 1 when the row is gone."""
+    at = locate(holders, HOLDER_FIELDS, old, key, slot >> _GROUP_SHIFT)
+    if count_of(holders, at) == 1:
+        delete(holders, HOLDER_FIELDS, at)
+        return I64(1)
+    holders[at + MARK] -= _ONE
+    word = (slot >> U64(6)) & U64(GROUP_WORDS - 1)
+    holders[at + BITS + word] &= ~(_ONE << (slot & U64(63)))
+    return I64(0)
+
+
+@compiled(types.UniTuple(int64, 2)(TABLE, TABLE, TABLE, TABLE, int64, HASHES))
+def add_prefixes(prefixes, old, holders, old_holders, slot, hashes):
     """Count every prefix of `hashes` for `slot`.  Returns (new prefix rows, new holder rows)."""
-    prefixes = I64(0)
-    holders = I64(0)
+    new = I64(0)
+    new_holders = I64(0)
     prefix = U64(0)
+    owner = U64(slot)
     for key in hashes:
         prefix = next_prefix(prefix, key)
-        row = find_reference(ref_hash, ref_slot, prefix, slot)
-        if ref_slot[row] >= 0:
-            ref_count[row] += 1
+        at = locate(prefixes, PREFIX_FIELDS, old, prefix, owner)
+        if prefixes[at + MARK] != 0:
+            prefixes[at + MARK] += _ONE
             continue
-        ref_hash[row] = prefix
-        ref_slot[row] = slot
-        ref_count[row] = 1
-        prefixes += 1
-        holders += _hold(holder_hash, holder_slots, holder_bits, prefix, slot)
-    return prefixes, holders
+        enter(prefixes, at, prefix, owner)
+        new += 1
+        new_holders += _hold(holders, old_holders, prefix, owner)
+    return new, new_holders
 
 
-@compiled(
-    "UniTuple(int64, 3)(uint64[::1], int32[::1], int32[::1], float64[::1], uint64[::1], int32[::1],"
-    " uint64[:, ::1], int64, uint64[::1])",
-)
-def remove_prefixes(
-    ref_hash, ref_slot, ref_count, ref_weight, holder_hash, holder_slots, holder_bits, slot, hashes
-):
+@compiled(types.UniTuple(int64, 3)(TABLE, TABLE, TABLE, TABLE, int64, HASHES))
+def remove_prefixes(prefixes, old, holders, old_holders, slot, hashes):
     """Undo one `add_prefixes`.
 
     Returns (gone prefix rows, gone holder rows, prefixes that were not there); the last must be 0.
     """
     missing = I64(0)
-    prefixes = I64(0)
-    holders = I64(0)
+    gone = I64(0)
+    gone_holders = I64(0)
     prefix = U64(0)
+    owner = U64(slot)
     for key in hashes:
         prefix = next_prefix(prefix, key)
-        row = find_reference(ref_hash, ref_slot, prefix, slot)
-        if ref_slot[row] < 0:
+        at = locate(prefixes, PREFIX_FIELDS, old, prefix, owner)
+        if prefixes[at + MARK] == 0:
             missing += 1
-            continue
-        ref_count[row] -= 1
-        if ref_count[row] == 0:
-            _delete_reference(ref_hash, ref_slot, ref_count, ref_weight, row)
-            prefixes += 1
-            holders += _release(holder_hash, holder_slots, holder_bits, prefix, slot)
-    return prefixes, holders, missing
+        elif count_of(prefixes, at) > 1:
+            prefixes[at + MARK] -= _ONE
+        else:
+            delete(prefixes, PREFIX_FIELDS, at)
+            gone += 1
+            gone_holders += _release(holders, old_holders, prefix, owner)
+    return gone, gone_holders, missing
 
 
-@compiled(
-    "int64(uint64[::1], int32[::1], int32[::1], float64[::1], int64[:, ::1], float64[::1], int64,"
-    " uint64[::1], float64)",
-)
-def decay_blocks(
-    ref_hash, ref_slot, ref_count, ref_weight, totals, fractions, slot, hashes, weight
-):
+@compiled(int64(TABLE, TABLE, TOTALS, FRACTIONS, int64, HASHES, float64))
+def decay_blocks(references, old, totals, fractions, slot, hashes, weight):
     """Give `weight` to those blocks of `hashes` that are referenced exactly once on the slot.
 
     Returns how many blocks were not there, which must be 0.
     """
     missing = I64(0)
     for key in hashes:
-        row = find_reference(ref_hash, ref_slot, key, slot)
-        missing += ref_slot[row] < 0
-        if ref_slot[row] >= 0 and ref_count[row] == 1:
-            _add_weight(totals, fractions, slot, ref_weight[row], -1)
-            ref_weight[row] = weight
+        at = locate(references, REFERENCE_FIELDS, old, key, U64(slot))
+        if references[at + MARK] == 0:
+            missing += 1
+        elif count_of(references, at) == 1:
+            _add_weight(totals, fractions, slot, _weight(references, at), -1)
+            _set_weight(references, at, weight)
             _add_weight(totals, fractions, slot, weight, 1)
     return missing
 
 
-@compiled("void(int64[:, ::1], float64[::1], int64, float64, int64)")
+@compiled(void(TOTALS, FRACTIONS, int64, float64, int64))
 def add_weights(totals, fractions, slot, weight, blocks):
     """Count `blocks` blocks (negative: out) of one weight, for output blocks."""
     sign = I64(1) if blocks >= 0 else I64(-1)
@@ -275,7 +224,7 @@ def add_weights(totals, fractions, slot, weight, blocks):
         _add_weight(totals, fractions, slot, weight, sign)
 
 
-@compiled("void(int64[:, ::1], float64[::1], int64[::1])")
+@compiled(void(TOTALS, FRACTIONS, int64[::1]))
 def active_blocks(totals, fractions, out):
     """out[slot] = active blocks, rounded half away from zero (weights are never negative)."""
     for slot in range(out.shape[0]):
@@ -286,72 +235,57 @@ def active_blocks(totals, fractions, out):
             out[slot] = I64(np.floor(whole + fractions[slot] + 0.5 + HALF_TOLERANCE))
 
 
-@compiled(
-    "void(uint64[::1], int32[::1], uint64[:, ::1], uint64[::1],"
-    " Array(uint64, 1, 'C', readonly=True), int64[::1])",
-)
-def leading_runs(holder_hash, holder_slots, holder_bits, alive, hashes, out):
-    """out[slot] = longest beginning that `hashes` shares with a live reservation of the slot.
+@compiled()
+def _still_alive(alive, holders, at, base, run, out):
+    """Keep the slots of a group that a row of `holders` has; the others got as far as `run`.
 
-    alive: uint64[n_words], scratch.  Walks the prompt once for all slots.
+    Returns whether any is left.
     """
+    left = U64(0)
+    for word in range(U64(GROUP_WORDS)):
+        gone = alive[word] & ~holders[at + BITS + word]
+        alive[word] &= holders[at + BITS + word]
+        left |= alive[word]
+        if gone != 0 and run > 0:
+            for bit in range(64):
+                if (gone >> U64(bit)) & _ONE:
+                    out[base + I64(word) * 64 + bit] = run
+    return left != 0
+
+
+@compiled()
+def _leading_runs_of_group(holders, old, group, alive, hashes, out):
+    """As `leading_runs`, for the slots of one group."""
+    base = group * GROUP_SLOTS
     alive[:] = ~U64(0)
-    out[:] = 0
-    n_slots = out.shape[0]
     run = I64(0)
     prefix = U64(0)
     for key in hashes:
         prefix = next_prefix(prefix, key)
-        row = find_holder(holder_hash, holder_slots, prefix)
-        if holder_slots[row] == 0:
-            break
-        left = U64(0)
-        for word in range(alive.shape[0]):
-            gone = alive[word] & ~holder_bits[row, word]
-            alive[word] &= holder_bits[row, word]
-            left |= alive[word]
-            if gone != 0 and run > 0:
-                for bit in range(min(64, n_slots - word * 64)):
-                    if (gone >> U64(bit)) & U64(1):
-                        out[word * 64 + bit] = run
-        if left == 0:
+        at = find(holders, HOLDER_FIELDS, prefix, U64(group))
+        if holders[at + MARK] != 0:
+            goes_on = _still_alive(alive, holders, at, base, run, out)
+        else:
+            at = find(old, HOLDER_FIELDS, prefix, U64(group))
+            if old[at + MARK] == 0:
+                break
+            goes_on = _still_alive(alive, old, at, base, run, out)
+        if not goes_on:
             return
         run += 1
     if run > 0:
-        for slot in range(n_slots):
-            if (alive[slot >> 6] >> U64(slot & 63)) & U64(1):
-                out[slot] = run
+        for bit in range(min(GROUP_SLOTS, out.shape[0] - base)):
+            if (alive[bit >> 6] >> U64(bit & 63)) & _ONE:
+                out[base + bit] = run
 
 
-@compiled(
-    "void(uint64[::1], int32[::1], int32[::1], float64[::1], uint64[::1], int32[::1], int32[::1],"
-    " float64[::1])",
-)
-def rehash_references(
-    ref_hash, ref_slot, ref_count, ref_weight, to_hash, to_slot, to_count, to_weight
-):
-    """Copy all rows into the empty, larger `to_` table."""
-    for row in range(ref_hash.shape[0]):
-        if ref_slot[row] < 0:
-            continue
-        to = find_reference(to_hash, to_slot, ref_hash[row], I64(ref_slot[row]))
-        to_hash[to] = ref_hash[row]
-        to_slot[to] = ref_slot[row]
-        to_count[to] = ref_count[row]
-        to_weight[to] = ref_weight[row]
+@compiled(void(TABLE, TABLE, uint64[::1], HASHES, int64[::1]))
+def leading_runs(holders, old, alive, hashes, out):
+    """out[slot] = longest beginning that `hashes` shares with a live reservation of the slot.
 
-
-@compiled(
-    "void(uint64[::1], int32[::1], uint64[:, ::1], uint64[::1], int32[::1], uint64[:, ::1])",
-)
-def rehash_holders(holder_hash, holder_slots, holder_bits, to_hash, to_slots, to_bits):
-    """Copy all rows into the empty `to_` table, which is larger or has more words per row."""
-    words = holder_bits.shape[1]
-    for row in range(holder_hash.shape[0]):
-        if holder_slots[row] == 0:
-            continue
-        to = find_holder(to_hash, to_slots, holder_hash[row])
-        to_hash[to] = holder_hash[row]
-        to_slots[to] = holder_slots[row]
-        for word in range(words):
-            to_bits[to, word] = holder_bits[row, word]
+    alive: uint64[GROUP_WORDS], scratch.  Walks the prompt once for all slots of a group, and as far
+    as any of them has it.
+    """
+    out[:] = 0
+    for group in range((out.shape[0] + GROUP_SLOTS - 1) // GROUP_SLOTS):
+        _leading_runs_of_group(holders, old, group, alive, hashes, out)

@@ -20,7 +20,8 @@ from select_service.errors import BadRequest, CapacityExceeded, NotFound
 
 RESERVATIONS_MAX = 200_000
 RESERVED_BLOCKS_MAX = 16_777_216
-"""Prompt blocks of all live reservations: 8 bytes each here, about 40 in the load tables."""
+"""Prompt blocks of all live reservations: 8 bytes each here, and 88 in the load tables, of
+whose rows up to two thirds are free."""
 PAGE_SCAN_MAX = 10_000
 """Reservations looked at for one page of a filtered list; a page may be shorter than asked for."""
 SHORT_LEASES_SPARE = 1024

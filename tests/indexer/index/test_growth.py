@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from indexer import pages
 from indexer.index import block_tree, memory, prefix_index
 from indexer.index import state_kernels as state
 from indexer.index.block_tree import ORPHANS_SHARE
@@ -396,7 +397,7 @@ def test_what_the_system_refuses_is_a_memory_error(monkeypatch):
     def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(memory, "mmap", refuse)
+    monkeypatch.setattr(pages, "mmap", refuse)
     with pytest.raises(MemoryError):
         PrefixIndex(1 << 20)
 

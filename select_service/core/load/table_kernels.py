@@ -1,0 +1,144 @@
+"""The one kind of hash table of active load: open addressing, linear probing, growth in steps.
+
+A table is uint64[rows * fields], rows a power of two.  The fields of a row:
+
+  KEY      a hash
+  MARK     owner << 32 | count;  0: the row is free, MOVED: it stands in the next table now
+  further  what the table is about
+
+A row is found by key and owner.  A count is at least 1.  Deletion shifts later rows back, so that a
+free row ends every search.  Kernels name a row by `at`, the place of its first field.
+
+A table that fills up gets a successor, and both are in use until all rows have moved: `table` is
+the new one and `old` the one before, or a table of a single free row.  New rows go to `table`; a
+row of `old` moves there when it is written, or in its turn (`move_rows`).  What has moved stays in
+`old` as MOVED, for the searches that pass it.  The tables of the index grow otherwise, so that
+searches need never look twice; here growth is rare and a row is small.
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+from numba import int64, uint64
+
+from indexer.compiled import compiled
+
+U64 = np.uint64
+I64 = np.int64
+
+TABLE = uint64[::1]
+
+KEY, MARK = U64(0), U64(1)
+FIELDS = 2
+"""Of every table; more may follow."""
+MOVED = U64(0xFFFFFFFF_00000000)
+GOLDEN = U64(0x9E3779B97F4A7C15)
+
+_MIX_1 = U64(0xBF58476D1CE4E5B9)
+_MIX_2 = U64(0x94D049BB133111EB)
+_COUNT = U64(0xFFFFFFFF)
+_OWNER = U64(32)
+_ONE = U64(1)
+
+
+@compiled()
+def mix(x):
+    """Spread a hash over all bits (finaliser of SplitMix64): clients may send 1, 2, 3 as hashes."""
+    x = (x ^ (x >> U64(30))) * _MIX_1
+    x = (x ^ (x >> U64(27))) * _MIX_2
+    return x ^ (x >> U64(31))
+
+
+@compiled()
+def _home(key, owner, mask):
+    return mix(key + GOLDEN * (owner + _ONE)) & mask
+
+
+@compiled()
+def _mask_of(table, fields):
+    return U64(table.shape[0] // fields - 1)
+
+
+@compiled()
+def count_of(table, at):
+    return table[at + MARK] & _COUNT
+
+
+@compiled()
+def find(table, fields, key, owner):
+    """Where (key, owner) stands, or the free row where it belongs."""
+    mask = _mask_of(table, fields)
+    row = _home(key, owner, mask)
+    while True:
+        at = row * U64(fields)
+        mark = table[at + MARK]
+        if mark == 0 or (table[at + KEY] == key and mark >> _OWNER == owner):
+            return at
+        row = (row + _ONE) & mask
+
+
+@compiled()
+def _move(table, fields, old, at, free):
+    """Take a row of `old` over, into the free row of `table` where it belongs."""
+    for field in range(U64(fields)):
+        table[free + field] = old[at + field]
+    old[at + MARK] = MOVED
+
+
+@compiled()
+def locate(table, fields, old, key, owner):
+    """Where (key, owner) stands in `table` now, or the free row where it belongs."""
+    at = find(table, fields, key, owner)
+    if table[at + MARK] == 0 and old.shape[0] > fields:
+        before = find(old, fields, key, owner)
+        if old[before + MARK] != 0:
+            _move(table, fields, old, before, at)
+    return at
+
+
+@compiled()
+def enter(table, at, key, owner):
+    """Begin a free row with the count 1."""
+    table[at + KEY] = key
+    table[at + MARK] = (owner << _OWNER) | _ONE
+
+
+@compiled()
+def delete(table, fields, hole):
+    """Free a row; rows behind it move up where their search would end there."""
+    mask = _mask_of(table, fields)
+    gap = hole // U64(fields)
+    row = gap
+    while True:
+        row = (row + _ONE) & mask
+        at = row * U64(fields)
+        mark = table[at + MARK]
+        if mark == 0:
+            break
+        home = _home(table[at + KEY], mark >> _OWNER, mask)
+        if ((row - home) & mask) >= ((row - gap) & mask):
+            for field in range(U64(fields)):
+                table[gap * U64(fields) + field] = table[at + field]
+            gap = row
+    for field in range(U64(fields)):
+        table[gap * U64(fields) + field] = U64(0)
+
+
+@compiled(int64(TABLE, TABLE, int64, int64, int64))
+def move_rows(table, old, fields, first, rows):
+    """Take over what is left in so many rows of `old`.  Returns the first row of the next time."""
+    end = min(first + rows, old.shape[0] // fields)
+    for row in range(U64(first), U64(end)):
+        at = row * U64(fields)
+        mark = old[at + MARK]
+        if mark != 0 and mark != MOVED:
+            free = find(table, fields, old[at + KEY], mark >> _OWNER)
+            _move(table, fields, old, at, free)
+    return end
+
+
+@compiled(int64(TABLE, int64, uint64, uint64))
+def row_of(table, fields, key, owner):
+    """Row of (key, owner), or the free row where it belongs."""
+    return I64(find(table, fields, key, owner) // U64(fields))
