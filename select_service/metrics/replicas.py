@@ -2,114 +2,113 @@
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from select_service.bodies.replicas import ReplicaPeer, ReplicaStatus
-from select_service.metrics.families import PREFIX, Family
-from select_service.metrics.series import GrowingSums, series_of
+from select_service.metrics.series import COUNTER, GAUGE, Family, itself, series_of
 
 PEER_LABELS = ("peer",)
 
-_COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
 _REPAIRS = "Repairs from the list of the peer, by how they ended."
 _REPAIRED = "Reservations that repairs added, dropped or changed."
 
 OUT: Sequence[Family[ReplicaStatus]] = (
-    Family(_COUNTER, "replica_frames_out", "Events published.", lambda s: s.frames_out),
-    Family(_COUNTER, "replica_digests_out", "Digests published.", lambda s: s.digests_out),
-    Family(_GAUGE, "replica_subscribers", "Replicas that listen.", lambda s: s.subscribers),
+    Family(COUNTER, "replica_frames_out", "Events published.", lambda s: s.frames_out),
+    Family(COUNTER, "replica_digests_out", "Digests published.", lambda s: s.digests_out),
+    Family(GAUGE, "replica_subscribers", "Replicas that listen.", lambda s: s.subscribers),
     Family(
-        _COUNTER,
+        COUNTER,
         "replica_frames_out_dropped",
         "Events not published: the queue was full, or the event too large.",
         lambda s: s.frames_dropped_out,
     ),
-    Family(_GAUGE, "replica_frames_queued", "Events to be published.", lambda s: s.frames_queued),
+    Family(GAUGE, "replica_frames_queued", "Events to be published.", lambda s: s.frames_queued),
 )
 
 PEERS: Sequence[Family[ReplicaPeer]] = (
-    Family(_COUNTER, "replica_frames_in", "Messages of the peer.", lambda p: p.frames_in),
+    Family(COUNTER, "replica_frames_in", "Messages of the peer.", lambda p: p.frames_in),
     Family(
-        _COUNTER, "replica_applied", "Events of the peer that were followed.", lambda p: p.applied
+        COUNTER, "replica_applied", "Events of the peer that were followed.", lambda p: p.applied
     ),
     Family(
-        _COUNTER,
+        COUNTER,
         "replica_lost",
         "Events of the peer that are known not to have arrived.",
         lambda p: p.lost,
     ),
     Family(
-        _COUNTER,
+        COUNTER,
         "replica_frames_out_arrived",
         "Messages of ours that the peer says have arrived.",
         lambda p: p.frames_out or 0,
     ),
-    Family(_GAUGE, "replica_connected", "Is the peer connected?", lambda p: p.connected),
+    Family(GAUGE, "replica_connected", "Is the peer connected?", lambda p: p.connected),
     Family(
-        _GAUGE,
+        GAUGE,
         "replica_divergence_reservations",
         "Reservations in which the peer and this replica differ, at least.",
         lambda p: p.divergence_reservations,
     ),
     Family(
-        _GAUGE,
+        GAUGE,
         "replica_divergence_prefill_tokens",
         "Prefill tokens by which the peer and this replica differ.",
         lambda p: p.divergence_prefill_tokens,
     ),
     Family(
-        _COUNTER,
+        COUNTER,
         "replica_repairs",
         _REPAIRS,
         lambda p: p.repairs.runs - p.repairs.failed,
         (("result", "done"),),
     ),
     Family(
-        _COUNTER, "replica_repairs", _REPAIRS, lambda p: p.repairs.failed, (("result", "failed"),)
+        COUNTER, "replica_repairs", _REPAIRS, lambda p: p.repairs.failed, (("result", "failed"),)
     ),
     Family(
-        _COUNTER,
+        COUNTER,
         "replica_repaired_reservations",
         _REPAIRED,
         lambda p: p.repairs.added,
         (("change", "added"),),
     ),
     Family(
-        _COUNTER,
+        COUNTER,
         "replica_repaired_reservations",
         _REPAIRED,
         lambda p: p.repairs.dropped,
         (("change", "dropped"),),
     ),
     Family(
-        _COUNTER,
+        COUNTER,
         "replica_repaired_reservations",
         _REPAIRED,
         lambda p: p.repairs.changed,
         (("change", "changed"),),
     ),
+    Family(
+        GAUGE,
+        "replica_last_frame_age_seconds",
+        "Seconds since the last message of the peer; no series before the first one.",
+        lambda p: p.seconds_since_last_frame,
+    ),
+)
+
+DROPPED: Sequence[Family[int]] = (
+    Family(
+        COUNTER,
+        "replica_dropped",
+        "Messages of the peer that changed nothing, by reason.",
+        itself,
+    ),
 )
 
 
-def of_replicas(status: ReplicaStatus, sums: GrowingSums) -> Iterator[Metric]:
+def of_replicas(status: ReplicaStatus) -> Iterator[Metric]:
     """All families of the replica plane."""
-    yield from series_of(OUT, (), {(): status}, {}, sums)
-    peers = {(peer.endpoint,): peer for peer in status.peers}
-    yield from series_of(PEERS, PEER_LABELS, peers, {}, sums)
-    dropped = CounterMetricFamily(
-        PREFIX + "replica_dropped",
-        "Messages of the peer that changed nothing, by reason.",
-        labels=("peer", "reason"),
-    )
-    age = GaugeMetricFamily(
-        PREFIX + "replica_last_frame_age_seconds",
-        "Seconds since the last message of the peer; no series before the first one.",
-        labels=PEER_LABELS,
-    )
-    for peer in status.peers:
-        for reason, n in peer.dropped.items():
-            dropped.add_metric((peer.endpoint, reason), n)
-        if peer.seconds_since_last_frame is not None:
-            age.add_metric((peer.endpoint,), peer.seconds_since_last_frame)
-    yield dropped
-    yield age
+    yield from series_of(OUT, (), {(): status})
+    yield from series_of(PEERS, PEER_LABELS, {(peer.endpoint,): peer for peer in status.peers})
+    dropped = {
+        (peer.endpoint, reason): n for peer in status.peers for reason, n in peer.dropped.items()
+    }
+    yield from series_of(DROPPED, (*PEER_LABELS, "reason"), dropped)

@@ -4,12 +4,12 @@ Some records have series of their own; the others are summed under the label val
 of the others is their sum.  A counter of the others must never fall when one of them goes away, so
 it is the sum of what they were seen to grow by.
 
-Families that are no rows of a table are made here as well, of values by their labels.
+Every family of the service is a row of a table: its name, and how it is read from a record.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -19,14 +19,40 @@ from prometheus_client.metrics_core import (
 )
 
 from select_service.core.histogram import Histogram
-from select_service.metrics.families import PREFIX, Family
 
+PREFIX = "select_service_"
+SCOPE_LABELS = ("model_name", "tenant_id")
+RANK_LABELS = ("worker_id", "dp_rank")
 OTHER = "other"
 
 K = TypeVar("K", bound=Hashable)
 S = TypeVar("S")
 Labels = tuple[str, ...]
 L = TypeVar("L", bound=Labels)
+Value: TypeAlias = float | Histogram | None
+MetricFamily: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+
+class Family(NamedTuple, Generic[S]):
+    """One series of a family for each record, but for those of which it reads None.
+
+    Rows of the same name make one family and stand together.
+
+    extra: labels that the row itself fixes
+    """
+
+    kind: type[MetricFamily]
+    name: str
+    help: str
+    read: Callable[[S], Value]
+    extra: tuple[tuple[str, str], ...] = ()
+    prefix: str = PREFIX
+
+
+def itself(value: Value) -> Value:
+    """How a record that is a number, or a histogram, is read."""
+    return value
 
 
 class Chosen(Generic[K]):
@@ -74,56 +100,60 @@ class GrowingSums:
 
 
 def series_of(
+    table: Sequence[Family[S]], names: Labels, records: Mapping[L, S]
+) -> Iterator[Metric]:
+    """The families of a table.
+
+    names: label names shared by all rows; the keys of `records` are their values
+    """
+    yield from _made(table, names, records).values()
+
+
+def summed_series_of(
     table: Sequence[Family[S]],
     names: Labels,
     own: Mapping[L, S],
     others: Mapping[K, S],
     sums: GrowingSums,
 ) -> Iterator[Metric]:
-    """The families of a table.
+    """The same, with the records of `others` summed under `other`.
 
-    names:  label names shared by all rows; the keys of `own` are their values
-    others: records to be summed under `other`, by anything that identifies them
+    The keys of `others` are whatever identifies them.
     """
-    found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-    for row in table:
-        labels = (*names, *(name for name, _ in row.extra))
-        family = found.get(row.name)
-        if family is None:
-            family = found[row.name] = row.kind(PREFIX + row.name, row.help, labels=labels)
+    found = _made(table, names, own)
+    for row in table if others else ():
+        readings = {key: _number(row.read(record)) for key, record in others.items()}
         fixed = tuple(value for _, value in row.extra)
-        for values, record in own.items():
-            family.add_metric((*values, *fixed), row.read(record))
-        if others:
-            readings = {key: row.read(r) for key, r in others.items()}
-            is_counter = row.kind is CounterMetricFamily
-            value = sums.grow((row.name, fixed), readings) if is_counter else sum(readings.values())
-            family.add_metric(((OTHER,) * len(names) + fixed), value)
+        is_counter = row.kind is COUNTER
+        value = sums.grow((row.name, fixed), readings) if is_counter else sum(readings.values())
+        _add(found[row.name], (*(OTHER,) * len(names), *fixed), value)
     yield from found.values()
 
 
-def gauges(
-    name: str, text: str, labels: Labels, values: Mapping[Labels, float], prefix: str = PREFIX
-) -> Metric:
-    family = GaugeMetricFamily(prefix + name, text, labels=labels)
-    for label_values, value in values.items():
-        family.add_metric(label_values, value)
-    return family
+def _made(
+    table: Sequence[Family[S]], names: Labels, records: Mapping[L, S]
+) -> dict[str, MetricFamily]:
+    found: dict[str, MetricFamily] = {}
+    for row in table:
+        labels = (*names, *(name for name, _ in row.extra))
+        if row.name not in found:
+            found[row.name] = row.kind(row.prefix + row.name, row.help, labels=labels)
+        fixed = tuple(value for _, value in row.extra)
+        for values, record in records.items():
+            _add(found[row.name], (*values, *fixed), row.read(record))
+    return found
 
 
-def counters(
-    name: str, text: str, labels: Labels, values: Mapping[Labels, float], prefix: str = PREFIX
-) -> Metric:
-    family = CounterMetricFamily(prefix + name, text, labels=labels)
-    for label_values, value in values.items():
-        family.add_metric(label_values, value)
-    return family
+def _add(family: MetricFamily, labels: Labels, value: Value) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        assert isinstance(value, Histogram)
+        ends = [*map(str, value.bounds), "+Inf"]
+        buckets = list(zip(ends, accumulate(value.counts), strict=True))
+        family.add_metric(labels, buckets, value.total_s)
+    elif value is not None:
+        family.add_metric(labels, _number(value))
 
 
-def histograms(name: str, text: str, labels: Labels, values: Mapping[Labels, Histogram]) -> Metric:
-    family = HistogramMetricFamily(PREFIX + name, text, labels=labels)
-    for label_values, found in values.items():
-        ends = [*map(str, found.bounds), "+Inf"]
-        buckets = list(zip(ends, accumulate(found.counts), strict=True))
-        family.add_metric(label_values, buckets, found.total_s)
-    return family
+def _number(value: Value) -> float:
+    assert isinstance(value, float | int)
+    return value

@@ -14,10 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from prometheus_client import ProcessCollector, generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from indexer.sockets.listener import ListenerStatus
@@ -29,25 +26,31 @@ from select_service.core.selector import Selector
 from select_service.core.views.state_report import Load, PartitionReport, Report, report
 from select_service.metrics.admission import of_admission
 from select_service.metrics.families import (
+    BUILD,
+    EVENTS_DROPPED,
     KEEPING,
+    LISTENER_LAGS,
+    LISTENER_STATES,
     LISTENERS,
     LOADS,
     PARTITIONS,
-    PREFIX,
     PROCESS,
-    RANK_LABELS,
-    SCOPE_LABELS,
+    RECOVERY_STATES,
+    TRUNCATED,
+    WORKERS,
+    Truncated,
 )
 from select_service.metrics.replicas import of_replicas
+from select_service.metrics.requests import of_requests
 from select_service.metrics.series import (
     OTHER,
+    RANK_LABELS,
+    SCOPE_LABELS,
     Chosen,
     GrowingSums,
     Labels,
-    counters,
-    gauges,
-    histograms,
     series_of,
+    summed_series_of,
 )
 from select_service.metrics.tasks import TaskCounts, of_tasks
 
@@ -166,31 +169,23 @@ class _Scrape(Collector):
         """Called by generate_latest."""
         seen = self._seen
         assert seen is not None
-        yield gauges("build_info", "Version of the service.", ("version",), {(self._version,): 1})
+        yield from series_of(BUILD, ("version",), {(self._version,): 1})
         yield from self._process.collect()
-        yield from _of_requests(seen)
-        yield counters(
-            "callback_failures",
-            "Callbacks of the event loop that failed; each is a bug, of which the log tells.",
-            ("callback",),
-            {(name,): n for name, n in seen.callback_failures.items()},
+        yield from of_requests(
+            seen.requests, seen.warnings, seen.selections, seen.callback_failures
         )
         yield from of_tasks(seen.tasks)
-        yield from series_of(PROCESS, (), {(): seen.report}, {}, self._sums)
-        yield from series_of(KEEPING, (), {(): seen.keeping}, {}, self._sums)
-        states: dict[Labels, float] = {(s,): s == seen.keeping.state for s in STATES}
-        yield gauges("recovery_state", "1 at the state of the recovery.", ("state",), states)
-        yield gauges(
-            "workers",
-            "Workers of the catalog, deleted ones included while they are remembered.",
-            ("lifecycle",),
-            {(lifecycle,): n for lifecycle, n in seen.report.workers.items()},
-        )
+        yield from series_of(PROCESS, (), {(): seen.report})
+        yield from series_of(KEEPING, (), {(): seen.keeping})
+        states = {(state,): state == seen.keeping.state for state in STATES}
+        yield from series_of(RECOVERY_STATES, ("state",), states)
+        workers = {(lifecycle,): n for lifecycle, n in seen.report.workers.items()}
+        yield from series_of(WORKERS, ("lifecycle",), workers)
         yield from self._of_partitions(seen.report)
         yield from self._of_listeners(seen)
         yield from of_admission(seen.admission, seen.engine_scrapes)
         if seen.replicas is not None:
-            yield from of_replicas(seen.replicas, self._sums)
+            yield from of_replicas(seen.replicas)
 
     def _of_partitions(self, seen: Report) -> Iterator[Metric]:
         by_scope = {(p.model_name, p.tenant_id): p for p in seen.partitions}
@@ -198,74 +193,35 @@ class _Scrape(Collector):
         chosen = self._partitions.of(scope for scope in by_scope if scope != (OTHER, OTHER))
         own = {scope: p for scope, p in by_scope.items() if scope in chosen}
         others = {scope: p for scope, p in by_scope.items() if scope not in chosen}
-        yield from series_of(PARTITIONS, SCOPE_LABELS, own, others, self._sums)
+        yield from summed_series_of(PARTITIONS, SCOPE_LABELS, own, others, self._sums)
         loads, ranks_shown = _loads(own.values(), others.values())
-        yield from series_of(LOADS, SCOPE_LABELS + RANK_LABELS, loads, {}, self._sums)
-        yield gauges(
-            "kv_blocks_max",
-            "Blocks of the KV cache; no series where the worker does not say how many.",
-            SCOPE_LABELS + RANK_LABELS,
-            {labels: load.kv_blocks_max for labels, load in loads.items() if load.kv_blocks_max},
-        )
-        yield _truncated("partition", len(others))
-        yield _truncated("rank", seen.n_ranks - ranks_shown)
+        yield from series_of(LOADS, SCOPE_LABELS + RANK_LABELS, loads)
+        truncated = Truncated(len(others), seen.n_ranks - ranks_shown)
+        yield from series_of(TRUNCATED, (), {(): truncated})
 
     def _of_listeners(self, seen: Observation) -> Iterator[Metric]:
         chosen = self._ranks.of(seen.listeners)
         own = {_named(key): s for key, s in seen.listeners.items() if key in chosen}
         others = {key: s for key, s in seen.listeners.items() if key not in chosen}
-        yield from series_of(LISTENERS, RANK_LABELS, own, others, self._sums)
-        yield gauges(
-            "kv_event_lag_seconds",
-            "Seconds since the last batch of KV events; no series before the first one.",
-            RANK_LABELS,
-            {
-                labels: max(0.0, seen.now - status.last_event_monotonic)
-                for labels, status in own.items()
-                if status.last_event_monotonic is not None
-            },
-        )
+        yield from summed_series_of(LISTENERS, RANK_LABELS, own, others, self._sums)
+        lags = {
+            labels: max(0.0, seen.now - status.last_event_monotonic)
+            for labels, status in own.items()
+            if status.last_event_monotonic is not None
+        }
+        yield from series_of(LISTENER_LAGS, RANK_LABELS, lags)
         states = Counter(status.state for status in seen.listeners.values())
-        yield gauges(
-            "kv_event_listeners",
-            "Ranks whose KV events are listened to.",
-            ("state",),
-            {(state,): n for state, n in states.items()},
-        )
-        yield self._dropped(seen.listeners)
+        yield from series_of(LISTENER_STATES, ("state",), {(s,): n for s, n in states.items()})
+        yield from series_of(EVENTS_DROPPED, ("reason",), self._dropped(seen.listeners))
 
-    def _dropped(self, listeners: Mapping[RankKey, ListenerStatus]) -> Metric:
-        family = CounterMetricFamily(
-            PREFIX + "kv_event_dropped",
-            "Events and frames that arrived but were not indexed, over all ranks.",
-            labels=("reason",),
-        )
+    def _dropped(self, listeners: Mapping[RankKey, ListenerStatus]) -> dict[Labels, float]:
+        """By reason; every one that was ever seen."""
         self._reasons |= {reason for status in listeners.values() for reason in status.dropped}
+        dropped: dict[Labels, float] = {}
         for reason in sorted(self._reasons):
             counts = {key: status.dropped.get(reason, 0) for key, status in listeners.items()}
-            family.add_metric((reason,), self._sums.grow(("dropped", reason), counts))
-        return family
-
-
-def _of_requests(seen: Observation) -> Iterator[Metric]:
-    yield counters(
-        "requests",
-        "Answered requests.",
-        ("route", "method", "status"),
-        {(route, method, str(status)): n for (route, method, status), n in seen.requests.items()},
-    )
-    yield counters(
-        "request_warnings",
-        "What of requests was not understood, or not used, although they were answered.",
-        ("route", "kind"),
-        {labels: n for labels, n in seen.warnings.items()},  # noqa: C416
-    )
-    yield histograms(
-        "selection_duration_seconds",
-        "Time to decide, from the decoded body to the decision; refused requests are left out.",
-        ("route",),
-        {(route,): durations for route, durations in seen.selections.items()},
-    )
+            dropped[reason,] = self._sums.grow(("dropped", reason), counts)
+        return dropped
 
 
 def _loads(
@@ -297,8 +253,3 @@ def _sum(loads: list[Load]) -> Load:
 
 def _named(rank: RankKey) -> Labels:
     return str(rank[0]), str(rank[1])
-
-
-def _truncated(what: str, n: int) -> Metric:
-    text = f"How many {what}s have no series of their own and are summed under `{OTHER}`."
-    return gauges(f"{what}_series_truncated", text, (), {(): n})

@@ -1,11 +1,11 @@
 """What the due tasks of the event loop cost: series by the name of the task."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.metrics.series import counters, gauges
+from select_service.metrics.series import COUNTER, GAUGE, Family, series_of
 
 
 @dataclass(slots=True)
@@ -25,16 +25,14 @@ class TaskCounts:
         self.longest_s = max(self.longest_s, seconds)
 
 
+TASKS: Sequence[Family[TaskCounts]] = (
+    Family(COUNTER, "task_steps", "Steps of tasks that are due again and again", lambda t: t.steps),
+    Family(COUNTER, "task_seconds", "Time that the steps took", lambda t: t.seconds),
+    Family(COUNTER, "task_overruns", "Steps that took over 5 ms", lambda t: t.overruns),
+    Family(GAUGE, "task_longest_step_seconds", "The longest step", lambda t: t.longest_s),
+)
+
+
 def of_tasks(tasks: Mapping[str, TaskCounts]) -> Iterator[Metric]:
     """Families of all tasks."""
-
-    def values(name: str) -> dict[tuple[str, ...], float]:
-        return {(task,): getattr(counts, name) for task, counts in tasks.items()}
-
-    label = ("task",)
-    yield counters(
-        "task_steps", "Steps of tasks that are due again and again", label, values("steps")
-    )
-    yield counters("task_seconds", "Time that the steps took", label, values("seconds"))
-    yield counters("task_overruns", "Steps that took over 5 ms", label, values("overruns"))
-    yield gauges("task_longest_step_seconds", "The longest step", label, values("longest_s"))
+    return series_of(TASKS, ("task",), {(name,): counts for name, counts in tasks.items()})
