@@ -3,8 +3,17 @@
 Text only.  Whether anything answers at an endpoint is for the sockets to find out.
 """
 
+import ipaddress
+import re
+
 TCP_PORT_MAX = 65535
 SCHEMES = ("tcp", "ipc", "inproc")
+HOST_CHARS_MAX = 253
+ANY_HOST = "*"
+"""What an engine binds to.  Nothing can be connected to it, which the socket tells."""
+
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_ZONE = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def endpoint_error(endpoint: str) -> str | None:
@@ -14,6 +23,29 @@ def endpoint_error(endpoint: str) -> str | None:
     """
     fault = _fault(endpoint)
     return fault and f"invalid ZMQ endpoint `{endpoint}`: {fault}"
+
+
+def is_host_name(text: str) -> bool:
+    """Can it be looked up?  Addresses of IPv4 have the form of a name, too."""
+    labels = text.removesuffix(".").split(".")
+    return len(text) <= HOST_CHARS_MAX and all(map(_LABEL.fullmatch, labels))
+
+
+def is_address(text: str) -> bool:
+    """Is it numeric, without brackets?  A zone, as in fe80::1%eth0, is plain text."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    zone = address.scope_id if isinstance(address, ipaddress.IPv6Address) else None
+    return zone is None or _ZONE.fullmatch(zone) is not None
+
+
+def tcp_host(endpoint: str) -> str | None:
+    """The host of a well-formed TCP endpoint, without brackets; None for other schemes."""
+    scheme, _, address = endpoint.partition("://")
+    host = address.rpartition(":")[0]
+    return host.removeprefix("[").removesuffix("]") if scheme == "tcp" else None
 
 
 def port_plus(endpoint: str, position: int) -> str | None:
@@ -56,6 +88,11 @@ def _tcp_fault(address: str) -> str | None:
         return "IPv6 host must be in brackets"
     if not port:
         return "missing TCP port"
+    if host.startswith("["):
+        if not is_address(host[1:-1]) or ":" not in host:
+            return f"`{host}` is no IPv6 address"
+    elif host != ANY_HOST and not is_host_name(host):
+        return f"`{host}` is no host name"
     if not _is_decimal(port):
         return "invalid TCP port: invalid digit found in string"
     if _number(port) > TCP_PORT_MAX:

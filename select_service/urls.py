@@ -1,4 +1,4 @@
-"""Which URLs of other services can be asked at all; stdlib only, as the configuration uses it.
+"""Which URLs of other services can be asked at all, judged as text, without any I/O.
 
 What this admits never makes an HTTP client raise anything but the faults of a network.
 """
@@ -7,10 +7,10 @@ import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
+from indexer.endpoints import is_host_name
+
 HTTP_SCHEMES = ("http", "https")
-HOST_CHARS_MAX = 253
 METRICS_URL_CHARS_MAX = 2048
-_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _BRACKETS = re.compile(r"\[[^\[\]]+\](:[0-9]*)?")
 _PATH = re.compile(r"[!-~]*")
 
@@ -70,10 +70,7 @@ def _host_error(parts: SplitResult) -> str | None:
     if "[" in parts.netloc:  # Python's own parser overlooks what follows the bracket
         well_formed = _BRACKETS.fullmatch(parts.netloc) and _is_address(host)
         return None if well_formed else f"`{parts.netloc}` is no IPv6 address"
-    labels = host.removesuffix(".").split(".")
-    if len(host) > HOST_CHARS_MAX or not all(map(_LABEL.fullmatch, labels)):
-        return f"`{host}` is no host name"
-    return None
+    return None if is_host_name(host) else f"`{host}` is no host name"
 
 
 def _is_address(host: str) -> bool:

@@ -7,14 +7,15 @@ tried: an engine that comes back elsewhere under its name is found.
 """
 
 import contextlib
-import re
+import errno
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import zmq
 
-from indexer.sockets.names import Addresses, Names, is_numeric
+from indexer.endpoints import is_address, is_host_name, tcp_host
+from indexer.sockets.names import Addresses, Names
 
 LOOK_AGAIN_S = 1.0
 """After an attempt that failed, before the name is looked up again."""
@@ -33,8 +34,6 @@ class Sockets(NamedTuple):
     call: Call
 
 
-_NAMED = re.compile(r"tcp://([A-Za-z0-9_][A-Za-z0-9_.-]*):([0-9]+)")
-
 
 class Dial:
     """Belongs to the thread that owns the socket, which closes it."""
@@ -48,9 +47,9 @@ class Dial:
         then: Callable[[], object] = lambda: None,
     ) -> None:
         """then: called when the socket has been given an address; may raise zmq.ZMQError."""
-        named = _NAMED.fullmatch(endpoint)
-        self._host = None if named is None or is_numeric(named[1]) else named[1]
-        self._port = "" if named is None else named[2]
+        host = tcp_host(endpoint)
+        self._host = None if host is None or is_address(host) else host
+        self._port = endpoint.rpartition(":")[2]
         self._socket = socket
         self._endpoint = endpoint
         self._names = names
@@ -64,10 +63,12 @@ class Dial:
     def begin(self) -> None:
         """Connect, or look the name up first.  Raises zmq.ZMQError for what libzmq refuses."""
         if self._host is None:
-            self._socket.connect(self._endpoint)
+            self._connect(self._endpoint)
             self._then()
-        else:
+        elif is_host_name(self._host):
             self._ask(0.0)
+        else:
+            raise zmq.ZMQError(errno.EINVAL)
 
     def connected(self) -> None:
         """There is a connection."""
@@ -85,7 +86,7 @@ class Dial:
         if self._host is None:
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.disconnect(self._endpoint)
-            self._socket.connect(self._endpoint)
+            self._connect(self._endpoint)
             return
         self._leave()
         if not self._is_asking:
@@ -125,9 +126,15 @@ class Dial:
         if chosen != self._at:
             self._leave()
             self._socket.setsockopt(zmq.IPV6, int("[" in chosen))
-            self._socket.connect(chosen)
+            self._connect(chosen)
             self._at = chosen
             self._then()
+
+    def _connect(self, endpoint: str) -> None:
+        """libzmq would look up whatever is no address.  Raises zmq.ZMQError."""
+        host = tcp_host(endpoint)
+        assert host is None or is_address(host), endpoint
+        self._socket.connect(endpoint)
 
     def _leave(self) -> None:
         if self._at is not None:

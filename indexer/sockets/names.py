@@ -7,7 +7,6 @@ here: on a few daemon threads.  Whoever asks has a time limit of his own.
 """
 
 import heapq
-import ipaddress
 import socket
 import threading
 from collections import deque
@@ -15,6 +14,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
+
+from indexer.endpoints import is_address
 
 THREADS_MAX = 16
 """As many names that nobody answers for may be asked for before others have to wait."""
@@ -33,15 +34,6 @@ class Addresses(NamedTuple):
 
 Tell: TypeAlias = Callable[[Addresses], None]
 Lookup: TypeAlias = Callable[..., Sequence[tuple[Any, ...]]]
-
-
-def is_numeric(host: str) -> bool:
-    """Is it an address, without brackets?"""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class Names:
@@ -64,7 +56,7 @@ class Names:
 
         after_s: not before so many seconds.  `tell` must not raise, and be quick.
         """
-        if is_numeric(host):
+        if is_address(host):
             tell(Addresses((host,)))
             return
         with self._lock:
