@@ -25,6 +25,7 @@ from select_service.starting.compiling import compile_before_start, compile_comm
 from select_service.starting.listening import bind
 from select_service.starting.signals import leaving_at_once
 from select_service.starting.snapshot_claim import claimed
+from select_service.starting.threads import begun_threads
 
 USAGE_ERROR = 2
 
@@ -65,11 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Only now: importing the kernels takes half a second, for which no verdict waits.
             from select_service.app import opened, run
 
+            threads = begun_threads()
             service = opened(judged.config, judged.rules, judged.listener, package_version())
     except (ConfigError, Unusable) as error:
         print(f"select-service: error: {error}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
-    status = run(service, judged.listener)
+    status = run(service, judged.listener, threads)
     # Everything is closed. Taking the interpreter and the compiler apart would only cost time.
     logging.shutdown()
     with suppress(OSError):

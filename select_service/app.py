@@ -5,6 +5,7 @@ import logging
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from random import Random, SystemRandom
 from time import monotonic
 from typing import Any
@@ -110,10 +111,13 @@ def opened(config: Config, rules: AdmissionRules, listener: socket.socket, versi
     return service
 
 
-def run(service: Service, listener: socket.socket) -> int:
-    """Serve until a signal.  Returns the exit status."""
+def run(service: Service, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
+    """Serve until a signal.  Returns the exit status.
+
+    threads: for what would block the event loop
+    """
     try:
-        return uvloop.run(_run(service, listener))
+        return uvloop.run(_run(service, listener, threads))
     finally:
         service.ingest.close()
         log.info("stopped")
@@ -163,8 +167,9 @@ def _as_logged(setting: dict[str, Any]) -> str:
     return f"{setting['value']} ({setting['origin']})"
 
 
-async def _run(service: Service, listener: socket.socket) -> int:
+async def _run(service: Service, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
     """Serve until a signal, or until a background task fails; the supervisor of both."""
+    asyncio.get_running_loop().set_default_executor(threads)
     server, replicas = server_of(Application(service)), _plane(service)
     http = HttpClient(service.ingest.names)
     if replicas is not None:

@@ -34,7 +34,6 @@ class Sockets(NamedTuple):
     call: Call
 
 
-
 class Dial:
     """Belongs to the thread that owns the socket, which closes it."""
 

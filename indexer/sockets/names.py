@@ -6,6 +6,7 @@ meanwhile, and whose end would wait) nor on a thread that the end of the process
 here: on a few daemon threads.  Whoever asks has a time limit of his own.
 """
 
+import contextlib
 import heapq
 import socket
 import threading
@@ -60,15 +61,30 @@ class Names:
             tell(Addresses((host,)))
             return
         with self._lock:
-            if len(self._waiting) + len(self._later) < NAMES_MAX:
-                if after_s > 0.0:
-                    entry = (monotonic() + after_s, next(self._numbers), host, tell)
-                    heapq.heappush(self._later, entry)
-                    self._find_thread()
-                else:
-                    self._enqueue(host, tell)
-                return
-        tell(Addresses(error=f"{NAMES_MAX} names are being looked up, the most there may be"))
+            refusal = self._take(host, tell, after_s)
+        if refusal is not None:
+            tell(Addresses(error=refusal))
+
+    def tend(self) -> None:
+        """To be called now and then: for names that wait while no thread could be begun."""
+        with self._lock:
+            if self._later and not self._threads:
+                self._find_thread()
+
+    def _take(self, host: str, tell: Tell, after_s: float) -> str | None:
+        """Returns why it will not be looked up."""
+        if len(self._waiting) + len(self._later) >= NAMES_MAX:
+            return f"{NAMES_MAX} names are being looked up, the most there may be"
+        if after_s > 0.0:
+            heapq.heappush(self._later, (monotonic() + after_s, next(self._numbers), host, tell))
+            self._find_thread()
+            return None
+        self._enqueue(host, tell)
+        if self._threads:
+            return None
+        self._queue.remove(host)
+        del self._waiting[host]
+        return "there is no thread to look names up on"
 
     def _enqueue(self, host: str, tell: Tell) -> None:
         others = self._waiting.get(host)
@@ -83,8 +99,9 @@ class Names:
         """Those that are idle were perhaps woken already, each for one of the queue."""
         self._wanted.notify()
         if self._idle < max(1, len(self._queue)) and self._threads < THREADS_MAX:
-            self._threads += 1
-            threading.Thread(target=self._serve, name="names", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # a limit of the machine: with those there are
+                threading.Thread(target=self._serve, name="names", daemon=True).start()
+                self._threads += 1
 
     def _serve(self) -> None:
         while True:

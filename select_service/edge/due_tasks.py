@@ -39,6 +39,7 @@ def due_tasks(
         _once("endings", selector.replicas.endings.tick),
         _once("recovered", selector.fleet.recovered.tick),
         _once("catalog", lambda now: follower.look()),
+        _once("names", lambda now: ingest.names.tend()),
     ]
     if replicas is not None:
         tasks.append(_once("replicas", lambda now: replicas.tick()))

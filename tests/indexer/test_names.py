@@ -108,3 +108,48 @@ def test_names_that_wait_have_a_bound(monkeypatch):
     assert "the most there may be" in look_up(names, "one more").wait().error
     server.go_on.set()
     assert all(told.wait().found for told in waiting)
+
+
+class NoThreads:
+    """The machine gives no more threads, until it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.there_are = False
+        start = threading.Thread.start
+
+        def refuse(thread):
+            if not self.there_are:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_without_a_thread_whoever_asks_is_told_so(monkeypatch):
+    machine, names = NoThreads(monkeypatch), Names(lambda *_, **__: [V4])
+    for _ in range(2 * names_module.THREADS_MAX):
+        assert "no thread" in look_up(names, "name").wait().error
+    machine.there_are = True
+    assert look_up(names, "name").wait().found == ("10.0.0.1",)
+
+
+def test_without_further_threads_the_one_there_is_looks_all_names_up(monkeypatch):
+    machine, server = NoThreads(monkeypatch), Hanging()
+    names = Names(server)
+    machine.there_are = True
+    waiting = [look_up(names, "bad")]
+    machine.there_are = False
+    waiting += [look_up(names, f"bad{n}") for n in range(5)]
+    server.go_on.set()
+    assert all(told.wait().found for told in waiting)
+
+
+def test_a_name_for_later_waits_until_there_is_a_thread(monkeypatch):
+    machine, names = NoThreads(monkeypatch), Names(lambda *_, **__: [V4])
+    told = Told()
+    names.look_up("name", told, after_s=0.001)
+    names.tend()
+    assert told.addresses is None
+    machine.there_are = True
+    names.tend()
+    assert told.wait().found == ("10.0.0.1",)

@@ -30,7 +30,7 @@ from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.asked_peer import AskedPeer
 from select_service.edge.keeping.peer_dump import Answer
 from select_service.edge.keeping.reading import Reading
-from select_service.edge.keeping.snapshot_file import read_snapshot, refuse
+from select_service.edge.keeping.snapshot_file import read_snapshot
 
 TOTAL_S_MAX = 60.0
 RETRY_S_MAX = 10.0
@@ -123,11 +123,7 @@ class Recovery:
     async def _read_file(self) -> list[DumpedPartition]:
         if self._path is None or self._file is None:
             return []
-        try:
-            return await asyncio.to_thread(read_snapshot, self._path, self._limits, self._file)
-        except RuntimeError as error:  # there is no thread to read it on
-            refuse(self._path, error)
-            return []
+        return await asyncio.to_thread(read_snapshot, self._path, self._limits, self._file)
 
     async def _ask_peers(self) -> list[Answer]:
         """The proper answers, the one with most blocks first."""
