@@ -21,8 +21,8 @@ from select_service.settings.config import (
     arguments_of,
     load,
 )
-from select_service.starting.compiling import compile_before_start, compile_command
 from select_service.starting.listening import bind
+from select_service.starting.machine_code import compile_before_start, compile_command
 from select_service.starting.signals import leaving_at_once
 from select_service.starting.snapshot_claim import claimed
 from select_service.starting.threads import begun_threads

@@ -32,7 +32,7 @@ from indexer.tiers import N_TIERS
 
 FRAME_BYTES_MAX = 64 << 20
 """A frame of nodes has little more than 1 MiB; that of a partition has a row per rank."""
-BLOCK_SIZE_MAX = 1 << 16
+DUMP_BLOCK_SIZE_MAX = 1 << 16
 RECORDS_PER_BLOCK = 8
 COPIES_PER_BLOCK = 2
 U64 = 2**64
@@ -192,7 +192,7 @@ class _Partition:
         if not isinstance(name, str) or len(name) > limits.name_chars:
             raise DumpError("a partition without a proper name")
         self._name = name
-        self._block_size = _number(head, "block_size", BLOCK_SIZE_MAX)
+        self._block_size = _number(head, "block_size", DUMP_BLOCK_SIZE_MAX)
         self.nodes = _number(head, "nodes", limits.blocks)
         self._words = _number(head, "words", 1 << 14)
         self._orphans_max = limits.orphans

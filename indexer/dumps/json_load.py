@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from indexer.dumps import json_kernels as kernels
-from indexer.dumps.compact_load import BLOCK_SIZE_MAX, DumpError, LoadLimits
+from indexer.dumps.compact_load import DUMP_BLOCK_SIZE_MAX, DumpError, LoadLimits
 from indexer.dumps.held_blocks import COPIES_MAX, DumpedPartition, RankKey
 from indexer.dumps.json_dump import STORAGE_TIERS
 from indexer.hashing.hashes import U64_MASK, Hashes
@@ -241,14 +241,14 @@ class _Text:
                 key = msgspec.json.decode(self._data[self._start : end])
             except msgspec.DecodeError:
                 end = self._data.find(b":", end + 1)  # the colon of a name
-                if end - self._start > BLOCK_SIZE_MAX:
+                if end - self._start > DUMP_BLOCK_SIZE_MAX:
                     raise DumpError("a name that does not end") from None
                 continue
             self.take(end + 1 - self._start)
             if not isinstance(key, str):
                 break
             return key
-        if end >= 0 or len(self._data) - self._start > BLOCK_SIZE_MAX:
+        if end >= 0 or len(self._data) - self._start > DUMP_BLOCK_SIZE_MAX:
             raise DumpError("not a dump")
         return None
 
@@ -365,7 +365,7 @@ class _Partition:
 
     def finished(self) -> DumpedPartition | None:
         """None when it cannot be used."""
-        if not self.has_events or not 0 < self._block_size <= BLOCK_SIZE_MAX:
+        if not self.has_events or not 0 < self._block_size <= DUMP_BLOCK_SIZE_MAX:
             return None
         for (worker_id, dp_rank), writer in self._writers.items():
             key = f"{worker_id}:{dp_rank}"

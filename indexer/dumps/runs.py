@@ -19,7 +19,7 @@ from indexer.tiers import N_TIERS, Tier
 RUN_BLOCKS_MAX = 4096
 
 Nodes = NDArray[np.int32]
-Mask = NDArray[np.bool_]
+Flags = NDArray[np.bool_]
 
 
 class Run(NamedTuple):
@@ -113,7 +113,7 @@ class SnapshotRuns:
         names[~is_free] = np.setdiff1d(candidates, taken)[: np.count_nonzero(~is_free)]
         return names
 
-    def _is_gapless(self, held: list[Mask]) -> bool:
+    def _is_gapless(self, held: list[Flags]) -> bool:
         known = np.zeros(self._snapshot.parent.size, np.bool_)
         known[0] = True
         for mask in held:
@@ -122,9 +122,9 @@ class SnapshotRuns:
                 return False
         return True
 
-    def _held(self, slot: int, tier: Tier) -> Mask:
+    def _held(self, slot: int, tier: Tier) -> Flags:
         """[all nodes]"""
-        held: Mask = _plane(self._snapshot, slot, tier)[self._snapshot.holders]
+        held: Flags = _plane(self._snapshot, slot, tier)[self._snapshot.holders]
         return held
 
     def _runs_of(self, holding: _Holding, parents: Hashes) -> Iterator[Run]:
@@ -189,8 +189,8 @@ class SnapshotRuns:
         return names
 
 
-def _plane(snapshot: IndexSnapshot, slot: int, plane: int) -> Mask:
+def _plane(snapshot: IndexSnapshot, slot: int, plane: int) -> Flags:
     """[sets] whether the slot's bit is set in this plane."""
     word = snapshot.sets[:, plane, slot >> 6]
-    bit: Mask = (word >> np.uint64(slot & 63)) & np.uint64(1) != 0
+    bit: Flags = (word >> np.uint64(slot & 63)) & np.uint64(1) != 0
     return bit

@@ -32,7 +32,7 @@ from indexer.events.event_types import (
 from indexer.hashing.hashes import U64_MASK, Tokens, salt_parts, sha256_hex_prefix
 
 EVENTS_PER_BATCH_MAX = 131_072
-BLOCK_SIZE_MAX = 2**32 - 1
+EVENT_BLOCK_SIZE_MAX = 2**32 - 1
 
 STORED_FIELDS = (
     "block_hashes",
@@ -258,7 +258,7 @@ def _tokens(value: object) -> tuple[Tokens, bool]:
 
 
 def _block_size(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= BLOCK_SIZE_MAX:
+    if type(value) is not int or not 0 <= value <= EVENT_BLOCK_SIZE_MAX:
         raise _BadEvent(f"block_size is {_shown(value)}, expected an integer in 0..2^32-1")
     return value
 

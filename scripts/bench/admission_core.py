@@ -31,7 +31,7 @@ NOW = 1000.0
 
 
 def _rules(setup):
-    from select_service.core.admission.policy import QueueRules, single_class
+    from select_service.core.admission.policy_classes import QueueRules, single_class
     from select_service.core.admission.rules import AdmissionRules
     from select_service.core.admission.thresholds import BusyThresholds
 

@@ -15,7 +15,7 @@ from select_service.http.connection import ClientGone
 from select_service.http.endpoint import Endpoint
 from select_service.http.request_warnings import STRICT, Warned, tell, warn, warned
 from select_service.http.second_reading import BodyForm
-from select_service.names import SHOWN_CHARS_MAX, nearest
+from select_service.spelling import SHOWN_CHARS_MAX, nearest
 
 
 class MethodNotAllowed(SelectError):

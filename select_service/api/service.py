@@ -32,7 +32,7 @@ class ReplicaPlane(Protocol):
     def status(self) -> ReplicaStatus: ...
 
 
-class Follower(Protocol):
+class CatalogPlane(Protocol):
     """Carries out what follows a change of workers."""
 
     async def followed(self) -> None:
@@ -54,7 +54,7 @@ class Service:
     version: str
     selector: Selector
     ingest: Ingest
-    follower: Follower
+    follower: CatalogPlane
     metrics: Metrics
     replicas: ReplicaPlane | None = None
     engine_scrapes: Mapping[str, int] | None = None

@@ -36,11 +36,11 @@ from select_service.bodies.workers import (
     WorkerRecord,
     WorkerRegistration,
 )
+from select_service.core.admission.admission_state import admission_state
 from select_service.core.admission.busy import BusyJudge
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.priority_tiers import PriorityTiers
 from select_service.core.admission.rules import AdmissionRules
-from select_service.core.admission.state import admission_state
 from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import worker_admissions
@@ -53,9 +53,9 @@ from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.booking import Booking
-from select_service.core.load.ledger import TURN_WORK_MAX, Expiry, Ledger
+from select_service.core.load.ledger import TURN_WORK_MAX, Expired, Ledger
 from select_service.core.load.reservations import ReservationFilter, Reservations
-from select_service.core.replicas.events import Event
+from select_service.core.replicas.events import LoadEvent
 from select_service.core.replicas.state import ReplicaState
 from select_service.core.touched import Touched
 from select_service.core.views.absence import nobody_serves
@@ -79,7 +79,7 @@ class Selector:
         ranks_max: int = 1 << 32,
         reservation_ttl_s: float = 3600.0,
         admission: AdmissionRules | None = None,
-        emit: Callable[[Event], None] | None = None,
+        emit: Callable[[LoadEvent], None] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """ranks_max: how many ranks can be listened to
@@ -364,7 +364,7 @@ class Selector:
         self._touched.wake_if(leaving)
         return bool(leaving)
 
-    def expire(self, now: float, work_max: int = TURN_WORK_MAX) -> Expiry:
+    def expire(self, now: float, work_max: int = TURN_WORK_MAX) -> Expired:
         """Free what nobody renewed in time, as much as one turn may."""
         return self.ledger.expire(now, work_max)
 

@@ -32,7 +32,7 @@ def due_tasks(
             raise failure
 
     tasks = [
-        DueTask("expiry", TICK_S, Expiry(selector).step),
+        DueTask("expiry", TICK_S, LeaseExpiry(selector).step),
         _once("ingest", look_at_ingest),
         _once("admission", selector.gate.tick),
         _once("rejections", lambda now: rejections.tick(selector.gate.tally, now)),
@@ -56,7 +56,7 @@ def _once(name: str, act: Callable[[float], object]) -> DueTask:
     return DueTask(name, TICK_S, step)
 
 
-class Expiry:
+class LeaseExpiry:
     """Leases that nobody renewed end; one log line when all that were due have ended."""
 
     def __init__(self, selector: Selector) -> None:

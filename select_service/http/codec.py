@@ -28,7 +28,7 @@ from select_service.http.duplicates import TooManyStrings, duplicate_key
 from select_service.http.request_warnings import warn
 from select_service.http.second_reading import BodyForm
 from select_service.http.shape_errors import in_words
-from select_service.names import shown
+from select_service.spelling import shown
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 BODY_BYTES_IN_FLIGHT_MAX = 256 * 1024 * 1024

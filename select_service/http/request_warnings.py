@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.names import nearest, shown
+from select_service.spelling import nearest, shown
 
 HEADER = "x-select-warnings"
 """A JSON array of texts, in ASCII."""

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from select_service.bodies.admission import BusyThresholdView
 from select_service.core.admission.admission_report import AdmissionReport
 from select_service.core.admission.busy import BusyCounts
-from select_service.core.admission.waiting_list import Waiting
+from select_service.core.admission.waiting_list import Backlog
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.histogram import Histogram
 from select_service.metrics.series import (
@@ -123,7 +123,7 @@ THRESHOLDS: Sequence[Family[BusyThresholdView]] = (
     ),
 )
 
-CLASSES: Sequence[Family[Waiting]] = (
+CLASSES: Sequence[Family[Backlog]] = (
     Family(
         GAUGE,
         "queue_requests",

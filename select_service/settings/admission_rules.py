@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from select_service.core.admission.policy import (
+from select_service.core.admission.policy_classes import (
     PolicyDocument,
     PolicyError,
     PolicyFile,

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from select_service.names import nearest, shown
 from select_service.settings import values as read
 from select_service.settings.table import (
     ENVIRONMENT_PREFIX,
@@ -20,6 +19,7 @@ from select_service.settings.table import (
     WITHOUT_EFFECT,
     Setting,
 )
+from select_service.spelling import nearest, shown
 
 UNKNOWN_MAX = 32
 """Variables that are told of."""

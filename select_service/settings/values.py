@@ -12,7 +12,7 @@ TRUE_WORDS = ("1", "true", "on", "yes")
 FALSE_WORDS = ("0", "false", "off", "no")
 DUMP_PEERS_MAX = 16
 NAMES_MAX = 16
-NAME_CHARS_MAX = 64
+TIER_CHARS_MAX = 64
 DIGITS_MAX = 20
 NUMBER = re.compile(r"[0-9.eE+-]+")
 URL_CHARS_MAX = 512
@@ -112,6 +112,6 @@ def names(text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(","))
     if not all(found) or len(set(found)) < len(found) or len(found) > NAMES_MAX:
         raise ValueError(f"1 to {NAMES_MAX} different names, separated by commas")
-    if max(map(len, found)) > NAME_CHARS_MAX:
-        raise ValueError(f"names of at most {NAME_CHARS_MAX} characters")
+    if max(map(len, found)) > TIER_CHARS_MAX:
+        raise ValueError(f"names of at most {TIER_CHARS_MAX} characters")
     return found

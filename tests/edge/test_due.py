@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from select_service.core.load.ledger import Expiry as Turn
+from select_service.core.load.ledger import Expired
 from select_service.edge.due import DueTask, DueTasks
-from select_service.edge.due_tasks import Expiry
+from select_service.edge.due_tasks import LeaseExpiry
 
 
 def task(name, seen, *, interval_s=1.0, turns=1):
@@ -64,10 +64,12 @@ def test_what_a_step_raises_ends_the_tasks():
 
 def test_all_that_expires_at_once_is_one_log_line(caplog):
     turns = [
-        Turn([SimpleNamespace(reservation_id=f"r{n}") for n in range(first, first + 4)], first < 8)
+        Expired(
+            [SimpleNamespace(reservation_id=f"r{n}") for n in range(first, first + 4)], first < 8
+        )
         for first in (0, 4, 8)
     ]
-    expiry = Expiry(SimpleNamespace(expire=lambda now: turns.pop(0)))
+    expiry = LeaseExpiry(SimpleNamespace(expire=lambda now: turns.pop(0)))
     with caplog.at_level(logging.INFO):
         assert [expiry.step(1.0) for _ in range(3)] == [True, True, False]
     (record,) = caplog.records

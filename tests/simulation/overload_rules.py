@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from select_service.core.admission.policy import QueueRules, single_class
+from select_service.core.admission.policy_classes import QueueRules, single_class
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
 from select_service.core.selector import Selector

@@ -13,7 +13,7 @@ from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
 from select_service.core.replicas.agreement import Agreement
-from select_service.core.replicas.repair import AnotherProcess, Answer, Repair
+from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair
 from select_service.errors import NotFound
 from tests.builders import a_select_and_reserve, a_selector, a_worker
 
@@ -102,7 +102,7 @@ class Node:
                 self,
                 peer,
                 wanted._replace(limit=4),
-                lambda page: arrived(Answer(page, asked_at, self.now())),
+                lambda page: arrived(PageAnswer(page, asked_at, self.now())),
                 lambda: ended(False),
             )
 

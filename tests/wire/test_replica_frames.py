@@ -17,8 +17,8 @@ from select_service.core.replicas.events import (
     PATIENT_BYTES_MAX,
     SEQUENCE_BLOCKS_MAX,
     Admitted,
-    DecodeError,
     EventEncoder,
+    FrameError,
     Freed,
     PrefillCompleted,
     decode,
@@ -128,9 +128,9 @@ def test_structures_may_be_arrays():
 def test_either_name_of_the_tenant_will_do_but_not_two_tenants():
     assert decode(pack(body(tenant_id=None, routing_group="t"))).tenant_id == "t"
     assert decode(pack(body(routing_group="t"))).tenant_id == "t"
-    with pytest.raises(DecodeError, match="differ"):
+    with pytest.raises(FrameError, match="differ"):
         decode(pack(body(routing_group="u")))
-    with pytest.raises(DecodeError, match="no `tenant_id`"):
+    with pytest.raises(FrameError, match="no `tenant_id`"):
         decode(pack(body(tenant_id=None)))
 
 
@@ -145,7 +145,7 @@ def test_what_may_be_absent_has_its_default():
     "field", ["model_name", "block_size", "event", "event__request_id", "event__worker"]
 )
 def test_what_is_required_is_missed(field):
-    with pytest.raises(DecodeError):
+    with pytest.raises(FrameError):
         decode(pack(body(**{field: None})))
 
 
@@ -170,7 +170,7 @@ def test_what_is_required_is_missed(field):
     ],
 )
 def test_what_is_out_of_range_is_refused(field, value):
-    with pytest.raises(DecodeError):
+    with pytest.raises(FrameError):
         decode(pack(body(**{field: value})))
 
 
@@ -178,7 +178,7 @@ def test_sequences_have_a_bound():
     too_many = pack(body()).replace(
         pack([21, 22]), b"\xdd" + (SEQUENCE_BLOCKS_MAX + 1).to_bytes(4, "big")
     )
-    with pytest.raises(DecodeError):
+    with pytest.raises(FrameError):
         decode(too_many + b"\0" * (SEQUENCE_BLOCKS_MAX + 1))
     event = decode(pack(body()))
     long = msgspec.structs.replace(
@@ -194,9 +194,9 @@ def test_an_unusual_form_has_a_bound_of_its_own():
         return pack(["m", "t", 4, ["x", [1, 1], {"AddRequest": [hashes]}, 777]])
 
     assert len(decode(arrays(PATIENT_BYTES_MAX // 10)).sequence_hashes) == PATIENT_BYTES_MAX // 10
-    with pytest.raises(DecodeError):
+    with pytest.raises(FrameError):
         decode(arrays(PATIENT_BYTES_MAX // 9))
-    with pytest.raises(DecodeError):
+    with pytest.raises(FrameError):
         decode(pack([[]] * PATIENT_BYTES_MAX))
 
 
@@ -207,7 +207,7 @@ def test_hashes_that_become_python_objects_have_a_bound_of_their_own():
         if n <= MIXED_BLOCKS_MAX:
             assert decode(pack(event)).sequence_hashes[-1] == 3
         else:
-            with pytest.raises(DecodeError, match="in this form"):
+            with pytest.raises(FrameError, match="in this form"):
                 decode(pack(event))
 
 
@@ -270,7 +270,7 @@ def test_long_sequences_have_the_bytes_of_any_encoder_whatever_was_encoded_befor
 
 @given(payload=st.binary(max_size=60))
 def test_random_bytes_raise_only_decode_error(payload):
-    with pytest.raises(DecodeError):
+    with pytest.raises(FrameError):
         decode(payload)
 
 
@@ -285,7 +285,7 @@ ANYTHING = st.recursive(
 def test_anything_in_the_place_of_a_structure_raises_only_decode_error(value, place):
     try:
         decode(pack(body(**{place: value if value is not None else 0})))
-    except DecodeError:
+    except FrameError:
         return
 
 
@@ -296,5 +296,5 @@ def test_damaged_frames_raise_only_decode_error(cut, flip, bit):
     for damaged in (bytes(payload), bytes(payload[:cut])):
         try:
             decode(damaged)
-        except DecodeError:
+        except FrameError:
             continue

@@ -6,13 +6,13 @@ from typing import NamedTuple
 from select_service.bodies.admission import BusyThresholdView
 from select_service.core.admission.busy import BusyCounts
 from select_service.core.admission.gate import Gate
-from select_service.core.admission.waiting_list import Waiting
+from select_service.core.admission.waiting_list import Backlog
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.fleet.partition import Partition
 from select_service.core.histogram import Histogram
 from select_service.core.identity import PartitionKey, Rank
 
-NO_BOUND = Waiting(0, 0)
+NO_BOUND = Backlog(0, 0)
 
 
 class AdmissionReport(NamedTuple):
@@ -20,12 +20,12 @@ class AdmissionReport(NamedTuple):
 
     issued: int
     rejected: int
-    waiting: Waiting
-    bounds: Waiting
+    waiting: Backlog
+    bounds: Backlog
     outcomes: Mapping[str, int]
     shed: Mapping[str, int]
     tier_shed: Mapping[str, bool]
-    classes: Mapping[str, Waiting]
+    classes: Mapping[str, Backlog]
     waits: Mapping[str, Histogram]
     busy: Mapping[PartitionKey, BusyCounts]
     thresholds: tuple[BusyThresholdView, ...]
@@ -45,8 +45,8 @@ def admission_report(
     return AdmissionReport(
         issued=sum(outcomes.values()) + gate.waiting.requests,
         rejected=tally.rejected,
-        waiting=Waiting(gate.waiting.requests, gate.waiting.isl_tokens),
-        bounds=NO_BOUND if rules is None else Waiting(*rules.bounds),
+        waiting=Backlog(gate.waiting.requests, gate.waiting.isl_tokens),
+        bounds=NO_BOUND if rules is None else Backlog(*rules.bounds),
         outcomes=outcomes,
         shed={tier: tally.shed_tiers[tier] for tier in tiers.names},
         tier_shed={tier: tier in tiers.shed_names for tier in tiers.names},

@@ -9,7 +9,7 @@ import numpy as np
 from select_service.bodies.selection import SelectRequest
 from select_service.core.admission import busy_kernels
 from select_service.core.admission.drain import RETRY_AFTER_UNKNOWN_S, DrainRate, whole_s
-from select_service.core.admission.policy import PolicyClass
+from select_service.core.admission.policy_classes import PolicyClass
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
 from select_service.core.arrays import Mask
 from select_service.core.engines.engine_load import EngineLoads

@@ -18,12 +18,12 @@ from math import inf
 from select_service.bodies.selection import SelectRequest
 from select_service.core.admission.busy import NO_LIMITS, BusyJudge, free_ranks
 from select_service.core.admission.drain import retry_after_s
-from select_service.core.admission.policy import QueueBounds, QueueRules
+from select_service.core.admission.policy_classes import QueueBounds, QueueRules
 from select_service.core.admission.priority_tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.room_view import RoomView
 from select_service.core.admission.tally import AdmissionTally
 from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
-from select_service.core.admission.waiting_list import Waiting, WaitingList
+from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.arrays import Mask
 from select_service.core.decide.candidates import candidates
 from select_service.core.decisions import Decision, Job, Waited
@@ -328,9 +328,9 @@ class Gate:
 
     # --- views
 
-    def by_class(self) -> dict[str, Waiting]:
+    def by_class(self) -> dict[str, Backlog]:
         """What waits, by policy class, over all partitions; classes that had waits stay."""
-        return dict.fromkeys(self.tally.waits, Waiting(0, 0)) | self.waiting.by_class()
+        return dict.fromkeys(self.tally.waits, Backlog(0, 0)) | self.waiting.by_class()
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from select_service.core.admission.policy import QueueRules
+from select_service.core.admission.policy_classes import QueueRules
 from select_service.core.admission.thresholds import BusyThresholds
 
 

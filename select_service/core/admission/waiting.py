@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from sortedcontainers import SortedDict
 
 from select_service.bodies.selection import SelectRequest
-from select_service.core.admission.policy import PolicyClass, QueuePolicy
+from select_service.core.admission.policy_classes import PolicyClass, QueuePolicy
 from select_service.core.identity import Rank
 from select_service.errors import QueueFull, SelectError
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
-from select_service.core.admission.policy import QueueBounds
+from select_service.core.admission.policy_classes import QueueBounds
 from select_service.core.admission.room_view import bits_of
 from select_service.core.admission.waiting import Room, Ticket
 from select_service.core.decide.candidates import candidates
@@ -28,7 +28,7 @@ STRANDED_PER_TURN_MAX = 256
 """Requests that are refused in one turn because nobody is left who could serve them."""
 
 
-class Waiting(NamedTuple):
+class Backlog(NamedTuple):
     """What waits somewhere."""
 
     requests: int
@@ -143,17 +143,17 @@ class WaitingList:
 
     # --- views
 
-    def of(self, key: PartitionKey) -> Waiting:
+    def of(self, key: PartitionKey) -> Backlog:
         room = self.rooms.get(key)
-        return Waiting(0, 0) if room is None else Waiting(len(room), room.isl_tokens)
+        return Backlog(0, 0) if room is None else Backlog(len(room), room.isl_tokens)
 
-    def by_class(self) -> dict[str, Waiting]:
+    def by_class(self) -> dict[str, Backlog]:
         """What waits, by policy class, over all partitions."""
-        found: dict[str, Waiting] = {}
+        found: dict[str, Backlog] = {}
         for room in self.rooms.values():
             for name, requests, tokens in room.counts():
-                old = found.get(name, Waiting(0, 0))
-                found[name] = Waiting(old.requests + requests, old.isl_tokens + tokens)
+                old = found.get(name, Backlog(0, 0))
+                found[name] = Backlog(old.requests + requests, old.isl_tokens + tokens)
         return found
 
     def check_invariants(self) -> None:

@@ -24,7 +24,7 @@ Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left"]
 """Who made a change.  client: one of ours."""
 
 
-class Follower(Protocol):
+class LoadFollower(Protocol):
     """Somebody who is told of every change of load, but for output blocks: those are too many."""
 
     def booked(self, booking: Booking, cause: Cause, now: float) -> None: ...
@@ -32,7 +32,7 @@ class Follower(Protocol):
     def released(self, booking: Booking, cause: Cause, now: float) -> None: ...
 
 
-class Expiry(NamedTuple):
+class Expired(NamedTuple):
     """What one turn of expiry released, and whether more is due."""
 
     ended: list[Booking]
@@ -44,7 +44,7 @@ class Ledger:
 
     def __init__(self, held: Reservations, touched: Touched) -> None:
         self.held = held
-        self.followers: list[Follower] = []
+        self.followers: list[LoadFollower] = []
         self.expired = 0
         self.dropped_with_rank = 0
         self._touched = touched
@@ -125,18 +125,18 @@ class Ledger:
 
     # --- changes of many, a budget at a time
 
-    def expire(self, now: float, work_max: int) -> Expiry:
+    def expire(self, now: float, work_max: int) -> Expired:
         """Release what nobody renewed in time, the oldest first."""
         ended: list[Booking] = []
         work = 0
         while work < work_max:
             booking = self.held.overdue(now)
             if booking is None:
-                return Expiry(ended, False)
+                return Expired(ended, False)
             work += RELEASE_WORK + len(booking.sequence_hashes)
             self.release(booking, "expiry", now)
             ended.append(booking)
-        return Expiry(ended, self.held.overdue(now) is not None)
+        return Expired(ended, self.held.overdue(now) is not None)
 
     def empty_slot(self, account: Account, slot: int, now: float, work_max: int) -> int:
         """Release what is booked on a slot whose rank has left.  Returns the work that it took;

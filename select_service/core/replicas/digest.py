@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from select_service.bodies.common import NAME_CHARS_MAX
 from select_service.core.identity import PartitionKey
 from select_service.core.load.origin_sums import NOTHING, OriginSums, Sum
-from select_service.core.replicas.events import DETAIL_CHARS_MAX, DecodeError
+from select_service.core.replicas.events import DETAIL_CHARS_MAX, FrameError
 
 TOPIC = b"select-service.digest.v1"
 LINES_MAX = 2048
@@ -45,7 +45,7 @@ class Line(Struct, array_like=True, frozen=True):
     marks: _Unsigned
 
 
-class Heard(Struct, array_like=True, frozen=True):
+class Receipt(Struct, array_like=True, frozen=True):
     """How many messages of a replica the sender has read since it first heard of it."""
 
     router_id: _Unsigned
@@ -65,7 +65,7 @@ class Digest(Struct, kw_only=True, frozen=True):
     sent: _Count
     port: Annotated[int, Meta(ge=0, le=65535)]
     url: Annotated[str, Meta(max_length=URL_CHARS_MAX)] | None = None
-    heard: Annotated[list[Heard], Meta(max_length=HEARD_MAX)] = []
+    heard: Annotated[list[Receipt], Meta(max_length=HEARD_MAX)] = []
     own_only: bool = False
     lines: Annotated[list[Line], Meta(max_length=LINES_MAX)]
 
@@ -90,13 +90,13 @@ def encode(digest: Digest) -> bytes:
 
 
 def decode(payload: bytes) -> Digest:
-    """Raises DecodeError."""
+    """Raises FrameError."""
     if len(payload) > DIGEST_BYTES_MAX:
-        raise DecodeError(f"{len(payload)} bytes, at most {DIGEST_BYTES_MAX} expected")
+        raise FrameError(f"{len(payload)} bytes, at most {DIGEST_BYTES_MAX} expected")
     try:
         return _digest_of(payload)
     except (ValueError, RecursionError) as error:
-        raise DecodeError(str(error)[:DETAIL_CHARS_MAX]) from None
+        raise FrameError(str(error)[:DETAIL_CHARS_MAX]) from None
 
 
 def lines_of(sums: OriginSums, router_id: int) -> tuple[list[Line], bool]:

@@ -49,7 +49,7 @@ _HEAD_BYTES = 3
 """Of a msgpack array of up to 65,535 elements."""
 
 
-class DecodeError(ValueError):
+class FrameError(ValueError):
     """The bytes are no event; the text says why."""
 
 
@@ -95,7 +95,7 @@ class Freed(_Event, frozen=True, kw_only=True, gc=False):
     """A reservation has ended."""
 
 
-Event: TypeAlias = Admitted | PrefillCompleted | Freed
+LoadEvent: TypeAlias = Admitted | PrefillCompleted | Freed
 
 # --- the bytes -----------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class EventEncoder:
         self._values = elements["value"]
         self._view = memoryview(self._array)
 
-    def encode(self, event: Event) -> bytes:
+    def encode(self, event: LoadEvent) -> bytes:
         """The payload frame.  Raises ValueError for more than SEQUENCE_BLOCKS_MAX blocks.
 
         O(blocks), at about a nanosecond each.
@@ -227,34 +227,34 @@ def _read(sequence: Raw) -> Hashes:
     if width is not None:
         n = int.from_bytes(raw[1:width], "big")
         if n > SEQUENCE_BLOCKS_MAX:
-            raise DecodeError(f"{n} blocks, at most {SEQUENCE_BLOCKS_MAX} expected")
+            raise FrameError(f"{n} blocks, at most {SEQUENCE_BLOCKS_MAX} expected")
         if len(raw) == width + n * _ELEMENT_BYTES:
             elements = np.frombuffer(raw, _U64_ELEMENT, offset=width)
             if (elements["mark"] == _U64_MARK).all():
                 return elements["value"].astype(np.uint64)
         if n > MIXED_BLOCKS_MAX:
-            raise DecodeError(f"{n} blocks, at most {MIXED_BLOCKS_MAX} expected in this form")
+            raise FrameError(f"{n} blocks, at most {MIXED_BLOCKS_MAX} expected in this form")
     integers = _integers_of(raw)
     return np.array(integers, np.uint64) if integers else _NO_HASHES
 
 
-def decode(payload: bytes) -> Event:
-    """The event of a payload frame.  Raises DecodeError for anything that is none."""
+def decode(payload: bytes) -> LoadEvent:
+    """The event of a payload frame.  Raises FrameError for anything that is none."""
     if len(payload) > FRAME_BYTES_MAX:
-        raise DecodeError(f"{len(payload)} bytes, at most {FRAME_BYTES_MAX} expected")
+        raise FrameError(f"{len(payload)} bytes, at most {FRAME_BYTES_MAX} expected")
     try:
         return _event_of(_frame_of(payload))
     except _UNREADABLE as error:
         reason = str(error)
     if len(payload) > PATIENT_BYTES_MAX:
-        raise DecodeError(reason[:DETAIL_CHARS_MAX])
+        raise FrameError(reason[:DETAIL_CHARS_MAX])
     try:
         return _event_of(_frame_of_arrays(payload))
     except _UNREADABLE:
-        raise DecodeError(reason[:DETAIL_CHARS_MAX]) from None
+        raise FrameError(reason[:DETAIL_CHARS_MAX]) from None
 
 
-def _event_of(frame: _Frame) -> Event:
+def _event_of(frame: _Frame) -> LoadEvent:
     body = frame.event
     common: dict[str, Any] = {
         "model_name": frame.model_name,
@@ -274,7 +274,7 @@ def _event_of(frame: _Frame) -> Event:
     hint = given.prefill_load_hint
     tokens = None if hint is None else hint.initial_effective_prefill_tokens
     if tokens is not None and tokens > ISL_TOKENS_MAX:
-        raise DecodeError(f"a prefill load of {tokens} tokens, at most {ISL_TOKENS_MAX} expected")
+        raise FrameError(f"a prefill load of {tokens} tokens, at most {ISL_TOKENS_MAX} expected")
     return Admitted(
         **common,
         sequence_hashes=_read(given.token_sequence),
@@ -288,7 +288,7 @@ def _tenant_of(frame: _Frame) -> str:
     """Both keys must agree where both are there: acting on one of two tenants would be a guess."""
     names = {name for name in (frame.tenant_id, frame.routing_group) if name is not UNSET}
     if len(names) != 1:
-        raise DecodeError("`tenant_id` and `routing_group` differ" if names else "no `tenant_id`")
+        raise FrameError("`tenant_id` and `routing_group` differ" if names else "no `tenant_id`")
     name = names.pop()
     assert isinstance(name, str)
     return name

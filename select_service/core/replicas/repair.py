@@ -73,7 +73,7 @@ Verdict: TypeAlias = Literal[
 ]
 
 
-class Answer(NamedTuple):
+class PageAnswer(NamedTuple):
     """A page of the list; somewhere between the two times it was written."""
 
     page: ReservationPage
@@ -82,7 +82,7 @@ class Answer(NamedTuple):
 
 
 T = TypeVar("T")
-Steps: TypeAlias = Generator[ReservationFilter | None, Answer | None, T]
+Steps: TypeAlias = Generator[ReservationFilter | None, PageAnswer | None, T]
 
 Life: TypeAlias = Literal["alive", "ended", "unsure"]
 
@@ -134,7 +134,7 @@ class Repair:
             self._work = 0
             yield None
 
-    def _lacks(self, answer: Answer) -> Steps[bool]:
+    def _lacks(self, answer: PageAnswer) -> Steps[bool]:
         """Is there anything on the page that has to be booked, so that its hashes are needed?"""
         for row in answer.page.reservations:
             if self._verdict(row, answer) == "book" and self._place(row) is not None:
@@ -142,7 +142,7 @@ class Repair:
             yield from self._worked(ROW_WORK)
         return False
 
-    def _take(self, answer: Answer) -> Steps[None]:
+    def _take(self, answer: PageAnswer) -> Steps[None]:
         page = answer.page
         if page.router_id != self.router_id:
             raise AnotherProcess(f"router {self.router_id} was asked, {page.router_id} answered")
@@ -175,7 +175,7 @@ class Repair:
 
     # --- what a row asks for; changes nothing
 
-    def _verdict(self, row: ReservationRow, answer: Answer) -> Verdict:
+    def _verdict(self, row: ReservationRow, answer: PageAnswer) -> Verdict:
         booking = self._state.held.find(row.reservation_id)
         if booking is None:
             return self._verdict_on_missing(row, answer)
@@ -191,7 +191,7 @@ class Repair:
         is_over = not booking.prefilling and booking.renewed_at < self._began
         return "repeat_prefill" if is_over else "nothing"
 
-    def _verdict_on_missing(self, row: ReservationRow, answer: Answer) -> Verdict:
+    def _verdict_on_missing(self, row: ReservationRow, answer: PageAnswer) -> Verdict:
         """Only rows of the peer's own and those that nobody answers for (us, before a restart)."""
         origin = row.router_id
         is_orphan = self._state.origins.is_orphan(origin, answer.came_at)
@@ -203,7 +203,7 @@ class Repair:
         # What ended since the list was begun may well be known to the peer by now.
         return "repeat_freed" if ending is not None and ending.at < self._began else "nothing"
 
-    def _life(self, row: ReservationRow, answer: Answer) -> Life:
+    def _life(self, row: ReservationRow, answer: PageAnswer) -> Life:
         """Was it seen to end, or did only an earlier one of the same name?
 
         Only the one that admitted it knows its age; the others know since when they know of it.
@@ -337,7 +337,7 @@ def _is_same(row: ReservationRow, booking: Booking) -> bool:
     )
 
 
-def _asked(wanted: ReservationFilter) -> Steps[Answer]:
+def _asked(wanted: ReservationFilter) -> Steps[PageAnswer]:
     answer = yield wanted
     assert answer is not None
     return answer

@@ -36,12 +36,12 @@ from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.digest import (
     Difference,
     Digest,
-    Heard,
+    Receipt,
     differences,
     lines_of,
 )
 from select_service.core.replicas.endings import Endings
-from select_service.core.replicas.events import Admitted, Event, Freed, PrefillCompleted
+from select_service.core.replicas.events import Admitted, Freed, LoadEvent, PrefillCompleted
 from select_service.core.replicas.origins import Origins
 from select_service.errors import CapacityExceeded
 
@@ -96,10 +96,10 @@ class ReplicaState:
         self.endings = Endings()
         self.origins = Origins(router_id)
         self.doubted: dict[str, Booking] = {}
-        self._emit: Callable[[Event], None] | None = None
+        self._emit: Callable[[LoadEvent], None] | None = None
         self._fleet = fleet
 
-    def tell(self, emit: Callable[[Event], None]) -> None:
+    def tell(self, emit: Callable[[LoadEvent], None]) -> None:
         """Follow the ledger, and tell other replicas of what our clients do from now on.
 
         emit: must not block, raise or call back
@@ -108,7 +108,7 @@ class ReplicaState:
             self.ledger.followers.append(self)
         self._emit = emit
 
-    def apply(self, event: Event, now: float) -> Reason | None:
+    def apply(self, event: LoadEvent, now: float) -> Reason | None:
         """Follow an event of a peer.  None when it was followed, else why nothing changed."""
         if event.router_id == self.router_id:
             return "own"
@@ -125,7 +125,7 @@ class ReplicaState:
         return self._freed(event, now)
 
     def digest(
-        self, number: int, sent: int, port: int, url: str | None, heard: Sequence[Heard] = ()
+        self, number: int, sent: int, port: int, url: str | None, heard: Sequence[Receipt] = ()
     ) -> Digest:
         """What we hold now, to be sent behind the events that led to it."""
         lines, own_only = lines_of(self.held.sums, self.router_id)
@@ -278,7 +278,7 @@ class ReplicaState:
             "router_id": self.router_id,
         }
 
-    def say(self, event: Event) -> None:
+    def say(self, event: LoadEvent) -> None:
         """Tell the peers, if anybody is to be told."""
         if self._emit is not None:
             self._emit(event)

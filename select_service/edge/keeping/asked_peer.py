@@ -4,7 +4,7 @@ import logging
 
 from indexer.dumps.compact_load import LoadLimits
 from select_service.edge.http_client import HttpClient
-from select_service.edge.keeping.peer_dump import Answer, Download
+from select_service.edge.keeping.peer_dump import Download, DownloadedDump
 from select_service.edge.keeping.reading import Reading
 
 CHOICE_S_MAX = 5.0
@@ -25,7 +25,7 @@ class AskedPeer:
 
     def __init__(self, url: str, limits: LoadLimits, http: HttpClient) -> None:
         self.url = url
-        self.answer: Answer | None = None
+        self.answer: DownloadedDump | None = None
         self._limits = limits
         self._http = http
         self._attempts = 0
@@ -90,7 +90,7 @@ class AskedPeer:
             fields = {"peer": self.url, "error": error, "attempt": self._attempts}
             log.warning("a download of a dump failed", extra={"fields": fields})
 
-    def _tell_answer(self, answer: Answer) -> None:
+    def _tell_answer(self, answer: DownloadedDump) -> None:
         reading = answer.reading
         fields = {
             "peer": self.url,

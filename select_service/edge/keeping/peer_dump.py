@@ -29,7 +29,7 @@ ERROR_CHARS_MAX = 200
 ACCEPT = f"{MEDIA_TYPE}, application/json;q=0.5"
 
 
-class Answer(NamedTuple):
+class DownloadedDump(NamedTuple):
     """A dump that was read to its end."""
 
     reading: Reading
@@ -47,7 +47,7 @@ class Download:
 
     def __init__(self, url: str, limits: LoadLimits, http: HttpClient) -> None:
         self.url = url
-        self.answer: Answer | None = None
+        self.answer: DownloadedDump | None = None
         self.error = "the download broke off"
         self.reading = Reading(url)
         self._limits = limits
@@ -71,7 +71,7 @@ class Download:
         except (DumpError, MemoryError) as error:  # the latter: the dump is too much
             self.error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
 
-    async def _read(self) -> Answer:
+    async def _read(self) -> DownloadedDump:
         """Raises HttpError, DumpError, MemoryError."""
         try:
             async with (
@@ -83,7 +83,7 @@ class Download:
         except TimeoutError:
             raise HttpError("timeout", f"no answer within {ANSWER_S_MAX:g} s") from None
 
-    async def _load(self, response: "ClientResponse") -> Answer:
+    async def _load(self, response: "ClientResponse") -> DownloadedDump:
         is_compact = response.headers.get("content-type", "").startswith(MEDIA_TYPE)
         loader: CompactLoader | JsonLoader
         if is_compact:
@@ -97,7 +97,7 @@ class Download:
                 raise DumpError(f"more than {BODY_BYTES_MAX} bytes")
         await asyncio.to_thread(loader.finish)
         form: Literal["compact", "json"] = "compact" if is_compact else "json"
-        return Answer(self.reading, form, loader.partitions, loader.bad_entries)
+        return DownloadedDump(self.reading, form, loader.partitions, loader.bad_entries)
 
 
 async def _chunks(response: "ClientResponse") -> AsyncIterator[bytes]:

@@ -28,7 +28,7 @@ from select_service.core.selector import Selector
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.asked_peer import AskedPeer
-from select_service.edge.keeping.peer_dump import Answer
+from select_service.edge.keeping.peer_dump import DownloadedDump
 from select_service.edge.keeping.reading import Reading
 from select_service.edge.keeping.snapshot_file import read_snapshot
 
@@ -125,7 +125,7 @@ class Recovery:
             return []
         return await asyncio.to_thread(read_snapshot, self._path, self._limits, self._file)
 
-    async def _ask_peers(self) -> list[Answer]:
+    async def _ask_peers(self) -> list[DownloadedDump]:
         """The proper answers, the one with most blocks first."""
         asked = self._peers = [AskedPeer(url, self._limits, self._http) for url in self._urls]
         begun_at = monotonic()

@@ -20,7 +20,7 @@ import zmq.backend
 from indexer.sockets.monitor import waiting_events
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
-from select_service.core.replicas.events import Event, EventEncoder
+from select_service.core.replicas.events import EventEncoder, LoadEvent
 from select_service.edge.supervised import Callbacks
 
 REPLICA_QUEUE_EVENTS_MAX = 100_000
@@ -51,7 +51,7 @@ class ReplicaPublisher:
         self.dropped = 0
         self.last_drop: str | None = None
         self.digests_sent = 0
-        self._queue: deque[Event | bytes] = deque()
+        self._queue: deque[LoadEvent | bytes] = deque()
         self._encode = EventEncoder().encode
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
@@ -75,7 +75,7 @@ class ReplicaPublisher:
                     self._connections.discard(descriptor)
         return len(self._connections)
 
-    def offer(self, event: Event) -> None:
+    def offer(self, event: LoadEvent) -> None:
         """Queue an event, or drop and count it when the queue is full.  Never blocks or raises."""
         self.offered += 1
         if len(self._queue) >= REPLICA_QUEUE_EVENTS_MAX:
@@ -136,7 +136,7 @@ class ReplicaPublisher:
         self.dropped += 1
         self.last_drop = reason
 
-    def _put(self, message: Event | bytes) -> None:
+    def _put(self, message: LoadEvent | bytes) -> None:
         self._queue.append(message)
         if not self._scheduled and self._loop is not None:
             self._schedule()

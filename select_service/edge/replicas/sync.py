@@ -18,9 +18,9 @@ from indexer.sockets.names import Names
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
-from select_service.core.replicas.digest import Heard
-from select_service.core.replicas.events import DecodeError
-from select_service.core.replicas.repair import AnotherProcess, Answer, Repair, Repaired
+from select_service.core.replicas.digest import Receipt
+from select_service.core.replicas.events import FrameError
+from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair, Repaired
 from select_service.core.replicas.state import ReplicaState
 from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas.log import OutLog, PeerLog
@@ -174,7 +174,7 @@ class ReplicaSync:
         """Publish a digest.  Raises whatever ended a repair that should not have ended."""
         now = monotonic()
         self._digests += 1
-        heard = [Heard(p.speaker, p.heard) for p in self._peers.values() if p.speaker is not None]
+        heard = [Receipt(p.speaker, p.heard) for p in self._peers.values() if p.speaker is not None]
         digest = self._state.digest(
             self._digests, self._publisher.offered, self._http_port, self._url, heard
         )
@@ -254,7 +254,7 @@ async def _follow(repair: Repair, url: str, http: HttpClient) -> None:
         else:
             asked_at = monotonic()
             page = await fetch_page(http, url, wanted)
-            answer = Answer(page, asked_at, monotonic())
+            answer = PageAnswer(page, asked_at, monotonic())
         try:
             wanted = walk.send(answer)
         except StopIteration:
@@ -272,7 +272,7 @@ def _decoded(
     """None for a message that cannot be read, which is counted under `reason`."""
     try:
         return decode(payload)
-    except DecodeError as error:
+    except FrameError as error:
         peer.dropped[reason] += 1
         peer.failed(str(error), now)
         return None

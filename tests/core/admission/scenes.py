@@ -8,7 +8,7 @@ import numpy as np
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.bodies.admission import BusyThresholdChange
-from select_service.core.admission.policy import (
+from select_service.core.admission.policy_classes import (
     PolicyDocument,
     Profile,
     QueueBounds,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from select_service.bodies.admission import BusyThresholdChange
-from select_service.core.admission.policy import (
+from select_service.core.admission.policy_classes import (
     single_class,
 )
 from select_service.core.decisions import Decision

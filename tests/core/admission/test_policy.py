@@ -5,7 +5,7 @@ from copy import deepcopy
 import msgspec
 import pytest
 
-from select_service.core.admission.policy import (
+from select_service.core.admission.policy_classes import (
     PolicyDocument,
     PolicyError,
     PolicyFile,

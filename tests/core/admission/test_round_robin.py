@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.admission.policy import PolicyClass
+from select_service.core.admission.policy_classes import PolicyClass
 from select_service.core.admission.waiting import Lane, Room, Size, Ticket, score_of
 from select_service.core.identity import Rank
 from tests.builders import a_select

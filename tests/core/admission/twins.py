@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.core.admission import gate
-from select_service.core.admission.policy import (
+from select_service.core.admission.policy_classes import (
     PolicyDocument,
     Profile,
     QueueBounds,

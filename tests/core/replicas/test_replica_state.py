@@ -14,8 +14,14 @@ from select_service.core.replicas import state as replica_state
 from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, RETRY_S_MAX, Agreement
 from select_service.core.replicas.digest import Difference
 from select_service.core.replicas.endings import Endings
-from select_service.core.replicas.events import Admitted, DecodeError, Freed, PrefillCompleted
-from select_service.core.replicas.repair import AnotherProcess, Answer, Repair, Repaired, checked
+from select_service.core.replicas.events import Admitted, FrameError, Freed, PrefillCompleted
+from select_service.core.replicas.repair import (
+    AnotherProcess,
+    PageAnswer,
+    Repair,
+    Repaired,
+    checked,
+)
 from tests.builders import a_reservation, a_select_and_reserve, a_selector, a_worker
 
 KEY = PartitionKey("m", "default")
@@ -54,7 +60,7 @@ def follow(walk, page_of, now, delay_s=0.0):
     """Let a repair run to its end.  Returns how often it let others have a turn."""
     turns, wanted = 0, next(walk)
     while True:
-        answer = None if wanted is None else Answer(page_of(wanted), now, now + delay_s)
+        answer = None if wanted is None else PageAnswer(page_of(wanted), now, now + delay_s)
         try:
             wanted = walk.send(answer)
         except StopIteration:
@@ -245,7 +251,7 @@ def test_a_digest_survives_its_bytes_and_damage_raises_only_decode_error():
     payload = replica_digest.encode(digest)
     assert replica_digest.decode(payload) == digest
     for cut in range(len(payload)):
-        with pytest.raises(DecodeError):
+        with pytest.raises(FrameError):
             replica_digest.decode(payload[:cut])
 
 
@@ -293,7 +299,7 @@ def test_what_is_admitted_while_the_list_travels_stays():
     a.reserve(a_reservation("new", 1), 0.1)
     b.replicas.apply(a.said[0], 0.1)
     with pytest.raises(StopIteration):
-        walk.send(Answer(page, 0.0, 0.2))
+        walk.send(PageAnswer(page, 0.0, 0.2))
     assert set(held(b)) == {"new"}
 
 
@@ -302,7 +308,7 @@ def test_a_list_of_another_process_is_not_followed():
     walk = Repair(b.replicas, 12345, 0.0).walk()
     page = a.reservations(next(walk), 0.0)
     with pytest.raises(AnotherProcess):
-        walk.send(Answer(page, 0.0, 0.0))
+        walk.send(PageAnswer(page, 0.0, 0.0))
 
 
 def test_a_repaired_reservation_ends_when_it_ends_at_the_peer():

@@ -19,12 +19,12 @@ from msgspec import Meta, Struct
 CLASSES_MAX = 64
 BUCKETS_MAX = 64
 MODELS_MAX = 1024
-NAME_CHARS_MAX = 128
+CLASS_NAME_CHARS_MAX = 128
 TOKENS_MAX = 2**53
 
 QueuePolicy = Literal["fcfs", "wspt", "lcfs"]
 
-_Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+_Name = Annotated[str, Meta(min_length=1, max_length=CLASS_NAME_CHARS_MAX)]
 _Count = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 
 
