@@ -10,7 +10,6 @@ A thread never ends because of what arrives.  Should a bug end one, Python's thr
 
 import contextlib
 import logging
-import queue
 import socket
 import sys
 import threading
@@ -23,6 +22,7 @@ from typing import TypeAlias
 import zmq
 
 from indexer.events.kv_source import KvSource
+from indexer.sockets.arrivals import Room
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.descriptors import allow_many, room_for_ranks
 from indexer.sockets.dial import Sockets
@@ -35,8 +35,6 @@ FOLLOW_S_MAX = 2.0
 """How long `follow` waits for the closings.  A thread looks for commands between two drains, so
 a wait of this length means that the thread is dead or the machine is stalled."""
 CLOSE_S_MAX = 1.0
-COMMANDS_MAX = 64
-"""Changes a thread may be behind."""
 SOCKETS_MAX = 65_535
 """libzmq's default is 1023 per context; a rank needs three, two of which tell of the connection of
 the first, and one more while it catches up."""
@@ -52,12 +50,57 @@ logger = logging.getLogger("indexer.ingest")
 
 @dataclass(slots=True)
 class _Change:
-    """What one thread has to do; `closed` is set once nothing is written for closed ones."""
+    """What one thread has to do, in this order."""
 
-    close: list[Listener] = field(default_factory=list)
-    open: list[Listener] = field(default_factory=list)
+    close: dict[Listener, None] = field(default_factory=dict)
     start: bool = False
-    closed: threading.Event = field(default_factory=threading.Event)
+    open: dict[Listener, None] = field(default_factory=dict)
+
+    def add(self, later: "_Change") -> None:
+        """Both in one.  However many are added, a listener is named once at most."""
+        for listener in later.close:
+            if listener in self.open:
+                del self.open[listener]
+            else:
+                self.close[listener] = None
+        self.start |= later.start
+        self.open |= later.open
+
+
+class _Changes:
+    """Those that one thread has yet to make, in one, and who waits for them."""
+
+    def __init__(self) -> None:
+        self._told = threading.Condition()
+        self._next = _Change()
+        self._asked = self._done = 0
+        """How many changes there have been, and how many of them have closed what they close."""
+
+    def __bool__(self) -> bool:
+        return self._asked > self._done
+
+    def ask(self, change: _Change) -> int:
+        """The number to wait for."""
+        with self._told:
+            self._next.add(change)
+            self._asked += 1
+            return self._asked
+
+    def take(self) -> tuple[_Change, int]:
+        """What is to be done now, and the number to be told when all is closed."""
+        with self._told:
+            change, self._next = self._next, _Change()
+            return change, self._asked
+
+    def closed(self, number: int) -> None:
+        with self._told:
+            self._done = number
+            self._told.notify_all()
+
+    def wait(self, number: int, timeout_s: float) -> bool:
+        """Until what was asked before is closed.  False: not in time."""
+        with self._told:
+            return self._told.wait_for(lambda: self._done >= number, timeout_s)
 
 
 class _IngestThread(threading.Thread):
@@ -69,23 +112,29 @@ class _IngestThread(threading.Thread):
         self.readiness = Readiness()
         self.timers: Timers[Listener] = Timers()
         self.pace = AskPace()
+        self.room = Room()
         self.is_serving = True
         self.failure: BaseException | None = None
         self.n_listeners = 0
         """Kept by whoever changes the listeners."""
         self._open: dict[Listener, None] = {}
         self._stopping = False
-        self._changes: queue.Queue[_Change] = queue.Queue(COMMANDS_MAX)
+        self._changes = _Changes()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
         self.readiness.watch_file(self._wake_out.fileno(), self._drain_wakes)
 
-    def request(self, change: _Change) -> None:
-        """Raises queue.Full when the thread has not looked for a long time."""
-        self._changes.put(change, timeout=FOLLOW_S_MAX)
+    def request(self, change: _Change) -> int:
+        """The number to `await_closed`."""
+        number = self._changes.ask(change)
         self._wake()
+        return number
+
+    def await_closed(self, number: int, timeout_s: float) -> bool:
+        """Until nothing is written for those to be closed.  False: not in time."""
+        return self._changes.wait(number, timeout_s)
 
     def call(self, call: Callable[[], None]) -> None:
         """Have it called soon on this thread; may be called on any."""
@@ -110,8 +159,7 @@ class _IngestThread(threading.Thread):
             self.failure = sys.exception()
             for listener in self._open:
                 listener.close()
-            while not self._changes.empty():
-                self._changes.get_nowait().closed.set()
+            self._changes.closed(self._changes.take()[1])
             self.readiness.close()
             self._wake_out.close()
 
@@ -125,21 +173,22 @@ class _IngestThread(threading.Thread):
             listener.tick(now)
 
     def _make_changes(self) -> None:
-        while not self._changes.empty():
-            change = self._changes.get_nowait()
-            for listener in change.close:
-                listener.close()
-                del self._open[listener]
-            change.closed.set()
-            if change.start and self._held:
-                self._held = False
-                for listener in self._open:
-                    listener.start(opened_just_now=False)
-            for listener in change.open:
-                self._open[listener] = None
-                listener.open()
-                if not self._held:
-                    listener.start(opened_just_now=True)
+        if not self._changes:
+            return
+        change, number = self._changes.take()
+        for listener in change.close:
+            listener.close()
+            del self._open[listener]
+        self._changes.closed(number)
+        if change.start and self._held:
+            self._held = False
+            for listener in self._open:
+                listener.start(opened_just_now=False)
+        for listener in change.open:
+            self._open[listener] = None
+            listener.open()
+            if not self._held:
+                listener.start(opened_just_now=True)
 
     def _wake(self) -> None:
         # A full buffer is reason enough to wake already; the other errors are an ended thread's.
@@ -160,7 +209,7 @@ _Running: TypeAlias = tuple[_IngestThread, Listener]
 class Ingest:
     """Listeners of all ranks.  Methods may be called on any thread but the ingest threads.
 
-    held: listeners connect, but what they receive waits in their sockets until `release`.
+    held: listeners connect, but what they receive is kept until `release`.
     """
 
     def __init__(self, threads: int, *, held: bool = False) -> None:
@@ -211,12 +260,12 @@ class Ingest:
                 listener.feed.indexed.applier.total_blocks = source.total_blocks
                 kept[dp_rank] = each
             else:
-                changes.setdefault(thread, _Change()).close.append(listener)
+                changes.setdefault(thread, _Change()).close[listener] = None
                 thread.n_listeners -= 1
         for dp_rank, source in wanted.items():
             if dp_rank not in kept:
                 thread, listener = kept[dp_rank] = self._new(source)
-                changes.setdefault(thread, _Change()).open.append(listener)
+                changes.setdefault(thread, _Change()).open[listener] = None
         if kept:
             self._listeners[worker_id] = kept
         else:
@@ -226,7 +275,10 @@ class Ingest:
         thread = min(self._threads, key=_burden)
         thread.n_listeners += 1
         sockets = Sockets(self._context, self.names, thread.call)
-        return thread, Listener(source, sockets, thread.readiness, thread.timers, thread.pace)
+        listener = Listener(
+            source, sockets, thread.readiness, thread.timers, thread.pace, thread.room
+        )
+        return thread, listener
 
     def release(self) -> None:
         """Let the listeners take what has arrived; their writers are as they shall begin."""
@@ -278,10 +330,9 @@ class Ingest:
 def _make(changes: dict[_IngestThread, _Change]) -> None:
     until = time.monotonic() + FOLLOW_S_MAX
     changes = {thread: change for thread, change in changes.items() if thread.is_serving}
-    for thread, change in changes.items():
-        thread.request(change)
-    for thread, change in changes.items():
-        if not change.closed.wait(max(0.0, until - time.monotonic())):
+    numbers = {thread: thread.request(change) for thread, change in changes.items()}
+    for thread, number in numbers.items():
+        if not thread.await_closed(number, max(0.0, until - time.monotonic())):
             logger.error("%s does not respond", thread.name)
 
 

@@ -12,20 +12,22 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import zmq
 
 from indexer.events.actions import Action, StartReplay
 from indexer.events.feed import EventFeed
 from indexer.events.kv_source import KvSource
+from indexer.sockets import arrivals
+from indexer.sockets.arrivals import MESSAGE_BYTES_MAX, Arrivals, Room
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.dial import Dial, Sockets
-from indexer.sockets.live_connection import MESSAGE_BYTES_MAX, LiveConnection, reading_socket
-from indexer.sockets.readiness import Readiness, has_message
+from indexer.sockets.live_connection import LIVE_FRAMES, LiveConnection
+from indexer.sockets.options import Socket, reading_socket
+from indexer.sockets.readiness import Readiness
 from indexer.sockets.timers import Timers
 
-Socket: TypeAlias = "zmq.Socket[bytes]"
 State = Literal["no_events_yet", "connected", "catching_up", "degraded", "unverified"]
 
 CONNECT_ANEW_S = 0.5
@@ -42,7 +44,6 @@ DRAIN_S_MAX = 0.003
 ARRIVED_S_MAX = 2.0
 """How long a question may wait until everything that has arrived is taken."""
 LOOK_AGAIN_S = 0.01
-LIVE_FRAMES = 3
 REPLAY_FRAMES = (3, 4)
 """[delimiter, seq, payload]; newer engines put a topic before seq."""
 SEQ_BYTES = 8
@@ -97,16 +98,19 @@ class Listener:
         readiness: Readiness,
         timers: "Timers[Listener]",
         pace: AskPace,
+        room: Room,
     ) -> None:
-        """`timers` call `tick`; `pace` is that of all listeners of the thread."""
+        """`timers` call `tick`; `pace` and `room` are those of all listeners of the thread."""
         self.source = source
         self.feed = EventFeed(source)
         self._sockets = sockets
         self._readiness = readiness
         self._timers = timers
         self._pace = pace
+        self._room = room
         self._live: LiveConnection | None = None
         self._replay: Socket | None = None
+        self._replayed: Arrivals | None = None
         self._replay_dial: Dial | None = None
         self._open_error: str | None = None
         self._failure: str | None = None
@@ -120,14 +124,15 @@ class Listener:
     def open(self) -> None:
         """Connect.  The engine may be absent; an address libzmq refuses leaves it degraded.
 
-        What arrives waits in the socket until `start`.
+        What arrives is read ahead and waits until `start`.
         """
         try:
-            self._live = LiveConnection(self._sockets, self.source.endpoint)
+            self._live = LiveConnection(self._sockets, self.source.endpoint, self._room)
         except zmq.ZMQError as error:
             self._open_error = f"{self.source.endpoint}: {error}"
             self._log(logging.ERROR, "KV event listener failed", self._open_error)
             return
+        self._readiness.watch(self._live.socket, self.drain_live)
         self._log(logging.INFO, "KV event listener opened", self.source.endpoint)
 
     def start(self, *, opened_just_now: bool) -> None:
@@ -144,6 +149,8 @@ class Listener:
 
     def drain_live(self) -> bool:
         """Take a bounded number of live messages.  True: more may be there."""
+        if not self._started:
+            return self._guarded(self._read_ahead)
         return self._guarded(lambda: self._drain(self._take_live))
 
     def drain_replay(self) -> bool:
@@ -171,7 +178,7 @@ class Listener:
         self.feed.begin(time.monotonic(), nothing_older_comes=opened_just_now)
         self._started = True
         if self._live is not None:
-            self._readiness.watch(self._live.socket, self.drain_live)
+            self._readiness.again(self.drain_live)
             self._readiness.watch(self._live.monitor, self.drain_monitor)
         return False
 
@@ -188,12 +195,12 @@ class Listener:
         due = self.feed.wake_at
         if self.feed.is_busy or due is None or now < due:
             return False
-        if self._replay is not None and has_message(self._replay):
+        if self._replayed is not None and self._replayed.has_some:
             self._readiness.again(self.drain_replay)  # looking has taken the news from its file
             self._not_before = now + LOOK_AGAIN_S
             return False
         # Batches of an old connection must not be taken for those of the engine's next life.
-        if self._live is not None and has_message(self._live.socket):
+        if self._live is not None and self._live.arrivals.has_some:
             self._readiness.again(self.drain_live)
             if self.feed.doubt is not None and now < due + ARRIVED_S_MAX:
                 self._not_before = now + LOOK_AGAIN_S
@@ -247,7 +254,16 @@ class Listener:
             if not (more or self.feed.is_busy) or time.monotonic() >= until:
                 break
         self._end_turn()
-        return more or self.feed.is_busy
+        is_left = more or self.feed.is_busy
+        if is_left:
+            self._read_ahead()
+        return is_left
+
+    def _read_ahead(self) -> bool:
+        """Take what has arrived out of the sockets.  True: more may be there."""
+        live = None if self._live is None else self._live.arrivals
+        some = [each for each in (live, self._replayed) if each is not None]
+        return any(each.read_ahead() for each in some)
 
     def _end_turn(self) -> None:
         for fault, detail in self.feed.indexed.notices.take().items():
@@ -272,9 +288,8 @@ class Listener:
         return False
 
     def _close_live(self, live: LiveConnection) -> None:
-        if self._started:
-            self._readiness.unwatch(live.socket, self.drain_live)
-            self._readiness.unwatch(live.monitor, self.drain_monitor)
+        self._readiness.unwatch(live.socket, self.drain_live)
+        self._readiness.unwatch(live.monitor, self.drain_monitor)
         live.close()
         self._live = None
 
@@ -295,9 +310,11 @@ class Listener:
 
     def _take_live(self) -> bool:
         """Take one message.  False: there was none."""
-        if self._live is None or not has_message(self._live.socket):
+        if self._live is None:
             return False
-        frames = _receive(self._live.socket, LIVE_FRAMES)
+        frames = self._live.arrivals.take()
+        if not frames:
+            return frames is not None
         self._cut_off = None  # the number of this message shows what is missing
         if len(frames) != LIVE_FRAMES or len(frames[1]) != SEQ_BYTES:
             self.feed.indexed.applier.dropped["frames"] += 1
@@ -312,9 +329,11 @@ class Listener:
 
     def _take_replayed(self) -> bool:
         """Take one message.  False: there was none."""
-        if self._replay is None or not has_message(self._replay):
+        if self._replayed is None:
             return False
-        frames = _receive(self._replay, max(REPLAY_FRAMES))
+        frames = self._replayed.take()
+        if not frames:
+            return frames is not None
         if not _is_replay(frames):
             self.feed.indexed.applier.dropped["replay_frames"] += 1
             return True
@@ -361,9 +380,10 @@ class Listener:
         # A fresh socket, so that what an aborted replay still sends is never taken for this one's.
         assert self.source.replay_endpoint is not None
         endpoint = self.source.replay_endpoint
-        replay = reading_socket(self._sockets.context, zmq.DEALER, endpoint)
+        replay = reading_socket(self._sockets.context, zmq.DEALER, endpoint, arrivals.bounds())
         question = [b"", start.to_bytes(SEQ_BYTES, "big")]
         self._replay = replay
+        self._replayed = Arrivals(replay, self._room, max(REPLAY_FRAMES))
         self._replay_dial = Dial(
             replay,
             endpoint,
@@ -378,6 +398,9 @@ class Listener:
         if self._replay_dial is not None:
             self._replay_dial.close()
             self._replay_dial = None
+        if self._replayed is not None:
+            self._replayed.clear()
+            self._replayed = None
         if self._replay is not None:
             self._readiness.unwatch(self._replay, self.drain_replay)
             self._replay.close()
@@ -393,16 +416,3 @@ def _is_replay(frames: list[bytes]) -> bool:
     if len(frames) not in REPLAY_FRAMES or frames[0]:
         return False
     return not frames[-1] or len(frames[-2]) == SEQ_BYTES
-
-
-def _receive(socket: Socket, frames_max: int) -> list[bytes]:
-    """The frames of the message that waits; of a longer one, frames_max + 1 of them."""
-    frames: list[bytes] = []
-    more = True
-    while more:
-        # Frame objects know whether another follows; asking the socket costs one more call.
-        frame = socket.recv(copy=False)
-        if len(frames) <= frames_max:
-            frames.append(frame.bytes)
-        more = frame.more
-    return frames

@@ -9,24 +9,18 @@ nothing at all when there was no address to try, else the end of the attempt, so
 """
 
 import contextlib
-from typing import TypeAlias
 
 import zmq
 
-from indexer.events.kv_events import PAYLOAD_BYTES_MAX
-from indexer.sockets.dial import Dial, Sockets
+from indexer.sockets import arrivals
+from indexer.sockets.arrivals import Arrivals, Room
+from indexer.sockets.dial import Sockets
 from indexer.sockets.monitor import waiting_events
-from indexer.sockets.options import set_reading_options
 from indexer.sockets.readiness import has_message
+from indexer.sockets.subscription import Subscription
 
-Socket: TypeAlias = "zmq.Socket[bytes]"
-
-QUEUED_MESSAGES_MAX = 200_000
-"""Messages libzmq keeps for a socket while its thread is busy; beyond it the engine's side drops.
-Restarts and prefill bursts send tens of thousands within a fraction of a second."""
-MESSAGE_BYTES_MAX = 4 * PAYLOAD_BYTES_MAX
-"""libzmq ends the connection of a peer that sends more.  What is unreadable for its length alone
-shall still arrive, so that it is counted and the next message is no gap."""
+LIVE_FRAMES = 3
+"""[topic, sequence number, payload]"""
 
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _GOES_ON = zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -44,26 +38,27 @@ NO_ZMQ = "what answers there does not speak ZMQ, or broke its protocol"
 class LiveConnection:
     """Belongs to one thread.  `socket` is the same from the beginning to `close`."""
 
-    def __init__(self, sockets: Sockets, endpoint: str) -> None:
-        """The engine may be absent.  Raises zmq.ZMQError for an address libzmq refuses."""
+    def __init__(self, sockets: Sockets, endpoint: str, room: Room) -> None:
+        """The engine may be absent.  Raises zmq.ZMQError for an address libzmq refuses.
+
+        room: for what is read ahead
+        """
         self.is_cut_off = False
         self.is_connected = False
         self._error: str | None = None
         self._attempted_at: float | None = None
         self._ended_at: float | None = None
-        self.socket = reading_socket(sockets.context, zmq.SUB, endpoint)
-        self._dial = Dial(self.socket, endpoint, sockets.names, sockets.call)
-        try:
-            self.socket.setsockopt(zmq.SUBSCRIBE, b"")
-            self.monitor: Socket = self.socket.get_monitor_socket(_ENDED | _GOES_ON | _ATTEMPT)
-        except zmq.ZMQError:
-            self.socket.close()
-            raise
-        try:
-            self._dial.begin()
-        except zmq.ZMQError:
-            self.close()
-            raise
+        self._subscription = Subscription(
+            sockets,
+            endpoint,
+            arrivals.bounds(),
+            topics=[b""],
+            events=_ENDED | _GOES_ON | _ATTEMPT,
+        )
+        self._dial = self._subscription.dial
+        self.socket = self._subscription.socket
+        self.monitor = self._subscription.monitor
+        self.arrivals = Arrivals(self.socket, room, LIVE_FRAMES)
 
     def look(self, now: float) -> list[bool]:
         """Take what is told of the connection: True each time it was made, False when it was lost.
@@ -124,23 +119,5 @@ class LiveConnection:
             self.is_cut_off = False
 
     def close(self) -> None:
-        self._dial.close()
-        self.socket.disable_monitor()
-        self.monitor.close()
-        self.socket.close()
-
-
-def reading_socket(context: "zmq.Context[Socket]", kind: int, endpoint: str) -> Socket:
-    """A socket with our options, to be connected to `endpoint`.  Raises zmq.ZMQError."""
-    socket = context.socket(kind)
-    try:
-        set_reading_options(
-            socket,
-            endpoint,
-            messages_max=QUEUED_MESSAGES_MAX,
-            message_bytes_max=MESSAGE_BYTES_MAX,
-        )
-    except zmq.ZMQError:
-        socket.close()
-        raise
-    return socket
+        self.arrivals.clear()
+        self._subscription.close()

@@ -1,35 +1,72 @@
-"""EDGE: the options of a ZMQ socket that connects to somebody else's and reads from it."""
+"""EDGE: ZMQ sockets that connect to somebody else's and read from it.
 
-from typing import Any
+Their queues are short, so that they are bounded in bytes: what is not taken waits in the network
+and at the sender.  libzmq must then not end connections by heartbeats of its own.  It cannot read
+the answers while its queue is full, ends the connection, and aborts the process when the queue is
+read again (https://github.com/zeromq/libzmq/issues/3937).  So heartbeats are only sent, and the
+kernel ends a connection that does not confirm them.
+"""
+
+from typing import Any, NamedTuple, TypeAlias
 
 import zmq
 
 RECONNECT_MS = 100
 RECONNECT_MS_MAX = 5000
+CONNECT_MS_MAX = 5000
+"""For one attempt.  The kernel would try for minutes, with ever longer pauses: a network that is
+whole again would be noticed late."""
+HANDSHAKE_MS_MAX = 10_000
 HEARTBEAT_MS = 5000
-HEARTBEAT_TIMEOUT_MS = 15000
+"""As the reference has it.  Engines answer by themselves."""
+UNCONFIRMED_MS_MAX = 15_000
+"""A heartbeat that is not confirmed for so long ends the connection (Linux)."""
+DEAD_PEER_S_MAX = (HEARTBEAT_MS + UNCONFIRMED_MS_MAX) / 1000
+"""Within it a connection to a machine that is gone, or behind a partition, has ended."""
+RECONNECT_S_MAX = (CONNECT_MS_MAX + RECONNECT_MS_MAX + RECONNECT_MS) / 1000
+"""Within it a peer that can be reached again is reached, but for the handshake."""
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
 
 
-def set_reading_options(
-    socket: "zmq.Socket[Any]", endpoint: str, *, messages_max: int, message_bytes_max: int
-) -> None:
-    """To be called before `socket` connects to `endpoint`.  Raises zmq.ZMQError.
+class Bounds(NamedTuple):
+    """Of the queue that libzmq keeps for a socket; it takes no more than the product in bytes.
 
-    messages_max:      messages libzmq keeps while nobody reads; beyond it the other side drops
-    message_bytes_max: libzmq ends the connection of a peer that sends a longer frame
-    Source of the intervals: the reference, so that both notice a dead peer equally fast.
+    messages:      kept while nobody reads; beyond it the other side waits, then drops
+    message_bytes: libzmq ends the connection of a peer that sends a longer frame
     """
-    options = {
+
+    messages: int
+    message_bytes: int
+
+
+def reading_socket(
+    context: "zmq.Context[Socket]", kind: int, endpoint: str, bounds: Bounds
+) -> Socket:
+    """To be connected to `endpoint`.  Raises zmq.ZMQError."""
+    socket = context.socket(kind)
+    try:
+        for option, value in _options(endpoint, bounds).items():
+            socket.setsockopt(option, value)
+    except zmq.ZMQError:
+        socket.close()
+        raise
+    return socket
+
+
+def _options(endpoint: str, bounds: Bounds) -> dict[int, Any]:
+    return {
         zmq.LINGER: 0,
-        zmq.RCVHWM: messages_max,
-        zmq.MAXMSGSIZE: message_bytes_max,
+        zmq.RCVHWM: bounds.messages,
+        zmq.MAXMSGSIZE: bounds.message_bytes,
         zmq.RECONNECT_IVL: RECONNECT_MS,
         zmq.RECONNECT_IVL_MAX: RECONNECT_MS_MAX,
+        zmq.CONNECT_TIMEOUT: CONNECT_MS_MAX,
+        zmq.HANDSHAKE_IVL: HANDSHAKE_MS_MAX,
         zmq.TCP_KEEPALIVE: 1,
+        zmq.TCP_MAXRT: UNCONFIRMED_MS_MAX,
         zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
-        zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
-        zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+        zmq.HEARTBEAT_TIMEOUT: 0,
+        zmq.HEARTBEAT_TTL: UNCONFIRMED_MS_MAX,
         zmq.IPV6: int(endpoint.startswith("tcp://[")),
     }
-    for option, value in options.items():
-        socket.setsockopt(option, value)

@@ -8,19 +8,20 @@ import pytest
 import zmq
 
 from indexer.events.feed import EventFeed
-from indexer.events.kv_events import PAYLOAD_BYTES_MAX
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
-from indexer.sockets import dial, listener, live_connection
+from indexer.sockets import arrivals, dial, listener, live_connection
 from indexer.sockets import ingest as ingest_module
+from indexer.sockets.arrivals import Room
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.dial import Sockets
 from indexer.sockets.ingest import Ingest
 from indexer.sockets.names import Names
-from indexer.sockets.readiness import Readiness, has_message
+from indexer.sockets.readiness import Readiness
 from indexer.sockets.timers import Timers
 from tests.patience import PATIENCE_S, eventually
 from tests.process.fake_engine import BLOCK_SIZE, END, Chain, FakeEngine, encode
+from tests.process.raw_publisher import RawPublisher, message
 
 pytestmark = pytest.mark.process
 
@@ -307,21 +308,16 @@ def test_garbage_is_counted_and_the_listener_goes_on(ingest, index):
         assert held(index, writer, 1) == 1
 
 
-def test_message_of_absurd_length_is_counted_and_the_next_is_no_gap(ingest, index):
-    with FakeEngine(replay=False) as engine:
-        writer = listen(ingest, index, engine)
-        engine.send([b"x", bytes(8), bytes(PAYLOAD_BYTES_MAX + 1)])
-        engine.next_seq = 1
-        publish_chain(engine, [0])
-        eventually(lambda: held(index, writer, 1) == 1)
-        assert (status(ingest).decode_errors, status(ingest).gaps) == (1, 0)
+def a_live_batch(seq):
+    """Number and payload, which stores one block."""
+    return [seq.to_bytes(8, "big"), encode(CHAIN.stored(seq))]
 
 
 def cut_off(ingest, engine):
     """The engine sends a message that is too long; returns once the listener is connected anew."""
     seq = engine.next_seq.to_bytes(8, "big")
     engine.next_seq += 1
-    engine.send([b"x", seq, bytes(live_connection.MESSAGE_BYTES_MAX + 1)])
+    engine.send([b"x", seq, bytes(arrivals.MESSAGE_BYTES_MAX + 1)])
     eventually(lambda: engine.pub.poll(0) and engine.pub.recv() == b"\x01")
     assert "broken off" in status(ingest).last_error
     assert status(ingest).state == "degraded"
@@ -331,7 +327,7 @@ def cut_off(ingest, engine):
 def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
     ingest, index, replay, monkeypatch, caplog
 ):
-    monkeypatch.setattr(live_connection, "MESSAGE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(arrivals, "MESSAGE_BYTES_MAX", 10_000)
     with FakeEngine(replay=replay) as engine:
         writer = listen(ingest, index, engine)
         publish_chain(engine, range(2))
@@ -353,7 +349,7 @@ def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
 
 
 def test_message_of_absurd_length_in_a_replay_only_loses_the_gap(ingest, index, monkeypatch):
-    monkeypatch.setattr(live_connection, "MESSAGE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(arrivals, "MESSAGE_BYTES_MAX", 10_000)
     with FakeEngine() as engine:
         writer = listen(ingest, index, engine)
         publish_chain(engine, [0])
@@ -364,6 +360,37 @@ def test_message_of_absurd_length_in_a_replay_only_loses_the_gap(ingest, index, 
         publish_chain(engine, [2])
         eventually(lambda: held(index, writer, 3) == 3)
         assert (status(ingest).state, status(ingest).lost) == ("degraded", 1)
+
+
+@pytest.mark.parametrize("why", ["recovery", "stuck"])
+def test_what_waits_for_a_held_thread_is_bounded_in_bytes_and_its_loss_is_noticed(
+    index, monkeypatch, why
+):
+    """The engine sends as much as is taken, and drops three batches then."""
+    monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 16 * 2**20)
+    ingest, stuck, engine = Ingest(1, held=why == "recovery"), threading.Event(), RawPublisher()
+    writer = index.open_slot()
+    follow(ingest, [a_source(engine.endpoint, writer)])
+    engine.accept()
+    if why == "stuck":
+        ingest._threads[0].call(stuck.wait)
+    taken = 0
+    for seq in range(400):
+        frames = [bytes(256 * 1024), *a_live_batch(seq)]
+        part = engine.offer(frames)
+        taken += part
+        if part < len(message(frames)):
+            break
+    assert taken < 64 * 2**20
+    stuck.set()
+    ingest.release()
+    engine.send([b"", *a_live_batch(seq + 4)])
+    eventually(lambda: status(ingest).last_sequence == seq + 4)
+    assert (status(ingest).lost, status(ingest).state) == (3, "degraded")
+    assert ingest._threads[0].room.used == 0
+    assert held(index, writer, seq + 1) == seq + 1
+    engine.close()
+    close(ingest)
 
 
 def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, index, monkeypatch):
@@ -618,7 +645,7 @@ def test_a_replay_that_cannot_be_sent_only_loses_the_gap(ingest, index, monkeypa
         def send_multipart(self, *_, **__):
             raise zmq.Again
 
-    def mute_socket(context, kind, endpoint):
+    def mute_socket(context, kind, endpoint, bounds):
         return Mute(context, kind, copy_threshold=0)
 
     monkeypatch.setattr(listener, "reading_socket", mute_socket)
@@ -810,7 +837,7 @@ def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
     with FakeEngine() as engine, zmq.Context() as context:
         source = a_source(engine.endpoint, index.open_slot(), replay=engine.replay_endpoint)
         sockets = Sockets(context, Names(), lambda what: what())
-        alone = listener.Listener(source, sockets, readiness, Timers(), AskPace())
+        alone = listener.Listener(source, sockets, readiness, Timers(), AskPace(), Room())
         alone.open()
         alone.start(opened_just_now=True)
 
@@ -821,7 +848,7 @@ def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
 
         eventually(is_asked_about_next)
         publish_chain(engine, [0])
-        eventually(lambda: has_message(alone._live.socket))
+        eventually(lambda: alone._live.arrivals.has_some)
         alone.tick(alone.feed.wake_at)
         assert alone.drain_live in readiness.wait(0)
         alone.close()

@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 import zmq
 
-from indexer.sockets.dial import Dial
+from indexer.sockets.dial import Sockets
 from indexer.sockets.monitor import waiting_events
 from indexer.sockets.names import Names
-from indexer.sockets.options import set_reading_options
+from indexer.sockets.options import Bounds, Socket
 from indexer.sockets.readiness import has_message
+from indexer.sockets.subscription import Subscription
 from select_service.core.replicas.digest import DIGEST_BYTES_MAX
 from select_service.core.replicas.events import FRAME_BYTES_MAX
 from select_service.edge.supervised import Callbacks
@@ -36,7 +37,6 @@ exceed it."""
 FAILED_PAUSE_S = 0.1
 """Before a socket that could not be read is tried again."""
 
-Socket: TypeAlias = "zmq.Socket[bytes]"
 Receive: TypeAlias = Callable[[bytes], None]
 
 _CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -70,39 +70,27 @@ class ReplicaSubscriber:
         self._drain = callbacks.supervised("replica_subscriber", self._take_some)
         self._dialled = callbacks.supervised("replica_subscriber", _run)
         self._names = names
-        self._dial: Dial | None = None
         self._calls: deque[Callable[[], None]] = deque()
-        self._socket: Socket | None = None
-        self._monitor: Socket | None = None
+        self._subscription: Subscription | None = None
         self._in_surplus = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def connect(self, context: "zmq.Context[Socket]") -> None:
         """The peer may be absent.  Raises zmq.ZMQError for an address libzmq refuses."""
-        socket = context.socket(zmq.SUB)
-        try:
-            set_reading_options(
-                socket,
-                self.endpoint,
-                messages_max=QUEUED_MESSAGES_MAX,
-                message_bytes_max=MESSAGE_BYTES_MAX,
-            )
-            for topic in self._receivers:
-                socket.setsockopt(zmq.SUBSCRIBE, topic)
-            self._monitor = socket.get_monitor_socket(_CONNECTED | _FAILED)
-            self._dial = Dial(socket, self.endpoint, self._names, self._call)
-            self._dial.begin()
-        except zmq.ZMQError:
-            self._close(socket)
-            raise
-        self._socket = socket
+        self._subscription = Subscription(
+            Sockets(context, self._names, self._call),
+            self.endpoint,
+            Bounds(QUEUED_MESSAGES_MAX, MESSAGE_BYTES_MAX),
+            topics=self._receivers,
+            events=_CONNECTED | _FAILED,
+        )
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read from now on."""
-        assert self._socket is not None
+        assert self._subscription is not None
         self._loop = loop
         loop.call_soon(self._take_calls)
-        loop.add_reader(self._socket.FD, self._drain)
+        loop.add_reader(self._subscription.socket.FD, self._drain)
         loop.call_soon(self._drain)  # connecting may have swallowed a change of state
 
     def connect_anew(self, context: "zmq.Context[Socket]") -> None:
@@ -117,13 +105,13 @@ class ReplicaSubscriber:
 
     def close(self) -> None:
         """Nothing is received any more, not even what has arrived already."""
-        if self._socket is None:
+        if self._subscription is None:
             return
         if self._loop is not None:
-            self._loop.remove_reader(self._socket.FD)
-        self._close(self._socket)
-        self._socket = None
-        self._in_surplus = False
+            self._loop.remove_reader(self._subscription.socket.FD)
+        self._subscription.close()
+        self._subscription = None
+        self.connected = self._in_surplus = False
 
     def _call(self, call: Callable[[], None]) -> None:
         """Have it called on the event loop, once there is one; on any thread."""
@@ -137,26 +125,16 @@ class ReplicaSubscriber:
         while self._calls:
             self._dialled(self._calls.popleft())
 
-    def _close(self, socket: Socket) -> None:
-        if self._dial is not None:
-            self._dial.close()
-            self._dial = None
-        socket.disable_monitor()
-        if self._monitor is not None:
-            self._monitor.close()
-            self._monitor = None
-        socket.close()
-
     def look_at_connection(self) -> None:
         """Bring `connected` up to date."""
-        if self._monitor is None or self._dial is None:
+        if self._subscription is None:
             return
-        for event, _ in waiting_events(self._monitor):
+        for event, _ in waiting_events(self._subscription.monitor):
             self.connected = event == _CONNECTED
             if self.connected:
-                self._dial.connected()
+                self._subscription.dial.connected()
             else:
-                self._dial.failed()
+                self._subscription.dial.failed()
 
     def _take_some(self) -> None:
         """The descriptor tells of changes only, so what is left must be asked for."""
@@ -173,12 +151,12 @@ class ReplicaSubscriber:
         """Take messages until the turn is over.  False: there are no more."""
         size, until = 0, monotonic() + DRAIN_S_MAX
         for _ in range(DRAIN_MESSAGES_MAX):
-            if self._socket is None or not has_message(self._socket):
+            if self._subscription is None or not has_message(self._subscription.socket):
                 return False
             if self._in_surplus:
-                self._in_surplus = _skip_frame(self._socket)
+                self._in_surplus = _skip_frame(self._subscription.socket)
                 continue
-            size += self._take(self._socket)
+            size += self._take(self._subscription.socket)
             if size > DRAIN_BYTES_MAX or monotonic() > until:
                 break
         return True

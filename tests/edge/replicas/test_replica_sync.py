@@ -276,7 +276,8 @@ def test_what_waits_for_the_event_loop_is_bounded_in_bytes():
             "ipc:///nowhere/a", {TOPIC: lambda payload: None}, Callbacks(), Names()
         )
         reader.connect(context)
-        messages, size = reader._socket.rcvhwm, reader._socket.maxmsgsize
+        socket = reader._subscription.socket
+        messages, size = socket.rcvhwm, socket.maxmsgsize
         reader.close()
     assert messages * size <= 80 << 20
 

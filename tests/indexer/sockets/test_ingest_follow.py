@@ -1,11 +1,16 @@
 """Following changes of some workers leads to the listeners that the whole catalog asks for."""
 
+import threading
+from unittest import mock
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
+from indexer.sockets import ingest as ingest_module
 from indexer.sockets.ingest import Ingest
+from tests.patience import eventually
 
 WORKERS = st.integers(0, 4)
 RANKS = st.dictionaries(
@@ -98,4 +103,46 @@ def test_equal_sources_and_other_workers_are_left_alone():
         assert list(ingest.sources()) == [(2, 0)]
         assert ingest._listeners[2][0] is before[2, 0]
     finally:
+        ingest.close()
+
+
+@given(DELTAS)
+@settings(max_examples=20, deadline=None)
+def test_changes_that_a_stuck_thread_has_not_made_yet_are_made_in_the_end(deltas):
+    scene, catalog, ingest, stuck = Scene(), {}, Ingest(threads=1), threading.Event()
+    (thread,) = ingest._threads
+    try:
+        with mock.patch.object(ingest_module, "FOLLOW_S_MAX", 0.0):
+            thread.call(stuck.wait)
+            for delta in deltas:
+                catalog |= delta
+                ingest.follow({w: scene.sources(w, ranks) for w, ranks in delta.items()})
+        assert len(thread._changes._next.open) <= len(ingest.sources())
+        stuck.set()
+        eventually(lambda: not thread._changes)
+        eventually(lambda: len(thread._open) == len(ingest.sources()))
+        assert {(e.source.worker_id, e.source.dp_rank) for e in thread._open} == set(
+            wanted(scene, catalog)
+        )
+        assert set(thread._open) == {e for r in ingest._listeners.values() for _, e in r.values()}
+        assert ingest.failure() is None
+    finally:
+        stuck.set()
+        ingest.close()
+
+
+def test_a_stuck_thread_may_be_any_number_of_changes_behind():
+    scene, ingest, stuck = Scene(), Ingest(threads=1), threading.Event()
+    (thread,) = ingest._threads
+    try:
+        with mock.patch.object(ingest_module, "FOLLOW_S_MAX", 0.0):
+            thread.call(stuck.wait)
+            for n in range(200):
+                ingest.follow({1: scene.sources(1, {0: ("ab"[n % 2], None, 0)})})
+        assert len(thread._changes._next.open) == 1
+        stuck.set()
+        eventually(lambda: len(thread._open) == 1)
+        assert ingest.sources()[1, 0].endpoint == ipc("b")
+    finally:
+        stuck.set()
         ingest.close()

@@ -1,0 +1,58 @@
+"""A PUB socket made by hand, that libzmq keeps nothing for and that answers no heartbeats."""
+
+import socket
+
+from tests.patience import PATIENCE_S
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+MORE, LONG = 1, 2
+STUCK_S = 1.0
+"""Nobody takes any more when nothing was taken for so long."""
+
+
+class RawPublisher:
+    """One subscriber.  Source: ZMTP 3.0, https://rfc.zeromq.org/spec/23."""
+
+    def __init__(self):
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._rest = b""
+
+    def accept(self):
+        """Returns once the subscription has come."""
+        self._peer, _ = self._listening.accept()
+        self._peer.settimeout(PATIENCE_S)
+        self._peer.sendall(GREETING + READY)
+        came = b""
+        while not came.endswith(b"\x00\x01\x01"):
+            came += self._peer.recv(4096)
+
+    def send(self, frames):
+        """All of a message; first the rest of one that was not taken as a whole."""
+        self._peer.settimeout(PATIENCE_S)
+        self._peer.sendall(self._rest + message(frames))
+        self._rest = b""
+
+    def offer(self, frames):
+        """How many bytes of a message are taken; fewer than all when nobody takes any more."""
+        left = whole = memoryview(message(frames))
+        self._peer.settimeout(STUCK_S)
+        try:
+            while left:
+                left = left[self._peer.send(left) :]
+        except TimeoutError:
+            self._rest = bytes(left)
+        return len(whole) - len(left)
+
+    def close(self):
+        self._peer.close()
+        self._listening.close()
+
+
+def message(frames):
+    last = len(frames) - 1
+    return b"".join(
+        bytes([LONG | (MORE if i < last else 0)]) + len(frame).to_bytes(8, "big") + frame
+        for i, frame in enumerate(frames)
+    )
