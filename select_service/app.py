@@ -171,7 +171,7 @@ async def _run(service: Service, listener: socket.socket, threads: ThreadPoolExe
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
     server, replicas = server_of(Application(service)), _plane(service)
-    http = HttpClient(service.ingest.names)
+    http = HttpClient(service.ingest.names, service.ingest.asking_max)
     if replicas is not None:
         replicas.start(listener.getsockname()[1], http)
     follower = _follower(service)

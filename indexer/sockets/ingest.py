@@ -24,7 +24,7 @@ import zmq
 from indexer.events.kv_source import KvSource
 from indexer.sockets.arrivals import Room
 from indexer.sockets.ask_pace import AskPace
-from indexer.sockets.descriptors import allow_many, room_for_ranks
+from indexer.sockets.descriptors import allow_many, present_room
 from indexer.sockets.dial import Sockets
 from indexer.sockets.listener import Listener, ListenerStatus
 from indexer.sockets.names import Names
@@ -227,8 +227,11 @@ class Ingest:
         self._threads = [_IngestThread(number, held) for number in range(threads)]
         for thread in self._threads:
             thread.start()
-        self.ranks_max = min(room_for_ranks(), SOCKETS_MAX // RANK_SOCKETS)
+        room = present_room()
+        self.ranks_max = min(room.ranks, SOCKETS_MAX // RANK_SOCKETS)
         """Ranks that can be listened to."""
+        self.asking_max = room.asking
+        """Connections that are left to ask others over HTTP."""
 
     def follow(self, changed: Mapping[int, Iterable[KvSource]]) -> None:
         """Open and close listeners until those of the workers in `changed` match their sources.

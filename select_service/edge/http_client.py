@@ -17,21 +17,27 @@ from indexer.sockets.names import Names
 from select_service.edge.http_error import HttpError
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
+    from aiohttp import ClientResponse
+
+    from select_service.edge.http_session import Sessions
+
+CONNECTIONS_MAX = 1024
 
 
 class HttpClient:
     """Belongs to one event loop.  Nothing is imported or opened before the first request."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, connections_max: int = CONNECTIONS_MAX) -> None:
+        """connections_max: at a time, idle ones included; at least 2"""
         self._names = names
-        self._session: ClientSession | None = None
+        self._connections_max = connections_max
+        self._sessions: Sessions | None = None
 
     async def close(self) -> None:
         """Break off what is under way."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        sessions, self._sessions = self._sessions, None
+        if sessions is not None:
+            await sessions.close()
 
     async def body(self, url: str, *, accept: str, bytes_max: int, timeout_s: float) -> bytes:
         """All of the body.  timeout_s: from the name to the last byte.  Raises HttpError."""
@@ -56,7 +62,7 @@ class HttpClient:
         """
         from select_service.edge import http_session
 
-        if self._session is None:
-            self._session = http_session.opened(self._names)
-        async with http_session.answered(self._session, url, accept) as response:
+        if self._sessions is None:
+            self._sessions = http_session.Sessions(self._names, self._connections_max)
+        async with http_session.answered(self._sessions, url, accept) as response:
             yield response

@@ -3,7 +3,11 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -14,6 +18,8 @@ from select_service.edge.http_error import HttpError
 
 READ_BYTES = 1 << 18
 """Read ahead of whoever takes the body."""
+KEEP_S = 15.0
+"""How long a connection waits for the next request."""
 HEADERS = {"accept-encoding": "identity"}
 
 
@@ -58,10 +64,72 @@ def _result(host: str, address: str, port: int) -> ResolveResult:
     )
 
 
-def opened(names: Names) -> aiohttp.ClientSession:
-    """No limit of connections: whoever asks has one."""
+@dataclass(slots=True)
+class _Kept:
+    """The connection to an origin; `asked_at` is the end of the last request, in monotonic s."""
+
+    is_used: bool = False
+    asked_at: float = field(default_factory=monotonic)
+
+
+class Sessions:
+    """At most `connections_max` connections at a time, idle ones included.
+
+    Half of them are kept from one request to the next, one of each origin, for those that were
+    asked first and are still asked.  The other half is for what comes besides: further origins and
+    requests to one whose connection is in use, each on a connection that ends with its answer.  So
+    origins that never answer keep no others waiting but such ones.
+    """
+
+    def __init__(self, names: Names, connections_max: int) -> None:
+        assert connections_max >= 2
+        self._kept_max = connections_max // 2
+        self._kept: OrderedDict[URL, _Kept] = OrderedDict()
+        """Those that were asked longest ago first."""
+        self._keeping = _opened(names, limit=self._kept_max, keepalive_timeout=KEEP_S)
+        self._passing = _opened(names, limit=connections_max - self._kept_max, force_close=True)
+
+    async def close(self) -> None:
+        await self._keeping.close()
+        await self._passing.close()
+
+    @contextlib.asynccontextmanager
+    async def get(self, url: URL, accept: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Raises what aiohttp raises; ValueError for a URL without an origin."""
+        with self._session_of(url) as session:
+            headers = {"accept": accept}
+            async with session.get(url, allow_redirects=False, headers=headers) as response:
+                yield response
+
+    @contextlib.contextmanager
+    def _session_of(self, url: URL) -> Iterator[aiohttp.ClientSession]:
+        """For one request."""
+        origin = url.origin()
+        kept = self._kept.get(origin) or self._newly_kept(origin)
+        if kept is None or kept.is_used:
+            yield self._passing
+            return
+        kept.is_used = True
+        try:
+            yield self._keeping
+        finally:
+            kept.is_used, kept.asked_at = False, monotonic()
+            self._kept.move_to_end(origin)
+
+    def _newly_kept(self, origin: URL) -> _Kept | None:
+        """In a place that is free, or whose connection has certainly been closed."""
+        if len(self._kept) >= self._kept_max:
+            oldest, kept = next(iter(self._kept.items()))
+            if kept.is_used or monotonic() - kept.asked_at < 2 * KEEP_S + 1.0:
+                return None
+            del self._kept[oldest]
+        self._kept[origin] = _Kept()
+        return self._kept[origin]
+
+
+def _opened(names: Names, **connector: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, resolver=_Resolver(names), ssl=True),
+        connector=aiohttp.TCPConnector(resolver=_Resolver(names), ssl=True, **connector),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=HEADERS,
         timeout=aiohttp.ClientTimeout(total=None),
@@ -72,14 +140,12 @@ def opened(names: Names) -> aiohttp.ClientSession:
 
 @contextlib.asynccontextmanager
 async def answered(
-    session: aiohttp.ClientSession, url: str, accept: str
+    sessions: Sessions, url: str, accept: str
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """A plain answer with status 200.  Raises HttpError, and TimeoutError as it is."""
     has_begun = False
     try:
-        async with session.get(
-            URL(url, encoded=True), allow_redirects=False, headers={"accept": accept}
-        ) as response:
+        async with sessions.get(URL(url, encoded=True), accept) as response:
             if response.status != 200:
                 raise HttpError("http_status", f"status {response.status}")
             encoding = response.headers.get("content-encoding", "identity")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import ssl
 import subprocess
@@ -168,6 +169,104 @@ def test_over_https_nobody_is_believed_whom_the_system_does_not_trust():
     with pytest.raises(HttpError, match="certificate verify failed") as caught:
         over_tls(ask)
     assert caught.value.failure == "unreachable"
+
+
+class Origins:
+    """So many servers, each with a port of its own, and who is connected to them."""
+
+    def __init__(self, count, silent=()):
+        self.connected = set()
+        self.most = 0
+        self.made = 0
+        self._count, self._silent = count, silent
+        self._servers = []
+
+    async def __aenter__(self):
+        for number in range(self._count):
+            talk = functools.partial(self._talk, number)
+            self._servers.append(await asyncio.start_server(talk, "127.0.0.1", 0))
+        return [
+            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/" for server in self._servers
+        ]
+
+    async def __aexit__(self, *_):
+        for server in self._servers:
+            server.close()
+        for writer in self.connected:
+            writer.transport.abort()
+
+    async def _talk(self, number, reader, writer):
+        self.connected.add(writer)
+        self.made += 1
+        self.most = max(self.most, len(self.connected))
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                if number in self._silent:
+                    await reader.read()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nOK")
+        self.connected.discard(writer)
+        writer.close()
+
+
+def test_connections_are_bounded_whoever_does_not_answer():
+    origins = Origins(40, silent=range(40))
+
+    async def scene():
+        http = HttpClient(Names(), connections_max=8)
+        async with origins as urls:
+            asked = [
+                asyncio.create_task(http.body(url, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S))
+                for url in urls + urls
+            ]
+            while origins.made < 8:
+                await asyncio.sleep(0.01)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert origins.most == 8
+            for each in asked:
+                each.cancel()
+            await asyncio.wait(asked)
+            await http.close()
+
+    asyncio.run(scene())
+
+
+def test_idle_connections_count_and_those_that_are_kept_are_used_again():
+    origins = Origins(20)
+
+    async def scene():
+        http = HttpClient(Names(), connections_max=8)
+        async with origins as urls:
+            for url in urls * 3:
+                assert (
+                    await http.body(url, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S) == b"OK"
+                )
+            await http.close()
+
+    asyncio.run(scene())
+    assert origins.made == 4 + 3 * 16
+    assert origins.most <= 8
+
+
+def test_origins_that_never_answer_keep_no_kept_one_waiting():
+    origins = Origins(30, silent=range(2, 30))
+
+    async def scene():
+        http = HttpClient(Names(), connections_max=4)
+        async with origins as (first, second, *silent):
+            ask = functools.partial(http.body, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S)
+            await ask(first)
+            await ask(second)
+            hanging = [asyncio.create_task(ask(url)) for url in silent]
+            while origins.made < 4:
+                await asyncio.sleep(0.01)
+            assert await ask(first) + await ask(second) == b"OKOK"
+            for each in hanging:
+                each.cancel()
+            await asyncio.wait(hanging)
+            await http.close()
+
+    asyncio.run(scene())
 
 
 def page_of(rows, wanted):
