@@ -67,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from select_service.app import opened, run
 
             threads = begun_threads()
-            service = opened(judged.config, judged.rules, judged.listener, package_version())
+            parts = opened(judged.config, judged.rules, judged.listener, package_version())
     except (ConfigError, Unusable) as error:
         print(f"select-service: error: {error}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
-    status = run(service, judged.listener, threads)
+    status = run(parts, judged.listener, threads)
     # Everything is closed. Taking the interpreter and the compiler apart would only cost time.
     logging.shutdown()
     with suppress(OSError):

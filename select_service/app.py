@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from random import Random, SystemRandom
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 import zmq
@@ -20,7 +20,7 @@ from select_service.api.service import Service
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
-from select_service.core.selector import Selector
+from select_service.core.selector import Selector, SelectorConfig
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
@@ -43,7 +43,15 @@ THREAD_SWITCH_S = 0.0005
 busy ingest thread holds up every answer; measured with scripts/bench/ingest.py."""
 
 
-def build(config: Config, rules: AdmissionRules, version: str) -> Service:
+class Parts(NamedTuple):
+    """One process: what handlers use, and of that what only its start, its life and its end use."""
+
+    service: Service
+    follower: CatalogFollower
+    replicas: ReplicaSync | None
+
+
+def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
     """All parts of a process, none of them running but the ingest threads."""
     waker, callbacks = Waker(), Callbacks()
     router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
@@ -51,7 +59,13 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Service:
     recovers = bool(config["indexer_peers"] or config["snapshot_path"])
     ingest = Ingest(config["threads"], held=recovers)
     selector = Selector(
-        router,
+        SelectorConfig(
+            router=router,
+            admission=rules,
+            use_kv_events=config["use_kv_events"],
+            ranks_max=ingest.ranks_max,
+            reservation_ttl_s=config["reservation_ttl_s"],
+        ),
         lambda: PrefixIndex(
             config["index_blocks_max"],
             bytes_max=config["index_bytes_max"],
@@ -59,10 +73,6 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Service:
             copy_lock=threading.Lock(),
         ),
         rng=Random(SystemRandom().getrandbits(128)),
-        use_kv_events=config["use_kv_events"],
-        ranks_max=ingest.ranks_max,
-        reservation_ttl_s=config["reservation_ttl_s"],
-        admission=rules,
         emit=None if publisher is None else publisher.offer,
         wake=waker,
     )
@@ -82,52 +92,38 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Service:
     service.callback_failures = callbacks.failures
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
-    return service
+    return Parts(service, follower, replicas)
 
 
-def _plane(service: Service) -> ReplicaSync | None:
-    """The replica plane as `build` made it."""
-    assert service.replicas is None or isinstance(service.replicas, ReplicaSync)
-    return service.replicas
-
-
-def _follower(service: Service) -> CatalogFollower:
-    """The follower as `build` made it."""
-    assert isinstance(service.follower, CatalogFollower)
-    return service.follower
-
-
-def opened(config: Config, rules: AdmissionRules, listener: socket.socket, version: str) -> Service:
+def opened(config: Config, rules: AdmissionRules, listener: socket.socket, version: str) -> Parts:
     """A service whose sockets are open, for `run`.  Raises Unusable."""
     sys.setswitchinterval(THREAD_SWITCH_S)
-    service = build(config, rules, version)
+    parts = build(config, rules, version)
     try:
-        _open_replicas(service)
+        if parts.replicas is not None:
+            _open_replicas(parts.replicas, config)
         listen(listener)
     except Unusable:
-        service.ingest.close()
+        parts.service.ingest.close()
         raise
-    _announce(service, listener)
-    return service
+    _announce(parts.service, listener)
+    return parts
 
 
-def run(service: Service, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
+def run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
     """Serve until a signal.  Returns the exit status.
 
     threads: for what would block the event loop
     """
     try:
-        return uvloop.run(_run(service, listener, threads))
+        return uvloop.run(_run(parts, listener, threads))
     finally:
-        service.ingest.close()
+        parts.service.ingest.close()
         log.info("stopped")
 
 
-def _open_replicas(service: Service) -> None:
+def _open_replicas(replicas: ReplicaSync, config: Config) -> None:
     """Take the port of the replica plane and connect to its first peers.  Raises Unusable."""
-    replicas, config = _plane(service), service.config
-    if replicas is None:
-        return
     port = config["replica_sync_port"]
     try:
         replicas.bind(port)
@@ -167,21 +163,21 @@ def _as_logged(setting: dict[str, Any]) -> str:
     return f"{setting['value']} ({setting['origin']})"
 
 
-async def _run(service: Service, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
+async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
-    server, replicas = server_of(Application(service)), _plane(service)
+    service, follower, replicas = parts
+    server = server_of(Application(service))
     http = HttpClient(service.ingest.names, service.ingest.asking_max)
     if replicas is not None:
         replicas.start(listener.getsockname()[1], http)
-    follower = _follower(service)
     following = follower.start()
     keeping = _keeping(service, http)
     if keeping is not None:
         keeping.start(service.ingest, follower)
     engines = _engines(service, http)
     try:
-        return await _supervised(service, server, listener, (following, engines.start()))
+        return await _supervised(parts, server, listener, (following, engines.start()))
     finally:
         await engines.stop()
         if keeping is not None:
@@ -218,13 +214,14 @@ def _keeping(service: Service, http: HttpClient) -> IndexKeeping | None:
 
 
 async def _supervised(
-    service: Service,
+    parts: Parts,
     server: Server,
     listener: socket.socket,
     background: tuple[asyncio.Task[None], ...],
 ) -> int:
     """background: tasks that were started elsewhere and shall not end by themselves"""
-    due = due_tasks(service.selector, service.ingest, _follower(service), _plane(service))
+    service = parts.service
+    due = due_tasks(service.selector, service.ingest, parts.follower, parts.replicas)
     service.tasks = due.counts
     ticker = asyncio.create_task(due.run())
     serving = asyncio.create_task(server.serve(duplicates(listener)))

@@ -9,19 +9,21 @@ from select_service.bodies.reservations import ReservationRequest
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
 from select_service.core.decide.router_config import RouterConfig
-from select_service.core.selector import Selector
+from select_service.core.selector import Selector, SelectorConfig
 
 
 def a_selector(
     config=None, *, use_kv_events=False, ttl_s=3600.0, seed=0, blocks_max=4096, ranks_max=1 << 32
 ):
     return Selector(
-        RouterConfig() if config is None else config,
+        SelectorConfig(
+            RouterConfig() if config is None else config,
+            use_kv_events=use_kv_events,
+            ranks_max=ranks_max,
+            reservation_ttl_s=ttl_s,
+        ),
         lambda: PrefixIndex(blocks_max),
         rng=Random(seed),
-        use_kv_events=use_kv_events,
-        ranks_max=ranks_max,
-        reservation_ttl_s=ttl_s,
     )
 
 

@@ -18,9 +18,8 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.bodies.selection import SelectAndReserveRequest
 from select_service.bodies.workers import WorkerRegistration
-from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
-from select_service.core.selector import Selector
+from select_service.core.selector import Selector, SelectorConfig
 
 BLOCKS = 128
 BLOCK_SIZE = 16
@@ -44,10 +43,10 @@ def _rules(setup):
 
 
 def selector_of(setup, workers):
-    more = {} if setup in ("before", "off") else {"admission": _rules(setup)}
-    selector = Selector(
-        RouterConfig(), lambda: PrefixIndex(1 << 17), rng=Random(1), use_kv_events=False, **more
-    )
+    config = SelectorConfig(use_kv_events=False)
+    if setup not in ("before", "off"):
+        config = config._replace(admission=_rules(setup))
+    selector = Selector(config, lambda: PrefixIndex(1 << 17), rng=Random(1))
     for worker_id in range(workers):
         given = {
             "worker_id": worker_id,

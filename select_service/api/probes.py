@@ -15,6 +15,7 @@ from select_service.bodies.common import Status
 from select_service.bodies.workers import Ready, RecoveryView, WorkerRecord
 from select_service.http.codec import json_response
 from select_service.http.endpoint import Answer, Noun, Route
+from select_service.metrics.service_metrics import Edges
 
 _OK = Status()
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -92,12 +93,14 @@ async def metrics(service: Service, request: Request) -> Response:
     replicas = None if service.replicas is None else service.replicas.status()
     seen = service.metrics.observe(
         service.selector,
-        await _listeners(service),
-        replicas,
-        keeping_report(service),
-        service.engine_scrapes,
-        service.callback_failures,
-        service.tasks,
+        Edges(
+            await _listeners(service),
+            replicas,
+            keeping_report(service),
+            service.engine_scrapes,
+            service.callback_failures,
+            service.tasks,
+        ),
     )
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)
 

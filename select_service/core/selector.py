@@ -9,6 +9,7 @@ call of `settle` soon; it must not block, raise or call back.
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from random import Random
+from typing import NamedTuple
 
 from msgspec import UNSET
 
@@ -66,37 +67,45 @@ from select_service.core.workers.catalog import BLOCK_SIZE_MAX, Tombstone, Worke
 from select_service.errors import BadRequest, NotFound
 
 
+class SelectorConfig(NamedTuple):
+    """What two selectors would be given differently.
+
+    ranks_max:         how many ranks can be listened to
+    reservation_ttl_s: seconds without renewal after which a reservation expires; 0: never
+    """
+
+    router: RouterConfig = RouterConfig()
+    admission: AdmissionRules = AdmissionRules()
+    use_kv_events: bool = True
+    ranks_max: int = 1 << 32
+    reservation_ttl_s: float = 3600.0
+
+
 class Selector:
     """Workers, partitions and reservations of one process."""
 
     def __init__(
         self,
-        config: RouterConfig,
+        config: SelectorConfig,
         new_index: Callable[[], PrefixIndex],
         *,
         rng: Random,
-        use_kv_events: bool = True,
-        ranks_max: int = 1 << 32,
-        reservation_ttl_s: float = 3600.0,
-        admission: AdmissionRules | None = None,
         emit: Callable[[LoadEvent], None] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """ranks_max: how many ranks can be listened to
-        emit: is told of what clients book, complete and free (see ReplicaState.tell)
-        """
-        rules = admission or AdmissionRules()
-        self._config = config
+        """emit: is told of what clients book, complete and free (see ReplicaState.tell)"""
+        rules = config.admission
+        self._config = config.router
         self.router_id = rng.getrandbits(64) or 1
         self._touched = Touched(wake)
         self.fleet = Fleet(
             new_index,
-            use_kv_events,
-            ranks_max=ranks_max,
+            config.use_kv_events,
+            ranks_max=config.ranks_max,
             queueing=rules.queue is not None,
             touched=self._touched,
         )
-        self.held = Reservations(reservation_ttl_s, self.router_id)
+        self.held = Reservations(config.reservation_ttl_s, self.router_id)
         self.ledger = Ledger(self.held, self._touched)
         self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
         if emit is not None:

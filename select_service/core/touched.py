@@ -11,17 +11,18 @@ from select_service.core.identity import PartitionKey
 
 
 class Touched:
-    """Written by every part of the core that frees capacity, read in one place.
+    """Written by every part of the core that frees capacity, read in one place."""
 
-    watched: the partitions in which somebody waits; others are not noted
-    """
-
-    def __init__(self, wake: Callable[[], None], watched: Container[PartitionKey] = ()) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
         """wake: must not block, raise or call back"""
-        self.watched = watched
+        self._watched: Container[PartitionKey] = ()
         self.partitions: dict[PartitionKey, None] = {}
         self._wake = wake
         self._asked = False
+
+    def watch(self, partitions: Container[PartitionKey]) -> None:
+        """From now on note those in `partitions`, in which somebody waits, and no others."""
+        self._watched = partitions
 
     def turn_begins(self) -> None:
         """`Selector.settle` was called: who finds more to do from now on asks again."""
@@ -29,7 +30,7 @@ class Touched:
 
     def capacity(self, key: PartitionKey) -> None:
         """Load has gone from a partition, or its ranks have come, gone or changed."""
-        if self.watched and key in self.watched and key not in self.partitions:
+        if self._watched and key in self._watched and key not in self.partitions:
             self.partitions[key] = None
             self._ask()
 

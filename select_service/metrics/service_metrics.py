@@ -69,24 +69,43 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "PUT", "OPTIONS",
 
 RankKey = tuple[int, int]
 
-_NOTHING_KEPT = KeepingReport()
+
+class Edges(NamedTuple):
+    """What the parts around the core say of themselves.
+
+    replicas:          None without a replica plane
+    engine_scrapes:    by result; None when no engine is asked
+    callback_failures: by the name of the callback
+    tasks:             by the name of the task
+    """
+
+    listeners: Mapping[RankKey, ListenerStatus]
+    replicas: ReplicaStatus | None = None
+    keeping: KeepingReport = KeepingReport()
+    engine_scrapes: Mapping[str, int] | None = None
+    callback_failures: Mapping[str, int] = MappingProxyType({})
+    tasks: Mapping[str, TaskCounts] = MappingProxyType({})
+
+    def copied(self) -> "Edges":
+        """So that another thread may read it; status and reports never change."""
+        scrapes = None if self.engine_scrapes is None else dict(self.engine_scrapes)
+        return self._replace(
+            engine_scrapes=scrapes,
+            callback_failures=dict(self.callback_failures),
+            tasks={name: replace(counts) for name, counts in self.tasks.items()},
+        )
 
 
 class Observation(NamedTuple):
     """Copies of everything that one scrape shows; `now` in seconds of the monotonic clock."""
 
     report: Report
-    listeners: Mapping[RankKey, ListenerStatus]
+    edges: Edges
     requests: Mapping[tuple[str, str, int], int]
     warnings: Mapping[tuple[str, str], int]
     selections: Mapping[str, Histogram]
     admission: AdmissionReport
     now: float
-    replicas: ReplicaStatus | None = None
-    keeping: KeepingReport = KeepingReport()
-    engine_scrapes: Mapping[str, int] | None = None
-    callback_failures: Mapping[str, int] = MappingProxyType({})
-    tasks: Mapping[str, TaskCounts] = MappingProxyType({})
 
 
 class Metrics:
@@ -115,31 +134,17 @@ class Metrics:
             durations = self._selections[route] = Histogram(SELECTION_BUCKETS_S)
         durations.add(seconds)
 
-    def observe(
-        self,
-        selector: Selector,
-        listeners: Mapping[RankKey, ListenerStatus],
-        replicas: ReplicaStatus | None = None,
-        keeping: KeepingReport = _NOTHING_KEPT,
-        engine_scrapes: Mapping[str, int] | None = None,
-        callback_failures: Mapping[str, int] = MappingProxyType({}),
-        tasks: Mapping[str, TaskCounts] = MappingProxyType({}),
-    ) -> Observation:
+    def observe(self, selector: Selector, edges: Edges) -> Observation:
         """Copy what a scrape shows, on the thread that owns the selector."""
         now = self._clock()
         return Observation(
             report=report(selector.fleet, selector.ledger, RANK_SERIES_MAX),
-            listeners=listeners,
+            edges=edges.copied(),
             requests=dict(self._requests),
             warnings=dict(self._warnings),
             selections={route: durations.copy() for route, durations in self._selections.items()},
-            now=now,
-            replicas=replicas,
-            keeping=keeping,
             admission=admission_report(selector.gate, selector.fleet.partitions, now),
-            engine_scrapes=None if engine_scrapes is None else dict(engine_scrapes),
-            callback_failures=dict(callback_failures),
-            tasks={name: replace(counts) for name, counts in tasks.items()},
+            now=now,
         )
 
     def text(self, seen: Observation) -> bytes:
@@ -172,20 +177,20 @@ class _Scrape(Collector):
         yield from series_of(BUILD, ("version",), {(self._version,): 1})
         yield from self._process.collect()
         yield from of_requests(
-            seen.requests, seen.warnings, seen.selections, seen.callback_failures
+            seen.requests, seen.warnings, seen.selections, seen.edges.callback_failures
         )
-        yield from of_tasks(seen.tasks)
+        yield from of_tasks(seen.edges.tasks)
         yield from series_of(PROCESS, (), {(): seen.report})
-        yield from series_of(KEEPING, (), {(): seen.keeping})
-        states = {(state,): state == seen.keeping.state for state in STATES}
+        yield from series_of(KEEPING, (), {(): seen.edges.keeping})
+        states = {(state,): state == seen.edges.keeping.state for state in STATES}
         yield from series_of(RECOVERY_STATES, ("state",), states)
         workers = {(lifecycle,): n for lifecycle, n in seen.report.workers.items()}
         yield from series_of(WORKERS, ("lifecycle",), workers)
         yield from self._of_partitions(seen.report)
         yield from self._of_listeners(seen)
-        yield from of_admission(seen.admission, seen.engine_scrapes)
-        if seen.replicas is not None:
-            yield from of_replicas(seen.replicas)
+        yield from of_admission(seen.admission, seen.edges.engine_scrapes)
+        if seen.edges.replicas is not None:
+            yield from of_replicas(seen.edges.replicas)
 
     def _of_partitions(self, seen: Report) -> Iterator[Metric]:
         by_scope = {(p.model_name, p.tenant_id): p for p in seen.partitions}
@@ -200,9 +205,9 @@ class _Scrape(Collector):
         yield from series_of(TRUNCATED, (), {(): truncated})
 
     def _of_listeners(self, seen: Observation) -> Iterator[Metric]:
-        chosen = self._ranks.of(seen.listeners)
-        own = {_named(key): s for key, s in seen.listeners.items() if key in chosen}
-        others = {key: s for key, s in seen.listeners.items() if key not in chosen}
+        chosen = self._ranks.of(seen.edges.listeners)
+        own = {_named(key): s for key, s in seen.edges.listeners.items() if key in chosen}
+        others = {key: s for key, s in seen.edges.listeners.items() if key not in chosen}
         yield from summed_series_of(LISTENERS, RANK_LABELS, own, others, self._sums)
         lags = {
             labels: max(0.0, seen.now - status.last_event_monotonic)
@@ -210,9 +215,9 @@ class _Scrape(Collector):
             if status.last_event_monotonic is not None
         }
         yield from series_of(LISTENER_LAGS, RANK_LABELS, lags)
-        states = Counter(status.state for status in seen.listeners.values())
+        states = Counter(status.state for status in seen.edges.listeners.values())
         yield from series_of(LISTENER_STATES, ("state",), {(s,): n for s, n in states.items()})
-        yield from series_of(EVENTS_DROPPED, ("reason",), self._dropped(seen.listeners))
+        yield from series_of(EVENTS_DROPPED, ("reason",), self._dropped(seen.edges.listeners))
 
     def _dropped(self, listeners: Mapping[RankKey, ListenerStatus]) -> dict[Labels, float]:
         """By reason; every one that was ever seen."""

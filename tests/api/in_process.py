@@ -11,7 +11,6 @@ import httpx
 
 from select_service.api.application import Application
 from select_service.app import build
-from select_service.edge.catalog_follower import CatalogFollower
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
 
@@ -37,13 +36,11 @@ class Api:
 
     def __init__(self, *flags: str, **environment: str) -> None:
         config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false", **environment})
-        self.service = build(config, admission_rules(config), "1.2.3")
+        self.service, self.follower, _ = build(config, admission_rules(config), "1.2.3")
         self._levels = {name: logging.getLogger(name).level for name in LEVELLED}
         transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://service")
         self._runner = asyncio.Runner()
-        assert isinstance(self.service.follower, CatalogFollower)
-        self.follower = self.service.follower
         self.wait_for(self._start())
 
     async def _start(self) -> None:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
-from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.load import ledger
-from select_service.core.selector import Selector
+from select_service.core.selector import Selector, SelectorConfig
 from select_service.errors import CapacityExceeded, NotFound
 from tests.builders import a_reservation, a_select, a_selector, a_worker
 from tests.core.selector_scenes import KEY, store
@@ -162,7 +161,7 @@ def test_a_worker_for_whose_index_there_is_no_memory_changes_nothing(error):
     def no_index():
         raise error
 
-    selector = Selector(RouterConfig(), no_index, rng=Random(0), use_kv_events=False)
+    selector = Selector(SelectorConfig(use_kv_events=False), no_index, rng=Random(0))
     with pytest.raises(CapacityExceeded, match="no memory"):
         selector.register(a_worker(1))
     assert selector.workers() == []

@@ -15,7 +15,7 @@ from select_service.bodies.reservations import OutputBlockRequest, ReservationRe
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
 from select_service.core.decide.router_config import RouterConfig
-from select_service.core.selector import Decision, Selector
+from select_service.core.selector import Decision, Selector, SelectorConfig
 from select_service.errors import SelectError
 from select_service.http.second_reading import BodyForm
 from tests.golden import deviations, exchanges
@@ -36,10 +36,12 @@ class InProcess:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.selector = Selector(
-            _config(environment),
+            SelectorConfig(
+                _config(environment),
+                use_kv_events=environment.get("DYN_USE_KV_EVENTS") != "false",
+            ),
             lambda: PrefixIndex(BLOCKS_MAX),
             rng=Random(1),
-            use_kv_events=environment.get("DYN_USE_KV_EVENTS") != "false",
         )
         self._clock = itertools.count()
         self._sources: dict[int, list[KvSource]] = {}

@@ -16,7 +16,7 @@ from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.identity import PartitionKey, Rank
 from select_service.metrics import service_metrics as metrics_module
 from select_service.metrics.series import Chosen, GrowingSums
-from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Metrics
+from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Edges, Metrics
 from tests.api.routes import BY_ID
 from tests.builders import (
     a_reservation,
@@ -103,9 +103,15 @@ def metrics():
     return Metrics("1.2.3", clock=lambda: NOW)
 
 
+def scraped(metrics, selector, listeners):
+    return Scraped(metrics.text(metrics.observe(selector, Edges(listeners.statuses))).decode())
+
+
 @pytest.fixture
 def scrape(metrics, selector, listeners):
-    return lambda: Scraped(metrics.text(metrics.observe(selector, listeners.statuses)).decode())
+    return lambda: Scraped(
+        metrics.text(metrics.observe(selector, Edges(listeners.statuses))).decode()
+    )
 
 
 SCOPE = {"model_name": "m", "tenant_id": "default"}
@@ -266,7 +272,7 @@ def test_partitions_beyond_the_bound_are_summed(monkeypatch, selector, listeners
         selector.reserve(
             a_reservation(f"r{worker_id}", worker_id, tokens=8, model_name=f"m{worker_id}"), 0.0
         )
-    seen = Scraped(metrics.text(metrics.observe(selector, listeners.statuses)).decode())
+    seen = scraped(metrics, selector, listeners)
     other = {"model_name": "other", "tenant_id": "other"}
     assert seen.value("prompt_blocks_total", **SCOPE) == 0
     assert seen.value("prompt_blocks_total", **other) == 4
@@ -289,7 +295,7 @@ def test_listeners_beyond_the_bound_are_summed_and_the_sum_never_falls(
     metrics = Metrics("1")
 
     def others():
-        seen = Scraped(metrics.text(metrics.observe(selector, listeners.statuses)).decode())
+        seen = scraped(metrics, selector, listeners)
         return seen.value("kv_event_batches_total", worker_id="other", dp_rank="other")
 
     listeners.statuses = {(1, 0): a_status(batches=100), (2, 0): a_status(batches=5)}
@@ -326,14 +332,14 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, sel
     metrics.request("/select", "POST", 200)
     metrics.selection("/select", 1e-4)
     replicas = msgspec.convert(BY_ID["replica_status"].answers[200].example, ReplicaStatus)
-    scraped = Scraped(
+    seen = Scraped(
         metrics.text(
-            metrics.observe(selector, listeners.statuses, replicas, engine_scrapes={"ok": 1})
+            metrics.observe(selector, Edges(listeners.statuses, replicas, engine_scrapes={"ok": 1}))
         ).decode()
     )
     exposed = {
         name + ("_total" if family.type == "counter" else "")
-        for name, family in scraped.families.items()
+        for name, family in seen.families.items()
         if not name.startswith("process_")
     }
     rows = r"^\| `((?:select_service|dynamo)_\w+)`"

@@ -20,9 +20,8 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.bodies.selection import SelectAndReserveRequest
 from select_service.core.admission.waiting import Ticket
-from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
-from select_service.core.selector import Selector
+from select_service.core.selector import Selector, SelectorConfig
 from select_service.core.views.ranks import loads_of
 from select_service.errors import SelectError
 from tests.builders import a_worker
@@ -87,11 +86,9 @@ class World:
 
     def _new_selector(self, fleet: Fleet, rules: Rules, seed: int) -> Selector:
         selector = Selector(
-            RouterConfig(),
+            SelectorConfig(admission=rules.admission(), use_kv_events=False),
             lambda: PrefixIndex(2 * fleet.n_ranks * fleet.speed.kv_blocks),
             rng=Random(seed),
-            use_kv_events=False,
-            admission=rules.admission(),
             wake=lambda: self.at(self.time, lambda: self.selector.settle(self.time)),
         )
         for worker_id, dp_size in enumerate(fleet.dp_sizes):

@@ -69,7 +69,7 @@ class Gate:
         self._decide = decide
         self.waiting = WaitingList(QueueBounds() if rules is None else rules.bounds)
         self._touched = touched
-        touched.watched = self.waiting.rooms
+        touched.watch(self.waiting.rooms)
         self._arrivals = count()
         self._sheds_on = False
         self.note_switches()

@@ -17,11 +17,10 @@ from select_service.core.admission.policy_classes import (
 )
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.decide.router_config import RouterConfig
 from select_service.core.decisions import Decision
 from select_service.core.engines.engine_load import EngineReading, EngineTarget
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.selector import Selector
+from select_service.core.selector import Selector, SelectorConfig
 from select_service.errors import SelectError
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_worker
 
@@ -58,12 +57,13 @@ class Scene:
         self.served, self.outcomes = [], {}
         self.tickets = {}
         self.selector = Selector(
-            RouterConfig(),
+            SelectorConfig(
+                admission=AdmissionRules(thresholds=BusyThresholds(decode, prefill), queue=queue),
+                use_kv_events=False,
+                reservation_ttl_s=ttl_s,
+            ),
             lambda: PrefixIndex(256),
             rng=Random(0),
-            use_kv_events=False,
-            reservation_ttl_s=ttl_s,
-            admission=AdmissionRules(thresholds=BusyThresholds(decode, prefill), queue=queue),
             wake=self.wake,
         )
         for worker_id in range(1, workers + 1):

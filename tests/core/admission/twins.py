@@ -22,10 +22,9 @@ from select_service.core.admission.policy_classes import (
 )
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.decide.router_config import RouterConfig
 from select_service.core.engines.engine_load import EngineReading, EngineTarget
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.selector import Selector
+from select_service.core.selector import Selector, SelectorConfig
 from select_service.errors import SelectError
 from tests.builders import a_patch, a_worker
 from tests.core.admission.cases import (
@@ -70,16 +69,17 @@ class Twins(RuleBasedStateMachine):
         self.count, self.tickets, self.log = 0, {}, []
         queueing = self.document is not None
         self.selector = Selector(
-            RouterConfig(),
+            SelectorConfig(
+                admission=AdmissionRules(
+                    thresholds=BusyThresholds(*self.thresholds),
+                    queue=self.queue_rules() if queueing else None,
+                    engine_stale_s=STALE_S,
+                ),
+                use_kv_events=False,
+                reservation_ttl_s=TTL_S,
+            ),
             lambda: PrefixIndex(64),
             rng=Random(seed),
-            use_kv_events=False,
-            reservation_ttl_s=TTL_S,
-            admission=AdmissionRules(
-                thresholds=BusyThresholds(*self.thresholds),
-                queue=self.queue_rules() if queueing else None,
-                engine_stale_s=STALE_S,
-            ),
             wake=self.wake,
         )
         self.model = AdmissionModel(
