@@ -378,7 +378,9 @@ def _with_digests(
     if not all(digest is None or _is_u64(digest) for digest in digests):
         raise DumpError("digests of another form")
     told = dict(zip(ranks.values(), digests, strict=True))
-    return {slot: place._replace(digest=told[slot]) for slot, place in places.items()}
+    return {
+        slot: msgspec.structs.replace(place, digest=told[slot]) for slot, place in places.items()
+    }
 
 
 def _live_times(

@@ -91,10 +91,18 @@ class BatchApplier:
         return cleared
 
     def apply_small(
-        self, batch: Batch, writers: Mapping[int, SlotWriter], seq: int, digest: int | None
+        self,
+        batch: Batch,
+        writers: Mapping[int, SlotWriter],
+        seq: int,
+        digest: int | None,
+        after: Place,
     ) -> bool:
         """As `applying` at Place(seq, 0, digest), at once; False, and nothing is done, when that
-        might take long: it has many events, or clears a rank."""
+        might take long: it has many events, or clears a rank.
+
+        after: the place of the stream behind this batch, which comes with its last event.
+        """
         events = batch.events
         if len(events) > SMALL_EVENTS_MAX or AllBlocksCleared in map(type, events):
             return False
@@ -104,10 +112,12 @@ class BatchApplier:
             self.dropped["rank"] += 1
             return True
         self._fed_ranks.add(rank)
-        for done, event in enumerate(events, 1):
+        left = len(events)
+        for event in events:
             assert not isinstance(event, AllBlocksCleared)
+            left -= 1
             if own is not None:
-                own.upcoming = Place(seq, done, digest)
+                own.upcoming = Place(seq, len(events) - left, digest) if left else after
             self._apply(writer, rank, event, own)
         return True
 
@@ -121,7 +131,7 @@ class BatchApplier:
         tier = self._tier(rank, event)
         if tier is None:
             return
-        if tier is not Tier.GPU or not self.total_blocks:
+        if not self.total_blocks or tier is not Tier.GPU:
             self._change(writer, tier, event, own)
             return
         before_blocks = self.stored_blocks - self.removed_blocks
@@ -171,9 +181,16 @@ class BatchApplier:
             if not len(hashes):
                 self.dropped["block_size"] += 1
                 return
-            names = event.block_hashes[: len(hashes)]
+            names = event.block_hashes
+            if len(hashes) < len(names):
+                names = names[: len(hashes)]
             self.stored_blocks += writer.store(
-                tier, event.parent, hashes, names, counted=self._counts, stream=own
+                tier,
+                event.parent,
+                hashes,
+                names,
+                counted=self.is_counted and self.takes_duplicates,
+                stream=own,
             )
 
     def _count(self, rank: int, change: int) -> None:
@@ -244,7 +261,8 @@ class BatchApplier:
 
     def _tier(self, rank: int, event: BlockStored | BlockRemoved) -> Tier | None:
         """Where the event takes place; None, and counted, when it is not to be indexed."""
-        if not self._is_prefix_cache(rank, event):
+        has_group = event.kind is not None or event.group_idx is not None
+        if has_group and not self._is_prefix_cache(rank, event):
             self.dropped["attention_group"] += 1
             return None
         tier = tier_of_medium(event.medium)

@@ -88,8 +88,9 @@ def local_hashes(event: BlockStored, block_size: int, is_eagle: bool = False) ->
     if event.block_size != block_size or block_size < 1 or not len(event.tokens):
         return NO_HASHES
     with_next = event.is_bigram or (is_eagle and len(event.tokens) > n_blocks * block_size)
+    tokens, wanted = event.tokens, n_blocks * block_size + with_next
     return block_hashes(
-        event.tokens[: n_blocks * block_size + with_next],
+        tokens if len(tokens) == wanted else tokens[:wanted],
         block_size,
         lora_name=event.lora_name,
         is_eagle=with_next,

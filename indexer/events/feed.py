@@ -22,7 +22,7 @@ from indexer.events.catch_up import PROBE_S, CatchUp, Due, Phase, Waiting
 from indexer.events.cursor import END_OF_REPLAY, JUMP_MAX, EventCursor, Verdict
 from indexer.events.doubt import Anchor, Doubt, Why, payload_digest
 from indexer.events.event_types import Batch
-from indexer.events.indexed_stream import IndexedStream, Steps
+from indexer.events.indexed_stream import SMALL_BYTES_MAX, IndexedStream, Steps
 from indexer.events.kv_source import KvSource
 from indexer.events.notices import Fault
 
@@ -138,10 +138,12 @@ class EventFeed:
         """One live batch."""
         self._now = self.last_event_at = now
         verdict = self.cursor.observe(seq)
-        if verdict is Verdict.NEXT and not self._waiting and self.indexed.is_small(seq, payload):
+        if verdict is Verdict.NEXT and self._catch_up is None and len(payload) <= SMALL_BYTES_MAX:
             batch = self.indexed.decoded(payload, now)
-            if self.indexed.apply_small(batch, seq):
-                self._connect(seq, payload)
+            if self.indexed.apply_small(batch, seq, payload, now):
+                self.cursor.advance(seq)
+                if self.doubt is not None:
+                    self._connect()
                 return None
             return self._run(self._apply_next(batch, seq, payload))
         return self._run(self._receive(verdict, seq, payload))
@@ -212,9 +214,8 @@ class EventFeed:
 
     # --- live batches
 
-    def _connect(self, seq: int, payload: bytes) -> None:
+    def _connect(self) -> None:
         """The next batch was applied as it came."""
-        self._advance(seq, payload, self._now)
         if self.doubt is not None and (not self._can_replay or self.doubt.why is Why.SILENT):
             self.doubt = None
 
@@ -470,7 +471,7 @@ class EventFeed:
     def _lose(self, until: int) -> None:
         first = self.cursor.next_seq
         self.lost += self.cursor.skip_to(until)
-        self.indexed.last = None
+        self.indexed.lose()
         self.degraded = True
         self._notice(Fault.LOST, f"batches {first} to {until - 1}")
 
@@ -488,7 +489,8 @@ class EventFeed:
             yield from self.indexed.forgetting_unplaced()
         if (yield from self.indexed.applying(batch, seq)):
             self._is_empty()
-        self._connect(seq, payload)
+        self._advance(seq, payload, self._now)
+        self._connect()
         return None
 
     def _is_empty(self) -> None:

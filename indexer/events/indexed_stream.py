@@ -18,7 +18,7 @@ BATCH_COST = 64
 """What a batch costs beside its events, in blocks."""
 
 SMALL_BYTES_MAX = 32 * 1024
-"""A payload that is read and applied at once, unless it has very many events."""
+"""A payload that may be read and applied at once."""
 
 Steps: TypeAlias = Generator[int, None, None]
 """Yields what each step has cost, in blocks or so."""
@@ -34,14 +34,24 @@ class IndexedStream:
         )
         self.applier.total_blocks = source.total_blocks
         self.notices = Notices()
-        self.last: Anchor | None = None
-        """The last applied batch; None when there is none, or it was never seen."""
+        self._done: Place | None = None
+        """The place behind the last applied batch; None when there is none, or it was lost."""
         self._dp_rank = source.dp_rank
         self._resumed = Place(0)
         """Where another index had come to, whose blocks the own slot began with."""
         self.batches = 0
         self.decode_errors = 0
         self.last_error: str | None = None
+
+    @property
+    def last(self) -> Anchor | None:
+        """The last applied batch; None when there is none, or it was never seen."""
+        done = self._done
+        return None if done is None else Anchor(done.next_seq - 1, done.digest)
+
+    @property
+    def _digest(self) -> int | None:
+        return None if self._done is None else self._done.digest
 
     @property
     def own(self) -> SlotWriter | None:
@@ -56,7 +66,7 @@ class IndexedStream:
         """The own slot holds what another index had at `place`."""
         self._resumed = place
         if place.next_seq:
-            self.last = Anchor(place.next_seq - 1, place.digest)
+            self._done = place
 
     def finish_clear(self) -> Steps:
         """A listener before this one may have been closed in the midst of a clear."""
@@ -79,18 +89,21 @@ class IndexedStream:
             self._count_unreadable(batch.bad_events, batch.last_error, now)
         return batch
 
-    def is_small(self, seq: int, payload: bytes) -> bool:
-        """May it be read at once, and has all of it to be applied?"""
-        return len(payload) <= SMALL_BYTES_MAX and seq != self._resumed.next_seq
-
-    def apply_small(self, batch: Batch | None, seq: int) -> bool:
-        """One live batch at once; False, and nothing is done, when it might take long."""
-        if batch is None:
-            return True
-        digest = None if self.last is None else self.last.digest
-        is_done = self.applier.apply_small(batch, self.writers, seq, digest)
-        self.batches += is_done
-        return is_done
+    def apply_small(self, batch: Batch | None, seq: int, payload: bytes, now: float) -> bool:
+        """One live batch at once; False, and nothing is done, when it might take long or some of
+        it is in the index already."""
+        if seq == self._resumed.next_seq:
+            return False
+        after, writers = Place(seq + 1, 0, payload_digest(payload)), self.writers
+        if batch is not None:
+            if not self.applier.apply_small(batch, writers, seq, self._digest, after):
+                return False
+            self.batches += 1
+        self._done = after
+        own = writers.get(self._dp_rank)
+        if own is not None:
+            own.place, own.live_at = after, now
+        return True
 
     def applying(self, batch: Batch | None, seq: int | None) -> Generator[int, None, bool]:
         """One live batch.  Returns whether the own rank was emptied on the way."""
@@ -99,9 +112,7 @@ class IndexedStream:
             return False
         self.batches += 1
         skip = self._resumed.events if seq == self._resumed.next_seq else 0
-        before = None
-        if seq is not None:
-            before = Place(seq, 0, None if self.last is None else self.last.digest)
+        before = None if seq is None else Place(seq, 0, self._digest)
         return (yield from self.applier.applying(batch, self.writers, before, skip))
 
     def applying_replayed(self, batch: Batch | None, seq: int) -> Generator[int, None, bool]:
@@ -122,17 +133,20 @@ class IndexedStream:
 
         live_at: now, unless it came by replay, which tells of the past.
         """
-        digest = payload_digest(payload)
-        self.last = Anchor(seq, digest)
+        self._done = Place(seq + 1, 0, payload_digest(payload))
         own = self.own
         if own is not None:
-            own.place = Place(seq + 1, 0, digest)
+            own.place = self._done
             if live_at is not None:
                 own.live_at = live_at
 
+    def lose(self) -> None:
+        """The batches before the next one were never seen."""
+        self._done = None
+
     def forgetting(self) -> Steps:
         """The engine has begun a new life."""
-        self.last = None
+        self._done = None
         self._resumed = Place(0)
         yield from self.applier.forgetting(self.writers)
 

@@ -66,6 +66,8 @@ class BlockTree:
         """Blocks recorded below the parent, -1 if the slot does not know it."""
         header = self.header
         done = kernels.store(header, holder, parent is not None, parent or 0, blocks, engines)
+        if done == blocks.size:
+            return int(done)
         while header[state.NEED]:
             self.memory.make_room()
             done = kernels.store_on(header, holder, blocks, engines, done)
@@ -100,6 +102,8 @@ class BlockTree:
         """
         header = self.header
         removed = kernels.remove(header, holder, engines, every_copy, 0)
+        if removed == engines.size:
+            return int(removed)
         while header[state.NEED]:
             self.memory.make_room()
             removed += kernels.remove(header, holder, engines, every_copy, header[state.CURSOR])

@@ -268,16 +268,16 @@ class SlotWriter:
         block_hashes and engine_hashes: uint64 [n], C-contiguous. Returns how many of them are
         recorded, orphans included; fewer when the index is full.
         """
-        assert block_hashes.size == engine_hashes.size
+        size = len(block_hashes)
+        assert size == len(engine_hashes)
         holder = holder_of(self.slot, tier, counted=counted)
-        if block_hashes.size <= STEP_BLOCKS_MAX:
+        if size <= STEP_BLOCKS_MAX:
             with self._lock:
-                recorded = 0
-                if self._open and not self._clearing:
-                    recorded = -1
-                    if self.slot not in self._tree.orphans:
-                        args = (holder, parent, block_hashes, engine_hashes)
-                        recorded = self._tree.store_chain(*args)
+                recorded = -1
+                if self._clearing or not self._open:
+                    recorded = 0
+                elif self.slot not in self._tree.orphans:
+                    recorded = self._tree.store_chain(holder, parent, block_hashes, engine_hashes)
                 if recorded >= 0:
                     if stream is not None:
                         stream.place = stream.upcoming
@@ -322,9 +322,10 @@ class SlotWriter:
         engine_hashes: uint64 [n], C-contiguous.
         """
         holder = holder_of(self.slot, tier, counted=True)
-        if engine_hashes.size > STEP_BLOCKS_MAX:
+        size = len(engine_hashes)
+        if size > STEP_BLOCKS_MAX:
             removed = self._in_steps(
-                engine_hashes.size, stream, lambda part: self._undo(holder, engine_hashes[part])
+                size, stream, lambda part: self._undo(holder, engine_hashes[part])
             )
         else:
             with self._lock:
@@ -333,7 +334,7 @@ class SlotWriter:
                 if not self._open or self._clearing:
                     return 0
                 removed = self._undo(holder, engine_hashes)
-        if removed < engine_hashes.size:
+        if removed < size:
             self._start_over_if_wrong()
         return removed
 

@@ -8,6 +8,7 @@ encoding) works on the copy.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,7 +37,7 @@ _SLACK_SETS = 64
 _NODE_BYTES = 24
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """How far a stream is in the index: every batch before `next_seq`, and the first `events`
     events of that one.
 

@@ -243,18 +243,19 @@ class Listener:
         )
 
     def _drain(self, take: Callable[[], bool]) -> bool:
-        until = time.monotonic() + DRAIN_S_MAX
-        more = True
+        feed, until = self.feed, time.monotonic() + DRAIN_S_MAX
+        more = is_busy = feed.is_busy
         for _ in range(DRAIN_MESSAGES_MAX):
-            if self.feed.is_busy:
+            if is_busy:
                 now = time.monotonic()
-                self._act(self.feed.go_on(now), now)
+                self._act(feed.go_on(now), now)
             else:
                 more = take()
-            if not (more or self.feed.is_busy) or time.monotonic() >= until:
+            is_busy = feed.is_busy
+            if not (more or is_busy) or time.monotonic() >= until:
                 break
         self._end_turn()
-        is_left = more or self.feed.is_busy
+        is_left = more or is_busy
         if is_left:
             self._read_ahead()
         return is_left
