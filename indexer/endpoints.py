@@ -67,6 +67,8 @@ def port_plus(endpoint: str, position: int) -> str | None:
 
 def _fault(endpoint: str) -> str | None:
     scheme, separator, address = endpoint.partition("://")
+    if not separator and not _tcp_fault(endpoint):
+        return f"missing scheme; did you mean `tcp://{endpoint}`?"
     if not separator or not scheme:
         return "missing scheme"
     if not address:
@@ -97,6 +99,8 @@ def _tcp_fault(address: str) -> str | None:
         return "invalid TCP port: invalid digit found in string"
     if _number(port) > TCP_PORT_MAX:
         return "invalid TCP port: number too large to fit in target type"
+    if _number(port) == 0:
+        return "TCP port 0 cannot be connected to"
     return None
 
 

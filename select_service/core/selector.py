@@ -341,7 +341,7 @@ class Selector:
     def output_block(self, reservation_id: str, decay_fraction: float | None, now: float) -> None:
         """One more output block, then the decay.  Raises BadRequest, NotFound."""
         if decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
-            raise BadRequest("decay_fraction must be between 0.0 and 1.0")
+            raise BadRequest(f"decay_fraction must be between 0.0 and 1.0, got {decay_fraction}")
         booking = self.ledger.renew(reservation_id, now)
         if self._config.track_output_blocks and self._config.track_active_blocks:
             self.ledger.add_output_block(booking, decay_fraction)

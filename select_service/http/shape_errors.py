@@ -45,7 +45,8 @@ def in_words(error: msgspec.ValidationError, body: bytes, kind: inspect.Type) ->
     place = f"`{path.removeprefix('.')}`" if path else "the body"
     if what.startswith("Object missing required field "):
         return f"{'the body' if not path else place}: the field {what[30:]} is missing"
-    seen = None if found["key"] else _shown(_value(body, path))
+    value = _value(body, path)
+    seen = _odd_key(value) if found["key"] else _shown(value)
     if found["key"]:
         place = f"a key of {place}"
     if what.startswith("Invalid enum value "):
@@ -98,6 +99,15 @@ def _value(body: bytes, path: str) -> bytes | None:
         except (msgspec.MsgspecError, KeyError, IndexError, UnicodeDecodeError, RecursionError):
             return None
     return raw
+
+
+def _odd_key(raw: bytes | None) -> str | None:
+    """The key of an object that is meant when a key is no rank; all such keys are numbers."""
+    if raw is None or not raw.lstrip().startswith(b"{"):
+        return None
+    keys = _OBJECT.decode(raw)
+    odd = [key for key in keys if not (key.isascii() and key.isdigit())]
+    return _shown(msgspec.json.encode(odd[0] if odd else max(keys, key=len)))
 
 
 def _shown(raw: bytes | None) -> str | None:

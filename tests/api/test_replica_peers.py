@@ -39,7 +39,7 @@ def test_a_peer_is_deregistered_once(replica):
 @pytest.mark.parametrize(
     "endpoint",
     [
-        "tcp://x:0",
+        "tcp://x:1",
         "ipc://x",
         "inproc://a",
         "tcp://[::1]:5",
@@ -55,7 +55,8 @@ def test_endpoints_that_may_exist_are_accepted(replica, endpoint):
     ("endpoint", "fault"),
     [
         ("", "missing scheme"),
-        ("127.0.0.1:1", "missing scheme"),
+        ("127.0.0.1:1", "missing scheme; did you mean `tcp://127.0.0.1:1`?"),
+        ("tcp://a:0", "TCP port 0 cannot be connected to"),
         ("udp://x:1", "unsupported scheme `udp`"),
         ("tcp://x", "missing TCP port"),
         ("tcp://:5", "missing TCP host"),
@@ -73,7 +74,10 @@ def test_an_endpoint_that_is_none_is_a_bad_request(replica, verb, endpoint, faul
 def test_an_endpoint_that_zmq_refuses_is_a_bad_request(replica):
     answer = register(replica, "tcp://*:5")
     assert answer.status == 400
-    assert answer.body["error"] == "failed to register replica peer `tcp://*:5`"
+    assert answer.body["error"] == (
+        "failed to register replica peer `tcp://*:5`: nothing can be connected to `*`; "
+        "give the host name or address of the peer"
+    )
     assert replica.get("/replica_sync/peers").body == []
 
 

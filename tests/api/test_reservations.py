@@ -81,7 +81,7 @@ def test_a_decay_outside_its_range_is_a_bad_request(fleet):
     book(fleet, "r")
     answer = fleet.post("/reservations/r/output_block", {"decay_fraction": 1.5})
     assert (answer.status, answer.body["code"]) == (400, "bad_request")
-    assert answer.body["error"] == "decay_fraction must be between 0.0 and 1.0"
+    assert answer.body["error"] == "decay_fraction must be between 0.0 and 1.0, got 1.5"
 
 
 def test_the_listing_shows_what_is_held(fleet):

@@ -138,6 +138,30 @@ def test_every_change_of_a_worker_is_one_info_line(api, caplog):
     assert first["traceparent"] == "00-a-b-01"
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("kv_events_endpoint", "127.0.0.1:5557", "did you mean `tcp://127.0.0.1:5557`?"),
+        ("kv_events_endpoint", "tcp://a:0", "`tcp://a:0`: TCP port 0 cannot be connected to"),
+        ("replay_endpoint", "tcp://a:0", "`tcp://a:0`: TCP port 0 cannot be connected to"),
+    ],
+)
+def test_an_event_endpoint_that_cannot_be_meant_says_why(listening, field, value, text):
+    right = {"kv_events_endpoint": "tcp://127.0.0.1:1"}
+    answer = listening.post("/workers", worker_body(7) | right | {field: value})
+    assert answer.body["lifecycle"] == "incomplete"
+    assert answer.body["not_schedulable_reasons"][0].endswith(text)
+
+
+def test_a_wrong_address_of_metrics_is_shown_with_an_example(api):
+    answer = api.post("/workers", worker_body(7, metrics_endpoint="foo"))
+    assert answer.status == 400
+    assert answer.body["error"] == (
+        "invalid metrics_endpoint `foo`: it does not begin with http:// or https://; "
+        "expected one like http://worker-1:8000/metrics"
+    )
+
+
 def test_the_list_says_what_a_registration_probably_does_not_mean(listening):
     body = {"endpoint": "w:8000", "kv_events_endpoint": listening.endpoint}
     seven = worker_body(7) | body | {"replay_endpoint": listening.endpoint}

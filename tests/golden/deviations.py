@@ -1,10 +1,12 @@
 """Reads deviations.toml: where we deliberately answer otherwise than the reference."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from tests.golden.exchanges import ABSENT, Differences, expanded
+from tests.golden.exchanges import ABSENT, Differences, expanded, in_order, with_ports
 
 LIST = tomllib.loads((Path(__file__).parent / "deviations.toml").read_text())
 NO_START = {entry["scenario"]: entry for entry in LIST["no_start"]}
@@ -23,10 +25,18 @@ def rewritten(scenario: str, step: dict[str, Any]) -> dict[str, Any]:
     return step
 
 
-def unexpected(scenario: str, found: Differences, table: str = "deviation") -> list[str]:
-    """What is neither equal nor listed, and what is listed but not seen: one line each."""
+def unexpected(
+    scenario: str,
+    found: Differences,
+    table: str = "deviation",
+    ports: Mapping[str, int] = MappingProxyType({}),
+) -> list[str]:
+    """What is neither equal nor listed, and what is listed but not seen: one line each.
+
+    ports: what stands for `<port N>` in an answer that is listed
+    """
     listed = {
-        place: expanded(ours)
+        place: _filled(ours, ports)
         for entry in LIST.get(table, [])
         if entry["scenario"] == scenario
         for place, ours in entry["ours"].items()
@@ -47,6 +57,13 @@ def unexpected(scenario: str, found: Differences, table: str = "deviation") -> l
         wanted = {e["field"] for e in LIST["extra_field"] if e["seen_in"] == scenario}
         complaints += [f"no extra field {field}" for field in sorted(wanted - fields_seen)]
     return complaints
+
+
+def _filled(ours: Any, ports: Mapping[str, int]) -> Any:
+    filled = with_ports({"ours": ours}, ports)["ours"]
+    if isinstance(ours, list) and filled != ours:  # endpoints are sorted with their real ports
+        return in_order(filled)
+    return expanded(filled)
 
 
 _EXTRA_FIELDS = {entry["field"] for entry in LIST["extra_field"]}

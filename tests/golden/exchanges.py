@@ -153,7 +153,7 @@ def _compare(expected: Any, got: Any, place: str) -> Iterator[tuple[str, tuple[A
             pair = expected.get(key, ABSENT), got.get(key, ABSENT)
             yield from _compare(*pair, f"{place}/{key}")
     elif isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
-        rows = zip(_in_order(expected), _in_order(got), strict=True)
+        rows = zip(in_order(expected), in_order(got), strict=True)
         for i, pair in enumerate(rows):
             yield from _compare(*pair, f"{place}/{i}")
     elif expected == "$uuid" and isinstance(got, str):
@@ -164,7 +164,7 @@ def _compare(expected: Any, got: Any, place: str) -> Iterator[tuple[str, tuple[A
         yield place, (expected, got)
 
 
-def _in_order(rows: list[Any]) -> list[Any]:
+def in_order(rows: list[Any]) -> list[Any]:
     """Loads and taints come in no particular order from the reference."""
     if rows and all(isinstance(row, dict) and "active_requests" in row for row in rows):
         return sorted(rows, key=lambda row: (row["worker_id"], row["dp_rank"]))

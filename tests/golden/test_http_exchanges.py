@@ -38,7 +38,7 @@ def test_answers_are_those_of_the_reference_except_where_listed(
         for template in steps:
             step = exchanges.with_ports(deviations.rewritten(scenario, template), ports)
             found |= play(step, service, background, publishers)
-    complaints = deviations.unexpected(scenario, found)
+    complaints = deviations.unexpected(scenario, found, ports=ports)
     assert not complaints, "\n".join(complaints)
 
 

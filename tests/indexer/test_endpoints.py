@@ -9,7 +9,7 @@ from indexer.endpoints import endpoint_error, port_plus
     "endpoint",
     [
         "tcp://127.0.0.1:5557",
-        "tcp://engine-0.ns.svc:0",
+        "tcp://engine-0.ns.svc:1",
         "tcp://[::1]:65535",
         "tcp://[fe80::1%eth0]:5557",
         "tcp://host:00080",
@@ -29,7 +29,12 @@ def test_well_formed_endpoint_has_no_error(endpoint):
     [
         ("", "missing scheme"),
         ("bad", "missing scheme"),
-        ("127.0.0.1:5557", "missing scheme"),
+        ("127.0.0.1:5557", "missing scheme; did you mean `tcp://127.0.0.1:5557`?"),
+        ("[::1]:5557", "missing scheme; did you mean `tcp://[::1]:5557`?"),
+        ("host:http", "missing scheme"),
+        ("host:0", "missing scheme"),
+        ("tcp://host:0", "TCP port 0 cannot be connected to"),
+        ("tcp://host:000", "TCP port 0 cannot be connected to"),
         ("://host:1", "missing scheme"),
         ("tcp://", "missing address"),
         ("udp://", "missing address"),

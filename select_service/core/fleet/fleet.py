@@ -31,6 +31,7 @@ from select_service.core.workers.catalog import (
 )
 from select_service.core.workers.event_users import EventUsers
 from select_service.errors import BadRequest, CapacityExceeded
+from select_service.spelling import shown
 from select_service.urls import metrics_url_error
 
 PARTITIONS_MAX = 1024
@@ -361,5 +362,8 @@ class Fleet:
 def _check_metrics_endpoint(url: str | None) -> None:
     """Raises BadRequest.  An empty one asks no engine."""
     error = metrics_url_error(url) if url else None
-    if error is not None:
-        raise BadRequest(f"invalid metrics_endpoint: {error}")
+    if url and error is not None:
+        raise BadRequest(
+            f"invalid metrics_endpoint `{shown(url)}`: {error}; "
+            "expected one like http://worker-1:8000/metrics"
+        )

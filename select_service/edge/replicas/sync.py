@@ -117,7 +117,7 @@ class ReplicaSync:
         try:
             peer.subscriber.connect(self._context)
         except zmq.ZMQError:
-            raise BadRequest(f"failed to register replica peer `{endpoint}`") from None
+            raise BadRequest(_unconnectable(endpoint)) from None
         self._peers[endpoint] = peer
         if self._loop is not None:
             peer.subscriber.start(self._loop)
@@ -259,6 +259,14 @@ async def _follow(repair: Repair, url: str, http: HttpClient) -> None:
             wanted = walk.send(answer)
         except StopIteration:
             return
+
+
+def _unconnectable(endpoint: str) -> str:
+    """Why libzmq refuses an endpoint that is well formed."""
+    text = f"failed to register replica peer `{endpoint}`"
+    if endpoint.startswith("tcp://*:"):
+        text += ": nothing can be connected to `*`; give the host name or address of the peer"
+    return text
 
 
 def _add(total: Repaired, more: Repaired) -> None:
