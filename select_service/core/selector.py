@@ -304,13 +304,16 @@ class Selector:
             found |= worker_admissions(self.gate.judge, self.fleet.partitions[key], some, now)
         return found
 
-    def engine_targets(self) -> list[EngineTarget]:
-        """Engines whose own metrics should be read."""
-        return [
-            EngineTarget(worker.worker_id, url, tuple(worker.dp_ranks()))
-            for worker in self.fleet.catalog
-            if worker.schedulable and (url := worker.given.metrics_endpoint)
-        ]
+    def engine_workers(self) -> list[int]:
+        """Workers whose engines serve metrics, by id; O(such workers)."""
+        return self.fleet.catalog.measured()
+
+    def engine_target(self, worker_id: int) -> EngineTarget | None:
+        """The engine whose own metrics should be read; None when they should not."""
+        worker = self.fleet.catalog.find(worker_id)
+        if worker is None or not worker.schedulable or not worker.given.metrics_endpoint:
+            return None
+        return EngineTarget(worker_id, worker.given.metrics_endpoint, tuple(worker.dp_ranks()))
 
     def engine_read(
         self, target: EngineTarget, readings: Mapping[int, EngineReading], now: float

@@ -17,12 +17,20 @@ from select_service.core.engines.engine_load import (
     EngineReading,
     EngineTarget,
 )
-from select_service.core.engines.engine_text import EngineTextError, readings_of
+from select_service.core.engines.engine_text import (
+    EngineTextError,
+    lines_of,
+    readings_in,
+    readings_of,
+)
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
 
 BODY_BYTES_MAX = 4 << 20
 """vLLM writes 50 KB per engine core."""
+TEXT_BYTES_AT_ONCE = 64 * 1024
+LINES_BYTES_AT_ONCE = 4 * 1024
+"""What is read on the event loop, of a text and of its lines that matter; more is on a thread."""
 SCRAPES_MAX = 256
 """At the same time.  Beyond so many endpoints that hang, the others are asked less often."""
 ACCEPT = "text/plain; version=0.0.4"
@@ -37,7 +45,12 @@ class EngineLoadOwner(Protocol):
     A target that is no longer wanted when its answer comes is for the owner to ignore.
     """
 
-    def engine_targets(self) -> list[EngineTarget]: ...
+    def engine_workers(self) -> list[int]:
+        """Those that have metrics, by id."""
+
+    def engine_target(self, worker_id: int) -> EngineTarget | None:
+        """What to ask; None when this worker is not to be asked."""
+
     def engine_read(
         self, target: EngineTarget, readings: Mapping[int, EngineReading], now: float
     ) -> None: ...
@@ -59,7 +72,9 @@ class EngineMetrics:
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
         self._asked: set[int] = set()
-        self._broken: dict[int, str] = {}  # worker_id -> the URL whose failure has been logged
+        self._broken: dict[int, str] = {}
+        """By worker id, the URL whose failure has been logged.  An episode ends without a word when
+        the worker leaves or its metrics move."""
         self._free = asyncio.Semaphore(SCRAPES_MAX)
 
     def start(self) -> asyncio.Task[None]:
@@ -78,33 +93,34 @@ class EngineMetrics:
         async with asyncio.TaskGroup() as scrapes:
             while True:
                 due = monotonic() + self._interval_s
-                targets = self._owner.engine_targets()
-                self._forget_all_but(targets)
-                await self._ask_all(targets, scrapes)
+                workers = self._owner.engine_workers()
+                for worker_id in self._broken.keys() - set(workers):
+                    del self._broken[worker_id]
+                await self._ask_all(workers, scrapes)
                 await asyncio.sleep(due - monotonic())
 
-    async def _ask_all(
-        self,
-        targets: Sequence[EngineTarget],
-        scrapes: asyncio.TaskGroup,
-    ) -> None:
-        """Begin one scrape of each, evenly over the interval."""
+    async def _ask_all(self, workers: Sequence[int], scrapes: asyncio.TaskGroup) -> None:
+        """Begin one scrape of each, evenly over the interval, and in a turn of its own."""
         begun = monotonic()
-        for i, target in enumerate(targets):
-            wait_s = begun + i * self._interval_s / len(targets) - monotonic()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            if target.worker_id not in self._asked:
-                await self._free.acquire()
-                self._asked.add(target.worker_id)
-                scrapes.create_task(self._ask(target))
+        for i, worker_id in enumerate(workers):
+            wait_s = begun + i * self._interval_s / len(workers) - monotonic()
+            await asyncio.sleep(max(0.0, wait_s))
+            if worker_id in self._asked:
+                continue
+            await self._free.acquire()
+            target = self._owner.engine_target(worker_id)
+            if target is None:
+                self._free.release()
+                continue
+            self._asked.add(worker_id)
+            scrapes.create_task(self._ask(target))
 
     async def _ask(self, target: EngineTarget) -> None:
         try:
             text = await self._http.body(
                 target.url, accept=ACCEPT, bytes_max=BODY_BYTES_MAX, timeout_s=self._timeout_s
             )
-            readings = readings_of(text, target.dp_ranks)
+            readings = await _read(text, target.dp_ranks)
         except HttpError as error:
             self._failed(target, error.failure, str(error)[:ERROR_CHARS_MAX])
         except EngineTextError as error:
@@ -118,7 +134,7 @@ class EngineMetrics:
     def _succeeded(self, target: EngineTarget, readings: Mapping[int, EngineReading]) -> None:
         self.counts["ok"] += 1
         self._owner.engine_read(target, readings, monotonic())
-        if self._broken.pop(target.worker_id, None) is not None:
+        if self._broken.pop(target.worker_id, None) == target.url:
             fields = {"worker_id": target.worker_id, "url": target.url}
             log.info("engine metrics are readable again", extra={"fields": fields})
 
@@ -127,14 +143,18 @@ class EngineMetrics:
         self._owner.engine_failed(target, error, monotonic())
         if self._broken.get(target.worker_id) == target.url:
             return
-        if target not in self._owner.engine_targets():
+        if self._owner.engine_target(target.worker_id) != target:
             return  # it left while it was asked
         self._broken[target.worker_id] = target.url
         fields = {"worker_id": target.worker_id, "url": target.url, "error": error}
         log.warning("engine metrics cannot be read", extra={"fields": fields})
 
-    def _forget_all_but(self, targets: Sequence[EngineTarget]) -> None:
-        """An episode ends without a word when the worker leaves or its metrics move."""
-        urls = {target.worker_id: target.url for target in targets}
-        for worker_id in [w for w, url in self._broken.items() if urls.get(w) != url]:
-            del self._broken[worker_id]
+
+async def _read(text: bytes, dp_ranks: tuple[int, ...]) -> dict[int, EngineReading]:
+    """Raises EngineTextError."""
+    if len(text) > TEXT_BYTES_AT_ONCE:
+        return await asyncio.to_thread(readings_of, text, dp_ranks)
+    lines = lines_of(text)
+    if len(lines) > LINES_BYTES_AT_ONCE:
+        return await asyncio.to_thread(readings_in, lines, dp_ranks)
+    return readings_in(lines, dp_ranks)

@@ -24,10 +24,15 @@ class Owner:
         self.targets = list(targets)
         self.told: asyncio.Queue[tuple[EngineTarget, Any]] = asyncio.Queue()
         self.rounds = 0
+        self.looked_up: list[int] = []
 
-    def engine_targets(self):
+    def engine_workers(self):
         self.rounds += 1
-        return list(self.targets)
+        return [target.worker_id for target in self.targets]
+
+    def engine_target(self, worker_id):
+        self.looked_up.append(worker_id)
+        return next((each for each in self.targets if each.worker_id == worker_id), None)
 
     def engine_read(self, target, readings, now):
         self.told.put_nowait((target, dict(readings)))

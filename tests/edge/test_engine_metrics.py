@@ -4,11 +4,14 @@ import asyncio
 import functools
 import logging
 import socket
+import threading
 
 import pytest
 
 from indexer.sockets.names import Names
+from select_service.core.engines import engine_text
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
+from select_service.core.engines.engine_text import readings_in
 from select_service.core.identity import Rank
 from select_service.edge import engine_metrics
 from select_service.edge.http_client import HttpClient
@@ -300,6 +303,39 @@ async def test_an_episode_is_one_warning_and_one_line_when_it_is_over(caplog):
         ("INFO", "engine metrics are readable again", place),
         ("WARNING", "engine metrics cannot be read", place | {"error": "status 404"}),
     ]
+
+
+@on_loop
+async def test_a_failure_looks_up_its_own_worker_only():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    targets = [a_target(f"http://127.0.0.1:{port}/metrics", worker_id=n) for n in range(30)]
+    owner = Owner(*targets)
+    async with monitor(owner, interval_s=0.0, timeout_s=PATIENCE_S):
+        for worker_id in range(30):
+            await owner.next_of(worker_id)
+        assert len(owner.looked_up) <= 30 * (owner.rounds + 1)
+
+
+@on_loop
+async def test_a_long_text_is_read_on_a_thread(monkeypatch):
+    threads = []
+
+    def noting(lines, dp_ranks):
+        threads.append(threading.current_thread())
+        return readings_in(lines, dp_ranks)
+
+    monkeypatch.setattr(engine_metrics, "readings_in", noting)
+    monkeypatch.setattr(engine_text, "readings_in", noting)
+    many = b"".join(vllm(0.25, engine=n) for n in range(engine_metrics.LINES_BYTES_AT_ONCE // 90))
+    long = b"# padding\n" * (engine_metrics.TEXT_BYTES_AT_ONCE // 10) + vllm(0.75)
+    for text, is_elsewhere in ((vllm(0.5), False), (many, True), (long, True)):
+        page = Page(text)
+        async with serving(page) as url:
+            owner = Owner(a_target(url, dp_ranks=tuple(range(200))))
+            async with monitor(owner, interval_s=PATIENCE_S):
+                assert 0 in await owner.next_of(1)
+        assert (threads.pop() is not threading.current_thread()) is is_elsewhere
 
 
 @on_loop

@@ -40,8 +40,12 @@ SIGNALS: dict[str, Signal] = {
 """Metric -> what it tells.  `gpu_cache_usage_perc` is the name of older releases of vLLM."""
 RANK_LABELS = {"vllm": "engine", "sglang": "dp_rank"}
 
-_LINES = re.compile(rb"\n(?:" + "|".join(SIGNALS).encode() + rb")[{ \t][^\n]*")
+SLICE_BYTES = 16 * 1024
+"""Looked through at once: nobody else has the interpreter meanwhile."""
+
+_LINES = re.compile(rb"\n(?:%b)[{ \t][^\n]{0,%d}" % ("|".join(SIGNALS).encode(), LINE_BYTES_MAX))
 """Begins with one fixed byte, which the regular expressions of Python look for fastest."""
+_TOO_LARGE = "the metrics take more space than they ever should"
 _PARSER_FAULTS = (ValueError, IndexError, OverflowError)
 """What the parser raises for lines that it cannot read."""
 
@@ -63,12 +67,17 @@ class _Sample(NamedTuple):
 
 
 def readings_of(text: bytes, dp_ranks: tuple[int, ...]) -> dict[int, EngineReading]:
-    """dp_rank -> reading, for the ranks among `dp_ranks` of which the text tells anything.
+    """The readings in the lines of a text that matter.  Raises EngineTextError."""
+    return readings_in(lines_of(text), dp_ranks)
+
+
+def readings_in(lines: bytes, dp_ranks: tuple[int, ...]) -> dict[int, EngineReading]:
+    """dp_rank -> reading, for the ranks among `dp_ranks` of which the lines tell anything.
 
     A signal is None when it is missing or not credible: a usage outside of 0 to 1, a count that is
     no whole number from 0 on.  Raises EngineTextError when no signal of any rank is left.
     """
-    samples = list(_samples(text))
+    samples = list(_samples(lines))
     ranks_by_label = _ranks_by_label({s.label for s in samples if s.label is not None}, dp_ranks)
     values: dict[int, dict[Signal, float | None]] = {}
     for label, signal, value in samples:
@@ -82,8 +91,7 @@ def readings_of(text: bytes, dp_ranks: tuple[int, ...]) -> dict[int, EngineReadi
     return {dp_rank: _reading(known) for dp_rank, known in values.items()}
 
 
-def _samples(text: bytes) -> Iterator[_Sample]:
-    lines = _lines(text)
+def _samples(lines: bytes) -> Iterator[_Sample]:
     try:
         for family in text_string_to_metric_families(lines.decode()):
             for sample in family.samples:
@@ -96,16 +104,33 @@ def _samples(text: bytes) -> Iterator[_Sample]:
         raise EngineTextError("unreadable", f"{type(error).__name__}: {error}") from None
 
 
-def _lines(text: bytes) -> bytes:
+def lines_of(text: bytes) -> bytes:
     """The lines that matter, bounded.  Raises EngineTextError."""
-    found: list[bytes] = _LINES.findall(b"\n" + text)
+    found, size = [], 0
+    for piece in _slices(text):
+        for line in _LINES.findall(b"\n" + piece):
+            found.append(line)
+            size += len(line)
+            if len(line) > LINE_BYTES_MAX or size > LINES_BYTES_MAX:
+                raise EngineTextError("unreadable", _TOO_LARGE)
     if not found:
         raise EngineTextError("no_metric", "no known metric of vLLM or SGLang is in the answer")
     if not text.endswith(b"\n"):
         raise EngineTextError("unreadable", "the answer ends in the middle of a line")
-    if max(map(len, found)) > LINE_BYTES_MAX or sum(map(len, found)) > LINES_BYTES_MAX:
-        raise EngineTextError("unreadable", "the metrics take more space than they ever should")
     return b"".join(found)
+
+
+def _slices(text: bytes) -> Iterator[bytes]:
+    """Whole lines together, or one that is longer."""
+    begin = 0
+    while begin < len(text):
+        end = text.rfind(b"\n", begin, begin + SLICE_BYTES)
+        if end < 0:
+            end = text.find(b"\n", begin + SLICE_BYTES)
+        if end < 0:
+            end = len(text)
+        yield text[begin:end]
+        begin = end + 1
 
 
 def _label(metric: str, labels: dict[str, str]) -> int | None:

@@ -183,6 +183,8 @@ class Catalog:
         self._workers: SortedDict[tuple[PartitionKey, int], Worker] = SortedDict()
         self._by_id: dict[int, Worker] = {}
         self._deleted: dict[int, Tombstone] = {}
+        self._measured: dict[int, None] = {}
+        """Those with a metrics endpoint."""
 
     def __len__(self) -> int:
         return len(self._by_id) - len(self._deleted)
@@ -225,6 +227,14 @@ class Catalog:
         self._workers[(worker.key, worker.worker_id)] = worker
         self._by_id[worker.worker_id] = worker
         self._deleted.pop(worker.worker_id, None)
+        if worker.given.metrics_endpoint:
+            self._measured[worker.worker_id] = None
+        else:
+            self._measured.pop(worker.worker_id, None)
+
+    def measured(self) -> list[int]:
+        """Ids of the workers with a metrics endpoint."""
+        return list(self._measured)
 
     def deleted(self) -> Mapping[int, Tombstone]:
         """The deleted workers whose record is kept, by id."""
@@ -232,6 +242,7 @@ class Catalog:
 
     def bury(self, worker_id: int, tombstone: Tombstone) -> None:
         """Keep only the record of a deleted worker, and only of the last so many."""
+        self._measured.pop(worker_id, None)
         self._deleted[worker_id] = self._deleted.pop(worker_id, tombstone)
         while len(self._deleted) > DELETED_WORKERS_MAX:
             oldest = next(iter(self._deleted))
@@ -247,5 +258,8 @@ class Catalog:
             assert self._by_id[worker_id] is worker
             assert worker.schedulable == (not worker.reasons and worker_id not in self._deleted)
         assert set(self._deleted) <= set(self._by_id)
+        alive = [worker for worker in self if worker.worker_id not in self._deleted]
+        measured = {worker.worker_id for worker in alive if worker.given.metrics_endpoint}
+        assert set(self._measured) == measured
         assert len(self) <= WORKERS_MAX
         assert len(self._deleted) <= DELETED_WORKERS_MAX

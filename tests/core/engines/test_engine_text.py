@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service.core.engines import engine_text
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.engines.engine_text import (
     LINE_BYTES_MAX,
@@ -41,6 +42,38 @@ def test_a_recorded_text_of_two_ranks_is_read(engine, deferred):
         0: EngineReading(0.625, 3 + deferred, 7),
         1: EngineReading(0.75, 5 + deferred, 8),
     }
+
+
+# --- long texts
+
+
+class Noting:
+    """The expression, and how many bytes it was given at most."""
+
+    def __init__(self, expression):
+        self.expression, self.most = expression, 0
+
+    def findall(self, text):
+        self.most = max(self.most, len(text))
+        return self.expression.findall(text)
+
+
+@pytest.mark.parametrize("padding", [b"\n", b"# HELP some words\n", b"\nvllm:num_requests_r"])
+def test_a_long_text_is_looked_through_in_short_steps(padding, monkeypatch):
+    noting = Noting(engine_text._LINES)
+    monkeypatch.setattr(engine_text, "_LINES", noting)
+    text = padding * (400_000 // len(padding)) + b"\n" + vllm(0.25) + padding * 1000 + b"\n"
+    assert usages(text, (0,)) == {0: 0.25}
+    assert noting.most <= engine_text.SLICE_BYTES + 1
+
+
+@given(st.lists(st.sampled_from([b"\n", b"# HELP", b" x" * 30, vllm(0.5), b"\n" + vllm(0.75)])))
+def test_wherever_a_text_is_cut_the_same_lines_are_found(parts):
+    text = b"".join(parts) + b"\n"
+    found = engine_text._LINES.findall(b"\n" + text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_text, "SLICE_BYTES", 50)
+        assert (engine_text.lines_of(text) if found else b"") == b"".join(found)
 
 
 # --- which rank a sample belongs to
