@@ -25,7 +25,7 @@ from typing import Any
 from numba import config
 from numba.core.caching import _CacheLocator
 
-from indexer.kernel_sources import checksum_of, kernel_modules
+from indexer.kernel_sources import checksum_of, is_as_imported, kernel_modules
 
 KEPT_MAX = 16
 """Directories of one module in one root, of which the oldest go when there is a new one."""
@@ -40,12 +40,13 @@ _watchers: list[Callable[[str], None]] = []
 
 @contextmanager
 def locating(module: str) -> Iterator[bool]:
-    """Numba looks for the kernels of this module in their directory; False: there is none."""
-    directory = directory_of(module)
+    """Numba looks for the kernels of this module in their directory; False: there is none, or
+    its name would be wrong."""
+    is_kept = directory_of(module) is not None and is_as_imported(module)
     others = _SETTINGS.CACHE_LOCATOR_CLASSES
     _SETTINGS.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelCacheLocator.__name__}"
     try:
-        yield directory is not None
+        yield is_kept
     finally:
         _SETTINGS.CACHE_LOCATOR_CLASSES = others
 
@@ -97,7 +98,7 @@ def root() -> Path | None:
 def mark_complete(module: str) -> None:
     """All kernels of the module have been made; directories of old sources go."""
     directory = directory_of(module)
-    if directory is None or (directory / COMPLETE).is_file():
+    if directory is None or (directory / COMPLETE).is_file() or not is_as_imported(module):
         return
     with suppress(OSError):  # a disk that is full just now: the next start looks again
         (directory / COMPLETE).touch()

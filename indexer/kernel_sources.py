@@ -2,9 +2,13 @@
 
 The checksum of a module does not depend on where the project lies or on times of files, so that a
 copy, an image or another checkout finds the machine code of equal sources.
+
+It is that of the files, and the code that of the modules as they were imported.  So a process whose
+files are replaced while it runs, by an upgrade or another checkout, must keep no code any more.
 """
 
 import importlib.util
+import os
 import re
 import sys
 import zlib
@@ -25,6 +29,35 @@ _IMPORT = re.compile(
 )
 _ENTRY = re.compile(r"^@compiled\((?!\)|\w+=)", re.MULTILINE)
 _SETTINGS: Any = config  # names that numba makes at run time
+
+
+def _versions_of_files() -> dict[str, tuple[int, int]]:
+    """(inode, time of the last change) of every source of the packages."""
+    found = {}
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for root in (spec and spec.submodule_search_locations) or ():
+            for folder, _, files in os.walk(root):
+                for path in (f"{folder}/{file}" for file in files if file.endswith(".py")):
+                    found[path] = _version_of(path)
+    return found
+
+
+def _version_of(path: str | Path) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_ino, status.st_ctime_ns
+
+
+_at_start = _versions_of_files()  # before any module with kernels is imported
+
+
+def is_as_imported(module: str) -> bool:
+    """Are its sources still the ones that this process has imported or will import?"""
+    paths = filter(None, map(path_of, closure(module)))
+    return all(_at_start.get(str(path)) == _version_of(path) for path in paths)
 
 
 @cache

@@ -36,6 +36,11 @@ def nth(row, column):
 def first(row):
     return nth(row, FIRST)
 """
+REPLACED = """\
+from pathlib import Path
+from indexer import compiled, middle
+Path(middle.__file__).with_name("layout.py").write_text({layout!r})
+"""
 CALL = """\
 import numpy as np
 from indexer.some_kernels import first
@@ -59,10 +64,13 @@ class Project:
     def write_layout(self, first: int, second: int) -> None:
         (self._sources / "layout.py").write_text(LAYOUT.format(first=first, second=second))
 
-    def run(self, **more: str) -> tuple[int, bool]:
-        """(what the kernel returns, whether its code came from the cache)"""
+    def run(self, before: str = "", **more: str) -> tuple[int, bool]:
+        """(what the kernel returns, whether its code came from the cache)
+
+        before: what the process does before it imports the kernel
+        """
         environment = {"PYTHONPATH": str(self._root), "NUMBA_CACHE_DIR": str(self._cache), **more}
-        command = [sys.executable, "-c", CALL]
+        command = [sys.executable, "-c", before + CALL]
         done = subprocess.run(
             command,
             cwd=self._root,
@@ -94,6 +102,13 @@ def test_swapped_columns_of_a_layout_two_imports_away_do_not_hit_the_old_code(
     assert project.run() == (20, False)
     project.write_layout(0, 1)
     assert project.run() == (10, True)
+
+
+def test_a_process_whose_sources_are_replaced_leaves_no_code_to_others(project: Project) -> None:
+    other = LAYOUT.format(first=1, second=0)
+    assert project.run(REPLACED.format(layout=other)) == (10, False), "it has imported the old ones"
+    assert project.run() == (20, False)
+    assert project.run() == (20, True)
 
 
 def test_code_with_bounds_checks_is_kept_apart(project: Project) -> None:
