@@ -66,6 +66,9 @@ from select_service.core.views.ranks import loads_of, overlap_rows, potential_lo
 from select_service.core.workers.catalog import BLOCK_SIZE_MAX, Tombstone, Worker
 from select_service.errors import BadRequest, NotFound
 
+STALE_PER_TURN_MAX = 512
+"""Ranks whose engines are believed no more after one turn."""
+
 
 class SelectorConfig(NamedTuple):
     """What two selectors would be given differently.
@@ -164,8 +167,12 @@ class Selector:
     def _put(self, worker: Worker) -> WorkerRecord:
         old = self.fleet.catalog.find(worker.worker_id)
         self.fleet.put(worker)
-        if old is None or old.given.metrics_endpoint != worker.given.metrics_endpoint:
-            self._forget_engine(worker)
+        url = worker.given.metrics_endpoint
+        moved = old is None or old.given.metrics_endpoint != url
+        if moved:
+            self.engines.forget(worker.worker_id)
+        if worker.schedulable and old is not None and (moved or url):
+            self.gate.judge.read_engines(self.fleet.partitions[worker.key], worker.ranks())
         self._touched.wake_if(self.fleet.leaving)
         return self.record(worker)
 
@@ -174,12 +181,6 @@ class Selector:
         record = worker.record()
         record.hints = worker_hints(worker, self.fleet.event_users) or UNSET
         return record
-
-    def _forget_engine(self, worker: Worker) -> None:
-        self.engines.forget(worker.worker_id)
-        partition = self.fleet.partitions.get(worker.key)
-        if partition is not None and worker.schedulable:
-            self.gate.judge.forget_engine(partition, worker.ranks())
 
     # --- selection
 
@@ -273,7 +274,7 @@ class Selector:
 
     def set_thresholds(self, change: BusyThresholdChange) -> BusyThresholdView:
         """POST /busy_threshold.  Raises NotFound for a model that no worker serves."""
-        if not any(worker.key.model_name == change.of_model for worker in self.fleet.catalog):
+        if change.of_model not in self.fleet.catalog.models:
             raise NotFound(f"model `{change.of_model}` not found: no worker is registered for it")
         changed = self.gate.judge.thresholds.change(change)
         self.gate.look_everywhere()
@@ -281,8 +282,8 @@ class Selector:
 
     def thresholds(self) -> BusyThresholdList:
         """GET /busy_threshold."""
-        models = {worker.key.model_name for worker in self.fleet.catalog}
-        return BusyThresholdList(thresholds=self.gate.judge.thresholds.views(models))
+        views = self.gate.judge.thresholds.views(self.fleet.catalog.models.keys())
+        return BusyThresholdList(thresholds=views)
 
     def shed(self, tier: str | None) -> AdmissionState:
         """POST /admission/shed.  Raises BadRequest for an unknown tier."""
@@ -326,7 +327,16 @@ class Selector:
         known = {dp_rank: reading for dp_rank, reading in readings.items() if dp_rank in ranks}
         self.engines.put(target.worker_id, known, now)
         partition = self.fleet.partitions[worker.key]
-        self.gate.judge.read_engines(partition, worker.ranks(), now)
+        self.gate.judge.read_engines(partition, worker.ranks())
+
+    def look_at_engines(self, now: float) -> bool:
+        """Stop to believe what engines said too long ago.  Returns whether more is to be done."""
+        stale = self.engines.take_stale(now, STALE_PER_TURN_MAX)
+        for rank in stale:
+            worker = self.fleet.catalog.find(rank.worker_id)
+            if worker is not None and worker.schedulable:
+                self.gate.judge.read_engines(self.fleet.partitions[worker.key], (rank,))
+        return len(stale) == STALE_PER_TURN_MAX
 
     def engine_failed(self, target: EngineTarget, error: str, now: float) -> None:
         """An engine could not be asked, or said nothing that can be read."""
@@ -383,6 +393,7 @@ class Selector:
     def tick(self, now: float) -> list[Booking]:
         """Once a second.  Returns what has expired; `expire` goes on where it ended."""
         ended = self.expire(now).ended
+        self.look_at_engines(now)
         self.gate.tick(now)
         self.replicas.endings.tick(now)
         self.fleet.recovered.tick(now)

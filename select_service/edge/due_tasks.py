@@ -34,6 +34,7 @@ def due_tasks(
     tasks = [
         DueTask("expiry", TICK_S, LeaseExpiry(selector).step),
         _once("ingest", look_at_ingest),
+        DueTask("engines", TICK_S, selector.look_at_engines),
         _once("admission", selector.gate.tick),
         _once("rejections", lambda now: rejections.tick(selector.gate.tally, now)),
         _once("endings", selector.replicas.endings.tick),

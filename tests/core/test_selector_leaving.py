@@ -1,6 +1,5 @@
 """Ranks that leave under many reservations, and leases that end at once: a budget per turn."""
 
-import sys
 from itertools import count
 from random import Random
 
@@ -13,7 +12,7 @@ from select_service.core.load import ledger
 from select_service.core.selector import Selector, SelectorConfig
 from select_service.errors import CapacityExceeded, NotFound
 from tests.builders import a_reservation, a_select, a_selector, a_worker
-from tests.core.selector_scenes import KEY, store
+from tests.core.selector_scenes import KEY, steps_of, store
 
 MANY = 20
 BLOCKS = 2  # of each reservation
@@ -122,24 +121,6 @@ def test_listeners_are_told_only_of_workers_that_changed():
     selector.settle(0.0)
     assert selector.fleet.has_changes
     assert [writer.slot for writer in selector.fleet.take_changes().retired] == [1]
-
-
-def steps_of(verb):
-    """Lines of the service that a call runs: its work, whatever the speed of the machine."""
-    count = 0
-
-    def trace(frame, event, argument):
-        nonlocal count
-        count += event == "line" and "/select_service/" in frame.f_code.co_filename
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        verb()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def test_a_worker_costs_its_own_ranks_whatever_the_size_of_the_fleet():

@@ -184,8 +184,10 @@ async def test_after_a_failure_the_last_reading_is_believed_until_it_is_stale():
             page.status = 503
             await until(lambda: loads.failure(1) is not None)
     heard_at = loads.last(Rank(1, 0)).at
-    assert loads.kv_usage(Rank(1, 0), heard_at + 4.9) == 0.5
-    assert loads.kv_usage(Rank(1, 0), heard_at + 5.0) is None
+    assert loads.take_stale(heard_at + 4.9, 9) == []
+    assert loads.kv_usage(Rank(1, 0)) == 0.5
+    assert loads.take_stale(heard_at + 5.0, 9) == [Rank(1, 0)]
+    assert loads.kv_usage(Rank(1, 0)) is None
     assert loads.failure(1).error == "status 503"
 
 

@@ -94,28 +94,20 @@ class BusyJudge:
         return DrainRate(partition.account.drained, 0.0) if found is None else found
 
     def tick(self, partitions: Mapping[PartitionKey, Partition], now: float) -> None:
-        """Follow the drain rates, and stop to believe what engines said too long ago."""
+        """Follow the drain rates."""
         self._rates = {
             key: self._rates.get(key) or DrainRate(part.account.drained, now)
             for key, part in partitions.items()
         }
         for key, partition in partitions.items():
             self._rates[key].observe(partition.account.drained, now)
-            self.read_engines(partition, partition.table.ranks() if self.engines else (), now)
 
-    def read_engines(self, partition: Partition, ranks: Iterable[Rank], now: float) -> None:
-        """Let the partition know what engines say of these ranks of it."""
-        self._tell(partition, ((rank, self.engines.kv_usage(rank, now)) for rank in ranks))
-
-    def forget_engine(self, partition: Partition, ranks: Iterable[Rank]) -> None:
-        """The engine of these ranks has moved: what it said counts no more."""
-        self._tell(partition, ((rank, None) for rank in ranks))
-
-    def _tell(self, partition: Partition, told: Iterable[tuple[Rank, float | None]]) -> None:
+    def read_engines(self, partition: Partition, ranks: Iterable[Rank]) -> None:
+        """Let the partition know what engines say of these ranks of it, if they are believed."""
         table, news = partition.table, False
-        for rank, usage in told:
+        for rank in ranks:
             slot = table.find(rank)
-            news |= slot is not None and table.set_kv_usage(slot, usage)
+            news |= slot is not None and table.set_kv_usage(slot, self.engines.kv_usage(rank))
         if news:
             self._touched.capacity(partition.key)
 

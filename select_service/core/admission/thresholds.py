@@ -8,6 +8,7 @@ A worker is busy when all its ranks are.
 Source: the request rejection document of Dynamo ("Busy Detection Logic").
 """
 
+from collections.abc import Set
 from typing import NamedTuple
 
 from msgspec import UNSET
@@ -61,12 +62,12 @@ class ThresholdTable:
         )
         return self._view(model)
 
-    def views(self, models: set[str]) -> list[BusyThresholdView]:
+    def views(self, models: Set[str]) -> list[BusyThresholdView]:
         """Every model that is judged, or was told not to be, by name.
 
         models: those that have workers, for which the thresholds of the process may count
         """
-        named = self._own.keys() | (set() if self.default.off else models)
+        named = set(self._own) if self.default.off else self._own.keys() | models
         return [self._view(model) for model in sorted(named)]
 
     def _view(self, model: str) -> BusyThresholdView:

@@ -6,6 +6,7 @@ own accounting, as no engine tells.  Requests waiting and running in the engine 
 judged.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -52,6 +53,8 @@ class EngineLoads:
         self.stale_s = stale_s
         self._heard: dict[int, dict[int, Heard]] = {}  # worker id -> dp_rank -> reading
         self._failures: dict[int, Failure] = {}
+        self._believed: OrderedDict[Rank, float] = OrderedDict()
+        """When each rank was last heard that is not known to be stale, the oldest first."""
 
     def put(self, worker_id: int, readings: Mapping[int, EngineReading], now: float) -> None:
         """Take the readings of one scrape; the failure before it is over."""
@@ -59,6 +62,9 @@ class EngineLoads:
         ranks = self._heard.setdefault(worker_id, {})
         for dp_rank, reading in readings.items():
             ranks[dp_rank] = Heard(reading, now)
+            rank = Rank(worker_id, dp_rank)
+            self._believed[rank] = now
+            self._believed.move_to_end(rank)
 
     def failed(self, worker_id: int, error: str, now: float) -> None:
         self._failures[worker_id] = Failure(error[:ERROR_CHARS_MAX], now)
@@ -66,7 +72,19 @@ class EngineLoads:
     def forget(self, worker_id: int) -> None:
         """The worker left, or its metrics moved."""
         self._failures.pop(worker_id, None)
-        self._heard.pop(worker_id, None)
+        for dp_rank in self._heard.pop(worker_id, ()):
+            self._believed.pop(Rank(worker_id, dp_rank), None)
+
+    def take_stale(self, now: float, ranks_max: int) -> list[Rank]:
+        """Ranks that are believed no more from now on, as their engine was silent for too long."""
+        found: list[Rank] = []
+        while self._believed and len(found) < ranks_max:
+            rank, at = next(iter(self._believed.items()))
+            if now - at < self.stale_s:
+                break
+            del self._believed[rank]
+            found.append(rank)
+        return found
 
     def __bool__(self) -> bool:
         """Has any engine ever been heard?"""
@@ -83,15 +101,16 @@ class EngineLoads:
     def is_fresh(self, heard: Heard, now: float) -> bool:
         return now - heard.at < self.stale_s
 
-    def kv_usage(self, rank: Rank, now: float) -> float | None:
-        """The engine's own number while it is believed."""
-        heard = self.last(rank)
-        if heard is None or not self.is_fresh(heard, now):
-            return None
-        return heard.reading.kv_usage
+    def kv_usage(self, rank: Rank) -> float | None:
+        """The engine's own number while it is believed: until `take_stale` has named the rank."""
+        heard = self.last(rank) if rank in self._believed else None
+        return None if heard is None else heard.reading.kv_usage
 
     def check_invariants(self) -> None:
         """For tests."""
+        assert list(self._believed.values()) == sorted(self._believed.values())
+        for rank, at in self._believed.items():
+            assert self._heard[rank.worker_id][rank.dp_rank].at == at
         for worker_id, ranks in self._heard.items():
             for heard in ranks.values():
                 usage = heard.reading.kv_usage

@@ -26,7 +26,6 @@ from select_service.core.workers.catalog import (
     Catalog,
     Tombstone,
     Worker,
-    partition_key,
     shortcomings,
 )
 from select_service.core.workers.event_users import EventUsers
@@ -35,6 +34,8 @@ from select_service.spelling import shown
 from select_service.urls import metrics_url_error
 
 PARTITIONS_MAX = 1024
+CLAIMS_PER_TURN_MAX = 512
+"""Ranks that are given recovered blocks in one turn."""
 RANKS_PER_TURN_MAX = 512
 """Ranks after which `take_changes` leaves further workers for another turn."""
 
@@ -112,7 +113,6 @@ class Fleet:
 
         Raises BadRequest, CapacityExceeded.
         """
-        partition_key(given)
         _check_metrics_endpoint(given.metrics_endpoint)
         return self._judged(self.catalog.registered(given))
 
@@ -260,10 +260,17 @@ class Fleet:
                 writer.filling = True
                 self._adoptions.append(Adoption(held, (rank.worker_id, rank.dp_rank), writer))
 
-    def claim_recovered(self) -> None:
-        """What was recovered goes to the ranks that exist; none of them may have been fed yet."""
-        for partition in self.partitions.values():
-            self._claim(partition, partition.table.ranks())
+    def claiming(self) -> Iterator[None]:
+        """What was recovered goes to the ranks that exist; none of them may have been fed yet.
+
+        In turns: it yields after some ranks, and ranks that come meanwhile see to themselves.
+        """
+        for partition in list(self.partitions.values()):
+            ranks = partition.table.ranks() if self.recovered.has(partition.key) else []
+            for begin in range(0, len(ranks), CLAIMS_PER_TURN_MAX):
+                some = ranks[begin : begin + CLAIMS_PER_TURN_MAX]
+                self._claim(partition, [r for r in some if partition.table.find(r) is not None])
+                yield
 
     def _remove(self, key: PartitionKey, ranks: list[Rank]) -> None:
         """A partition lives as long as it has a rank."""

@@ -104,9 +104,13 @@ class Recovered:
             if held.waiting:
                 self._held.setdefault(partition.name, []).append(held)
 
+    def has(self, key: PartitionKey) -> bool:
+        """Does anything wait for ranks of this partition, perhaps?"""
+        return _name_of(key) in self._held
+
     def claim(self, key: PartitionKey, block_size: int, rank: Rank) -> DumpedPartition | None:
         """The dumped partition that has blocks of the rank, handed out once."""
-        name = f"{key.model_name}:{key.tenant_id}"
+        name = _name_of(key)
         held_here = self._held.get(name)
         if held_here is None:
             return None
@@ -145,3 +149,7 @@ class Recovered:
                 assert held.partition.name == name
                 assert held.waiting
                 assert held.waiting <= set(held.partition.ranks)
+
+
+def _name_of(key: PartitionKey) -> str:
+    return f"{key.model_name}:{key.tenant_id}"

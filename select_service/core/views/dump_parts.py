@@ -31,9 +31,9 @@ def dump_parts(
 ) -> list[DumpPart]:
     """The living by model and tenant, then what waits."""
     parts = []
-    for key, partition in sorted(partitions.items()):
-        name = f"{key.model_name}:{key.tenant_id}"
-        writers = {rank: partition.table.row(slot).writer for rank, slot in partition.table.slots()}
+    for key in sorted(partitions):
+        partition, name = partitions[key], f"{key.model_name}:{key.tenant_id}"
+        writers = partition.table.writers()
         take = partial(_copy, name, partition.block_size, writers, partition.index.snapshot)
         parts.append(DumpPart(name, partition.block_size, take))
     parts += [DumpPart(held.name, held.block_size, partial(narrowed, held)) for held in recovered]

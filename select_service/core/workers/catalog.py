@@ -4,6 +4,7 @@ Pure bookkeeping of registrations: the catalog decides whether a worker's own da
 schedulable.  Whether it also fits its partition is decided by the selector, which owns those.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,19 +35,23 @@ class Tombstone(NamedTuple):
 
 @dataclass(slots=True)
 class Worker:
-    """One registration and its standing.  `given` is replaced, never changed."""
+    """One registration and its standing.  `given` is never changed.
+
+    Raises BadRequest when tenant_id and routing_group contradict each other.
+    """
 
     given: WorkerRegistration
     lifecycle: Lifecycle = "incomplete"
     reasons: list[str] = field(default_factory=list)
+    key: PartitionKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = self.given
+        self.key = PartitionKey(given.model_name, tenant_of(given.tenant_id, given.routing_group))
 
     @property
     def worker_id(self) -> int:
         return self.given.worker_id
-
-    @property
-    def key(self) -> PartitionKey:
-        return partition_key(self.given)
 
     @property
     def schedulable(self) -> bool:
@@ -107,11 +112,6 @@ class Worker:
             kv_event_semantics=given.kv_event_semantics or unset,
             metrics_endpoint=given.metrics_endpoint or unset,
         )
-
-
-def partition_key(given: WorkerRegistration) -> PartitionKey:
-    """Raises BadRequest when tenant_id and routing_group contradict each other."""
-    return PartitionKey(given.model_name, tenant_of(given.tenant_id, given.routing_group))
 
 
 def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) -> list[str]:
@@ -185,6 +185,8 @@ class Catalog:
         self._deleted: dict[int, Tombstone] = {}
         self._measured: dict[int, None] = {}
         """Those with a metrics endpoint."""
+        self.models: Counter[str] = Counter()
+        """How many records there are of each model; models without any are left out."""
 
     def __len__(self) -> int:
         return len(self._by_id) - len(self._deleted)
@@ -204,14 +206,20 @@ class Catalog:
         return worker
 
     def registered(self, given: WorkerRegistration) -> Worker:
-        """The worker as it would be after a POST.  Changes nothing."""
+        """The worker as it would be after a POST.  Changes nothing.
+
+        Raises BadRequest, CapacityExceeded.
+        """
         alive = given.worker_id in self._by_id and given.worker_id not in self._deleted
         if not alive and len(self) >= WORKERS_MAX:
             raise CapacityExceeded(f"the catalog is full: {WORKERS_MAX} workers are registered")
         return Worker(given)
 
     def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
-        """The worker as it would be after a PATCH.  Changes nothing."""
+        """The worker as it would be after a PATCH.  Changes nothing.
+
+        Raises BadRequest, NotFound.
+        """
         changes = {
             name: value
             for name, value in msgspec.structs.asdict(patch).items()
@@ -223,10 +231,11 @@ class Catalog:
         """Insert or replace."""
         old = self._by_id.get(worker.worker_id)
         if old is not None:
-            del self._workers[(old.key, old.worker_id)]
+            self._forget(old)
         self._workers[(worker.key, worker.worker_id)] = worker
         self._by_id[worker.worker_id] = worker
         self._deleted.pop(worker.worker_id, None)
+        self.models[worker.key.model_name] += 1
         if worker.given.metrics_endpoint:
             self._measured[worker.worker_id] = None
         else:
@@ -235,6 +244,14 @@ class Catalog:
     def measured(self) -> list[int]:
         """Ids of the workers with a metrics endpoint."""
         return list(self._measured)
+
+    def _forget(self, worker: Worker) -> None:
+        del self._by_id[worker.worker_id]
+        del self._workers[(worker.key, worker.worker_id)]
+        model = worker.key.model_name
+        self.models[model] -= 1
+        if not self.models[model]:
+            del self.models[model]
 
     def deleted(self) -> Mapping[int, Tombstone]:
         """The deleted workers whose record is kept, by id."""
@@ -247,8 +264,7 @@ class Catalog:
         while len(self._deleted) > DELETED_WORKERS_MAX:
             oldest = next(iter(self._deleted))
             del self._deleted[oldest]
-            worker = self._by_id.pop(oldest)
-            del self._workers[(worker.key, oldest)]
+            self._forget(self._by_id[oldest])
 
     def check_invariants(self) -> None:
         """For tests."""
@@ -261,5 +277,6 @@ class Catalog:
         alive = [worker for worker in self if worker.worker_id not in self._deleted]
         measured = {worker.worker_id for worker in alive if worker.given.metrics_endpoint}
         assert set(self._measured) == measured
+        assert self.models == Counter(worker.key.model_name for worker in self)
         assert len(self) <= WORKERS_MAX
         assert len(self._deleted) <= DELETED_WORKERS_MAX

@@ -123,6 +123,10 @@ class RankTable:
     def writer(self, rank: Rank) -> SlotWriter:
         return self._rows[self._slot_of[rank]].writer
 
+    def writers(self) -> dict[Rank, SlotWriter]:
+        """Of all ranks, in no order."""
+        return {row.rank: row.writer for row in self._rows.values()}
+
     def slots_of(self, worker_id: int) -> list[int]:
         """Slots of the ranks of one worker, by rank; empty for an unknown one."""
         return self._slots_of.get(worker_id, [])

@@ -69,7 +69,8 @@ class Recovery:
             async with self._watched():
                 state, partitions = await self._found()
                 selector.fleet.recovered.offer(partitions, monotonic())
-                selector.fleet.claim_recovered()
+                for _ in selector.fleet.claiming():
+                    await asyncio.sleep(0)
                 await follower.followed()
         except asyncio.CancelledError:
             state = "cancelled"

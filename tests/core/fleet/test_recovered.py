@@ -113,7 +113,7 @@ def test_a_rank_has_its_blocks_and_its_place_whichever_comes_first(registered_fi
     if registered_first:
         join(fleet, 1)
     fleet.recovered.offer([a_dump(1, 2)], 0.0)
-    fleet.claim_recovered()
+    assert sum(1 for _ in fleet.claiming()) == registered_first
     if not registered_first:
         join(fleet, 1)
     assert fleet.partitions[KEY].index.snapshot().slots == ()  # it is being filled

@@ -1,0 +1,93 @@
+"""What a verb looks at: few records where few will do, and a bounded part of many in a turn."""
+
+from select_service.bodies.admission import BusyThresholdChange
+from select_service.core import selector as root
+from select_service.core.engines.engine_load import EngineReading
+from select_service.core.fleet import fleet as fleets
+from tests.builders import a_selector, a_worker
+from tests.core.selector_scenes import KEY, steps_of
+
+METRICS = "http://10.0.0.1:8000/metrics"
+READING = EngineReading(0.5, 0, 0)
+
+
+def a_fleet_of(workers, **fields):
+    selector = a_selector()
+    for worker_id in range(workers):
+        selector.register(a_worker(worker_id, metrics_endpoint=METRICS, **fields))
+    return selector
+
+
+def heard(selector, now):
+    for worker_id in selector.engine_workers():
+        selector.engine_read(selector.engine_target(worker_id), {0: READING}, now)
+
+
+def usage_of(selector, worker_id):
+    partition = selector.fleet.partitions[KEY]
+    (slot,) = partition.table.slots_of(worker_id)
+    return partition.table.columns.kv_usage[slot]
+
+
+def test_verbs_that_need_few_records_do_not_look_at_the_catalog():
+    costs = []
+    for workers in (3, 300):
+        selector = a_fleet_of(workers)
+        heard(selector, 0.0)
+        change = BusyThresholdChange(model="m", active_decode_blocks_threshold=0.9)
+        verbs = {
+            "thresholds": selector.thresholds,
+            "set": lambda s=selector, c=change: s.set_thresholds(c),
+            "admission": selector.admission,
+            "target": lambda s=selector: s.engine_target(1),
+            "engines": lambda s=selector: s.look_at_engines(1.0),
+            "tick": lambda s=selector: s.gate.tick(1.0),
+        }
+        costs.append({name: steps_of(verb) for name, verb in verbs.items()})
+    few, many = costs
+    assert few == many
+
+
+def test_engines_that_fall_silent_together_are_believed_no_more_a_budget_per_turn(monkeypatch):
+    monkeypatch.setattr(root, "STALE_PER_TURN_MAX", 4)
+    selector = a_fleet_of(10)
+    heard(selector, 0.0)
+    selector.engine_read(selector.engine_target(0), {0: READING}, 1.0)
+    stale_s = selector.engines.stale_s
+    assert not selector.look_at_engines(stale_s - 0.001)
+    believed = []
+    while selector.look_at_engines(stale_s):
+        selector.check_invariants()
+        believed.append(sum(usage_of(selector, w) == 0.5 for w in range(10)))
+    assert believed == [6, 2]
+    assert [usage_of(selector, w) == 0.5 for w in range(10)] == [True] + [False] * 9
+
+
+def test_a_worker_that_changes_keeps_what_its_engine_said_unless_its_metrics_move():
+    selector = a_fleet_of(1)
+    heard(selector, 0.0)
+    selector.register(a_worker(0, metrics_endpoint=METRICS, model_name="other"))
+    selector.register(a_worker(0, metrics_endpoint=METRICS))
+    assert usage_of(selector, 0) == 0.5
+    selector.register(a_worker(0, metrics_endpoint=METRICS + "2"))
+    assert usage_of(selector, 0) != 0.5
+    selector.check_invariants()
+
+
+def test_models_are_known_while_there_is_a_record_of_them():
+    selector = a_selector()
+    selector.register(a_worker(1))
+    selector.register(a_worker(2, model_name="other"))
+    selector.register(a_worker(2, model_name="third"))
+    assert set(selector.fleet.catalog.models) == {"m", "third"}
+    selector.delete(1, 0.0)
+    assert set(selector.fleet.catalog.models) == {"m", "third"}
+    selector.check_invariants()
+
+
+def test_recovered_blocks_are_handed_out_some_ranks_a_turn(monkeypatch):
+    monkeypatch.setattr(fleets, "CLAIMS_PER_TURN_MAX", 2)
+    selector = a_fleet_of(5)
+    selector.register(a_worker(9, model_name="other"))
+    monkeypatch.setattr(selector.fleet.recovered, "has", lambda key: key == KEY)
+    assert sum(1 for _ in selector.fleet.claiming()) == 3
