@@ -1,7 +1,7 @@
 """GET /metrics: what was counted as requests passed, and the state as it is when it is scraped.
 
 Counting costs a request less than a microsecond: plain integers in a dict.  Everything else is read
-from `core.report` and from the listeners at scrape time.  Label values are bounded: partitions and
+from the core and from the listeners at scrape time.  Label values are bounded: partitions and
 ranks beyond a bound are summed under `other`.
 """
 
