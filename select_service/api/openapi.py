@@ -45,16 +45,17 @@ _WARNINGS: Json = {
     "type": "array",
     "items": {"type": "string"},
     "description": "Fields and query parameters of the request that do not exist, each with the "
-    "nearest name; absent when there were none.",
+    "nearest name, and fields that do not count beside others; absent when there were none.",
 }
 _DESCRIPTION = """\
 Chooses the rank of an inference fleet that should run a prompt, and keeps account of the load.
 
 * Every refusal has the body `{"error": text, "code": code}`; the code is stable, the text is not.
   One has a body of its own, that of Dynamo's frontend: all workers are busy.
-* Unknown fields of a body and unknown query parameters are ignored and told of: answers that are
-  objects get a field `warnings`, others, and `{"status": "ok"}`, a header `x-select-warnings` (a
-  JSON array). With `--strict-fields` they are refused, 422 `unknown_field`.
+* Unknown fields of a body and unknown query parameters are ignored and told of, as are fields that
+  do not count beside others: answers that are objects get a field `warnings`, others, and
+  `{"status": "ok"}`, a header `x-select-warnings` (a JSON array). With `--strict-fields` what is
+  unknown is refused, 422 `unknown_field`.
 * null means the same as leaving a field out, unless the field says otherwise.
 * `tenant_id` and `routing_group` are two names of one field; both default to `default`.
 * Integers may use all 64 bits. Clients whose JSON numbers are doubles must not touch `worker_id`

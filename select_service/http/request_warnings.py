@@ -72,21 +72,19 @@ def warned(request: Request) -> Sequence[Warned]:
 
 
 def tell(response: Response, warnings: Sequence[Warned], in_body: bool) -> None:
-    """Put the warnings into an answer.
+    """Put the warnings, at least one, into an answer.
 
-    in_body: the answer is a JSON object that may have a further field.  What came in fields that
-    are known goes into the header all the same, since clients of the reference may send them.
+    in_body: the answer is a JSON object that may have a further field
     """
-    fields = [each.text for each in warnings if each.kind != "unused_field"]
-    if in_body and fields:
-        body = bytes(response.body)
-        assert (body[:1], body[-1:]) == (b"{", b"}")
-        separator = b"" if body == b"{}" else b","
-        response.body = body[:-1] + separator + b'"warnings":' + _json(fields) + b"}"
-        response.headers["content-length"] = str(len(response.body))
-    in_header = [each.text for each in warnings if not in_body or each.kind == "unused_field"]
-    if in_header:
-        response.headers[HEADER] = _json(in_header).decode()
+    texts = _json([each.text for each in warnings])
+    if not in_body:
+        response.headers[HEADER] = texts.decode()
+        return
+    body = bytes(response.body)
+    assert (body[:1], body[-1:]) == (b"{", b"}")
+    separator = b"" if body == b"{}" else b","
+    response.body = body[:-1] + separator + b'"warnings":' + texts + b"}"
+    response.headers["content-length"] = str(len(response.body))
 
 
 def _json(value: Any) -> bytes:

@@ -127,12 +127,14 @@ def test_objects_have_the_warnings_of_their_query_in_the_body(fleet):
     ]
 
 
-def test_a_prompt_in_two_forms_is_told_in_the_header(fleet):
+def test_a_prompt_in_two_forms_is_told_as_everything_else_is(fleet):
+    text = "token_ids are given, so block_hashes, sequence_hashes and isl_tokens are not used"
     answer = fleet.post("/select", PROMPT | {"block_hashes": [1]})
-    assert "warnings" not in answer.body
-    assert told_in_header(answer) == [
-        "token_ids are given, so block_hashes, sequence_hashes and isl_tokens are not used"
-    ]
+    assert (answer.body["warnings"], HEADER in answer.headers) == ([text], False)
+    answer = fleet.post("/select", PROMPT | {"block_hashes": [1], "x": 1})
+    assert answer.body["warnings"] == ["unknown field `x`", text]
+    answer = fleet.post("/potential_loads", PROMPT | {"block_hashes": [1]})
+    assert told_in_header(answer) == [text]
 
 
 def test_warnings_are_bounded(fleet):
