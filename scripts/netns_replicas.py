@@ -1,11 +1,12 @@
 """Three selectors on a real network that is cut and joined again.
 
-    sudo .venv/bin/python scripts/netns_replicas.py [--cut-seconds 25]
+    sudo .venv/bin/python scripts/netns_replicas.py [--cut-seconds 25] [--kill]
 
 Makes four network namespaces: one per selector and one that holds two bridges.  Selectors talk over
 the first bridge; this script asks them over the second one, so that it still reaches a selector
 that is cut off.  The cut takes the third selector off the first bridge: packets vanish, nobody is
-told.  Meanwhile requests are admitted and freed on both sides.  Prints how long the replicas needed
+told.  Meanwhile requests are admitted and freed on both sides; with --kill the two others also die
+(SIGKILL) and start anew.  Prints how long the replicas needed
 to agree after the network was joined, and fails when they did not within AGREE_S_MAX or when load
 remains.  Needs root and `ip`; removes everything that it made.
 """
@@ -14,6 +15,7 @@ import argparse
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -84,6 +86,12 @@ def start(number: int) -> "subprocess.Popen[bytes]":
     command += ["--replica-sync-peers", ",".join(others), "--log-level", "warning"]
     environment = {**os.environ, "DYN_USE_KV_EVENTS": "false"}
     return subprocess.Popen(command, cwd=ROOT, env=environment)
+
+
+def kill(number: int) -> None:
+    command = ["ip", "netns", "pids", NAMES[number]]
+    for pid in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
 
 
 # --- the selectors
@@ -163,7 +171,30 @@ def names_of(prefix: str, n: int) -> list[str]:
     return [f"{prefix}{number}" for number in range(n)]
 
 
-def experiment(cut_s: float) -> None:
+def begin_anew() -> None:
+    """Kill the two that are not cut off, start them, and give them load."""
+    for number in (0, 1):
+        kill(number)
+        start(number)
+    for number in (0, 1):
+        until("start", lambda n=number: is_up(n), START_S_MAX)
+        register_workers(number)
+        reserve(number, names_of(f"anew-{number}-", 50))
+        free(2, names_of(f"before-{number}-", 100)[60:])
+
+
+def experiment_with_kills(cut_s: float) -> None:
+    begin = prepare()
+    begin_anew()
+    time.sleep(max(0.0, cut_s - (time.monotonic() - begin)))
+    show(f"selector-c was cut off for {cut_s:g} s, the others were killed meanwhile")
+    join(2)
+    took = until("agreement", lambda: have_equal_loads(320), AGREE_S_MAX)
+    show(f"joined: equal loads after {took:.2f} s")
+
+
+def prepare() -> float:
+    """Three selectors with 300 requests, of which the third is cut off; when that was."""
     for number in range(len(NAMES)):
         until("start", lambda n=number: is_up(n), START_S_MAX)
         register_workers(number)
@@ -173,7 +204,11 @@ def experiment(cut_s: float) -> None:
     took = until("equal loads", lambda: have_equal_loads(300), AGREE_S_MAX)
     show(f"300 requests, equal loads after {took:.2f} s")
     cut(2)
-    begin = time.monotonic()
+    return time.monotonic()
+
+
+def experiment(cut_s: float) -> None:
+    begin = prepare()
     reserve(0, names_of("cut-0-", 50))
     reserve(2, names_of("cut-2-", 50))
     free(1, names_of("before-0-", 40))
@@ -195,10 +230,11 @@ def experiment(cut_s: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="three selectors, a partition and a heal")
     parser.add_argument("--cut-seconds", type=float, default=25.0)
+    parser.add_argument("--kill", action="store_true", help="the two others die meanwhile")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        experiment(options.cut_seconds)
+        (experiment_with_kills if options.kill else experiment)(options.cut_seconds)
         return
     if os.geteuid() != 0:
         raise SystemExit("needs root, to make network namespaces")
@@ -208,10 +244,11 @@ def main() -> None:
         build_network()
         processes = [start(number) for number in range(len(NAMES))]
         again = [sys.executable, __file__, "--inside", "--cut-seconds", str(options.cut_seconds)]
+        again += ["--kill"] if options.kill else []
         status = subprocess.run(["ip", "netns", "exec", NET, *again], check=False).returncode
     finally:
-        for process in processes:
-            process.terminate()
+        for number in range(len(NAMES)):
+            kill(number)
         for process in processes:
             process.wait()
         remove_network()

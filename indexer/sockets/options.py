@@ -24,7 +24,10 @@ UNCONFIRMED_MS_MAX = 15_000
 DEAD_PEER_S_MAX = (HEARTBEAT_MS + UNCONFIRMED_MS_MAX) / 1000
 """Within it a connection to a machine that is gone, or behind a partition, has ended."""
 RECONNECT_S_MAX = (CONNECT_MS_MAX + RECONNECT_MS_MAX + RECONNECT_MS) / 1000
-"""Within it a peer that can be reached again is reached, but for the handshake."""
+"""From one attempt to the next, at most."""
+REACHED_S_MAX = max(DEAD_PEER_S_MAX + 2 * RECONNECT_MS / 1000, RECONNECT_S_MAX)
+"""Within it a peer that can be reached again is connected, whether the end of the old connection
+had been noticed or not."""
 
 Socket: TypeAlias = "zmq.Socket[bytes]"
 

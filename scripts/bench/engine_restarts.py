@@ -1,11 +1,12 @@
 """Are overlaps right after engines were killed, whatever their numbers, and whoever was away?
 
-    python scripts/bench/engine_restarts.py --engine-python PATH [--rounds 20] [--only TEXT]
+    python scripts/bench/engine_restarts.py --engine-python PATH [--engine vllm|sglang]
+                                            [--rounds 20] [--only TEXT]
 
-PATH is the Python of an environment with vLLM (0.26 or later; no GPU and no model is needed).  Each
-round is one rank of a real vLLM block pool with vLLM's own publisher, killed with SIGKILL and
-started again on the same ports.  `--rounds` ranks go through a scene at the same time, each with
-its own requests.  A scene is one of every combination of
+PATH is the Python of an environment with vLLM (0.26 or later) or SGLang (0.5.23); no GPU and no
+model is needed.  Each round is one rank of a real block pool or radix cache with the engine's own
+publisher, killed with SIGKILL and started again on the same ports.  `--rounds` ranks go through a
+scene at the same time, each with its own requests.  A scene is one of every combination of
 
     below, above      the new life has published fewer or more batches when it is reached again
     idle, streaming   it is silent from then on, or publishes all the time
@@ -14,7 +15,7 @@ its own requests.  A scene is one of every combination of
     alive, dead       the replay endpoint
 
 At the end the engines are silent, and every prompt is asked for: a value is wrong when it differs
-from what the rank's pool holds.  Wrong values of ranks that are shown as `connected` are what
+from what the rank's cache holds.  Wrong values of ranks that are shown as `connected` are what
 counts.
 """
 
@@ -119,10 +120,10 @@ class Network:
 class Engines:
     """The lives of all ranks."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, engine: str) -> None:
         environment = {**os.environ, "PYTHONPATH": ""}
         self._process = subprocess.Popen(
-            [python, str(ENGINES)],
+            [python, str(ENGINES), engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -266,6 +267,7 @@ class Scene:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--engine-python", required=True)
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default="", help="scenes whose name has this text")
     given = parser.parse_args()
@@ -276,7 +278,7 @@ def main() -> None:
         ("stays", "snapshot", "peer"),
         ("alive", "dead"),
     )
-    engines = Engines(given.engine_python)
+    engines = Engines(given.engine_python, given.engine)
     total: dict[str, Counter[str]] = {}
     try:
         for seed, scene in enumerate(itertools.product(*words)):

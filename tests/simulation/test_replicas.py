@@ -2,6 +2,7 @@
 
 import pytest
 
+from indexer.sockets.options import REACHED_S_MAX
 from tests.simulation.world import World
 
 AGREE_S = 45.0
@@ -67,6 +68,26 @@ def test_replicas_agree_although_processes_die_and_start_anew(seed):
     a_bad_time(world, restarts=3)
     until_agreed(world)
     end_all(world)
+    until_agreed(world)
+    world.check_invariants()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replicas_agree_after_one_was_cut_off_and_two_died_however_late_each_link_is_back(seed):
+    world = World(seed, n_nodes=3 + seed % 2)
+    rng, network, numbers = world.rng, world.network, range(3 + seed % 2)
+    lonely = rng.randrange(len(world.nodes))
+    links = [{(lonely, n) for n in numbers}, {(n, lonely) for n in numbers}]
+    links.append(links[0] | links[1])
+    network.delay_s = rng.choice([0.001, 0.5])
+    world.at(20.0, lambda: network.cut.update(rng.choice(links)))
+    for number in rng.sample(numbers, 2):
+        world.at(60.0 - rng.choice([0.0, 1.0, 15.0]), lambda n=number: world.restart(n))
+    world.arrivals(per_s=4, until_s=60.0, life_s=rng.choice([1.0, 30.0]))
+    world.run(60.0)
+    network.delay_s = 0.001
+    for link in list(network.cut):
+        world.at(rng.uniform(0.0, REACHED_S_MAX), lambda link=link: network.cut.discard(link))
     until_agreed(world)
     world.check_invariants()
 

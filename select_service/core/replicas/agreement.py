@@ -13,8 +13,9 @@ from select_service.core.replicas.digest import Difference, Differences, Digest,
 PERSISTENT_DIGESTS = 3
 RETRY_S = 2.0
 """Between two repairs at the least, and after one that failed."""
-RETRY_S_MAX = 30.0
-"""Between two repairs when the last ones changed nothing."""
+RETRY_S_MAX = 15.0
+"""Between two repairs when the last ones changed nothing.  Part of how long it takes until replicas
+agree after the last fault, at the most (docs/replicas.md)."""
 
 
 @dataclass(slots=True)

@@ -11,6 +11,9 @@ from select_service.core.replicas.repair import Repaired
 from select_service.edge.replicas.log import PeerLog
 from select_service.edge.replicas.subscriber import ReplicaSubscriber
 
+MUTE_S = 10.0
+"""A peer that sends digests and was not heard for so long has a connection that leads nowhere."""
+
 
 @dataclass(slots=True)
 class Peer:
@@ -18,7 +21,7 @@ class Peer:
 
     speaker: router id in its last readable message; heard: messages with it since it first came.
     frames_out: how many messages of ours the peer says have arrived.
-    tried_at: when it was last seen connected, or got a new socket.
+    tried_at: when its connection was last seen in order, or got a new socket.
     """
 
     subscriber: ReplicaSubscriber
@@ -43,6 +46,11 @@ class Peer:
         if router_id != self.speaker:
             self.speaker, self.heard = router_id, 0
         self.heard += 1
+
+    def is_mute(self, now: float) -> bool:
+        """Should it have been heard?  Whoever sends digests does so every second."""
+        at = self.last_frame_at
+        return self.agreement.digests > 0 and at is not None and at + MUTE_S <= now
 
     def failed(self, error: str, now: float) -> None:
         self.last_error, self.last_error_at = error, now

@@ -33,7 +33,8 @@ from select_service.errors import BadRequest, CapacityExceeded
 
 PEERS_MAX = 64
 CONNECT_ANEW_S = 10.0
-"""A peer that is not connected for so long gets a new socket, whatever the old one still tries."""
+"""A peer that is not connected for so long, or mute, gets a new socket, whatever the old one still
+tries."""
 REPAIR_S_MAX = 120.0
 """A list that takes longer is given up; the next repair begins anew."""
 
@@ -195,7 +196,7 @@ class ReplicaSync:
     def _look_at(self, peer: Peer, now: float) -> None:
         peer.subscriber.look_at_connection()
         peer.log.connection(peer.subscriber.connected, now)
-        if peer.subscriber.connected:
+        if peer.subscriber.connected and not peer.is_mute(now):
             peer.tried_at = now
         elif now - peer.tried_at >= CONNECT_ANEW_S:
             peer.tried_at = now

@@ -221,7 +221,7 @@ def test_a_difference_must_persist_and_repairs_that_change_nothing_become_seldom
         agreement.repair_ended(done.progress, now)
         pauses.append(next(s for s in range(100) if agreement.repair_due(now + s)))
         now += pauses[-1]
-    assert pauses == [4, 8, 16, RETRY_S_MAX, RETRY_S_MAX, RETRY_S_MAX]
+    assert pauses == [4, 8, RETRY_S_MAX, RETRY_S_MAX, RETRY_S_MAX, RETRY_S_MAX]
     agreement.repair_ended(False, now)
     agreement.catalog_grew()
     assert agreement.repair_due(now)

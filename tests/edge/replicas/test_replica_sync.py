@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import re
 import socket
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,17 +15,23 @@ import zmq
 
 from indexer.sockets import dial
 from indexer.sockets.names import Names
+from indexer.sockets.options import REACHED_S_MAX
+from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, RETRY_S, RETRY_S_MAX
 from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC
+from select_service.core.replicas.origins import SILENT_S
+from select_service.edge.due_tasks import TICK_S
 from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas import subscriber
 from select_service.edge.replicas import sync as replica_sync
+from select_service.edge.replicas.peer import MUTE_S
+from select_service.edge.replicas.peer_list import PAGE_S_MAX
 from select_service.edge.replicas.publisher import SUBSCRIPTION_BYTES_MAX, ReplicaPublisher
 from select_service.edge.replicas.subscriber import (
     DRAIN_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     ReplicaSubscriber,
 )
-from select_service.edge.replicas.sync import PEERS_MAX, ReplicaSync
+from select_service.edge.replicas.sync import CONNECT_ANEW_S, PEERS_MAX, ReplicaSync
 from select_service.edge.supervised import Callbacks
 from tests.builders import a_reservation, a_selector, a_worker
 from tests.patience import PATIENCE_S, eventually_on_loop
@@ -196,6 +204,31 @@ def test_a_peer_that_broke_the_protocol_is_listened_to_again(monkeypatch):
         plane.sync.close()
 
     asyncio.run(scene())
+
+
+def test_a_peer_that_is_connected_and_mute_gets_a_new_socket():
+    """Its digests come every second; a proxy between may confirm for a peer that is gone."""
+    times = []
+
+    def is_anew(a, b):
+        (peer,) = a.sync._peers.values()
+        if a.peer().digests == 0:
+            return False
+        before, now = peer.subscriber._subscription, time.monotonic()
+        for seconds in (0.0, MUTE_S - 1.0, MUTE_S + 1.0, MUTE_S + CONNECT_ANEW_S):
+            a.sync._look_at(peer, now + seconds)
+            times.append(peer.subscriber._subscription is before)
+        return True
+
+    run((0, 1), until=is_anew)
+    assert times == [True, True, True, False]
+
+
+def test_how_long_it_takes_to_agree_follows_from_the_constants():
+    text = (Path(__file__).parents[3] / "docs" / "replicas.md").read_text()
+    promised = float(re.search(r"hold the same reservations within (\d+) s", text)[1])
+    begin = max(REACHED_S_MAX, MUTE_S + CONNECT_ANEW_S, SILENT_S, PAGE_S_MAX + RETRY_S)
+    assert promised >= begin + (1 + PERSISTENT_DIGESTS) * TICK_S + RETRY_S_MAX
 
 
 def test_a_subscriber_of_endless_topics_is_cut_off():
