@@ -1,52 +1,126 @@
 """How kernels are compiled: every compiled function of the project is made by `compiled`.
 
-A kernel with a signature is called from Python; its machine code is kept on disk (`kernel_cache`).
-One without is a helper: it becomes part of the kernels that call it, has no code of its own on disk
-and no entry for Python, which is what makes compiling fast: of every entry LLVM makes a further
-copy.
+A kernel with a signature is called from Python; its machine code is kept on disk (`kernel_cache`),
+and where it is found there numba is not even imported.  One without is a helper: it becomes part of
+the kernels that call it, has no code of its own on disk and no entry for Python, which is what
+makes compiling fast: of every entry LLVM makes a further copy.
+
+Entries do not compare the types of their arguments.  With NUMBA_BOUNDSCHECK=1 they do.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NoReturn
 
-from numba import njit
-from numba.extending import typeof_impl
-
 from indexer import kernel_cache
+from indexer.kernel_sources import with_bounds_checks
+from indexer.machine_code import MachineCode, load
 
-_njit: Any = njit  # its annotations leave the options out that make no wrappers
+READ_ONLY = "Array({}, 1, 'C', readonly=True)"
+"""In signatures: a one-dimensional array that the kernel only reads; writable ones fit, too."""
 
 
-class Helper:
-    """A function for kernels; called from Python, where it has no entry, it raises TypeError."""
+class InKernels:
+    """What only kernels can use, made when a kernel that does is compiled.
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        self.__doc__ = function.__doc__
-        self.name = function.__name__
-        compile_later = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
-        self.dispatcher: Any = compile_later(function)
+    Called from Python, where it has no entry, it raises TypeError.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Any], doc: str | None = None) -> None:
+        self.name = name
+        self.__doc__ = doc
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Any:
+        """Types refer to it weakly."""
+        return self._make()
+
+    @property
+    def _numba_type_(self) -> Any:
+        """The compiler asks for it."""
+        from indexer.kernel_compiler import type_of
+
+        return type_of(self._made)
 
     def __call__(self, *given: object) -> NoReturn:
         raise TypeError(f"{self.name} has no signature: only kernels can call it")
 
 
-@typeof_impl.register(Helper)
-def _type_in_kernels(helper: Helper, context: object) -> Any:
-    return helper.dispatcher._numba_type_
+def compiled(signature: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: take the code of this signature from the cache, or compile it now.
 
-
-def compiled(signature: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: compile with this signature now, or take the code from the cache.
-
-    Without a signature only other kernels can call the function, and it is compiled with them.
+    signature: in the words of numba.types, as "int64(uint64[::1], int64)".
+    Without one only other kernels can call the function, and it is compiled with them.
     """
 
     def compile_kernel(function: Callable[..., Any]) -> Any:
         if signature is None:
-            return Helper(function, options)
-        with kernel_cache.locating(function.__module__) as kept:
-            kernel = _njit(signature, cache=kept, no_cfunc_wrapper=True, **options)(function)
+            return _helper(function, options)
+        entry = _entry(function, signature, options)
         kernel_cache.made(function)
-        return kernel
+        return entry
 
     return compile_kernel
+
+
+def intrinsic(function: Callable[..., Any]) -> InKernels:
+    """Decorator: as numba.extending.intrinsic."""
+
+    def make() -> Any:
+        from numba.extending import intrinsic
+
+        return intrinsic(function)
+
+    return InKernels(function.__name__, make, function.__doc__)
+
+
+def _carray() -> Any:
+    import numba
+
+    everything: Any = numba
+    return everything.carray
+
+
+carray = InKernels("carray", _carray)
+"""As numba.carray."""
+
+
+def _helper(function: Callable[..., Any], options: dict[str, Any]) -> InKernels:
+    def make() -> Any:
+        from indexer import kernel_compiler
+
+        return kernel_compiler.helper(function, options)
+
+    return InKernels(function.__name__, make, function.__doc__)
+
+
+_entries: dict[Callable[..., Any], InKernels] = {}
+"""Entry of a kernel -> what stands for it inside kernels."""
+_told: set[Callable[..., Any]] = set()
+"""Entries of which the compiler knows that."""
+
+
+def _entry(function: Callable[..., Any], signature: str, options: dict[str, Any]) -> Any:
+    module, name = function.__module__, function.__name__
+    code = kernel_cache.find(module, name)
+    if code is None:
+        code = _compile(function, signature, options)
+        kernel_cache.keep(module, name, code)
+    entry = load(code, module, name)
+    if with_bounds_checks():
+        from indexer import kernel_compiler
+
+        entry = kernel_compiler.checking(entry, signature)
+    _entries[entry] = _helper(function, options)
+    return entry
+
+
+def _compile(function: Callable[..., Any], signature: str, options: dict[str, Any]) -> MachineCode:
+    """Raises what numba raises for a function that cannot be compiled."""
+    from indexer import kernel_compiler
+
+    for entry in _entries.keys() - _told:
+        kernel_compiler.make_callable(entry, _entries[entry])
+        _told.add(entry)
+    return kernel_compiler.compile_kernel(function, signature, options)

@@ -1,10 +1,11 @@
 """Where the machine code of kernels lies, and how it can never be that of outdated sources.
 
-Numba keeps machine code by the file of the called function alone: it does not notice that a helper
-or a constant in another file has changed, and kernels share memory layouts, so stale code would
-corrupt them.  Here the code of a module lies in a directory named after a checksum of its source,
-of every source of the project that it imports, directly or not, and of what else shapes machine
-code: versions, processor, bounds checks.
+Kernels share memory layouts, so stale code would corrupt memory.  The code of a module lies in a
+directory named after a checksum of its source, of every source of the project that it imports,
+directly or not, and of what else shapes machine code: versions, processor, bounds checks.  A
+process keeps or takes code only if those are the sources that it runs (`is_what_runs`).  A kernel
+is one file with a digest of its content, replaced as a whole: whoever writes at the same time
+writes the code of the same sources.
 
 Such directories stand in a root.  NUMBA_CACHE_DIR is the root when it is given; otherwise these are
 looked at: `package_root`, beside the package, which an installer may fill; the user's cache; a
@@ -12,64 +13,89 @@ private directory under the temporary one.  A root whose directory is marked com
 when it cannot be written to; otherwise the first that can.
 """
 
+import hashlib
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from numba import config
-from numba.core.caching import _CacheLocator
-
-from indexer.kernel_sources import checksum_of, is_as_imported, kernel_modules
+from indexer.kernel_sources import checksum_of, is_what_runs, kernel_modules
+from indexer.machine_code import MachineCode
 
 KEPT_MAX = 16
 """Directories of one module in one root, of which the oldest go when there is a new one."""
 COMPLETE = "complete"
 """An empty file beside the machine code of a module once all its kernels are there."""
 
-_FILES = re.compile(r"complete|.*\.nb[ic](\.tmp\.\w+)?")
-_SETTINGS: Any = config  # names that numba makes at run time
+_SUFFIX = ".kernel"
+_DIGEST_BYTES = 16
+_FILES = re.compile(r"complete|.*\.kernel(\.tmp\.\w+)?|.*\.nb[ic]")
 
 _watchers: list[Callable[[str], None]] = []
 
 
-@contextmanager
-def locating(module: str) -> Iterator[bool]:
-    """Numba looks for the kernels of this module in their directory; False: there is none, or
-    its name would be wrong."""
-    is_kept = directory_of(module) is not None and is_as_imported(module)
-    others = _SETTINGS.CACHE_LOCATOR_CLASSES
-    _SETTINGS.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelCacheLocator.__name__}"
+def find(module: str, kernel: str) -> MachineCode | None:
+    """The machine code of a kernel; None where it must be compiled."""
+    directory = directory_of(module)
+    if directory is None or not _is_what_runs(module):
+        return None
     try:
-        yield is_kept
-    finally:
-        _SETTINGS.CACHE_LOCATOR_CLASSES = others
+        return _decoded((directory / f"{kernel}{_SUFFIX}").read_bytes())
+    except OSError:
+        return None
 
 
-class KernelCacheLocator(_CacheLocator):
-    """Tells numba where the machine code of a kernel lies."""
+def keep(module: str, kernel: str, code: MachineCode) -> None:
+    """Write the machine code that was just compiled; a reader sees all of it or none."""
+    directory = directory_of(module)
+    if directory is None or not _is_what_runs(module):
+        return
+    path = directory / f"{kernel}{_SUFFIX}"
+    part = path.with_suffix(f"{_SUFFIX}.tmp.{os.getpid()}_{threading.get_ident()}")
+    try:
+        part.write_bytes(_encoded(code))
+        part.replace(path)
+    except OSError:  # a disk that is full just now, or a directory that has gone
+        with suppress(OSError):
+            part.unlink()
 
-    def __init__(self, module: str) -> None:
-        self._checksum = checksum_of(module)
-        self._path = str(directory_of(module))
 
-    def get_cache_path(self) -> str:
-        return self._path
+def _encoded(code: MachineCode) -> bytes:
+    symbols = f"{code.entry} {code.environment}\n".encode()
+    return _digest(symbols + code.object_file) + symbols + code.object_file
 
-    def get_source_stamp(self) -> str:
-        return self._checksum
 
-    def get_disambiguator(self) -> str:
-        return "k"
+def _decoded(data: bytes) -> MachineCode | None:
+    """None for a file that is not what `_encoded` made."""
+    digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    if digest != _digest(content):
+        return None
+    symbols, _, object_file = content.partition(b"\n")
+    entry, environment = symbols.decode().split()
+    return MachineCode(entry, environment, object_file)
 
-    @classmethod
-    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> "KernelCacheLocator":
-        return cls(py_func.__module__)
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def _is_what_runs(module: str) -> bool:
+    """Warns, once, of a process that must compile for itself."""
+    if is_what_runs(module):
+        return True
+    text = (
+        "sources of kernels changed while this process was starting or running: it compiles what it"
+        " imported and keeps none of it; start it again"
+    )
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return False
 
 
 def watch(seen: Callable[[str], None]) -> None:
@@ -98,15 +124,16 @@ def root() -> Path | None:
 def mark_complete(module: str) -> None:
     """All kernels of the module have been made; directories of old sources go."""
     directory = directory_of(module)
-    if directory is None or (directory / COMPLETE).is_file() or not is_as_imported(module):
+    if directory is None or (directory / COMPLETE).is_file() or not _is_what_runs(module):
         return
     with suppress(OSError):  # a disk that is full just now: the next start looks again
-        (directory / COMPLETE).touch()
+        if len(list(directory.glob(f"*{_SUFFIX}"))) == kernel_modules()[module]:
+            (directory / COMPLETE).touch()
         _prune(directory.parent, module)
 
 
 def _prune(root: Path, module: str) -> None:
-    ours = re.compile(re.escape(module) + "-[0-9a-f]{8}")
+    ours = re.compile(re.escape(module) + "-[0-9a-f]{8,16}")
     found = [path for path in root.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
     found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for directory in found[KEPT_MAX:]:
@@ -121,7 +148,7 @@ def _prune(root: Path, module: str) -> None:
 def directory_of(module: str) -> Path | None:
     """Where the machine code of a module is or will be; None when no place can be written to."""
     name = f"{module}-{checksum_of(module)}"
-    given = _SETTINGS.CACHE_DIR
+    given = os.environ.get("NUMBA_CACHE_DIR")
     if given and (_holds(Path(given), name) or _can_write(Path(given) / name)):
         return Path(given) / name
     roots = [*_user_roots(), private_root()]

@@ -3,61 +3,96 @@
 The checksum of a module does not depend on where the project lies or on times of files, so that a
 copy, an image or another checkout finds the machine code of equal sources.
 
-It is that of the files, and the code that of the modules as they were imported.  So a process whose
-files are replaced while it runs, by an upgrade or another checkout, must keep no code any more.
+Python itself reads a source once, at the import; the checksum is of what stands there later.  The
+two are the same thing only when no source changed in between, as a checkout does that is updated
+under a running process.  `is_what_runs` says so; machine code is neither kept nor used otherwise.
 """
 
+import hashlib
 import importlib.util
 import os
 import re
 import sys
-import zlib
+import time
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import llvmlite
-import numba
 from llvmlite import binding
-from numba import config
 
 PACKAGES = ("indexer", "select_service")
 
-_DECORATOR = "indexer.compiled"
+_DECORATOR, _COMPILER = "indexer.compiled", "indexer.kernel_compiler"
 _IMPORT = re.compile(
     r"^from ((?:indexer|select_service)[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE
 )
 _ENTRY = re.compile(r"^@compiled\((?!\)|\w+=)", re.MULTILINE)
-_SETTINGS: Any = config  # names that numba makes at run time
+_SETTINGS = ("CPU_NAME", "CPU_FEATURES", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX")
+"""Variables NUMBA_... that shape machine code, besides the bounds checks."""
+_CLOCK_NS = 10_000_000
+"""Times of files and of the begin of a process are rounded down by up to this much."""
+_YOUNG_S = 2
+"""Byte code names its source by size and second: written so soon, it may be of an older source."""
 
 
-def _versions_of_files() -> dict[str, tuple[int, int]]:
-    """(inode, time of the last change) of every source of the packages."""
-    found = {}
-    for package in PACKAGES:
-        spec = importlib.util.find_spec(package)
-        for root in (spec and spec.submodule_search_locations) or ():
-            for folder, _, files in os.walk(root):
-                for path in (f"{folder}/{file}" for file in files if file.endswith(".py")):
-                    found[path] = _version_of(path)
-    return found
-
-
-def _version_of(path: str | Path) -> tuple[int, int]:
+def _begun_ns() -> int:
+    """When this process began, or earlier; where the system does not tell, now.  [ns since 1970]"""
     try:
-        status = os.stat(path)
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0, 0
-    return status.st_ino, status.st_ctime_ns
+        return time.time_ns()
+    ticks = int(fields[19])
+    running_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * (
+        1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    )
+    return time.time_ns() - running_ns
 
 
-_at_start = _versions_of_files()  # before any module with kernels is imported
+_BEGUN_NS = _begun_ns()
 
 
-def is_as_imported(module: str) -> bool:
-    """Are its sources still the ones that this process has imported or will import?"""
-    paths = filter(None, map(path_of, closure(module)))
-    return all(_at_start.get(str(path)) == _version_of(path) for path in paths)
+class _Source(NamedTuple):
+    text: bytes
+    stamp: tuple[int, ...]
+    """what changes with every change of the file: inode, size, time of the last change [ns]"""
+
+
+def with_bounds_checks() -> bool:
+    return os.environ.get("NUMBA_BOUNDSCHECK", "") not in ("", "0")
+
+
+def is_what_runs(module: str) -> bool:
+    """Is the checksum that of the code which this process imported, and still that of the files?
+
+    True only when no source of the closure has changed since the process began.
+    """
+    return all(_is_as_read(name) and _runs_from_source(name) for name in closure(module))
+
+
+def _is_as_read(module: str) -> bool:
+    path, (_, stamp) = path_of(module), _source_of(module)
+    try:
+        now = path and _stamp(path.stat())
+    except OSError:
+        return False
+    return now == stamp and stamp[-1] + _CLOCK_NS <= _BEGUN_NS
+
+
+@cache
+def _runs_from_source(module: str) -> bool:
+    """Is the byte code, if there is any, that of the source?"""
+    path = path_of(module)
+    assert path is not None
+    try:
+        written = os.stat(importlib.util.cache_from_source(path)).st_mtime
+    except (OSError, NotImplementedError):  # there is none
+        return True
+    if written > path.stat().st_mtime + _YOUNG_S:
+        return True
+    source = compile(_source_of(module).text, path, "exec", dont_inherit=True)
+    return SourceFileLoader(module, str(path)).get_code(module) == source
 
 
 @cache
@@ -77,48 +112,59 @@ def kernel_modules() -> dict[str, int]:
 @cache
 def checksum_of(module: str) -> str:
     """Of all that can end up in the machine code of a module, as hexadecimal digits."""
-    checksum = zlib.crc32(_machine())
+    checksum = hashlib.blake2b(_machine(), digest_size=8)
     for name in sorted(closure(module)):
-        checksum = zlib.crc32(_source_of(name), zlib.crc32(name.encode(), checksum))
-    return f"{checksum:08x}"
+        text = _source_of(name).text
+        checksum.update(f"\0{name} {len(text)}\0".encode() + text)
+    return checksum.hexdigest()
 
 
 @cache
 def _machine() -> bytes:
     """What shapes machine code besides the sources."""
-    given = _SETTINGS.CPU_NAME, _SETTINGS.CPU_FEATURES
+    settings = [os.environ.get(f"NUMBA_{name}") for name in _SETTINGS]
     host = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-    processor = given if given[0] else host
-    versions = numba.__version__, llvmlite.__version__, sys.version_info[:2]
-    return repr((versions, processor, bool(_SETTINGS.BOUNDSCHECK))).encode()
+    processor = None if settings[0] else host
+    versions = _version_of_numba(), llvmlite.__version__, sys.version_info[:2]
+    return repr((versions, processor, with_bounds_checks(), settings)).encode()
+
+
+def _version_of_numba() -> bytes:
+    """Its own statement, without importing it."""
+    numba = importlib.util.find_spec("numba")
+    assert numba is not None
+    assert numba.origin is not None
+    return Path(numba.origin).with_name("_version.py").read_bytes()
 
 
 def size_of(module: str) -> int:
     """Bytes of its kernels and their helpers, a rough measure of the time that compiling takes."""
-    return sum(len(_source_of(name)) for name in closure(module) if name.endswith("kernels"))
+    return sum(len(_source_of(name).text) for name in closure(module) if name.endswith("kernels"))
 
 
 @cache
 def closure(module: str) -> set[str]:
-    """The module and all modules of the project that it imports, directly or not.
-
-    What the decorator imports shapes no machine code.
-    """
+    """The module and all modules of the project that it imports, directly or not."""
     found: set[str] = set()
     waiting = [module]
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting += [] if name == _DECORATOR else _imports_of(name)
+            waiting += _imports_of(name)
     return found
 
 
 @cache
 def _imports_of(module: str) -> list[str]:
-    """Modules of the project that a module imports."""
+    """Modules of the project that a module imports.
+
+    Of what the decorator needs only the compiler shapes machine code.
+    """
+    if module in (_DECORATOR, _COMPILER):
+        return [_COMPILER]
     found = []
-    for parent, names in _IMPORT.findall(_source_of(module).decode()):
+    for parent, names in _IMPORT.findall(_source_of(module).text.decode()):
         parts = (part.split(" as ")[0].strip() for part in names.strip("()\n ").split(","))
         inside = [f"{parent}.{part}" for part in parts if part and path_of(f"{parent}.{part}")]
         found += inside or [parent]
@@ -126,9 +172,16 @@ def _imports_of(module: str) -> list[str]:
 
 
 @cache
-def _source_of(module: str) -> bytes:
+def _source_of(module: str) -> _Source:
     path = path_of(module)
-    return b"" if path is None else path.read_bytes()
+    if path is None:
+        return _Source(b"", ())
+    with path.open("rb") as file:
+        return _Source(file.read(), _stamp(os.fstat(file.fileno())))
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_size, status.st_ctime_ns
 
 
 @cache

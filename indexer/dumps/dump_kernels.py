@@ -4,12 +4,11 @@
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import boolean, int32, int64, void
 
 from indexer.compiled import compiled
 
 
-@compiled(int64(int32[::1], int32[::1]), nogil=True)
+@compiled("int64(int32[::1], int32[::1])", nogil=True)
 def preorder(parents, order):
     """Depth-first order of a tree.
 
@@ -39,7 +38,7 @@ def preorder(parents, order):
     return count
 
 
-@compiled(void(int32[::1], int32[::1], boolean[::1], boolean[::1]), nogil=True)
+@compiled("void(int32[::1], int32[::1], boolean[::1], boolean[::1])", nogil=True)
 def mark_ancestors(parents, order, held, ancestors):
     """Mark every node above a held one.
 

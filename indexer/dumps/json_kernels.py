@@ -2,9 +2,6 @@
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
-
-from numba import boolean, int64
-
 from indexer.compiled import compiled
 from indexer.events.msgpack_kernels import BYTES
 
@@ -17,7 +14,7 @@ AT, DEPTH, IN_STRING, ESCAPED, LAST_END = range(5)
 STATE_FIELDS = 5
 
 
-@compiled(int64(BYTES, int64[::1], boolean), nogil=True)
+@compiled(f"int64({BYTES}, int64[::1], boolean)", nogil=True)
 def scan(data, state, one):
     """Go on from state[AT] to the end of the data, or to the bracket that ends the surroundings.
 

@@ -14,15 +14,12 @@ Source: the engines named in `event_parser`.
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import types
 
 from indexer.compiled import compiled
 from indexer.events.msgpack_kernels import (
     BYTES,
-    INT,
     NIL,
     NONE,
-    PAIR,
     UNUSUAL,
     header_at,
     read_array_header,
@@ -99,12 +96,6 @@ TAIL_SPEC_FIELDS = 3  # as in event_parser
 PAIR_HEADER = 0x92  # an array of two
 PROBES_MAX = 128
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads any key over the high bits
-
-HASH = types.Tuple((types.uint64, INT))
-ROW = types.int64[::1]
-ROWS = types.int64[:, ::1]
-HASHES = types.uint64[::1]
-TOKENS = types.uint32[::1]
 
 
 @compiled()
@@ -191,9 +182,9 @@ def read_tokens(buf, at, row, tokens):
     for k in range(count):
         if buf.shape[0] - at >= 5 and (buf[at] == 0xCD or buf[at] == 0xCE):
             # Ids of 16 and of 32 bits alternate at random: a branch on the width would be slow.
-            wide = INT(buf[at]) - 0xCD
-            four = INT(buf[at + 1]) << 24 | INT(buf[at + 2]) << 16
-            four |= INT(buf[at + 3]) << 8 | INT(buf[at + 4])
+            wide = np.int64(buf[at]) - 0xCD
+            four = np.int64(buf[at + 1]) << 24 | np.int64(buf[at + 2]) << 16
+            four |= np.int64(buf[at + 3]) << 8 | np.int64(buf[at + 4])
             tokens[end + k] = four >> (16 - 16 * wide)
             at += 3 + 2 * wide
             continue
@@ -414,7 +405,7 @@ def read_events(buf, at, rows, hashes, tokens):
     return used, at
 
 
-@compiled(PAIR(BYTES, ROWS, HASHES, TOKENS))
+@compiled(f"UniTuple(int64, 2)({BYTES}, int64[:, ::1], uint64[::1], uint32[::1])")
 def scan_batch(buf, rows, hashes, tokens):
     """Read a whole batch.  Returns (rows used, rank or NONE); rows used is UNUSUAL on giving up.
 

@@ -11,9 +11,8 @@ Source: https://github.com/msgpack/msgpack/blob/master/spec.md
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import types
 
-from indexer.compiled import compiled
+from indexer.compiled import READ_ONLY, compiled
 
 NESTING_MAX = 32
 
@@ -27,9 +26,7 @@ NONE = -1  # instead of a length or a number: there was nil
 NIL = 0xC0
 U32_MAX = 2**32 - 1
 
-BYTES = types.Array(types.uint8, 1, "C", readonly=True)  # a writable array is accepted too
-INT = types.int64
-PAIR = types.UniTuple(types.int64, 2)
+BYTES = READ_ONLY.format("uint8")
 
 
 @compiled()
@@ -77,7 +74,7 @@ def header_at(buf, at):
     return (size, members) if size <= left else (TRUNCATED, 0)
 
 
-@compiled(INT(BYTES, INT))
+@compiled(f"int64({BYTES}, int64)")
 def object_end(buf, start):
     """Index after the msgpack object that begins at `start`, or TRUNCATED, RESERVED_BYTE, TOO_DEEP.
 

@@ -16,11 +16,8 @@ Source: the XXH3 specification, https://github.com/Cyan4973/xxHash/blob/dev/doc/
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from indexer.compiled import compiled
+from indexer.compiled import READ_ONLY, compiled, intrinsic
 
 U32 = np.uint32
 U64 = np.uint64
@@ -50,11 +47,7 @@ SECRET = np.frombuffer(
     "<u8",
 ).copy()
 
-WORD = types.uint64
-INT = types.int64
-TOKENS = types.Array(types.uint32, 1, "C", readonly=True)  # writable arrays are accepted too
-WORDS = types.Array(types.uint64, 1, "C", readonly=True)
-HASHES = types.uint64[::1]
+TOKENS, WORDS = READ_ONLY.format("uint32"), READ_ONLY.format("uint64")
 
 STRIPE_WORDS = 16  # of 32 bits: one stripe is 64 bytes
 STRIPES_PER_ROUND = 16  # (192 - 64) / 8: the accumulators are scrambled after this many
@@ -64,6 +57,8 @@ CHAIN_SEED = U64(1337)
 @intrinsic
 def fold_product(_context, _a, _b):
     """Low half xor high half of the 128-bit product of two uint64."""
+    from llvmlite import ir
+    from numba import types
 
     def generate(_codegen, builder, _signature, args):
         wide = ir.IntType(128)
@@ -78,6 +73,7 @@ def fold_product(_context, _a, _b):
 @intrinsic
 def swap_bytes(_context, _a):
     """uint64 with its eight bytes in the opposite order."""
+    from numba import types
 
     def generate(_codegen, builder, _signature, args):
         return builder.bswap(args[0])
@@ -255,7 +251,7 @@ def hash_window(tokens, at, words, seed, shifted):
     return hash_empty(seed)
 
 
-@compiled(types.void(TOKENS, INT, INT, WORD, HASHES))
+@compiled(f"void({TOKENS}, int64, int64, uint64, uint64[::1])")
 def hash_windows(tokens, window, stride, seed, out):
     """out[i] = XXH3-64 of tokens[i * stride : i * stride + window], as little-endian bytes.
 
@@ -270,7 +266,7 @@ def hash_windows(tokens, window, stride, seed, out):
         out[i] = hash_window(tokens, U64(i) * U64(stride), U64(window), seed, shifted)
 
 
-@compiled(types.void(WORDS, HASHES))
+@compiled(f"void({WORDS}, uint64[::1])")
 def chain_hashes(block_hashes, out):
     """out[0] = block_hashes[0]; out[i] = XXH3-64 of the 16 bytes out[i-1], block_hashes[i].
 

@@ -10,8 +10,6 @@ The steps release the interpreter lock: nobody else touches the index while its 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
-from numba import int64, void
-
 from indexer.compiled import compiled
 from indexer.index.holding_kernels import move_node
 from indexer.index.record_kernels import delete_record, slot_of_meta
@@ -57,7 +55,7 @@ from indexer.index.state_kernels import (
 from indexer.index.tree_kernels import drop_if_empty, set_of
 
 
-@compiled(void(HEADER, int64, int64, int64), nogil=True)
+@compiled(f"void({HEADER}, int64, int64, int64)", nogil=True)
 def clear_records(h, slot, start, stop):
     """Delete the slot's records in table slots [start, stop).
 
@@ -136,7 +134,7 @@ def _list_unless_equal(h, set_id):
     return set_id
 
 
-@compiled(void(HEADER, int64, int64, int64), nogil=True)
+@compiled(f"void({HEADER}, int64, int64, int64)", nogil=True)
 def clear_sets(h, slot, start, stop):
     """Take a slot without records out of the holder sets [start, stop).
 
@@ -154,7 +152,7 @@ def clear_sets(h, slot, start, stop):
         h[SETS_UNLISTED] += I(was_listed) - I(is_listed)
 
 
-@compiled(void(HEADER, int64, int64), nogil=True)
+@compiled(f"void({HEADER}, int64, int64)", nogil=True)
 def settle_nodes(h, start, stop):
     """Nodes [start, stop) leave unlisted sets; those that nobody holds any more are freed."""
     parents = i32_view(h, PARENT)

@@ -9,7 +9,6 @@ not release the interpreter lock, and every one is bounded by the size of its in
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import boolean, int32, int64, uint64, void
 
 from indexer.compiled import compiled
 from indexer.index.holding_kernels import (
@@ -151,7 +150,7 @@ def _same_run(locals_, marks, path, mark):
     return j
 
 
-@compiled(void(HEADER, HASHES, int32[:, ::1]))
+@compiled(f"void({HEADER}, {HASHES}, int32[:, ::1])")
 def match(h, path, matched):
     """Matched blocks of every slot, tiers cumulated.
 
@@ -201,7 +200,7 @@ def _move_tables(h):
     move_records(h, HOMES_PER_BLOCK)
 
 
-@compiled(void(HEADER, int64), nogil=True)
+@compiled(f"void({HEADER}, int64)", nogil=True)
 def widen_sets(h, count):
     """Move the next `count` sets to the pool for twice as many slots."""
     stop = min(h[WIDE_MOVED] + count, h[SETS_USED])
@@ -234,7 +233,7 @@ def _has_room(h):
     )
 
 
-@compiled(int64(HEADER, int64, HASHES, HASHES, int64))
+@compiled(f"int64({HEADER}, int64, {HASHES}, {HASHES}, int64)")
 def store_on(h, holder, blocks, engines, start):
     """Go on with a store at block `start`, below node CURSOR. Returns the blocks recorded in all.
 
@@ -258,7 +257,7 @@ def store_on(h, holder, blocks, engines, start):
     return blocks.shape[0]
 
 
-@compiled(int64(HEADER, int64, boolean, uint64, HASHES, HASHES))
+@compiled(f"int64({HEADER}, int64, boolean, uint64, {HASHES}, {HASHES})")
 def store(h, holder, has_parent, parent, blocks, engines):
     """Record a chain of blocks below `parent` (below the root without one).
 
@@ -278,7 +277,7 @@ def store(h, holder, has_parent, parent, blocks, engines):
     return store_on(h, holder, blocks, engines, 0)
 
 
-@compiled(int64(HEADER, int64, HASHES, int64))
+@compiled(f"int64({HEADER}, int64, {HASHES}, int64)")
 def store_known(h, holder, engines, start):
     """Blocks the slot has announced with content in some tier are now (also) in this one.
 
@@ -303,7 +302,7 @@ def store_known(h, holder, engines, start):
     return recorded
 
 
-@compiled(int64(HEADER, int64, HASHES, int64[::1], int64))
+@compiled(f"int64({HEADER}, int64, {HASHES}, int64[::1], int64)")
 def add_copies(h, holder, engines, copies, start):
     """Further announcements of blocks that (slot, tier) holds; other hashes are passed over.
 
@@ -327,7 +326,7 @@ def add_copies(h, holder, engines, copies, start):
     return held
 
 
-@compiled(int64(HEADER, int64, HASHES, boolean, int64))
+@compiled(f"int64({HEADER}, int64, {HASHES}, boolean, int64)")
 def remove(h, holder, engines, every_copy, start):
     """Undo one announcement of each hash, or all of them.
 
@@ -352,7 +351,7 @@ def remove(h, holder, engines, every_copy, start):
     return removed
 
 
-@compiled(int64(HEADER, int64, boolean, uint64, uint64))
+@compiled(f"int64({HEADER}, int64, boolean, uint64, uint64)")
 def find_place(h, holder, check_local, local, engine_hash):
     """Node the slot knows by this hash in any tier, and if asked has this content; else 0."""
     node = find_known(h, holder_slot(holder), holder_tier(holder), engine_hash)
@@ -361,7 +360,7 @@ def find_place(h, holder, check_local, local, engine_hash):
     return node
 
 
-@compiled(int64(HEADER, int64, uint64))
+@compiled(f"int64({HEADER}, int64, uint64)")
 def find_here(h, holder, engine_hash):
     """Node the slot holds by this hash in this very tier; else 0."""
     return find_held(h, holder_slot(holder), holder_tier(holder), engine_hash)

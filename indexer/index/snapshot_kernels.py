@@ -9,8 +9,6 @@ is bounded.
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
-from numba import int64, types, void
-
 from indexer.compiled import compiled
 from indexer.index.state_kernels import (
     BITS,
@@ -53,7 +51,7 @@ from indexer.index.state_kernels import (
     u64_view,
 )
 
-U8S, U32S, U64S = types.uint8[::1], types.uint32[::1], types.uint64[::1]
+U8S, U32S, U64S = "uint8[::1]", "uint32[::1]", "uint64[::1]"
 
 
 @compiled()
@@ -103,7 +101,7 @@ def keep_record(h, i):
                 copy[k] = rows[k]
 
 
-@compiled(void(HEADER, int64), nogil=True)
+@compiled(f"void({HEADER}, int64)", nogil=True)
 def copy_nodes(h, count):
     """Copy the next `count` nodes of the range."""
     copied = u8_view(h, COPIED_NODES)
@@ -115,7 +113,7 @@ def copy_nodes(h, count):
     h[COPY_NODES] = stop
 
 
-@compiled(void(U8S, U64S, U64S, int64, int64), nogil=True)
+@compiled(f"void({U8S}, {U64S}, {U64S}, int64, int64)", nogil=True)
 def copy_sets(copied, source, target, start, stop):
     """Copy rows [start, stop) that are not copied yet.
 
@@ -129,7 +127,7 @@ def copy_sets(copied, source, target, start, stop):
                 target[k] = source[k]
 
 
-@compiled(void(U8S, U32S, U32S, int64, int64), nogil=True)
+@compiled(f"void({U8S}, {U32S}, {U32S}, int64, int64)", nogil=True)
 def copy_records(copied, source, target, start, stop):
     """The same for uint32 [rows * RECORD_FIELDS]."""
     for row in range(start, stop):
@@ -138,7 +136,7 @@ def copy_records(copied, source, target, start, stop):
                 target[k] = source[k]
 
 
-@compiled(int64(U32S, U64S, types.int64[:, ::1]), nogil=True)
+@compiled(f"int64({U32S}, {U64S}, int64[:, ::1])", nogil=True)
 def unpack_records(rows, keys, fields):
     """The live ones among copied records.
 

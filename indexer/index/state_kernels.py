@@ -40,15 +40,12 @@ The COPY_ columns are those of a snapshot that is being taken (snapshot_kernels)
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import carray, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from indexer.compiled import compiled
+from indexer.compiled import READ_ONLY, carray, compiled, intrinsic
 
-HEADER = types.int64[::1]
+HEADER = "int64[::1]"
 # Inputs may be views of received bytes, which are not writable.
-HASHES = types.Array(types.uint64, 1, "C", readonly=True)
+HASHES = READ_ONLY.format("uint64")
 
 U = np.uint64
 I = np.int64  # noqa: E741  the two casts are everywhere; short names keep the loops readable
@@ -134,6 +131,9 @@ NODE_BYTES = 28  # of one entry of every node column
 
 @intrinsic
 def _pointer(typingctx, address):
+    from numba import types
+    from numba.core import cgutils
+
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
@@ -181,6 +181,8 @@ def home(x, mask):
 @intrinsic
 def lowest_bit(typingctx, word):
     """Index of the lowest set bit of a non-zero uint64."""
+    from numba import types
+    from numba.core import cgutils
 
     def codegen(context, builder, signature, args):
         return builder.cttz(args[0], cgutils.true_bit)

@@ -1,9 +1,11 @@
 """The decorator of all kernels and the sources that their machine code follows."""
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +38,16 @@ def nth(row, column):
 def first(row):
     return nth(row, FIRST)
 """
-REPLACED = """\
-from pathlib import Path
-from indexer import compiled, middle
-Path(middle.__file__).with_name("layout.py").write_text({layout!r})
-"""
 CALL = """\
+import sys
 import numpy as np
 from indexer.some_kernels import first
-print(first(np.array([10, 20])), sum(first.stats.cache_hits.values()))
+print(first(np.array([10, 20])), "numba" not in sys.modules)
 """
+COPIED = ("__init__", "compiled", "kernel_cache", "kernel_compiler", "kernel_sources")
+NO_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+AGE_NS = 50_000_000
+"""A source that is older than this is known to be older than a process that is started now."""
 
 
 class Project:
@@ -55,22 +57,31 @@ class Project:
         self._root, self._cache = folder / "project", folder / "cache"
         self._sources = self._root / "indexer"
         self._sources.mkdir(parents=True)
-        for name in ("__init__", "compiled", "kernel_cache", "kernel_sources"):
+        for name in (*COPIED, "machine_code"):
             shutil.copy(ROOT / "indexer" / f"{name}.py", self._sources)
         (self._sources / "middle.py").write_text(MIDDLE)
         (self._sources / "some_kernels.py").write_text(KERNEL)
         self.write_layout(0, 1)
 
+    @property
+    def layout(self) -> Path:
+        return self._sources / "layout.py"
+
     def write_layout(self, first: int, second: int) -> None:
-        (self._sources / "layout.py").write_text(LAYOUT.format(first=first, second=second))
+        self.layout.write_text(LAYOUT.format(first=first, second=second))
+
+    def kept(self) -> list[Path]:
+        return sorted(self._cache.rglob("*.kernel"))
 
     def run(self, before: str = "", **more: str) -> tuple[int, bool]:
         """(what the kernel returns, whether its code came from the cache)
 
         before: what the process does before it imports the kernel
         """
+        while time.time_ns() < self.layout.stat().st_ctime_ns + AGE_NS:
+            time.sleep(AGE_NS / 1e9)
         environment = {"PYTHONPATH": str(self._root), "NUMBA_CACHE_DIR": str(self._cache), **more}
-        command = [sys.executable, "-c", before + CALL]
+        command = [sys.executable, "-W", "ignore", "-c", before + CALL]
         done = subprocess.run(
             command,
             cwd=self._root,
@@ -81,7 +92,7 @@ class Project:
             timeout=120,
         )
         value, hits = done.stdout.split()
-        return int(value), hits == "1"
+        return int(value), hits == "True"
 
 
 @pytest.fixture
@@ -104,17 +115,74 @@ def test_swapped_columns_of_a_layout_two_imports_away_do_not_hit_the_old_code(
     assert project.run() == (10, True)
 
 
-def test_a_process_whose_sources_are_replaced_leaves_no_code_to_others(project: Project) -> None:
-    other = LAYOUT.format(first=1, second=0)
-    assert project.run(REPLACED.format(layout=other)) == (10, False), "it has imported the old ones"
-    assert project.run() == (20, False)
-    assert project.run() == (20, True)
-
-
 def test_code_with_bounds_checks_is_kept_apart(project: Project) -> None:
     assert project.run() == (10, False)
     assert project.run(NUMBA_BOUNDSCHECK="1") == (10, False)
     assert project.run() == (10, True)
+
+
+def rewritten(project: Project) -> str:
+    """Statements that write the other layout."""
+    return f"open({str(project.layout)!r}, 'w').write({LAYOUT.format(first=1, second=0)!r})\n"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "import indexer.layout\n",
+        "from indexer.kernel_sources import checksum_of; checksum_of('indexer.some_kernels')\n",
+        "",
+    ],
+    ids=["after the import", "after the checksum", "before anything is read"],
+)
+def test_code_of_sources_that_changed_under_the_process_is_not_kept(
+    project: Project, step: str
+) -> None:
+    project.run(before=step + rewritten(project), **NO_BYTE_CODE)
+    assert project.kept() == []
+    assert project.run(**NO_BYTE_CODE) == (20, False)
+    assert project.run(**NO_BYTE_CODE) == (20, True)
+
+
+def test_a_process_whose_sources_changed_takes_no_code_of_the_new_ones(project: Project) -> None:
+    project.write_layout(1, 0)
+    assert project.run(**NO_BYTE_CODE) == (20, False)
+    project.write_layout(0, 1)
+    change = "import indexer.layout\n" + rewritten(project)
+    assert project.run(before=change, **NO_BYTE_CODE) == (10, False)
+
+
+def test_code_made_from_outdated_byte_code_is_not_kept(project: Project) -> None:
+    """Python takes byte code for that of a source of equal size, written in the same second."""
+    status = project.layout.stat()
+    project.run()
+    shutil.rmtree(project.layout.parents[2] / "cache")
+    project.write_layout(1, 0)
+    os.utime(project.layout, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert project.run() == (10, False), "Python no longer runs the old byte code"
+    assert project.kept() == []
+    shutil.rmtree(project.layout.parent / "__pycache__")
+    assert project.run() == (20, False)
+
+
+@pytest.mark.parametrize("harm", ["empty", "short", "changed"])
+def test_a_damaged_file_is_compiled_again(project: Project, harm: str) -> None:
+    assert project.run() == (10, False)
+    (file,) = project.kept()
+    data = file.read_bytes()
+    middle = len(data) // 2
+    flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+    file.write_bytes({"empty": b"", "short": data[:-1], "changed": flipped}[harm])
+    assert project.run() == (10, False)
+    assert project.run() == (10, True)
+
+
+def test_with_bounds_checks_an_array_of_another_type_is_refused(project: Project) -> None:
+    wrong = "from indexer.some_kernels import first\nimport numpy as np\n{}first(np.array([1.5]))\n"
+    caught = wrong.format("import contextlib\nwith contextlib.suppress(TypeError): ")
+    assert project.run(before=caught, NUMBA_BOUNDSCHECK="1") == (10, False)
+    with pytest.raises(subprocess.CalledProcessError):
+        project.run(before=wrong.format(""), NUMBA_BOUNDSCHECK="1")
 
 
 def test_a_helper_called_from_python_says_that_it_has_no_entry() -> None:
@@ -129,7 +197,7 @@ def test_a_helper_is_part_of_the_kernels_that_call_it() -> None:
 
 def test_nothing_else_compiles() -> None:
     users = [path for path in SOURCES if "njit" in path.read_text()]
-    assert users == [ROOT / "indexer" / "compiled.py"]
+    assert users == [ROOT / "indexer" / "kernel_compiler.py"]
 
 
 def test_every_kernel_stands_in_a_module_that_is_found_by_its_name() -> None:
@@ -151,7 +219,7 @@ def _is_entry(node: ast.AST) -> bool:
 
 @pytest.mark.parametrize("module", sorted(kernel_modules()))
 def test_the_closure_of_a_kernel_module_is_what_python_imports(module: str) -> None:
-    for name in closure(module) - {"indexer.compiled"}:
+    for name in closure(module) - {"indexer.compiled", "indexer.kernel_compiler"}:
         path = kernel_sources.path_of(name)
         assert path is not None
         imported = _imports(ast.parse(path.read_text()))

@@ -1,23 +1,34 @@
 """Where the machine code of kernels is looked for, and what becomes of outdated code."""
 
+import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
-from numba import config
 
 from indexer import kernel_cache
-from indexer.kernel_cache import KEPT_MAX, directory_of, incomplete, mark_complete, private_root
+from indexer.kernel_cache import (
+    KEPT_MAX,
+    directory_of,
+    find,
+    incomplete,
+    keep,
+    mark_complete,
+    private_root,
+)
 from indexer.kernel_sources import checksum_of, kernel_modules
+from indexer.machine_code import MachineCode
 
 MODULE = "indexer.hashing.kernels"
+CODE = MachineCode("entry", "environment", b"\x7fELF of\nsomething")
 NAME = f"{MODULE}-{checksum_of(MODULE)}"
 
 
 @pytest.fixture(autouse=True)
 def places(tmp_path, monkeypatch):
     """A home, a package and a temporary directory of our own; no directory is given."""
-    monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     monkeypatch.setattr(kernel_cache, "package_root", lambda: tmp_path / "package")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -42,13 +53,13 @@ def no_home(monkeypatch, places):
 
 def test_a_given_directory_goes_before_a_complete_one_elsewhere(places, monkeypatch):
     complete(places / "package")
-    monkeypatch.setattr(config, "CACHE_DIR", str(places / "given"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "given"))
     assert directory_of(MODULE) == places / "given" / NAME
 
 
 def test_a_given_directory_that_cannot_be_used_is_passed_by(places, monkeypatch):
     (places / "file").touch()
-    monkeypatch.setattr(config, "CACHE_DIR", str(places / "file" / "given"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "file" / "given"))
     assert directory_of(MODULE) == places / "home" / "select-service" / "kernels" / NAME
 
 
@@ -64,7 +75,7 @@ def test_nothing_is_written_beside_the_package(places):
 
 def test_a_complete_directory_needs_not_be_writable(places, monkeypatch):
     directory = complete(places / "given")
-    monkeypatch.setattr(config, "CACHE_DIR", str(places / "given"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "given"))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert directory_of(MODULE) == directory
     assert MODULE not in incomplete()
@@ -94,10 +105,61 @@ def test_a_temporary_directory_that_others_might_write_to_is_not_used(places, mo
     assert MODULE not in incomplete(), "there is no place where it could become complete"
 
 
+def keep_all():
+    for number in range(kernel_modules()[MODULE]):
+        keep(MODULE, f"kernel_{number}", CODE)
+
+
 def test_marking_completes_a_module(places):
     assert incomplete() == list(kernel_modules())
+    keep_all()
     mark_complete(MODULE)
     assert MODULE not in incomplete()
+
+
+def test_a_module_of_which_a_kernel_could_not_be_kept_is_not_complete(places):
+    keep(MODULE, "kernel_0", CODE)
+    mark_complete(MODULE)
+    assert MODULE in incomplete()
+
+
+def test_code_is_found_as_it_was_kept(places):
+    assert find(MODULE, "kernel_0") is None
+    keep(MODULE, "kernel_0", CODE)
+    assert find(MODULE, "kernel_0") == CODE
+    assert [path.name for path in directory_of(MODULE).iterdir()] == ["kernel_0.kernel"]
+
+
+def test_a_reader_beside_many_writers_sees_whole_files_only(places):
+    """They may differ: two compilers number the same symbols differently."""
+    codes = [CODE._replace(object_file=bytes([number]) * 100_000) for number in range(4)]
+    keep(MODULE, "kernel_0", codes[0])
+    done = threading.Event()
+
+    def write(code):
+        while not done.is_set():
+            keep(MODULE, "kernel_0", code)
+
+    threads = [threading.Thread(target=write, args=(code,)) for code in codes]
+    for thread in threads:
+        thread.start()
+    found = [find(MODULE, "kernel_0") for _ in range(100)]
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert all(code in codes for code in found)
+
+
+def test_a_disk_that_is_full_leaves_nothing_behind(places, monkeypatch):
+    directory = directory_of(MODULE)
+
+    def full(path, data):
+        path.touch()
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    keep(MODULE, "kernel_0", CODE)
+    assert list(directory.iterdir()) == []
 
 
 def test_the_oldest_directories_of_a_module_go_and_nothing_else(places):
@@ -114,6 +176,7 @@ def test_the_oldest_directories_of_a_module_go_and_nothing_else(places):
     foreign.touch()
     os.utime(foreign.parent, (1e9 - KEPT_MAX, 1e9 - KEPT_MAX))
 
+    keep_all()
     mark_complete(MODULE)
 
     left = {path.name for path in root.iterdir()}

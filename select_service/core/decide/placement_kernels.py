@@ -25,7 +25,6 @@ It returns the slot that it chose, NOBODY when none is eligible.
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import boolean, float64, int32, int64, uint64
 
 from indexer.compiled import compiled
 from indexer.index.state_kernels import HASHES, HEADER
@@ -44,26 +43,10 @@ N_COMMON_TERMS = 4
 S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST = range(6)
 N_SUMMARY = 6
 
-PLACE = int64(
-    HEADER,
-    HASHES,
-    HASHES,
-    TABLE,
-    TABLE,
-    uint64[::1],
-    int64[:, ::1],
-    float64[::1],
-    boolean[::1],
-    float64[::1],
-    float64[::1],
-    float64[::1],
-    float64,
-    boolean,
-    float64,
-    int32[:, ::1],
-    int64[:, ::1],
-    float64[:, ::1],
-    int64[::1],
+PLACE = (
+    f"int64({HEADER}, {HASHES}, {HASHES}, {TABLE}, {TABLE}, uint64[::1], int64[:, ::1],"
+    " float64[::1], boolean[::1], float64[::1], float64[::1], float64[::1], float64, boolean,"
+    " float64, int32[:, ::1], int64[:, ::1], float64[:, ::1], int64[::1])"
 )
 
 

@@ -18,7 +18,6 @@ a group.  Clients' sequence hashes chain the blocks before them, but nothing for
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import float64, int64, types, uint64, void
 
 from indexer.compiled import compiled
 from indexer.index.state_kernels import HASHES
@@ -56,8 +55,8 @@ N_TOTALS = 4
 
 HALF_TOLERANCE = 1e-9
 
-TOTALS = int64[:, ::1]
-FRACTIONS = float64[::1]
+TOTALS = "int64[:, ::1]"
+FRACTIONS = "float64[::1]"
 
 
 @compiled()
@@ -88,7 +87,7 @@ def _add_weight(totals, fractions, slot, weight, sign):
         fractions[slot] = 0.0  # no rounding error survives the last fractional block
 
 
-@compiled(int64(TABLE, TABLE, TOTALS, int64, HASHES))
+@compiled(f"int64({TABLE}, {TABLE}, {TOTALS}, int64, {HASHES})")
 def add_blocks(references, old, totals, slot, hashes):
     """Reference every block of `hashes` once for `slot`.  Returns how many rows are new."""
     new = I64(0)
@@ -105,7 +104,7 @@ def add_blocks(references, old, totals, slot, hashes):
     return new
 
 
-@compiled(types.UniTuple(int64, 2)(TABLE, TABLE, TOTALS, FRACTIONS, int64, HASHES))
+@compiled(f"UniTuple(int64, 2)({TABLE}, {TABLE}, {TOTALS}, {FRACTIONS}, int64, {HASHES})")
 def remove_blocks(references, old, totals, fractions, slot, hashes):
     """Undo one `add_blocks` of the same slot and hashes.
 
@@ -154,7 +153,7 @@ def _release(holders, old, key, slot):
     return I64(0)
 
 
-@compiled(types.UniTuple(int64, 2)(TABLE, TABLE, TABLE, TABLE, int64, HASHES))
+@compiled(f"UniTuple(int64, 2)({TABLE}, {TABLE}, {TABLE}, {TABLE}, int64, {HASHES})")
 def add_prefixes(prefixes, old, holders, old_holders, slot, hashes):
     """Count every prefix of `hashes` for `slot`.  Returns (new prefix rows, new holder rows)."""
     new = I64(0)
@@ -173,7 +172,7 @@ def add_prefixes(prefixes, old, holders, old_holders, slot, hashes):
     return new, new_holders
 
 
-@compiled(types.UniTuple(int64, 3)(TABLE, TABLE, TABLE, TABLE, int64, HASHES))
+@compiled(f"UniTuple(int64, 3)({TABLE}, {TABLE}, {TABLE}, {TABLE}, int64, {HASHES})")
 def remove_prefixes(prefixes, old, holders, old_holders, slot, hashes):
     """Undo one `add_prefixes`.
 
@@ -198,7 +197,7 @@ def remove_prefixes(prefixes, old, holders, old_holders, slot, hashes):
     return gone, gone_holders, missing
 
 
-@compiled(int64(TABLE, TABLE, TOTALS, FRACTIONS, int64, HASHES, float64))
+@compiled(f"int64({TABLE}, {TABLE}, {TOTALS}, {FRACTIONS}, int64, {HASHES}, float64)")
 def decay_blocks(references, old, totals, fractions, slot, hashes, weight):
     """Give `weight` to those blocks of `hashes` that are referenced exactly once on the slot.
 
@@ -216,7 +215,7 @@ def decay_blocks(references, old, totals, fractions, slot, hashes, weight):
     return missing
 
 
-@compiled(void(TOTALS, FRACTIONS, int64, float64, int64))
+@compiled(f"void({TOTALS}, {FRACTIONS}, int64, float64, int64)")
 def add_weights(totals, fractions, slot, weight, blocks):
     """Count `blocks` blocks (negative: out) of one weight, for output blocks."""
     sign = I64(1) if blocks >= 0 else I64(-1)
@@ -224,7 +223,7 @@ def add_weights(totals, fractions, slot, weight, blocks):
         _add_weight(totals, fractions, slot, weight, sign)
 
 
-@compiled(void(TOTALS, FRACTIONS, int64[::1]))
+@compiled(f"void({TOTALS}, {FRACTIONS}, int64[::1])")
 def active_blocks(totals, fractions, out):
     """out[slot] = active blocks, rounded half away from zero (weights are never negative)."""
     for slot in range(out.shape[0]):
@@ -279,7 +278,7 @@ def _leading_runs_of_group(holders, old, group, alive, hashes, out):
                 out[base + bit] = run
 
 
-@compiled(void(TABLE, TABLE, uint64[::1], HASHES, int64[::1]))
+@compiled(f"void({TABLE}, {TABLE}, uint64[::1], {HASHES}, int64[::1])")
 def leading_runs(holders, old, alive, hashes, out):
     """out[slot] = longest beginning that `hashes` shares with a live reservation of the slot.
 

@@ -20,14 +20,13 @@ searches need never look twice; here growth is rare and a row is small.
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
-from numba import int64, uint64
 
 from indexer.compiled import compiled
 
 U64 = np.uint64
 I64 = np.int64
 
-TABLE = uint64[::1]
+TABLE = "uint64[::1]"
 
 KEY, MARK = U64(0), U64(1)
 FIELDS = 2
@@ -125,7 +124,7 @@ def delete(table, fields, hole):
         table[gap * U64(fields) + field] = U64(0)
 
 
-@compiled(int64(TABLE, TABLE, int64, int64, int64))
+@compiled(f"int64({TABLE}, {TABLE}, int64, int64, int64)")
 def move_rows(table, old, fields, first, rows):
     """Take over what is left in so many rows of `old`.  Returns the first row of the next time."""
     end = min(first + rows, old.shape[0] // fields)
@@ -138,7 +137,7 @@ def move_rows(table, old, fields, first, rows):
     return end
 
 
-@compiled(int64(TABLE, int64, uint64, uint64))
+@compiled(f"int64({TABLE}, int64, uint64, uint64)")
 def row_of(table, fields, key, owner):
     """Row of (key, owner), or the free row where it belongs."""
     return I64(find(table, fields, key, owner) // U64(fields))
