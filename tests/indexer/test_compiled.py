@@ -36,6 +36,8 @@ def nth(row, column):
 
 @compiled("int64(int64[::1])")
 def first(row):
+    if row.shape[0] == 0:
+        raise ValueError("empty")
     return nth(row, FIRST)
 """
 CALL = """\
@@ -175,6 +177,22 @@ def test_a_damaged_file_is_compiled_again(project: Project, harm: str) -> None:
     file.write_bytes({"empty": b"", "short": data[:-1], "changed": flipped}[harm])
     assert project.run() == (10, False)
     assert project.run() == (10, True)
+
+
+def test_loaded_code_raises_what_the_kernel_raises(project: Project) -> None:
+    """Nothing of numba is there until then."""
+    script = """\
+import numpy as np
+from indexer.some_kernels import first
+for wrong in (np.empty(0, np.int64), np.empty(3, np.int32), None):
+    try:
+        first(wrong)
+    except (ValueError, TypeError):
+        continue
+    raise AssertionError
+"""
+    assert project.run() == (10, False)
+    assert project.run(before=script) == (10, False)
 
 
 def test_with_bounds_checks_an_array_of_another_type_is_refused(project: Project) -> None:

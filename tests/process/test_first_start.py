@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,21 @@ def test_when_all_is_there_nothing_is_compiled_and_nothing_said():
     assert said.startswith("all kernels were there: ")
     with Running() as service:
         assert not [line for line in service.all_lines() if "compil" in line["message"]]
+
+
+def test_a_start_that_finds_all_code_imports_no_compiler(warm_cache):
+    script = (
+        "import sys, select_service.app; print('numba' in sys.modules, 'llvmlite' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=own_environment({"NUMBA_CACHE_DIR": str(warm_cache)}),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=START_S_MAX,
+    )
+    assert done.stdout == "False True\n"
 
 
 def test_a_cache_that_cannot_be_written_to_is_told(tmp_path):
