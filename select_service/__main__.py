@@ -21,6 +21,7 @@ from select_service.settings.config import (
     arguments_of,
     load,
 )
+from select_service.starting.collector import no_collections
 from select_service.starting.listening import bind
 from select_service.starting.machine_code import compile_before_start, compile_command
 from select_service.starting.signals import leaving_at_once
@@ -63,11 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"select-service {package_version()}")
                 return 0
             compile_before_start()
-            # Only now: importing the kernels takes half a second, for which no verdict waits.
-            from select_service.app import opened, run
+            with no_collections():
+                # Only now: importing the kernels takes half a second, for which no verdict waits.
+                from select_service.app import opened, run
 
-            threads = begun_threads()
-            parts = opened(judged.config, judged.rules, judged.listener, package_version())
+                threads = begun_threads()
+                parts = opened(judged.config, judged.rules, judged.listener, package_version())
     except (ConfigError, Unusable) as error:
         print(f"select-service: error: {error}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1

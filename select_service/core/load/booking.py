@@ -1,12 +1,13 @@
 """One live reservation, and the account of the partition whose load it is part of."""
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from indexer.hashing.hashes import Hashes
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import kernels
-from select_service.core.load.active_load import ActiveLoad, OutputBlocks
+from select_service.core.load.active_load import NO_OUTPUT, ActiveLoad, OutputBlocks
 
 
 class Drained(NamedTuple):
@@ -27,8 +28,8 @@ class Account:
         self.block_size = block_size
         self.load = ActiveLoad()
         self.drained = Drained()
-        self.bookings: list[dict[int, Booking]] = []
-        """By slot: order of booking -> booking.  Only the ledger writes here."""
+        self.bookings: list[dict[int, str]] = []
+        """By slot: order of booking -> its id.  Only the ledger writes here."""
         self.leaving: set[int] = set()
         """Slots whose rank has left; they take no new load and come back when they are empty."""
 
@@ -49,21 +50,20 @@ class Account:
         totals = self.load.totals
         assert not any(self.bookings[len(totals) :])
         for slot, held in enumerate(self.bookings[: len(totals)]):
-            assert all(b.account is self and b.slot == slot for b in held.values())
             assert totals[slot, kernels.REQUESTS] == len(held)
-            assert totals[slot, kernels.PREFILL_TOKENS] == sum(
-                b.prefill_tokens for b in held.values()
-            )
 
 
-@dataclass(slots=True, eq=False)
-class Booking:
+class Booking(Struct, eq=False, gc=False):
     """Load of one live reservation.  `slot` belongs to the partition of `account`.
+
+    There may be very many, so the garbage collector does not look at them: nothing that a booking
+    refers to may lead back to it.
 
     origin:         router id of the replica that admitted it; None: this one
     tracks_prefill: are its prefill tokens to be counted; False: nobody asked for that
     mark:           hash of its id and rank, for comparing many of them at once
     lease_ends_at:  when it expires, if that is not the time to live after its last renewal
+    order, due:     where `Reservations` and `Leases` have it
     """
 
     reservation_id: str
@@ -80,9 +80,10 @@ class Booking:
     lora_name: str | None = None
     mark: int = 0
     lease_ends_at: float | None = None
-    output: OutputBlocks = field(default_factory=OutputBlocks)
+    output: OutputBlocks = NO_OUTPUT
     prefilling: bool = True
     order: int = -1
+    due: int | None = None
     renewed_at: float = 0.0
 
     @property

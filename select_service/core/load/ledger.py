@@ -9,6 +9,7 @@ Whatever may be long has a budget in *work*: releasing a reservation is RELEASE_
 for every prompt block, about a microsecond each.
 """
 
+from itertools import islice
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from select_service.core.load.booking import Account, Booking, Drained
@@ -77,7 +78,7 @@ class Ledger:
             self.release(old, "rank_left" if old.is_leaving else cause, now)
         account.load.add(slot, booking.sequence_hashes, booking.prefill_tokens, booking.output)
         self.held.add(booking, now, lease_s)
-        account.bookings[slot][booking.order] = booking
+        account.bookings[slot][booking.order] = booking.reservation_id
         for follower in self.followers:
             follower.booked(booking, cause, now)
 
@@ -129,22 +130,25 @@ class Ledger:
         """Release what nobody renewed in time, the oldest first."""
         ended: list[Booking] = []
         work = 0
-        while work < work_max:
-            booking = self.held.overdue(now)
-            if booking is None:
-                return Expired(ended, False)
+        overdue = self.held.overdue(now, 1 + work_max // RELEASE_WORK)
+        for booking in overdue:
+            if work >= work_max:
+                break
             work += RELEASE_WORK + len(booking.sequence_hashes)
             self.release(booking, "expiry", now)
             ended.append(booking)
-        return Expired(ended, self.held.overdue(now) is not None)
+        return Expired(ended, len(ended) < len(overdue))
 
     def empty_slot(self, account: Account, slot: int, now: float, work_max: int) -> int:
         """Release what is booked on a slot whose rank has left.  Returns the work that it took;
         the slot is not empty when that is all there was.
         """
-        work, held = 0, account.bookings[slot]
-        while held and work < work_max:
-            booking = next(iter(held.values()))
+        work = 0
+        held = islice(account.bookings[slot].values(), 1 + work_max // RELEASE_WORK)
+        for reservation_id in list(held):
+            if work >= work_max:
+                break
+            booking = self.held.get(reservation_id)
             work += RELEASE_WORK + len(booking.sequence_hashes)
             self.release(booking, "rank_left", now)
         return work
@@ -156,4 +160,5 @@ class Ledger:
         for account in accounts.values():
             account.check_invariants()
         assert len(self.held) == sum(len(s) for a in accounts.values() for s in a.bookings)
-        assert all(b.account.bookings[b.slot][b.order] is b for b in self.held)
+        for b in self.held:
+            assert b.account.bookings[b.slot][b.order] == b.reservation_id

@@ -183,7 +183,7 @@ class ReplicaState:
         booking = Booking(
             reservation_id=event.reservation_id,
             account=partition.account,
-            rank=event.rank,
+            rank=partition.table.row(slot).rank,
             slot=slot,
             sequence_hashes=named,
             isl_tokens=len(event.sequence_hashes) * event.block_size,

@@ -47,7 +47,8 @@ class LedgerMatchesModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now, self.wakes = 0.0, 0
-        self.touched = Touched(self.wake, set(KEYS))
+        self.touched = Touched(self.wake)
+        self.touched.watch(set(KEYS))
         self.ledger = Ledger(Reservations(TTL_S), self.touched)
         self.heard = Heard()
         self.ledger.followers.append(self.heard)
@@ -141,7 +142,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         account, before = self.accounts[place[0]], len(self.ledger.held)
         work = self.ledger.empty_slot(account, place[1], self.now, releases * ONE_RELEASE)
         assert work >= (before - len(self.ledger.held)) * RELEASE_WORK
-        left = {booking.reservation_id for booking in account.bookings[place[1]].values()}
+        left = set(account.bookings[place[1]].values())
         gone = self.model.on(*place) - left
         assert len(gone) == before - len(self.ledger.held) <= releases
         for name in gone:
