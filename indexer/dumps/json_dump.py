@@ -12,7 +12,8 @@ below the gap is found again when the engine announces the block anew.
 
 Fields that are only for another service of this kind: a block announced several times has "copies";
 "watermarks" maps "worker_id:dp_rank" to the sequence number of the last batch that is in the dump;
-"partial_batches" maps it to the number of events of the next batch that are in it too.
+"digests" to the XXH3-64 of that batch, where it was seen, by which its engine is known again;
+"partial_batches" to the number of events of the next batch that are in it too.
 """
 
 import json
@@ -87,15 +88,19 @@ def _changes(
 
 def _places(parts: Sequence[DumpedPartition]) -> bytes:
     """The members that say how far each stream is in the dump; nothing when none is known."""
-    watermarks, partial = {}, {}
+    watermarks, digests, partial = {}, {}, {}
     for part in parts:
         for (worker_id, dp_rank), slot in part.ranks.items():
-            place = part.snapshot.places.get(slot)
-            if place is not None and place.next_seq > 0:
-                watermarks[f"{worker_id}:{dp_rank}"] = place.next_seq - 1
-            if place is not None and place.events > 0:
-                partial[f"{worker_id}:{dp_rank}"] = place.events
-    members = {"watermarks": watermarks, "partial_batches": partial}
+            place, key = part.snapshot.places.get(slot), f"{worker_id}:{dp_rank}"
+            if place is None:
+                continue
+            if place.next_seq > 0:
+                watermarks[key] = place.next_seq - 1
+                if place.digest is not None:
+                    digests[key] = place.digest
+            if place.events > 0:
+                partial[key] = place.events
+    members = {"watermarks": watermarks, "digests": digests, "partial_batches": partial}
     return b"".join(
         f'"{name}":{json.dumps(member, separators=(",", ":"))},'.encode()
         for name, member in members.items()

@@ -29,7 +29,7 @@ BUFFER_BYTES_MAX = 256 << 20
 INDEX_BYTES_MAX = 4 << 30
 """Memory of the blocks of one partition, many ranks considered."""
 PLACES_BYTES_MAX = 8 << 20
-"""Text of the places of all streams of a partition; a rank takes up to 54."""
+"""Text of the places of all streams of a partition; a rank takes up to 55."""
 SPACE = b" \t\r\n"
 TIER_OF = {name: tier for tier, name in STORAGE_TIERS.items()}
 
@@ -285,6 +285,7 @@ class _Partition:
         self._index = PrefixIndex(max(1, blocks_max))
         self._writers: dict[RankKey, SlotWriter] = {}
         self._watermarks: dict[str, int] = {}
+        self._digests: dict[str, int] = {}
         self._partial: dict[str, int] = {}
 
     def take_member(self, name: str, value: bytes) -> None:
@@ -295,6 +296,8 @@ class _Partition:
                 self._block_size = msgspec.json.decode(value, type=int)
             elif name == "watermarks":
                 self._watermarks = _NUMBERS.decode(value)
+            elif name == "digests":
+                self._digests = _NUMBERS.decode(value)
             elif name == "partial_batches":
                 self._partial = _NUMBERS.decode(value)
         except msgspec.MsgspecError:
@@ -373,7 +376,9 @@ class _Partition:
             if last is not None or events:
                 next_seq = 0 if last is None else last + 1
                 if 0 <= next_seq <= U64_MASK and 0 <= events <= U64_MASK:
-                    writer.place = Place(next_seq, events)
+                    digest = self._digests.get(key) if next_seq else None
+                    is_known = digest is not None and 0 <= digest <= U64_MASK
+                    writer.place = Place(next_seq, events, digest if is_known else None)
         ranks = {rank: writer.slot for rank, writer in self._writers.items()}
         snapshot = self._index.snapshot()._replace(live_at=None)  # JSON does not tell
         return DumpedPartition(self._name, self._block_size, ranks, snapshot)

@@ -100,5 +100,7 @@ class PartitionDumpView(Struct, kw_only=True):
     """What would rebuild the index."""
     watermarks: dict[str, U64] | UnsetType = UNSET
     """`worker_id:dp_rank` to the number of the last batch that is in the dump."""
+    digests: dict[str, U64] | UnsetType = UNSET
+    """`worker_id:dp_rank` to the XXH3-64 of that batch, by which its engine is known again."""
     partial_batches: dict[str, U64] | UnsetType = UNSET
     """`worker_id:dp_rank` to how many events of the next batch are in it too."""

@@ -10,7 +10,7 @@ from typing import cast
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from indexer.dumps.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.dumps.json_dump import document_chunks
@@ -174,9 +174,17 @@ async def dump(service: Service, request: Request) -> Response:
     """The index, streamed; each dump holds a copy of one partition until its client has read it."""
     slots = service.dump_slots
     accept = ",".join(request.headers.getlist("accept"))
-    if asks_for(accept, MEDIA_TYPE, JSON):
+    is_compact = asks_for(accept, MEDIA_TYPE, JSON)
+    if request.method == "HEAD":  # nothing is copied for it
+        return StreamingResponse(_nothing(), 200, _VARY, MEDIA_TYPE if is_compact else JSON)
+    if is_compact:
         return SlottedResponse(slots, _compact_dump(service), _VARY, MEDIA_TYPE)
     return SlottedResponse(slots, _dump(service), _VARY, JSON)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
 
 
 async def _compact_dump(service: Service) -> AsyncIterator[bytes]:

@@ -100,6 +100,16 @@ def test_a_dump_has_the_form_that_the_client_prefers(fleet, accept, form):
     assert answer.headers["content-type"] == f"application/{form}"
 
 
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
+def test_who_asks_for_the_head_of_a_dump_has_none_made(fleet, accept):
+    got = fleet.call("GET", "/dump", accept=accept)
+    made = fleet.service.json_dumps + fleet.service.compact_dumps
+    head = fleet.call("HEAD", "/dump", accept=accept)
+    assert (head.status, head.body) == (200, "")
+    assert head.headers == got.headers
+    assert fleet.service.json_dumps + fleet.service.compact_dumps == made == 1
+
+
 def test_a_dump_has_a_rank_that_is_just_taking_over_recovered_blocks(fleet):
     """It is no longer among what waits, and its slot is not to be copied yet."""
     fleet.service.selector.fleet.recovered.offer([a_dump(2, name="m:default")], 0.0)

@@ -224,12 +224,13 @@ def test_parts_make_one_document_with_event_ids_and_places_of_its_own():
         writer = index.open_slot()
         writer.store(Tier.GPU, None, u64([1, 2]), u64([11, 12]))
         writer.store(Tier.CPU, None, u64([1]), u64([11]))
-        writer.place = Place(worker_id + 5)
+        writer.place = Place(worker_id + 5, 0, None if worker_id == 1 else 2**64 - 1)
         parts.append(DumpedPartition("m:t", 4, {(worker_id, 0): writer.slot}, index.snapshot()))
     document = json.loads(b"".join(document_chunks(parts)))
     assert document == {
         "block_size": 4,
         "watermarks": {"1:0": 5, "2:0": 6},
+        "digests": {"2:0": 2**64 - 1},
         "events": [
             stored(1, "device", 0, None, [(11, 1), (12, 2)]),
             stored(2, "device", 1, None, [(11, 1), (12, 2)]),

@@ -13,6 +13,7 @@ from indexer.dumps import compact_dump
 from indexer.dumps.compact_dump import compact_chunks
 from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
 from indexer.dumps.held_blocks import DumpedPartition
+from indexer.dumps.json_dump import document_chunks
 from indexer.dumps.json_load import JsonLoader
 from indexer.dumps.moment import Moment
 from indexer.index.prefix_index import PrefixIndex
@@ -364,6 +365,25 @@ def test_places_of_streams_that_nobody_can_have_are_not_read():
     document = {"m:t": {"block_size": 4, "watermarks": absurd, "events": [stored((11, 1))]}}
     ((held,), bad) = from_json(document)
     assert (bad, held.blocks, held.snapshot.places) == (0, 1, {})
+
+
+@pytest.mark.parametrize("digest", [0, 2**64 - 1, None])
+def test_json_tells_which_batch_was_the_last(digest):
+    index = PrefixIndex(100)
+    writer = index.open_slot()
+    writer.store(Tier.GPU, None, np.array([1], np.uint64), np.array([11], np.uint64))
+    writer.place = Place(8, 2, digest)
+    part = DumpedPartition("m:t", 4, {(1, 0): writer.slot}, index.snapshot())
+    ((held,), _) = from_json({"m:t": json.loads(b"".join(document_chunks([part])))})
+    assert list(held.snapshot.places.values()) == [Place(8, 2, digest)]
+
+
+@pytest.mark.parametrize("digest", [-1, 2**64])
+def test_a_digest_that_is_none_is_not_believed(digest):
+    told = {"watermarks": {"1:0": 7}, "digests": {"1:0": digest}}
+    document = {"m:t": {"block_size": 4, **told, "events": [stored((11, 1))]}}
+    ((held,), _) = from_json(document)
+    assert list(held.snapshot.places.values()) == [Place(8)]
 
 
 # --- JSON of others
