@@ -5,12 +5,13 @@ connections.  Nothing is followed, kept or decompressed that nobody asked for: n
 or proxies.  Over https a certificate must be of the host that was asked, and issued by somebody
 whom the system trusts (or SSL_CERT_FILE or SSL_CERT_DIR of the environment).
 
-What the library of HTTP does is in `http_session`, which the first request imports.
+What the library of HTTP does is in `http_session`, which the first request imports, on a thread.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from indexer.sockets.names import Names
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from select_service.edge.http_session import Sessions
 
 CONNECTIONS_MAX = 1024
+_SESSIONS = "select_service.edge.http_session"
 
 
 class HttpClient:
@@ -60,9 +62,8 @@ class HttpClient:
 
         The caller limits the time and what it takes, and has its own TimeoutError back.
         """
-        from select_service.edge import http_session
-
         if self._sessions is None:
-            self._sessions = http_session.Sessions(self._names, self._connections_max)
-        async with http_session.answered(self._sessions, url, accept) as response:
+            module = await asyncio.to_thread(import_module, _SESSIONS)  # of half a second
+            self._sessions = self._sessions or module.Sessions(self._names, self._connections_max)
+        async with self._sessions.answered(url, accept) as response:
             yield response

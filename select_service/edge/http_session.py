@@ -94,7 +94,33 @@ class Sessions:
         await self._passing.close()
 
     @contextlib.asynccontextmanager
-    async def get(self, url: URL, accept: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def answered(self, url: str, accept: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A plain answer with status 200.  Raises HttpError, and TimeoutError as it is."""
+        has_begun = False
+        try:
+            async with self._get(URL(url, encoded=True), accept) as response:
+                if response.status != 200:
+                    raise HttpError("http_status", f"status {response.status}")
+                encoding = response.headers.get("content-encoding", "identity")
+                if encoding != "identity":
+                    text = f"the answer is encoded as {encoding}, which nobody asked"
+                    raise HttpError("unreadable", text)
+                has_begun = True
+                yield response
+        except TimeoutError:
+            raise
+        except aiohttp.ClientResponseError as error:  # the rest of its text quotes the answer
+            text = f"not HTTP: {error.message.partition(':')[0]}"
+            raise HttpError("unreadable", text) from None
+        except aiohttp.ClientPayloadError:
+            raise HttpError("unreadable", "the answer breaks off") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if has_begun and isinstance(error, ValueError):
+                raise  # not of the URL, but of what the caller makes of the answer
+            raise HttpError("unreachable", f"{type(error).__name__}: {error}") from None
+
+    @contextlib.asynccontextmanager
+    async def _get(self, url: URL, accept: str) -> AsyncIterator[aiohttp.ClientResponse]:
         """Raises what aiohttp raises; ValueError for a URL without an origin."""
         with self._session_of(url) as session:
             headers = {"accept": accept}
@@ -136,32 +162,3 @@ def _opened(names: Names, **connector: Any) -> aiohttp.ClientSession:
         auto_decompress=False,
         read_bufsize=READ_BYTES,
     )
-
-
-@contextlib.asynccontextmanager
-async def answered(
-    sessions: Sessions, url: str, accept: str
-) -> AsyncIterator[aiohttp.ClientResponse]:
-    """A plain answer with status 200.  Raises HttpError, and TimeoutError as it is."""
-    has_begun = False
-    try:
-        async with sessions.get(URL(url, encoded=True), accept) as response:
-            if response.status != 200:
-                raise HttpError("http_status", f"status {response.status}")
-            encoding = response.headers.get("content-encoding", "identity")
-            if encoding != "identity":
-                text = f"the answer is encoded as {encoding}, which nobody asked"
-                raise HttpError("unreadable", text)
-            has_begun = True
-            yield response
-    except TimeoutError:
-        raise
-    except aiohttp.ClientResponseError as error:  # the rest of its text quotes the answer
-        text = f"not HTTP: {error.message.partition(':')[0]}"
-        raise HttpError("unreadable", text) from None
-    except aiohttp.ClientPayloadError:
-        raise HttpError("unreadable", "the answer breaks off") from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        if has_begun and isinstance(error, ValueError):
-            raise  # not of the URL, but of what the caller makes of the answer
-        raise HttpError("unreachable", f"{type(error).__name__}: {error}") from None

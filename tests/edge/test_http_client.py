@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import ssl
 import subprocess
@@ -271,11 +272,16 @@ def test_origins_that_never_answer_keep_no_kept_one_waiting():
 
 def page_of(rows, wanted):
     """What becomes of a peer's answer with these rows."""
+    page = {"reservations": rows, "total": 1, "next": None, "router_id": 7}
+    return answer_of(json.dumps(page).encode(), wanted)
+
+
+def answer_of(body, wanted):
+    """What becomes of this body of a peer's answer."""
 
     async def scene():
         async def answer(request):
-            page = {"reservations": rows, "total": 1, "next": None, "router_id": 7}
-            return web.json_response(page)
+            return web.Response(body=body)
 
         async with answering(answer) as url:
             http = HttpClient(Names())
@@ -289,7 +295,7 @@ def page_of(rows, wanted):
 
 def test_a_page_has_no_more_rows_than_were_asked_for():
     assert len(page_of([ROW] * 3, ReservationFilter(limit=3)).reservations) == 3
-    with pytest.raises(NoList, match="4 rows, 3 were asked for"):
+    with pytest.raises(NoList, match="more than 3 rows"):
         page_of([ROW] * 4, ReservationFilter(limit=3))
 
 
@@ -297,6 +303,53 @@ def test_a_page_has_a_bound_in_bytes(monkeypatch):
     monkeypatch.setattr(peer_list, "PAGE_BYTES_MAX", 100)
     with pytest.raises(NoList, match="more than 100 bytes"):
         page_of([ROW], ReservationFilter(limit=3))
+
+
+class Decoded:
+    """Notes how many bytes are decoded at once."""
+
+    def __init__(self, decode):
+        self.decode, self.sizes = decode, []
+
+    def __call__(self, text):
+        self.sizes.append(len(text))
+        return self.decode(text)
+
+
+PADDING = 4_000_000
+HOSTILE = [
+    ("no row of at most", b'{"reservations":[' + b"0," * (PADDING // 2) + b"0]}"),
+    ("more than 3 rows", b'{"reservations":[' + b"ROW," * (PADDING // 400) + b"ROW]}"),
+    ("missing required field", b'{"reservations":[' + b"{}," * (PADDING // 3) + b"{}]}"),
+    ("around the rows", b'{"reservations":[],"x":[' + b"0," * (PADDING // 2) + b"0]}"),
+    ("no row of at most", b'{"reservations":[' + b'{"x":"' + b"a" * PADDING + b'"}]}'),
+    ("no row of at most", b'{"reservations":[' + b'{"x":"' + b'\\"' * PADDING + b'"}]}'),
+    ("no row of at most", b'{"reservations":[' + b" " * PADDING + b"{}]}"),
+    ("no row of at most", b'{"reservations":[' + b"{" * PADDING + b"]}"),
+    ("no list", b" " * PADDING + b'{"reservations":[]}'),
+    ("no list", b'{"x":' + b"[" * PADDING),
+    ("truncated", b'{"reservations":[]'),
+]
+
+
+@pytest.mark.parametrize(("error", "body"), HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_page_is_not_decoded_beyond_its_bounds(error, body, monkeypatch):
+    rows = Decoded(peer_list._row_of)
+    monkeypatch.setattr(peer_list, "_row_of", rows)
+    with pytest.raises(NoList, match=error):
+        answer_of(body.replace(b"ROW", json.dumps(ROW).encode()), ReservationFilter(limit=3))
+    assert len(rows.sizes) <= 3
+    assert all(size <= peer_list.ROW_BYTES_MAX for size in rows.sizes)
+
+
+def test_a_page_is_read_however_it_is_written():
+    row = {**ROW, "reservation_id": 'a"}, {"b\\', "later": {"x": [1, "}"]}}
+    page = {"later": [], "reservations": [row, row], "total": 2, "next": "x", "router_id": 7}
+    wanted = ReservationFilter(limit=3)
+    for indent in (None, 3):
+        read = answer_of(json.dumps({**page, "more": ["a"]}, indent=indent).encode(), wanted)
+        assert [each.reservation_id for each in read.reservations] == ['a"}, {"b\\'] * 2
+        assert (read.total, read.next, read.router_id) == (2, "x", 7)
 
 
 def test_of_many_hashes_only_those_are_read_that_are_booked():
