@@ -81,8 +81,8 @@ async def _demo(options: Options, console: Console) -> int:
     stages = Stages(console)
     with stages.stage("making the workload"):
         workload = _workload(options)
-    with stages.stage("compiling the kernels (the first time only, then cached)") as detail:
-        await compile_kernels(detail)
+    with stages.stage("looking for the compiled kernels") as detail:
+        await compile_kernels(lambda line: detail(f"{line} (not again next time)"))
     port = checked_port(options.port)
     fleet = Fleet(_shape(options), options.lose)
     service = ServiceProcess(port)

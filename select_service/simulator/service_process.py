@@ -20,6 +20,8 @@ POLL_S = 0.05
 LOG_TAIL_BYTES = 2000
 LOG_TAIL_LINES = 30
 HOST = "127.0.0.1"
+COMPILING = "compiling kernels: "
+"""How a line of `select-service compile` begins that tells how far it is."""
 
 
 class ServiceFailed(Exception):
@@ -44,7 +46,7 @@ def checked_port(wanted: int) -> int:
 async def compile_kernels(on_line: Callable[[str], None]) -> None:
     """Build the caches of all compiled kernels in a process of its own.  Raises ServiceFailed.
 
-    on_line: gets what the process says of its progress.
+    on_line: gets what the process says while it compiles; nothing when all kernels are there.
     """
     command = (sys.executable, "-m", "select_service", "compile")
     process = await asyncio.create_subprocess_exec(
@@ -55,7 +57,8 @@ async def compile_kernels(on_line: Callable[[str], None]) -> None:
     try:
         async for line in process.stdout:
             last.append(line.decode(errors="replace").rstrip())
-            on_line(last[-1])
+            if last[-1].startswith(COMPILING):
+                on_line(last[-1])
         status = await process.wait()
     finally:
         if process.returncode is None:

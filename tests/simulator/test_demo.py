@@ -1,5 +1,6 @@
 """The demo as a user runs it: real service, real sockets, real terminal output."""
 
+import asyncio
 import json
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from select_service.simulator.service_process import compile_kernels
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.process
@@ -71,9 +73,22 @@ def test_a_short_run_succeeds_and_shows_what_it_measured() -> None:
         assert expected in shown
     assert re.search(r"overlap of every rank at the end\s+([\d,]+) of \1 exact", shown)
     assert re.search(r"load left after the last request\s+none", shown)
-    stages = ("making the workload", "compiling", "starting", "driving 60 requests", "checking")
+    stages = (
+        "making the workload",
+        "looking for the compiled kernels",
+        "starting",
+        "driving 60 requests",
+        "checking",
+    )
     for stage in stages:
         assert re.search(rf"^ +[\d.]+ s  {stage}", shown, re.MULTILINE)
+
+
+def test_compiling_is_told_of_only_when_something_is_compiled() -> None:
+    asyncio.run(compile_kernels(lambda line: None))
+    lines: list[str] = []
+    asyncio.run(compile_kernels(lines.append))
+    assert lines == []
 
 
 def test_gaps_in_the_event_streams_are_repaired_by_replay() -> None:

@@ -87,10 +87,15 @@ class Ledger:
         return self.held.renew(reservation_id, now)
 
     def complete_prefill(self, booking: Booking, cause: Cause, now: float) -> None:
-        """Give back the booked prefill tokens; repeating it changes nothing."""
+        """Give back the booked prefill tokens; repeating it changes nothing here.
+
+        Followers hear of every call: other replicas are told each time, as the reference does, so
+        that one which missed the first hears the second.
+        """
         tokens = self.held.prefill_complete(booking)
-        booking.account.load.complete_prefill(booking.slot, tokens)
-        self._drain(booking.account, tokens, 0)
+        if tokens:
+            booking.account.load.complete_prefill(booking.slot, tokens)
+            self._drain(booking.account, tokens, 0)
         for follower in self.followers:
             follower.prefill_completed(booking, cause, now)
 

@@ -27,6 +27,7 @@ class Heard:
 
     def __init__(self):
         self.live, self.prefilling, self.causes = set(), set(), []
+        self.completions = 0
 
     def booked(self, booking, cause, now):
         assert booking.reservation_id not in self.live
@@ -36,6 +37,7 @@ class Heard:
     def prefill_completed(self, booking, cause, now):
         assert booking.reservation_id in self.live
         self.prefilling.discard(booking.reservation_id)
+        self.completions += 1
 
     def released(self, booking, cause, now):
         self.live.remove(booking.reservation_id)
@@ -94,7 +96,11 @@ class LedgerMatchesModel(RuleBasedStateMachine):
     @rule(name=NAMES, cause=CAUSES)
     def complete_prefill(self, name, cause):
         if self.renewed(name):
+            touched, heard = dict(self.touched.partitions), self.heard.completions
             self.ledger.complete_prefill(self.ledger.held.get(name), cause, self.now)
+            assert self.heard.completions == heard + 1  # also when it is repeated
+            if not self.model.held[name].prefill_tokens:
+                assert self.touched.partitions == touched
             self.model.held[name].prefill_tokens = 0
 
     @rule(name=NAMES, fraction=st.sampled_from([None, 0.5]))
