@@ -77,7 +77,7 @@ class ShuttingDown(SelectError):
 
 
 class Overloaded(SelectError):
-    """Every candidate is above a busy threshold.  Its body has a form of its own, see schema."""
+    """Every candidate is above a busy threshold.  Its body is `OverloadedBody`."""
 
     status, code = 503, "service_unavailable"
 

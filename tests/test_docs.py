@@ -18,6 +18,14 @@ CONFIGURATION = (DOCS / "configuration.md").read_text()
 EXAMPLE = re.compile(r"```http\n(\w+) (\S+)\n(.*?)```\n```json (\d+)\n(.*?)```", re.DOTALL)
 FIELDS_OF_A_RUN = re.compile(r'"(age_seconds|expires_in_seconds|router_id)": [0-9.]+')
 
+NAMED_FILE = re.compile(r"(?<![\w./*])\w[\w./-]*\.(?:py|md|toml|sh|ya?ml|lock|svg)\b")
+FILES_OF_USERS = {"prometheus.yml"}
+FILES = [
+    str(path)
+    for folder in ("select_service", "indexer", "tests", "scripts", "docs")
+    for path in (ROOT / folder).rglob("*.*")
+] + [str(path) for path in ROOT.iterdir()]
+
 
 def in_order(body):
     """The body as text, but for what differs from run to run."""
@@ -67,4 +75,14 @@ def test_variables_without_effect_are_in_the_document_of_the_configuration():
 def test_every_link_inside_the_project_leads_somewhere(page):
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     missing = [target for target in targets if not (page.parent / target).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_is_named_exists(page):
+    """A name may leave out folders at its beginning; the changelog also speaks of what was."""
+    if page.name == "changelog.md":
+        return
+    named = set(NAMED_FILE.findall(page.read_text())) - FILES_OF_USERS
+    missing = [name for name in named if not any(f.endswith(f"/{name}") for f in FILES)]
     assert missing == []

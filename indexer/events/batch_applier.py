@@ -1,7 +1,7 @@
 """Decoded batches -> changes of the index, for the ranks of one worker.
 
 Knows which rank a batch belongs to, which attention groups count as prefix cache and what is not
-indexed and why.  Not here: sequence numbers and replays (event_feed), decoding (kv_events).
+indexed and why.  Not here: sequence numbers and replays (feed), decoding (kv_events).
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """One rank's sequence numbers: which live message comes next, which shows a gap, which a restart.
 
-Numbers only; payloads, replays and the index are the business of `event_feed`.
+Numbers only; payloads, replays and the index are the business of `feed`.
 
 An engine numbers its batches 0, 1, 2, ... and starts at 0 again when it restarts.  Two marks tell
 the cases apart.  `next_seq` is one past the highest number that is applied or given up, whether it

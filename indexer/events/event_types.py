@@ -1,6 +1,6 @@
 """What one KV event says, whatever engine and encoding it came from.
 
-No bytes and no decoding here (kv_events), no tiers and no index (event_feed).  Engine hashes are
+No bytes and no decoding here (kv_events), no tiers and no index (feed).  Engine hashes are
 opaque ids of blocks; the block hashes of `hashing` are computed from the tokens by `local_hashes`.
 """
 

@@ -3,11 +3,11 @@
 Common is what vLLM and SGLang send all day: an array batch; events as arrays or as maps with
 the names in WORDS; hashes as integers or raw bytes; tokens one by one or as EAGLE pairs; no
 multimodal hash, no salt, nothing remote, only ASCII text.  At the first thing that is not common,
-or not right, the reader gives up and `event_parser` reads the payload from the start, so this
+or not right, the reader gives up and `parser` reads the payload from the start, so this
 module never has to describe an error.  Whenever it does not give up, its result must be the
 parser's.
 
-Source: the engines named in `event_parser`.
+Source: the engines named in `parser`.
 """
 
 # mypy: ignore-errors
@@ -92,7 +92,7 @@ W_LOCAL = WORDS.index(b"LOCAL")
 WORD_BYTES = np.frombuffer(b"".join(WORDS), np.uint8).copy()
 WORD_STARTS = np.cumsum([0, *map(len, WORDS)])
 
-TAIL_SPEC_FIELDS = 3  # as in event_parser
+TAIL_SPEC_FIELDS = 3  # as in parser
 PAIR_HEADER = 0x92  # an array of two
 PROBES_MAX = 128
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads any key over the high bits

@@ -1,8 +1,8 @@
 """bytes of one ZMQ message -> Batch of KV events: the only door to decoding.
 
-There are two readers with one meaning.  `event_kernels.scan_batch` reads the common payloads in one
+There are two readers with one meaning.  `kernels.scan_batch` reads the common payloads in one
 compiled call into flat arrays, of which the events here are views: no hash and no token ever
-becomes a Python object.  Whatever it gives up on goes to `event_parser`, which reads everything.
+becomes a Python object.  Whatever it gives up on goes to `parser`, which reads everything.
 """
 
 import numpy as np

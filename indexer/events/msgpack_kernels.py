@@ -2,7 +2,7 @@
 
 Every reader takes the payload and an index, and returns the index after what it read; none of them
 looks outside the payload.  What it cannot read, or what is rare enough to be left to msgspec, gives
-the negative index UNUSUAL.  What the objects mean is `event_kernels`'s business.
+the negative index UNUSUAL.  What the objects mean is the business of `kernels`.
 
 Source: https://github.com/msgpack/msgpack/blob/master/spec.md
 """

@@ -1,7 +1,7 @@
 """KV event batches of every known shape, read the patient way: decode anything, then look at it.
 
 This is the reference for all payloads and the only reader of the unusual ones; the common shapes
-are read by `event_kernels`, which has to agree with this module.  The bytes it is given are one
+are read by `kernels`, which has to agree with this module.  The bytes it is given are one
 well-formed msgpack object of bounded depth (`kv_events` makes sure).
 
 A batch is `[ts, events, rank, ...]` or a map.  An event is `[tag, field, ...]`, a map with "type",

@@ -1,7 +1,7 @@
 """Tokens -> block hashes -> sequence hashes: what is hashed, with which seed.
 
 The KV events of an engine and the prompts of its clients meet in these functions: two blocks are
-the same block exactly when they hash alike.  How XXH3 is computed is `hash_kernels`'s business.
+the same block exactly when they hash alike.  How XXH3 is computed is the business of `kernels`.
 
 A block hash is the content hash of one block on its own:
 

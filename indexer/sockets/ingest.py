@@ -2,7 +2,7 @@
 
 `follow` states which streams of some workers should exist; every rank stays on one thread while it
 is open, so its batches are applied in order.  The sockets are in `listener`, the decisions in
-`event_feed`.
+`events.feed`.
 
 A thread never ends because of what arrives.  Should a bug end one, Python's thread hook prints it,
 `failure` tells the supervisor, and the other threads go on.
