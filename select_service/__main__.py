@@ -22,8 +22,8 @@ from select_service.settings.config import (
     load,
 )
 from select_service.starting.collector import no_collections
+from select_service.starting.compile_ahead import compile_before_start, compile_command
 from select_service.starting.listening import bind
-from select_service.starting.machine_code import compile_before_start, compile_command
 from select_service.starting.signals import leaving_at_once
 from select_service.starting.snapshot_claim import claimed
 from select_service.starting.threads import begun_threads

@@ -1,4 +1,5 @@
 """Bytes of an engine's KV events to changes of the index, in the right order.
 
-Pure: time is an argument, sockets are elsewhere.
+What another engine says in its events enters here.  Pure: time is an argument, sockets are
+elsewhere.
 """

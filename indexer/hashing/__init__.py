@@ -1,4 +1,4 @@
 """Tokens to block hashes and sequence hashes.
 
-Pure; numpy, xxhash and compiled loops only.
+What makes a block another block enters here.  Pure; numpy, xxhash and compiled loops only.
 """

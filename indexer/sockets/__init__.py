@@ -1,4 +1,5 @@
 """The threads and ZMQ sockets that receive KV events.
 
-Nothing else of the indexer may import it.
+What must wait for an engine enters here; what its messages mean does not.  Nothing else of the
+indexer may import it.
 """

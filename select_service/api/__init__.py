@@ -1,4 +1,4 @@
 """Thin handlers, one file per noun, and the documents that follow from the routes.
 
-They decode, call the core, encode.
+A further endpoint enters here, declared above its handler.  Handlers decode, call the core, encode.
 """

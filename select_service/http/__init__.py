@@ -1,4 +1,4 @@
 """What is between a socket and a handler: connections, bodies, refusals, words of a route.
 
-Knows nothing of workers.
+What is the same for all endpoints enters here.  Knows nothing of workers.
 """

@@ -1,4 +1,4 @@
 """Prometheus families over numbers that the core keeps.
 
-Reads when scraped; nothing here is called per event.
+A further family enters as a row of a table.  Read when scraped; nothing here is called per event.
 """

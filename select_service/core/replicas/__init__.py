@@ -1,4 +1,4 @@
 """What other replicas tell: their events, digests, and the repair of differences.
 
-No sockets; bytes in, bytes out.
+A further message between replicas enters here.  No sockets; bytes in, bytes out.
 """

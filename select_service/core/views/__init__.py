@@ -1,4 +1,4 @@
-"""Plain numbers for metrics, reports and dumps.
+"""Plain numbers and texts for metrics, reports, dumps and refusals.
 
-Reads the core and changes nothing.
+What somebody wants to see of the core enters here; nothing is changed.
 """

@@ -1,4 +1,4 @@
 """The index over the end of a process: downloads from peers, and the snapshot file.
 
-One task does first one and then the other.
+Another place to begin from or to keep it in enters here; what a dump says is in `indexer.dumps`.
 """
