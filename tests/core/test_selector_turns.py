@@ -1,9 +1,13 @@
 """What a verb looks at: few records where few will do, and a bounded part of many in a turn."""
 
+import pytest
+
 from select_service.bodies.admission import BusyThresholdChange
 from select_service.core import selector as root
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.fleet import fleet as fleets
+from select_service.core.workers.taints import TaintNames
+from select_service.errors import CapacityExceeded
 from tests.builders import a_selector, a_worker
 from tests.core.selector_scenes import KEY, steps_of
 
@@ -91,3 +95,37 @@ def test_recovered_blocks_are_handed_out_some_ranks_a_turn(monkeypatch):
     selector.register(a_worker(9, model_name="other"))
     monkeypatch.setattr(selector.fleet.recovered, "has", lambda key: key == KEY)
     assert sum(1 for _ in selector.fleet.claiming()) == 3
+
+
+def test_taints_cost_once_per_worker_and_not_per_rank():
+    def cost_of(ranks, taints):
+        given = a_worker(1, data_parallel_size=ranks, taints=[f"t{n}" for n in range(taints)])
+        selector = a_selector()
+        selector.register(a_worker(2))
+        return steps_of(lambda: selector.register(given))
+
+    few, many = (cost_of(ranks, 100) - cost_of(ranks, 0) for ranks in (2, 64))
+    assert many == few
+
+
+def test_a_worker_whose_taints_find_no_memory_changes_nothing(monkeypatch):
+    selector = a_selector()
+    selector.register(a_worker(1, taints=["a"]))
+    real, left = TaintNames._add, [2]
+
+    def add(names, name, number):
+        left[0] -= 1
+        if left[0] < 0:
+            raise MemoryError
+        real(names, name, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TaintNames, "_add", add)
+        for worker_id in (1, 2):
+            left[0] = 2
+            with pytest.raises(CapacityExceeded):
+                selector.register(a_worker(worker_id, taints=["b", "c", "d"]))
+            selector.check_invariants()
+    assert selector.register(a_worker(2, taints=["b", "c", "d"])).lifecycle == "schedulable"
+    selector.delete(1, 0.0)
+    selector.check_invariants()

@@ -37,7 +37,7 @@ def candidates(table: RankTable, request: SelectRequest) -> Mask:
     else:
         eligible[:] = table.open
     if required:
-        eligible &= table.names.having_all(set(required), table.columns.taints)
+        eligible &= table.having_all(required)
     if not eligible.any():
         raise NoEligibleRank(_nobody(request))
     return eligible
@@ -55,7 +55,7 @@ def preference_factors(
     sums = np.zeros(table.n_slots, np.float64)
     for name, given in preferred.items():
         weight = float(np.float32(max(-PREFERENCE_MAX, min(PREFERENCE_MAX, given))))
-        sums[table.names.having(name, table.columns.taints)] += weight
+        sums[table.having(name)] += weight
     factors: npt.NDArray[np.float64] = np.exp(-np.tanh(sums))
     return factors
 

@@ -177,8 +177,8 @@ class Fleet:
         old = self.catalog.find(new.worker_id)
         if old is None or not old.schedulable:
             return []
-        kept = set(new.ranks()) if self._continues(old, new) else set()
-        return [rank for rank in old.ranks() if rank not in kept]
+        kept = new.dp_ranks() if self._continues(old, new) else ()
+        return [rank for rank in old.ranks() if rank.dp_rank not in kept]
 
     def _continues(self, old: Worker, new: Worker) -> bool:
         partition = self.partitions[old.key]
@@ -196,19 +196,19 @@ class Fleet:
         if old is not None and continues:
             self._renew_indexes(old, new)
         elif old is not None and was_there:
-            self._remove(old.key, leaving)
+            self._remove(old, leaving)
         self.catalog.put(new)
         self._note_event_users(old if was_there else None, new if new.schedulable else None)
         self._changed[new.worker_id] = None
         if entrance is not None:
             self._join(new, entrance)
         if continues:
-            self._remove(new.key, leaving)
+            self._remove(new, leaving)
 
     def delete(self, worker: Worker, tombstone: Tombstone) -> None:
         """Take its ranks away.  The record stays for a while."""
         if worker.schedulable:
-            self._remove(worker.key, worker.ranks())
+            self._remove(worker, worker.ranks())
             self._note_event_users(worker, None)
         worker.lifecycle, worker.reasons = "unschedulable", []
         self.catalog.bury(worker.worker_id, tombstone)
@@ -228,7 +228,7 @@ class Fleet:
                 size = worker.given.block_size
                 assert size
                 partition = Partition(worker.key, size, worker.is_eagle, self._new_index())
-            return _Entrance(partition, partition.open_slots(worker.ranks()))
+            return _Entrance(partition, partition.open_slots(worker))
         except (MemoryError, OSError) as error:
             raise CapacityExceeded(f"no memory for the ranks of a worker: {error}") from None
 
@@ -239,8 +239,9 @@ class Fleet:
         return alone and (worker.given.block_size, worker.is_eagle) != shape
 
     def _renew_indexes(self, old: Worker, new: Worker) -> None:
-        for dp_rank in set(new.dp_ranks()) & set(old.dp_ranks()):
-            if new.kv_endpoint(dp_rank) != old.kv_endpoint(dp_rank):
+        before = old.kv_endpoints()
+        for dp_rank, endpoint in new.kv_endpoints().items():
+            if dp_rank in before and before[dp_rank] != endpoint:
                 writer = self.partitions[old.key].renew_index(Rank(old.worker_id, dp_rank))
                 self._renewed.append(writer)
 
@@ -253,7 +254,7 @@ class Fleet:
 
     def _claim(self, partition: Partition, ranks: list[Rank]) -> None:
         """Ranks whose slots are empty get what a dump says they hold."""
-        for rank in ranks:
+        for rank in ranks if self.recovered.has(partition.key) else ():
             held = self.recovered.claim(partition.key, partition.block_size, rank)
             if held is not None:
                 writer = partition.table.writer(rank)
@@ -272,12 +273,13 @@ class Fleet:
                 self._claim(partition, [r for r in some if partition.table.find(r) is not None])
                 yield
 
-    def _remove(self, key: PartitionKey, ranks: list[Rank]) -> None:
-        """A partition lives as long as it has a rank."""
+    def _remove(self, worker: Worker, ranks: list[Rank]) -> None:
+        """Ranks of a worker leave.  A partition lives as long as it has a rank."""
         if not ranks:
             return
+        key = worker.key
         partition = self.partitions[key]
-        for writer in partition.leave(ranks):
+        for writer in partition.leave(worker.worker_id, ranks):
             left = Leaving(partition.account, writer.slot, writer)
             if left.is_empty:
                 self._retired.append(writer)
@@ -333,8 +335,7 @@ class Fleet:
             return
         partition = self.partitions[worker.key]
         writers = {rank.dp_rank: partition.table.writer(rank) for rank in worker.ranks()}
-        for dp_rank in writers:
-            endpoint = worker.kv_endpoint(dp_rank)
+        for dp_rank, endpoint in worker.kv_endpoints().items():
             assert endpoint is not None
             yield KvSource(
                 worker_id=worker.worker_id,

@@ -71,13 +71,13 @@ class Partition:
 
     # --- ranks
 
-    def open_slots(self, ranks: list[Rank]) -> dict[Rank, SlotWriter]:
-        """Slots for those of the ranks that have none, and their rows.
+    def open_slots(self, worker: Worker) -> dict[Rank, SlotWriter]:
+        """Slots for those ranks of a worker that have none, and room for all that `join` notes.
 
         All that needs memory in proportion to the slots is reserved before the first is opened.
         Raises MemoryError or OSError, and then has taken none.
         """
-        new = [rank for rank in ranks if self.table.find(rank) is None]
+        new = [rank for rank in worker.ranks() if self.table.find(rank) is None]
         n_slots = self.index.reserve_slots(len(new))
         self.account.reserve_slots(n_slots)
         self.table.reserve_slots(n_slots)
@@ -85,6 +85,7 @@ class Partition:
         try:
             for rank in new:
                 writers[rank] = self.index.open_slot()
+            self.table.prepare(worker)
         except (MemoryError, OSError):
             for writer in writers.values():
                 writer.close()
@@ -100,33 +101,24 @@ class Partition:
         opened: what `open_slots` gave for the ranks of this worker
         """
         table = self.table
-        for rank in worker.ranks():
-            writer = opened.get(rank) or table.writer(rank)
-            table.put(writer.slot, rank, worker, writer)
+        writers = {rank: opened.get(rank) or table.writer(rank) for rank in worker.ranks()}
+        table.put(worker, writers)
 
-    def leave(self, ranks: list[Rank]) -> list[SlotWriter]:
-        """Forget the ranks, so that nothing more is booked on them, and hand out their writers.
+    def leave(self, worker_id: int, ranks: list[Rank]) -> list[SlotWriter]:
+        """Forget ranks of a worker: nothing more is booked on them.  Hands out their writers.
 
         The caller closes each of them when the slot has no load any more, and not before: a slot
         must come back empty.
         """
-        writers = []
-        for rank in ranks:
-            slot = self.table.find(rank)
-            assert slot is not None
-            writers.append(self.table.drop(slot).writer)
-        return writers
+        return [row.writer for row in self.table.drop(worker_id, ranks)]
 
     def renew_index(self, rank: Rank) -> SlotWriter:
         """Let `rank` begin anew; its old writer is dead, its load stays.
 
         Returns the new writer, whose `finish_clear` (slow) is for the caller.
         """
-        slot = self.table.find(rank)
-        assert slot is not None
-        row = self.table.row(slot)
-        writer = row.writer.reopen()
-        self.table.put(slot, rank, row.worker, writer)
+        writer = self.table.writer(rank).reopen()
+        self.table.put_writer(rank, writer)
         return writer
 
     # --- decisions

@@ -28,14 +28,13 @@ def _hints(worker: Worker, users: EventUsers) -> Iterator[str]:
     if endpoint and "://" not in endpoint:
         yield f"endpoint `{endpoint}` is no URL: is `http://{endpoint}` meant?"
     if users.has(worker):
-        for rank in worker.ranks():
-            yield from _rank_hints(worker, rank, users)
+        for dp_rank, events in worker.kv_endpoints().items():
+            assert events is not None
+            yield from _rank_hints(worker, Rank(worker.worker_id, dp_rank), events, users)
 
 
-def _rank_hints(worker: Worker, rank: Rank, users: EventUsers) -> Iterator[str]:
-    dp_rank = rank.dp_rank
-    events, replay = worker.kv_endpoint(dp_rank), worker.replay_endpoint(dp_rank)
-    assert events is not None
+def _rank_hints(worker: Worker, rank: Rank, events: str, users: EventUsers) -> Iterator[str]:
+    dp_rank, replay = rank.dp_rank, worker.replay_endpoint(rank.dp_rank)
     for kind, endpoint in (("KV events", events), ("replay", replay)):
         if endpoint and _host(endpoint) in _WILDCARDS:
             yield (

@@ -67,14 +67,16 @@ class Worker:
         return range(start, start + (1 if size is None else size))
 
     def ranks(self) -> list[Rank]:
-        return [Rank(self.worker_id, dp_rank) for dp_rank in self.dp_ranks()]
+        worker_id = self.worker_id
+        return [Rank(worker_id, dp_rank) for dp_rank in self.dp_ranks()]
 
-    def kv_endpoint(self, dp_rank: int) -> str | None:
-        """Where the rank publishes its KV events.  The single form counts for one rank only."""
-        if self.given.kv_events_endpoints:
-            return self.given.kv_events_endpoints.get(dp_rank)
-        only = len(self.dp_ranks()) == 1 and dp_rank in self.dp_ranks()
-        return self.given.kv_events_endpoint if only else None
+    def kv_endpoints(self) -> dict[int, str | None]:
+        """By dp_rank, where the ranks publish their KV events; the single form is for one rank."""
+        ranks, by_rank = self.dp_ranks(), self.given.kv_events_endpoints
+        if by_rank:
+            return {dp_rank: by_rank.get(dp_rank) for dp_rank in ranks}
+        single = self.given.kv_events_endpoint if len(ranks) == 1 else None
+        return dict.fromkeys(ranks, single)
 
     def replay_endpoint(self, dp_rank: int) -> str | None:
         """Where it replays them: its own entry, else the common endpoint at port + position."""
@@ -138,8 +140,8 @@ def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) ->
     if use_kv_events:
         reasons += [
             f"kv_events endpoint is required for dp_rank {dp_rank}"
-            for dp_rank in ranks
-            if not worker.kv_endpoint(dp_rank)
+            for dp_rank, endpoint in worker.kv_endpoints().items()
+            if not endpoint
         ]
         reasons += _single_endpoint_of_many(worker)
     return reasons or _bad_endpoints(worker, use_kv_events)
@@ -160,11 +162,10 @@ def _single_endpoint_of_many(worker: Worker) -> list[str]:
 def _bad_endpoints(worker: Worker, use_kv_events: bool) -> list[str]:
     if not use_kv_events:
         return []
-    for dp_rank in worker.dp_ranks():
-        for kind, endpoint in (
-            ("kv_events", worker.kv_endpoint(dp_rank)),
-            ("replay", worker.given.replay_endpoints.get(dp_rank) or worker.given.replay_endpoint),
-        ):
+    given = worker.given
+    for dp_rank, events in worker.kv_endpoints().items():
+        replay = given.replay_endpoints.get(dp_rank) or given.replay_endpoint
+        for kind, endpoint in (("kv_events", events), ("replay", replay)):
             error = endpoint_error(endpoint) if endpoint else None
             if endpoint and not error and kind == "replay" and not worker.replay_endpoint(dp_rank):
                 error = f"`{endpoint}` has no port for this rank; name it in replay_endpoints"

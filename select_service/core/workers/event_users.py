@@ -13,26 +13,25 @@ class EventUsers:
         self._ranks: dict[str, dict[Rank, None]] = {}
 
     def enter(self, worker: Worker) -> None:
-        for rank in worker.ranks():
-            endpoint = worker.kv_endpoint(rank.dp_rank)
+        for dp_rank, endpoint in worker.kv_endpoints().items():
             if endpoint:
+                rank = Rank(worker.worker_id, dp_rank)
                 self._ranks.setdefault(endpoint, {})[rank] = None
 
     def leave(self, worker: Worker) -> None:
         """A worker that has entered, as it was then."""
-        for rank in worker.ranks():
-            endpoint = worker.kv_endpoint(rank.dp_rank)
+        for dp_rank, endpoint in worker.kv_endpoints().items():
             if endpoint:
-                del self._ranks[endpoint][rank]
+                del self._ranks[endpoint][Rank(worker.worker_id, dp_rank)]
                 if not self._ranks[endpoint]:
                     del self._ranks[endpoint]
 
     def has(self, worker: Worker) -> bool:
         """Has it entered, and not left?"""
-        first = next(iter(worker.ranks()), None) if worker.schedulable else None
-        return first is not None and first in self._ranks.get(
-            worker.kv_endpoint(first.dp_rank) or "", ()
-        )
+        if not worker.schedulable:
+            return False
+        first = next(iter(worker.kv_endpoints().items()), (0, None))
+        return Rank(worker.worker_id, first[0]) in self._ranks.get(first[1] or "", ())
 
     def other(self, endpoint: str, rank: Rank) -> Rank | None:
         """One that publishes there besides `rank`."""

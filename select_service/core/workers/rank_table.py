@@ -1,12 +1,12 @@
 """What is known of every rank of one partition, as columns with one row per slot.
 
-A row is written in O(1), whatever the number of rows: columns have spare rows and double when they
-run out of them.  What others see are views of the first `n_slots` rows, which are made anew when a
-row is added.  A fact per rank is a column here; who stands in a row is in `_rows`.
+The rows of a worker are written together, whatever the number of other rows: columns have spare
+rows and double when they run out of them.  What others see are views of the first `n_slots` rows,
+which are made anew when a row is added.  A fact per rank is a column here; who stands in a row is
+in `_rows`.
 """
 
-from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,43 +158,89 @@ class RankTable:
             self.reserve_slots(n_slots)
             self.columns = self._all.first(n_slots)
 
-    def put(self, slot: int, rank: Rank, worker: Worker, writer: SlotWriter) -> None:
-        """Write the row of a rank, which is new or has had this slot before.
+    def prepare(self, worker: Worker) -> None:
+        """Note what is known of a worker before its ranks are `put`.
 
-        `ensure_slots` has made the row.  What its engine said stays.
+        Raises MemoryError, and has changed nothing.
         """
-        old = self._rows.get(slot)
-        self._rows[slot] = Row(rank, worker, writer)
-        if old is None:
-            assert slot < self.n_slots
-            self._add(slot, rank)
+        worker_id = worker.worker_id
+        number = self._number_of.get(worker_id)
+        is_new = number is None
+        if number is None:
+            fresh = len(self._number_of)  # all smaller ones are in use when none is free
+            number = self._free_numbers[-1] if self._free_numbers else fresh
+        self.names.put(number, worker.given.taints)
+        if is_new:
+            self._number_of[worker_id] = number
+            if self._free_numbers:
+                self._free_numbers.pop()
+
+    def put(self, worker: Worker, writers: Mapping[Rank, SlotWriter]) -> None:
+        """Write the rows of all ranks of a worker; what their engines said stays.
+
+        `prepare` and `ensure_slots` have come before.  Ranks that the worker has no more stay for
+        `drop`.  O(ranks of the worker)
+
+        writers: by rank, in their order;  a rank that is there has its slot
+        """
+        slots = [writer.slot for writer in writers.values()]
+        for rank, writer in writers.items():
+            self._rows[writer.slot] = Row(rank, worker, writer)
+            self._slot_of[rank] = writer.slot
+        gone = set(self._slots_of.get(worker.worker_id, ())).difference(slots)
+        if gone:
+            by_rank = sorted((self._rows[slot].rank, slot) for slot in gone.union(slots))
+            self._slots_of[worker.worker_id] = [slot for _, slot in by_rank]
         else:
-            assert old.rank == rank
-            self.names.drop(slot, set(old.worker.given.taints))
-        given, columns = worker.given, self.columns
-        columns.open[slot] = True
-        columns.kv_blocks[slot] = given.total_kv_blocks or np.inf
-        tokens = given.max_num_batched_tokens
-        columns.batch_tokens[slot] = np.inf if tokens is None else tokens
-        columns.worker_number[slot] = self._number_of[rank.worker_id]
-        columns.taints[slot] = self.names.put(slot, set(given.taints))
+            self._slots_of[worker.worker_id] = slots
+        given, columns, at = worker.given, self.columns, np.array(slots)
+        number, tokens = self._number_of[worker.worker_id], given.max_num_batched_tokens
+        columns.open[at] = True
+        columns.kv_blocks[at] = given.total_kv_blocks or np.inf
+        columns.batch_tokens[at] = np.inf if tokens is None else tokens
+        columns.worker_number[at] = number
+        columns.taints[at] = self.names.bits(number)
         self.version += 1
 
-    def drop(self, slot: int) -> Row:
-        """Nobody stands in the row any more; its rank is unknown from now on."""
-        row = self._rows.pop(slot)
-        worker_id = row.rank.worker_id
-        del self._slot_of[row.rank]
-        self.names.drop(slot, set(row.worker.given.taints))
-        slots = self._slots_of[worker_id]
-        slots.remove(slot)
-        if not slots:
+    def put_writer(self, rank: Rank, writer: SlotWriter) -> None:
+        """Another writer for the slot of a rank."""
+        slot = self._slot_of[rank]
+        assert slot == writer.slot
+        self._rows[slot] = self._rows[slot]._replace(writer=writer)
+
+    def drop(self, worker_id: int, ranks: Iterable[Rank]) -> list[Row]:
+        """Ranks of one worker are unknown from now on, and nobody stands in their rows.
+
+        O(ranks of the worker)
+        """
+        slots = [self._slot_of.pop(rank) for rank in ranks]
+        gone = set(slots)
+        left = [slot for slot in self._slots_of[worker_id] if slot not in gone]
+        if left:
+            self._slots_of[worker_id] = left
+        else:
             del self._slots_of[worker_id]
-            self._free_numbers.append(self._number_of.pop(worker_id))
+            number = self._number_of.pop(worker_id)
+            self._free_numbers.append(number)
+            self.names.drop(number)
+        at = np.array(slots)
         for column, empty in zip(self.columns, _EMPTY_ROW, strict=True):
-            column[slot] = empty[0]
+            column[at] = empty[0]
         self.version += 1
-        return row
+        return [self._rows.pop(slot) for slot in slots]
+
+    # --- taints
+
+    def having_all(self, names: Iterable[str]) -> Mask:
+        """bool[n_slots]: the ranks that have every one of these taints; any value for no rank."""
+        columns = self.columns
+        return self.names.having_all(names, columns.taints, columns.worker_number)
+
+    def having(self, name: str) -> Mask:
+        """bool[n_slots]: the ranks that have this taint; any value where there is no rank."""
+        return self.having_all((name,))
+
+    # --- what engines say
 
     def set_kv_usage(self, slot: int, usage: float | None) -> bool:
         """What the engine says of a rank, 0 to 1, or None.  Returns whether that is news."""
@@ -204,17 +250,6 @@ class RankTable:
             return False
         self.columns.kv_usage[slot] = new
         return True
-
-    def _add(self, slot: int, rank: Rank) -> None:
-        """Find the new row by its rank and its worker."""
-        self._slot_of[rank] = slot
-        slots = self._slots_of.get(rank.worker_id)
-        if slots is None:
-            slots = self._slots_of[rank.worker_id] = []
-            fresh = len(self._number_of)  # all smaller ones are in use when none is free
-            number = self._free_numbers.pop() if self._free_numbers else fresh
-            self._number_of[rank.worker_id] = number
-        insort(slots, slot, key=lambda s: self._rows[s].rank)
 
     def check_invariants(self) -> None:
         """Recompute everything that is kept incrementally, for tests."""
@@ -234,7 +269,7 @@ class RankTable:
     def _check_rows(self) -> None:
         for slot, row in self._rows.items():
             for name in row.worker.given.taints:
-                assert self.names.having(name, self.columns.taints)[slot]
+                assert self.having(name)[slot]
         for column, empty in zip(self._all, _EMPTY_ROW, strict=True):
             rest = np.delete(column, list(self._rows))
             assert np.array_equal(rest, np.full_like(rest, empty[0]), equal_nan=rest.dtype == float)

@@ -14,5 +14,6 @@ def a_table(*taints):
         writer = index.open_slot()
         table.ensure_slots(index.n_slots)
         worker = Worker(a_worker(worker_id, taints=names), "schedulable")
-        table.put(writer.slot, Rank(worker_id, 0), worker, writer)
+        table.prepare(worker)
+        table.put(worker, {Rank(worker_id, 0): writer})
     return table

@@ -27,32 +27,46 @@ class RankTableMatchesModel(RuleBasedStateMachine):
 
     @rule(
         worker_id=WORKERS,
-        dp_rank=st.integers(0, 4),
+        dp_ranks=st.sets(st.integers(0, 4), min_size=1),
         names=st.lists(NAMES, max_size=4),
         blocks=st.sampled_from([None, 7]),
         tokens=st.sampled_from([None, 5]),
     )
-    def put(self, worker_id, dp_rank, names, blocks, tokens):
-        rank = Rank(worker_id, dp_rank)
+    def put(self, worker_id, dp_ranks, names, blocks, tokens):
+        """Ranks that the worker had and that are not among these leave."""
+        ranks = [Rank(worker_id, dp_rank) for dp_rank in sorted(dp_ranks)]
         given = a_worker(
             worker_id, taints=names, total_kv_blocks=blocks, max_num_batched_tokens=tokens
         )
-        slot = self.table.find(rank)
-        writer = self.index.open_slot() if slot is None else self.table.writer(rank)
+        old = dict(self.table.slots())
+        known = {rank: self.table.writer(rank) for rank in old}
+        writers = {rank: known.get(rank) or self.index.open_slot() for rank in ranks}
         self.table.ensure_slots(self.index.n_slots)
-        before = self.table.version
-        self.table.put(writer.slot, rank, Worker(given), writer)
-        self.model.put(writer.slot, rank, given)
+        before, worker = self.table.version, Worker(given)
+        self.table.prepare(worker)
+        self.table.put(worker, writers)
+        for rank, writer in writers.items():
+            self.model.put(writer.slot, rank, given)
         assert self.table.version != before
+        self.drop_ranks(r for r in old if r.worker_id == worker_id and r not in writers)
 
     @precondition(lambda self: self.model.rows)
-    @rule(number=st.integers(0, 100))
-    def drop(self, number):
+    @rule(number=st.integers(0, 100), many=st.booleans())
+    def drop(self, number, many):
         slot = sorted(self.model.rows)[number % len(self.model.rows)]
-        row, before = self.table.drop(slot), self.table.version - 1
-        assert row.rank == self.model.drop(slot)
+        rank = self.model.rows[slot].rank
+        others = [r for r, _ in self.table.slots() if many and r.worker_id == rank.worker_id]
+        self.drop_ranks(others or [rank])
+
+    def drop_ranks(self, ranks):
+        ranks = list(ranks)
+        if not ranks:
+            return
+        before = self.table.version
+        for row in self.table.drop(ranks[0].worker_id, ranks):
+            assert row.rank == self.model.drop(row.writer.slot)
+            row.writer.close()
         assert before != self.table.version
-        row.writer.close()
 
     @precondition(lambda self: self.model.rows)
     @rule(number=st.integers(0, 100), usage=st.sampled_from([None, 0.0, 0.5, 1.0]))
@@ -79,7 +93,7 @@ class RankTableMatchesModel(RuleBasedStateMachine):
     @invariant()
     def masks_of_taints_agree(self):
         for wanted in ({"t0"}, {"t4"}, {"t1", "t3"}, {"t2", "unknown"}, set()):
-            mask = self.table.names.having_all(wanted, self.table.columns.taints)
+            mask = self.table.having_all(wanted)
             got = set(np.flatnonzero(mask & self.table.open))
             assert got == self.model.having_all(wanted)
 
@@ -91,7 +105,7 @@ def test_names_beyond_the_bits_are_found_as_well():
     names = [f"name{n}" for n in range(taints.TAINT_BITS + 3)]
     table = a_table(names, names[-1:], [])
     for name in names:
-        mask = table.names.having(name, table.columns.taints)
+        mask = table.having(name)
         assert mask.tolist() == [True, name == names[-1], False]
 
 
@@ -100,6 +114,7 @@ def test_a_row_is_written_without_a_look_at_the_others():
     table.ensure_slots(1000)
     columns = table.columns
     for slot in range(1000):
-        table.put(slot, Rank(slot, 0), Worker(a_worker(slot)), index.open_slot())
+        table.prepare(worker := Worker(a_worker(slot)))
+        table.put(worker, {Rank(slot, 0): index.open_slot()})
     assert table.columns is columns
     assert table.open.all()
