@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indexer.dumps import dump_kernels
 from indexer.dumps.runs import Run, SnapshotRuns
-from indexer.index.prefix_index import SlotWriter
+from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import IndexSnapshot
 from indexer.tiers import Tier
 

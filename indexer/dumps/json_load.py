@@ -20,7 +20,8 @@ from indexer.dumps.compact_load import DUMP_BLOCK_SIZE_MAX, DumpError, LoadLimit
 from indexer.dumps.held_blocks import COPIES_MAX, DumpedPartition, RankKey
 from indexer.dumps.json_dump import STORAGE_TIERS
 from indexer.hashing.hashes import U64_MASK, Hashes
-from indexer.index.prefix_index import PrefixIndex, SlotWriter
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 

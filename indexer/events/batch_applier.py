@@ -14,7 +14,7 @@ from indexer.events.kv_events import (
     BlockStored,
     local_hashes,
 )
-from indexer.index.prefix_index import SlotWriter
+from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier, tier_of_medium
 

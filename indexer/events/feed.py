@@ -1,6 +1,6 @@
 """One rank's event stream: (sequence number, payload) -> index changes, or a replay to ask for.
 
-Decides what is applied, when, and what is lost; every batch is applied at most once and in order.
+Decides what is applied, when, and what is lost: every batch at most once and in order.
 Sockets, threads and log lines are in `listener`, which does what the returned `Action` says, hands
 the frames of a replay back and tells of the connection.  Time is an argument: `now`, monotonic
 seconds.
@@ -33,7 +33,6 @@ SETTLE_S = 0.05
 would not send what follows its answer."""
 IDLE_S = 60.0
 """After so long without a live batch it is asked whether one is missing."""
-
 
 Work: TypeAlias = Generator[int, None, Action]
 """Yields what each bit has cost."""
@@ -142,8 +141,7 @@ class EventFeed:
             batch = self.indexed.decoded(payload, now)
             if self.indexed.apply_small(batch, seq, payload, now):
                 self.cursor.advance(seq)
-                if self.doubt is not None:
-                    self._connect()
+                self._settle_doubt()
                 return None
             return self._run(self._apply_next(batch, seq, payload))
         return self._run(self._receive(verdict, seq, payload))
@@ -214,7 +212,7 @@ class EventFeed:
 
     # --- live batches
 
-    def _connect(self) -> None:
+    def _settle_doubt(self) -> None:
         """The next batch was applied as it came."""
         if self.doubt is not None and (not self._can_replay or self.doubt.why is Why.SILENT):
             self.doubt = None
@@ -490,7 +488,7 @@ class EventFeed:
         if (yield from self.indexed.applying(batch, seq)):
             self._is_empty()
         self._advance(seq, payload, self._now)
-        self._connect()
+        self._settle_doubt()
         return None
 
     def _is_empty(self) -> None:

@@ -11,7 +11,7 @@ from indexer.events.doubt import Anchor, payload_digest
 from indexer.events.kv_events import Batch, DecodeError, decode
 from indexer.events.kv_source import KvSource
 from indexer.events.notices import Fault, Notices
-from indexer.index.prefix_index import SlotWriter
+from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import Place
 
 BATCH_COST = 64

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from indexer.index.prefix_index import SlotWriter
+from indexer.index.slot_writer import SlotWriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

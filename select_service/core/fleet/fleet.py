@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from indexer.dumps.held_blocks import Adoption
 from indexer.events.kv_source import KvSource
-from indexer.index.prefix_index import PrefixIndex, SlotWriter
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
 from select_service.core.fleet.partition import Partition
 from select_service.core.fleet.recovered import Recovered

@@ -6,7 +6,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from indexer.index.prefix_index import PrefixIndex, SlotWriter
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.selection import SelectRequest
 from select_service.core.arrays import Mask
 from select_service.core.decide.candidates import preference_factors

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from indexer.dumps.held_blocks import DumpedPartition, narrowed
-from indexer.index.prefix_index import SlotWriter
+from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import IndexSnapshot
 from select_service.core.fleet.partition import Partition
 from select_service.core.fleet.recovered import Recovered

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from indexer.index.prefix_index import SlotWriter
+from indexer.index.slot_writer import SlotWriter
 from select_service.core.arrays import Floats, Mask
 from select_service.core.identity import Rank
 from select_service.core.workers.catalog import Worker

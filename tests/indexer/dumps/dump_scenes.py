@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from indexer.dumps.held_blocks import Adoption, DumpedPartition, RankKey, adopt
 from indexer.dumps.json_dump import document_chunks
-from indexer.index.prefix_index import SlotWriter
+from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import IndexSnapshot
 
 

@@ -167,14 +167,15 @@ def test_many_copies_take_no_longer_than_one():
     writer.add_copies(Tier.CPU, orphans, np.full(100, COPIES_MAX - 1))
     held = DumpedPartition("m:t", 4, {(0, 0): 0}, index.snapshot())
     begin = time.process_time()
-    copy = PrefixIndex(2 * n).open_slot()
+    other = PrefixIndex(2 * n)
+    copy = other.open_slot()
     attach(held, (0, 0), copy)
     assert time.process_time() - begin < CPU_S_MAX
     for _ in range(2):
         copy.remove(Tier.GPU, names)
         copy.remove(Tier.CPU, orphans)
-    assert slot_blocks(copy._index)[0, 0] == n
-    again = {orphan.copies for _, orphan in copy._index.snapshot().orphans}
+    assert slot_blocks(other)[0, 0] == n
+    again = {orphan.copies for _, orphan in other.snapshot().orphans}
     assert again == {COPIES_MAX - 2}
 
 

@@ -12,7 +12,6 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from tests.indexer.events.feed_scenes import live, replayed, tick
-from tests.indexer.index_view import slot_blocks
 
 
 def u64(*values):
@@ -44,7 +43,7 @@ def a_feed(place, *, replay=True, nothing_older_comes=True):
 
 
 def held(writer):
-    return slot_blocks(writer._index)[0, 0]
+    return writer._tree.blocks_of(writer.slot)
 
 
 def test_a_replay_begins_at_the_place():

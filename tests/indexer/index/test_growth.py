@@ -12,6 +12,7 @@ from indexer.index import state_kernels as state
 from indexer.index.block_tree import ORPHANS_SHARE
 from indexer.index.orphans import ORPHAN_BYTES
 from indexer.index.prefix_index import PrefixIndex
+from indexer.index.slot_writer import STEP_BLOCKS_MAX
 from indexer.tiers import Tier
 from tests.indexer.index_view import slot_blocks
 
@@ -118,8 +119,8 @@ def test_a_large_store_lets_others_work_in_between_and_its_rank_is_not_half_dump
     assert writer.store(Tier.GPU, None, names, names, stream=writer) == 10_000
     lock.work = None
     depths = [depth for depth, _, _ in seen]
-    assert depths[0] == prefix_index.STEP_BLOCKS_MAX
-    assert all(b - a <= prefix_index.STEP_BLOCKS_MAX for a, b in pairwise(depths))
+    assert depths[0] == STEP_BLOCKS_MAX
+    assert all(b - a <= STEP_BLOCKS_MAX for a, b in pairwise(depths))
     for depth, slots, place in seen:
         assert (0 in slots) == (depth == 10_000)
         assert place == (prefix_index.Place(5) if depth == 10_000 else None)
@@ -133,7 +134,7 @@ def test_a_clear_between_the_steps_of_a_store_ends_the_store():
     names = np.arange(1, 10_001, dtype=np.uint64)
 
     lock.work = writer.clear
-    assert writer.store(Tier.GPU, None, names, names) == prefix_index.STEP_BLOCKS_MAX
+    assert writer.store(Tier.GPU, None, names, names) == STEP_BLOCKS_MAX
     lock.work = None
     assert index.stats()[:3] == (0, 100_000, 0)
     assert writer.store(Tier.GPU, None, names, names) == 10_000
@@ -156,7 +157,7 @@ def test_large_removals_and_copies_are_done_in_steps():
         work()
         times.append(len(count))
     lock.work = None
-    assert min(times) >= 10_000 // prefix_index.STEP_BLOCKS_MAX
+    assert min(times) >= 10_000 // STEP_BLOCKS_MAX
     assert index.match(names)[0].tolist() == [10_000] * 4
     assert writer.remove(Tier.CPU, names) == 10_000
     assert writer.remove(Tier.CPU, names) == 0
@@ -273,7 +274,7 @@ def test_a_snapshot_shows_its_first_moment_whatever_happens_while_it_is_taken(se
             writers[slot].store(tier, 5, u64([1]), u64([random.randrange(1, 9)]))
         else:
             writers[slot].clear()
-        if len(index._writers) < 70 and random.random() < 0.1:
+        if index.n_slots < 70 and random.random() < 0.1:
             index.open_slot()
 
     for _ in range(600):

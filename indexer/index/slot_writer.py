@@ -1,0 +1,373 @@
+"""What one rank announces: stores, removals and clears of one slot, cut into bounded locked steps.
+
+The rules are those of `prefix_index`, one step is `block_tree`'s.  Here is what lies between: which
+steps a change is made of, and what becomes of it when the slot is cleared or closed in between.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from heapq import heappop, heappush
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.hashing.hashes import Hashes
+from indexer.index.block_tree import DETACHED_STEP_MAX, BlockTree, holder_of
+from indexer.index.snapshot import Place
+from indexer.tiers import Tier
+
+STEP_BLOCKS_MAX = 2048  # announced or removed while the lock is held
+
+Lock: TypeAlias = AbstractContextManager[Any]
+
+
+class Slots:
+    """Which slots are taken, and by whom.  Changed with the index locked."""
+
+    def __init__(self) -> None:
+        self.writers: list[SlotWriter | None] = []
+        """By slot, as far as they were ever in use; None: free."""
+        self._free: list[int] = []  # a heap
+
+    def lowest_free(self) -> int:
+        return self._free[0] if self._free else len(self.writers)
+
+    def number_with(self, more: int) -> int:
+        """How many there are once so many more are taken."""
+        return len(self.writers) + max(0, more - len(self._free))
+
+    def enter(self, writer: "SlotWriter") -> None:
+        """It takes the lowest free slot."""
+        assert writer.slot == self.lowest_free()
+        if self._free:
+            heappop(self._free)
+        self.writers[writer.slot : writer.slot + 1] = [writer]
+
+    def replace(self, writer: "SlotWriter") -> None:
+        """It takes its slot over from another."""
+        self.writers[writer.slot] = writer
+
+    def leave(self, writer: "SlotWriter") -> None:
+        """Its slot is free, unless another has taken it over."""
+        if self.writers[writer.slot] is writer:
+            self.writers[writer.slot] = None
+            heappush(self._free, writer.slot)
+
+
+class SlotWriter:
+    """The announcements of one rank. Each method takes the lock.
+
+    A change may name the writer of the rank whose stream it is part of. That writer's `place`
+    becomes its `upcoming` in the same locked step as the change, so that a snapshot always has the
+    place that belongs to its blocks.
+
+    After `close` every method does nothing and returns 0; so does a store that meets a `clear` of
+    the same slot in another thread: it counts as having come before the clear.
+    """
+
+    def __init__(self, slot: int, slots: "Slots", tree: BlockTree, lock: Lock) -> None:
+        self.slot = slot
+        self.place: Place | None = None
+        """How far the stream of this slot's own rank is applied; None: nothing known."""
+        self.upcoming: Place | None = None
+        """What `place` will be after the next change that names this writer as its stream."""
+        self.live_at: float | None = None
+        """Monotonic seconds when a live batch last moved `place`; None: not in this life of it."""
+        self.filling = False
+        """Blocks of a dump are on their way into the slot: it is no use to anybody else yet."""
+        self.unplaced_blocks = False
+        """The slot holds blocks that came without a place: their stream may tell of them again."""
+        self._slots = slots
+        self._tree = tree
+        self._lock = lock
+        self._open = True
+        self._clearing = False
+        self.is_half_cleared = False
+        """A clear was given up in the midst of it; until the next one nothing is recorded."""
+        self._changing = False  # by a change that takes several steps
+        self._clears = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Until `close` or `reopen`; the slot is nobody else's for so long."""
+        return self._open
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the slot has what its streams told of, nothing more and nothing less."""
+        return not (self._clearing or self.filling or self._changing)
+
+    def store(
+        self,
+        tier: Tier,
+        parent: int | None,
+        block_hashes: Hashes,
+        engine_hashes: Hashes,
+        *,
+        counted: bool = True,
+        stream: "SlotWriter | None" = None,
+    ) -> int:
+        """The slot now holds a chain of blocks below `parent` (None: from the root) in `tier`.
+
+        block_hashes and engine_hashes: uint64 [n], C-contiguous. Returns how many of them are
+        recorded, orphans included; fewer when the index is full.
+        """
+        size = len(block_hashes)
+        assert size == len(engine_hashes)
+        holder = holder_of(self.slot, tier, counted=counted)
+        if size <= STEP_BLOCKS_MAX:
+            with self._lock:
+                recorded = -1
+                if self._clearing or not self._open:
+                    recorded = 0
+                elif self.slot not in self._tree.orphans:
+                    recorded = self._tree.store_chain(holder, parent, block_hashes, engine_hashes)
+                if recorded >= 0:
+                    if stream is not None:
+                        stream.place = stream.upcoming
+                    return recorded
+        return self._store_in_steps(holder, parent, block_hashes, engine_hashes, stream)
+
+    def store_known(
+        self,
+        tier: Tier,
+        engine_hashes: Hashes,
+        *,
+        counted: bool = True,
+        stream: "SlotWriter | None" = None,
+    ) -> int:
+        """Blocks that this slot announced with content, in any tier, are now in `tier` as well.
+
+        engine_hashes: uint64 [n], C-contiguous. Unknown ones are ignored and counted. Returns how
+        many are recorded.
+        """
+        holder = holder_of(self.slot, tier, counted=counted)
+        return self._in_steps(
+            engine_hashes.size, stream, lambda part: self._know(holder, engine_hashes[part])
+        )
+
+    def add_copies(self, tier: Tier, engine_hashes: Hashes, copies: NDArray[np.int64]) -> None:
+        """Blocks of this slot and tier, orphans included, were announced more often than once.
+
+        engine_hashes: uint64 [n], C-contiguous; those it does not have are ignored. copies: int64
+        [n], the announcements beyond those that are counted already.
+        """
+        self._in_steps(
+            engine_hashes.size,
+            None,
+            lambda part: self._repeat(tier, engine_hashes[part], copies[part]),
+        )
+
+    def remove(
+        self, tier: Tier, engine_hashes: Hashes, *, stream: "SlotWriter | None" = None
+    ) -> int:
+        """Undo one announcement of each block. Returns how many were known.
+
+        engine_hashes: uint64 [n], C-contiguous.
+        """
+        holder = holder_of(self.slot, tier, counted=True)
+        size = len(engine_hashes)
+        if size > STEP_BLOCKS_MAX:
+            removed = self._in_steps(
+                size, stream, lambda part: self._undo(holder, engine_hashes[part])
+            )
+        else:
+            with self._lock:
+                if stream is not None:
+                    stream.place = stream.upcoming
+                if not self._open or self._clearing:
+                    return 0
+                removed = self._undo(holder, engine_hashes)
+        if removed < size:
+            self._start_over_if_wrong()
+        return removed
+
+    def clear(self, *, stream: "SlotWriter | None" = None) -> None:
+        """Forget all blocks of the slot, in every tier. O(blocks of the index) at most."""
+        for _ in self.clearing(stream=stream):
+            pass
+
+    def clearing(self, *, stream: "SlotWriter | None" = None) -> Iterator[int]:
+        """As `clear`, in steps: yields after each how many rows it looked at, at most.
+
+        Whoever stops in between leaves the slot half cleared; `clear` or `close` goes on with it.
+        """
+        if self._begin_clear(closing=False, stream=stream):
+            yield from self._finish_clear()
+
+    def close(self) -> None:
+        """Clear, and free the slot for reuse. Further calls do nothing."""
+        if self._begin_clear(closing=True, stream=None):
+            self.finish_clear()
+
+    def reopen(self) -> "SlotWriter":
+        """Hand the slot to a new writer, which is returned; this one is closed.  O(1).
+
+        What the slot holds goes with the new writer's `finish_clear`; until then it stores nothing.
+        """
+        with self._lock:
+            assert self._open
+            self._open = False
+            gone = self._tree.orphans.drop_slot(self.slot)
+            fresh = SlotWriter(self.slot, self._slots, self._tree, self._lock)
+            fresh._clearing = True
+            self._slots.replace(fresh)
+        gone.discard()
+        return fresh
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _in_steps(
+        self, size: int, stream: "SlotWriter | None", change: Callable[[slice], int]
+    ) -> int:
+        """Carry out a change of `size` hashes part by part. Returns the sum of what it returns."""
+        result = stop = 0
+        clears = self._clears
+        while True:
+            part = slice(stop, stop + STEP_BLOCKS_MAX)
+            with self._lock:
+                if not self._open or self._clearing or self._clears != clears:
+                    stop = size
+                else:
+                    stop = min(size, part.stop)
+                    result += change(part)
+                self._changing = stop < size
+                if not self._changing:
+                    if stream is not None:
+                        stream.place = stream.upcoming
+                    return result
+
+    def _store_in_steps(
+        self,
+        holder: int,
+        parent: int | None,
+        blocks: Hashes,
+        engines: Hashes,
+        stream: "SlotWriter | None",
+    ) -> int:
+        recorded, clears = 0, self._clears
+        waiting: list[int] = []
+        is_over = False
+        while not is_over:
+            with self._lock:
+                stored, offered = 0, 1
+                if self._open and not self._clearing and self._clears == clears:
+                    part = slice(recorded, recorded + STEP_BLOCKS_MAX)
+                    below = parent if recorded == 0 else int(engines[recorded - 1])
+                    stored, offered = self._store_part(
+                        holder, below, blocks[part], engines[part], waiting
+                    )
+                    if stored < offered:
+                        self._tree.refuse(blocks.size - recorded - offered)
+                recorded += stored
+                is_over = stored < offered or recorded >= blocks.size
+                self._changing = not is_over
+                if is_over and stream is not None:
+                    stream.place = stream.upcoming
+        self._start_over_if_wrong()
+        while waiting:
+            with self._lock:
+                if not self._open or self._clearing or self._clears != clears:
+                    break
+                self._tree.adopt(self.slot, waiting)
+        return recorded
+
+    def _store_part(
+        self,
+        holder: int,
+        parent: int | None,
+        blocks: Hashes,
+        engines: Hashes,
+        waiting: list[int],
+    ) -> tuple[int, int]:
+        """(blocks recorded, blocks that were to be): a part of a store.
+
+        waiting: gets the names among them under which orphans wait
+        """
+        tree, offered = self._tree, int(blocks.size)
+        stored = tree.store_chain(holder, parent, blocks, engines)
+        if stored < 0:
+            assert parent is not None
+            offered = min(offered, DETACHED_STEP_MAX)
+            stored = tree.store_detached(holder, parent, blocks[:offered], engines[:offered])
+        if self.slot in tree.orphans:
+            names = engines[:stored].tolist()
+            tree.join_orphans(holder, parent, blocks[:stored].tolist(), names)
+            waiting += tree.orphans.awaited(self.slot, names)
+        return stored, offered
+
+    def _know(self, holder: int, engines: Hashes) -> int:
+        recorded = self._tree.store_known(holder, engines)
+        if self.slot in self._tree.orphans:
+            names = engines.tolist()
+            recorded += self._tree.copy_orphans(holder, names)
+            self._tree.drop_placed(self.slot, holder >> 1 & 3, names)
+        return recorded
+
+    def _repeat(self, tier: Tier, engines: Hashes, copies: NDArray[np.int64]) -> int:
+        tree = self._tree
+        held = tree.add_copies(holder_of(self.slot, tier, counted=True), engines, copies)
+        if self.slot in tree.orphans:
+            for name, more in zip(engines.tolist(), copies.tolist(), strict=True):
+                orphan = tree.orphans.get(self.slot, tier, name)
+                if orphan is not None and more > 0:
+                    tree.orphans.add(self.slot, orphan, counted=more)
+        return held
+
+    def _undo(self, holder: int, engines: Hashes) -> int:
+        removed = self._tree.remove(holder, engines, every_copy=False)
+        if self.slot in self._tree.orphans:
+            names = engines.tolist()
+            removed += self._tree.forget_orphans(
+                self.slot, holder >> 1 & 3, names, every_copy=False
+            )
+        return removed
+
+    # --- clearing -------------------------------------------------------------------------------
+
+    def _start_over_if_wrong(self) -> None:
+        """What could not be undone is forgotten with everything else."""
+        if self.slot not in self._tree.wrong_slots:
+            return
+        with self._lock:
+            self._tree.refuse(self._tree.blocks_of(self.slot))
+        self.clear()
+
+    def _begin_clear(self, *, closing: bool, stream: "SlotWriter | None") -> bool:
+        """Returns whether the caller has to do the clearing."""
+        with self._lock:
+            if stream is not None:
+                stream.place = stream.upcoming
+            if not self._open:
+                return False
+            self._open = not closing
+            begun = self._clearing and not self.is_half_cleared
+            self._clearing, self.is_half_cleared = True, False
+            self._clears += 1
+            gone = self._tree.orphans.drop_slot(self.slot)
+        gone.discard()
+        return not begun
+
+    def finish_clear(self) -> None:
+        """The slow part of a clear, O(blocks of the index); the lock is let go between steps."""
+        for _ in self._finish_clear():
+            pass
+
+    def _finish_clear(self) -> Iterator[int]:
+        sweep = self._tree.sweep(self.slot)
+        try:
+            while rows := self._sweep_on(sweep):
+                yield rows
+        except GeneratorExit:
+            self.is_half_cleared = True
+            raise
+        with self._lock:
+            self._tree.wrong_slots.discard(self.slot)
+            self._clearing = False
+            if not self._open:
+                self._slots.leave(self)
+
+    def _sweep_on(self, sweep: Iterator[int]) -> int:
+        with self._lock:
+            return next(sweep, 0)
