@@ -148,5 +148,5 @@ def status_of(service: Service) -> ReplicaStatus:
 def _plane(service: Service) -> ReplicaPlane:
     """Raises Conflict."""
     if service.replicas is None:
-        raise Conflict("replica sync is disabled")
+        raise Conflict("replica sync is disabled; --replica-sync-port enables it")
     return service.replicas

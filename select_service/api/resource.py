@@ -121,7 +121,7 @@ class NoSuchRoute:
         service: Service = scope["service"]
         service.metrics.request("unknown", "any", RouteNotFound.status)
         meant = nearest_path(scope["path"], self._paths)
-        proposal = "" if meant is None else f": did you mean `{meant}`?"
+        proposal = "; see /docs" if meant is None else f": did you mean `{meant}`?"
         await error_response(RouteNotFound(f"route not found{proposal}"))(scope, receive, send)
 
 
@@ -129,9 +129,11 @@ def nearest_path(path: str, paths: Sequence[str]) -> str | None:
     """The path that somebody meant who wrote another one; None: none is like it."""
     wanted = "/" + path[:SHOWN_CHARS_MAX].strip("/").lower()
     segments = wanted.split("/")
-    for each in paths:
-        pairs = list(zip(each.split("/"), segments, strict=False))
-        same_length = each.count("/") == wanted.count("/")
-        if same_length and all(a == b or (a[:1] == "{" and b) for a, b in pairs):
-            return each
-    return nearest(wanted, paths)
+    return nearest(wanted, paths, lambda known: _filled(known, segments))
+
+
+def _filled(known: str, segments: Sequence[str]) -> str:
+    """`known` with the segments of a path in the places of its parameters."""
+    own = known.split("/")
+    given = dict(enumerate(segments))
+    return "/".join(given.get(i, each) if each[:1] == "{" else each for i, each in enumerate(own))

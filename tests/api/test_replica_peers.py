@@ -100,7 +100,10 @@ def test_there_are_only_so_many_peers(replica):
 @pytest.mark.parametrize("verb", ["register_peer", "deregister_peer"])
 def test_without_a_port_peers_are_a_conflict(api, verb):
     answer = api.post(f"/replica_sync/{verb}", PEER)
-    assert (answer.status, answer.body["error"]) == (409, "replica sync is disabled")
+    assert (answer.status, answer.body["error"]) == (
+        409,
+        "replica sync is disabled; --replica-sync-port enables it",
+    )
 
 
 def test_without_a_port_there_are_no_peers_but_a_status(api):

@@ -23,6 +23,9 @@ def methods_of(path):
     [
         ("/", None),
         ("/nope", None),
+        ("/reservations/x/complete", "/reservations/{reservation_id}/prefill_complete"),
+        ("/reservations/x/output-block", "/reservations/{reservation_id}/output_block"),
+        ("/worker/1", "/workers/{worker_id}"),
         ("/v1/chat/completions", None),
         ("/Health", "/health"),
         ("/health/", "/health"),
@@ -39,7 +42,7 @@ def methods_of(path):
 )
 def test_an_unknown_path_is_not_found_and_the_nearest_one_is_told(api, path, meant):
     answer = api.get(path)
-    proposal = "" if meant is None else f": did you mean `{meant}`?"
+    proposal = "; see /docs" if meant is None else f": did you mean `{meant}`?"
     assert answer.status == 404
     assert answer.body == {"error": f"route not found{proposal}", "code": "route_not_found"}
     assert answer.headers["content-type"] == "application/json"
