@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from indexer.endpoints import endpoint_error
 from select_service.urls import service_url_error
@@ -83,9 +82,11 @@ def peers(text: str) -> tuple[str, ...]:
 
 
 def url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or len(text) > URL_CHARS_MAX:
-        raise ValueError("an http or https URL")
+    error = service_url_error(text)
+    if len(text) > URL_CHARS_MAX:
+        error = f"it has more than {URL_CHARS_MAX} characters"
+    if error is not None:
+        raise ValueError(f"an http or https URL ({error})")
     return text
 
 
