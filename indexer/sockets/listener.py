@@ -150,12 +150,12 @@ class Listener:
     def drain_live(self) -> bool:
         """Take a bounded number of live messages.  True: more may be there."""
         if not self._started:
-            return self._guarded(self._read_ahead)
-        return self._guarded(lambda: self._drain(self._take_live))
+            return self._guarded(self._read_live_ahead)
+        return self._guarded(lambda: self._drain(self._take_live, self._read_live_ahead))
 
     def drain_replay(self) -> bool:
         """Take a bounded number of replayed messages.  True: more may be there."""
-        return self._guarded(lambda: self._drain(self._take_replayed))
+        return self._guarded(lambda: self._drain(self._take_replayed, self._read_replay_ahead))
 
     def drain_monitor(self) -> bool:
         """Take what libzmq tells of the connection.  True: more may be there."""
@@ -242,7 +242,8 @@ class Listener:
             dropped=dict(applier.dropped),
         )
 
-    def _drain(self, take: Callable[[], bool]) -> bool:
+    def _drain(self, take: Callable[[], bool], read_ahead: Callable[[], bool]) -> bool:
+        """Both of the same socket: looking at another one takes the news from its file."""
         feed, until = self.feed, time.monotonic() + DRAIN_S_MAX
         more = is_busy = feed.is_busy
         for _ in range(DRAIN_MESSAGES_MAX):
@@ -257,14 +258,14 @@ class Listener:
         self._end_turn()
         is_left = more or is_busy
         if is_left:
-            self._read_ahead()
+            read_ahead()
         return is_left
 
-    def _read_ahead(self) -> bool:
-        """Take what has arrived out of the sockets.  True: more may be there."""
-        live = None if self._live is None else self._live.arrivals
-        some = [each for each in (live, self._replayed) if each is not None]
-        return any(each.read_ahead() for each in some)
+    def _read_live_ahead(self) -> bool:
+        return self._live is not None and self._live.arrivals.read_ahead()
+
+    def _read_replay_ahead(self) -> bool:
+        return self._replayed is not None and self._replayed.read_ahead()
 
     def _end_turn(self) -> None:
         for fault, detail in self.feed.indexed.notices.take().items():

@@ -3,6 +3,7 @@ import logging
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -843,7 +844,8 @@ def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
 
         def is_asked_about_next():
             for drain in readiness.wait(0.01):
-                drain()
+                if drain():
+                    readiness.again(drain)
             return alone.feed.wake_at is not None and engine.pub.poll(0)
 
         eventually(is_asked_about_next)
@@ -852,4 +854,33 @@ def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
         alone.tick(alone.feed.wake_at)
         assert alone.drain_live in readiness.wait(0)
         alone.close()
+    readiness.close()
+
+
+class Endless:
+    """Messages that are of no use, without end."""
+
+    def __init__(self):
+        self.times_read_ahead = 0
+
+    def take(self):
+        return [b"x"]
+
+    def read_ahead(self):
+        self.times_read_ahead += 1
+        return True
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_whoever_drains_one_socket_leaves_the_other_alone(index, which):
+    """To look at a socket takes the news from its file descriptor: it would not be drained."""
+    source = a_source("tcp://127.0.0.1:1", index.open_slot())
+    readiness = Readiness()
+    alone = listener.Listener(source, None, readiness, Timers(), AskPace(), Room())
+    alone._started = True
+    both = Endless(), Endless()
+    alone._live, alone._replayed = SimpleNamespace(arrivals=both[0]), both[1]
+    drain = (alone.drain_live, alone.drain_replay)[which]
+    assert drain()
+    assert [each.times_read_ahead for each in both] == [1 - which, which]
     readiness.close()
