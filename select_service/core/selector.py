@@ -177,7 +177,7 @@ class Selector:
         return self.record(worker)
 
     def record(self, worker: Worker) -> WorkerRecord:
-        """What the worker said, and what of it is probably not meant.  O(its ranks)."""
+        """What the worker said, and what of it is probably not meant."""
         record = worker.record()
         record.hints = worker_hints(worker, self.fleet.event_users) or UNSET
         return record

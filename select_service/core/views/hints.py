@@ -12,13 +12,16 @@ from select_service.core.workers.event_users import EventUsers
 
 HINTS_MAX = 8
 """Of one worker; more would say the same of further ranks."""
+RANKS_MAX = 256
+"""Of one worker that are looked at, each for some microseconds: whoever registers a rank wrongly
+has mostly registered all of them so."""
 _WILDCARDS = ("*", "0.0.0.0", "[::]")
 
 
 def worker_hints(worker: Worker, users: EventUsers) -> list[str]:
     """users: who publishes where; the ranks of the worker are looked at when it is among them.
 
-    O(ranks of the worker)
+    Of many ranks only the first are looked at.
     """
     return [*islice(_hints(worker, users), HINTS_MAX)]
 
@@ -28,7 +31,7 @@ def _hints(worker: Worker, users: EventUsers) -> Iterator[str]:
     if endpoint and "://" not in endpoint:
         yield f"endpoint `{endpoint}` is no URL: is `http://{endpoint}` meant?"
     if users.has(worker):
-        for dp_rank, events in worker.kv_endpoints().items():
+        for dp_rank, events in islice(worker.kv_endpoints().items(), RANKS_MAX):
             assert events is not None
             yield from _rank_hints(worker, Rank(worker.worker_id, dp_rank), events, users)
 

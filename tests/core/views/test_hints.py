@@ -1,6 +1,6 @@
 import pytest
 
-from select_service.core.views.hints import HINTS_MAX, worker_hints
+from select_service.core.views.hints import HINTS_MAX, RANKS_MAX, worker_hints
 from select_service.core.workers.event_users import EventUsers
 from tests.builders import a_patch, a_selector, a_worker
 
@@ -61,6 +61,14 @@ def test_without_kv_events_their_endpoints_do_not_matter():
 def test_a_worker_of_many_ranks_has_a_bounded_number(selector):
     same = dict.fromkeys(range(1024), "tcp://*:5557")
     assert len(hints(selector, data_parallel_size=1024, kv_events_endpoints=same)) == HINTS_MAX
+
+
+def test_of_very_many_ranks_only_the_first_are_looked_at(selector):
+    endpoints = {rank: f"tcp://w:{rank + 1}" for rank in range(RANKS_MAX)}
+    fields = {"data_parallel_size": RANKS_MAX + 1, "replay_endpoint": None}
+    for last, count in ((RANKS_MAX, 0), (RANKS_MAX - 1, 1)):
+        mistaken = {RANKS_MAX: "tcp://w:60000"} | endpoints | {last: "tcp://*:5557"}
+        assert len(hints(selector, kv_events_endpoints=mistaken, **fields)) == count
 
 
 def test_hints_of_one_who_has_not_entered_are_about_its_url_alone(selector):
