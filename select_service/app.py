@@ -34,7 +34,7 @@ from select_service.errors import SelectError
 from select_service.http.server import Server, duplicates, server_of
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
-from select_service.starting.collector import freeze
+from select_service.starting.collector import Freezing
 from select_service.starting.listening import listen
 
 log = logging.getLogger("select_service")
@@ -177,7 +177,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     if keeping is not None:
         keeping.start(service.ingest, follower)
     engines = _engines(service, http)
-    freeze()
+    Freezing()
     try:
         return await _supervised(parts, server, listener, (following, engines.start()))
     finally:

@@ -53,7 +53,6 @@ from select_service.core.engines.engine_load import EngineLoads, EngineReading, 
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.booking import Booking
 from select_service.core.load.ledger import TURN_WORK_MAX, Expired, Ledger
 from select_service.core.load.reservations import ReservationFilter, Reservations
 from select_service.core.replicas.events import LoadEvent
@@ -238,22 +237,14 @@ class Selector:
         partition, prompt = self._asked(request, booked_prompt_of)
         config = overridden(self._config, request.router_config_override)
         tokens = _booked_tokens(request, prompt, config)
-        rank = Rank(request.worker_id, request.dp_rank)
-        slot = self._slot_of(partition, rank)
+        slot = self._slot_of(partition, Rank(request.worker_id, request.dp_rank))
         self.ledger.refuse_unless_free(request.reservation_id)
         self.gate.waiting.refuse_if_waiting(request.reservation_id)
         self.held.refuse_unless_room(len(prompt.sequence_hashes))
-        wanted = request.expected_output_tokens, request.lora_name
-        booked = Wanted(request.reservation_id, tokens, *wanted)
+        output, lora = request.expected_output_tokens, request.lora_name
+        booked = Wanted(request.reservation_id, tokens, output, lora)
         self._decisions.book(partition, slot, prompt, config, booked, now)
-        return Reservation(
-            reservation_id=request.reservation_id,
-            model_name=partition.key.model_name,
-            tenant_id=partition.key.tenant_id,
-            worker_id=rank.worker_id,
-            dp_rank=rank.dp_rank,
-            endpoint=partition.table.row(slot).worker.given.endpoint or "",
-        )
+        return _booked_answer(request.reservation_id, partition, slot)
 
     def _slot_of(self, partition: Partition, rank: Rank) -> int:
         """Raises NotFound."""
@@ -390,14 +381,17 @@ class Selector:
         """Free what nobody renewed in time, as much as one turn may."""
         return self.ledger.expire(now, work_max)
 
-    def tick(self, now: float) -> list[Booking]:
-        """Once a second.  Returns what has expired; `expire` goes on where it ended."""
-        ended = self.expire(now).ended
-        self.look_at_engines(now)
-        self.gate.tick(now)
-        self.replicas.endings.tick(now)
-        self.fleet.recovered.tick(now)
-        return ended
+    def upkeep(self) -> dict[str, Callable[[float], bool]]:
+        """What is due once a second besides `expire`, by name.
+
+        Steps of one turn each: they take the time and return whether more is to be done.
+        """
+        return {
+            "engines": self.look_at_engines,
+            "admission": self.gate.tick,
+            "endings": self.replicas.endings.tick,
+            "recovered": self.fleet.recovered.tick,
+        }
 
     # --- inspection
 
@@ -470,6 +464,18 @@ class Selector:
                 partition = self.fleet.partitions[booking.key]
                 assert partition.account is booking.account
                 assert partition.table.find(booking.rank) == booking.slot
+
+
+def _booked_answer(reservation_id: str, partition: Partition, slot: int) -> Reservation:
+    row = partition.table.row(slot)
+    return Reservation(
+        reservation_id=reservation_id,
+        model_name=partition.key.model_name,
+        tenant_id=partition.key.tenant_id,
+        worker_id=row.rank.worker_id,
+        dp_rank=row.rank.dp_rank,
+        endpoint=row.worker.given.endpoint or "",
+    )
 
 
 def _booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterConfig) -> int | None:

@@ -34,11 +34,8 @@ def due_tasks(
     tasks = [
         DueTask("expiry", TICK_S, LeaseExpiry(selector).step),
         _once("ingest", look_at_ingest),
-        DueTask("engines", TICK_S, selector.look_at_engines),
-        _once("admission", selector.gate.tick),
+        *(DueTask(name, TICK_S, step) for name, step in selector.upkeep().items()),
         _once("rejections", lambda now: rejections.tick(selector.gate.tally, now)),
-        _once("endings", selector.replicas.endings.tick),
-        _once("recovered", selector.fleet.recovered.tick),
         _once("catalog", lambda now: follower.look()),
         _once("names", lambda now: ingest.names.tend()),
     ]

@@ -22,6 +22,7 @@ from tests.builders import (
     a_worker,
 )
 from tests.core.selector_scenes import load_of, store
+from tests.ticks import ticked
 
 
 @pytest.fixture
@@ -264,10 +265,10 @@ def test_lease_ends_unless_a_lifecycle_call_renews_it():
     selector.prefill_complete("a", 5.0)
     selector.output_block("b", None, 5.0)
     selector.renew("c", 5.0)
-    assert selector.tick(9.9) == []
-    assert [b.reservation_id for b in selector.tick(10.0)] == ["d"]
+    assert ticked(selector, 9.9) == []
+    assert [b.reservation_id for b in ticked(selector, 10.0)] == ["d"]
     assert load_of(selector)[2] == 3
-    assert [b.reservation_id for b in selector.tick(15.0)] == ["a", "b", "c"]
+    assert [b.reservation_id for b in ticked(selector, 15.0)] == ["a", "b", "c"]
     assert load_of(selector) == (0, 0, 0)
     assert selector.ledger.expired == 4
 
@@ -276,7 +277,7 @@ def test_zero_time_to_live_never_expires():
     selector = a_selector(ttl_s=0.0)
     selector.register(a_worker(1))
     selector.reserve(a_reservation("r"), now=0.0)
-    assert selector.tick(1e12) == []
+    assert ticked(selector, 1e12) == []
     assert (
         selector.reservations(ReservationFilter(), 5.0).reservations[0].expires_in_seconds is None
     )

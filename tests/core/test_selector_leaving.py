@@ -13,6 +13,7 @@ from select_service.core.selector import Selector, SelectorConfig
 from select_service.errors import CapacityExceeded, NotFound
 from tests.builders import a_reservation, a_select, a_selector, a_worker
 from tests.core.selector_scenes import KEY, steps_of, store
+from tests.ticks import ticked
 
 MANY = 20
 BLOCKS = 2  # of each reservation
@@ -57,7 +58,7 @@ def test_what_a_rank_held_that_left_is_released_a_budget_at_a_time():
 def test_a_tick_and_a_turn_take_no_more_than_their_budget(monkeypatch):
     monkeypatch.setattr(ledger, "RELEASE_WORK", ledger.TURN_WORK_MAX // PER_TURN)
     selector = loaded(ttl_s=10.0)
-    assert len(selector.tick(10.0)) == PER_TURN
+    assert len(ticked(selector, 10.0)) == PER_TURN
     selector.delete(1, 10.0)
     selector.settle(10.0)
     assert len(selector.held) == MANY - 2 * PER_TURN
@@ -99,7 +100,7 @@ def test_the_id_of_a_reservation_whose_rank_is_leaving_is_free():
 def test_the_end_of_a_lease_finds_a_reservation_that_is_leaving():
     selector = loaded(ttl_s=10.0)
     selector.delete(1, 0.0)
-    assert len(selector.tick(10.0)) == MANY
+    assert len(ticked(selector, 10.0)) == MANY
     selector.settle(10.0)
     assert not selector.fleet.leaving
     selector.check_invariants()

@@ -7,6 +7,7 @@ from select_service.core.load.reservations import ReservationFilter
 from select_service.errors import Conflict, NoEligibleRank, NotFound, NoWorkers
 from tests.builders import a_patch, a_reservation, a_select_and_reserve, a_selector, a_worker
 from tests.models.selector_model import ModelWorker, SelectorModel
+from tests.ticks import ticked
 
 TTL_S = 50.0
 KEYS = [("m", "default"), ("m", "gold"), ("n", "default")]
@@ -165,7 +166,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 2 * TTL_S))
     def time_passes(self, seconds):
         self.now += seconds
-        ended = {booking.reservation_id for booking in self.selector.tick(self.now)}
+        ended = {booking.reservation_id for booking in ticked(self.selector, self.now)}
         assert ended == set(self.model.expire(self.now))
 
     def lifecycle(self, name, verb, *arguments):

@@ -25,6 +25,7 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
+from tests.ticks import ticked
 
 NOW = 1000.0
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -174,7 +175,7 @@ def test_selector_state_is_read_at_scrape_time(selector, scrape):
     assert seen.value("active_blocks", **rank) == 2
     assert seen.value("active_requests", **rank) == 2
     assert seen.value("active_requests", **{**rank, "dp_rank": 1}) == 0
-    selector.tick(11.0)
+    ticked(selector, 11.0)
     seen = scrape()
     assert seen.value("reservations", state="prefill") == 0
     assert seen.value("reservations_expired_total") == 2

@@ -29,6 +29,7 @@ from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Progress
 from tests.simulation.overload_record import WARM_MINUTES, Minute, Record, Sample, figures
 from tests.simulation.overload_rules import Controller, Fleet, Rules
 from tests.simulation.overload_traffic import Conversation, Traffic, Turn
+from tests.ticks import ticked
 
 PATIENCE_S = (45.0, 75.0)
 """From asking for a rank to the end of the answer; uniform."""
@@ -143,7 +144,7 @@ class World:
 
     def _tick(self) -> None:
         """Once a second, as long as anything goes on."""
-        self.selector.tick(self.time)
+        ticked(self.selector, self.time)
         if self.controller is not None:
             self.controller.tick()
         if self.time < self._ends_at:

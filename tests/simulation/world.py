@@ -16,6 +16,7 @@ from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair
 from select_service.errors import NotFound
 from tests.builders import a_select_and_reserve, a_selector, a_worker
+from tests.ticks import ticked
 
 REQUEST_S = 5.0
 """How long a page may take before the one who asked gives up."""
@@ -65,7 +66,7 @@ class Node:
         self.world.broadcast(self, "event", self.encode(event))
 
     def tick(self):
-        self.selector.tick(self.now())
+        ticked(self.selector, self.now())
         self.digests += 1
         digest = self.selector.replicas.digest(self.digests, self.sent, 1, None)
         self.world.broadcast(self, "digest", replica_digest.encode(digest))

@@ -210,13 +210,18 @@ class Gate:
                 break
         self._touched.wake_if(self._touched.partitions)
 
-    def tick(self, now: float) -> None:
-        """Once a second: deadlines, rates, engines, and a look at every queue."""
+    def tick(self, now: float) -> bool:
+        """Once a second: rates, deadlines, and a look at every queue.
+
+        Returns whether there were as many deadlines as one turn looks at; then another is due.
+        """
         self.judge.tick(self._partitions, now)
-        for ticket in self.waiting.overdue(now, SETTLED_PER_TURN_MAX):
+        late = self.waiting.overdue(now, SETTLED_PER_TURN_MAX)
+        for ticket in late:
             self.time_out(ticket, now)
         self.look_everywhere()
         self.serve(now)
+        return len(late) == SETTLED_PER_TURN_MAX
 
     def time_out(self, ticket: Ticket, now: float) -> None:
         """Its time is over; nothing happens when it is settled already."""

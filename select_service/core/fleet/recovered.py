@@ -124,10 +124,11 @@ class Recovered:
                 return held.partition
         return None
 
-    def tick(self, now: float) -> None:
-        """Drop what nobody took in time."""
+    def tick(self, now: float) -> bool:
+        """Drop what nobody took in time.  Nothing is left for another turn."""
         for name, held_here in list(self._held.items()):
             self._keep(name, [held for held in held_here if now < held.until])
+        return False
 
     def _all(self) -> Iterator[_Held]:
         for held_here in self._held.values():

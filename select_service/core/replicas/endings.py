@@ -14,6 +14,7 @@ from collections import OrderedDict
 from typing import Literal, NamedTuple
 
 ENDINGS_MAX = 65_536
+FORGOTTEN_PER_TURN_MAX = 2048
 ENDING_S_MAX = 600.0
 """How long an ending is held against a list of reservations."""
 EARLY_S_MAX = 60.0
@@ -85,13 +86,14 @@ class Endings:
         if len(self._by_id) > ENDINGS_MAX:
             self._by_id.popitem(last=False)
 
-    def tick(self, now: float) -> None:
-        """Forget what is too old to matter."""
-        while self._by_id:
-            reservation_id, ending = next(iter(self._by_id.items()))
-            if ending.at + ENDING_S_MAX > now:
-                return
+    def tick(self, now: float) -> bool:
+        """Forget what is too old to matter, as much as one turn may.  Returns whether more is."""
+        for _ in range(FORGOTTEN_PER_TURN_MAX):
+            reservation_id, ending = next(iter(self._by_id.items()), (None, None))
+            if reservation_id is None or ending is None or ending.at + ENDING_S_MAX > now:
+                return False
             del self._by_id[reservation_id]
+        return True
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -23,6 +23,7 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.selector import Selector, SelectorConfig
 from select_service.errors import SelectError
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_worker
+from tests.ticks import ticked
 
 KEY = PartitionKey("m", "default")
 METRICS = "http://w1:8000/metrics"
@@ -132,7 +133,7 @@ class Scene:
 
     def tick(self, seconds=1.0):
         self.now += seconds
-        self.selector.tick(self.now)
+        ticked(self.selector, self.now)
         self.selector.check_invariants()
 
     def set_thresholds(self, model="m", **changes):

@@ -29,6 +29,7 @@ from tests.core.admission.cases import (
 from tests.core.admission.twins import Twins
 from tests.models.admission import TIERS, names
 from tests.models.waiting import Asked
+from tests.ticks import ticked
 
 PEER = 7
 
@@ -218,7 +219,7 @@ class AdmissionMatchesModel(Twins):
     @rule(seconds=SECONDS)
     def tick(self, seconds):
         self.now += seconds
-        ended = {booking.reservation_id for booking in self.selector.tick(self.now)}
+        ended = {booking.reservation_id for booking in ticked(self.selector, self.now)}
         while self.woken:
             self.woken = False
             self.selector.settle(self.now)

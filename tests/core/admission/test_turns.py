@@ -53,12 +53,12 @@ def test_who_is_shed_is_not_served_before_its_refusal(monkeypatch):
     assert len(scene.outcomes) == WAITING
 
 
-def test_whose_time_is_over_is_refused_a_few_per_tick(monkeypatch):
+def test_whose_time_is_over_is_refused_a_few_per_turn(monkeypatch):
     monkeypatch.setattr(gate, "SETTLED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene(timeout_ms=500)
-    left = []
-    while scene.gate.waiting.requests:
-        scene.tick()
+    left, more = [], True
+    while more:
+        more = scene.gate.tick(scene.now + 1.0)
         left.append(scene.gate.waiting.requests)
     assert left == [4, 1, 0]
     assert errors(scene) == {"QueueTimeout"}

@@ -8,6 +8,7 @@ from select_service.core.identity import Rank
 from select_service.core.replicas.events import Admitted, Freed, PrefillCompleted
 from tests.builders import a_reservation, a_selector, a_worker
 from tests.models.replica_model import ReplicaModel
+from tests.ticks import ticked
 
 TTL_S = 300.0
 NAMES = st.sampled_from(["a", "b", "c", "d/é"])
@@ -92,7 +93,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 1.0, 59.0, 61.0, 299.0, 700.0]))
     def time_passes(self, seconds):
         self.now += seconds
-        self.selector.tick(self.now)
+        ticked(self.selector, self.now)
         self.model.expire(self.now)
 
     @rule(name=NAMES)

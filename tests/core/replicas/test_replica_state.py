@@ -23,6 +23,7 @@ from select_service.core.replicas.repair import (
     checked,
 )
 from tests.builders import a_reservation, a_select_and_reserve, a_selector, a_worker
+from tests.ticks import ticked
 
 KEY = PartitionKey("m", "default")
 RANK = Rank(1, 0)
@@ -129,7 +130,7 @@ def test_an_ending_is_about_an_earlier_reservation_once_its_own_replica_admits_a
     selector = a_replica(ttl_s=10.0)
     for kind in (Admitted, Freed, Admitted):
         assert selector.replicas.apply(an_event(kind), 0.0) is None
-    selector.tick(10.0)
+    ticked(selector, 10.0)
     assert selector.replicas.apply(an_event(Freed), 11.0) == "not_booked"
     assert selector.replicas.apply(an_event(Admitted), 12.0) == "freed_before"
 
@@ -137,7 +138,7 @@ def test_an_ending_is_about_an_earlier_reservation_once_its_own_replica_admits_a
 def test_reservations_of_peers_expire():
     selector = a_replica(ttl_s=10.0)
     selector.replicas.apply(an_event(Admitted), 0.0)
-    assert [b.reservation_id for b in selector.tick(10.0)] == ["r"]
+    assert [b.reservation_id for b in ticked(selector, 10.0)] == ["r"]
     assert selector.said == []
 
 
@@ -315,8 +316,8 @@ def test_a_repaired_reservation_ends_when_it_ends_at_the_peer():
     a, b = a_replica(1, ttl_s=100.0), a_replica(2, ttl_s=100.0)
     a.reserve(a_reservation("r", 1), 0.0)
     repair(b, a, 90.0)
-    assert b.tick(99.0) == []
-    assert len(b.tick(101.0)) == 1
+    assert ticked(b, 99.0) == []
+    assert len(ticked(b, 101.0)) == 1
 
 
 def test_prefill_that_is_over_at_one_is_over_at_both():
@@ -401,3 +402,15 @@ def test_of_a_long_prompt_of_a_peer_the_first_blocks_are_booked_by_name(monkeypa
     b.replicas.apply(an_event(Freed, router_id=a.router_id), 3.0)
     assert [row.potential_decode_blocks for row in b.loads()[0].loads] == [0] * 4
     b.check_invariants()
+
+
+def test_old_endings_are_forgotten_a_few_per_turn(monkeypatch):
+    monkeypatch.setattr(endings, "FORGOTTEN_PER_TURN_MAX", 2)
+    remembered = Endings()
+    for number in range(5):
+        remembered.freed(f"r{number}", 1, 0.0)
+    left, more = [], True
+    while more:
+        more = remembered.tick(endings.ENDING_S_MAX)
+        left.append(len(remembered))
+    assert left == [3, 1, 0]

@@ -15,6 +15,7 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
+from tests.ticks import ticked
 
 RANKS = 1000
 KEY = PartitionKey("m", "default")
@@ -120,7 +121,7 @@ def test_reservations_are_counted_by_state_and_by_their_end(selector):
     before = report(selector, RANKS)
     assert (before.reservations_prefill, before.reservations_decode) == (2, 1)
     assert before.reserved_blocks == 6
-    selector.tick(11.5)
+    ticked(selector, 11.5)
     selector.delete(2, 0.0)
     selector.settle(11.5)
     after = report(selector, RANKS)
