@@ -38,6 +38,8 @@ Tokens: TypeAlias = npt.NDArray[np.uint32]
 SEED = 1337
 SALT_SEED = 1
 U64_MASK = 2**64 - 1
+BLOCKS_AT_ONCE = 16_384
+"""Hashed in one step, in a millisecond or less for the usual sizes of blocks."""
 NAMESPACE_SALT_PREFIX = "dynamo-cache-salt:"
 
 _SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
@@ -68,7 +70,7 @@ def block_hashes(
         return hashes
     seed = lora_seed(lora_name)
     tokens = np.ascontiguousarray(tokens, np.uint32)
-    hash_kernels.hash_windows(tokens, window, block_size, seed, hashes)
+    _hash_windows(tokens, window, block_size, seed, hashes)
     if mm_hashes:
         for block, extra in enumerate(mm_hashes[: len(hashes)]):
             if extra:
@@ -90,8 +92,29 @@ def sequence_hashes(block_hashes: Hashes) -> Hashes:
     block_hashes: uint64 [n_blocks].  Returns uint64 [n_blocks].
     """
     chained: Hashes = np.empty(len(block_hashes), np.uint64)
-    hash_kernels.chain_hashes(np.ascontiguousarray(block_hashes, np.uint64), chained)
+    blocks = np.ascontiguousarray(block_hashes, np.uint64)
+    if len(blocks) <= BLOCKS_AT_ONCE:
+        hash_kernels.chain_hashes(blocks, chained)
+        return chained
+    hash_kernels.chain_hashes(blocks[:BLOCKS_AT_ONCE], chained[:BLOCKS_AT_ONCE])
+    for at in range(BLOCKS_AT_ONCE, len(blocks), BLOCKS_AT_ONCE):
+        link = np.concatenate([chained[at - 1 : at], blocks[at : at + BLOCKS_AT_ONCE]])
+        rest = np.empty_like(link)
+        hash_kernels.chain_hashes(link, rest)
+        chained[at : at + BLOCKS_AT_ONCE] = rest[1:]
     return chained
+
+
+def _hash_windows(tokens: Tokens, window: int, stride: int, seed: int, out: Hashes) -> None:
+    """The kernel keeps the interpreter, so a long prompt is given to it piece by piece."""
+    if len(out) <= BLOCKS_AT_ONCE:
+        hash_kernels.hash_windows(tokens, window, stride, seed, out)
+        return
+    for at in range(0, len(out), BLOCKS_AT_ONCE):
+        piece = out[at : at + BLOCKS_AT_ONCE]
+        begin = at * stride
+        end = begin + (len(piece) - 1) * stride + window
+        hash_kernels.hash_windows(tokens[begin:end], window, stride, seed, piece)
 
 
 def lora_seed(lora_name: str | None) -> int:

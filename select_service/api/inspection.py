@@ -17,6 +17,7 @@ from indexer.dumps.json_dump import document_chunks
 from select_service import log as logs
 from select_service.api import parameters
 from select_service.api.documents import ConfigView, PartitionDumpView
+from select_service.api.long_prompts import read_ahead
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.selection import PROMPT_DETAIL, unused_hashes
@@ -32,6 +33,7 @@ from select_service.bodies.inspection import (
 )
 from select_service.bodies.prompts import PromptQuery
 from select_service.clocks import now
+from select_service.core.decide.prompt import is_long
 from select_service.core.views.dump_parts import DumpPart, by_name
 from select_service.errors import BadRequest, CapacityExceeded, NoWorkers
 from select_service.http.accept import asks_for
@@ -114,7 +116,9 @@ async def loads(service: Service, request: Request, query: Mapping[str, str]) ->
     )
 )
 async def potential_loads(service: Service, request: Request, body: PromptQuery) -> Response:
-    return json_response(await encoded_in_turns(service.selector.potential_loads(body)))
+    read = await read_ahead(service, body) if is_long(body) else None
+    loads = service.selector.potential_loads(body, read)
+    return json_response(await encoded_in_turns(loads))
 
 
 @INSPECTION.declare(
@@ -146,7 +150,8 @@ async def potential_loads(service: Service, request: Request, body: PromptQuery)
     )
 )
 async def overlap_scores(service: Service, request: Request, body: PromptQuery) -> Response:
-    scores = service.selector.overlap_scores(body)
+    read = await read_ahead(service, body) if is_long(body) else None
+    scores = service.selector.overlap_scores(body, read)
     scores.workers = cast(list[OverlapRow], await encoded_in_turns(scores.workers))
     return json_response(scores)
 

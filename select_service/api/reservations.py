@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api import parameters
+from select_service.api.long_prompts import read_ahead
 from select_service.api.parameters import query_flag, query_number, scope_filter
 from select_service.api.samples import RANK, SCOPE
 from select_service.api.selection import unused_hashes
@@ -20,6 +21,7 @@ from select_service.bodies.reservations import (
     ReservationRequest,
     ReservationRow,
 )
+from select_service.core.decide.prompt import booked_prompt_of, is_long
 from select_service.core.load.reservations import ReservationFilter
 from select_service.errors import BadRequest, Conflict, NotFound, NoWorkers
 from select_service.http.codec import json_response
@@ -105,9 +107,10 @@ RESERVATIONS = Noun("reservations", "Load that is held for one request, from adm
     )
 )
 async def create(service: Service, request: Request, body: ReservationRequest) -> Response:
+    read = await read_ahead(service, body, booked_prompt_of) if is_long(body) else None
     if connection_of(request).gone:
         raise ClientGone
-    return json_response(service.selector.reserve(body, now()), 201)
+    return json_response(service.selector.reserve(body, now(), read), 201)
 
 
 @RESERVATIONS.declare(

@@ -11,11 +11,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.api.long_prompts import read_ahead
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.service import Service, now, trace_of
 from select_service.bodies.prompts import PromptFields
 from select_service.bodies.selection import SelectAndReserveRequest, Selection, SelectRequest
 from select_service.core.admission.waiting import Ticket
+from select_service.core.decide.prompt import is_long
 from select_service.core.decisions import Decision
 from select_service.errors import (
     CapacityShed,
@@ -122,12 +124,13 @@ async def select_and_reserve(
     service: Service, request: Request, body: SelectAndReserveRequest
 ) -> Response:
     """Choose a rank and book the load on it in one step."""
+    read = await read_ahead(service, body) if is_long(body) else None
     if connection_of(request).gone:
         raise ClientGone  # its booking would only hold load until it expires
     started = perf_counter()
     explain = log.isEnabledFor(logging.DEBUG)
     outcome = service.selector.select_and_reserve(
-        body, now(), _policy_class(service, request), explain
+        body, now(), _policy_class(service, request), explain, read
     )
     service.metrics.selection("/select_and_reserve", perf_counter() - started)
     return await _answer(service, request, outcome)
@@ -163,9 +166,10 @@ async def select_and_reserve(
 )
 async def select(service: Service, request: Request, body: SelectRequest) -> Response:
     """Choose a rank; nothing is booked."""
+    read = await read_ahead(service, body) if is_long(body) else None
     started = perf_counter()
     explain = log.isEnabledFor(logging.DEBUG)
-    outcome = service.selector.select(body, now(), _policy_class(service, request), explain)
+    outcome = service.selector.select(body, now(), _policy_class(service, request), explain, read)
     service.metrics.selection("/select", perf_counter() - started)
     return await _answer(service, request, outcome)
 

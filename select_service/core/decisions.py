@@ -8,14 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing.hashes import Hashes
+from select_service.bodies.reservations import ReservationRequest
 from select_service.bodies.selection import Overlap, Selection, SelectRequest
 from select_service.core.decide.explain import Candidate, explained
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition, Placement
 from select_service.core.identity import Rank
-from select_service.core.load.booking import Booking
+from select_service.core.load.booking import Booking, nameless
 from select_service.core.load.ledger import Ledger
+from select_service.errors import BadRequest
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
@@ -104,18 +106,20 @@ class Decisions:
         now: float,
     ) -> None:
         """The only writes of an admission, after every refusal."""
+        hashes = self._tracked(prompt.sequence_hashes, config)
         booking = Booking(
             reservation_id=what.reservation_id,
             account=partition.account,
             rank=partition.table.row(slot).rank,
             slot=slot,
-            sequence_hashes=self._tracked(prompt.sequence_hashes, config),
+            sequence_hashes=hashes,
             isl_tokens=prompt.isl_tokens,
             prefill_tokens=what.prefill_tokens or 0,
             booked_at=now,
             tracks_prefill=what.prefill_tokens is not None,
             expected_output_tokens=what.expected_output_tokens,
             lora_name=what.lora_name,
+            output=nameless(len(hashes)),
         )
         self._ledger.book(booking, "client", now)
 
@@ -173,3 +177,15 @@ def _overlap(partition: Partition, rank: Rank, placement: Placement) -> Overlap:
     return Overlap(
         longest_matched=size * disk, gpu=size * gpu, dp=dp, cpu=size * cpu, disk=size * disk
     )
+
+
+def booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterConfig) -> int | None:
+    """Prefill tokens of a reservation: the caller's number, else the whole prompt when tracked."""
+    tokens = request.effective_prefill_tokens
+    if tokens is None:
+        return prompt.isl_tokens if config.track_prefill_tokens else None
+    if tokens > prompt.isl_tokens:
+        raise BadRequest(
+            f"effective_prefill_tokens ({tokens}) must not exceed isl_tokens ({prompt.isl_tokens})"
+        )
+    return tokens

@@ -46,9 +46,15 @@ from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import worker_admissions
 from select_service.core.decide.candidates import candidates
-from select_service.core.decide.prompt import Prompt, booked_prompt_of, prompt_of
+from select_service.core.decide.prompt import (
+    Prompt,
+    PromptRead,
+    ReadPrompt,
+    booked_prompt_of,
+    prompt_of,
+)
 from select_service.core.decide.router_config import RouterConfig, overridden
-from select_service.core.decisions import Decision, Decisions, Job, Wanted
+from select_service.core.decisions import Decision, Decisions, Job, Wanted, booked_tokens
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
@@ -189,15 +195,17 @@ class Selector:
         now: float,
         policy_class: str | None = None,
         explain: bool = False,
+        read: PromptRead | None = None,
     ) -> Decision | Ticket:
         """POST /select: a decision, or a ticket that becomes one (see Gate).
 
         policy_class: what the client asked for in its header
         explain:      the decision says what every candidate would have cost
+        read:         the prompt, if it was read ahead
         Raises BadRequest, CapacityShed, NoWorkers, InvalidBody, NoEligibleRank, Overloaded,
         QueueFull, QueueTimeout.
         """
-        job = self._job(request, explain)
+        job = self._job(request, explain, read)
         return self.gate.admit(job, candidates(job.partition.table, request), now, policy_class)
 
     def select_and_reserve(
@@ -206,12 +214,13 @@ class Selector:
         now: float,
         policy_class: str | None = None,
         explain: bool = False,
+        read: PromptRead | None = None,
     ) -> Decision | Ticket:
         """POST /select_and_reserve: choosing and booking are one step.
 
         Raises like `select`, and Conflict, CapacityExceeded.
         """
-        job = self._job(request, explain, True, request.reservation_id)
+        job = self._job(request, explain, read, True, request.reservation_id)
         if request.reservation_id is not None:
             self.ledger.refuse_unless_free(request.reservation_id)
             self.gate.waiting.refuse_if_waiting(request.reservation_id)
@@ -221,22 +230,25 @@ class Selector:
         self,
         request: SelectRequest,
         explains: bool,
+        read: PromptRead | None,
         reserves: bool = False,
         reservation_id: str | None = None,
     ) -> Job:
         self.gate.refuse_shed(request)
-        partition, prompt = self._asked(request)
+        partition, prompt = self._asked(request, read)
         config = overridden(self._config, request.router_config_override)
         return Job(partition, prompt, request, config, reserves, reservation_id, explains)
 
-    def reserve(self, request: ReservationRequest, now: float) -> Reservation:
+    def reserve(
+        self, request: ReservationRequest, now: float, read: PromptRead | None = None
+    ) -> Reservation:
         """POST /reservations: the caller chose the rank.
 
         Raises NoWorkers, BadRequest, InvalidBody, NotFound, Conflict, CapacityExceeded.
         """
-        partition, prompt = self._asked(request, booked_prompt_of)
+        partition, prompt = self._asked(request, read, booked_prompt_of)
         config = overridden(self._config, request.router_config_override)
-        tokens = _booked_tokens(request, prompt, config)
+        tokens = booked_tokens(request, prompt, config)
         slot = self._slot_of(partition, Rank(request.worker_id, request.dp_rank))
         self.ledger.refuse_unless_free(request.reservation_id)
         self.gate.waiting.refuse_if_waiting(request.reservation_id)
@@ -417,33 +429,44 @@ class Selector:
             if key.within(model_name, tenant_id)
         ]
 
-    def potential_loads(self, query: PromptQuery) -> list[RankLoad]:
+    def potential_loads(self, query: PromptQuery, read: PromptRead | None = None) -> list[RankLoad]:
         """Raises like `select`."""
-        partition, prompt = self._asked(query)
+        partition, prompt = self._asked(query, read)
         config = overridden(self._config, query.router_config_override)
         return potential_loads_of(partition, prompt, config)
 
-    def overlap_scores(self, query: PromptQuery) -> OverlapScores:
+    def overlap_scores(self, query: PromptQuery, read: PromptRead | None = None) -> OverlapScores:
         """Raises like `select`."""
-        partition, prompt = self._asked(query)
+        partition, prompt = self._asked(query, read)
         config = overridden(self._config, query.router_config_override)
         return OverlapScores(
             block_size=partition.block_size,
-            num_blocks=len(prompt.block_hashes),
+            num_blocks=len(prompt.sequence_hashes),
             workers=overlap_rows(partition, prompt, config),
             shared_cache=SharedCache(),
         )
 
+    def hashing_of(self, query: PromptFields) -> tuple[int, bool]:
+        """How prompts of this scope are hashed: in which block size, and as with EAGLE?"""
+        partition = self.fleet.partitions.get(_key_of(query))
+        if partition is None:
+            return BLOCK_SIZE_MAX, False
+        return partition.block_size, partition.is_eagle
+
     def _asked(
-        self, query: PromptFields, read: Callable[[PromptFields, int, bool], Prompt] = prompt_of
+        self, query: PromptFields, known: PromptRead | None = None, read: ReadPrompt = prompt_of
     ) -> tuple[Partition, Prompt]:
-        """Raises BadRequest, InvalidBody, NoWorkers."""
-        key = PartitionKey(query.model_name, tenant_of(query.tenant_id, query.routing_group))
+        """known: the prompt, if it was read ahead.  Raises BadRequest, InvalidBody, NoWorkers."""
+        key = _key_of(query)
         partition = self.fleet.partitions.get(key)
         if partition is None:
-            read(query, BLOCK_SIZE_MAX, False)  # what the client can mend is said first
+            if known is None:
+                read(query, BLOCK_SIZE_MAX, False)  # what the client can mend is said first
             raise nobody_serves(key, self.fleet.partitions, len(self.fleet.catalog))
-        return partition, read(query, partition.block_size, partition.is_eagle)
+        hashing = partition.block_size, partition.is_eagle
+        if known is not None and (known.block_size, known.is_eagle) == hashing:
+            return partition, known.prompt
+        return partition, read(query, *hashing)
 
     def dumps(self) -> list[DumpPart]:
         """All that is known of the index."""
@@ -478,13 +501,5 @@ def _booked_answer(reservation_id: str, partition: Partition, slot: int) -> Rese
     )
 
 
-def _booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterConfig) -> int | None:
-    """Prefill tokens of a reservation: the caller's number, else the whole prompt when tracked."""
-    tokens = request.effective_prefill_tokens
-    if tokens is None:
-        return prompt.isl_tokens if config.track_prefill_tokens else None
-    if tokens > prompt.isl_tokens:
-        raise BadRequest(
-            f"effective_prefill_tokens ({tokens}) must not exceed isl_tokens ({prompt.isl_tokens})"
-        )
-    return tokens
+def _key_of(query: PromptFields) -> PartitionKey:
+    return PartitionKey(query.model_name, tenant_of(query.tenant_id, query.routing_group))

@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from indexer.sockets.names import Names
+from select_service.core.load.booking import BOOKED_BLOCKS_MAX
 from select_service.core.load.reservations import ReservationFilter
-from select_service.core.replicas.state import BOOKED_BLOCKS_MAX
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
 from select_service.edge.replicas import peer_list

@@ -1,9 +1,10 @@
 """A request's prompt, whatever form it came in: checked hash arrays and a length."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from indexer.hashing.hashes import Hashes, block_hashes, sequence_hashes
 from select_service.bodies.prompts import BlockMmInfo, PromptFields
@@ -12,24 +13,56 @@ from select_service.errors import BadRequest, InvalidBody
 ISL_TOKENS_MAX = 2**40
 """Longest prompt that is believed; keeps sums of prefill tokens far from the end of an int64."""
 
+LONG_PROMPT = 65_536
+"""Tokens, or hashes of one list, beyond which a prompt is read ahead, on a thread."""
+LOOKED_UP_BLOCKS_MAX = 262_144
+"""Blocks of a prompt that are looked up in the index, its first ones; some milliseconds of work."""
+NUMBERS_AT_ONCE = 16_384
+"""Of a list, made part of an array in one step of half a millisecond."""
+
 PROMPT_MISSING = (
     "a prompt is missing: give token_ids, or block_hashes with sequence_hashes and isl_tokens"
 )
 BOOKED_PROMPT_MISSING = "a prompt is missing: give token_ids, or sequence_hashes with isl_tokens"
+
+N = TypeVar("N", np.uint32, np.int64)
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
 
 class Prompt(NamedTuple):
     block_hashes: Hashes
-    """uint64[n_blocks]: content of each complete block, looked up in the index."""
+    """uint64[<= n_blocks]: content of each complete block that is looked up in the index."""
     sequence_hashes: Hashes
     """uint64[n_blocks]: identity of each block in its sequence, for load accounting."""
     isl_tokens: int
 
 
+class PromptRead(NamedTuple):
+    """A prompt that was read ahead, as ranks with such blocks have it."""
+
+    block_size: int
+    is_eagle: bool
+    prompt: Prompt
+
+
+ReadPrompt: TypeAlias = Callable[[PromptFields, int, bool], Prompt]
+
+
+def is_long(body: PromptFields) -> bool:
+    """Does it take more than a few milliseconds to read the prompt?"""
+    if body.token_ids is not None and len(body.token_ids) > LONG_PROMPT:
+        return True
+    if body.sequence_hashes is not None and len(body.sequence_hashes) > LONG_PROMPT:
+        return True
+    if body.block_hashes is not None and len(body.block_hashes) > LONG_PROMPT:
+        return True
+    images = body.mm_routing_info
+    return images is not None and len(images.routing_token_ids) > LONG_PROMPT
+
+
 def prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
-    """Read the prompt of a request that looks at the index.
+    """Read the prompt of a request that looks at the index, in short steps of the interpreter.
 
     Precedence: `mm_routing_info` with tokens, then `token_ids`, then hashes.
     Raises BadRequest when no form is complete, InvalidBody when a number does not fit.
@@ -51,7 +84,7 @@ def prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
             f"block_hashes length {len(blocks)} must match "
             f"sequence_hashes length {len(prompt.sequence_hashes)}"
         )
-    return prompt._replace(block_hashes=blocks)
+    return prompt._replace(block_hashes=blocks[:LOOKED_UP_BLOCKS_MAX])
 
 
 def booked_prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
@@ -85,14 +118,24 @@ def _prompt_of_tokens(body: PromptFields, block_size: int, is_eagle: bool) -> Pr
     if tokens is None:
         return None
     blocks = block_hashes(
-        np.array(tokens, np.uint32),
+        _array_of(tokens, np.uint32),
         block_size,
         lora_name=body.lora_name,
         is_eagle=is_eagle if body.is_eagle is None else body.is_eagle,
         mm_hashes=_mm_hashes(mm_infos),
         cache_salt=body.cache_salt,
     )
-    return Prompt(blocks, sequence_hashes(blocks), len(tokens))
+    return Prompt(blocks[:LOOKED_UP_BLOCKS_MAX], sequence_hashes(blocks), len(tokens))
+
+
+def _array_of(numbers: list[int], dtype: type[N]) -> npt.NDArray[N]:
+    """Raises OverflowError."""
+    if len(numbers) <= NUMBERS_AT_ONCE:
+        return np.array(numbers, dtype)
+    array = np.empty(len(numbers), dtype)
+    for at in range(0, len(numbers), NUMBERS_AT_ONCE):
+        array[at : at + NUMBERS_AT_ONCE] = np.array(numbers[at : at + NUMBERS_AT_ONCE], dtype)
+    return array
 
 
 def _mm_hashes(infos: list[BlockMmInfo | None] | None) -> Sequence[Sequence[int]] | None:
@@ -111,7 +154,7 @@ def _check_unused(**hash_lists: list[int] | None) -> None:
 def _hash_array(field: str, hashes: list[int]) -> Hashes:
     """uint64[n] from signed or unsigned 64-bit integers.  Raises InvalidBody for wider ones."""
     try:
-        return np.array(hashes, np.int64).view(np.uint64)
+        return _array_of(hashes, np.int64).view(np.uint64)
     except OverflowError:
         pass  # at least one is above the signed range: the uncommon, slower way
     for position, value in enumerate(hashes):

@@ -9,6 +9,10 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import kernels
 from select_service.core.load.active_load import NO_OUTPUT, ActiveLoad, OutputBlocks
 
+BOOKED_BLOCKS_MAX = 16_384
+"""Prompt blocks of a reservation that are booked by name, some milliseconds of work.  Those behind
+them count as load without a name: as if nobody else had the same ones."""
+
 
 class Drained(NamedTuple):
     """Running sums: prefill tokens that were done or given up, and prompt blocks freed."""
@@ -53,6 +57,22 @@ class Account:
             assert totals[slot, kernels.REQUESTS] == len(held)
 
 
+def nameless(prompt_blocks: int) -> OutputBlocks:
+    """The load of the blocks of a prompt that are not booked by name."""
+    if prompt_blocks <= BOOKED_BLOCKS_MAX:
+        return NO_OUTPUT
+    return OutputBlocks(whole=prompt_blocks - BOOKED_BLOCKS_MAX)
+
+
+def bounded(hashes: Hashes, prompt_blocks: int) -> tuple[Hashes, OutputBlocks]:
+    """The blocks of a prompt that are booked by name, and the load of the others.
+
+    hashes: uint64[n], the first of the prompt at least; the rest is not kept
+    """
+    named = hashes if len(hashes) <= BOOKED_BLOCKS_MAX else hashes[:BOOKED_BLOCKS_MAX].copy()
+    return named, nameless(prompt_blocks)
+
+
 class Booking(Struct, eq=False, gc=False):
     """Load of one live reservation.  `slot` belongs to the partition of `account`.
 
@@ -62,6 +82,8 @@ class Booking(Struct, eq=False, gc=False):
     origin:         router id of the replica that admitted it; None: this one
     tracks_prefill: are its prefill tokens to be counted; False: nobody asked for that
     mark:           hash of its id and rank, for comparing many of them at once
+    sequence_hashes: those behind BOOKED_BLOCKS_MAX are only kept to be told to others
+    output:         output blocks, and prompt blocks without a name
     lease_ends_at:  when it expires, if that is not the time to live after its last renewal
     order, due:     where `Reservations` and `Leases` have it
     """
@@ -89,6 +111,18 @@ class Booking(Struct, eq=False, gc=False):
     @property
     def key(self) -> PartitionKey:
         return self.account.key
+
+    @property
+    def named(self) -> Hashes:
+        """uint64[n]: the blocks that are booked by name."""
+        hashes = self.sequence_hashes
+        return hashes if len(hashes) <= BOOKED_BLOCKS_MAX else hashes[:BOOKED_BLOCKS_MAX]
+
+    @property
+    def output_blocks(self) -> int:
+        """Those that were reported; the load without a name is in `output`, too."""
+        nameless = len(self.sequence_hashes) - BOOKED_BLOCKS_MAX
+        return self.output.whole + self.output.faded - max(0, nameless)
 
     @property
     def is_leaving(self) -> bool:

@@ -72,11 +72,11 @@ class Ledger:
         """
         account, slot = booking.account, booking.slot
         assert slot not in account.leaving
-        account.load.reserve_room(len(booking.sequence_hashes))
+        account.load.reserve_room(len(booking.named))
         old = self.held.find(booking.reservation_id)
         if old is not None:
             self.release(old, "rank_left" if old.is_leaving else cause, now)
-        account.load.add(slot, booking.sequence_hashes, booking.prefill_tokens, booking.output)
+        account.load.add(slot, booking.named, booking.prefill_tokens, booking.output)
         self.held.add(booking, now, lease_s)
         account.bookings[slot][booking.order] = booking.reservation_id
         for follower in self.followers:
@@ -103,7 +103,7 @@ class Ledger:
         """One more output block, then the decay if one is given."""
         account = booking.account
         booking.output = account.load.add_output_block(
-            booking.slot, booking.sequence_hashes, booking.output, decay_fraction
+            booking.slot, booking.named, booking.output, decay_fraction
         )
         if decay_fraction is not None:
             self._touched.capacity(account.key)
@@ -117,7 +117,7 @@ class Ledger:
         account, slot = booking.account, booking.slot
         self.held.remove(booking)
         del account.bookings[slot][booking.order]
-        account.load.remove(slot, booking.sequence_hashes, booking.prefill_tokens, booking.output)
+        account.load.remove(slot, booking.named, booking.prefill_tokens, booking.output)
         self.expired += cause == "expiry"
         self.dropped_with_rank += cause == "rank_left"
         self._drain(account, booking.prefill_tokens, len(booking.sequence_hashes))
@@ -139,7 +139,7 @@ class Ledger:
         for booking in overdue:
             if work >= work_max:
                 break
-            work += RELEASE_WORK + len(booking.sequence_hashes)
+            work += RELEASE_WORK + len(booking.named)
             self.release(booking, "expiry", now)
             ended.append(booking)
         return Expired(ended, len(ended) < len(overdue))
@@ -154,7 +154,7 @@ class Ledger:
             if work >= work_max:
                 break
             booking = self.held.get(reservation_id)
-            work += RELEASE_WORK + len(booking.sequence_hashes)
+            work += RELEASE_WORK + len(booking.named)
             self.release(booking, "rank_left", now)
         return work
 

@@ -192,7 +192,7 @@ class Reservations:
             state="prefill" if booking.prefilling else "decode",
             isl_tokens=booking.isl_tokens,
             prompt_blocks=len(booking.sequence_hashes),
-            output_blocks=booking.output.whole + booking.output.faded,
+            output_blocks=booking.output_blocks,
             prefill_tokens=booking.prefill_tokens,
             age_seconds=round(now - booking.booked_at, 3),
             expires_in_seconds=round(max(0.0, left), 3) if self._leases.ttl_s else None,

@@ -23,14 +23,14 @@ from select_service.bodies.common import ID_CHARS_MAX, U64_MAX
 from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.decide.prompt import ISL_TOKENS_MAX
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.booking import Account, Booking
+from select_service.core.load.booking import BOOKED_BLOCKS_MAX, Account, Booking, bounded
 from select_service.core.load.reservations import (
     RESERVATIONS_MAX,
     RESERVED_BLOCKS_MAX,
     ReservationFilter,
 )
 from select_service.core.replicas.events import Freed, PrefillCompleted
-from select_service.core.replicas.state import BOOKED_BLOCKS_MAX, ReplicaState, bounded
+from select_service.core.replicas.state import ReplicaState
 
 AGE_SLACK_S = 0.002
 CLOCK_DRIFT = 1e-4
@@ -162,7 +162,7 @@ class Repair:
                 if self._is_gone(booking):
                     self._state.ledger.release(booking, "replica", now)
                     self.done.dropped += 1
-                    yield from self._worked(ROW_WORK + len(booking.sequence_hashes))
+                    yield from self._worked(ROW_WORK + len(booking.named))
 
     def _is_gone(self, booking: Booking) -> bool:
         """Is it still booked here as the peer's, since before the list, and not on the list?"""
@@ -266,7 +266,7 @@ class Repair:
             return  # the page was short of them; the next repair has another look
         is_over = row.state == "decode" or state.endings.was_prefilled(row.reservation_id, now)
         hashes = np.array(row.sequence_hashes[:BOOKED_BLOCKS_MAX], np.uint64)
-        named, nameless = bounded(hashes, row.prompt_blocks)
+        named, others = bounded(hashes, row.prompt_blocks)
         booking = Booking(
             reservation_id=row.reservation_id,
             account=place[0],
@@ -278,7 +278,7 @@ class Repair:
             booked_at=now - row.age_seconds,
             origin=self._origin_of(row),
             prefilling=not is_over,
-            output=nameless,
+            output=others,
         )
         is_known = state.held.find(row.reservation_id) is not None
         if not state.book(booking, now, row.expires_in_seconds):

@@ -25,12 +25,10 @@ Every booking is a lease of this process, so what no event ends, time does.
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, TypedDict
 
-from indexer.hashing.hashes import Hashes
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.active_load import OutputBlocks
-from select_service.core.load.booking import Booking
+from select_service.core.load.booking import Booking, bounded
 from select_service.core.load.ledger import Cause, Ledger
 from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.digest import (
@@ -45,9 +43,6 @@ from select_service.core.replicas.events import Admitted, Freed, LoadEvent, Pref
 from select_service.core.replicas.origins import Origins
 from select_service.errors import CapacityExceeded
 
-BOOKED_BLOCKS_MAX = 16_384
-"""Prompt blocks of a peer's reservation that are booked by name, some milliseconds of work.  Those
-behind them count as load without a name: as if nobody else had the same ones."""
 DOUBTED_MAX = 1024
 """Beyond it an id that is admitted again is believed at once."""
 
@@ -75,15 +70,6 @@ class _Common(TypedDict):
     reservation_id: str
     rank: Rank
     router_id: int
-
-
-def bounded(hashes: Hashes, prompt_blocks: int) -> tuple[Hashes, OutputBlocks]:
-    """The blocks of a peer's prompt that are booked by name, and the load of the others.
-
-    hashes: uint64[n], the first of the prompt at least
-    """
-    named = hashes if len(hashes) <= BOOKED_BLOCKS_MAX else hashes[:BOOKED_BLOCKS_MAX].copy()
-    return named, OutputBlocks(whole=max(0, prompt_blocks - BOOKED_BLOCKS_MAX))
 
 
 class ReplicaState:
@@ -179,7 +165,7 @@ class ReplicaState:
         early = self.endings.met_by_admission(event.reservation_id, now)
         if early == "freed_early":
             return "freed_before"
-        named, nameless = bounded(event.sequence_hashes, len(event.sequence_hashes))
+        named, others = bounded(event.sequence_hashes, len(event.sequence_hashes))
         booking = Booking(
             reservation_id=event.reservation_id,
             account=partition.account,
@@ -191,7 +177,7 @@ class ReplicaState:
             booked_at=now,
             origin=event.router_id,
             prefilling=early is None,
-            output=nameless,
+            output=others,
         )
         if not self.book(booking, now):
             return "capacity"

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from select_service.bodies.reservations import ReservationPage, ReservationRow
+from select_service.core.load.booking import BOOKED_BLOCKS_MAX
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas.repair import checked
-from select_service.core.replicas.state import BOOKED_BLOCKS_MAX
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
 

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from indexer.hashing.hashes import block_hashes, sequence_hashes
-from select_service.core.decide.prompt import prompt_of
+from select_service.core.decide import prompt
+from select_service.core.decide.prompt import LONG_PROMPT, is_long, prompt_of
 from select_service.errors import InvalidBody
 from tests.builders import a_select
 
 TOKENS = np.arange(12, dtype=np.uint32)
+HASHED = {"block_hashes": [1, 2**63, 3], "sequence_hashes": [4, -5, 6], "isl_tokens": 12}
 MM_INFOS = [
     None,
     {"mm_objects": [{"mm_hash": 7, "offsets": [[0, 4]]}, {"mm_hash": 5, "offsets": []}]},
@@ -68,3 +70,27 @@ def test_wider_hashes_are_refused_with_their_place(wide):
     fields = {"block_hashes": [1, wide], "sequence_hashes": [1, 2], "isl_tokens": 8}
     with pytest.raises(InvalidBody, match=r"block_hashes\[1\]"):
         prompt_of(a_select(token_ids=None, **fields), 4, False)
+
+
+def test_a_long_prompt_is_read_in_short_steps_to_the_same(monkeypatch):
+    given = [a_select(50), a_select(0, token_ids=None, **HASHED)]
+    whole = [prompt_of(body, 4, False) for body in given]
+    monkeypatch.setattr(prompt, "NUMBERS_AT_ONCE", 3)
+    for body, expected in zip(given, whole, strict=True):
+        read = prompt_of(body, 4, False)
+        assert [part.tolist() for part in read[:2]] == [part.tolist() for part in expected[:2]]
+
+
+@pytest.mark.parametrize("fields", [{}, {"token_ids": None, **HASHED}])
+def test_of_a_long_prompt_the_first_blocks_are_looked_up_and_all_are_counted(fields, monkeypatch):
+    monkeypatch.setattr(prompt, "LOOKED_UP_BLOCKS_MAX", 2)
+    read = prompt_of(a_select(12, **fields), 4, False)
+    assert (len(read.block_hashes), len(read.sequence_hashes), read.isl_tokens) == (2, 3, 12)
+
+
+@pytest.mark.parametrize("field", ["token_ids", "block_hashes", "sequence_hashes"])
+def test_a_prompt_is_long_by_the_longest_of_its_lists(field):
+    assert not is_long(a_select(0, **{field: [1] * LONG_PROMPT}))
+    assert is_long(a_select(0, **{field: [1] * (LONG_PROMPT + 1)}))
+    routing = {"routing_token_ids": [1] * (LONG_PROMPT + 1), "block_mm_infos": []}
+    assert is_long(a_select(1, mm_routing_info=routing))

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load import booking as load_booking
 from select_service.core.load import reservations
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import endings
 from select_service.core.replicas import repair as replica_repair
-from select_service.core.replicas import state as replica_state
 from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, RETRY_S_MAX, Agreement
 from select_service.core.replicas.digest import Difference
 from select_service.core.replicas.endings import Endings
@@ -386,11 +386,16 @@ def test_a_repair_lets_others_have_their_turn(monkeypatch):
     assert turns >= 25
 
 
-def test_of_a_long_prompt_of_a_peer_the_first_blocks_are_booked_by_name(monkeypatch):
-    monkeypatch.setattr(replica_state, "BOOKED_BLOCKS_MAX", 3)
+def test_of_a_long_prompt_the_first_blocks_are_booked_by_name(monkeypatch):
+    monkeypatch.setattr(load_booking, "BOOKED_BLOCKS_MAX", 3)
     monkeypatch.setattr(replica_repair, "BOOKED_BLOCKS_MAX", 3)
     a, b, c = a_replica(1), a_replica(2), a_replica(3)
     a.reserve(a_reservation("r", 1, tokens=40), 0.0)
+    assert [row.potential_decode_blocks for row in a.loads()[0].loads] == [10, 0, 0, 0]
+    assert [
+        (row.prompt_blocks, row.output_blocks)
+        for row in a.held.page(ReservationFilter(), 0.0).reservations
+    ] == [(10, 0)]
     b.replicas.apply(a.said[0], 0.0)
     assert repair(c, a, 1.0).added == 1
     for replica in (b, c):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from indexer.hashing import hashes
 from indexer.hashing.hashes import block_hashes, lora_seed, salt_parts, sequence_hashes
 from indexer.hashing.kernels import chain_hashes, hash_windows
 
@@ -162,3 +163,27 @@ def test_salt_parts_is_idempotent(prefixes, text):
     salt, mm_hash = salt_parts("dynamo-cache-salt:" * prefixes + text)
     assert salt is None or mm_hash is None
     assert salt_parts(salt) == (salt, None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 9))
+def test_a_long_prompt_is_hashed_piece_by_piece_to_the_same(n_tokens, size, is_eagle, at_once):
+    tokens = counted(n_tokens)
+    whole = block_hashes(tokens, size, is_eagle=is_eagle)
+    chain = sequence_hashes(whole)
+    steps = []
+
+    def noting(kernel):
+        def call(*arguments):
+            steps.append(len(arguments[-1]))
+            kernel(*arguments)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hashes, "BLOCKS_AT_ONCE", at_once)
+        patch.setattr(hashes.hash_kernels, "hash_windows", noting(hash_windows))
+        patch.setattr(hashes.hash_kernels, "chain_hashes", noting(chain_hashes))
+        assert block_hashes(tokens, size, is_eagle=is_eagle).tolist() == whole.tolist()
+        assert sequence_hashes(whole).tolist() == chain.tolist()
+    assert all(step <= at_once + 1 for step in steps)
