@@ -5,6 +5,7 @@ Text only.  Whether anything answers at an endpoint is for the sockets to find o
 
 import ipaddress
 import re
+from functools import lru_cache
 
 TCP_PORT_MAX = 65535
 SCHEMES = ("tcp", "ipc", "inproc")
@@ -90,18 +91,24 @@ def _tcp_fault(address: str) -> str | None:
         return "IPv6 host must be in brackets"
     if not port:
         return "missing TCP port"
-    if host.startswith("["):
-        if not is_address(host[1:-1]) or ":" not in host:
-            return f"`{host}` is no IPv6 address"
-    elif host != ANY_HOST and not is_host_name(host):
-        return f"`{host}` is no host name"
+    fault = _host_fault(host)
+    if fault:
+        return fault
     if not _is_decimal(port):
         return "invalid TCP port: invalid digit found in string"
-    if _number(port) > TCP_PORT_MAX:
+    number = _number(port)
+    if number > TCP_PORT_MAX:
         return "invalid TCP port: number too large to fit in target type"
-    if _number(port) == 0:
-        return "TCP port 0 cannot be connected to"
-    return None
+    return "TCP port 0 cannot be connected to" if number == 0 else None
+
+
+@lru_cache(maxsize=256)
+def _host_fault(host: str) -> str | None:
+    """The ranks of a worker are mostly on one host."""
+    if host.startswith("["):
+        is_ipv6 = is_address(host[1:-1]) and ":" in host
+        return None if is_ipv6 else f"`{host}` is no IPv6 address"
+    return None if host == ANY_HOST or is_host_name(host) else f"`{host}` is no host name"
 
 
 def _is_decimal(text: str) -> bool:
