@@ -96,11 +96,7 @@ INSPECTION = Noun("inspection", "What the service knows: load, overlap, index, c
     )
 )
 async def loads(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    selector, wanted = service.selector, scope_filter(query)
-    keys = [key for key in selector.fleet.partitions if key.within(*wanted)]
-    # One partition at a time: one that has gone meanwhile is left out.
-    views = (view for key in sorted(keys) for view in selector.loads(*key))
-    return json_response(await encoded_in_turns(views))
+    return json_response(await encoded_in_turns(service.selector.loads(*scope_filter(query))))
 
 
 @INSPECTION.declare(
@@ -151,8 +147,8 @@ async def potential_loads(service: Service, request: Request, body: PromptQuery)
 )
 async def overlap_scores(service: Service, request: Request, body: PromptQuery) -> Response:
     read = await read_ahead(service, body) if is_long(body) else None
-    scores = service.selector.overlap_scores(body, read)
-    scores.workers = cast(list[OverlapRow], await encoded_in_turns(scores.workers))
+    scores, rows = service.selector.overlap_scores(body, read)
+    scores.workers = cast(list[OverlapRow], await encoded_in_turns(rows))
     return json_response(scores)
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from indexer.sockets.listener import ListenerStatus
 from select_service.api.service import Service, keeping_report, now
-from select_service.api.turns import encoded_in_turns, in_turns
+from select_service.api.turns import encoded_in_turns, in_turns, result_in_turns
 from select_service.api.worker_records import records
 from select_service.api.workers import RECORD
 from select_service.bodies.common import Status
@@ -89,19 +89,17 @@ async def ready(service: Service, request: Request) -> Response:
     )
 )
 async def metrics(service: Service, request: Request) -> Response:
-    """Observed here, between two requests; written on a thread, which may take milliseconds."""
+    """Observed here, in turns; written on a thread, which may take milliseconds."""
     replicas = None if service.replicas is None else service.replicas.status()
-    seen = service.metrics.observe(
-        service.selector,
-        Edges(
-            await _listeners(service),
-            replicas,
-            keeping_report(service),
-            service.engine_scrapes,
-            service.callback_failures,
-            service.tasks,
-        ),
+    edges = Edges(
+        await _listeners(service),
+        replicas,
+        keeping_report(service),
+        service.engine_scrapes,
+        service.callback_failures,
+        service.tasks,
     )
+    seen = await result_in_turns(service.metrics.observe(service.selector, edges))
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)
 
 

@@ -6,7 +6,7 @@ the start.  Verbs note in `Touched` what they left to do, and the one outlet, `w
 call of `settle` soon; it must not block, raise or call back.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from random import Random
 from typing import NamedTuple
@@ -21,7 +21,12 @@ from select_service.bodies.admission import (
     BusyThresholdView,
 )
 from select_service.bodies.common import tenant_of
-from select_service.bodies.inspection import OverlapScores, PartitionLoads, RankLoad, SharedCache
+from select_service.bodies.inspection import (
+    OverlapRow,
+    OverlapScores,
+    PartitionLoads,
+    RankLoad,
+)
 from select_service.bodies.prompts import PromptFields, PromptQuery
 from select_service.bodies.reservations import (
     Reservation,
@@ -67,7 +72,7 @@ from select_service.core.touched import Touched
 from select_service.core.views.absence import nobody_serves
 from select_service.core.views.dump_parts import DumpPart, dump_parts
 from select_service.core.views.hints import worker_hints
-from select_service.core.views.ranks import loads_of, overlap_rows, potential_loads_of
+from select_service.core.views.ranks import loads_of, overlap_of, potential_loads_of
 from select_service.core.workers.catalog import BLOCK_SIZE_MAX, Tombstone, Worker
 from select_service.errors import BadRequest, NotFound
 
@@ -416,35 +421,32 @@ class Selector:
 
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[PartitionLoads]:
-        return [
-            PartitionLoads(
-                model_name=key.model_name,
-                tenant_id=key.tenant_id,
-                loads=loads_of(self.fleet.partitions[key]),
-                pending_count=self.gate.waiting.of(key).requests,
-                pending_isl_tokens=self.gate.waiting.of(key).isl_tokens,
-            )
-            for key in sorted(self.fleet.partitions)
-            if key.within(model_name, tenant_id)
-        ]
+    ) -> Iterator[PartitionLoads | None]:
+        """By model and tenant; each as it is when it is asked for.
 
-    def potential_loads(self, query: PromptQuery, read: PromptRead | None = None) -> list[RankLoad]:
-        """Raises like `select`."""
+        None after a part of the ranks of one.  Partitions that have gone meanwhile are left out.
+        """
+        keys = [key for key in self.fleet.partitions if key.within(model_name, tenant_id)]
+        for key in sorted(keys):
+            partition, waiting = self.fleet.partitions.get(key), self.gate.waiting.of(key)
+            if partition is not None:
+                yield from loads_of(partition, waiting.requests, waiting.isl_tokens)
+
+    def potential_loads(
+        self, query: PromptQuery, read: PromptRead | None = None
+    ) -> Iterator[RankLoad]:
+        """By worker and rank.  Raises like `select`."""
         partition, prompt = self._asked(query, read)
         config = overridden(self._config, query.router_config_override)
         return potential_loads_of(partition, prompt, config)
 
-    def overlap_scores(self, query: PromptQuery, read: PromptRead | None = None) -> OverlapScores:
-        """Raises like `select`."""
+    def overlap_scores(
+        self, query: PromptQuery, read: PromptRead | None = None
+    ) -> tuple[OverlapScores, Iterator[OverlapRow]]:
+        """The scores without their rows, and the rows.  Raises like `select`."""
         partition, prompt = self._asked(query, read)
         config = overridden(self._config, query.router_config_override)
-        return OverlapScores(
-            block_size=partition.block_size,
-            num_blocks=len(prompt.sequence_hashes),
-            workers=overlap_rows(partition, prompt, config),
-            shared_cache=SharedCache(),
-        )
+        return overlap_of(partition, prompt, config)
 
     def hashing_of(self, query: PromptFields) -> tuple[int, bool]:
         """How prompts of this scope are hashed: in which block size, and as with EAGLE?"""

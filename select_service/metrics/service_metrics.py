@@ -7,7 +7,7 @@ ranks beyond a bound are summed under `other`.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from time import monotonic
 from types import MappingProxyType
@@ -134,16 +134,18 @@ class Metrics:
             durations = self._selections[route] = Histogram(SELECTION_BUCKETS_S)
         durations.add(seconds)
 
-    def observe(self, selector: Selector, edges: Edges) -> Observation:
-        """Copy what a scrape shows, on the thread that owns the selector."""
+    def observe(self, selector: Selector, edges: Edges) -> Generator[None, None, Observation]:
+        """Copy what a scrape shows, in steps, on the thread that owns the selector."""
         now = self._clock()
+        state = yield from report(selector.fleet, selector.ledger, RANK_SERIES_MAX)
+        admission = yield from admission_report(selector.gate, selector.fleet.partitions, now)
         return Observation(
-            report=report(selector.fleet, selector.ledger, RANK_SERIES_MAX),
+            report=state,
             edges=edges.copied(),
             requests=dict(self._requests),
             warnings=dict(self._warnings),
             selections={route: durations.copy() for route, durations in self._selections.items()},
-            admission=admission_report(selector.gate, selector.fleet.partitions, now),
+            admission=admission,
             now=now,
         )
 

@@ -1,7 +1,5 @@
 """What tests of the selector look at."""
 
-import sys
-
 import numpy as np
 
 from indexer.hashing.hashes import block_hashes
@@ -25,21 +23,3 @@ def store(selector, rank, tokens, tier=Tier.GPU):
     hashes = block_hashes(np.arange(tokens, dtype=np.uint32), 4)
     engine_hashes = hashes + np.uint64(rank.worker_id * 1000)
     selector.fleet.partitions[KEY].table.writer(rank).store(tier, None, hashes, engine_hashes)
-
-
-def steps_of(verb):
-    """Lines of the service that a call runs: its work, whatever the speed of the machine."""
-    count = 0
-
-    def trace(frame, event, argument):
-        nonlocal count
-        count += event == "line" and "/select_service/" in frame.f_code.co_filename
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        verb()
-    finally:
-        sys.settrace(before)
-    return count

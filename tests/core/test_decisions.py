@@ -65,4 +65,4 @@ def test_output_blocks_count_unless_they_are_not_tracked(tracked, blocks):
     ((row,),) = [loads.loads for loads in selector.loads()]
     assert row.potential_decode_blocks == blocks
     selector.free("r", 0.0)
-    assert selector.loads()[0].loads[0].potential_decode_blocks == 0
+    assert next(selector.loads()).loads[0].potential_decode_blocks == 0

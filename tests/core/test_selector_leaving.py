@@ -12,7 +12,8 @@ from select_service.core.load import ledger
 from select_service.core.selector import Selector, SelectorConfig
 from select_service.errors import CapacityExceeded, NotFound
 from tests.builders import a_reservation, a_select, a_selector, a_worker
-from tests.core.selector_scenes import KEY, steps_of, store
+from tests.core.selector_scenes import KEY, store
+from tests.steps import lines_of
 from tests.ticks import ticked
 
 MANY = 20
@@ -74,7 +75,7 @@ def test_a_rank_that_is_leaving_takes_no_load_and_its_slot_is_nobody_elses():
     for writer in selector.fleet.take_changes().retired:
         writer.close()
     assert selector.select(a_select(), 0.0).selection.worker_id == 2
-    assert selector.loads()[0].loads[0].active_requests == 0
+    assert next(selector.loads()).loads[0].active_requests == 0
     selector.register(a_worker(1))
     assert selector.fleet.partitions[KEY].table.find(Rank(1, 0)) is not None
     with pytest.raises(NotFound):
@@ -129,13 +130,13 @@ def test_a_worker_costs_its_own_ranks_whatever_the_size_of_the_fleet():
     costs = []
     for worker_id in range(300):
         given = a_worker(worker_id, data_parallel_size=2, taints=["x"], total_kv_blocks=9)
-        costs.append(steps_of(lambda given=given: selector.register(given)))
+        costs.append(lines_of(lambda given=given: selector.register(given)))
     assert max(costs[250:]) <= 1.5 * max(costs[1:50])
-    gone = [steps_of(lambda w=worker_id: selector.delete(w, 0.0)) for worker_id in (280, 290)]
+    gone = [lines_of(lambda w=worker_id: selector.delete(w, 0.0)) for worker_id in (280, 290)]
     few = a_selector()
     for worker_id in range(3):
         few.register(a_worker(worker_id, data_parallel_size=2, taints=["x"], total_kv_blocks=9))
-    assert max(gone) <= 1.5 * steps_of(lambda: few.delete(1, 0.0))
+    assert max(gone) <= 1.5 * lines_of(lambda: few.delete(1, 0.0))
 
 
 @pytest.mark.parametrize("error", [MemoryError("no"), OSError(12, "Cannot allocate memory")])

@@ -4,12 +4,16 @@ import pytest
 
 from select_service.bodies.admission import BusyThresholdChange
 from select_service.core import selector as root
+from select_service.core.admission import admission_report
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.fleet import fleet as fleets
+from select_service.core.views import ranks as ranks_view
+from select_service.core.views import state_report
 from select_service.core.workers.taints import TaintNames
 from select_service.errors import CapacityExceeded
 from tests.builders import a_selector, a_worker
-from tests.core.selector_scenes import KEY, steps_of
+from tests.core.selector_scenes import KEY
+from tests.steps import lines_of, longest_step, result_of
 
 METRICS = "http://10.0.0.1:8000/metrics"
 READING = EngineReading(0.5, 0, 0)
@@ -47,7 +51,7 @@ def test_verbs_that_need_few_records_do_not_look_at_the_catalog():
             "engines": lambda s=selector: s.look_at_engines(1.0),
             "tick": lambda s=selector: s.gate.tick(1.0),
         }
-        costs.append({name: steps_of(verb) for name, verb in verbs.items()})
+        costs.append({name: lines_of(verb) for name, verb in verbs.items()})
     few, many = costs
     assert few == many
 
@@ -102,7 +106,7 @@ def test_taints_cost_once_per_worker_and_not_per_rank():
         given = a_worker(1, data_parallel_size=ranks, taints=[f"t{n}" for n in range(taints)])
         selector = a_selector()
         selector.register(a_worker(2))
-        return steps_of(lambda: selector.register(given))
+        return lines_of(lambda: selector.register(given))
 
     few, many = (cost_of(ranks, 100) - cost_of(ranks, 0) for ranks in (2, 64))
     assert many == few
@@ -129,3 +133,43 @@ def test_a_worker_whose_taints_find_no_memory_changes_nothing(monkeypatch):
     assert selector.register(a_worker(2, taints=["b", "c", "d"])).lifecycle == "schedulable"
     selector.delete(1, 0.0)
     selector.check_invariants()
+
+
+def a_wide_fleet(partitions, ranks):
+    """As many partitions with one rank, and one with many ranks."""
+    selector = a_selector()
+    for number in range(partitions):
+        selector.register(a_worker(number, model_name=f"m{number}", metrics_endpoint=METRICS))
+    selector.register(a_worker(9999, data_parallel_size=ranks))
+    return selector
+
+
+def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(monkeypatch):
+    monkeypatch.setattr(ranks_view, "ROWS_PER_STEP", 8)
+    monkeypatch.setattr(admission_report, "RANKS_PER_STEP", 8)
+    costs = []
+    for partitions, ranks in ((3, 16), (100, 160)):
+        selector = a_wide_fleet(partitions, ranks)
+        selector.set_thresholds(BusyThresholdChange(model="m1", active_decode_blocks_threshold=1.0))
+        heard(selector, 0.0)
+        reporting = admission_report.admission_report
+        steps = {
+            "loads": selector.loads(),
+            "report": state_report.report(selector.fleet, selector.ledger, 8),
+            "admission": reporting(selector.gate, selector.fleet.partitions, 0.0),
+        }
+        costs.append({name: longest_step(found) for name, found in steps.items()})
+    few, many = costs
+    # Names of partitions are gathered and sorted at once: a line or two for each of 97 more.
+    assert all(many[name] <= few[name] + 3 * 97 for name in few), costs
+
+
+def test_a_partition_that_leaves_while_others_are_shown_is_left_out():
+    selector = a_wide_fleet(3, 1)
+    loads = selector.loads()
+    reporting = state_report.report(selector.fleet, selector.ledger, 8)
+    assert next(loads).model_name == "m"
+    next(reporting)
+    selector.delete(1, 0.0)
+    assert [view.model_name for view in loads] == ["m0", "m2"]
+    assert [p.model_name for p in result_of(reporting).partitions] == ["m0", "m2", "m"]

@@ -25,6 +25,7 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
+from tests.steps import result_of
 from tests.ticks import ticked
 
 NOW = 1000.0
@@ -105,14 +106,13 @@ def metrics():
 
 
 def scraped(metrics, selector, listeners):
-    return Scraped(metrics.text(metrics.observe(selector, Edges(listeners.statuses))).decode())
+    seen = result_of(metrics.observe(selector, Edges(listeners.statuses)))
+    return Scraped(metrics.text(seen).decode())
 
 
 @pytest.fixture
 def scrape(metrics, selector, listeners):
-    return lambda: Scraped(
-        metrics.text(metrics.observe(selector, Edges(listeners.statuses))).decode()
-    )
+    return lambda: scraped(metrics, selector, listeners)
 
 
 SCOPE = {"model_name": "m", "tenant_id": "default"}
@@ -333,11 +333,8 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, sel
     metrics.request("/select", "POST", 200)
     metrics.selection("/select", 1e-4)
     replicas = msgspec.convert(BY_ID["replica_status"].answers[200].example, ReplicaStatus)
-    seen = Scraped(
-        metrics.text(
-            metrics.observe(selector, Edges(listeners.statuses, replicas, engine_scrapes={"ok": 1}))
-        ).decode()
-    )
+    edges = Edges(listeners.statuses, replicas, engine_scrapes={"ok": 1})
+    seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
     exposed = {
         name + ("_total" if family.type == "counter" else "")
         for name, family in seen.families.items()

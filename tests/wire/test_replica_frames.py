@@ -40,7 +40,7 @@ def injected_loads(payloads):
     seen = []
     for payload in payloads:
         selector.replicas.apply(decode(payload), now=0.0)
-        rows = selector.loads()[0].loads
+        rows = next(selector.loads()).loads
         seen.append(
             {
                 f"{row.worker_id}:{row.dp_rank}": [

@@ -1,6 +1,6 @@
 """The admission stage as plain numbers, for metrics."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import NamedTuple
 
 from select_service.bodies.admission import BusyThresholdView
@@ -13,6 +13,10 @@ from select_service.core.histogram import Histogram
 from select_service.core.identity import PartitionKey, Rank
 
 NO_BOUND = Backlog(0, 0)
+
+
+RANKS_PER_STEP = 256
+"""Ranks whose engines' readings are looked at before others may be served."""
 
 
 class AdmissionReport(NamedTuple):
@@ -35,13 +39,13 @@ class AdmissionReport(NamedTuple):
 
 def admission_report(
     gate: Gate, partitions: Mapping[PartitionKey, Partition], now: float
-) -> AdmissionReport:
-    """The numbers of now.  Costs O(ranks + waiting classes)."""
+) -> Generator[None, None, AdmissionReport]:
+    """The numbers of now, in steps.  Costs O(ranks + waiting classes)."""
     tally, tiers, rules = gate.tally, gate.tiers, gate.rules
+    busy = yield from _busy(gate, partitions)
+    readings, stale = yield from _engines(gate, partitions, now)
     outcomes = tally.outcomes()
-    readings, stale = _engines(gate, partitions, now)
     models = {key.model_name for key in partitions}
-    judged = not gate.judge.thresholds.off
     return AdmissionReport(
         issued=sum(outcomes.values()) + gate.waiting.requests,
         rejected=tally.rejected,
@@ -52,7 +56,7 @@ def admission_report(
         tier_shed={tier: tier in tiers.shed_names for tier in tiers.names},
         classes=gate.by_class(),
         waits={name: waits.copy() for name, waits in tally.waits.items()},
-        busy={key: gate.judge.counts(part) for key, part in partitions.items()} if judged else {},
+        busy=busy,
         thresholds=tuple(gate.judge.thresholds.views(models)),
         engine_readings=readings,
         engine_stale=stale,
@@ -61,15 +65,32 @@ def admission_report(
 
 def _engines(
     gate: Gate, partitions: Mapping[PartitionKey, Partition], now: float
-) -> tuple[dict[tuple[PartitionKey, Rank], EngineReading], int]:
+) -> Generator[None, None, tuple[dict[tuple[PartitionKey, Rank], EngineReading], int]]:
     """Fresh readings, and how many are stale."""
     engines = gate.judge.engines
     fresh, stale = {}, 0
-    for key, partition in partitions.items() if engines else ():
-        for rank in partition.table.ranks():
+    for key, partition in list(partitions.items()) if engines else ():
+        for number, rank in enumerate(partition.table.ranks(), 1):
             heard = engines.last(rank)
             if heard is not None and engines.is_fresh(heard, now):
                 fresh[(key, rank)] = heard.reading
             else:
                 stale += heard is not None
+            if number % RANKS_PER_STEP == 0:
+                yield
+        yield
     return fresh, stale
+
+
+def _busy(
+    gate: Gate, partitions: Mapping[PartitionKey, Partition]
+) -> Generator[None, None, dict[PartitionKey, BusyCounts]]:
+    """Empty when nobody is judged."""
+    found: dict[PartitionKey, BusyCounts] = {}
+    if gate.judge.thresholds.off:
+        return found
+    for key, partition in list(partitions.items()):
+        if partitions.get(key) is partition:
+            found[key] = gate.judge.counts(partition)
+            yield
+    return found

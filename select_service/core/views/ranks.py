@@ -1,26 +1,52 @@
 """Load and overlap of the ranks of one partition, as the bodies that clients read."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
-from select_service.bodies.inspection import OverlapRow, RankLoad
+from select_service.bodies.inspection import (
+    OverlapRow,
+    OverlapScores,
+    PartitionLoads,
+    RankLoad,
+    SharedCache,
+)
 from select_service.core.decide.placement_kernels import DECODE, EFFECTIVE_PREFILL_TOKENS
 from select_service.core.decide.policies import policy_of
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition
+from select_service.core.identity import Rank
 from select_service.core.load import kernels
 
+ROWS_PER_STEP = 256
+"""Ranks of a partition whose load is shown before others may be served."""
 
-def loads_of(partition: Partition) -> list[RankLoad]:
-    """Current load of every rank, by worker and rank."""
+
+def loads_of(
+    partition: Partition, pending_count: int, pending_isl_tokens: int
+) -> Iterator[PartitionLoads | None]:
+    """Load of every rank at this moment, by worker and rank; None after a part of them."""
     load = partition.load
-    return _rank_loads(partition, load.totals[:, kernels.PREFILL_TOKENS], load.active_blocks())
+    prefill_tokens = load.totals[:, kernels.PREFILL_TOKENS]
+    rows = []
+    for row in _rank_loads(partition, prefill_tokens, load.active_blocks()):
+        rows.append(row)
+        if len(rows) % ROWS_PER_STEP == 0:
+            yield None
+    yield PartitionLoads(
+        model_name=partition.key.model_name,
+        tenant_id=partition.key.tenant_id,
+        loads=rows,
+        pending_count=pending_count,
+        pending_isl_tokens=pending_isl_tokens,
+    )
 
 
 def potential_loads_of(
     partition: Partition, prompt: Prompt, config: RouterConfig
-) -> list[RankLoad]:
+) -> Iterator[RankLoad]:
     """What the load of every rank would be with this prompt on it."""
     partition.placing.place(prompt, config, partition.table.open)
     terms = partition.placing.last.terms
@@ -30,37 +56,51 @@ def potential_loads_of(
     return _rank_loads(partition, prefill, terms[DECODE].astype(np.int64))
 
 
-def overlap_rows(partition: Partition, prompt: Prompt, config: RouterConfig) -> list[OverlapRow]:
-    """Matched blocks of every rank, by worker and rank."""
+def overlap_of(
+    partition: Partition, prompt: Prompt, config: RouterConfig
+) -> tuple[OverlapScores, Iterator[OverlapRow]]:
+    """Blocks of every rank that match at the moment of the call, by worker and rank.
+
+    The scores come without their rows, and these beside them.
+    """
     matched, policy = partition.index.match(prompt.block_hashes).tolist(), policy_of(config)
-    rows = []
-    for rank, slot in sorted(partition.table.slots()):
-        gpu, cpu, _, external = matched[slot]
-        rows.append(
-            OverlapRow(
-                worker_id=rank.worker_id,
-                dp_rank=rank.dp_rank,
-                device_blocks=gpu,
-                host_pinned_blocks=cpu,
-                disk_blocks=external,
-                host_pinned_extension_blocks=cpu - gpu,
-                disk_extension_blocks=external - cpu,
-                shared_beyond_device_blocks=None,
-                router_credit_blocks=policy.credit_blocks(matched[slot], config),
-            )
-        )
-    return rows
+    rows = (
+        _overlap_row(rank, matched[slot], policy.credit_blocks(matched[slot], config))
+        for rank, slot in sorted(partition.table.slots())
+    )
+    scores = OverlapScores(
+        block_size=partition.block_size,
+        num_blocks=len(prompt.sequence_hashes),
+        workers=[],
+        shared_cache=SharedCache(),
+    )
+    return scores, rows
+
+
+def _overlap_row(rank: Rank, matched: list[int], credit_blocks: float) -> OverlapRow:
+    gpu, cpu, _, external = matched
+    return OverlapRow(
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        device_blocks=gpu,
+        host_pinned_blocks=cpu,
+        disk_blocks=external,
+        host_pinned_extension_blocks=cpu - gpu,
+        disk_extension_blocks=external - cpu,
+        shared_beyond_device_blocks=None,
+        router_credit_blocks=credit_blocks,
+    )
 
 
 def _rank_loads(
     partition: Partition,
     prefill_tokens: npt.NDArray[np.int64],
     decode_blocks: npt.NDArray[np.int64],
-) -> list[RankLoad]:
+) -> Iterator[RankLoad]:
     """Of plain lists: an array costs as much per element as all the rest."""
     requests = partition.load.totals[:, kernels.REQUESTS].tolist()
     tokens, blocks = prefill_tokens.tolist(), decode_blocks.tolist()
-    return [
+    return (
         RankLoad(
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,
@@ -69,4 +109,4 @@ def _rank_loads(
             active_requests=requests[slot],
         )
         for rank, slot in sorted(partition.table.slots())
-    ]
+    )

@@ -4,7 +4,7 @@ Taking a report changes nothing.  It costs O(partitions + workers + ranks asked 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, get_args
 
@@ -74,13 +74,18 @@ class Report(NamedTuple):
         return sum(partition.n_ranks for partition in self.partitions)
 
 
-def report(fleet: Fleet, ledger: Ledger, ranks_max: int) -> Report:
-    """The numbers of now, with at most `ranks_max` single ranks over all partitions."""
+def report(fleet: Fleet, ledger: Ledger, ranks_max: int) -> Generator[None, None, Report]:
+    """The numbers of now, with at most `ranks_max` single ranks over all partitions.
+
+    In steps, one for each partition; partitions that leave meanwhile are left out.
+    """
     partitions = []
     room = ranks_max
-    for partition in fleet.partitions.values():
-        partitions.append(_partition(partition, room))
-        room -= len(partitions[-1].ranks)
+    for key, partition in list(fleet.partitions.items()):
+        if fleet.partitions.get(key) is partition:
+            partitions.append(_partition(partition, room))
+            room -= len(partitions[-1].ranks)
+            yield
     held = ledger.held
     return Report(
         partitions=tuple(partitions),
@@ -101,14 +106,14 @@ def _by_lifecycle(workers: list[Worker]) -> dict[Lifecycle, int]:
 
 def _partition(partition: Partition, ranks_max: int) -> PartitionReport:
     loads = _loads(partition)
-    by_rank = sorted(partition.table.slots())
+    by_rank = sorted(partition.table.slots()) if ranks_max else []
     return PartitionReport(
         model_name=partition.key.model_name,
         tenant_id=partition.key.tenant_id,
         block_size=partition.block_size,
         prefix_index=partition.index.stats(),
         tally=replace(partition.tally),
-        n_ranks=len(by_rank),
+        n_ranks=len(partition.table),
         load=Load(*loads.sum(axis=0).tolist()),
         ranks=tuple(
             RankReport(*rank, Load(*loads[slot].tolist())) for rank, slot in by_rank[:ranks_max]

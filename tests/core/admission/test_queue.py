@@ -302,7 +302,7 @@ def test_reservations_and_questions_never_wait():
     scene = full_scene()
     scene.ask("a")
     scene.fill(1, name="one more")
-    row = scene.selector.loads()[0].loads[0]
+    row = next(scene.selector.loads()).loads[0]
     assert (row.active_requests, row.potential_prefill_tokens) == (2, 32)
 
 

@@ -98,10 +98,10 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def what_we_said_comes_back(self, name):
-        before = self.selector.loads()
+        before = list(self.selector.loads())
         event = self.event(Freed, name, Rank(1, 0), self.selector.router_id)
         assert self.apply(event) == "own"
-        assert self.selector.loads() == before
+        assert list(self.selector.loads()) == before
 
     def expect_said(self, kind, name):
         (event,) = self.said

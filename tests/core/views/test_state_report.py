@@ -15,6 +15,7 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
+from tests.steps import result_of
 from tests.ticks import ticked
 
 RANKS = 1000
@@ -30,7 +31,7 @@ def selector():
 
 
 def report(selector, ranks_max):
-    return state_report.report(selector.fleet, selector.ledger, ranks_max)
+    return result_of(state_report.report(selector.fleet, selector.ledger, ranks_max))
 
 
 def hold(selector, rank, tokens):
