@@ -90,7 +90,7 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
         )
     follower = CatalogFollower(selector.fleet, ingest, callbacks)
     service = Service(config, version, selector, ingest, follower, Metrics(version), replicas)
-    service.callback_failures = callbacks.failures
+    service.callback_failures, service.callback_failed = callbacks.failures, callbacks.failed
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     return Parts(service, follower, replicas)

@@ -55,6 +55,10 @@ class Application:
         """Count an answer that the connection gave before a request had come in."""
         self._service.metrics.request("unknown", "any", status)
 
+    def failed(self, callback: str) -> None:
+        """Count, and tell of, what a callback of the event loop raised."""
+        self._service.callback_failed(callback)
+
     def ending(self) -> None:
         """Requests that wait for a worker are answered at once."""
         error = ShuttingDown("the service is ending; nothing was done")

@@ -1,6 +1,6 @@
 """What every handler works with, and the endpoint that gives a handler its errors and its count."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -59,6 +59,7 @@ class Service:
     replicas: ReplicaPlane | None = None
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
+    callback_failed: Callable[[str], None] = lambda name: None
     tasks: Mapping[str, TaskCounts] = field(default_factory=dict)
     dump_slots: Slots = field(default_factory=lambda: Slots(DUMPS_MAX, "dumps are being sent"))
     json_dumps: int = 0

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing.hashes import Hashes
-from select_service.bodies.reservations import ReservationRequest
+from select_service.bodies.reservations import Reservation, ReservationRequest
 from select_service.bodies.selection import Overlap, Selection, SelectRequest
 from select_service.core.decide.explain import Candidate, explained
 from select_service.core.decide.prompt import Prompt
@@ -189,3 +189,15 @@ def booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterCon
             f"effective_prefill_tokens ({tokens}) must not exceed isl_tokens ({prompt.isl_tokens})"
         )
     return tokens
+
+
+def booked_answer(reservation_id: str, partition: Partition, slot: int) -> Reservation:
+    row = partition.table.row(slot)
+    return Reservation(
+        reservation_id=reservation_id,
+        model_name=partition.key.model_name,
+        tenant_id=partition.key.tenant_id,
+        worker_id=row.rank.worker_id,
+        dp_rank=row.rank.dp_rank,
+        endpoint=row.worker.given.endpoint or "",
+    )

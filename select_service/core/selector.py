@@ -59,7 +59,14 @@ from select_service.core.decide.prompt import (
     prompt_of,
 )
 from select_service.core.decide.router_config import RouterConfig, overridden
-from select_service.core.decisions import Decision, Decisions, Job, Wanted, booked_tokens
+from select_service.core.decisions import (
+    Decision,
+    Decisions,
+    Job,
+    Wanted,
+    booked_answer,
+    booked_tokens,
+)
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
@@ -261,7 +268,7 @@ class Selector:
         output, lora = request.expected_output_tokens, request.lora_name
         booked = Wanted(request.reservation_id, tokens, output, lora)
         self._decisions.book(partition, slot, prompt, config, booked, now)
-        return _booked_answer(request.reservation_id, partition, slot)
+        return booked_answer(request.reservation_id, partition, slot)
 
     def _slot_of(self, partition: Partition, rank: Rank) -> int:
         """Raises NotFound."""
@@ -489,18 +496,6 @@ class Selector:
                 partition = self.fleet.partitions[booking.key]
                 assert partition.account is booking.account
                 assert partition.table.find(booking.rank) == booking.slot
-
-
-def _booked_answer(reservation_id: str, partition: Partition, slot: int) -> Reservation:
-    row = partition.table.row(slot)
-    return Reservation(
-        reservation_id=reservation_id,
-        model_name=partition.key.model_name,
-        tenant_id=partition.key.tenant_id,
-        worker_id=row.rank.worker_id,
-        dp_rank=row.rank.dp_rank,
-        endpoint=row.worker.given.endpoint or "",
-    )
 
 
 def _key_of(query: PromptFields) -> PartitionKey:

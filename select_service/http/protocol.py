@@ -39,6 +39,7 @@ the data where the head ends.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import httptools
@@ -68,6 +69,8 @@ REQUEST_READ_S_MAX = 30.0
 UNREAD_S_MAX = 30.0
 """How long a client may leave an answer lying without taking any of it."""
 WATCH_EVERY_S = 5.0
+CALLBACK = "http_connection"
+"""Failures of a connection are counted under this name."""
 
 PARSED_AT_ONCE = 4096
 """Bytes that may hold many small things, such as heads and chunks; a body of known size is one."""
@@ -90,6 +93,9 @@ class Application(Protocol):
 
     def refused(self, status: int) -> None:
         """A connection gave an answer before a request had come in."""
+
+    def failed(self, callback: str) -> None:
+        """A callback of the event loop raised what is being handled."""
 
     def ending(self) -> None:
         """The process ends: whoever waits is answered now."""
@@ -132,7 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._answered: RequestResponseCycle | None = None
         self._began: float | None = self.loop.time()
         self._unsent, self._unsent_since = 0, 0.0
-        self._watch = self.loop.call_later(WATCH_EVERY_S, self._check_progress)
+        self._watch_on()
         if len(self.connections) > CONNECTIONS_MAX:
             self._refuse(CapacityExceeded(f"more than {CONNECTIONS_MAX} connections"))
 
@@ -148,11 +154,29 @@ class BoundedProtocol(HttpToolsProtocol):
     # Bytes
 
     def data_received(self, data: bytes) -> None:
-        if self.pipeline or self._held or len(data) > max(PARSED_AT_ONCE, self._body_left):
-            self._held = memoryview(bytes(self._held) + data)  # TLS may have had more already
-            self._parse_held()
-        elif not self._is_deaf():
-            self._parse(data)
+        try:
+            if self.pipeline or self._held or len(data) > max(PARSED_AT_ONCE, self._body_left):
+                self._held = memoryview(bytes(self._held) + data)  # TLS may have had more already
+                self._parse_held()
+            elif not self._is_deaf():
+                self._parse(data)
+        except Exception:
+            self._fail()
+
+    def _supervised(self, callback: Callable[[], None]) -> None:
+        """What the loop calls: it would print what is raised, and nobody would read on."""
+        try:
+            callback()
+        except Exception:
+            self._fail()
+
+    def _fail(self) -> None:
+        """A bug.  In what state the connection is nobody knows, so it ends."""
+        self.config.app.failed(CALLBACK)  # type: ignore[union-attr]
+        self.transport.abort()
+
+    def _parse_soon(self) -> None:
+        self.loop.call_soon(self._supervised, self._parse_held)
 
     def _parse_held(self) -> None:
         """A turn's share of what has been read.  The rest waits for its turn, or for an answer."""
@@ -168,7 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._held:
             self.flow.pause_reading()
             if not self.pipeline:
-                self.loop.call_soon(self._parse_held)
+                self._parse_soon()
         elif self._takes_more():
             self.flow.resume_reading()
 
@@ -271,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if was_last and self._farewell is not None:
             self._say(self._farewell)
         elif self._held and not self.pipeline:
-            self.loop.call_soon(self._parse_held)
+            self._parse_soon()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(MalformedHttp(msg))
@@ -303,8 +327,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Time
 
+    def _watch_on(self) -> None:
+        self._watch = self.loop.call_later(WATCH_EVERY_S, self._supervised, self._check_progress)
+
     def _check_progress(self) -> None:
-        self._watch = self.loop.call_later(WATCH_EVERY_S, self._check_progress)
+        self._watch_on()
         if self._is_unread():
             self.transport.abort()
         elif self._began is None:

@@ -49,6 +49,7 @@ class Conversation:
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes]] = []
         self.refusals: list[int] = []
+        self.failures: list[str] = []
         self.gone: list[str] = []
         self.scopes: list[dict[str, Any]] = []
         self.may_answer = asyncio.Event()
@@ -63,6 +64,9 @@ class Conversation:
 
     def refused(self, status: int) -> None:
         self.refusals.append(status)
+
+    def failed(self, callback: str) -> None:
+        self.failures.append(callback)
 
     def ending(self) -> None:
         """Nobody waits."""

@@ -1,0 +1,75 @@
+"""A bug in what the event loop calls is counted, and ends its connection and nothing else."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from select_service.http import protocol as bounds
+from select_service.http.protocol import CALLBACK, BoundedProtocol
+from tests.api.in_process import Api
+from tests.http.conversation import Conversation
+
+GET = b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def fail(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("sent", [GET, GET * 2000], ids=["small", "large"])
+def test_a_failure_in_what_is_received_ends_the_connection(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        conversation = Conversation()
+        monkeypatch.setattr(BoundedProtocol, "_parse", fail)
+        conversation.say(sent)
+        await conversation.settle()
+        assert conversation.failures == [CALLBACK]
+        assert conversation.wire.closed
+
+    asyncio.run(scene())
+
+
+def test_a_failure_in_what_is_parsed_later_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene() -> None:
+        conversation = Conversation()
+        conversation.say(GET * 2000)
+        assert not conversation.wire.reading
+        monkeypatch.setattr(BoundedProtocol, "_parse", fail)
+        await conversation.settle()
+        assert conversation.failures == [CALLBACK]
+        assert conversation.wire.closed
+
+    asyncio.run(scene())
+
+
+def test_a_failure_of_the_watch_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.001)
+        monkeypatch.setattr(BoundedProtocol, "_is_unread", fail)
+        conversation = Conversation()
+        while not conversation.failures:
+            await asyncio.sleep(0.001)
+        assert conversation.wire.closed
+        conversation.protocol.connection_lost(None)
+
+    asyncio.run(scene())
+
+
+def test_failures_of_connections_are_a_metric(api: Api) -> None:
+    try:
+        fail()
+    except ZeroDivisionError:
+        api.service.callback_failed(CALLBACK)
+    text = api.get("/metrics").body
+    assert f'select_service_callback_failures_total{{callback="{CALLBACK}"}} 1.0' in text
+
+
+@pytest.fixture
+def api() -> Any:
+    with Api() as service:
+        yield service
