@@ -1,6 +1,6 @@
 """Workers as /workers and /ready show them: catalog, hints, listeners and admission together."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from time import monotonic
 
 import msgspec
@@ -8,40 +8,75 @@ from msgspec import UnsetType
 
 from indexer.sockets.listener import ListenerStatus
 from select_service.api.service import Service
-from select_service.bodies.workers import KvEventDoubt, KvEventStatus, WorkerRecord
+from select_service.bodies.workers import KvEventDoubt, KvEventStatus, Lifecycle, WorkerRecord
+from select_service.core.admission.worker_view import (
+    RANKS_PER_STEP,
+    AdmissionScene,
+    worker_admission,
+)
+from select_service.core.identity import PartitionKey
 from select_service.core.workers.catalog import Worker
 
 WORKERS_AT_ONCE = 32
 """Records whose busy state is computed together; it costs O(ranks of their partitions)."""
 
+Scenes = dict[PartitionKey, AdmissionScene]
 
-def records(service: Service, workers: list[Worker]) -> Iterator[WorkerRecord]:
+
+def records(service: Service, workers: list[Worker]) -> Iterator[WorkerRecord | None]:
     """The records with what the listeners of their ranks have seen, and with their busy state.
 
-    Each is made when it is asked for.  Workers that were changed meanwhile are left out: they are
-    others now, or gone.
+    Each is made when it is asked for; None after a part of the ranks of one.  Workers that were
+    changed meanwhile are left out: they are others now, or gone.
     """
-    selector = service.selector
     for begin in range(0, len(workers), WORKERS_AT_ONCE):
-        some = workers[begin : begin + WORKERS_AT_ONCE]
+        scenes: Scenes = {}
         now = monotonic()
-        present = [w for w in some if selector.fleet.catalog.find(w.worker_id) is w]
-        admissions = selector.worker_admissions(present, now)
-        for worker in present:
-            record = selector.record(worker)
-            record.admission = admissions.get(worker.worker_id, msgspec.UNSET)
-            record.deleted = selector.deletion(worker.worker_id, now) or msgspec.UNSET
-            record.kv_events = _kv_events(service, worker, now) or msgspec.UNSET
-            yield record
+        for worker in workers[begin : begin + WORKERS_AT_ONCE]:
+            lifecycle = worker.lifecycle
+            steps = _record(service, worker, scenes, now)
+            while _stands(service, worker, lifecycle):
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    yield end.value
+                    break
+                yield None
 
 
-def _kv_events(service: Service, worker: Worker, now: float) -> dict[int, KvEventStatus]:
+def _stands(service: Service, worker: Worker, lifecycle: Lifecycle) -> bool:
+    """Is it as it was?"""
+    known = service.selector.fleet.catalog.find(worker.worker_id)
+    return known is worker and worker.lifecycle == lifecycle
+
+
+def _record(
+    service: Service, worker: Worker, scenes: Scenes, now: float
+) -> Generator[None, None, WorkerRecord]:
+    """scenes: those of partitions that have been looked at"""
+    selector = service.selector
+    record = selector.record(worker)
+    record.deleted = selector.deletion(worker.worker_id, now) or msgspec.UNSET
+    if worker.schedulable:
+        scene = scenes.get(worker.key)
+        if scene is None:
+            scene = scenes[worker.key] = selector.admission_scene(worker.key, now)
+        record.admission = (yield from worker_admission(scene, worker)) or msgspec.UNSET
+        record.kv_events = (yield from _kv_events(service, worker, now)) or msgspec.UNSET
+    return record
+
+
+def _kv_events(
+    service: Service, worker: Worker, now: float
+) -> Generator[None, None, dict[int, KvEventStatus]]:
     """By dp_rank, of the ranks that are listened to."""
     found = {}
-    for dp_rank in worker.dp_ranks() if worker.schedulable else ():
+    for number, dp_rank in enumerate(worker.dp_ranks(), 1):
         status = service.ingest.status_of((worker.worker_id, dp_rank))
         if status is not None:
             found[dp_rank] = _shown(status, now)
+        if number % RANKS_PER_STEP == 0:
+            yield
     return found
 
 

@@ -12,7 +12,7 @@ from select_service.api import parameters
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, trace_of
-from select_service.api.turns import encoded_in_turns
+from select_service.api.turns import encoded_in_turns, in_turns
 from select_service.api.worker_records import records
 from select_service.bodies.workers import (
     WorkerPatch,
@@ -136,9 +136,11 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
     )
 )
 async def show(service: Service, request: Request, worker_id: int) -> Response:
-    worker = service.selector.worker(worker_id)
-    (record,) = records(service, [worker])
-    return json_response(record)
+    shown: list[WorkerRecord] = []
+    while not shown:  # a worker that changes meanwhile is looked at anew
+        worker = service.selector.worker(worker_id)
+        shown = await in_turns(records(service, [worker]))
+    return json_response(shown[0])
 
 
 @WORKERS.declare(

@@ -7,7 +7,6 @@ call of `settle` soon; it must not block, raise or call back.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
 from random import Random
 from typing import NamedTuple
 
@@ -37,7 +36,6 @@ from select_service.bodies.reservations import (
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import (
     Deletion,
-    WorkerAdmission,
     WorkerPatch,
     WorkerRecord,
     WorkerRegistration,
@@ -49,7 +47,7 @@ from select_service.core.admission.priority_tiers import PriorityTiers
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.waiting import Ticket
-from select_service.core.admission.worker_view import worker_admissions
+from select_service.core.admission.worker_view import AdmissionScene, admission_scene
 from select_service.core.decide.candidates import candidates
 from select_service.core.decide.prompt import (
     Prompt,
@@ -309,16 +307,9 @@ class Selector:
         """GET /admission."""
         return admission_state(self.gate, self.thresholds().thresholds)
 
-    def worker_admissions(self, workers: list[Worker], now: float) -> dict[int, WorkerAdmission]:
-        """How these workers stand to the busy thresholds; without those that nothing judges.
-
-        workers: as they are now, those of one partition side by side.  O(slots of their partitions)
-        """
-        found: dict[int, WorkerAdmission] = {}
-        schedulable = (worker for worker in workers if worker.schedulable)
-        for key, some in groupby(schedulable, lambda worker: worker.key):
-            found |= worker_admissions(self.gate.judge, self.fleet.partitions[key], some, now)
-        return found
+    def admission_scene(self, key: PartitionKey, now: float) -> AdmissionScene:
+        """What `worker_admission` shows the workers of a partition by.  O(its slots)"""
+        return admission_scene(self.gate.judge, self.fleet.partitions[key], now)
 
     def engine_workers(self) -> list[int]:
         """Workers whose engines serve metrics, by id; O(such workers)."""

@@ -4,7 +4,7 @@ import pytest
 
 from select_service.bodies.admission import BusyThresholdChange
 from select_service.core import selector as root
-from select_service.core.admission import admission_report
+from select_service.core.admission import admission_report, worker_view
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.fleet import fleet as fleets
 from select_service.core.views import ranks as ranks_view
@@ -173,3 +173,17 @@ def test_a_partition_that_leaves_while_others_are_shown_is_left_out():
     selector.delete(1, 0.0)
     assert [view.model_name for view in loads] == ["m0", "m2"]
     assert [p.model_name for p in result_of(reporting).partitions] == ["m0", "m2", "m"]
+
+
+def test_a_worker_of_many_ranks_is_shown_in_steps_that_do_not_grow_with_it(monkeypatch):
+    monkeypatch.setattr(worker_view, "RANKS_PER_STEP", 4)
+    costs = []
+    for ranks in (8, 64):
+        selector = a_selector()
+        selector.register(a_worker(1, data_parallel_size=ranks, metrics_endpoint=METRICS))
+        scene, worker = selector.admission_scene(KEY, 0.0), selector.worker(1)
+        steps = worker_view.worker_admission(scene, worker)
+        next(steps)
+        costs.append(lines_of(lambda s=steps: next(s)))
+        assert len(result_of(steps).ranks) == ranks
+    assert costs[0] == costs[1]

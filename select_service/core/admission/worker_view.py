@@ -1,6 +1,6 @@
 """How workers stand to the busy thresholds, for GET /workers."""
 
-from collections.abc import Iterable
+from collections.abc import Generator
 from math import isnan
 from typing import NamedTuple
 
@@ -17,35 +17,44 @@ from select_service.core.identity import Rank
 from select_service.core.load import kernels
 from select_service.core.workers.catalog import Worker
 
+RANKS_PER_STEP = 128
+"""Ranks of a worker that are shown before others may be served."""
 
-class _Scene(NamedTuple):
-    """What the ranks of one partition are shown by; computed once for all of them."""
+
+class AdmissionScene(NamedTuple):
+    """What the ranks of one partition are shown by; computed once for several workers."""
 
     partition: Partition
     engines: EngineLoads
+    limits: BusyThresholds
     free: Mask
     active_blocks: npt.NDArray[np.int64]
     now: float
 
 
-def worker_admissions(
-    judge: BusyJudge, partition: Partition, workers: Iterable[Worker], now: float
-) -> dict[int, WorkerAdmission]:
-    """By worker id, of workers of one partition.  Those are left out that no threshold judges and
-    whose engine is not asked.
-    """
+def admission_scene(judge: BusyJudge, partition: Partition, now: float) -> AdmissionScene:
+    """O(slots)"""
     limits = judge.thresholds.of(partition.key.model_name)
-    shown = [worker for worker in workers if worker.given.metrics_endpoint or not limits.off]
-    if not shown:
-        return {}
     free, blocks = judge.free_of_all(partition), partition.load.active_blocks()
-    scene = _Scene(partition, judge.engines, free, blocks, now)
-    return {worker.worker_id: _worker(scene, worker, limits) for worker in shown}
+    return AdmissionScene(partition, judge.engines, limits, free, blocks, now)
 
 
-def _worker(scene: _Scene, worker: Worker, limits: BusyThresholds) -> WorkerAdmission:
+def worker_admission(
+    scene: AdmissionScene, worker: Worker
+) -> Generator[None, None, WorkerAdmission | None]:
+    """How a worker of the partition stands, in steps: only while it is as it was at the first.
+
+    None when no threshold judges it and its engine is not asked.
+    """
+    limits = scene.limits
+    if limits.off and not worker.given.metrics_endpoint:
+        return None
     given, failure = worker.given, scene.engines.failure(worker.worker_id)
-    ranks = {rank.dp_rank: _rank(scene, rank) for rank in worker.ranks()}
+    ranks: dict[int, RankAdmission] = {}
+    for rank in worker.ranks():
+        ranks[rank.dp_rank] = _rank(scene, rank)
+        if len(ranks) % RANKS_PER_STEP == 0:
+            yield
     mute = [r for r, rank in ranks.items() if _is_mute(rank.engine)]
     error = f"kv_usage of dp_rank {mute[0]} is missing or not credible" if mute else None
     not_judged = []
@@ -60,7 +69,7 @@ def _worker(scene: _Scene, worker: Worker, limits: BusyThresholds) -> WorkerAdmi
     )
 
 
-def _rank(scene: _Scene, rank: Rank) -> RankAdmission:
+def _rank(scene: AdmissionScene, rank: Rank) -> RankAdmission:
     partition, engines = scene.partition, scene.engines
     slot = partition.table.find(rank)
     assert slot is not None

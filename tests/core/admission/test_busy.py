@@ -10,15 +10,22 @@ from select_service.bodies.prompts import PromptQuery
 from select_service.core.admission import busy_kernels
 from select_service.core.admission.busy import BUSY_TEXT
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
+from select_service.core.admission.worker_view import worker_admission
 from select_service.core.decisions import Decision
 from select_service.core.load import kernels
 from select_service.errors import CapacityExceeded, NotFound, Overloaded
 from tests.builders import a_patch
 from tests.core.admission.scenes import METRICS, Scene, hashes, pinned, store, where
+from tests.steps import result_of
 
 
 def admissions_of(scene, now):
-    return scene.selector.worker_admissions(scene.selector.workers(), now)
+    found = {}
+    for worker in scene.selector.workers():
+        if worker.schedulable:
+            at = scene.selector.admission_scene(worker.key, now)
+            found[worker.worker_id] = result_of(worker_admission(at, worker))
+    return {worker_id: admission for worker_id, admission in found.items() if admission}
 
 
 def passes(outcome):
