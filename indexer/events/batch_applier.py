@@ -7,6 +7,7 @@ indexed and why.  Not here: sequence numbers and replays (feed), decoding (kv_ev
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 
+from indexer.events.event_types import EVENT_COST
 from indexer.events.kv_events import (
     AllBlocksCleared,
     Batch,
@@ -23,8 +24,6 @@ FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_
 Source: kv_cache_spec_kind of vLLM's KV events."""
 STEP_BLOCKS_MAX = 4096
 """Blocks of one event that are changed at once."""
-EVENT_COST = 32
-"""An event costs as much as so many of its blocks, beside them."""
 SMALL_EVENTS_MAX = 64
 """Events of a batch that are applied at once, if they are short."""
 GROUPS_MAX = 1024

@@ -11,6 +11,9 @@ import numpy as np
 
 from indexer.hashing.hashes import Hashes, Tokens, block_hashes
 
+EVENT_COST = 32
+"""To read or to apply an event costs as much as so many of its blocks, beside them."""
+
 
 class DecodeError(ValueError):
     """The payload as a whole is unreadable; the text says why."""

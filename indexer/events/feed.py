@@ -222,7 +222,7 @@ class EventFeed:
             yield from self._apply(payload, None)
             return None
         if verdict is Verdict.NEXT and not self._waiting:
-            batch = self.indexed.decoded(payload, self._now)
+            batch = yield from self.indexed.decoding(payload, self._now)
             return (yield from self._apply_next(batch, seq, payload))
         if verdict is Verdict.RESTART:
             return (yield from self._restart(seq, payload))
@@ -368,7 +368,7 @@ class EventFeed:
         is_absurd = not self._waiting and seq > cursor.next_seq + JUMP_MAX
         if seq < first or seq == END_OF_REPLAY or is_absurd:
             return None
-        batch = self.indexed.decoded(payload, self._now)
+        batch = yield from self.indexed.decoding(payload, self._now)
         if self.indexed.is_foreign(batch):
             self.indexed.applier.dropped["replay_of_other_rank"] += 1
             catch_up.saw_other_rank = True
@@ -478,7 +478,7 @@ class EventFeed:
         self.indexed.advance(seq, payload, live_at)
 
     def _apply(self, payload: bytes, seq: int | None) -> Steps:
-        batch = self.indexed.decoded(payload, self._now)
+        batch = yield from self.indexed.decoding(payload, self._now)
         if (yield from self.indexed.applying(batch, seq)):
             self._is_empty()
 

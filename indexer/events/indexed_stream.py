@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from indexer.events.batch_applier import BatchApplier
 from indexer.events.doubt import Anchor, payload_digest
-from indexer.events.kv_events import Batch, DecodeError, decode
+from indexer.events.kv_events import Batch, DecodeError, decode, decoding
 from indexer.events.kv_source import KvSource
 from indexer.events.notices import Fault, Notices
 from indexer.index.slot_writer import SlotWriter
@@ -81,13 +81,20 @@ class IndexedStream:
     def decoded(self, payload: bytes, now: float) -> Batch | None:
         """None, and counted, when it is unreadable."""
         try:
-            batch = decode(payload)
+            return self._read(decode(payload), now)
         except DecodeError as error:
             self._count_unreadable(1, str(error), now)
             return None
-        if batch.bad_events:
-            self._count_unreadable(batch.bad_events, batch.last_error, now)
-        return batch
+
+    def decoding(self, payload: bytes, now: float) -> Generator[int, None, Batch | None]:
+        """As `decoded`; a large one is read step by step."""
+        if len(payload) <= SMALL_BYTES_MAX:
+            return self.decoded(payload, now)
+        try:
+            return self._read((yield from decoding(payload)), now)
+        except DecodeError as error:
+            self._count_unreadable(1, str(error), now)
+            return None
 
     def apply_small(self, batch: Batch | None, seq: int, payload: bytes, now: float) -> bool:
         """One live batch at once; False, and nothing is done, when it might take long or some of
@@ -159,6 +166,11 @@ class IndexedStream:
         own = self.own
         if own is not None:
             own.unplaced_blocks = False
+
+    def _read(self, batch: Batch, now: float) -> Batch:
+        if batch.bad_events:
+            self._count_unreadable(batch.bad_events, batch.last_error, now)
+        return batch
 
     def _count_unreadable(self, events: int, error: str | None, now: float) -> None:
         self.decode_errors += events

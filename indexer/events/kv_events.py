@@ -5,10 +5,15 @@ compiled call into flat arrays, of which the events here are views: no hash and 
 becomes a Python object.  Whatever it gives up on goes to `parser`, which reads everything.
 """
 
+from collections.abc import Generator
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from indexer.events import kernels
 from indexer.events.event_types import (
+    EVENT_COST,
     AllBlocksCleared,
     Batch,
     BlockRemoved,
@@ -26,7 +31,12 @@ from indexer.events.msgpack_kernels import (
     UNUSUAL,
     object_end,
 )
-from indexer.events.parser import EVENTS_PER_BATCH_MAX, parse_batch
+from indexer.events.parser import (
+    EVENTS_AT_ONCE,
+    EVENTS_PER_BATCH_MAX,
+    parse_batch,
+    parsing_batch,
+)
 from indexer.hashing.hashes import U64_MASK, Hashes, Tokens
 
 __all__ = [
@@ -39,6 +49,7 @@ __all__ = [
     "DecodeError",
     "Event",
     "decode",
+    "decoding",
     "local_hashes",
 ]
 
@@ -59,22 +70,67 @@ def decode(payload: bytes) -> Batch:
     of the batch's hashes and tokens.  Raises DecodeError when the payload is longer than
     PAYLOAD_BYTES_MAX, is not msgpack, or is not a batch.
     """
-    if len(payload) > PAYLOAD_BYTES_MAX:
-        raise DecodeError(f"{len(payload)} bytes, at most {PAYLOAD_BYTES_MAX} expected")
+    _check_length(payload)
     batch = scan(payload)
     return parse(payload) if batch is None else batch
 
 
+def decoding(payload: bytes) -> Generator[int, None, Batch]:
+    """As decode, in steps: yields what each has cost, in blocks or so.
+
+    What is one step all the same is the compiled reading of the whole payload, about a millisecond
+    for each MiB, and any single event.
+    """
+    _check_length(payload)
+    scanned = _scan(payload)
+    yield EVENTS_AT_ONCE * EVENT_COST
+    if scanned is None:
+        return (yield from parsing_batch(_whole_object(payload)))
+    events: list[Event] = []
+    for start in range(0, len(scanned.rows), EVENTS_AT_ONCE):
+        rows = scanned.rows[start : start + EVENTS_AT_ONCE]
+        events += scanned.events(payload, rows)
+        yield len(rows) * EVENT_COST
+    return Batch(scanned.rank, events)
+
+
 def parse(payload: bytes) -> Batch:
     """As decode, for any payload, however unusual."""
-    end = object_end(np.frombuffer(payload, np.uint8), 0)
-    if end < 0:
-        raise DecodeError(_UNREADABLE[end])
-    return parse_batch(payload[:end])
+    return parse_batch(_whole_object(payload))
 
 
 def scan(payload: bytes) -> Batch | None:
     """As parse, but None for a payload that is not common or not right."""
+    scanned = _scan(payload)
+    return scanned and Batch(scanned.rank, scanned.events(payload, scanned.rows))
+
+
+class _Scanned(NamedTuple):
+    """What the compiled reader has found; rows: int64 [events, N_COLUMNS]."""
+
+    rank: int | None
+    rows: NDArray[np.int64]
+    hashes: Hashes
+    tokens: Tokens
+
+    def events(self, payload: bytes, rows: NDArray[np.int64]) -> list[Event]:
+        """Those of some of the rows."""
+        return [_event(payload, row, self.hashes, self.tokens) for row in rows.tolist()]
+
+
+def _check_length(payload: bytes) -> None:
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise DecodeError(f"{len(payload)} bytes, at most {PAYLOAD_BYTES_MAX} expected")
+
+
+def _whole_object(payload: bytes) -> bytes:
+    end = object_end(np.frombuffer(payload, np.uint8), 0)
+    if end < 0:
+        raise DecodeError(_UNREADABLE[end])
+    return payload[:end]
+
+
+def _scan(payload: bytes) -> _Scanned | None:
     size = len(payload)
     rows_max = min(size // EVENT_BYTES_MIN + 1, EVENTS_PER_BATCH_MAX)
     rows = np.empty((rows_max, kernels.N_COLUMNS), np.int64)
@@ -83,8 +139,7 @@ def scan(payload: bytes) -> Batch | None:
     used, rank = kernels.scan_batch(np.frombuffer(payload, np.uint8), rows, hashes, tokens)
     if used == UNUSUAL:
         return None
-    events = [_event(payload, row, hashes, tokens) for row in rows[:used].tolist()]
-    return Batch(None if rank == NONE else rank, events)
+    return _Scanned(None if rank == NONE else rank, rows[:used], hashes, tokens)
 
 
 def _event(payload: bytes, row: list[int], hashes: Hashes, tokens: Tokens) -> Event:

@@ -15,6 +15,7 @@ for TensorRT-LLM, https://github.com/ai-dynamo/dynamo.
 """
 
 from array import array
+from collections.abc import Generator
 from typing import TypeAlias
 
 import msgspec
@@ -22,6 +23,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from indexer.events.event_types import (
+    EVENT_COST,
     AllBlocksCleared,
     Batch,
     BlockRemoved,
@@ -32,6 +34,8 @@ from indexer.events.event_types import (
 from indexer.hashing.hashes import U64_MASK, Tokens, salt_parts, sha256_hex_prefix
 
 EVENTS_PER_BATCH_MAX = 131_072
+EVENTS_AT_ONCE = 128
+"""Events of a large batch that are read in one step."""
 EVENT_BLOCK_SIZE_MAX = 2**32 - 1
 
 STORED_FIELDS = (
@@ -65,6 +69,17 @@ _EVENTS_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 def parse_batch(payload: bytes) -> Batch:
     """Raises DecodeError when `payload` is not a batch of at most EVENTS_PER_BATCH_MAX events."""
+    steps = parsing_batch(payload)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            batch: Batch = end.value
+            return batch
+
+
+def parsing_batch(payload: bytes) -> Generator[int, None, Batch]:
+    """As `parse_batch`, in steps: yields what each has cost, in blocks or so."""
     try:
         body = _BATCH_DECODER.decode(payload)
         raw_events, rank = _split_array(body) if isinstance(body, list) else _split_map(body)
@@ -77,11 +92,13 @@ def parse_batch(payload: bytes) -> Batch:
         )
     events: list[Event] = []
     bad_events, last_error = 0, None
-    for index, part in enumerate(parts):
+    for index, part in enumerate(parts, 1):
+        if index % EVENTS_AT_ONCE == 0:
+            yield EVENTS_AT_ONCE * EVENT_COST
         try:
             event = _parse_event(part)
         except _BadEvent as error:
-            bad_events, last_error = bad_events + 1, f"event {index}: {error}"
+            bad_events, last_error = bad_events + 1, f"event {index - 1}: {error}"
             continue
         if event is not None:
             events.append(event)

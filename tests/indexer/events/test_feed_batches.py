@@ -1,6 +1,8 @@
 import pytest
 
+from indexer.events import kv_events, parser
 from indexer.events.notices import NOTICE_INTERVAL_S, Fault
+from indexer.events.parser import EVENTS_AT_ONCE
 from tests.indexer.events.feed_scenes import a_feed, applied, live, send
 from tests.models.event_feed_model import RANK, RecordingWriter, batch, identified
 
@@ -98,6 +100,27 @@ def test_bad_event_is_counted_and_its_neighbours_are_applied():
     live(feed, 0, batch(["BlockRemoved", "x"], ["BlockRemoved", [7]], ["Novelty"]), 0.0)
     assert feed.indexed.decode_errors == 2
     assert applied(feed) == [7]
+
+
+@pytest.mark.parametrize("tail", [[], [None, [["a salt"]]]], ids=["common", "unusual"])
+def test_a_large_batch_is_read_and_applied_in_short_steps(tail, monkeypatch):
+    """No step reads more than some events, whichever of the readers it is."""
+    read = []
+    for module, name in ((kv_events, "_event"), (parser, "_parse_event")):
+        one = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, one=one: read.append(1) or one(*given))
+    feed = a_feed()
+    events = [stored([n], None, [1, 2, 3, 4], 4, "GPU", *tail) for n in range(1, 3001)]
+    feed.receive(0, batch(*events), 0.0)
+    steps, longest = 1, 0
+    while feed.is_busy:
+        before = len(read)
+        feed.go_on(0.0)
+        steps, longest = steps + 1, max(longest, len(read) - before)
+    assert len(read) == 3000
+    assert longest <= 2 * EVENTS_AT_ONCE
+    assert steps > 2 * 3000 // EVENTS_AT_ONCE
+    assert len(feed.indexed.writers[RANK].calls) == 3000
 
 
 GROUP_CASES = [
