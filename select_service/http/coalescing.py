@@ -5,6 +5,7 @@ kernel at once.  On a small answer the second system call costs as much as the w
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 
@@ -14,17 +15,24 @@ class CoalescingTransport:
     Everything but writing and closing is the wrapped transport's own.
     """
 
-    __slots__ = ("_held", "_loop", "_transport", "is_closing")
+    __slots__ = ("_held", "_loop", "_supervised", "_transport", "is_closing")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        supervised: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """supervised: calls what the loop shall call, and does not raise"""
         self._transport = transport
         self._loop = loop
+        self._supervised = supervised
         self._held: list[bytes] = []
         self.is_closing = transport.is_closing  # asked for every part that comes in
 
     def write(self, data: bytes) -> None:
         if not self._held:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._supervised, self._flush)
         self._held.append(data)
 
     def close(self) -> None:

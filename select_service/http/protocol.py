@@ -125,7 +125,9 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        coalescing: asyncio.Transport = CoalescingTransport(transport, self.loop)  # type: ignore[assignment]
+        coalescing: asyncio.Transport = CoalescingTransport(  # type: ignore[assignment]
+            transport, self.loop, self._supervised
+        )
         super().connection_made(coalescing)
         self.logger = _QUIET
         self.flow: _Flow = _Flow(coalescing)

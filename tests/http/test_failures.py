@@ -47,6 +47,19 @@ def test_a_failure_in_what_is_parsed_later_ends_the_connection(
     asyncio.run(scene())
 
 
+def test_a_failure_in_writing_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        conversation = Conversation()
+        monkeypatch.setattr(conversation.wire, "write", fail)
+        conversation.may_answer.set()
+        conversation.say(GET)
+        await conversation.settle()
+        assert conversation.failures == [CALLBACK]
+        assert conversation.wire.closed
+
+    asyncio.run(scene())
+
+
 def test_a_failure_of_the_watch_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.001)
