@@ -38,11 +38,16 @@ BODY_BYTES_FREE = 64 * 1024
 
 BODY_STRINGS_MAX = 65_536
 """Strings, keys included, of one body."""
+_MANY_STRINGS_BYTES = 2 * BODY_STRINGS_MAX
+"""Shorter bodies have fewer."""
+_MANY_STRINGS = f"the JSON body has more than {BODY_STRINGS_MAX} strings"
 
 T = TypeVar("T")
 
 _ENCODER = msgspec.json.Encoder()
 _encode = _ENCODER.encode
+_passed_over = msgspec.json.Decoder(msgspec.Raw).decode
+"""Checks that a text is JSON, and makes nothing of it."""
 
 
 class BodyBudget:
@@ -162,6 +167,8 @@ def decoded(body: bytes, form: BodyForm[T]) -> T | None:
     """The body, or None when it is not of the shape of its type.  Raises MalformedJson, and
     InvalidBody for a field that is given twice."""
     try:
+        if len(body) > _MANY_STRINGS_BYTES:
+            _refuse_many_strings(body)
         value = form.decode(body)
         _refuse_duplicate_keys(body)
     except msgspec.ValidationError:
@@ -199,10 +206,21 @@ def _malformed(error: Exception, body: bytes) -> MalformedJson:
     return MalformedJson(f"failed to parse the request body as JSON: {error}")
 
 
+def _refuse_many_strings(body: bytes) -> None:
+    """Before a decoder makes an object of each.  A few may pass: quotes are only counted.
+
+    Raises InvalidBody, and what a decoder raises for what is no JSON.
+    """
+    quotes = body.count(b'"')
+    if quotes > 2 * BODY_STRINGS_MAX and quotes - body.count(b'\\"') > 2 * BODY_STRINGS_MAX:
+        _passed_over(body)
+        raise InvalidBody(_MANY_STRINGS)
+
+
 def _refuse_duplicate_keys(body: bytes) -> None:
     try:
         key = duplicate_key(body, BODY_STRINGS_MAX)
     except TooManyStrings:
-        raise InvalidBody(f"the JSON body has more than {BODY_STRINGS_MAX} strings") from None
+        raise InvalidBody(_MANY_STRINGS) from None
     if key is not None:
         raise InvalidBody(f"duplicate field `{key[:64]}`")

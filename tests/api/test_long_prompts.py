@@ -33,11 +33,12 @@ def threads(monkeypatch):
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_long_prompt_is_hashed_once_and_not_on_the_event_loop(fleet, path, threads, monkeypatch):
-    short = fleet.post(path, {"model_name": "m", "token_ids": TOKENS, **BODIES[path]})
-    fleet.delete("/reservations/r")
+def test_a_long_prompt_is_hashed_once_and_not_on_the_event_loop(api, path, threads, monkeypatch):
+    api.post("/workers", worker_body(1))
+    short = api.post(path, {"model_name": "m", "token_ids": TOKENS, **BODIES[path]})
+    api.delete("/reservations/r")
     monkeypatch.setattr(prompt, "LONG_PROMPT", len(TOKENS) - 1)
-    long = fleet.post(path, {"model_name": "m", "token_ids": TOKENS, **BODIES[path]})
+    long = api.post(path, {"model_name": "m", "token_ids": TOKENS, **BODIES[path]})
     here, elsewhere = threads
     assert here is threading.current_thread() is not elsewhere
     assert (long.status, long.body) == (short.status, short.body)

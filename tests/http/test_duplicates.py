@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from select_service.errors import InvalidBody
 from select_service.http import duplicates
-from select_service.http.codec import decoded
+from select_service.http.codec import BODY_STRINGS_MAX, decoded
 from select_service.http.duplicates import TooManyStrings, duplicate_key
 
 MANY = 1_000_000
@@ -130,3 +130,22 @@ def test_numbers_and_empty_objects_are_not_walked() -> None:
     """A body may have millions of them."""
     many = b"{},1," * 1000 + b"0"
     assert len(duplicates._structure([b"{", b":[" + many + b"],", b":1}"])) < 10
+
+
+class Undecided:
+    """A form whose decoder must not be asked."""
+
+    def decode(self, body):
+        raise AssertionError("decoded")
+
+
+@pytest.mark.parametrize("item", [b'{"a":"b"}', b'"\\\\"', b'"a"'])
+def test_far_too_many_strings_are_refused_before_a_decoder_makes_them(item):
+    text = b"[" + b",".join([item] * (3 * BODY_STRINGS_MAX)) + b"]"
+    with pytest.raises(InvalidBody, match="more than 65536 strings"):
+        decoded(text, Undecided())
+
+
+def test_escaped_quotes_are_no_strings():
+    text = b'["' + b'\\"' * (3 * BODY_STRINGS_MAX) + b'"]'
+    assert decoded(text, ANY) == ['"' * (3 * BODY_STRINGS_MAX)]

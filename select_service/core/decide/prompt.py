@@ -15,6 +15,8 @@ ISL_TOKENS_MAX = 2**40
 
 LONG_PROMPT = 65_536
 """Tokens, or hashes of one list, beyond which a prompt is read ahead, on a thread."""
+LONG_MM_INFOS = 1024
+"""Blocks with or without images in a list, beyond which it is read ahead, too."""
 LOOKED_UP_BLOCKS_MAX = 262_144
 """Blocks of a prompt that are looked up in the index, its first ones; some milliseconds of work."""
 NUMBERS_AT_ONCE = 16_384
@@ -57,8 +59,15 @@ def is_long(body: PromptFields) -> bool:
         return True
     if body.block_hashes is not None and len(body.block_hashes) > LONG_PROMPT:
         return True
+    if body.block_mm_infos is not None and len(body.block_mm_infos) > LONG_MM_INFOS:
+        return True
     images = body.mm_routing_info
-    return images is not None and len(images.routing_token_ids) > LONG_PROMPT
+    if images is None:
+        return False
+    infos = images.block_mm_infos
+    return len(images.routing_token_ids) > LONG_PROMPT or (
+        infos is not None and len(infos) > LONG_MM_INFOS
+    )
 
 
 def prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
@@ -122,7 +131,7 @@ def _prompt_of_tokens(body: PromptFields, block_size: int, is_eagle: bool) -> Pr
         block_size,
         lora_name=body.lora_name,
         is_eagle=is_eagle if body.is_eagle is None else body.is_eagle,
-        mm_hashes=_mm_hashes(mm_infos),
+        mm_hashes=_mm_hashes(mm_infos, len(tokens) // block_size),
         cache_salt=body.cache_salt,
     )
     return Prompt(blocks[:LOOKED_UP_BLOCKS_MAX], sequence_hashes(blocks), len(tokens))
@@ -138,10 +147,15 @@ def _array_of(numbers: list[int], dtype: type[N]) -> npt.NDArray[N]:
     return array
 
 
-def _mm_hashes(infos: list[BlockMmInfo | None] | None) -> Sequence[Sequence[int]] | None:
+def _mm_hashes(
+    infos: list[BlockMmInfo | None] | None, n_blocks: int
+) -> Sequence[Sequence[int]] | None:
+    """n_blocks: those behind them are left out"""
     if not infos or not any(infos):
         return None
-    return [[] if info is None else [mm.mm_hash for mm in info.mm_objects] for info in infos]
+    return [
+        [] if info is None else [mm.mm_hash for mm in info.mm_objects] for info in infos[:n_blocks]
+    ]
 
 
 def _check_unused(**hash_lists: list[int] | None) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from indexer.hashing.hashes import block_hashes, sequence_hashes
 from select_service.core.decide import prompt
-from select_service.core.decide.prompt import LONG_PROMPT, is_long, prompt_of
+from select_service.core.decide.prompt import LONG_MM_INFOS, LONG_PROMPT, is_long, prompt_of
 from select_service.errors import InvalidBody
 from tests.builders import a_select
 
@@ -93,4 +93,20 @@ def test_a_prompt_is_long_by_the_longest_of_its_lists(field):
     assert not is_long(a_select(0, **{field: [1] * LONG_PROMPT}))
     assert is_long(a_select(0, **{field: [1] * (LONG_PROMPT + 1)}))
     routing = {"routing_token_ids": [1] * (LONG_PROMPT + 1), "block_mm_infos": []}
+    assert is_long(a_select(1, mm_routing_info=routing))
+
+
+@pytest.mark.parametrize("n_infos", [0, 1, 3, 9])
+def test_images_behind_the_last_block_are_left_out(n_infos):
+    infos = [{"mm_objects": [{"mm_hash": n, "offsets": []}]} for n in range(n_infos)]
+    expected = block_hashes(TOKENS, 4, mm_hashes=[[n] for n in range(n_infos)])
+    body = a_select(12, block_mm_infos=infos)
+    assert prompt_of(body, 4, False).block_hashes.tolist() == expected.tolist()
+    assert prompt._mm_hashes(body.block_mm_infos, 2) in (None, [[n] for n in range(n_infos)][:2])
+
+
+def test_many_infos_make_a_prompt_long():
+    assert not is_long(a_select(1, block_mm_infos=[None] * LONG_MM_INFOS))
+    assert is_long(a_select(1, block_mm_infos=[None] * (LONG_MM_INFOS + 1)))
+    routing = {"routing_token_ids": [1], "block_mm_infos": [None] * (LONG_MM_INFOS + 1)}
     assert is_long(a_select(1, mm_routing_info=routing))
