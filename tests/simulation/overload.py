@@ -153,11 +153,11 @@ class World:
             self.at(self.time + 1.0, self._tick)
 
     def _sample(self) -> Sample:
-        loads = loads_of(self.partition)
+        (shown,) = loads_of(self.partition, 0, 0)
         return Sample(
             at=self.time,
-            prefill_tokens=tuple(row.potential_prefill_tokens for row in loads),
-            active_blocks=tuple(row.potential_decode_blocks for row in loads),
+            prefill_tokens=tuple(row.potential_prefill_tokens for row in shown.loads),
+            active_blocks=tuple(row.potential_decode_blocks for row in shown.loads),
             running=sum(len(engine.running) for engine in self.engines.values()),
             waiting=sum(len(engine.waiting) for engine in self.engines.values()),
             queued=self.selector.gate.waiting.requests,

@@ -61,7 +61,8 @@ def assert_nothing_is_left(world):
     assert world.selector.gate.waiting.requests == 0
     assert {
         (row.potential_prefill_tokens, row.potential_decode_blocks, row.active_requests)
-        for row in loads_of(world.partition)
+        for view in loads_of(world.partition, 0, 0)
+        for row in view.loads
     } == {(0, 0, 0)}
     for engine in world.engines.values():
         assert not engine.running

@@ -4,7 +4,8 @@ Two replicas compare these few numbers instead of their reservations.  The sum o
 independent of order, and equal sums mean, but for a chance of 2**-64, equal sets of ids and ranks.
 """
 
-from collections.abc import ItemsView
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -22,6 +23,7 @@ class Sum(NamedTuple):
 
 
 NOTHING = Sum()
+_NO_SUMS: Mapping[PartitionKey, Sum] = MappingProxyType({})
 
 
 def mark_of(reservation_id: str, rank: Rank) -> int:
@@ -33,10 +35,26 @@ class OriginSums:
     """(partition, origin) -> Sum, where there is anything; origin None is this replica."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[PartitionKey, int | None], Sum] = {}
+        self._of: dict[int | None, dict[PartitionKey, Sum]] = {}
+        self._count = 0
 
-    def items(self) -> ItemsView[tuple[PartitionKey, int | None], Sum]:
-        return self._sums.items()
+    def __len__(self) -> int:
+        """Sums, over all origins."""
+        return self._count
+
+    def origins(self) -> Iterator[int]:
+        """Those of whose reservations there are any, without this replica."""
+        return (origin for origin in self._of if origin is not None)
+
+    def of(self, origin: int | None) -> Mapping[PartitionKey, Sum]:
+        """What there is of one origin, by partition."""
+        return self._of.get(origin, _NO_SUMS)
+
+    def items(self) -> Iterator[tuple[tuple[PartitionKey, int | None], Sum]]:
+        """All of them.  O(sums)"""
+        for origin, sums in self._of.items():
+            for key, held in sums.items():
+                yield (key, origin), held
 
     def add(self, key: PartitionKey, origin: int | None, prefill_tokens: int, mark: int) -> None:
         """One reservation more."""
@@ -51,10 +69,15 @@ class OriginSums:
         self._change(key, origin, Sum(0, -prefill_tokens, 0))
 
     def _change(self, key: PartitionKey, origin: int | None, by: Sum) -> None:
-        requests, tokens, marks = self._sums.get((key, origin), NOTHING)
+        mine = self._of.setdefault(origin, {})
+        requests, tokens, marks = mine.get(key, NOTHING)
+        self._count -= key in mine
         requests += by[0]
         if requests:
             marks = (marks + by[2]) & U64_MASK
-            self._sums[(key, origin)] = Sum(requests, tokens + by[1], marks)
-        else:
-            self._sums.pop((key, origin), None)
+            mine[key] = Sum(requests, tokens + by[1], marks)
+            self._count += 1
+            return
+        mine.pop(key, None)
+        if not mine:
+            del self._of[origin]

@@ -101,10 +101,15 @@ def decode(payload: bytes) -> Digest:
 
 def lines_of(sums: OriginSums, router_id: int) -> tuple[list[Line], bool]:
     """The lines of a digest, and whether they are only those of our own."""
-    own = [_line(key, router_id, s) for (key, origin), s in sums.items() if origin is None]
-    others = [_line(key, origin, s) for (key, origin), s in sums.items() if origin is not None]
-    too_many = len(own) + len(others) > LINES_MAX
-    return (own, True) if too_many else (own + others, False)
+    own = [_line(key, router_id, held) for key, held in sums.of(None).items()]
+    if len(sums) > LINES_MAX:
+        return own, True
+    others = [
+        _line(key, origin, held)
+        for origin in sums.origins()
+        for key, held in sums.of(origin).items()
+    ]
+    return own + others, False
 
 
 def _line(key: PartitionKey, origin: int, held: Sum) -> Line:
@@ -114,25 +119,22 @@ def _line(key: PartitionKey, origin: int, held: Sum) -> Line:
 def differences(
     digest: Digest, sums: OriginSums, own_id: int, is_orphan: Callable[[int], bool]
 ) -> Differences:
-    """Where the sender and we differ, on what it answers for and on what nobody does."""
+    """Where the sender and we differ, on what it answers for and on what nobody does.
 
-    def is_compared(origin: int) -> bool:
-        if origin == digest.router_id:
-            return True
-        return origin != own_id and not digest.own_only and is_orphan(origin)
-
+    What nobody answers for is compared only where both have few enough sums to tell of it.
+    """
+    compared = {digest.router_id}
+    if not digest.own_only and len(sums) <= LINES_MAX:
+        others = {line.origin for line in digest.lines}.union(sums.origins()) - {own_id}
+        compared.update(filter(is_orphan, others))
     theirs = {
         (PartitionKey(line.model_name, line.tenant_id), line.origin): Sum(
             line.requests, line.prefill_tokens, line.marks
         )
         for line in digest.lines
-        if is_compared(line.origin)
+        if line.origin in compared
     }
-    ours = {
-        (key, origin): held
-        for (key, origin), held in sums.items()
-        if origin is not None and is_compared(origin)
-    }
+    ours = {(key, origin): held for origin in compared for key, held in sums.of(origin).items()}
     found: Differences = {}
     for place in theirs.keys() | ours.keys():
         a, b = theirs.get(place, NOTHING), ours.get(place, NOTHING)

@@ -391,7 +391,7 @@ def test_of_a_long_prompt_the_first_blocks_are_booked_by_name(monkeypatch):
     monkeypatch.setattr(replica_repair, "BOOKED_BLOCKS_MAX", 3)
     a, b, c = a_replica(1), a_replica(2), a_replica(3)
     a.reserve(a_reservation("r", 1, tokens=40), 0.0)
-    assert [row.potential_decode_blocks for row in a.loads()[0].loads] == [10, 0, 0, 0]
+    assert [row.potential_decode_blocks for row in next(a.loads()).loads] == [10, 0, 0, 0]
     assert [
         (row.prompt_blocks, row.output_blocks)
         for row in a.held.page(ReservationFilter(), 0.0).reservations
@@ -401,11 +401,11 @@ def test_of_a_long_prompt_the_first_blocks_are_booked_by_name(monkeypatch):
     for replica in (b, c):
         booking = replica.held.find("r")
         assert (len(booking.sequence_hashes), booking.output.whole) == (3, 7)
-        loads = [row.potential_decode_blocks for row in replica.loads()[0].loads]
-        assert loads == [row.potential_decode_blocks for row in a.loads()[0].loads]
+        loads = [row.potential_decode_blocks for row in next(replica.loads()).loads]
+        assert loads == [row.potential_decode_blocks for row in next(a.loads()).loads]
         assert repair(replica, a, 2.0) == Repaired()
     b.replicas.apply(an_event(Freed, router_id=a.router_id), 3.0)
-    assert [row.potential_decode_blocks for row in b.loads()[0].loads] == [0] * 4
+    assert [row.potential_decode_blocks for row in next(b.loads()).loads] == [0] * 4
     b.check_invariants()
 
 

@@ -1,0 +1,76 @@
+"""Digests of a large fleet: what is said and compared does not grow with what others hold."""
+
+from collections import Counter
+
+from select_service.core.identity import PartitionKey
+from select_service.core.load.origin_sums import OriginSums, Sum
+from select_service.core.replicas.digest import LINES_MAX, Difference, Digest, Line, differences
+from select_service.core.replicas.digest import lines_of as digest_lines
+from tests.steps import lines_of as work_of
+
+OWN, PEER, PARTITIONS = 1, 2, 50
+KEYS = [PartitionKey(f"m{number}", "default") for number in range(PARTITIONS)]
+
+
+def sums_of(*origins):
+    """One reservation in every partition, of each origin."""
+    sums = OriginSums()
+    for origin in origins:
+        for key in KEYS:
+            sums.add(key, origin, 10, 7)
+    return sums
+
+
+def a_digest(*lines, own_only=False):
+    return Digest(router_id=PEER, number=1, sent=0, port=1, lines=list(lines), own_only=own_only)
+
+
+def test_sums_are_found_by_origin_and_gone_with_their_last_reservation():
+    sums = sums_of(None, PEER)
+    assert (len(sums), list(sums.origins())) == (2 * PARTITIONS, [PEER])
+    sums.complete_prefill(KEYS[0], PEER, 4)
+    assert sums.of(PEER)[KEYS[0]] == Sum(1, 6, 7)
+    for number, key in enumerate(KEYS):
+        sums.remove(key, PEER, 10 if number else 6, 7)
+    assert (len(sums), list(sums.origins()), dict(sums.of(PEER))) == (PARTITIONS, [], {})
+    assert dict(sums.items()) == {(key, None): Sum(1, 10, 7) for key in KEYS}
+
+
+def test_too_many_lines_are_not_made_to_be_left_out():
+    few = sums_of(None, *range(10, 11 + LINES_MAX // PARTITIONS))
+    many = sums_of(None, *range(10, 60 + LINES_MAX // PARTITIONS))
+    costs = []
+    for sums in (few, many):
+        assert len(sums) > LINES_MAX
+        lines, own_only = digest_lines(sums, OWN)
+        assert own_only
+        assert {(line.origin, line.requests) for line in lines} == {(OWN, 1)}
+        assert len(lines) == PARTITIONS
+        costs.append(work_of(lambda s=sums: digest_lines(s, OWN)))
+    assert costs[0] == costs[1]
+
+
+def test_an_origin_is_judged_once_whatever_it_holds():
+    asked = Counter()
+
+    def is_orphan(origin):
+        asked[origin] += 1
+        return origin == 11
+
+    sums = sums_of(None, PEER, 10, 11)
+    lines = [Line(*key, origin, 1, 10, 7) for key in KEYS[1:] for origin in (PEER, 10, 11)]
+    found = differences(a_digest(*lines), sums, OWN, is_orphan)
+    assert found == {KEYS[0]: Difference(2, 20)}
+    assert asked.keys() >= {10, 11}
+    assert max(asked.values()) == 1
+
+
+def test_of_too_many_sums_only_those_of_the_sender_are_compared():
+    costs = []
+    for origins in (LINES_MAX // PARTITIONS, 3 * LINES_MAX // PARTITIONS):
+        sums = sums_of(PEER, *range(10, 10 + origins))
+        digest = a_digest(Line(*KEYS[0], PEER, 1, 10, 7), Line(*KEYS[1], 10, 5, 0, 0))
+        found = differences(digest, sums, OWN, lambda origin: True)
+        assert found == {key: Difference(1, 10) for key in KEYS[1:]}
+        costs.append(work_of(lambda d=digest, s=sums: differences(d, s, OWN, bool)))
+    assert costs[0] == costs[1]
