@@ -30,6 +30,17 @@ GROUPS_MAX = 1024
 """Attention groups remembered over all ranks of a worker; real engines have a handful."""
 
 
+def is_unsettled(writer: SlotWriter, own: SlotWriter | None) -> bool:
+    """Is there anything that a stream before this one has left undone?"""
+    return writer.is_half_cleared or (own is not None and own.rest is not None)
+
+
+def settling(writer: SlotWriter, own: SlotWriter | None) -> Iterator[int]:
+    if own is not None:
+        yield from own.settling()
+    yield from writer.settling()
+
+
 class BatchApplier:
     """Applies one stream's batches.  Not thread-safe; the writers take the index's lock."""
 
@@ -73,6 +84,8 @@ class BatchApplier:
             return False
         self._fed_ranks.add(rank)
         cleared = False
+        if is_unsettled(writer, own):
+            yield from settling(writer, own)
         for done, event in enumerate(batch.events, 1):
             if done <= skip:
                 continue
@@ -82,9 +95,10 @@ class BatchApplier:
                 self._copies[rank] = 0
                 yield from writer.clearing(stream=own)
                 cleared = rank == self._dp_rank
-            elif len(event.block_hashes) <= STEP_BLOCKS_MAX:
-                self._apply(writer, rank, event, own)
+            elif self._apply(writer, rank, event, own):
                 yield EVENT_COST + len(event.block_hashes)
+                if writer.is_half_cleared:
+                    yield from writer.clearing()
             else:
                 yield from self._applying_large(writer, rank, event, own)
         return cleared
@@ -96,29 +110,35 @@ class BatchApplier:
         seq: int,
         digest: int | None,
         after: Place,
-    ) -> bool:
-        """As `applying` at Place(seq, 0, digest), at once; False, and nothing is done, when that
-        might take long: it has many events, or clears a rank.
+    ) -> int | None:
+        """As `applying` at Place(seq, 0, digest), at once.  None: all is done.  Else what is left
+        might take long, as a batch of many events or one that clears a rank does: so many of its
+        events are done, and `applying` shall skip them.
 
         after: the place of the stream behind this batch, which comes with its last event.
         """
         events = batch.events
         if len(events) > SMALL_EVENTS_MAX or AllBlocksCleared in map(type, events):
-            return False
+            return 0
         rank = self._dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
         writer, own = writers.get(rank), writers.get(self._dp_rank)
         if writer is None:
             self.dropped["rank"] += 1
-            return True
+            return None
         self._fed_ranks.add(rank)
+        if is_unsettled(writer, own):
+            return 0
         left = len(events)
         for event in events:
             assert not isinstance(event, AllBlocksCleared)
             left -= 1
             if own is not None:
                 own.upcoming = Place(seq, len(events) - left, digest) if left else after
-            self._apply(writer, rank, event, own)
-        return True
+            if not self._apply(writer, rank, event, own):
+                return len(events) - left - 1
+            if writer.is_half_cleared:
+                return len(events) - left
+        return None
 
     def _apply(
         self,
@@ -126,16 +146,19 @@ class BatchApplier:
         rank: int,
         event: BlockStored | BlockRemoved,
         own: SlotWriter | None,
-    ) -> None:
+    ) -> bool:
+        """At once; False, and nothing is done, when that takes several steps."""
+        if len(event.block_hashes) > STEP_BLOCKS_MAX:
+            return False
         tier = self._tier(rank, event)
         if tier is None:
-            return
+            return True
         if not self.total_blocks or tier is not Tier.GPU:
-            self._change(writer, tier, event, own)
-            return
+            return self._change(writer, tier, event, own)
         before_blocks = self.stored_blocks - self.removed_blocks
-        self._change(writer, tier, event, own)
+        is_done = self._change(writer, tier, event, own)
         self._count(rank, self.stored_blocks - self.removed_blocks - before_blocks)
+        return is_done
 
     def _applying_large(
         self,
@@ -144,10 +167,17 @@ class BatchApplier:
         event: BlockStored | BlockRemoved,
         own: SlotWriter | None,
     ) -> Iterator[int]:
+        """Whoever stops in between leaves the rest to the next stream of the same rank."""
         tier, before_blocks = self._tier(rank, event), self.stored_blocks - self.removed_blocks
         if tier is None:
             return
-        yield from self._changing(writer, tier, event, own)
+        changing = self._changing(writer, tier, event, own)
+        try:
+            for cost in changing:  # noqa: UP028 - `yield from` would close it as well
+                yield cost
+        except GeneratorExit:
+            (own or writer).rest = changing
+            raise
         if tier is Tier.GPU and self.total_blocks:
             self._count(rank, self.stored_blocks - self.removed_blocks - before_blocks)
 
@@ -168,9 +198,10 @@ class BatchApplier:
         tier: Tier,
         event: BlockStored | BlockRemoved,
         own: SlotWriter | None,
-    ) -> None:
+    ) -> bool:
+        """At once; False, and nothing is done, when that takes several steps."""
         if isinstance(event, BlockRemoved):
-            self.removed_blocks += writer.remove(tier, event.block_hashes, stream=own)
+            self.removed_blocks += writer.remove(tier, event.block_hashes, stream=own, sweep=False)
         elif not len(event.tokens):
             self.stored_blocks += writer.store_known(
                 tier, event.block_hashes, counted=self._counts, stream=own
@@ -179,11 +210,11 @@ class BatchApplier:
             hashes = local_hashes(event, self._block_size, self._is_eagle)
             if not len(hashes):
                 self.dropped["block_size"] += 1
-                return
+                return True
             names = event.block_hashes
             if len(hashes) < len(names):
                 names = names[: len(hashes)]
-            self.stored_blocks += writer.store(
+            stored = writer.store_at_once(
                 tier,
                 event.parent,
                 hashes,
@@ -191,6 +222,10 @@ class BatchApplier:
                 counted=self.is_counted and self.takes_duplicates,
                 stream=own,
             )
+            if stored < 0:
+                return False
+            self.stored_blocks += stored
+        return True
 
     def _count(self, rank: int, change: int) -> None:
         """So many more copies, or fewer.  Those of before this stream was opened are not known."""
@@ -210,19 +245,14 @@ class BatchApplier:
         event: BlockStored | BlockRemoved,
         own: SlotWriter | None,
     ) -> Iterator[int]:
-        """A very large event in parts.  Its place comes with the last of them.
+        """An event in parts.  Its place comes with the last of them.
 
-        Meanwhile the slot is no use to a dump: it has half of an event.  Whoever stops in between
-        has the rest done at once.
+        Meanwhile the slot is no use to a dump: it has half of an event.
         """
-        parts = self._parts(writer, tier, event, own)
         writer.filling = True
         try:
-            for _ in parts:
-                yield STEP_BLOCKS_MAX
+            yield from self._parts(writer, tier, event, own)
         finally:
-            for _ in parts:
-                pass
             writer.filling = False
 
     def _parts(
@@ -231,9 +261,9 @@ class BatchApplier:
         tier: Tier,
         event: BlockStored | BlockRemoved,
         own: SlotWriter | None,
-    ) -> Iterator[None]:
-        """As `_change`, STEP_BLOCKS_MAX blocks each time something is asked of it."""
-        names, hashes = event.block_hashes, None
+    ) -> Iterator[int]:
+        """As `_change`, at most STEP_BLOCKS_MAX blocks each time something is asked of it."""
+        names, hashes, counted = event.block_hashes, None, self._counts
         if isinstance(event, BlockStored) and len(event.tokens):
             hashes = local_hashes(event, self._block_size, self._is_eagle)
             names = names[: len(hashes)]
@@ -243,20 +273,21 @@ class BatchApplier:
             part = slice(start, start + STEP_BLOCKS_MAX)
             stream = own if part.stop >= len(names) else None
             if isinstance(event, BlockRemoved):
-                self.removed_blocks += writer.remove(tier, names[part], stream=stream)
+                removed = writer.remove(tier, names[part], stream=stream, sweep=False)
+                self.removed_blocks += removed
             elif hashes is None:
                 self.stored_blocks += writer.store_known(
-                    tier, names[part], counted=self._counts, stream=stream
+                    tier, names[part], counted=counted, stream=stream
                 )
             else:
                 parent = event.parent if start == 0 else int(names[start - 1])
-                stored = writer.store(
-                    tier, parent, hashes[part], names[part], counted=self._counts, stream=stream
+                stored = yield from writer.storing(
+                    tier, parent, hashes[part], names[part], counted=counted, stream=stream
                 )
                 self.stored_blocks += stored
                 if stored < len(names[part]):
                     return  # the index is full: what follows has no parent there
-            yield
+            yield STEP_BLOCKS_MAX
 
     def _tier(self, rank: int, event: BlockStored | BlockRemoved) -> Tier | None:
         """Where the event takes place; None, and counted, when it is not to be indexed."""

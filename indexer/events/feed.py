@@ -29,8 +29,7 @@ from indexer.events.notices import Fault
 STEP_COST_MAX = 4096
 """What one step does: so many blocks, or fewer events.  About a millisecond."""
 SETTLE_S = 0.05
-"""Between a connection and the question: the engine must have taken note of the subscription, or it
-would not send what follows its answer."""
+"""After a connection, before the question: by then the engine must know of the subscription."""
 IDLE_S = 60.0
 """After so long without a live batch it is asked whether one is missing."""
 
@@ -104,13 +103,7 @@ class EventFeed:
         nothing_older_comes: no batch sent before now will be received.
         """
         self._now = now
-        own = self.indexed.own
-        if own is not None and own.place is not None:
-            self.cursor.resume(own.place.next_seq, nothing_older_comes=nothing_older_comes)
-            self.indexed.resume(own.place)
-        if own is not None and (own.place is not None or own.unplaced_blocks):
-            self.doubt = Doubt(Why.RESUMED, now, self.indexed.last)
-        self._run(self.indexed.finish_clear())
+        self._run(self._begin(nothing_older_comes))
 
     def connected(self, now: float) -> Action:
         """Live batches come from now on; those before may have been missed."""
@@ -211,6 +204,13 @@ class EventFeed:
         return None
 
     # --- live batches
+
+    def _begin(self, nothing_older_comes: bool) -> Steps:
+        place = yield from self.indexed.resuming()
+        if place is not None:
+            self.cursor.resume(place.next_seq, nothing_older_comes=nothing_older_comes)
+        if place is not None or self.indexed.has_unplaced_blocks:
+            self.doubt = Doubt(Why.RESUMED, self._now, self.indexed.last)
 
     def _settle_doubt(self) -> None:
         """The next batch was applied as it came."""

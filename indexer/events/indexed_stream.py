@@ -38,7 +38,8 @@ class IndexedStream:
         """The place behind the last applied batch; None when there is none, or it was lost."""
         self._dp_rank = source.dp_rank
         self._resumed = Place(0)
-        """Where another index had come to, whose blocks the own slot began with."""
+        """Where another index had come to, whose blocks the own slot began with; or this one, in
+        the midst of a batch."""
         self.batches = 0
         self.decode_errors = 0
         self.last_error: str | None = None
@@ -62,17 +63,21 @@ class IndexedStream:
         own = self.own
         return own is not None and own.unplaced_blocks
 
-    def resume(self, place: Place) -> None:
-        """The own slot holds what another index had at `place`."""
-        self._resumed = place
-        if place.next_seq:
-            self._done = place
+    def resuming(self) -> Generator[int, None, Place | None]:
+        """Go on at the place of the own slot, which is returned, if it has any.
 
-    def finish_clear(self) -> Steps:
-        """A listener before this one may have been closed in the midst of a clear."""
+        A listener before this one may have been closed in the midst of an event or a clear: what
+        it left undone comes first, as it moves the place.
+        """
         own = self.own
-        if own is not None and own.is_half_cleared:
-            yield from own.clearing()
+        if own is None:
+            return None
+        yield from own.settling()
+        place = own.place
+        if place is not None:
+            self._resumed = place
+            self._done = place if place.next_seq else None
+        return place
 
     def is_foreign(self, batch: Batch | None) -> bool:
         """Does it name another rank than the stream's own?"""
@@ -97,13 +102,16 @@ class IndexedStream:
             return None
 
     def apply_small(self, batch: Batch | None, seq: int, payload: bytes, now: float) -> bool:
-        """One live batch at once; False, and nothing is done, when it might take long or some of
-        it is in the index already."""
+        """One live batch at once; False when it might take long or some of it is in the index
+        already: then `applying` does what is left of it."""
         if seq == self._resumed.next_seq:
             return False
         after, writers = Place(seq + 1, 0, payload_digest(payload)), self.writers
         if batch is not None:
-            if not self.applier.apply_small(batch, writers, seq, self._digest, after):
+            done = self.applier.apply_small(batch, writers, seq, self._digest, after)
+            if done is not None:
+                if done:
+                    self._resumed = Place(seq, done, self._digest)
                 return False
             self.batches += 1
         self._done = after

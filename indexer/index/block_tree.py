@@ -16,8 +16,8 @@ from indexer.index.memory import IndexMemory
 from indexer.index.orphans import ORPHAN_BYTES, Orphan, Orphans
 from indexer.tiers import N_TIERS, Tier
 
-DETACHED_STEP_MAX = 128  # blocks stored one by one in one step
-ADOPT_STEP_MAX = 128  # orphans placed in one step
+DETACHED_STEP_MAX = 64  # blocks stored one by one in one step
+ADOPT_STEP_MAX = 64  # orphans placed in one step
 CLEAR_STEP_MAX = 2048  # nodes or records looked at in one step
 CLEAR_SETS_BYTES = 1 << 19  # of holder sets looked at in one step
 ORPHANS_SHARE = 8

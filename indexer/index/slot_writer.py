@@ -4,7 +4,7 @@ The rules are those of `prefix_index`, one step is `block_tree`'s.  Here is what
 steps a change is made of, and what becomes of it when the slot is cleared or closed in between.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.hashing.hashes import Hashes
-from indexer.index.block_tree import DETACHED_STEP_MAX, BlockTree, holder_of
+from indexer.index.block_tree import ADOPT_STEP_MAX, DETACHED_STEP_MAX, BlockTree, holder_of
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 
 STEP_BLOCKS_MAX = 2048  # announced or removed while the lock is held
+SINGLE_COST = 64
+"""A block that is placed by itself costs as much as so many of a chain."""
 
 Lock: TypeAlias = AbstractContextManager[Any]
 
@@ -85,6 +87,9 @@ class SlotWriter:
         self._clearing = False
         self.is_half_cleared = False
         """A clear was given up in the midst of it; until the next one nothing is recorded."""
+        self.rest: Iterator[int] | None = None
+        """What a stream that was given up in the midst of an event had yet to do; see `settling`.
+        Dropping it is right when the slot is cleared."""
         self._changing = False  # by a change that takes several steps
         self._clears = 0
 
@@ -113,21 +118,66 @@ class SlotWriter:
         block_hashes and engine_hashes: uint64 [n], C-contiguous. Returns how many of them are
         recorded, orphans included; fewer when the index is full.
         """
+        recorded = self.store_at_once(
+            tier, parent, block_hashes, engine_hashes, counted=counted, stream=stream
+        )
+        if recorded >= 0:
+            return recorded
+        return _end_of(
+            self.storing(tier, parent, block_hashes, engine_hashes, counted=counted, stream=stream)
+        )
+
+    def store_at_once(
+        self,
+        tier: Tier,
+        parent: int | None,
+        block_hashes: Hashes,
+        engine_hashes: Hashes,
+        *,
+        counted: bool = True,
+        stream: "SlotWriter | None" = None,
+    ) -> int:
+        """As `store`, in one short step; -1, and nothing is done, when it takes several."""
         size = len(block_hashes)
         assert size == len(engine_hashes)
+        if size > STEP_BLOCKS_MAX:
+            return -1
         holder = holder_of(self.slot, tier, counted=counted)
-        if size <= STEP_BLOCKS_MAX:
+        with self._lock:
+            recorded = -1
+            if self._clearing or not self._open:
+                recorded = 0
+            elif self.slot not in self._tree.orphans:
+                recorded = self._tree.store_chain(holder, parent, block_hashes, engine_hashes)
+            if recorded >= 0 and stream is not None:
+                stream.place = stream.upcoming
+            return recorded
+
+    def storing(
+        self,
+        tier: Tier,
+        parent: int | None,
+        block_hashes: Hashes,
+        engine_hashes: Hashes,
+        *,
+        counted: bool = True,
+        stream: "SlotWriter | None" = None,
+    ) -> Generator[int, None, int]:
+        """As `store`, in steps: yields what each has cost, in blocks or so."""
+        holder = holder_of(self.slot, tier, counted=counted)
+        waiting: list[int] = []
+        clears = self._clears
+        recorded = yield from self._storing(
+            holder, parent, block_hashes, engine_hashes, stream, waiting
+        )
+        yield from self._starting_over()
+        while waiting:
             with self._lock:
-                recorded = -1
-                if self._clearing or not self._open:
-                    recorded = 0
-                elif self.slot not in self._tree.orphans:
-                    recorded = self._tree.store_chain(holder, parent, block_hashes, engine_hashes)
-                if recorded >= 0:
-                    if stream is not None:
-                        stream.place = stream.upcoming
-                    return recorded
-        return self._store_in_steps(holder, parent, block_hashes, engine_hashes, stream)
+                if not self._open or self._clearing or self._clears != clears:
+                    break
+                self._tree.adopt(self.slot, waiting)
+            yield ADOPT_STEP_MAX * SINGLE_COST
+        return recorded
 
     def store_known(
         self,
@@ -160,11 +210,17 @@ class SlotWriter:
         )
 
     def remove(
-        self, tier: Tier, engine_hashes: Hashes, *, stream: "SlotWriter | None" = None
+        self,
+        tier: Tier,
+        engine_hashes: Hashes,
+        *,
+        stream: "SlotWriter | None" = None,
+        sweep: bool = True,
     ) -> int:
         """Undo one announcement of each block. Returns how many were known.
 
-        engine_hashes: uint64 [n], C-contiguous.
+        engine_hashes: uint64 [n], C-contiguous. sweep: False leaves the slot half cleared where it
+        has to start over; `settling` does the rest, which may be much.
         """
         holder = holder_of(self.slot, tier, counted=True)
         size = len(engine_hashes)
@@ -179,8 +235,8 @@ class SlotWriter:
                 if not self._open or self._clearing:
                     return 0
                 removed = self._undo(holder, engine_hashes)
-        if removed < size:
-            self._start_over_if_wrong()
+        if removed < size and self._starts_over() and sweep:
+            self.clear()
         return removed
 
     def clear(self, *, stream: "SlotWriter | None" = None) -> None:
@@ -193,11 +249,24 @@ class SlotWriter:
 
         Whoever stops in between leaves the slot half cleared; `clear` or `close` goes on with it.
         """
+        self.rest = None
         if self._begin_clear(closing=False, stream=stream):
             yield from self._finish_clear()
 
+    def settling(self) -> Iterator[int]:
+        """What was left undone, in steps: the rest of an event, or of a clear."""
+        while (rest := self.rest) is not None:
+            cost = next(rest, None)
+            if cost is not None:
+                yield cost
+            elif self.rest is rest:
+                self.rest = None
+        if self.is_half_cleared:
+            yield from self.clearing()
+
     def close(self) -> None:
         """Clear, and free the slot for reuse. Further calls do nothing."""
+        self.rest = None
         if self._begin_clear(closing=True, stream=None):
             self.finish_clear()
 
@@ -208,7 +277,7 @@ class SlotWriter:
         """
         with self._lock:
             assert self._open
-            self._open = False
+            self._open, self.rest = False, None
             gone = self._tree.orphans.drop_slot(self.slot)
             fresh = SlotWriter(self.slot, self._slots, self._tree, self._lock)
             fresh._clearing = True
@@ -238,16 +307,17 @@ class SlotWriter:
                         stream.place = stream.upcoming
                     return result
 
-    def _store_in_steps(
+    def _storing(
         self,
         holder: int,
         parent: int | None,
         blocks: Hashes,
         engines: Hashes,
         stream: "SlotWriter | None",
-    ) -> int:
+        waiting: list[int],
+    ) -> Generator[int, None, int]:
+        """The steps of a store up to those that place orphans, which wait under `waiting`."""
         recorded, clears = 0, self._clears
-        waiting: list[int] = []
         is_over = False
         while not is_over:
             with self._lock:
@@ -265,12 +335,7 @@ class SlotWriter:
                 self._changing = not is_over
                 if is_over and stream is not None:
                     stream.place = stream.upcoming
-        self._start_over_if_wrong()
-        while waiting:
-            with self._lock:
-                if not self._open or self._clearing or self._clears != clears:
-                    break
-                self._tree.adopt(self.slot, waiting)
+            yield SINGLE_COST * DETACHED_STEP_MAX if stored <= DETACHED_STEP_MAX else stored
         return recorded
 
     def _store_part(
@@ -326,13 +391,20 @@ class SlotWriter:
 
     # --- clearing -------------------------------------------------------------------------------
 
-    def _start_over_if_wrong(self) -> None:
-        """What could not be undone is forgotten with everything else."""
+    def _starts_over(self) -> bool:
+        """What could not be undone is to be forgotten with everything else: it is half cleared."""
         if self.slot not in self._tree.wrong_slots:
-            return
-        with self._lock:
-            self._tree.refuse(self._tree.blocks_of(self.slot))
-        self.clear()
+            return False
+        if not self._clearing:
+            with self._lock:
+                self._tree.refuse(self._tree.blocks_of(self.slot))
+            if self._begin_clear(closing=False, stream=None):
+                self.is_half_cleared = True
+        return self.is_half_cleared
+
+    def _starting_over(self) -> Iterator[int]:
+        if self._starts_over() and self._begin_clear(closing=False, stream=None):
+            yield from self._finish_clear()
 
     def _begin_clear(self, *, closing: bool, stream: "SlotWriter | None") -> bool:
         """Returns whether the caller has to do the clearing."""
@@ -343,7 +415,7 @@ class SlotWriter:
                 return False
             self._open = not closing
             begun = self._clearing and not self.is_half_cleared
-            self._clearing, self.is_half_cleared = True, False
+            self._clearing, self.is_half_cleared, self._changing = True, False, False
             self._clears += 1
             gone = self._tree.orphans.drop_slot(self.slot)
         gone.discard()
@@ -371,3 +443,13 @@ class SlotWriter:
     def _sweep_on(self, sweep: Iterator[int]) -> int:
         with self._lock:
             return next(sweep, 0)
+
+
+def _end_of(steps: Generator[int, None, int]) -> int:
+    """All of them, one after the other; what they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: int = end.value
+            return result

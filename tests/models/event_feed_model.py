@@ -32,6 +32,7 @@ class RecordingWriter:
         self.clears = 0
         self.place = self.upcoming = None
         self.unplaced_blocks = self.is_half_cleared = False
+        self.rest = None
 
     def store(self, tier, parent, block_hashes, engine_hashes, *, counted=True, stream=None):
         assert block_hashes.dtype == engine_hashes.dtype == np.uint64
@@ -41,11 +42,17 @@ class RecordingWriter:
         )
         return len(engine_hashes)
 
+    store_at_once = store
+
+    def storing(self, *given, **named):
+        yield len(given[3])
+        return self.store(*given, **named)
+
     def store_known(self, tier, engine_hashes, *, counted=True, stream=None):
         self.calls.append(("store_known", tier, engine_hashes.tolist(), counted))
         return len(engine_hashes)
 
-    def remove(self, tier, engine_hashes, *, stream=None):
+    def remove(self, tier, engine_hashes, *, stream=None, sweep=True):
         assert engine_hashes.dtype == np.uint64
         self.calls.append(("remove", tier, engine_hashes.tolist()))
         return len(engine_hashes)
@@ -54,6 +61,10 @@ class RecordingWriter:
         self.calls.clear()
         self.clears += 1
         yield 1
+
+    def settling(self):
+        if self.is_half_cleared:
+            yield from self.clearing()
 
     def identities(self):
         """(life, seq) of the identified batches since the last clear, in order."""

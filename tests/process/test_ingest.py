@@ -586,10 +586,13 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
     stuck, go_on = threading.Event(), threading.Event()
 
     class Stuck:
-        slot, place, upcoming, live_at, unplaced_blocks = 0, None, None, None, False
+        slot, place, upcoming, live_at, rest, unplaced_blocks = 0, None, None, None, None, False
         is_half_cleared = False
 
-        def store(self, *_, **__):
+        def settling(self):
+            return iter(())
+
+        def store_at_once(self, *_, **__):
             stuck.set()
             go_on.wait(10 * PATIENCE_S)
             return 0
@@ -612,10 +615,13 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
 
 def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplog):
     class Broken:
-        slot, place, upcoming, unplaced_blocks = 0, None, None, False
+        slot, place, upcoming, rest, unplaced_blocks = 0, None, None, None, False
         is_half_cleared = False
 
-        def store(self, *_, **__):
+        def settling(self):
+            return iter(())
+
+        def store_at_once(self, *_, **__):
             raise ZeroDivisionError
 
     ingest = Ingest(threads=1)
