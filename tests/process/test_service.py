@@ -38,7 +38,8 @@ def test_the_first_lines_tell_where_it_listens_and_how_it_is_configured():
         assert running.line("listening")["host"] == "127.0.0.1"
         configuration = running.line("configuration")
         assert configuration["threads"] == "2 (command line)"
-        assert configuration["temperature"] == "0.5 (environment DYN_ROUTER_TEMPERATURE)"
+        shown = configuration["DYN_ROUTER_TEMPERATURE"]
+        assert shown == "0.5 (environment DYN_ROUTER_TEMPERATURE)"
         assert configuration["policy"] == "reference (default)"
 
 
