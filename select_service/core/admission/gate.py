@@ -22,7 +22,7 @@ from select_service.core.admission.policy_classes import QueueBounds, QueueRules
 from select_service.core.admission.priority_tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.room_view import RoomView
 from select_service.core.admission.tally import AdmissionTally
-from select_service.core.admission.waiting import Room, Size, Ticket, lane_of, score_of
+from select_service.core.admission.waiting import Room, Size, Ticket, extra_work, lane_of, score_of
 from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.arrays import Mask
 from select_service.core.decide.candidates import candidates
@@ -283,6 +283,7 @@ class Gate:
             chosen = room.next(views.bits)
             if chosen is None:
                 break
+            left = max(0, left - extra_work(chosen.request))
             self.waiting.forget(chosen)
             pinned = chosen.lane.pinned is not None
             self._serve(chosen, views.mask(chosen.class_index, pinned), now)

@@ -38,6 +38,9 @@ LANES_MAX = 1024
 REFRESHED_PER_TURN_MAX = 64
 """Lanes whose candidates are found anew in one turn, after a change of ranks."""
 
+ALLOWED_PER_STEP = 1024
+"""Looking through so many allowed workers counts as much as one lane, or one request, more."""
+
 Order = tuple[float, float, int]
 
 
@@ -56,6 +59,11 @@ def lane_of(request: SelectRequest) -> Lane:
         allowed=None if allowed is None or pinned is not None else frozenset(allowed),
         required=frozenset(request.routing_constraints.required_taints),
     )
+
+
+def extra_work(request: SelectRequest) -> int:
+    """Looking for the candidates of a request with a long list of workers costs more than one."""
+    return len(request.allowed_worker_ids or ()) // ALLOWED_PER_STEP
 
 
 class Size(NamedTuple):
@@ -270,7 +278,12 @@ class Room:
             return stranded, False
         lanes = (waiting for queue in self._queues for waiting in queue.lanes.values())
         stale = [waiting for waiting in lanes if waiting.version != version]
-        for waiting in stale[:REFRESHED_PER_TURN_MAX]:
+        left, looked_at = REFRESHED_PER_TURN_MAX, 0
+        for waiting in stale:
+            if left <= 0:
+                break
+            left -= 1 + extra_work(waiting.request)
+            looked_at += 1
             waiting.version = version
             try:
                 waiting.bits = candidates(waiting.request)
@@ -278,7 +291,7 @@ class Room:
                 stranded += [(ticket, error) for ticket in waiting.tickets.values()]
         for ticket, _ in stranded:
             self.remove(ticket)
-        more = len(stale) > REFRESHED_PER_TURN_MAX
+        more = len(stale) > looked_at
         self._version = self._version if more else version
         return stranded, more
 

@@ -33,7 +33,7 @@ def candidates(table: RankTable, request: SelectRequest) -> Mask:
         if slot is not None:
             eligible[slot] = True
     elif allowed is not None:
-        eligible[[slot for worker in set(allowed) for slot in table.slots_of(worker)]] = True
+        eligible[table.slots_of_any(allowed)] = True
     else:
         eligible[:] = table.open
     if required:

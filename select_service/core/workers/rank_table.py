@@ -131,6 +131,11 @@ class RankTable:
         """Slots of the ranks of one worker, by rank; empty for an unknown one."""
         return self._slots_of.get(worker_id, [])
 
+    def slots_of_any(self, worker_ids: Iterable[int]) -> list[int]:
+        """Slots of the ranks of these workers, in no order; unknown ones have none."""
+        known = self._slots_of.keys() & worker_ids
+        return [slot for worker_id in known for slot in self._slots_of[worker_id]]
+
     def mask_of(self, worker_id: int) -> Mask:
         """bool[n_slots]: the ranks of one worker."""
         mask = np.zeros(self.n_slots, np.bool_)

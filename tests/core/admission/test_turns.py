@@ -87,3 +87,16 @@ def test_the_candidates_of_lanes_are_found_anew_a_few_per_turn(monkeypatch, gone
         scene.free("load1")
         assert turns(scene)[-1] == 0
         assert len(scene.served) == WAITING
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_long_lists_of_allowed_workers_count_as_more_work(monkeypatch, gone):
+    monkeypatch.setattr(waiting, "ALLOWED_PER_STEP", 1)
+    monkeypatch.setattr(waiting, "REFRESHED_PER_TURN_MAX", PER_TURN)
+    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", PER_TURN)
+    scene = waiting_scene()
+    if gone:
+        scene.selector.delete(1, 0.0)
+    else:
+        scene.free("load1")
+    assert sorted(set(turns(scene)), reverse=True) == [7, 6, 5, 4, 3, 2, 1, 0]
