@@ -40,6 +40,9 @@ SOCKETS_MAX = 65_535
 the first, and one more while it catches up."""
 RANK_SOCKETS = 4
 IO_THREADS = 4
+LISTENERS_AT_ONCE = 4
+"""Opened, started, closed or called by their timers before others have their turn: half a
+millisecond each."""
 
 __all__ = ["Ingest", "KvSource", "ListenerStatus"]
 
@@ -73,11 +76,17 @@ class _Changes:
     def __init__(self) -> None:
         self._told = threading.Condition()
         self._next = _Change()
-        self._asked = self._done = 0
-        """How many changes there have been, and how many of them have closed what they close."""
+        self._asked = self._taken = self._done = 0
+        """How many changes there have been, how many of them the thread knows, and how many have
+        closed what they close."""
 
     def __bool__(self) -> bool:
         return self._asked > self._done
+
+    @property
+    def has_new(self) -> bool:
+        """Is there anything to `take`?"""
+        return self._asked > self._taken
 
     def ask(self, change: _Change) -> int:
         """The number to wait for."""
@@ -90,6 +99,7 @@ class _Changes:
         """What is to be done now, and the number to be told when all is closed."""
         with self._told:
             change, self._next = self._next, _Change()
+            self._taken = self._asked
             return change, self._asked
 
     def closed(self, number: int) -> None:
@@ -120,6 +130,11 @@ class _IngestThread(threading.Thread):
         self._open: dict[Listener, None] = {}
         self._stopping = False
         self._changes = _Changes()
+        self._todo = _Change()
+        """What is left of the changes that were taken, up to this number:"""
+        self._number = 0
+        self._to_start: dict[Listener, None] = {}
+        """Those that were held, and are open."""
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
@@ -164,31 +179,55 @@ class _IngestThread(threading.Thread):
             self._wake_out.close()
 
     def _turn(self) -> None:
-        for drain in self.readiness.wait(self.timers.patience(time.monotonic())):
+        has_more = self._todo.close or self._to_start or self._todo.open
+        patience = 0.0 if has_more else self.timers.patience(time.monotonic())
+        for drain in self.readiness.wait(patience):
             if drain():
                 self.readiness.again(drain)
             self._make_changes()
+        self._make_changes()
         now = time.monotonic()
-        for listener in self.timers.take_due(now):
+        for listener in self.timers.take_due(now, LISTENERS_AT_ONCE):
             listener.tick(now)
 
     def _make_changes(self) -> None:
-        if not self._changes:
-            return
-        change, number = self._changes.take()
-        for listener in change.close:
+        """A few of them: those who wait for closings wait for nothing else."""
+        if self._changes.has_new:
+            self._take_changes()
+        for _ in range(LISTENERS_AT_ONCE):
+            if not self._change_one():
+                return
+
+    def _take_changes(self) -> None:
+        change, self._number = self._changes.take()
+        self._todo.add(change)
+        if self._todo.start and self._held:
+            self._held = False
+            self._to_start = self._open.copy()
+        if not self._todo.close:
+            self._changes.closed(self._number)
+
+    def _change_one(self) -> bool:
+        """Close, start or open one listener.  False: there is none."""
+        todo = self._todo
+        if todo.close:
+            listener = _pop_first(todo.close)
             listener.close()
             del self._open[listener]
-        self._changes.closed(number)
-        if change.start and self._held:
-            self._held = False
-            for listener in self._open:
-                listener.start(opened_just_now=False)
-        for listener in change.open:
+            self._to_start.pop(listener, None)
+            if not todo.close:
+                self._changes.closed(self._number)
+        elif self._to_start:
+            _pop_first(self._to_start).start(opened_just_now=False)
+        elif todo.open:
+            listener = _pop_first(todo.open)
             self._open[listener] = None
             listener.open()
             if not self._held:
                 listener.start(opened_just_now=True)
+        else:
+            return False
+        return True
 
     def _wake(self) -> None:
         # A full buffer is reason enough to wake already; the other errors are an ended thread's.
@@ -328,6 +367,12 @@ class Ingest:
             for thread in self._threads:
                 thread.release()
             self._context.term()
+
+
+def _pop_first(listeners: dict[Listener, None]) -> Listener:
+    listener = next(iter(listeners))
+    del listeners[listener]
+    return listener
 
 
 def _make(changes: dict[_IngestThread, _Change]) -> None:

@@ -40,10 +40,10 @@ class Timers(Generic[T]):
         self._drop_void()
         return max(0.0, self._heap[0][0] - now) if self._heap else None
 
-    def take_due(self, now: float) -> list[T]:
-        """Whose time has come; they have none any more."""
-        taken = []
-        while self._heap and self._heap[0][0] <= now:
+    def take_due(self, now: float, at_most: int) -> list[T]:
+        """Some whose time has come, the earliest first; they have none any more."""
+        taken: list[T] = []
+        while self._heap and self._heap[0][0] <= now and len(taken) < at_most:
             due, number, owner = heapq.heappop(self._heap)
             if self._entry.get(owner) != (due, number):
                 continue

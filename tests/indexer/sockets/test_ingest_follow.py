@@ -10,6 +10,7 @@ from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets import ingest as ingest_module
 from indexer.sockets.ingest import Ingest
+from indexer.sockets.listener import Listener
 from tests.patience import eventually
 
 WORKERS = st.integers(0, 4)
@@ -145,4 +146,64 @@ def test_a_stuck_thread_may_be_any_number_of_changes_behind():
         assert ingest.sources()[1, 0].endpoint == ipc("b")
     finally:
         stuck.set()
+        ingest.close()
+
+
+def test_a_thread_looks_at_its_commands_between_a_few_listeners(monkeypatch):
+    """Opening, starting and closing: never more than a few between two looks for commands."""
+    scene, done, most = Scene(), [], []
+    for name in ("open", "start", "close"):
+        real = getattr(Listener, name)
+        monkeypatch.setattr(
+            Listener, name, lambda *given, real=real, **more: done.append(1) or real(*given, **more)
+        )
+    make = ingest_module._IngestThread._make_changes
+
+    def counted(thread):
+        before = len(done)
+        make(thread)
+        most.append(len(done) - before)
+
+    monkeypatch.setattr(ingest_module._IngestThread, "_make_changes", counted)
+    ingest = Ingest(threads=1, held=True)
+    try:
+        ranks = dict.fromkeys(range(40), ("a", None, 0))
+        ingest.follow({1: scene.sources(1, ranks)})
+        ingest.release()
+        ingest.follow({2: scene.sources(2, ranks)})
+        (thread,) = ingest._threads
+        eventually(lambda: len(thread._open) == 80)
+        ingest.follow({1: [], 2: []})
+        assert not thread._open
+        assert len(done) >= 2 * 40 + 40 + 2 * 40
+        assert max(most) <= 2 * ingest_module.LISTENERS_AT_ONCE
+        assert ingest.failure() is None
+    finally:
+        ingest.close()
+
+
+def test_closings_are_waited_for_and_openings_are_not(monkeypatch):
+    """A listener that is closed before its turn to be opened comes is never opened."""
+    scene, opened, gate = Scene(), [], threading.Semaphore(0)
+    real = Listener.open
+    monkeypatch.setattr(
+        Listener, "open", lambda each: (gate.acquire() and opened.append(each)) or real(each)
+    )
+    ingest = Ingest(threads=1)
+    try:
+        ranks = dict.fromkeys(range(40), ("a", None, 0))
+        ingest.follow({1: scene.sources(1, ranks)})
+        closing = threading.Thread(target=ingest.follow, args=({1: []},))
+        closing.start()
+        (thread,) = ingest._threads
+        eventually(lambda: thread._changes.has_new)
+        for _ in range(ingest_module.LISTENERS_AT_ONCE):
+            gate.release()
+        closing.join()
+        assert len(opened) <= ingest_module.LISTENERS_AT_ONCE
+        assert not thread._open
+        assert ingest.failure() is None
+    finally:
+        for _ in range(100):
+            gate.release()
         ingest.close()
