@@ -109,12 +109,25 @@ class PrefixIndex:
 
         O(holder sets) in steps when the slots double. Raises MemoryError, and changes nothing.
         """
-        while True:
-            with self._lock:
-                n_slots = self._slots.number_with(more)
-                if self._tree.memory.has_slot(n_slots - 1):
-                    return n_slots
+        while self.widen_on(more):
+            pass
+        with self._lock:
+            return self._slots.number_with(more)
+
+    def has_room(self, more: int) -> bool:
+        """Will the next `more` calls of `open_slot` be O(log)?"""
+        with self._lock:
+            return self._has_room(more)
+
+    def widen_on(self, more: int) -> bool:
+        """One bounded step towards room for `more` slots. Returns whether another one is needed.
+
+        Raises MemoryError, and changes nothing, when there is no room for them.
+        """
+        with self._lock:
+            if not self._has_room(more):
                 self._tree.memory.widen_on()
+            return not self._has_room(more)
 
     def match(self, path: Hashes) -> NDArray[np.int32]:
         """Matched blocks [n_slots, N_TIERS], tiers cumulated: column t counts tiers 0..t.
@@ -175,6 +188,9 @@ class PrefixIndex:
                     copy.end()
         orphans = tuple((slot, orphan) for slot, mine in moment.orphans for orphan in mine)
         return copy.snapshot(moment.slots, moment.places, orphans, moment.live_at)
+
+    def _has_room(self, more: int) -> bool:
+        return self._tree.memory.has_slot(self._slots.number_with(more) - 1)
 
     def _begin(self, copy: RawCopy) -> "_Moment | None":
         """None when the index has grown beyond the copy."""

@@ -97,6 +97,8 @@ WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
     )
 )
 async def register(service: Service, request: Request, body: WorkerRegistration) -> Response:
+    fleet = service.selector.fleet
+    await in_turns(fleet.making_room(fleet.catalog.registered(body)))
     record = service.selector.register(body)
     await _followed(service, "worker registered", record, trace_of(request))
     return json_response(record, 201)
@@ -165,6 +167,8 @@ async def show(service: Service, request: Request, worker_id: int) -> Response:
     )
 )
 async def patch(service: Service, request: Request, worker_id: int, body: WorkerPatch) -> Response:
+    fleet = service.selector.fleet
+    await in_turns(fleet.making_room(fleet.catalog.patched(worker_id, body)))
     record = service.selector.patch(worker_id, body)
     await _followed(service, "worker changed", record, trace_of(request))
     return json_response(record)

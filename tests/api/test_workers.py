@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from indexer.index.prefix_index import PrefixIndex
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -179,3 +180,22 @@ def test_the_list_says_what_a_registration_probably_does_not_mean(listening):
     assert patched["hints"] == first["hints"][1:]
     listening.delete("/workers/7")
     assert "hints" not in listening.get("/workers").body[1]
+
+
+@pytest.mark.parametrize("verb", ["post", "patch"])
+def test_room_for_more_ranks_is_made_before_they_come(api, verb, monkeypatch):
+    """What grows with the index is done in turns; nothing is left of it for the change itself."""
+    api.post("/workers", worker_body(1, data_parallel_size=63))
+    api.post("/workers", worker_body(2))
+    had_room, reserve = [], PrefixIndex.reserve_slots
+
+    def reserving(index, more):
+        had_room.append(index.has_room(more))
+        return reserve(index, more)
+
+    monkeypatch.setattr(PrefixIndex, "reserve_slots", reserving)
+    if verb == "post":
+        assert api.post("/workers", worker_body(3)).status == 201
+    else:
+        assert api.patch("/workers/2", {"data_parallel_size": 2}).status == 200
+    assert had_room == [True]

@@ -9,6 +9,7 @@ time, and its slot comes back when that is done: until then it stands in `leavin
 listeners of KV events have to follow is noted, and taken in one place (`take_changes`).
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -186,6 +187,18 @@ class Fleet:
         shape = (partition.block_size, partition.is_eagle)
         same_shape = (new.given.block_size, new.is_eagle) == shape
         return new.schedulable and new.key == old.key and same_shape
+
+    def making_room(self, worker: Worker) -> Iterator[None]:
+        """Before a worker is judged and put, in steps: what of that grows with the index.
+
+        Where there is no room nothing happens: then `put` says so.
+        """
+        partition = self.partitions.get(worker.key)
+        if partition is None or partition.index.has_room(len(worker.dp_ranks())):
+            return
+        if self._judged(worker).schedulable and not self._reshapes(partition, worker):
+            with contextlib.suppress(MemoryError):
+                yield from partition.widening(worker)
 
     def put(self, new: Worker) -> None:
         """Replace the worker's old state.  Raises CapacityExceeded, and has changed nothing."""

@@ -3,6 +3,7 @@
 `place` only reads, so a request that is refused or that merely asks has changed nothing.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,6 +72,11 @@ class Partition:
         return self.account.load
 
     # --- ranks
+
+    def widening(self, worker: Worker) -> Iterator[None]:
+        """What of `open_slots` grows with what the index holds, in steps.  Raises MemoryError."""
+        while self.index.widen_on(sum(self.table.find(rank) is None for rank in worker.ranks())):
+            yield
 
     def open_slots(self, worker: Worker) -> dict[Rank, SlotWriter]:
         """Slots for those ranks of a worker that have none, and room for all that `join` notes.

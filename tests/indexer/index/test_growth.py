@@ -218,6 +218,32 @@ def test_slots_widen_in_steps_while_others_change_the_sets(monkeypatch):
         assert index.match(u64([block]))[:, Tier.GPU].tolist() == expected
 
 
+def test_room_for_slots_is_made_step_by_step(monkeypatch):
+    monkeypatch.setattr(memory, "WIDEN_BYTES", 1)
+    index = PrefixIndex(5000)
+    writers = [index.open_slot() for _ in range(60)]
+    for block in range(1, 60):
+        for writer in writers[block:]:
+            writer.store(Tier.GPU, None, u64([block]), u64([block]))
+    steps, widened = 0, []
+    monkeypatch.setattr(memory.kernels, "widen_sets", counted(memory.kernels.widen_sets, widened))
+    assert index.has_room(4)
+    assert not index.has_room(5)
+    while index.widen_on(5):
+        steps += 1
+        assert len(widened) == steps
+    assert steps > 50
+    done = len(widened)
+    assert index.reserve_slots(5) == 65
+    assert index.open_slot().slot == 60
+    assert len(widened) == done
+    index.check_invariants()
+
+
+def counted(call, calls):
+    return lambda *given: calls.append(1) or call(*given)
+
+
 def test_the_lowest_free_slot_is_taken():
     index = PrefixIndex(100)
     writers = [index.open_slot() for _ in range(200)]
