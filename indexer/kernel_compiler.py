@@ -4,12 +4,14 @@ Every source of the project that shapes machine code is part of the checksum und
 kept (`kernel_sources`), this one too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from numba import njit
 from numba.core import sigutils
 from numba.core.caching import _Cache
+from numba.core.codegen import JITCodeLibrary
 from numba.core.registry import cpu_target
 from numba.core.types import Array
 from numba.core.typing.typeof import typeof
@@ -30,6 +32,7 @@ class _Taken(_Cache):
     code: MachineCode
 
     def save_overload(self, sig: object, data: Any) -> None:
+        assert not data.environment.consts, "entries run without the constants of an environment"
         self.code = MachineCode(
             data.fndesc.llvm_cpython_wrapper_name,
             data.fndesc.env_name,
@@ -48,12 +51,54 @@ class _Taken(_Cache):
     def flush(self) -> None: ...
 
 
-def compile_kernel(function: Callable[..., Any], signature: str, options: Options) -> MachineCode:
-    """Raises what numba raises for a function that cannot be compiled."""
+class _Library(JITCodeLibrary):
+    """The code of one function; that of a helper is for linking into its entry alone.
+
+    Numba would translate each helper to machine code of its own, too, which took a third of all
+    compiling and which nothing calls.
+    """
+
+    entry = ""
+    raw_helpers = False
+
+    def _optimize_final_module(self) -> None:
+        if self.name == self.entry or not self.raw_helpers:
+            super()._optimize_final_module()  # type: ignore[no-untyped-call]
+
+    def _finalize_final_module(self) -> None:
+        if self.name == self.entry:
+            super()._finalize_final_module()  # type: ignore[no-untyped-call]
+        else:
+            self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
+            self._finalized = True
+
+
+def compile_kernel(
+    function: Callable[..., Any], signature: str, options: Options, *, raw_helpers: bool
+) -> MachineCode:
+    """raw_helpers: see `compiled`.  Raises what numba raises for what cannot be compiled."""
     dispatcher = _njit(no_cfunc_wrapper=True, **options)(function)
     dispatcher._cache = taken = _Taken()
-    dispatcher.compile(signature)
+    with _only_machine_code_of(function.__qualname__, raw_helpers):
+        dispatcher.compile(signature)
     return taken.code
+
+
+@contextmanager
+def _only_machine_code_of(entry: str, raw_helpers: bool) -> Iterator[None]:
+    codegen = cpu_target.target_context.codegen()
+    set_env, library_class = codegen.set_env, codegen._library_class
+    _Library.entry, _Library.raw_helpers = entry, raw_helpers
+
+    def set_where_there_is_code(name: str, environment: Any) -> None:
+        if codegen._engine.get_global_value_address(name):
+            set_env(name, environment)
+
+    codegen.set_env, codegen._library_class = set_where_there_is_code, _Library
+    try:
+        yield
+    finally:
+        codegen.set_env, codegen._library_class = set_env, library_class
 
 
 def helper(function: Callable[..., Any], options: Options) -> Any:
