@@ -1,6 +1,6 @@
 """What verbs have touched and somebody has yet to look at.
 
-Verbs only note here what they did; nobody is called while they run.  The rooms of the queue are
+Verbs only note here what they did; nobody is called while they run.  The queues of partitions are
 looked at by `Gate.serve`, the catalog by whoever keeps listeners (`Fleet.take_changes`).  The
 outlet, `wake`, asks the owner of the event loop for a call of `Selector.settle` soon.
 """

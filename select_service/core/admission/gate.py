@@ -20,9 +20,16 @@ from select_service.core.admission.busy import NO_LIMITS, BusyJudge, free_ranks
 from select_service.core.admission.drain import retry_after_s
 from select_service.core.admission.policy_classes import QueueBounds, QueueRules
 from select_service.core.admission.priority_tiers import SHED_RETRY_AFTER_S, PriorityTiers
-from select_service.core.admission.room_view import RoomView
+from select_service.core.admission.queue_view import QueueView
 from select_service.core.admission.tally import AdmissionTally
-from select_service.core.admission.waiting import Room, Size, Ticket, extra_work, lane_of, score_of
+from select_service.core.admission.waiting import (
+    PartitionQueue,
+    Size,
+    Ticket,
+    extra_work,
+    lane_of,
+    score_of,
+)
 from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.arrays import Mask
 from select_service.core.decide.candidates import candidates
@@ -69,7 +76,7 @@ class Gate:
         self._decide = decide
         self.waiting = WaitingList(QueueBounds() if rules is None else rules.bounds)
         self._touched = touched
-        touched.watch(self.waiting.rooms)
+        touched.watch(self.waiting.queues)
         self._arrivals = count()
         self._sheds_on = False
         self.note_switches()
@@ -151,7 +158,7 @@ class Gate:
         profile = self.rules.profile(key.model_name)
         rules = profile.classes[class_index]
         deadline = self._deadline(request, now)
-        room = self.waiting.rooms.get(key) or Room(profile.classes)
+        queue = self.waiting.queues.get(key) or PartitionQueue(profile.classes)
         ticket = Ticket(
             job=job._replace(request=_without_prompt(request)),
             request=request,
@@ -163,10 +170,10 @@ class Gate:
             arrived=now,
             deadline=deadline,
         )
-        self._refuse_if_full(room, ticket, deadline <= now)
+        self._refuse_if_full(queue, ticket, deadline <= now)
         score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size)
         ticket.order = (-(request.strict_priority or 0), -score, next(self._arrivals))
-        self.waiting.add(room, ticket)
+        self.waiting.add(queue, ticket)
         return ticket
 
     def _deadline(self, request: SelectRequest, now: float) -> float:
@@ -176,13 +183,13 @@ class Gate:
         own = inf if request.timeout_ms is None else request.timeout_ms / 1000.0
         return now + min(common, own)
 
-    def _refuse_if_full(self, room: Room, ticket: Ticket, may_not_wait: bool) -> None:
+    def _refuse_if_full(self, queue: PartitionQueue, ticket: Ticket, may_not_wait: bool) -> None:
         """Raises QueueTimeout or QueueFull; nothing is added."""
         partition = ticket.job.partition
         if may_not_wait:
             raise self._too_late(ticket, ticket.arrived)
         try:
-            room.refuse_if_full(
+            queue.refuse_if_full(
                 ticket.class_index, ticket.lane, ticket.size, partition.table.n_workers
             )
             self.waiting.refuse_beyond_bounds(ticket)
@@ -196,7 +203,7 @@ class Gate:
     def look_everywhere(self) -> None:
         """Thresholds or tiers have changed."""
         self.note_switches()
-        for key in self.waiting.rooms:
+        for key in self.waiting.queues:
             self._touched.capacity(key)
 
     def serve(self, now: float) -> None:
@@ -273,14 +280,14 @@ class Gate:
         if more:
             self._touched.partitions[key] = None
             return 0
-        while partition is not None and key in self.waiting.rooms:
+        while partition is not None and key in self.waiting.queues:
             if not left:
                 self._touched.partitions[key] = None
                 break
-            room = self.waiting.rooms[key]
-            left = max(0, left - 1 - room.n_lanes // LANES_PER_STEP)
-            views = RoomView(self.judge, partition, room)
-            chosen = room.next(views.bits)
+            queue = self.waiting.queues[key]
+            left = max(0, left - 1 - queue.n_lanes // LANES_PER_STEP)
+            views = QueueView(self.judge, partition, queue)
+            chosen = queue.next(views.bits)
             if chosen is None:
                 break
             left = max(0, left - extra_work(chosen.request))

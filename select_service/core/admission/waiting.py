@@ -220,7 +220,7 @@ def _full(name: str, kind: str, current: int, limit: int) -> QueueFull:
     return error
 
 
-class Room:
+class PartitionQueue:
     """All that waits in one partition.  Holds state only while somebody waits."""
 
     def __init__(self, classes: Sequence[PolicyClass]) -> None:

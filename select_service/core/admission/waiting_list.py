@@ -1,7 +1,7 @@
-"""All requests that wait in the process: a room per partition, their ids and deadlines, and the
+"""All requests that wait in the process: a queue per partition, their ids and deadlines, and the
 bounds of it all.
 
-A ticket is in exactly one room, and counted here, from `add` until it is removed or forgotten.
+A ticket is in exactly one queue, and counted here, from `add` until it is removed or forgotten.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from typing import NamedTuple
 from sortedcontainers import SortedDict
 
 from select_service.core.admission.policy_classes import QueueBounds
-from select_service.core.admission.room_view import bits_of
-from select_service.core.admission.waiting import Room, Ticket
+from select_service.core.admission.queue_view import bits_of
+from select_service.core.admission.waiting import PartitionQueue, Ticket
 from select_service.core.decide.candidates import candidates
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
@@ -36,10 +36,10 @@ class Backlog(NamedTuple):
 
 
 class WaitingList:
-    """Rooms exist only while somebody waits in them."""
+    """Queues exist only while somebody waits in them."""
 
     def __init__(self, bounds: QueueBounds) -> None:
-        self.rooms: dict[PartitionKey, Room] = {}
+        self.queues: dict[PartitionKey, PartitionQueue] = {}
         self.requests = 0
         self.isl_tokens = 0
         self._bounds = bounds
@@ -49,8 +49,8 @@ class WaitingList:
         self._by_deadline: SortedDict[tuple[float, int], Ticket] = SortedDict()
 
     def __iter__(self) -> Iterator[Ticket]:
-        for room in self.rooms.values():
-            yield from room
+        for queue in self.queues.values():
+            yield from queue
 
     # --- arrivals
 
@@ -72,11 +72,11 @@ class WaitingList:
                     f"the queue is full: {current} {what} are waiting, {limit} is the most"
                 )
 
-    def add(self, room: Room, ticket: Ticket) -> None:
-        """room: that of the ticket's partition, new or known"""
+    def add(self, queue: PartitionQueue, ticket: Ticket) -> None:
+        """queue: that of the ticket's partition, new or known"""
         partition = ticket.job.partition
-        room.add(ticket, bits_of(candidates(partition.table, ticket.request)))
-        self.rooms[partition.key] = room
+        queue.add(ticket, bits_of(candidates(partition.table, ticket.request)))
+        self.queues[partition.key] = queue
         self._count(ticket, 1)
         if ticket.job.reservation_id is not None:
             self._ids.add(ticket.job.reservation_id)
@@ -86,19 +86,19 @@ class WaitingList:
     # --- departures
 
     def remove(self, ticket: Ticket) -> None:
-        self.rooms[ticket.job.partition.key].remove(ticket)
+        self.queues[ticket.job.partition.key].remove(ticket)
         self.forget(ticket)
 
     def forget(self, ticket: Ticket) -> None:
-        """Its room has let it out."""
+        """Its queue has let it out."""
         self._count(ticket, -1)
         if ticket.job.reservation_id is not None:
             self._ids.discard(ticket.job.reservation_id)
         self._by_deadline.pop((ticket.deadline, ticket.number), None)
         key = ticket.job.partition.key
-        room = self.rooms.get(key)  # several may have left it before one of them is forgotten
-        if room is not None and not len(room):
-            del self.rooms[key]
+        queue = self.queues.get(key)  # several may have left it before one of them is forgotten
+        if queue is not None and not len(queue):
+            del self.queues[key]
 
     def overdue(self, now: float, tickets_max: int) -> list[Ticket]:
         """Whose time is over, the longest first; at most so many."""
@@ -116,20 +116,20 @@ class WaitingList:
 
         Also returns whether there are more to be looked at, in another turn.
         """
-        room, more = self.rooms.get(key), False
-        if room is None:
+        queue, more = self.queues.get(key), False
+        if queue is None:
             return [], False
         if partition is None:
             text = f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}"
-            first = islice(room, STRANDED_PER_TURN_MAX)
+            first = islice(queue, STRANDED_PER_TURN_MAX)
             stranded: list[tuple[Ticket, SelectError]] = [(t, NoWorkers(text)) for t in first]
             for ticket, _ in stranded:
-                room.remove(ticket)
-            more = len(room) > 0
+                queue.remove(ticket)
+            more = len(queue) > 0
         else:
-            stranded = _rebound(room, partition)
+            stranded = _rebound(queue, partition)
             table = partition.table
-            unfit, more = room.refresh(table.version, lambda r: bits_of(candidates(table, r)))
+            unfit, more = queue.refresh(table.version, lambda r: bits_of(candidates(table, r)))
             stranded += unfit
         for ticket, _ in stranded:
             self.forget(ticket)
@@ -144,14 +144,14 @@ class WaitingList:
     # --- views
 
     def of(self, key: PartitionKey) -> Backlog:
-        room = self.rooms.get(key)
-        return Backlog(0, 0) if room is None else Backlog(len(room), room.isl_tokens)
+        queue = self.queues.get(key)
+        return Backlog(0, 0) if queue is None else Backlog(len(queue), queue.isl_tokens)
 
     def by_class(self) -> dict[str, Backlog]:
         """What waits, by policy class, over all partitions."""
         found: dict[str, Backlog] = {}
-        for room in self.rooms.values():
-            for name, requests, tokens in room.counts():
+        for queue in self.queues.values():
+            for name, requests, tokens in queue.counts():
                 old = found.get(name, Backlog(0, 0))
                 found[name] = Backlog(old.requests + requests, old.isl_tokens + tokens)
         return found
@@ -166,17 +166,17 @@ class WaitingList:
         assert {i for t in tickets if (i := t.job.reservation_id) is not None} == self._ids
         timed = {(t.deadline, t.number) for t in tickets if t.deadline < inf}
         assert timed == set(self._by_deadline)
-        for room in self.rooms.values():
-            room.check_invariants()
-            assert len(room)
+        for queue in self.queues.values():
+            queue.check_invariants()
+            assert len(queue)
 
 
-def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError]]:
+def _rebound(queue: PartitionQueue, partition: Partition) -> list[tuple[Ticket, SelectError]]:
     """All workers of a partition may have been replaced at once: its requests follow to the new
     ones.  Takes out and returns those whose blocks were hashed in another size.
     """
     stranded: list[tuple[Ticket, SelectError]] = []
-    for ticket in room:
+    for ticket in queue:
         old = ticket.job.partition
         if old is partition:
             break
@@ -186,7 +186,7 @@ def _rebound(room: Room, partition: Partition) -> list[tuple[Ticket, SelectError
             text = f"the workers of model={old.key.model_name} have another block size now"
             stranded.append((ticket, NoWorkers(text)))
     for ticket, _ in stranded:
-        room.remove(ticket)
+        queue.remove(ticket)
     return stranded
 
 

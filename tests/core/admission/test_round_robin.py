@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.admission.policy_classes import PolicyClass
-from select_service.core.admission.waiting import Lane, Room, Size, Ticket, score_of
+from select_service.core.admission.waiting import Lane, PartitionQueue, Size, Ticket, score_of
 from select_service.core.identity import Rank
 from tests.builders import a_select
 from tests.models.waiting import Asked, Waiter, WaitingModel
@@ -31,12 +31,12 @@ def policies_of(classes):
 
 
 class Both:
-    """The room and its twin.  A request fits one of four ranks, or two when its slot is even."""
+    """The queue and its twin.  A request fits one of four ranks, or two when its slot is even."""
 
     def __init__(self, classes):
         self.policies = policies_of(classes)
         self.classes = [msgspec.convert(policy, PolicyClass) for policy in self.policies]
-        self.room = Room(self.classes)
+        self.queue = PartitionQueue(self.classes)
         self.model = WaitingModel({"policy_classes": self.policies})
         self.pairs = []
 
@@ -60,8 +60,8 @@ class Both:
         waiter = Waiter(asked, 0, policy, arrived, float("inf"), number, 4)
         bits = 1 << slot if slot % 2 else 0b11 << slot
         if not self.pairs:
-            self.room = Room(self.classes)
-        self.room.add(ticket, bits)
+            self.queue = PartitionQueue(self.classes)
+        self.queue.add(ticket, bits)
         assert ticket.position == self.model.add(waiter)
         self.pairs.append((ticket, waiter, bits))
 
@@ -75,7 +75,7 @@ class Both:
             ticket, _, of_lane = next(pair for pair in self.pairs if pair[1] is waiter)
             return of_lane & bits(ticket.class_index, ticket.lane.pinned is not None)
 
-        ticket, waiter = self.room.next(bits), self.model.take(KEY, has_room)
+        ticket, waiter = self.queue.next(bits), self.model.take(KEY, has_room)
         assert (ticket is None) == (waiter is None)
         if ticket is not None:
             assert str(ticket.number) == waiter.asked.name
@@ -85,7 +85,7 @@ class Both:
     def leave(self, number):
         if self.pairs:
             ticket, waiter, _ = self.pairs.pop(number % len(self.pairs))
-            self.room.remove(ticket)
+            self.queue.remove(ticket)
             self.model.remove(waiter)
 
 
@@ -101,8 +101,8 @@ def test_turns_are_those_of_a_ring_that_is_walked_step_by_step(classes, first, s
             both.add(number, *arguments)
         else:
             getattr(both, verb)(*arguments)
-        both.room.check_invariants()
-        assert len(both.room) == len(both.pairs)
+        both.queue.check_invariants()
+        assert len(both.queue) == len(both.pairs)
     while both.pairs:
         both.next(EVERYWHERE)
 
@@ -131,4 +131,4 @@ def test_a_long_prompt_behind_a_tiny_quantum_takes_one_step_not_a_million_rounds
     both = Both([("fcfs", 1), ("fcfs", 1)])
     both.add(0, 0, 2**40, 0)
     both.add(1, 1, 2**40 - 1, 0)
-    assert both.room.next(lambda index, pinned: 0b11).number == 1
+    assert both.queue.next(lambda index, pinned: 0b11).number == 1

@@ -3,7 +3,7 @@
 import numpy as np
 
 from select_service.core.admission.busy import NO_LIMITS, BusyJudge, free_ranks
-from select_service.core.admission.waiting import Room
+from select_service.core.admission.waiting import PartitionQueue
 from select_service.core.arrays import Mask
 from select_service.core.fleet.partition import Partition
 
@@ -13,13 +13,13 @@ def bits_of(mask: Mask) -> int:
     return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
-class RoomView:
+class QueueView:
     """Which ranks of a partition have room for a class, now; computed when asked for."""
 
-    def __init__(self, judge: BusyJudge, partition: Partition, room: Room) -> None:
+    def __init__(self, judge: BusyJudge, partition: Partition, queue: PartitionQueue) -> None:
         self._judge = judge
         self._partition = partition
-        self._room = room
+        self._queue = queue
         self._free: dict[bool, Mask] = {}
         self._masks: dict[tuple[int, bool], Mask] = {}
         self._bits: dict[tuple[int, bool], int] = {}
@@ -31,7 +31,7 @@ class RoomView:
             if pinned not in self._free:
                 free = self._judge.free_when_pinned if pinned else self._judge.free_of_all
                 self._free[pinned] = free(self._partition)
-            not_busy, rules = self._free[pinned], self._room.rules(class_index)
+            not_busy, rules = self._free[pinned], self._queue.rules(class_index)
             self._masks[key] = free_ranks(self._partition, not_busy, NO_LIMITS, rules)[0]
         return self._masks[key]
 
