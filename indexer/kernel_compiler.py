@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numba import njit
 from numba.core import sigutils
 from numba.core.caching import _Cache
@@ -120,14 +121,21 @@ def make_callable(entry: Callable[..., Any], helper: object) -> None:
 def checking(entry: Callable[..., Any], signature: str) -> Callable[..., Any]:
     """`entry` behind a comparison of its arguments with the signature.  Raises TypeError."""
     expected, _ = _normalize_signature(signature)
+    arrays = [(place, type_) for place, type_ in enumerate(expected) if isinstance(type_, Array)]
+    fits: set[tuple[object, ...]] = set()
 
     def checked(*given: object) -> Any:
         if len(given) != len(expected):
             raise TypeError(f"{len(given)} arguments instead of {len(expected)}")
-        for number, (argument, type_) in enumerate(zip(given, expected, strict=True)):
-            is_array = isinstance(type_, Array)
-            if is_array and _typing.can_convert(_typeof(argument), type_) is None:
-                raise TypeError(f"argument {number} is {_typeof(argument)} instead of {type_}")
+        for place, type_ in arrays:
+            array = given[place]
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"argument {place} is no array but {array!r}")
+            layout = (place, array.dtype, array.ndim, array.flags.num)
+            if layout not in fits:
+                if _typing.can_convert(_typeof(array), type_) is None:
+                    raise TypeError(f"argument {place} is {_typeof(array)} instead of {type_}")
+                fits.add(layout)
         return entry(*given)
 
     return checked

@@ -9,7 +9,7 @@ frozen: no collection looks at it again.  It still goes when nothing refers to i
 A large fleet comes later, some 40 objects a rank.  So what a long collection has left, of which it
 has just found that nothing is garbage, is frozen too.  Cycles in what is frozen, such as those of
 open connections, are not freed when they end; that stays a small part of the memory because each
-freezing needs an eighth more than all before it.
+freezing needs a thirty-second more than all before it.
 
 What comes and goes in great numbers must not be looked at either: reservations are structs without
 `gc`.
@@ -25,7 +25,7 @@ THRESHOLDS = (700, 10, 2)
 has some 20,000 objects to look at that it has not seen before."""
 LONG_S = 0.003
 """CPU of a collection that shall not be repeated."""
-GROWTH = 8
+GROWTH = 32
 """A freezing takes at least a part in so many of what was frozen before."""
 
 
