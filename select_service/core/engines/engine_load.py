@@ -57,7 +57,10 @@ class EngineLoads:
         """When each rank was last heard that is not known to be stale, the oldest first."""
 
     def put(self, worker_id: int, readings: Mapping[int, EngineReading], now: float) -> None:
-        """Take the readings of one scrape; the failure before it is over."""
+        """Take the readings of one scrape; the failure before it is over.
+
+        A rank that the engine no longer speaks of is believed until its last reading is stale.
+        """
         self._failures.pop(worker_id, None)
         ranks = self._heard.setdefault(worker_id, {})
         for dp_rank, reading in readings.items():
@@ -65,6 +68,9 @@ class EngineLoads:
             rank = Rank(worker_id, dp_rank)
             self._believed[rank] = now
             self._believed.move_to_end(rank)
+        for dp_rank, heard in ranks.items():
+            if not self.is_fresh(heard, now):
+                self._believed.pop(Rank(worker_id, dp_rank), None)
 
     def failed(self, worker_id: int, error: str, now: float) -> None:
         self._failures[worker_id] = Failure(error[:ERROR_CHARS_MAX], now)
