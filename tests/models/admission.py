@@ -63,6 +63,8 @@ class AdmissionModel(SelectorModel):
         self.stored: dict[tuple[int, int], dict[str, set[tuple[int, ...]]]] = {}
         self.heard: dict[tuple[int, int], tuple[float | None, float]] = {}
         self.believed: dict[tuple[int, int], float] = {}
+        self.stale: set[tuple[int, int]] = set()
+        """Heard too long ago when somebody last looked."""
         self.tally = Counter()
         self.numbers = 0
         self.log: list[tuple[str, str]] = []
@@ -81,6 +83,11 @@ class AdmissionModel(SelectorModel):
         if old is None or old.url != worker.url:
             self.forget(self.heard, worker_id, 0)
             self.forget(self.believed, worker_id, 0)
+        elif worker.lifecycle == "schedulable" and worker.url:
+            for rank in [rank for rank in self.ranks(worker.key) if rank[0] == worker_id]:
+                usage, _ = self.heard.get(rank, (None, 0.0))
+                if usage is not None and rank not in self.stale:
+                    self.believed[rank] = usage
 
     def delete(self, worker_id):
         super().delete(worker_id)
@@ -110,14 +117,17 @@ class AdmissionModel(SelectorModel):
         for dp_rank, usage in usages.items():
             if dp_rank < worker.dp_size:
                 self.heard[worker_id, dp_rank] = (usage, now)
-        self.look([rank for rank in self.ranks(worker.key) if rank[0] == worker_id], now)
+        self.look([rank for rank in self.heard if rank[0] == worker_id], now)
 
     def look(self, ranks, now):
         """Believe what engines have said of these ranks, if not too long ago."""
         for rank in ranks:
             usage, at = self.heard.get(rank, (None, 0.0))
             self.believed.pop(rank, None)
-            if usage is not None and now - at < self.stale_s:
+            self.stale.discard(rank)
+            if now - at >= self.stale_s:
+                self.stale.add(rank)
+            elif usage is not None and rank in self.ranks(self.workers[rank[0]].key):
                 self.believed[rank] = usage
 
     # --- thresholds and tiers
@@ -356,7 +366,7 @@ class AdmissionModel(SelectorModel):
     def tick(self, now):
         ended = self.expire(now)
         for key in {worker.key for worker in self.workers.values()}:
-            self.look(self.ranks(key), now)
+            self.look(self.ranks(key) | self.heard.keys(), now)
         for waiter in sorted(self.line.waiters, key=lambda w: (w.deadline, w.number)):
             if waiter.deadline <= now:
                 self.time_out(waiter)
