@@ -87,7 +87,7 @@ def _runs_from_source(module: str) -> bool:
     assert path is not None
     try:
         written = os.stat(importlib.util.cache_from_source(path)).st_mtime
-    except (OSError, NotImplementedError):  # there is none
+    except (OSError, NotImplementedError):  # no byte code is kept: the source is what runs
         return True
     if written > path.stat().st_mtime + _YOUNG_S:
         return True
