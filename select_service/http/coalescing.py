@@ -46,8 +46,17 @@ class CoalescingTransport:
             if not self._transport.is_closing():
                 self._transport.write(data)
 
+    def lost(self) -> None:
+        """The connection is closed: what is written from now on nobody reads."""
+        self._held.clear()
+        self._supervised = _nobody_reads
+
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size() + sum(map(len, self._held))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+def _nobody_reads(_callback: Callable[[], None]) -> None:
+    """Takes the place of the protocol, which a closed transport shall not refer to."""

@@ -41,7 +41,8 @@ class Connection:
     def lost(self) -> None:
         """The protocol's: the connection is closed."""
         self.gone = True
-        self._told()
+        told, self._told = self._told, _nobody
+        told()
 
 
 def connection_of(request: Request) -> Connection:

@@ -125,12 +125,10 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        coalescing: asyncio.Transport = CoalescingTransport(  # type: ignore[assignment]
-            transport, self.loop, self._supervised
-        )
-        super().connection_made(coalescing)
+        self._coalescing = CoalescingTransport(transport, self.loop, self._supervised)
+        super().connection_made(self._coalescing)  # type: ignore[arg-type]
         self.logger = _QUIET
-        self.flow: _Flow = _Flow(coalescing)
+        self.flow: _Flow = _Flow(self.transport)
         self._connection = Connection()
         self._extensions = {EXTENSION: self._connection}
         self._stage, self._spare = _BETWEEN, HEAD_BYTES_MAX
@@ -152,6 +150,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answered.disconnected = True
             self._answered.message_event.set()
         self._connection.lost()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of all that leads back here: a closed connection is not left to the garbage collector."""
+        self._unset_keepalive_if_required()
+        self._coalescing.lost()
+        self.pipeline.clear()  # their turn never comes
+        self.cycle = self._answered = None  # type: ignore[assignment]
+        self._farewell = None
 
     # Bytes
 

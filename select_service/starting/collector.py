@@ -1,32 +1,35 @@
 """The garbage collector, kept from stopping the service.
 
-A collection stops every thread.  CPython 3.11 to 3.13 collect by generations, and the oldest one,
-looked at when a quarter has been added to it, is everything that lives long: 137,000 objects of the
-interpreter, the compiler and the service, some 75 ms of CPU, in the middle of a request.  (3.14
-looks at it in slices.)  What exists once the service stands stays as long as the process, so it is
-frozen: no collection looks at it again.  It still goes when nothing refers to it.
+A collection stops every thread.  CPython 3.11 to 3.13 collect by generations, and the oldest one is
+everything that lives long: 65,000 objects of the interpreter and the service and some 55 a rank,
+half a microsecond each, in the middle of a request.  (3.14 looks at it in slices.)  So nothing that
+stays is looked at twice:
 
-A large fleet comes later, some 40 objects a rank.  So what a long collection has left, of which it
-has just found that nothing is garbage, is frozen too.  Cycles in what is frozen, such as those of
-open connections, are not freed when they end; that stays a small part of the memory because each
-freezing needs a thirty-second more than all before it.
+* What exists once the service stands stays as long as the process, and is frozen: no collection
+  looks at it again.  It still goes when nothing refers to it.
+* Everything younger is looked at when there are some 4,000 objects of it, about 2 ms of CPU.  What
+  such a collection leaves, if it is more than a little, is frozen too.
+* What comes and goes in great numbers is not looked at at all: reservations are structs without
+  `gc`.
 
-What comes and goes in great numbers must not be looked at either: reservations are structs without
-`gc`.
+What is frozen and becomes a cycle that nothing refers to would never be freed.  So what lives for
+some time leaves none: requests, closed connections and deleted workers with their listeners go by
+reference count alone (tests/process/test_garbage.py).  The cycles that there are, such as those of
+a failed connection to an engine, are short-lived: collections find them, and a freezing, which
+needs a thousand new objects that live on, keeps no more than those of its moment.
 """
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import thread_time
 
-THRESHOLDS = (700, 10, 2)
+THRESHOLDS = (700, 5, 0)
 """New objects until a collection, and collections until one of the next generation: so a full one
-has some 20,000 objects to look at that it has not seen before."""
-LONG_S = 0.003
-"""CPU of a collection that shall not be repeated."""
-GROWTH = 32
-"""A freezing takes at least a part in so many of what was frozen before."""
+has some 4,000 objects to look at that it has not seen before."""
+LEFT_MAX = 1000
+"""Objects that full collections may look at again and again."""
+OLDEST = 2
+"""The generation."""
 
 
 @contextmanager
@@ -40,27 +43,19 @@ def no_collections() -> Iterator[None]:
 
 
 class Freezing:
-    """Freezes what exists now, and later what long collections leave."""
+    """Freezes what exists now, and later what full collections leave."""
 
     def __init__(self) -> None:
         gc.freeze()
+        gc.collect()  # of nothing: the interpreter judges by the last one when the next is due
         gc.set_threshold(*THRESHOLDS)
-        self.frozen = gc.get_freeze_count()
-        self._begun = 0.0
         gc.callbacks.append(self.note)
 
     def note(self, phase: str, info: dict[str, int]) -> None:
         """A collection begins or ends, on whatever thread: one at a time."""
-        if phase == "start":
-            self._begun = thread_time()
-        elif info["generation"] == 2 and thread_time() - self._begun > LONG_S:
-            self._freeze()
-
-    def _freeze(self) -> None:
-        left = len(gc.get_objects(generation=2))
-        if left * GROWTH >= self.frozen:
+        is_full = phase == "stop" and info["generation"] == OLDEST
+        if is_full and len(gc.get_objects(generation=OLDEST)) > LEFT_MAX:
             gc.freeze()
-            self.frozen += left
 
     def end(self) -> None:
         """For tests."""
