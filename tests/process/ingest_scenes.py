@@ -1,0 +1,60 @@
+"""What tests of ingest have in common: sources, listeners and what an index holds of them."""
+
+from indexer.events.kv_source import KvSource
+from tests.patience import PATIENCE_S
+from tests.process.fake_engine import BLOCK_SIZE, Chain
+
+CHAIN = Chain()
+
+
+def close(ingest):
+    """Threads that need longer than `close` waits, on a busy machine, are waited for."""
+    ingest.close()
+    for thread in ingest._threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), f"{thread.name} does not end"
+    ingest.close()
+
+
+def a_source(endpoint, writer, *, replay=None, worker_id=1, dp_rank=0, siblings=None):
+    return KvSource(
+        worker_id=worker_id,
+        dp_rank=dp_rank,
+        endpoint=endpoint,
+        replay_endpoint=replay,
+        block_size=BLOCK_SIZE,
+        is_eagle=False,
+        counted=True,
+        writers={dp_rank: writer, **(siblings or {})},
+    )
+
+
+def follow(ingest, sources):
+    """Let the listeners be those of these sources and no others."""
+    changed = {worker_id: [] for worker_id, _ in ingest.sources()}
+    for source in sources:
+        changed.setdefault(source.worker_id, []).append(source)
+    ingest.follow(changed)
+
+
+def listen(ingest, index, engine, **source):
+    """One listener for the engine; returns its writer once the subscription has arrived."""
+    writer = index.open_slot()
+    source = {"replay": engine.replay_endpoint, **source}
+    follow(ingest, [a_source(engine.endpoint, writer, **source)])
+    engine.await_subscriber()
+    return writer
+
+
+def held(index, writer, n_blocks, chain=CHAIN):
+    row = index.match(chain.path(n_blocks))
+    return int(row[writer.slot, 0]) if writer.slot < len(row) else 0
+
+
+def status(ingest, worker_id=1, dp_rank=0):
+    return ingest.status_of((worker_id, dp_rank))
+
+
+def publish_chain(engine, blocks, **how):
+    for block in blocks:
+        engine.publish(CHAIN.stored(block), **how)

@@ -1,0 +1,179 @@
+"""The threads of ingest: bounds, bugs, who waits for whom, and what is drained when."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import zmq
+
+from indexer.sockets import arrivals, listener
+from indexer.sockets import ingest as ingest_module
+from indexer.sockets.arrivals import Room
+from indexer.sockets.ask_pace import AskPace
+from indexer.sockets.dial import Sockets
+from indexer.sockets.ingest import Ingest
+from indexer.sockets.names import Names
+from indexer.sockets.readiness import Readiness
+from indexer.sockets.timers import Timers
+from tests.patience import PATIENCE_S, eventually
+from tests.process.fake_engine import FakeEngine, encode
+from tests.process.ingest_scenes import CHAIN, a_source, close, follow, held, publish_chain, status
+from tests.process.raw_publisher import RawPublisher, message
+
+pytestmark = pytest.mark.process
+
+
+def a_live_batch(seq):
+    """Number and payload, which stores one block."""
+    return [seq.to_bytes(8, "big"), encode(CHAIN.stored(seq))]
+
+
+@pytest.mark.parametrize("why", ["recovery", "stuck"])
+def test_what_waits_for_a_held_thread_is_bounded_in_bytes_and_its_loss_is_noticed(
+    index, monkeypatch, why
+):
+    """The engine sends as much as is taken, and drops three batches then."""
+    monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 16 * 2**20)
+    ingest, stuck, engine = Ingest(1, held=why == "recovery"), threading.Event(), RawPublisher()
+    writer = index.open_slot()
+    follow(ingest, [a_source(engine.endpoint, writer)])
+    engine.accept()
+    if why == "stuck":
+        ingest._threads[0].call(stuck.wait)
+    taken = 0
+    for seq in range(400):
+        frames = [bytes(256 * 1024), *a_live_batch(seq)]
+        part = engine.offer(frames)
+        taken += part
+        if part < len(message(frames)):
+            break
+    assert taken < 64 * 2**20
+    stuck.set()
+    ingest.release()
+    engine.send([b"", *a_live_batch(seq + 4)])
+    eventually(lambda: status(ingest).last_sequence == seq + 4)
+    assert (status(ingest).lost, status(ingest).state) == (3, "degraded")
+    assert ingest._threads[0].room.used == 0
+    assert held(index, writer, seq + 1) == seq + 1
+    engine.close()
+    close(ingest)
+
+
+def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, index, monkeypatch):
+    monkeypatch.setattr(ingest_module, "FOLLOW_S_MAX", 10 * PATIENCE_S)
+    stuck, go_on = threading.Event(), threading.Event()
+
+    class Stuck:
+        slot, place, upcoming, live_at, rest, unplaced_blocks = 0, None, None, None, None, False
+        is_half_cleared = False
+
+        def settling(self):
+            return iter(())
+
+        def store_at_once(self, *_, **__):
+            stuck.set()
+            go_on.wait(10 * PATIENCE_S)
+            return 0
+
+    with FakeEngine(replay=False) as engine:
+        follow(ingest, [a_source(engine.endpoint, Stuck())])
+        engine.await_subscriber()
+        publish_chain(engine, [0])
+        assert stuck.wait(PATIENCE_S)
+        assert set(ingest.sources()) == {(1, 0)}
+        reconciling = threading.Thread(target=follow, args=(ingest, []))
+        reconciling.start()
+        try:
+            eventually(lambda: ingest.sources() == {})
+            assert reconciling.is_alive()
+        finally:
+            go_on.set()
+            reconciling.join()
+
+
+def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplog):
+    class Broken:
+        slot, place, upcoming, rest, unplaced_blocks = 0, None, None, None, False
+        is_half_cleared = False
+
+        def settling(self):
+            return iter(())
+
+        def store_at_once(self, *_, **__):
+            raise ZeroDivisionError
+
+    ingest = Ingest(threads=1)
+    with FakeEngine() as first, FakeEngine() as second:
+        writer = index.open_slot()
+        follow(
+            ingest,
+            [
+                a_source(first.endpoint, Broken(), worker_id=1),
+                a_source(second.endpoint, writer, worker_id=2),
+            ],
+        )
+        first.await_subscriber()
+        second.await_subscriber()
+        publish_chain(first, [0])
+        eventually(lambda: status(ingest).state == "degraded")
+        assert "ZeroDivisionError" in status(ingest).last_error
+        publish_chain(second, [0])
+        eventually(lambda: held(index, writer, 1) == 1)
+        follow(ingest, [])
+        assert ingest.failure() is None
+        ingest.close()
+    assert any(record.exc_info for record in caplog.records)
+
+
+def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
+    """To look at a socket takes the news from its file descriptor."""
+    readiness = Readiness()
+    with FakeEngine() as engine, zmq.Context() as context:
+        source = a_source(engine.endpoint, index.open_slot(), replay=engine.replay_endpoint)
+        sockets = Sockets(context, Names(), lambda what: what())
+        alone = listener.Listener(source, sockets, readiness, Timers(), AskPace(), Room())
+        alone.open()
+        alone.start(opened_just_now=True)
+
+        def is_asked_about_next():
+            for drain in readiness.wait(0.01):
+                if drain():
+                    readiness.again(drain)
+            return alone.feed.wake_at is not None and engine.pub.poll(0)
+
+        eventually(is_asked_about_next)
+        publish_chain(engine, [0])
+        eventually(lambda: alone._live.arrivals.has_some)
+        alone.tick(alone.feed.wake_at)
+        assert alone.drain_live in readiness.wait(0)
+        alone.close()
+    readiness.close()
+
+
+class Endless:
+    """Messages that are of no use, without end."""
+
+    def __init__(self):
+        self.times_read_ahead = 0
+
+    def take(self):
+        return [b"x"]
+
+    def read_ahead(self):
+        self.times_read_ahead += 1
+        return True
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_whoever_drains_one_socket_leaves_the_other_alone(index, which):
+    """To look at a socket takes the news from its file descriptor: it would not be drained."""
+    source = a_source("tcp://127.0.0.1:1", index.open_slot())
+    readiness = Readiness()
+    alone = listener.Listener(source, None, readiness, Timers(), AskPace(), Room())
+    alone._started = True
+    both = Endless(), Endless()
+    alone._live, alone._replayed = SimpleNamespace(arrivals=both[0]), both[1]
+    drain = (alone.drain_live, alone.drain_replay)[which]
+    assert drain()
+    assert [each.times_read_ahead for each in both] == [1 - which, which]
+    readiness.close()
