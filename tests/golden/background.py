@@ -4,14 +4,14 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
-from tests.golden.service_process import Answer, ServiceProcess
+from tests.golden.service_process import Answer, ServiceClient
 from tests.patience import PATIENCE_S, eventually
 
 
 class BackgroundCalls:
     """Blocking calls by name, each in a thread and on a connection of its own."""
 
-    def __init__(self, service: ServiceProcess) -> None:
+    def __init__(self, service: ServiceClient) -> None:
         self._service = service
         self._threads: dict[str, threading.Thread] = {}
         self._answers: dict[str, Answer] = {}

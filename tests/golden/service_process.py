@@ -1,4 +1,4 @@
-"""A real service process on a port of its own, and a plain HTTP client that changes nothing."""
+"""A plain HTTP client that changes nothing, and a real service process on a port of its own."""
 
 import contextlib
 import http.client
@@ -28,34 +28,15 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
 
 
-class ServiceProcess:
-    """`python -m select_service` with nothing but the given variables in its environment."""
+class ServiceClient:
+    """Calls a service on a port of the loopback interface, on one connection."""
 
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        flags: tuple[str, ...] = (),
-        folder: Path | None = None,
-    ) -> None:
-        """folder: where it runs, for relative paths in its settings."""
-        self.port = free_port()
-        command = own_command("--host", "127.0.0.1", "--port", str(self.port), *flags)
-        environment = own_environment(environment)
-        self._launched = Launched(command, environment, self.port, folder=folder)
-        self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S_MAX)
 
-    def __enter__(self) -> Self:
-        self._launched.wait_until_healthy()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._connection.close()
-        self._launched.end()
 
     def get(self, path: str) -> Answer:
         return self.call("GET", path, None, {})
@@ -104,6 +85,28 @@ class ServiceProcess:
                 if status is not None and endpoint.endswith(f":{port}"):
                     return status["last_sequence"]
         return None
+
+
+class ServiceProcess(ServiceClient):
+    """`python -m select_service` with nothing but the given variables in its environment."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__(free_port())
+        command = own_command("--host", "127.0.0.1", "--port", str(self.port))
+        self._launched = Launched(command, own_environment(environment), self.port)
+
+    def __enter__(self) -> Self:
+        self._launched.wait_until_healthy()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+        self._launched.end()
 
 
 def run_to_end(

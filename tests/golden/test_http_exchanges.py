@@ -1,5 +1,6 @@
-"""Every golden exchange against a real process, with real event sockets beside it."""
+"""Every golden exchange against a whole service, with real event sockets beside it."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import zmq
 from tests.golden import deviations, exchanges
 from tests.golden.background import BackgroundCalls
 from tests.golden.kv_publisher import KvPublisher, batch
-from tests.golden.service_process import ServiceProcess, run_to_end
+from tests.golden.service_process import ServiceClient, run_to_end
+from tests.process.in_thread import InThread
 from tests.process.launched import free_port
 from tests.process.running import complaint
 
@@ -32,7 +34,8 @@ def test_answers_are_those_of_the_reference_except_where_listed(
     flags = exchanges.flags_of(head, ports, free_port())
     exchanges.write_policy_file(head, tmp_path)
     with (
-        ServiceProcess(head["environment"], flags, tmp_path) as service,
+        InThread(*flags, folder=tmp_path, environment=head["environment"]) as running,
+        contextlib.closing(ServiceClient(running.port)) as service,
         BackgroundCalls(service) as background,
     ):
         for template in steps:
@@ -44,7 +47,7 @@ def test_answers_are_those_of_the_reference_except_where_listed(
 
 def play(
     step: Step,
-    service: ServiceProcess,
+    service: ServiceClient,
     background: BackgroundCalls,
     publishers: Mapping[str, KvPublisher],
 ) -> exchanges.Differences:

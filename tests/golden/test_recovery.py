@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.running import Running
+from select_service.edge.keeping import recovery as keeping_recovery
+from tests.process.in_thread import InThread
 from tests.process.test_recovery import Liar, ended, head, says
 
 pytestmark = pytest.mark.process
@@ -44,10 +45,16 @@ def answer_of(status, body):
     return says(head(str(status).encode() + b" OK") + body.encode())
 
 
+@pytest.fixture(autouse=True)
+def asked_once(monkeypatch):
+    """These peers answer the same every time."""
+    monkeypatch.setattr(keeping_recovery, "RETRY_S_MAX", 0.0)
+
+
 @pytest.mark.parametrize("case", CASES["answers"], ids=lambda case: case["name"])
 def test_what_is_left_of_an_answer(case):
     answer = answer_of(case["status"], case["body"])
-    with Liar(answer) as peer, Running("--indexer-peers", peer.url) as service:
+    with Liar(answer) as peer, InThread("--indexer-peers", peer.url) as service:
         for worker_id in (1, 2):
             register(service, worker_id, 1, 4, ("m", "t"))
         ended(service)
@@ -57,7 +64,7 @@ def test_what_is_left_of_an_answer(case):
 
 def test_a_dump_with_branches_tiers_ranks_and_colons_gives_the_overlap_of_its_source():
     answer = answer_of(200, json.dumps(CASES["dump"]))
-    with Liar(answer) as peer, Running("--indexer-peers", peer.url) as service:
+    with Liar(answer) as peer, InThread("--indexer-peers", peer.url) as service:
         ended(service)
         for worker_id, (ranks, block_size, scope) in RANKS.items():
             register(service, worker_id, ranks, block_size, scope)

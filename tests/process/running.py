@@ -109,12 +109,27 @@ def complaint(errors: str) -> str:
     return line.removeprefix(mark)
 
 
-class Running:
+class Reached:
+    """A service on a port of the loopback interface, wherever it runs."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def client(self) -> Client:
+        return Client(self.port)
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        with self.client() as client:
+            client.send(request(method, path, body, **headers))
+            return client.answer()
+
+
+class Running(Reached):
     """The service on a port of its own, from its first answer to its end; its log is JSON."""
 
     def __init__(self, *arguments: str, module: str = "select_service", **environment: str) -> None:
         """module: whose command is run; the service's own unless a test changes a constant."""
-        self.port = free_port()
+        super().__init__(free_port())
         place = ("--host", "127.0.0.1", "--port", str(self.port), "--log-format", "json")
         self._launched = Launched(
             own_command(*place, *arguments, module=module),
@@ -134,14 +149,6 @@ class Running:
         at: TracebackType | None,
     ) -> None:
         self._launched.end()
-
-    def client(self) -> Client:
-        return Client(self.port)
-
-    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        with self.client() as client:
-            client.send(request(method, path, body, **headers))
-            return client.answer()
 
     def all_lines(self) -> list[dict[str, Any]]:
         """The whole log so far."""

@@ -10,16 +10,19 @@ from itertools import count
 
 import pytest
 
+from select_service.edge.keeping import asked_peer
+from select_service.edge.keeping import recovery as keeping_recovery
 from tests.patience import eventually
 from tests.process.fake_engine import Chain, FakeEngine
+from tests.process.in_thread import InThread
 from tests.process.launched import ANSWER_S_MAX, free_port
 from tests.process.running import Running, complaint, run_to_end
 
 pytestmark = pytest.mark.process
 
 KV = {"DYN_USE_KV_EVENTS": "true"}
-TRIED_S = 10.0
-"""How long peers that cannot be reached are tried."""
+TRIED_S = 0.5
+"""How long peers that cannot be reached are tried here."""
 LATER_S = 1.5
 """Times of two sources that are closer than a second count as equal."""
 
@@ -370,6 +373,8 @@ LIES = {
     "garbage": says(b"\xff\x00 garbage" * 100),
     "cut short": says(head() + b'{"m:t":{"block_size":4,"events":['),
     "compact garbage": says(head(kind=b"application/msgpack") + b"\xc6\xff\xff\xff\xff123"),
+}
+ENDLESS = {
     "endless spaces": repeats(b" " * 65536),
     "endless text": repeats(b"x" * 65536, b'{"'),
     "endless value": repeats(b"[" * 65536, b'{"m:t":{"x":'),
@@ -379,14 +384,32 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
-def test_a_lying_peer_does_not_keep_the_service_from_a_good_one(lie):
-    good = head() + json.dumps(GOOD).encode()
-    with Liar(LIES[lie]) as liar, Liar(says(good)) as other:
-        peers = f"{liar.url},{other.url}"
-        with Running("--indexer-peers", peers) as service:
-            found = ended(service)
-            assert (found["state"], found["peer"], found["blocks"]) == ("found", other.url, 1)
-            assert resident_mib(service.process.pid) < 900
+def test_a_lying_peer_does_not_keep_the_service_from_a_good_one(lie, monkeypatch):
+    monkeypatch.setattr(asked_peer, "CHOICE_S_MAX", 1.5)
+    good = says(head() + json.dumps(GOOD).encode())
+    with (
+        Liar(LIES[lie]) as liar,
+        Liar(good) as other,
+        InThread("--indexer-peers", f"{liar.url},{other.url}") as service,
+    ):
+        finds_the_block_of(other, service)
+
+
+@pytest.mark.parametrize("lie", ENDLESS, ids=str)
+def test_a_peer_without_end_takes_no_more_memory_than_one_may(lie):
+    good = says(head() + json.dumps(GOOD).encode())
+    with (
+        Liar(ENDLESS[lie]) as liar,
+        Liar(good) as other,
+        Running("--indexer-peers", f"{liar.url},{other.url}") as service,
+    ):
+        finds_the_block_of(other, service)
+        assert resident_mib(service.process.pid) < 900
+
+
+def finds_the_block_of(peer, service):
+    found = ended(service)
+    assert (found["state"], found["peer"], found["blocks"]) == ("found", peer.url, 1)
 
 
 def resident_mib(pid):
@@ -401,20 +424,20 @@ def test_the_answer_with_most_blocks_is_taken_and_an_empty_one_is_no_reason_to_s
     answers = [says(head() + json.dumps(body).encode()) for body in ({}, GOOD, more)]
     with Liar(answers[0]) as empty, Liar(answers[1]) as small, Liar(answers[2]) as large:
         peers = f"{empty.url},{small.url},{large.url}"
-        with Running("--indexer-peers", peers) as service:
+        with InThread("--indexer-peers", peers) as service:
             found = ended(service)
             assert (found["peer"], found["blocks"]) == (large.url, 2)
 
 
 def test_only_empty_peers_end_the_recovery_at_once():
-    with Liar(says(head() + b"{}")) as empty, Running("--indexer-peers", empty.url) as service:
+    with Liar(says(head() + b"{}")) as empty, InThread("--indexer-peers", empty.url) as service:
         assert ended(service)["state"] == "empty"
-        assert recovery(service)["elapsed_s"] < TRIED_S
+        assert recovery(service)["elapsed_s"] < keeping_recovery.RETRY_S_MAX
 
 
-def test_without_any_peer_the_service_starts_after_a_bounded_time():
-    with Running("--indexer-peers", "http://127.0.0.1:1") as service:
-        assert service.call("GET", "/ready").status == 503
+def test_without_any_peer_the_service_starts_after_a_bounded_time(monkeypatch):
+    monkeypatch.setattr(keeping_recovery, "RETRY_S_MAX", TRIED_S)
+    with InThread("--indexer-peers", "http://127.0.0.1:1") as service:
         found = ended(service)
         assert found["state"] == "failed"
         assert found["elapsed_s"] >= TRIED_S
@@ -477,13 +500,14 @@ def test_a_download_under_way_is_seen_in_ready_and_in_the_log():
 def test_a_signal_during_the_recovery_is_no_failure():
     with Liar(stalls) as peer, Running("--indexer-peers", peer.url) as service:
         assert recovery(service)["state"] == "running"
+        assert service.call("GET", "/ready").status == 503
         assert service.stop() == 0
         assert service.line("recovery ended")["state"] == "cancelled"
 
 
 def test_blocks_with_another_block_size_are_dropped():
     answer = says(head() + json.dumps(GOOD).encode())
-    with Liar(answer) as peer, Running("--indexer-peers", peer.url) as service:
+    with Liar(answer) as peer, InThread("--indexer-peers", peer.url) as service:
         ended(service)
         body = {"worker_id": 1, "model_name": "m", "endpoint": "http://w", "block_size": 8}
         assert service.call("POST", "/workers", body).body["lifecycle"] == "schedulable"
