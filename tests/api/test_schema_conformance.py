@@ -2,7 +2,7 @@
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -12,10 +12,14 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.api.routes import ROUTES
+from tests.exploring import explores
 from tests.golden.service_process import ServiceProcess
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.process
+
+EXAMPLES = 12
+"""Of each kind of request to each endpoint."""
 
 LEFT_OUT = [
     # 503 is a documented answer here; that nothing answers 500 is asserted below.
@@ -54,9 +58,8 @@ CASES = [
 @pytest.mark.parametrize(("method", "path", "mode"), CASES)
 def test_answers_are_as_documented(service, document, method, path, mode):
     @given(case=document[path][method].as_strategy(generation_mode=mode))
-    @settings(
-        max_examples=25,
-        deadline=None,
+    @explores(
+        EXAMPLES,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

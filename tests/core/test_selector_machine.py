@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from select_service.core.load.reservations import ReservationFilter
 from select_service.errors import Conflict, NoEligibleRank, NotFound, NoWorkers
 from tests.builders import a_patch, a_reservation, a_select_and_reserve, a_selector, a_worker
+from tests.exploring import explored
 from tests.models.selector_model import ModelWorker, SelectorModel
 from tests.ticks import ticked
 
@@ -218,4 +219,4 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         self.selector.check_invariants()
 
 
-TestSelectorMatchesModel = SelectorMatchesModel.TestCase
+TestSelectorMatchesModel = explored(SelectorMatchesModel)

@@ -13,6 +13,7 @@ from select_service.simulator.engine import (
     Running,
     chain_keys,
 )
+from tests.exploring import explored
 
 BLOCK_SIZE = 2
 BLOCKS_MAX = 12
@@ -143,7 +144,7 @@ def apply(event: KvEvent, announced: dict[int, int | None]) -> None:
                 del announced[block]
 
 
-TestEngineMatchesNaiveCache = EngineMatchesNaiveCache.TestCase
+TestEngineMatchesNaiveCache = explored(EngineMatchesNaiveCache)
 
 
 def test_equal_prefixes_have_equal_keys_and_later_blocks_depend_on_earlier_ones() -> None:

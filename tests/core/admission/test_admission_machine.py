@@ -2,7 +2,6 @@
 
 import msgspec
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
@@ -27,6 +26,7 @@ from tests.core.admission.cases import (
     with_policy,
 )
 from tests.core.admission.twins import Twins
+from tests.exploring import explored
 from tests.models.admission import TIERS, names
 from tests.models.waiting import Asked
 from tests.ticks import ticked
@@ -306,14 +306,8 @@ class ThresholdsAndSmallTurns(AdmissionMatchesModel):
     turn_max = 2
 
 
-def case_of(machine):
-    case = machine.TestCase
-    case.settings = settings(stateful_step_count=60)
-    return case
-
-
-TestFirstComeFirstServed = case_of(AdmissionMatchesModel)
-TestShortestUncachedFirst = case_of(ShortestUncachedFirst)
-TestClassesShareTheRoom = case_of(ClassesShareTheRoom)
-TestThresholdsOnly = case_of(ThresholdsOnly)
-TestThresholdsAndSmallTurns = case_of(ThresholdsAndSmallTurns)
+TestFirstComeFirstServed = explored(AdmissionMatchesModel)
+TestShortestUncachedFirst = explored(ShortestUncachedFirst)
+TestClassesShareTheRoom = explored(ClassesShareTheRoom)
+TestThresholdsOnly = explored(ThresholdsOnly)
+TestThresholdsAndSmallTurns = explored(ThresholdsAndSmallTurns)

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
 
 from select_service.core.load import growing_table, kernels
 from select_service.core.load.active_load import ActiveLoad, OutputBlocks
+from tests.exploring import explored
 from tests.models.load_model import LoadModel
 
 EDGE_HASHES = [0, 1, 2, 3, 4, 2**63, 2**64 - 1]
@@ -105,7 +106,7 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
         self.load.check_invariants()
 
 
-TestActiveLoadMatchesModel = ActiveLoadMatchesModel.TestCase
+TestActiveLoadMatchesModel = explored(ActiveLoadMatchesModel)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from select_service.core.load.ledger import RELEASE_WORK, Ledger
 from select_service.core.load.reservations import Reservations
 from select_service.core.touched import Touched
 from select_service.errors import Conflict, NotFound
+from tests.exploring import explored
 from tests.models.ledger_model import Held, LedgerModel
 
 TTL_S = 20.0
@@ -195,4 +196,4 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         self.ledger.check_invariants()
 
 
-TestLedger = LedgerMatchesModel.TestCase
+TestLedger = explored(LedgerMatchesModel)

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from select_service.core.identity import Rank
 from select_service.core.replicas.events import Admitted, Freed, PrefillCompleted
 from tests.builders import a_reservation, a_selector, a_worker
+from tests.exploring import explored
 from tests.models.replica_model import ReplicaModel
 from tests.ticks import ticked
 
@@ -139,4 +140,4 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         self.selector.check_invariants()
 
 
-TestReplicaStateMatchesModel = ReplicaStateMatchesModel.TestCase
+TestReplicaStateMatchesModel = explored(ReplicaStateMatchesModel)

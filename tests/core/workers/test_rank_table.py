@@ -11,6 +11,7 @@ from select_service.core.workers.catalog import Worker
 from select_service.core.workers.rank_table import RankTable
 from tests.builders import a_worker
 from tests.core.workers.tables import a_table
+from tests.exploring import explored
 from tests.models.rank_table_model import RankTableModel
 
 NAMES = st.sampled_from([f"t{n}" for n in range(5)])
@@ -98,7 +99,7 @@ class RankTableMatchesModel(RuleBasedStateMachine):
             assert got == self.model.having_all(wanted)
 
 
-TestRankTable = RankTableMatchesModel.TestCase
+TestRankTable = explored(RankTableMatchesModel)
 
 
 def test_names_beyond_the_bits_are_found_as_well():

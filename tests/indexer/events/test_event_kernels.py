@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
 
@@ -23,6 +23,7 @@ from indexer.events.msgpack_kernels import (
     object_end,
     read_int,
 )
+from tests.exploring import explores
 
 encode = msgspec.msgpack.encode
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "kv_event_payloads.json").read_text())
@@ -153,14 +154,14 @@ BATCHES = st.tuples(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@explores(200)
 @given(BATCHES, mostly(st.integers(2, 3), st.just(4)))
 @example((1.5, [{"block_hashes": [1], "token_ids": [1], "block_size": 1}], None, 0), 3)
 def test_any_batch_is_read_alike(batch, length):
     assert_read_alike(encode(batch[:length]))
 
 
-@settings(max_examples=200, deadline=None)
+@explores(200)
 @given(st.sampled_from(PAYLOADS), st.randoms(use_true_random=False))
 def test_damaged_payloads_are_read_alike(payload, random):
     for _ in range(30):
@@ -209,7 +210,7 @@ def test_cut_payload_is_refused_at_every_length(payload):
             decode(payload[:length])
 
 
-@settings(max_examples=300, deadline=None)
+@explores(300)
 @given(st.binary(max_size=120))
 def test_random_bytes_are_read_alike_or_refused(payload):
     for prefix in (
@@ -325,7 +326,7 @@ OBJECTS = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@explores(200)
 @given(OBJECTS)
 @example(list(range(70_000)))
 @example("x" * 70_000)
@@ -365,7 +366,7 @@ def read_int_at_0(data):
     return read_int(data, 0)
 
 
-@settings(max_examples=200, deadline=None)
+@explores(200)
 @given(st.integers(-(2**63), 2**64 - 1))
 def test_every_integer_is_read_as_its_64_bits(value):
     data = encode(value)

@@ -5,6 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from indexer.events.actions import StartReplay, StopReplay
 from indexer.events.feed import SETTLE_S
+from tests.exploring import explored
 from tests.indexer.events.feed_scenes import a_feed, finish
 from tests.models.event_feed_model import RANK, Publisher, RecordingWriter, batch, identified
 
@@ -170,7 +171,7 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
                 self.pass_time(max(0.0, self.feed.wake_at - self.now))
 
 
-TestFeedUnderAnyNetwork = FeedUnderAnyNetwork.TestCase
+TestFeedUnderAnyNetwork = explored(FeedUnderAnyNetwork)
 
 
 class FeedOfAnHonestEngine(FeedUnderAnyNetwork):
@@ -237,7 +238,7 @@ class FeedOfAnHonestEngine(FeedUnderAnyNetwork):
         self.it_is_right()
 
 
-TestFeedOfAnHonestEngine = FeedOfAnHonestEngine.TestCase
+TestFeedOfAnHonestEngine = explored(FeedOfAnHonestEngine)
 
 
 class FeedWithADeadReplayEndpoint(FeedOfAnHonestEngine):
@@ -272,4 +273,4 @@ class FeedWithADeadReplayEndpoint(FeedOfAnHonestEngine):
         pass
 
 
-TestFeedWithADeadReplayEndpoint = FeedWithADeadReplayEndpoint.TestCase
+TestFeedWithADeadReplayEndpoint = explored(FeedWithADeadReplayEndpoint)

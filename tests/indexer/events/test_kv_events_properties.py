@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.events.kv_events import (
@@ -10,6 +10,7 @@ from indexer.events.kv_events import (
     DecodeError,
     decode,
 )
+from tests.exploring import explores
 
 encode = msgspec.msgpack.encode
 SHA = "0123456789abcdef" * 4
@@ -43,7 +44,7 @@ ENGINES = {  # name: (fields after block_size, array_like, omit_defaults)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=20, deadline=None)
+@explores(20)
 @given(data=st.data())
 def test_events_of_every_engine_survive_the_way(engine, data):
     fields, array_like, omit_defaults = ENGINES[engine]
@@ -75,7 +76,7 @@ def test_events_of_every_engine_survive_the_way(engine, data):
     assert (removed.block_hashes.tolist(), removed.medium) == ([h % 2**64 for h in hashes], "CPU")
 
 
-@settings(max_examples=300, deadline=None)
+@explores(300)
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_decode_error(payload):
     try:
@@ -99,7 +100,7 @@ JSON_LIKE = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@explores(100)
 @given(st.lists(JSON_LIKE, max_size=9), st.booleans())
 def test_random_values_in_an_event_raise_nothing(values, is_removed):
     tag = "BlockRemoved" if is_removed else "BlockStored"

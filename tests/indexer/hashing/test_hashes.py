@@ -3,13 +3,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from indexer.hashing import hashes
 from indexer.hashing.hashes import block_hashes, lora_seed, salt_parts, sequence_hashes
 from indexer.hashing.kernels import chain_hashes, hash_windows
+from tests.exploring import explores
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "block_hashes.json").read_text())
 U64 = st.integers(0, 2**64 - 1)
@@ -41,14 +42,14 @@ def test_kernel_is_xxh3_for_every_length_up_to_5200_bytes(seed):
     assert wrong == []
 
 
-@settings(max_examples=200, deadline=None)
+@explores(200)
 @given(st.binary(max_size=300), st.sampled_from([1, 2, 5, 16]), U64)
 def test_kernel_is_xxh3_for_any_content_and_seed(data, times, seed):
     message = (data * times)[: len(data) * times // 4 * 4]
     assert kernel_hash(np.frombuffer(message, "<u4"), seed) == xxh3_64_intdigest(message, seed)
 
 
-@settings(max_examples=200, deadline=None)
+@explores(200)
 @given(st.integers(0, 200), st.integers(0, 90), st.integers(1, 90), U64)
 def test_windows_are_hashed_where_the_stride_puts_them(n_tokens, window, stride, seed):
     tokens = counted(n_tokens)
@@ -59,7 +60,7 @@ def test_windows_are_hashed_where_the_stride_puts_them(n_tokens, window, stride,
     assert out.tolist() == [xxh3_64_intdigest(tokens[s : s + window], seed) for s in starts]
 
 
-@settings(max_examples=100, deadline=None)
+@explores(100)
 @given(st.lists(U64, max_size=20))
 def test_sequence_hashes_chain_pairs_of_hashes(hashes):
     expected = hashes[:1]
@@ -157,7 +158,7 @@ def test_namespace_prefix_is_not_part_of_a_salt():
     assert salt_parts("dynamo-cache-salt:") == salt_parts("") == salt_parts(None) == (None, None)
 
 
-@settings(max_examples=100, deadline=None)
+@explores(100)
 @given(st.integers(0, 3), st.text(max_size=5) | st.just(HEX_SALT) | st.just(HEX_SALT + "\n"))
 def test_salt_parts_is_idempotent(prefixes, text):
     salt, mm_hash = salt_parts("dynamo-cache-salt:" * prefixes + text)
@@ -165,7 +166,7 @@ def test_salt_parts_is_idempotent(prefixes, text):
     assert salt_parts(salt) == (salt, None)
 
 
-@settings(max_examples=100, deadline=None)
+@explores(100)
 @given(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 9))
 def test_a_long_prompt_is_hashed_piece_by_piece_to_the_same(n_tokens, size, is_eagle, at_once):
     tokens = counted(n_tokens)

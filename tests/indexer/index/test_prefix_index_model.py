@@ -8,13 +8,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from xxhash import xxh3_64_intdigest
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS, Tier
+from tests.exploring import explored
 from tests.indexer.index_view import slot_blocks
 from tests.models.prefix_index_model import EdgeModel, PlaceModel
 
@@ -269,7 +269,5 @@ class SmallIndexStaysConsistent(RuleBasedStateMachine):
         assert stats.orphans <= 5
 
 
-PrefixIndexMatchesModels.TestCase.settings = settings(stateful_step_count=50)
-SmallIndexStaysConsistent.TestCase.settings = settings(stateful_step_count=60)
-TestPrefixIndexMatchesModels = PrefixIndexMatchesModels.TestCase
-TestSmallIndexStaysConsistent = SmallIndexStaysConsistent.TestCase
+TestPrefixIndexMatchesModels = explored(PrefixIndexMatchesModels)
+TestSmallIndexStaysConsistent = explored(SmallIndexStaysConsistent)

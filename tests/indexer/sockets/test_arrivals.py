@@ -4,12 +4,12 @@ from collections import deque
 
 import pytest
 import zmq
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from indexer.sockets import arrivals
 from indexer.sockets.arrivals import AHEAD_BYTES_MAX, Arrivals, Room
+from tests.exploring import explores
 
 FRAMES_MAX = 3
 
@@ -87,7 +87,7 @@ class Reading(RuleBasedStateMachine):
 
 
 class TestReading(Reading.TestCase):
-    settings = settings(max_examples=80, deadline=None)
+    settings = explores(80)
 
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):

@@ -3,7 +3,7 @@
 import threading
 from unittest import mock
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.events.kv_source import KvSource
@@ -11,6 +11,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets import ingest as ingest_module
 from indexer.sockets.ingest import Ingest
 from indexer.sockets.listener import Listener
+from tests.exploring import explores
 from tests.patience import eventually
 
 WORKERS = st.integers(0, 4)
@@ -75,7 +76,7 @@ def wanted(scene, catalog):
 
 
 @given(DELTAS)
-@settings(max_examples=40, deadline=None)
+@explores(40)
 def test_any_sequence_of_changes_leads_to_the_listeners_of_the_whole(deltas):
     scene, catalog, ingest = Scene(), {}, Ingest(threads=2)
     try:
@@ -108,7 +109,7 @@ def test_equal_sources_and_other_workers_are_left_alone():
 
 
 @given(DELTAS)
-@settings(max_examples=20, deadline=None)
+@explores(20)
 def test_changes_that_a_stuck_thread_has_not_made_yet_are_made_in_the_end(deltas):
     scene, catalog, ingest, stuck = Scene(), {}, Ingest(threads=1), threading.Event()
     (thread,) = ingest._threads
