@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import json
 import random
 import re
 import socket
+from typing import NamedTuple
 
-import httpx
+import aiohttp
 import numpy as np
 import pytest
 import zmq.asyncio
@@ -43,6 +45,11 @@ def prompt(rng):
     ]
 
 
+class Answer(NamedTuple):
+    status: int
+    text: str
+
+
 class Lives:
     """Clients that take reservations through their life; every answer is judged."""
 
@@ -53,10 +60,11 @@ class Lives:
         self.freed = 0
 
     async def call(self, method, path, expected, **arguments):
-        answer = await self.http.request(method, path, **arguments)
-        if answer.status_code not in expected:
-            self.unexpected.append((method, path, answer.status_code, answer.text[:200]))
-        return answer
+        async with self.http.request(method, path, **arguments) as answer:
+            text = await answer.text()
+        if answer.status not in expected:
+            self.unexpected.append((method, path, answer.status, text[:200]))
+        return Answer(answer.status, text)
 
     async def one_client(self, number):
         for life in range(LIVES_PER_CLIENT):
@@ -71,12 +79,12 @@ class Lives:
             worker_id = self.rng.choice(STABLE)
             body = {"reservation_id": name, "token_ids": tokens, "worker_id": worker_id}
             answer = await self.call("POST", "/reservations", (201,), json=body)
-        if answer.status_code not in (200, 201):
+        if answer.status not in (200, 201):
             return
         self.booked.add(name)
         again = {"reservation_id": name, "token_ids": tokens}
         # On a passing worker the reservation may end with its rank at any moment.
-        passing = answer.json()["worker_id"] in PASSING
+        passing = json.loads(answer.text)["worker_id"] in PASSING
         gone = (404,) if passing else ()
         if self.rng.random() < 0.2 and not passing:
             await self.call("POST", "/select_and_reserve", (409,), json=again)
@@ -90,7 +98,7 @@ class Lives:
                 *(self.call("DELETE", f"/reservations/{name}", (200, 404)) for _ in range(2))
             )
             if not passing:
-                assert sorted(a.status_code for a in both) == [200, 404]
+                assert sorted(each.status for each in both) == [200, 404]
         else:
             await self.call("DELETE", f"/reservations/{name}", (200, *gone))
         self.freed += 1
@@ -133,8 +141,8 @@ async def _hammer():
         for worker_id, publisher in zip(STABLE, publishers, strict=True):
             assert service.post("/workers", worker_body(worker_id, publisher)).status == 201
         base = f"http://127.0.0.1:{service.port}"
-        limits = httpx.Limits(max_connections=CLIENTS + 8)
-        async with httpx.AsyncClient(base_url=base, timeout=60, limits=limits) as http:
+        limits = aiohttp.TCPConnector(limit=CLIENTS + 8)
+        async with aiohttp.ClientSession(base, connector=limits) as http:
             lives, done = Lives(http, seed=5), asyncio.Event()
             beside = [
                 asyncio.create_task(lives.change_the_catalog(done)),

@@ -22,3 +22,10 @@ def test_no_load_remains_when_all_requests_are_freed(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_replicas_agree_although_processes_die_and_start_anew(seed):
     short.test_replicas_agree_although_processes_die_and_start_anew(seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replicas_agree_after_one_was_cut_off_and_two_died_however_late_each_link_is_back(seed):
+    short.test_replicas_agree_after_one_was_cut_off_and_two_died_however_late_each_link_is_back(
+        seed
+    )
