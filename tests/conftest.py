@@ -13,6 +13,11 @@ settings.register_profile(exploring.PROFILE, exploring.explores())
 settings.load_profile(exploring.PROFILE)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no process of several works on alone in the end."""
+    items.sort(key=lambda item: item.path.parent.name != "simulation")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     launched.forget_ended()
