@@ -26,7 +26,8 @@ from indexer.sockets.arrivals import Room
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.descriptors import allow_many, present_room
 from indexer.sockets.dial import Sockets
-from indexer.sockets.listener import Listener, ListenerStatus
+from indexer.sockets.listener import Listener
+from indexer.sockets.listener_status import ListenerStatus
 from indexer.sockets.names import Names
 from indexer.sockets.readiness import Readiness
 from indexer.sockets.timers import Timers

@@ -11,24 +11,21 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import zmq
 
 from indexer.events.actions import Action, StartReplay
 from indexer.events.feed import EventFeed
 from indexer.events.kv_source import KvSource
-from indexer.sockets import arrivals
-from indexer.sockets.arrivals import MESSAGE_BYTES_MAX, Arrivals, Room
+from indexer.sockets.arrivals import Arrivals, Room
 from indexer.sockets.ask_pace import AskPace
-from indexer.sockets.dial import Dial, Sockets
+from indexer.sockets.dial import Sockets
+from indexer.sockets.inbox import MESSAGE_BYTES_MAX
+from indexer.sockets.listener_status import ListenerStatus, State
 from indexer.sockets.live_connection import LIVE_FRAMES, LiveConnection
-from indexer.sockets.options import Socket, reading_socket
 from indexer.sockets.readiness import Readiness
+from indexer.sockets.replay_connection import SEQ_BYTES, ReplayConnection, is_replay
 from indexer.sockets.timers import Timers
-
-State = Literal["no_events_yet", "connected", "catching_up", "degraded", "unverified"]
 
 CONNECT_ANEW_S = 0.5
 """How long after the end of a connection that libzmq does not restore it is connected anew."""
@@ -44,48 +41,8 @@ DRAIN_S_MAX = 0.003
 ARRIVED_S_MAX = 2.0
 """How long a question may wait until everything that has arrived is taken."""
 LOOK_AGAIN_S = 0.01
-REPLAY_FRAMES = (3, 4)
-"""[delimiter, seq, payload]; newer engines put a topic before seq."""
-SEQ_BYTES = 8
 
 logger = logging.getLogger("indexer.listener")
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerStatus:
-    """Plain numbers of one rank's stream since it was opened.
-
-    state: degraded means that the index may lack events of this rank (`feed` says until when;
-    after a connection that was cut off, until a message shows whether any are missing); unverified
-    that nobody knows, because of `doubt`, since so many monotonic seconds
-    is_counted: duplicate stores are counted, which ends when they prove to be none (`inflations`)
-    connected: there is a connection; connect_error: why not, as far as is known
-    batches counts decoded and applied ones, replayed those of them that came by replay; lost are
-    known to be missing; stale came twice; dropped counts what was not indexed, by reason.
-    """
-
-    state: State
-    endpoint: str
-    replay_endpoint: str | None
-    last_sequence: int | None
-    batches: int
-    gaps: int
-    replayed: int
-    lost: int
-    stale: int
-    restarts: int
-    decode_errors: int
-    last_error: str | None
-    last_event_monotonic: float | None
-    connected: bool
-    connect_error: str | None
-    is_counted: bool
-    inflations: int
-    doubt: str | None
-    doubted_monotonic: float | None
-    stored_blocks: int
-    removed_blocks: int
-    dropped: dict[str, int]
 
 
 class Listener:
@@ -109,9 +66,9 @@ class Listener:
         self._pace = pace
         self._room = room
         self._live: LiveConnection | None = None
-        self._replay: Socket | None = None
-        self._replayed: Arrivals | None = None
-        self._replay_dial: Dial | None = None
+        self._replay: ReplayConnection | None = None
+        self._woken_at: float | None = None
+        """What the timers know."""
         self._open_error: str | None = None
         self._failure: str | None = None
         self._not_before = float("-inf")
@@ -140,7 +97,7 @@ class Listener:
         self._guarded(lambda: self._start(opened_just_now))
 
     def close(self) -> None:
-        self._timers.discard(self)
+        self._wake(None)
         self.feed.close()
         self._stop_replay()
         if self._live is not None:
@@ -149,13 +106,11 @@ class Listener:
 
     def drain_live(self) -> bool:
         """Take a bounded number of live messages.  True: more may be there."""
-        if not self._started:
-            return self._guarded(self._read_live_ahead)
-        return self._guarded(lambda: self._drain(self._take_live, self._read_live_ahead))
+        return self._guarded(self._drain_live if self._started else self._read_live_ahead)
 
     def drain_replay(self) -> bool:
         """Take a bounded number of replayed messages.  True: more may be there."""
-        return self._guarded(lambda: self._drain(self._take_replayed, self._read_replay_ahead))
+        return self._guarded(self._drain_replay)
 
     def drain_monitor(self) -> bool:
         """Take what libzmq tells of the connection.  True: more may be there."""
@@ -164,14 +119,15 @@ class Listener:
     @property
     def wake_at(self) -> float | None:
         """When `tick` should be called next; None while nothing is pending."""
-        asks_at = self.feed.wake_at
-        if asks_at is not None:
-            asks_at = max(asks_at, self._not_before)
-        dues = [due for due in (asks_at, self._connect_at) if due is not None]
-        return min(dues, default=None)
+        asks_at, connect_at = self.feed.wake_at, self._connect_at
+        if asks_at is None:
+            return connect_at
+        asks_at = max(asks_at, self._not_before)
+        return asks_at if connect_at is None else min(asks_at, connect_at)
 
     def tick(self, now: float) -> None:
         """To be called at `wake_at`.  What has arrived already comes first."""
+        self._woken_at = None
         self._guarded(lambda: self._tick(now))
 
     def _start(self, opened_just_now: bool) -> bool:
@@ -195,7 +151,7 @@ class Listener:
         due = self.feed.wake_at
         if self.feed.is_busy or due is None or now < due:
             return False
-        if self._replayed is not None and self._replayed.has_some:
+        if self._replay is not None and self._replay.arrivals.has_some:
             self._readiness.again(self.drain_replay)  # looking has taken the news from its file
             self._not_before = now + LOOK_AGAIN_S
             return False
@@ -242,37 +198,55 @@ class Listener:
             dropped=dict(applier.dropped),
         )
 
-    def _drain(self, take: Callable[[], bool], read_ahead: Callable[[], bool]) -> bool:
-        """Both of the same socket: looking at another one takes the news from its file."""
-        feed, until = self.feed, time.monotonic() + DRAIN_S_MAX
-        more = is_busy = feed.is_busy
+    def _drain_live(self) -> bool:
+        live = self._live
+        return self._drain(None if live is None else live.arrivals, self._receive_live)
+
+    def _drain_replay(self) -> bool:
+        replay = self._replay
+        return self._drain(None if replay is None else replay.arrivals, self._receive_replayed)
+
+    def _drain(
+        self, arrivals: Arrivals | None, receive: Callable[[list[bytes], float], None]
+    ) -> bool:
+        """Of one socket only: looking at another one takes the news from its file."""
+        feed, now = self.feed, time.monotonic()
+        more, until = True, now + DRAIN_S_MAX
         for _ in range(DRAIN_MESSAGES_MAX):
-            if is_busy:
-                now = time.monotonic()
+            if feed.is_busy:
                 self._act(feed.go_on(now), now)
             else:
-                more = take()
-            is_busy = feed.is_busy
-            if not (more or is_busy) or time.monotonic() >= until:
+                frames = None if arrivals is None else arrivals.take()
+                if frames:
+                    receive(frames, now)
+                more = frames is not None and arrivals is not None and not arrivals.is_over
+            if not (more or feed.is_busy):
+                break
+            now = time.monotonic()
+            if now >= until:
                 break
         self._end_turn()
-        is_left = more or is_busy
-        if is_left:
-            read_ahead()
+        is_left = more or feed.is_busy
+        if is_left and arrivals is not None:
+            arrivals.read_ahead()
+        if arrivals is not None and arrivals.has_news:
+            self._readiness.again(self.drain_monitor)
         return is_left
 
     def _read_live_ahead(self) -> bool:
         return self._live is not None and self._live.arrivals.read_ahead()
-
-    def _read_replay_ahead(self) -> bool:
-        return self._replayed is not None and self._replayed.read_ahead()
 
     def _end_turn(self) -> None:
         for fault, detail in self.feed.indexed.notices.take().items():
             self._log(logging.WARNING, fault.value, detail)
         if self.feed.is_busy:
             self._readiness.again(self.drain_live)
-        self._timers.set(self, self.wake_at)
+        self._wake(self.wake_at)
+
+    def _wake(self, due: float | None) -> None:
+        if due != self._woken_at:
+            self._woken_at = due
+            self._timers.set(self, due)
 
     def _guarded(self, step: Callable[[], bool]) -> bool:
         """`step`; a bug in it ends this listener and nothing else."""
@@ -282,7 +256,7 @@ class Listener:
             self._failure = f"internal error: {error!r}; register the worker again"
             fields = {"worker_id": self.source.worker_id, "dp_rank": self.source.dp_rank}
             logger.exception("KV event listener failed", extra={"fields": fields})
-        self._timers.discard(self)
+        self._wake(None)
         with contextlib.suppress(zmq.ZMQError):  # whatever it was, it may have hit the sockets too
             self._stop_replay()
             if self._live is not None:
@@ -310,39 +284,23 @@ class Listener:
         self._end_turn()
         return self._live.has_news
 
-    def _take_live(self) -> bool:
-        """Take one message.  False: there was none."""
-        if self._live is None:
-            return False
-        frames = self._live.arrivals.take()
-        if not frames:
-            return frames is not None
+    def _receive_live(self, frames: list[bytes], now: float) -> None:
         self._cut_off = None  # the number of this message shows what is missing
         if len(frames) != LIVE_FRAMES or len(frames[1]) != SEQ_BYTES:
             self.feed.indexed.applier.dropped["frames"] += 1
-            return True
-        if self._live.has_news:
+            return
+        if self._live is not None and self._live.arrivals.has_news:
             self._look()  # before the first batch of a new connection
-        now = time.monotonic()
         action = self.feed.receive(int.from_bytes(frames[1], "big"), frames[2], now)
         if action is not None:
             self._act(action, now)
-        return True
 
-    def _take_replayed(self) -> bool:
-        """Take one message.  False: there was none."""
-        if self._replayed is None:
-            return False
-        frames = self._replayed.take()
-        if not frames:
-            return frames is not None
-        if not _is_replay(frames):
+    def _receive_replayed(self, frames: list[bytes], now: float) -> None:
+        if not is_replay(frames):
             self.feed.indexed.applier.dropped["replay_frames"] += 1
-            return True
-        now = time.monotonic()
+            return
         seq = int.from_bytes(frames[-2][:SEQ_BYTES], "big")
         self._act(self.feed.receive_replayed(seq, frames[-1], now), now)
-        return True
 
     def _state(self) -> State:
         if self._failure or self._open_error:
@@ -379,42 +337,18 @@ class Listener:
             self._connect_at = now + CONNECT_ANEW_S if self._live.is_cut_off else None
 
     def _start_replay(self, start: int) -> None:
-        # A fresh socket, so that what an aborted replay still sends is never taken for this one's.
         assert self.source.replay_endpoint is not None
-        endpoint = self.source.replay_endpoint
-        replay = reading_socket(self._sockets.context, zmq.DEALER, endpoint, arrivals.bounds())
-        question = [b"", start.to_bytes(SEQ_BYTES, "big")]
+        replay = ReplayConnection(self._sockets, self.source.replay_endpoint, self._room)
         self._replay = replay
-        self._replayed = Arrivals(replay, self._room, max(REPLAY_FRAMES))
-        self._replay_dial = Dial(
-            replay,
-            endpoint,
-            self._sockets.names,
-            self._sockets.call,
-            lambda: replay.send_multipart(question, zmq.NOBLOCK),
-        )
-        self._readiness.watch(replay, self.drain_replay)
-        self._replay_dial.begin()
+        self._readiness.watch(replay.socket, self.drain_replay)
+        replay.ask(start)
 
     def _stop_replay(self) -> None:
-        if self._replay_dial is not None:
-            self._replay_dial.close()
-            self._replay_dial = None
-        if self._replayed is not None:
-            self._replayed.clear()
-            self._replayed = None
         if self._replay is not None:
-            self._readiness.unwatch(self._replay, self.drain_replay)
+            self._readiness.unwatch(self._replay.socket, self.drain_replay)
             self._replay.close()
             self._replay = None
 
     def _log(self, level: int, message: str, detail: str) -> None:
         fields = {"worker_id": self.source.worker_id, "dp_rank": self.source.dp_rank}
         logger.log(level, message, extra={"fields": {**fields, "detail": detail}})
-
-
-def _is_replay(frames: list[bytes]) -> bool:
-    """An empty payload ends a replay whatever stands before it."""
-    if len(frames) not in REPLAY_FRAMES or frames[0]:
-        return False
-    return not frames[-1] or len(frames[-2]) == SEQ_BYTES

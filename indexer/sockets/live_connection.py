@@ -58,7 +58,7 @@ class LiveConnection:
         self._dial = self._subscription.dial
         self.socket = self._subscription.socket
         self.monitor = self._subscription.monitor
-        self.arrivals = Arrivals(self.socket, room, LIVE_FRAMES)
+        self.arrivals = Arrivals(self.socket, room, LIVE_FRAMES, beside=self.monitor)
 
     def look(self, now: float) -> list[bool]:
         """Take what is told of the connection: True each time it was made, False when it was lost.
@@ -66,6 +66,7 @@ class LiveConnection:
         At most so much at once; `has_news` says whether there is more.
         """
         changes = []
+        self.arrivals.has_news = False
         for event, _ in waiting_events(self.monitor):
             if event & (_ENDED | _GOES_ON):
                 self.is_cut_off = bool(event & _ENDED)
@@ -119,5 +120,5 @@ class LiveConnection:
             self.is_cut_off = False
 
     def close(self) -> None:
-        self.arrivals.clear()
+        self.arrivals.close()
         self._subscription.close()

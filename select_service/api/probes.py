@@ -6,7 +6,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from indexer.sockets.listener import ListenerStatus
+from indexer.sockets.listener_status import ListenerStatus
 from select_service.api.service import Service, keeping_report, now
 from select_service.api.turns import encoded_in_turns, in_turns, result_in_turns
 from select_service.api.worker_records import records

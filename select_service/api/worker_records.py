@@ -6,7 +6,7 @@ from time import monotonic
 import msgspec
 from msgspec import UnsetType
 
-from indexer.sockets.listener import ListenerStatus
+from indexer.sockets.listener_status import ListenerStatus
 from select_service.api.service import Service
 from select_service.bodies.workers import KvEventDoubt, KvEventStatus, Lifecycle, WorkerRecord
 from select_service.core.admission.worker_view import (

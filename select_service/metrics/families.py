@@ -7,7 +7,7 @@ replicas, requests and tasks have files of their own.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from indexer.sockets.listener import ListenerStatus
+from indexer.sockets.listener_status import ListenerStatus
 from select_service.core.fleet.recovered import KeepingReport
 from select_service.core.views.state_report import Load, PartitionReport, Report
 from select_service.metrics.series import COUNTER, GAUGE, OTHER, Family, itself

@@ -17,7 +17,7 @@ from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from indexer.sockets.listener import ListenerStatus
+from indexer.sockets.listener_status import ListenerStatus
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.admission.admission_report import AdmissionReport, admission_report
 from select_service.core.fleet.recovered import STATES, KeepingReport

@@ -10,7 +10,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.hashing.hashes import block_hashes
-from indexer.sockets.listener import ListenerStatus
+from indexer.sockets.listener_status import ListenerStatus
 from indexer.tiers import Tier
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.identity import PartitionKey, Rank

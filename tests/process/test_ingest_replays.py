@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from indexer.events.feed import EventFeed
-from indexer.sockets import arrivals, listener
+from indexer.sockets import arrivals, listener, replay_connection
 from tests.patience import PATIENCE_S, eventually
 from tests.process.fake_engine import END, Chain, FakeEngine, encode
 from tests.process.ingest_scenes import CHAIN, a_source, follow, held, listen, publish_chain, status
@@ -197,7 +197,7 @@ def test_a_replay_that_cannot_be_sent_only_loses_the_gap(ingest, index, monkeypa
     def mute_socket(context, kind, endpoint, bounds):
         return Mute(context, kind, copy_threshold=0)
 
-    monkeypatch.setattr(listener, "reading_socket", mute_socket)
+    monkeypatch.setattr(replay_connection, "reading_socket", mute_socket)
     with FakeEngine() as engine:
         writer = listen(ingest, index, engine)
         publish_chain(engine, [0], seq=3)

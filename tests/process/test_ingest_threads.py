@@ -153,6 +153,8 @@ def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
 class Endless:
     """Messages that are of no use, without end."""
 
+    is_over = has_news = False
+
     def __init__(self):
         self.times_read_ahead = 0
 
@@ -172,7 +174,7 @@ def test_whoever_drains_one_socket_leaves_the_other_alone(index, which):
     alone = listener.Listener(source, None, readiness, Timers(), AskPace(), Room())
     alone._started = True
     both = Endless(), Endless()
-    alone._live, alone._replayed = SimpleNamespace(arrivals=both[0]), both[1]
+    alone._live, alone._replay = [SimpleNamespace(arrivals=each) for each in both]
     drain = (alone.drain_live, alone.drain_replay)[which]
     assert drain()
     assert [each.times_read_ahead for each in both] == [1 - which, which]

@@ -7,34 +7,39 @@ import zmq
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from indexer.sockets import arrivals
+from indexer.sockets import arrivals, inbox
 from indexer.sockets.arrivals import AHEAD_BYTES_MAX, Arrivals, Room
 from tests.exploring import explores
 
 FRAMES_MAX = 3
 
 
-class Frame:
-    def __init__(self, content, more):
-        self.bytes, self.more = content, more
+class Wire:
+    """A socket, and what is sent to it."""
 
-
-class FakeSocket:
-    """What libzmq has for us."""
-
-    def __init__(self):
-        self.frames = deque()
+    def __init__(self, context):
+        address = f"inproc://{id(self)}"
+        self.socket, self._out = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        for each in (self.socket, self._out):
+            each.set_hwm(0)
+            each.linger = 0
+        self.socket.bind(address)
+        self._out.connect(address)
 
     def arrive(self, message):
-        self.frames += [Frame(each, i < len(message) - 1) for i, each in enumerate(message)]
+        self._out.send_multipart(message)
 
-    def getsockopt(self, option):
-        assert option == zmq.EVENTS
-        return zmq.POLLIN if self.frames else 0
+    def close(self):
+        self.socket.close()
+        self._out.close()
 
-    def recv(self, copy):
-        assert not copy
-        return self.frames.popleft()
+
+@pytest.fixture
+def wire():
+    with zmq.Context() as context:
+        wire = Wire(context)
+        yield wire
+        wire.close()
 
 
 def taken(queue):
@@ -51,15 +56,23 @@ class Reading(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.room = Room()
-        self.sockets = [FakeSocket(), FakeSocket()]
-        self.queues = [Arrivals(each, self.room, FRAMES_MAX) for each in self.sockets]
+        self.context = zmq.Context()
+        self.wires = [Wire(self.context), Wire(self.context)]
+        self.queues = [Arrivals(each.socket, self.room, FRAMES_MAX) for each in self.wires]
         self.twins = [deque(), deque()]
+
+    def teardown(self):
+        for queue, wire in zip(self.queues, self.wires, strict=True):
+            queue.close()
+            assert queue.take() is None
+            wire.close()
+        self.context.term()
 
     which = st.integers(0, 1)
 
     @rule(i=which, message=st.lists(st.binary(max_size=40), min_size=1, max_size=9))
     def arrives(self, i, message):
-        self.sockets[i].arrive(message)
+        self.wires[i].arrive(message)
         self.twins[i].append(message[: FRAMES_MAX + 1])
 
     @rule(i=which)
@@ -74,6 +87,10 @@ class Reading(RuleBasedStateMachine):
         assert message == (self.twins[i].popleft() if self.twins[i] else None)
 
     @rule(i=which)
+    def look(self, i):
+        assert self.queues[i].has_some or not self.twins[i]  # there may be a surplus
+
+    @rule(i=which)
     def everything(self, i):
         assert taken(self.queues[i]) == list(self.twins[i])
         self.twins[i].clear()
@@ -82,7 +99,7 @@ class Reading(RuleBasedStateMachine):
     def room_is_what_is_kept(self):
         kept = [message for queue in self.queues for message in queue._ahead]
         assert self.room.used == sum(map(arrivals._cost, kept))
-        last = max(map(arrivals._cost, kept), default=0)
+        last = inbox.RUN_MESSAGES_MAX * max(map(arrivals._cost, kept), default=0)
         assert self.room.used < arrivals.AHEAD_BYTES_MAX + last
 
 
@@ -92,39 +109,112 @@ class TestReading(Reading.TestCase):
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
         monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 2000)
-        monkeypatch.setattr(arrivals, "SKIPPED_FRAMES_MAX", 2)
+        monkeypatch.setattr(inbox, "SKIPPED_FRAMES_MAX", 2)
+        monkeypatch.setattr(inbox, "RUN_BYTES_MAX", 100)
 
 
-def test_what_is_forgotten_gives_its_room_back():
-    room, socket = Room(), FakeSocket()
-    queue = Arrivals(socket, room, FRAMES_MAX)
-    socket.arrive([b"x" * 1000])
+def test_what_is_forgotten_gives_its_room_back(wire):
+    room = Room()
+    queue = Arrivals(wire.socket, room, FRAMES_MAX)
+    wire.arrive([b"x" * 1000])
     queue.read_ahead()
     assert room.used > 1000
-    queue.clear()
-    assert (room.used, queue.take()) == (0, None)
+    queue.close()
+    assert (room.used, queue.take(), queue.has_some) == (0, None, False)
+    assert not queue.read_ahead()
 
 
-def test_reading_ahead_ends_with_its_time(monkeypatch):
+def test_reading_ahead_ends_with_its_time(wire, monkeypatch):
     monkeypatch.setattr(arrivals, "AHEAD_S_MAX", 0.0)
-    socket = FakeSocket()
-    queue = Arrivals(socket, Room(), FRAMES_MAX)
-    for _ in range(3):
-        socket.arrive([b"x"])
+    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
+    for _ in range(3 * inbox.RUN_MESSAGES_MAX):
+        wire.arrive([b"x"])
     assert queue.read_ahead()
-    assert len(socket.frames) == 2
+    assert len(queue._ahead) == inbox.RUN_MESSAGES_MAX
 
 
-def test_a_message_of_endless_frames_is_skipped_a_few_at_a_time():
-    socket = FakeSocket()
-    queue = Arrivals(socket, Room(), FRAMES_MAX)
-    socket.arrive([b"x"] * 100_000)
-    socket.arrive([b"y"])
+def test_reading_ahead_ends_with_its_room(wire, monkeypatch):
+    monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 1000)
+    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
+    for _ in range(3 * inbox.RUN_MESSAGES_MAX):
+        wire.arrive([b"x"])
+    assert not queue.read_ahead()
+    assert len(queue._ahead) == inbox.RUN_MESSAGES_MAX
+    assert len(taken(queue)) == 3 * inbox.RUN_MESSAGES_MAX
+
+
+def test_a_message_of_endless_frames_is_skipped_a_few_at_a_time(wire):
+    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
+    n_frames = 20 * inbox.SKIPPED_FRAMES_MAX
+    wire.arrive([b"x"] * n_frames)
+    wire.arrive([b"y"])
     assert queue.take() == [b"x"] * (FRAMES_MAX + 1)
-    before = len(socket.frames)
-    assert queue.take() == []
-    assert before - len(socket.frames) == arrivals.SKIPPED_FRAMES_MAX
-    assert taken(queue) == [[b"y"]]
+    pauses = 0
+    while (message := queue.take()) == []:
+        pauses += 1
+    assert message == [b"y"]
+    assert pauses >= n_frames // inbox.SKIPPED_FRAMES_MAX - 2
+
+
+def test_the_last_message_of_a_run_is_told(wire):
+    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
+    for number in range(3):
+        wire.arrive([b"%d" % number])
+    told = []
+    while queue.take() is not None:
+        told.append(queue.is_over)
+    assert told == [False, False, True]
+
+
+def test_who_has_looked_takes_what_has_come_since(wire):
+    """Looking takes the news from the file descriptor."""
+    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
+    wire.arrive([b"0"])
+    wire.arrive([b"1"])
+    assert queue.take() == [b"0"]
+    wire.arrive([b"2"])
+    assert queue.has_some
+    assert (queue.take(), queue.is_over) == ([b"1"], False)
+    assert (queue.take(), queue.is_over) == ([b"2"], True)
+
+
+def test_a_message_beyond_the_inbox_is_one_of_too_many_frames(wire, monkeypatch):
+    monkeypatch.setattr(inbox, "BUFFER_BYTES", 1 << 16)
+    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
+    wire.arrive([b"", b"x" * (1 << 16), b"y"])
+    wire.arrive([b"", b"x" * ((1 << 16) + 1), b"y"])
+    wire.arrive([b"z"])
+    assert [len(message) for message in taken(queue)] == [FRAMES_MAX + 1, FRAMES_MAX + 1, 1]
+
+
+def test_memory_of_a_long_message_is_given_back(wire):
+    room = Room()
+    queue = Arrivals(wire.socket, room, FRAMES_MAX)
+    wire.arrive([b"x" * (2 * inbox.KEPT_BYTES)])
+    assert queue.take() == [b"x" * (2 * inbox.KEPT_BYTES)]
+    assert room.inbox._buffer.any()
+    assert queue.take() is None
+    assert not room.inbox._buffer[inbox.KEPT_BYTES :].any()
+
+
+def test_news_from_the_socket_beside_come_with_the_messages(wire):
+    with zmq.Context() as context:
+        beside = Wire(context)
+        queue = Arrivals(wire.socket, Room(), FRAMES_MAX, beside.socket)
+        beside.arrive([b"news"])
+        assert (queue.take(), queue.has_news) == (None, False)
+        wire.arrive([b"x"])
+        assert (queue.take(), queue.has_news) == ([b"x"], True)
+        queue.close()
+        beside.close()
+
+
+def test_a_socket_that_fails_is_told():
+    with zmq.Context() as context:
+        socket = context.socket(zmq.PUSH)
+        with pytest.raises(zmq.ZMQError):
+            Arrivals(socket, Room(), FRAMES_MAX).take()
+        socket.close()
 
 
 def test_the_bounds_are_bytes():

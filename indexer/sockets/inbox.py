@@ -1,0 +1,130 @@
+"""EDGE: where the messages of one run are laid down, for all sockets of one thread.
+
+A run are messages that are there together; it is received in one compiled call.
+"""
+
+import ctypes
+import errno
+import importlib
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from indexer.events.kv_events import PAYLOAD_BYTES_MAX
+from indexer.pages import GIVE_BACK_BYTES, give_back, zeros
+from indexer.sockets import receive_kernels as kernels
+from indexer.sockets.options import Socket
+
+RUN_MESSAGES_MAX = 32
+RUN_BYTES_MAX = 256 * 1024
+"""The last message may exceed it."""
+MESSAGE_BYTES_MAX = PAYLOAD_BYTES_MAX
+"""libzmq ends the connection of a peer that sends a longer frame."""
+OTHER_FRAMES_BYTES_MAX = 64 * 1024
+"""Of the other frames of the longest message."""
+FRAMES_MAX = 4
+SKIPPED_FRAMES_MAX = 500
+"""Of a message that has too many, at once."""
+KEPT_BYTES = 1 << 20
+"""Memory beyond it is given back after a run."""
+
+BUFFER_BYTES = RUN_BYTES_MAX + MESSAGE_BYTES_MAX + OTHER_FRAMES_BYTES_MAX
+
+_NO_ERROR = (0, errno.EAGAIN, errno.EINTR)
+
+Row: TypeAlias = list[int]
+"""Of one message, see `receive_kernels`."""
+
+
+class Intake:
+    """One socket's side of an inbox: what its kernel is told, and tells."""
+
+    def __init__(self, job: NDArray[np.int64]) -> None:
+        self._job = job
+
+    @property
+    def is_dry(self) -> bool:
+        """Nothing was left in the socket."""
+        return self.status == errno.EAGAIN
+
+    @property
+    def status(self) -> int:
+        return int(self._job[kernels.STATUS])
+
+    @property
+    def beside_is_ready(self) -> bool:
+        """Had the socket beside it a message, when the last run was received?"""
+        return bool(self._job[kernels.BESIDE_READY])
+
+    def receive(self, rows: NDArray[np.int64]) -> int:
+        return int(kernels.receive_run(self._job, rows))
+
+    def close(self) -> None:
+        """The sockets are to be closed: from now on receiving from them is an error."""
+        self._job[kernels.SOCKET] = self._job[kernels.BESIDE] = 0
+
+
+class Inbox:
+    """Belongs to one thread.  It holds one run at a time."""
+
+    def __init__(self) -> None:
+        self._buffer = zeros(BUFFER_BYTES, np.uint8)
+        self._bytes = self._buffer.data.toreadonly()
+        self._rows = np.zeros((RUN_MESSAGES_MAX, kernels.ENDS + FRAMES_MAX + 1), np.int64)
+        self._is_large = False
+        self._functions = _addresses("zmq_recv", "zmq_getsockopt", "zmq_errno")
+
+    def intake(self, socket: Socket, frames_max: int, beside: "Socket | None" = None) -> Intake:
+        """frames_max: of a longer message the first frames_max + 1 are kept
+
+        beside: looked at after each run
+        """
+        assert frames_max <= FRAMES_MAX
+        job = np.zeros(kernels.JOB_LENGTH, np.int64)
+        job[[kernels.RECV, kernels.GETSOCKOPT, kernels.ERRNO]] = self._functions
+        job[kernels.SELF] = job.ctypes.data
+        job[kernels.BUFFER] = self._buffer.ctypes.data
+        job[kernels.BUFFER_BYTES] = BUFFER_BYTES
+        job[kernels.SOCKET] = socket.underlying
+        job[kernels.BESIDE] = 0 if beside is None else beside.underlying
+        job[kernels.FRAMES_MAX] = frames_max
+        job[kernels.RUN_BYTES] = RUN_BYTES_MAX
+        job[kernels.SKIPPED_MAX] = SKIPPED_FRAMES_MAX
+        return Intake(job)
+
+    def received(self, intake: Intake) -> list[Row]:
+        """The messages that wait, at most a run; the last run is overwritten.  Raises ZMQError."""
+        if self._is_large:
+            self._shrink()
+        used = intake.receive(self._rows)
+        if not used and intake.status not in _NO_ERROR:
+            raise zmq.ZMQError(intake.status)
+        rows: list[Row] = self._rows[:used].tolist()
+        self._is_large = used > 0 and end_of(rows[-1]) > KEPT_BYTES
+        return rows
+
+    def frames(self, row: Row) -> list[bytes]:
+        """Those of one message of the last run."""
+        places = row[kernels.START : kernels.ENDS + row[kernels.N_FRAMES]]
+        return [bytes(self._bytes[start:end]) for start, end in pairwise(places)]
+
+    def _shrink(self) -> None:
+        self._is_large = False
+        for first in range(KEPT_BYTES, BUFFER_BYTES, GIVE_BACK_BYTES):
+            give_back(self._buffer, first, min(GIVE_BACK_BYTES, BUFFER_BYTES - first))
+
+
+def end_of(row: Row) -> int:
+    """Where the message ends."""
+    return row[kernels.ENDS + row[kernels.N_FRAMES] - 1]
+
+
+def _addresses(*names: str) -> list[int]:
+    """Of functions of libzmq, the one that pyzmq is linked with."""
+    backend: Any = importlib.import_module("zmq.backend.cython._zmq")
+    library = ctypes.PyDLL(backend.__file__)
+    pointers = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in names]
+    return [pointer.value or 0 for pointer in pointers]

@@ -1,0 +1,43 @@
+"""What is known of one rank's event stream."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["no_events_yet", "connected", "catching_up", "degraded", "unverified"]
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerStatus:
+    """Plain numbers of one rank's stream since it was opened.
+
+    state: degraded means that the index may lack events of this rank (`feed` says until when;
+    after a connection that was cut off, until a message shows whether any are missing); unverified
+    that nobody knows, because of `doubt`, since so many monotonic seconds
+    is_counted: duplicate stores are counted, which ends when they prove to be none (`inflations`)
+    connected: there is a connection; connect_error: why not, as far as is known
+    batches counts decoded and applied ones, replayed those of them that came by replay; lost are
+    known to be missing; stale came twice; dropped counts what was not indexed, by reason.
+    """
+
+    state: State
+    endpoint: str
+    replay_endpoint: str | None
+    last_sequence: int | None
+    batches: int
+    gaps: int
+    replayed: int
+    lost: int
+    stale: int
+    restarts: int
+    decode_errors: int
+    last_error: str | None
+    last_event_monotonic: float | None
+    connected: bool
+    connect_error: str | None
+    is_counted: bool
+    inflations: int
+    doubt: str | None
+    doubted_monotonic: float | None
+    stored_blocks: int
+    removed_blocks: int
+    dropped: dict[str, int]

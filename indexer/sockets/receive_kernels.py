@@ -1,0 +1,147 @@
+"""Messages of a socket taken by compiled code that calls libzmq itself.
+
+Through pyzmq a frame costs about a microsecond and the question whether there is one two more, as
+each turns names of options and flags into objects and back.  Here a message costs a tenth of that,
+and the end of those that are there is no exception.
+
+Source: zmq_recv(3), zmq_getsockopt(3).
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import zmq
+
+from indexer.compiled import compiled, intrinsic
+
+# What the kernel is told, and tells.  The first are addresses, two of them of C functions.
+(
+    RECV,
+    GETSOCKOPT,
+    ERRNO,
+    SELF,  # of this very array
+    BUFFER,
+    BUFFER_BYTES,
+    SOCKET,
+    BESIDE,  # another socket, or 0
+    FRAMES_MAX,  # of a longer message so many and one more are kept
+    RUN_BYTES,  # no other message is taken once there are so many
+    SKIPPED_MAX,  # frames of a message that has too many, at once
+    IN_SURPLUS,  # what comes next are frames of a message that has too many
+    STATUS,  # out: errno of what ended the run; 0: more may be there
+    BESIDE_READY,  # out: the other socket has a message
+    _VALUE,
+    _VALUE_SIZE,
+) = range(16)
+JOB_LENGTH = 16
+
+# Of a row: the number of frames, then where the first begins, then where each ends.
+N_FRAMES, START, ENDS = range(3)
+
+_EVENTS, _POLLIN, _MORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
+_DONTWAIT = int(zmq.DONTWAIT)
+
+
+def _caller(n_arguments):
+    """A C function of so many words that returns an int, called by its address."""
+
+    def typed(typingctx, address, *given):
+        from llvmlite import ir
+        from numba import types
+
+        def codegen(context, builder, signature, args):
+            word = ir.IntType(64)
+            kind = ir.FunctionType(ir.IntType(32), [word] * n_arguments).as_pointer()
+            function = builder.inttoptr(args[0], kind)
+            return builder.sext(builder.call(function, args[1:]), word)
+
+        return types.int64(*[types.int64] * (1 + n_arguments)), codegen
+
+    return typed
+
+
+@intrinsic
+def _call_0(typingctx, address):
+    return _caller(0)(typingctx, address)
+
+
+@intrinsic
+def _call_4(typingctx, address, a, b, c, d):
+    return _caller(4)(typingctx, address, a, b, c, d)
+
+
+@compiled()
+def _option(job, socket, option):
+    """An option that is an int."""
+    job[_VALUE], job[_VALUE_SIZE] = 0, 4
+    value = job[SELF] + 8 * _VALUE
+    _call_4(job[GETSOCKOPT], socket, option, value, job[SELF] + 8 * _VALUE_SIZE)
+    return job[_VALUE]
+
+
+@compiled()
+def _receive_frame(job, at):
+    """Bytes of the next frame, of which those are kept that there is room for; -1: none."""
+    left = job[BUFFER_BYTES] - at
+    return _call_4(job[RECV], job[SOCKET], job[BUFFER] + at, left, _DONTWAIT)
+
+
+@compiled()
+def _skip(job):
+    """Past the surplus of a message, or some of it.  Returns whether it was all."""
+    for _ in range(job[SKIPPED_MAX]):
+        if _receive_frame(job, job[BUFFER_BYTES]) < 0:
+            job[STATUS] = _call_0(job[ERRNO])
+            return False
+        if _option(job, job[SOCKET], _MORE) == 0:
+            job[IN_SURPLUS] = 0
+            return True
+    return False
+
+
+@compiled()
+def _receive_message(job, row, at):
+    """Where the message ends that begins at `at`; -1: none.  One too long for the buffer is told
+    as one of too many frames, and nothing of it is kept.
+    """
+    row[START] = at
+    frames, more = 0, True
+    while more and frames <= job[FRAMES_MAX]:
+        size = _receive_frame(job, at)
+        if size < 0:
+            job[STATUS] = _call_0(job[ERRNO])
+            return -1
+        more = _option(job, job[SOCKET], _MORE) != 0
+        if size > job[BUFFER_BYTES] - at:
+            frames = job[FRAMES_MAX]
+            at = row[START]
+            row[ENDS : ENDS + frames] = at
+            size = 0
+        at += size
+        row[ENDS + frames] = at
+        frames += 1
+    row[N_FRAMES] = frames
+    job[IN_SURPLUS] = more
+    return at
+
+
+@compiled("int64(int64[::1], int64[:, ::1])")
+def receive_run(job, rows):
+    """Take the messages that wait, as many as there are rows.  Returns how many.
+
+    job:  int64 [JOB_LENGTH]
+    rows: int64 [n, ENDS + FRAMES_MAX + 1], out, of each message its places in the buffer
+    """
+    used, at = 0, 0
+    job[STATUS] = 0
+    while used < rows.shape[0] and at < job[RUN_BYTES]:
+        if job[IN_SURPLUS] != 0 and not _skip(job):
+            break
+        at = _receive_message(job, rows[used], at)
+        if at < 0:
+            break
+        used += 1
+    job[BESIDE_READY] = 0
+    if used > 0 and job[BESIDE] != 0:
+        job[BESIDE_READY] = _option(job, job[BESIDE], _EVENTS) & _POLLIN
+    return used
