@@ -13,6 +13,9 @@ HOST_CHARS_MAX = 253
 ANY_HOST = "*"
 """What an engine binds to.  Nothing can be connected to it, which the socket tells."""
 
+KNOWN_MAX, KNOWN_CHARS_MAX = 8192, 256
+"""Endpoints whose form is remembered, and the longest of them."""
+
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _ZONE = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -21,8 +24,9 @@ def endpoint_error(endpoint: str) -> str | None:
     """What is wrong with an endpoint that is to be connected to; None when it is well formed.
 
     `tcp://host:port` with an IPv6 host in brackets, `ipc://path` and `inproc://name` are accepted.
+    Remembered, so that the endpoints of a worker of many ranks may be looked at before, in turns.
     """
-    fault = _fault(endpoint)
+    fault = (_known_fault if len(endpoint) <= KNOWN_CHARS_MAX else _fault)(endpoint)
     return fault and f"invalid ZMQ endpoint `{endpoint}`: {fault}"
 
 
@@ -79,6 +83,9 @@ def _fault(endpoint: str) -> str | None:
     if not address.isprintable() or " " in address:
         return "unprintable character in address"
     return _tcp_fault(address) if scheme == "tcp" else None
+
+
+_known_fault = lru_cache(maxsize=KNOWN_MAX)(_fault)
 
 
 def _tcp_fault(address: str) -> str | None:

@@ -42,6 +42,9 @@ _MANY_STRINGS_BYTES = 2 * BODY_STRINGS_MAX
 """Shorter bodies have fewer."""
 _MANY_STRINGS = f"the JSON body has more than {BODY_STRINGS_MAX} strings"
 
+BODY_BYTES_AT_ONCE = 128 * 1024
+"""A longer one is decoded in one turn of the event loop and served in the next."""
+
 T = TypeVar("T")
 
 _ENCODER = msgspec.json.Encoder()
@@ -84,7 +87,11 @@ async def body_as(request: Request, form: BodyForm[T], *, optional: bool = False
             return form.decode(b"{}")
         _check_content_type(kind)
     value = decoded(body, form)
-    return _second_reading(request, body, form) if value is None else value
+    if value is None:
+        value = _second_reading(request, body, form)
+    if len(body) > BODY_BYTES_AT_ONCE:
+        await _next_turn()
+    return value
 
 
 def json_response(body: Any, status: int = 200) -> Response:
@@ -155,6 +162,14 @@ async def _read(request: Request) -> bytes:
         raise ShuttingDown("the service is ending; nothing was done") from None
     finally:
         _BUDGET.held -= counted
+
+
+async def _next_turn() -> None:
+    """Others are served first."""
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        raise ShuttingDown("the service is ending; nothing was done") from None
 
 
 def _too_large() -> BodyTooLarge:

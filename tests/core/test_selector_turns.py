@@ -1,14 +1,19 @@
 """What a verb looks at: few records where few will do, and a bounded part of many in a turn."""
 
+from itertools import pairwise
+
 import pytest
 
+from indexer import endpoints
 from select_service.bodies.admission import BusyThresholdChange
+from select_service.bodies.common import RANKS_PER_WORKER_MAX
 from select_service.core import selector as root
 from select_service.core.admission import admission_report, worker_view
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.fleet import fleet as fleets
 from select_service.core.views import ranks as ranks_view
 from select_service.core.views import state_report
+from select_service.core.workers import catalog
 from select_service.core.workers.taints import TaintNames
 from select_service.errors import CapacityExceeded
 from tests.builders import a_selector, a_worker
@@ -187,3 +192,29 @@ def test_a_worker_of_many_ranks_is_shown_in_steps_that_do_not_grow_with_it(monke
         costs.append(lines_of(lambda s=steps: next(s)))
         assert len(result_of(steps).ranks) == ranks
     assert costs[0] == costs[1]
+
+
+def test_endpoints_of_a_worker_of_many_ranks_are_looked_at_in_turns_and_then_known(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(endpoints, "_tcp_fault", lambda address: looked_at.append(address))
+    endpoints._known_fault.cache_clear()
+    ends = {rank: f"tcp://engine:{5000 + rank}" for rank in range(RANKS_PER_WORKER_MAX)}
+    given = a_worker(1, data_parallel_size=len(ends), kv_events_endpoints=ends)
+    selector = a_selector(use_kv_events=True)
+    making_room = selector.fleet.making_room(selector.fleet.catalog.registered(given))
+    steps = [0, *(len(looked_at) for _ in making_room), len(looked_at)]
+    assert max(after - before for before, after in pairwise(steps)) <= catalog.RANKS_PER_STEP
+    assert len(looked_at) == len(ends)
+    assert selector.register(given).lifecycle == "schedulable"
+    assert len(looked_at) == len(ends)
+    endpoints._known_fault.cache_clear()
+
+
+def test_all_who_know_a_rank_have_the_same_object():
+    selector = a_selector()
+    selector.register(a_worker(1, data_parallel_size=2))
+    worker = selector.fleet.catalog.get(1)
+    table = selector.fleet.partitions[worker.key].table
+    for rank in worker.ranks():
+        assert table.row(table.find(rank)).rank is rank
+        assert next(known for known in table.ranks() if known == rank) is rank

@@ -11,7 +11,7 @@ listeners of KV events have to follow is noted, and taken in one place (`take_ch
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from indexer.dumps.held_blocks import Adoption
@@ -28,6 +28,7 @@ from select_service.core.workers.catalog import (
     Catalog,
     Tombstone,
     Worker,
+    looking_at_endpoints,
     shortcomings,
 )
 from select_service.core.workers.event_users import EventUsers
@@ -166,8 +167,8 @@ class Fleet:
             return []
         old = self.catalog.find(worker.worker_id)
         others = sum(len(partition.table) for partition in self.partitions.values())
-        others -= len(old.ranks()) if old is not None and old.schedulable else 0
-        if others + len(worker.ranks()) <= self._ranks_max:
+        others -= len(old.dp_ranks()) if old is not None and old.schedulable else 0
+        if others + len(worker.dp_ranks()) <= self._ranks_max:
             return []
         return [
             f"reconciliation failed: the limit of open files (ulimit -n) leaves sockets for "
@@ -189,10 +190,13 @@ class Fleet:
         return new.schedulable and new.key == old.key and same_shape
 
     def making_room(self, worker: Worker) -> Iterator[None]:
-        """Before a worker is judged and put, in steps: what of that grows with the index.
+        """Before a worker is judged and put, in steps: what of that grows with the index, and the
+        endpoints of its ranks, whose form is remembered.
 
         Where there is no room nothing happens: then `put` says so.
         """
+        if self._use_kv_events:
+            yield from looking_at_endpoints(worker)
         partition = self.partitions.get(worker.key)
         if partition is None or partition.index.has_room(len(worker.dp_ranks())):
             return
@@ -287,7 +291,7 @@ class Fleet:
                 self._claim(partition, [r for r in some if partition.table.find(r) is not None])
                 yield
 
-    def _remove(self, worker: Worker, ranks: list[Rank]) -> None:
+    def _remove(self, worker: Worker, ranks: Sequence[Rank]) -> None:
         """Ranks of a worker leave.  A partition lives as long as it has a rank."""
         if not ranks:
             return

@@ -3,7 +3,7 @@
 `place` only reads, so a request that is refused or that merely asks has changed nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -111,7 +111,7 @@ class Partition:
         writers = {rank: opened.get(rank) or table.writer(rank) for rank in worker.ranks()}
         table.put(worker, writers)
 
-    def leave(self, worker_id: int, ranks: list[Rank]) -> list[SlotWriter]:
+    def leave(self, worker_id: int, ranks: Iterable[Rank]) -> list[SlotWriter]:
         """Forget ranks of a worker: nothing more is booked on them.  Hands out their writers.
 
         The caller closes each of them when the slot has no load any more, and not before: a slot

@@ -17,8 +17,8 @@ from select_service.core.load.reservations import Reservations
 from select_service.core.touched import Touched
 from select_service.errors import Conflict
 
-TURN_WORK_MAX = 2048
-"""What one turn of the event loop releases; some two milliseconds."""
+TURN_WORK_MAX = 1024
+"""What one turn of the event loop releases; some one to two milliseconds."""
 RELEASE_WORK = 8
 
 Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left"]

@@ -25,6 +25,9 @@ DELETED_WORKERS_MAX = 1024
 BLOCK_SIZE_MAX = 1024
 """Tokens per block."""
 
+RANKS_PER_STEP = 128
+"""Whose endpoints are looked at in one step."""
+
 
 class Tombstone(NamedTuple):
     """When and why a worker was deleted; in seconds of the monotonic clock."""
@@ -44,6 +47,7 @@ class Worker:
     lifecycle: Lifecycle = "incomplete"
     reasons: list[str] = field(default_factory=list)
     key: PartitionKey = field(init=False)
+    _ranks: tuple[Rank, ...] = field(init=False, default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = self.given
@@ -66,9 +70,12 @@ class Worker:
         size = self.given.data_parallel_size
         return range(start, start + (1 if size is None else size))
 
-    def ranks(self) -> list[Rank]:
-        worker_id = self.worker_id
-        return [Rank(worker_id, dp_rank) for dp_rank in self.dp_ranks()]
+    def ranks(self) -> tuple[Rank, ...]:
+        """The same objects each time, so that all who keep one share it."""
+        if not self._ranks:
+            worker_id = self.worker_id
+            self._ranks = tuple(Rank(worker_id, dp_rank) for dp_rank in self.dp_ranks())
+        return self._ranks
 
     def kv_endpoints(self) -> dict[int, str | None]:
         """By dp_rank, where the ranks publish their KV events; the single form is for one rank."""
@@ -145,6 +152,17 @@ def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) ->
         ]
         reasons += _single_endpoint_of_many(worker)
     return reasons or _bad_endpoints(worker, use_kv_events)
+
+
+def looking_at_endpoints(worker: Worker) -> Iterator[None]:
+    """What of `shortcomings` takes longest for many ranks, in steps: it is remembered."""
+    tables = worker.given.kv_events_endpoints, worker.given.replay_endpoints
+    for number, dp_rank in enumerate(worker.dp_ranks()[:RANKS_PER_WORKER_MAX], 1):
+        for table in tables:
+            if dp_rank in table:
+                endpoint_error(table[dp_rank])
+        if number % RANKS_PER_STEP == 0:
+            yield
 
 
 def _single_endpoint_of_many(worker: Worker) -> list[str]:

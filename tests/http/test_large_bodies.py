@@ -1,0 +1,41 @@
+"""A large body is decoded in one turn of the event loop and served in the next."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.requests import Request
+
+from select_service.bodies.selection import SelectRequest
+from select_service.errors import InvalidBody
+from select_service.http.codec import BODY_BYTES_AT_ONCE, body_as
+from select_service.http.second_reading import BodyForm
+
+FORM = BodyForm(SelectRequest)
+
+
+def body(n_bytes: int, **fields: Any) -> bytes:
+    given = msgspec.json.encode({"token_ids": [1, 2, 3], **fields})
+    return given + b" " * (n_bytes - len(given))
+
+
+def turns_of(sent: bytes) -> int:
+    """How many it takes.  Raises what reading the body raises."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": sent, "more_body": False}
+
+    headers = [(b"content-type", b"application/json")]
+    reading = body_as(Request({"type": "http", "headers": headers}, receive), FORM)
+    return 1 + sum(1 for _ in reading.__await__())
+
+
+@pytest.mark.parametrize("fields", [{}, {"unknown": 1}])
+def test_a_large_body_takes_two_turns_and_any_other_one(fields: dict[str, Any]) -> None:
+    assert turns_of(body(BODY_BYTES_AT_ONCE, **fields)) == 1
+    assert turns_of(body(BODY_BYTES_AT_ONCE + 1, **fields)) == 2
+
+
+def test_what_is_wrong_with_a_large_body_is_said_at_once() -> None:
+    with pytest.raises(InvalidBody):
+        turns_of(body(BODY_BYTES_AT_ONCE + 1, token_ids="x"))
