@@ -10,7 +10,7 @@ from typing import cast
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from indexer.dumps.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.dumps.json_dump import document_chunks
@@ -39,7 +39,7 @@ from select_service.errors import BadRequest, CapacityExceeded, NoWorkers
 from select_service.http.accept import asks_for
 from select_service.http.codec import json_response
 from select_service.http.endpoint import JSON, WITH_BODY, Answer, Body, Noun, Route
-from select_service.http.slots import SlottedResponse
+from select_service.http.slots import SlottedResponse, Stream
 
 log = logging.getLogger("select_service")
 
@@ -177,7 +177,7 @@ async def dump(service: Service, request: Request) -> Response:
     accept = ",".join(request.headers.getlist("accept"))
     is_compact = asks_for(accept, MEDIA_TYPE, JSON)
     if request.method == "HEAD":  # nothing is copied for it
-        return StreamingResponse(_nothing(), 200, _VARY, MEDIA_TYPE if is_compact else JSON)
+        return Stream(_nothing(), 200, _VARY, MEDIA_TYPE if is_compact else JSON)
     if is_compact:
         return SlottedResponse(slots, _compact_dump(service), _VARY, MEDIA_TYPE)
     return SlottedResponse(slots, _dump(service), _VARY, JSON)

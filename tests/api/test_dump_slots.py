@@ -1,7 +1,9 @@
 """The bound on dumps at one time, with all that ask at the same moment."""
 
 import asyncio
+import importlib
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from select_service.api.application import Application
 from select_service.api.service import DUMPS_MAX
 from select_service.errors import CapacityExceeded
+from select_service.http import slots
 from select_service.http.slots import Slots
 from tests.api.in_process import Api
 
@@ -116,3 +119,19 @@ def test_slots_are_entered_and_left() -> None:
     slots.leave()
     slots.enter()
     assert slots.taken == 2
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_what_streams_need_is_not_imported_on_the_event_loop(
+    fleet: Api, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting(name: str) -> None:
+        threads.append(threading.current_thread())
+        importlib.import_module(name)
+
+    monkeypatch.setattr(slots, "import_module", noting)
+    assert fleet.call(method, "/dump").status == 200
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
