@@ -211,15 +211,16 @@ class Fleet:
         was_there = old is not None and old.schedulable
         leaving = self._ranks_to_leave(new)
         continues = was_there and old is not None and self._continues(old, new)
+        renewed: dict[Rank, SlotWriter] = {}
         if old is not None and continues:
-            self._renew_indexes(old, new)
+            renewed = self._renew_indexes(old, new)
         elif old is not None and was_there:
             self._remove(old, leaving)
         self.catalog.put(new)
         self._note_event_users(old if was_there else None, new if new.schedulable else None)
         self._changed[new.worker_id] = None
         if entrance is not None:
-            self._join(new, entrance)
+            self._join(new, entrance, renewed)
         if continues:
             self._remove(new, leaving)
 
@@ -256,17 +257,21 @@ class Fleet:
         shape = partition.block_size, partition.is_eagle
         return alone and (worker.given.block_size, worker.is_eagle) != shape
 
-    def _renew_indexes(self, old: Worker, new: Worker) -> None:
-        before = old.kv_endpoints()
-        for dp_rank, endpoint in new.kv_endpoints().items():
-            if dp_rank in before and before[dp_rank] != endpoint:
-                writer = self.partitions[old.key].renew_index(Rank(old.worker_id, dp_rank))
-                self._renewed.append(writer)
+    def _renew_indexes(self, old: Worker, new: Worker) -> dict[Rank, SlotWriter]:
+        """New writers for the ranks whose events come from elsewhere now."""
+        before, partition = old.kv_endpoints(), self.partitions[old.key]
+        renewed = {
+            rank: partition.renewed_index(rank)
+            for rank, endpoint in zip(new.ranks(), new.kv_endpoints().values(), strict=True)
+            if rank.dp_rank in before and before[rank.dp_rank] != endpoint
+        }
+        self._renewed += renewed.values()
+        return renewed
 
-    def _join(self, worker: Worker, entrance: _Entrance) -> None:
+    def _join(self, worker: Worker, entrance: _Entrance, renewed: dict[Rank, SlotWriter]) -> None:
         partition, writers = entrance
         self.partitions[worker.key] = partition
-        partition.join(worker, writers)
+        partition.join(worker, writers | renewed)
         self._claim(partition, list(writers))
         self._touched.capacity(worker.key)
 

@@ -105,7 +105,7 @@ class Partition:
     def join(self, worker: Worker, opened: dict[Rank, SlotWriter]) -> None:
         """Give each new rank of `worker` its slot; ranks that are there keep theirs and its state.
 
-        opened: what `open_slots` gave for the ranks of this worker
+        opened: what `open_slots` and `renewed_index` gave for the ranks of this worker
         """
         table = self.table
         writers = {rank: opened.get(rank) or table.writer(rank) for rank in worker.ranks()}
@@ -119,14 +119,12 @@ class Partition:
         """
         return [row.writer for row in self.table.drop(worker_id, ranks)]
 
-    def renew_index(self, rank: Rank) -> SlotWriter:
+    def renewed_index(self, rank: Rank) -> SlotWriter:
         """Let `rank` begin anew; its old writer is dead, its load stays.
 
-        Returns the new writer, whose `finish_clear` (slow) is for the caller.
+        Returns the new writer, for `join`; its `finish_clear` (slow) is for the caller.
         """
-        writer = self.table.writer(rank).reopen()
-        self.table.put_writer(rank, writer)
-        return writer
+        return self.table.writer(rank).reopen()
 
     # --- decisions
 

@@ -207,12 +207,6 @@ class RankTable:
         columns.taints[at] = self.names.bits(number)
         self.version += 1
 
-    def put_writer(self, rank: Rank, writer: SlotWriter) -> None:
-        """Another writer for the slot of a rank."""
-        slot = self._slot_of[rank]
-        assert slot == writer.slot
-        self._rows[slot] = Row(rank, self._rows[slot].worker, writer)
-
     def drop(self, worker_id: int, ranks: Iterable[Rank]) -> list[Row]:
         """Ranks of one worker are unknown from now on, and nobody stands in their rows.
 
