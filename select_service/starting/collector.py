@@ -7,7 +7,7 @@ stays is looked at twice:
 
 * What exists once the service stands stays as long as the process, and is frozen: no collection
   looks at it again.  It still goes when nothing refers to it.
-* Everything younger is looked at when there are some 4,000 objects of it, about 2 ms of CPU.  What
+* Everything younger is looked at when there are some 3,000 objects of it, 1 to 2 ms of CPU.  What
   such a collection leaves, if it is more than a little, is frozen too.
 * What comes and goes in great numbers is not looked at at all: reservations are structs without
   `gc`.
@@ -23,9 +23,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (700, 5, 0)
+THRESHOLDS = (700, 3, 0)
 """New objects until a collection, and collections until one of the next generation: so a full one
-has some 4,000 objects to look at that it has not seen before."""
+has some 3,000 objects to look at that it has not seen before."""
 LEFT_MAX = 1000
 """Objects that full collections may look at again and again."""
 OLDEST = 2
