@@ -10,6 +10,7 @@ import pytest
 
 from select_service.starting import signals
 from select_service.starting.signals import before_end, leaving_at_once
+from tests.patience import PATIENCE_S
 
 HEAVY = ("numba", "numpy", "zmq", "aiohttp", "uvicorn", "prometheus_client")
 IMPORTED = """\
@@ -77,7 +78,7 @@ def test_a_signal_ends_the_process_whatever_the_main_thread_does(busy, number):
             assert process.stdout.readline() == "ready\n"
             process.send_signal(number)
             assert process.stdout.read() == "ended\n"
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
 
@@ -93,7 +94,7 @@ def test_afterwards_a_signal_raises_and_nothing_stays(monkeypatch):
         assert signal.set_wakeup_fd(-1) == -1
         for thread in threading.enumerate():
             if thread.name == "early-signals":
-                thread.join(30)
+                thread.join(PATIENCE_S)
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)

@@ -27,6 +27,7 @@ from select_service.edge.keeping.snapshot_file import (
 )
 from select_service.starting import snapshot_claim
 from select_service.starting.snapshot_claim import claimed, path_error
+from tests.patience import PATIENCE_S
 
 LIMITS = LoadLimits(1000)
 
@@ -107,7 +108,7 @@ def test_a_recovery_that_fails_leaves_the_file_to_whoever_can_read_it(tmp_path):
             await asyncio.sleep(0.01)
         await keeping.stop()
 
-    asyncio.run(asyncio.wait_for(until_written(), 60))
+    asyncio.run(asyncio.wait_for(until_written(), PATIENCE_S))
     assert path.with_name("index.refused").read_bytes() == before
 
 
@@ -138,6 +139,7 @@ def a_part(blocks, seed):
 
 @pytest.mark.parametrize("chunks", range(4))
 def test_the_last_snapshot_waits_for_the_one_that_is_under_way(tmp_path, monkeypatch, chunks):
+    monkeypatch.setattr(snapshot_file, "LAST_WRITE_S_MAX", PATIENCE_S)
     path = tmp_path / "index"
     reached, go_on = threading.Event(), threading.Event()
 
@@ -145,13 +147,13 @@ def test_the_last_snapshot_waits_for_the_one_that_is_under_way(tmp_path, monkeyp
         for number, chunk in enumerate(compact_dump.compact_chunks(partitions, clock)):
             if number == chunks:
                 reached.set()
-                go_on.wait(10)
+                go_on.wait(PATIENCE_S)
             yield chunk
 
     async def cancelled_midway(file):
         monkeypatch.setattr(snapshot_file, "compact_chunks", slowly)
         task = asyncio.create_task(file.write([a_part(40_000, 1)]))
-        assert await asyncio.to_thread(reached.wait, 10)
+        assert await asyncio.to_thread(reached.wait, PATIENCE_S)
         task.cancel()
         await asyncio.wait([task])
         monkeypatch.setattr(snapshot_file, "compact_chunks", compact_dump.compact_chunks)
