@@ -15,6 +15,9 @@ from indexer.events.kv_events import (
     BlockStored,
     local_hashes,
 )
+from indexer.events.usual import Usual
+from indexer.index.block_tree import Changes
+from indexer.index.change_kernels import COUNT, HOLDER, IS_STORE, REMOVED, STORED
 from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier, tier_of_medium
@@ -49,6 +52,7 @@ class BatchApplier:
         self._block_size = block_size
         self._is_eagle = is_eagle
         self.is_counted = counted
+        self.usual = Usual(dp_rank, block_size, is_eagle)
         self.total_blocks: int | None = None
         """Blocks of the GPU tier of each rank, where that is known."""
         self.inflated_rank: int | None = None
@@ -153,6 +157,8 @@ class BatchApplier:
         tier = self._tier(rank, event)
         if tier is None:
             return True
+        if rank == self._dp_rank:
+            self.usual.learn(event, writer.slot, tier, counted=self.is_counted)
         if not self.total_blocks or tier is not Tier.GPU:
             return self._change(writer, tier, event, own)
         before_blocks = self.stored_blocks - self.removed_blocks
@@ -181,12 +187,27 @@ class BatchApplier:
         if tier is Tier.GPU and self.total_blocks:
             self._count(rank, self.stored_blocks - self.removed_blocks - before_blocks)
 
+    def count_usual(self, changes: Changes, done: int) -> None:
+        """So many changes of the stream's own rank were carried out elsewhere."""
+        self.stored_blocks += int(changes.totals[STORED])
+        self.removed_blocks += int(changes.totals[REMOVED])
+        if self.total_blocks:
+            for is_store, holder, count in changes.rows[:done, [IS_STORE, HOLDER, COUNT]].tolist():
+                if holder >> 1 & 3 == Tier.GPU:
+                    self._count(self._dp_rank, count if is_store else -count)
+
+    def stop_counting(self) -> None:
+        """Duplicate stores are no copies, from now on."""
+        self.is_counted, self.inflated_rank = False, None
+        self.usual.forget()
+
     def forgetting(self, writers: Mapping[int, SlotWriter]) -> Iterator[int]:
         """The engine restarted: empty every rank this stream has fed, step by step."""
         own = writers.get(self._dp_rank)
         if own is not None:
             own.upcoming, own.live_at, own.unplaced_blocks = None, None, False
         self._groups.clear()
+        self.usual.forget()
         self._copies.clear()
         for rank in self._fed_ranks:
             if rank in writers:
@@ -314,3 +335,4 @@ class BatchApplier:
     def _learn(self, group: tuple[int, int], kind: str) -> None:
         if group in self._groups or len(self._groups) < GROUPS_MAX:
             self._groups[group] = kind
+            self.usual.forget()

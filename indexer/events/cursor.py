@@ -25,6 +25,8 @@ from enum import Enum, auto
 
 END_OF_REPLAY = 2**64 - 1
 """2**64-1 ends a replay in both engines, so it is no place in the live stream."""
+EVEN_MAX = 2**62
+"""Compiled code counts in signed numbers."""
 JUMP_MAX = 2**40
 """Batches that could possibly be lost at once: a thousand per second for 34 years."""
 
@@ -58,6 +60,17 @@ class EventCursor:
     def last_sequence(self) -> int | None:
         """Highest number applied or given up; None before the first."""
         return self.next_seq - 1 if self.next_seq else None
+
+    @property
+    def is_even(self) -> bool:
+        """Will the next number be `Verdict.NEXT` if it is `next_seq`, and those that follow it?"""
+        return self._live_next <= self.next_seq <= EVEN_MAX
+
+    def follow(self, batches: int) -> None:
+        """So many live numbers from `next_seq` on: all are applied.  `is_even` was true."""
+        self.next_seq += batches
+        self._live_next = self.next_seq
+        self._suspect = self._unplaced = None
 
     def observe(self, seq: int) -> Verdict:
         """Judge one live number.  The caller says `advance` when it has applied the batch."""

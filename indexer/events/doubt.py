@@ -50,9 +50,9 @@ class Doubt(NamedTuple):
     anchor: Anchor | None
 
 
-def payload_digest(payload: bytes) -> int:
+def payload_digest(payload: bytes | memoryview) -> int:
     """u64 by which a batch is known again; O(1) for the longest ones."""
     if len(payload) <= 2 * DIGESTED_BYTES_MAX:
         return xxh3_64_intdigest(payload)
-    ends = payload[:DIGESTED_BYTES_MAX] + payload[-DIGESTED_BYTES_MAX:]
+    ends = bytes(payload[:DIGESTED_BYTES_MAX]) + bytes(payload[-DIGESTED_BYTES_MAX:])
     return xxh3_64_intdigest(ends, seed=len(payload))

@@ -14,39 +14,36 @@ known to hold nothing: AllBlocksCleared, or a restart.  In doubt means: nothing 
 missing, but something may be (`doubt`).
 """
 
-from collections.abc import Generator
-from typing import TypeAlias
-
 from indexer.events.actions import Action, StartReplay, StopReplay
 from indexer.events.catch_up import PROBE_S, CatchUp, Due, Phase, Waiting
 from indexer.events.cursor import END_OF_REPLAY, JUMP_MAX, EventCursor, Verdict
+from indexer.events.desk import Desk
 from indexer.events.doubt import Anchor, Doubt, Why, payload_digest
 from indexer.events.event_types import Batch
-from indexer.events.indexed_stream import SMALL_BYTES_MAX, IndexedStream, Steps
+from indexer.events.indexed_stream import SMALL_BYTES_MAX, IndexedStream
 from indexer.events.kv_source import KvSource
 from indexer.events.notices import Fault
+from indexer.events.run import Run
+from indexer.events.stepping import Stepping, Steps, Work
 
-STEP_COST_MAX = 4096
-"""What one step does: so many blocks, or fewer events.  About a millisecond."""
 SETTLE_S = 0.05
 """After a connection, before the question: by then the engine must know of the subscription."""
 IDLE_S = 60.0
 """After so long without a live batch it is asked whether one is missing."""
 
-Work: TypeAlias = Generator[int, None, Action]
-"""Yields what each bit has cost."""
-
 
 class EventFeed:
     """The stream of one rank.  Counters only grow."""
 
-    def __init__(self, source: KvSource) -> None:
-        self.indexed = IndexedStream(source)
+    def __init__(self, source: KvSource, desk: Desk | None = None) -> None:
+        """desk: shared by all feeds of a thread"""
+        self.indexed = IndexedStream(source, desk or Desk())
         self._can_replay = source.replay_endpoint is not None
         self.cursor = EventCursor()
         self._now = float("-inf")
         """When the present verb was called."""
-        self._work: Work | Steps | None = None
+        self._stepping = Stepping()
+        self._run = self._stepping.run
         self._waiting = Waiting()
         self._catch_up: CatchUp | None = None
         self._suspect = b""
@@ -86,7 +83,7 @@ class EventFeed:
 
     @property
     def is_busy(self) -> bool:
-        return self._work is not None
+        return self._stepping.is_busy
 
     @property
     def wake_at(self) -> float | None:
@@ -125,6 +122,22 @@ class EventFeed:
         self._now, self._is_connected = now, False
         self._doubt_the_gap()
         self._ask_at = None
+
+    def receive_run(self, run: Run, now: float) -> int:
+        """Those of the next live batches that are usual, and follow what is applied already.
+
+        Returns how many: the one behind them is for `receive`.
+        """
+        if self._catch_up is not None or not self.cursor.is_even:
+            return 0
+        n_applied = self.indexed.apply_run(run, self.cursor.next_seq, now)
+        if n_applied:
+            self._now = self.last_event_at = now
+            self.cursor.follow(n_applied)
+            self._settle_doubt()
+        if self.indexed.is_half_cleared:
+            self._run(self.indexed.settling())
+        return n_applied
 
     def receive(self, seq: int, payload: bytes, now: float) -> Action:
         """One live batch."""
@@ -170,15 +183,12 @@ class EventFeed:
 
     def go_on(self, now: float) -> Action:
         """The next step of what is under way."""
-        assert self._work is not None
         self._now = now
-        return self._run(self._work)
+        return self._stepping.go_on()
 
     def close(self) -> None:
         """Leave what is under way as it is; the index stays consistent."""
-        if self._work is not None:
-            self._work.close()
-            self._work = None
+        self._stepping.close()
 
     def check_invariants(self) -> None:
         self.cursor.check_invariants()
@@ -189,19 +199,6 @@ class EventFeed:
         assert not self._waiting or self._target() > self.cursor.next_seq
         last = self.indexed.last
         assert last is None or last.seq == self.cursor.next_seq - 1
-
-    def _run(self, work: Work | Steps) -> Action:
-        """Do one step of it, or all when that is less."""
-        spent = 0
-        try:
-            while spent < STEP_COST_MAX:
-                spent += next(work)
-        except StopIteration as end:
-            self._work = None
-            action: Action = end.value
-            return action
-        self._work = work
-        return None
 
     # --- live batches
 
@@ -346,7 +343,7 @@ class EventFeed:
         applier = self.indexed.applier
         self._notice(Fault.INFLATED, f"rank {applier.inflated_rank}, {applier.total_blocks} blocks")
         self.inflations += 1
-        applier.is_counted, applier.inflated_rank = False, None
+        applier.stop_counting()
         if not self._can_replay:
             yield from applier.forgetting(self.indexed.writers)
             self.degraded = True

@@ -4,13 +4,16 @@ Payloads in, changes of the index out.  Which batch is next is the feed's busine
 """
 
 from collections.abc import Generator, Mapping
-from typing import TypeAlias
+from functools import partial
 
-from indexer.events.batch_applier import BatchApplier
+from indexer.events.batch_applier import BatchApplier, is_unsettled
+from indexer.events.desk import Desk
 from indexer.events.doubt import Anchor, payload_digest
 from indexer.events.kv_events import Batch, DecodeError, decode, decoding
 from indexer.events.kv_source import KvSource
 from indexer.events.notices import Fault, Notices
+from indexer.events.run import Run
+from indexer.events.stepping import Steps
 from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import Place
 
@@ -20,14 +23,12 @@ BATCH_COST = 64
 SMALL_BYTES_MAX = 32 * 1024
 """A payload that may be read and applied at once."""
 
-Steps: TypeAlias = Generator[int, None, None]
-"""Yields what each step has cost, in blocks or so."""
-
 
 class IndexedStream:
     """The index's side of one rank's stream.  Counters only grow."""
 
-    def __init__(self, source: KvSource) -> None:
+    def __init__(self, source: KvSource, desk: Desk) -> None:
+        self._desk = desk
         self.writers: Mapping[int, SlotWriter] = source.writers
         self.applier = BatchApplier(
             source.dp_rank, source.block_size, source.is_eagle, source.counted
@@ -62,6 +63,17 @@ class IndexedStream:
     def has_unplaced_blocks(self) -> bool:
         own = self.own
         return own is not None and own.unplaced_blocks
+
+    @property
+    def is_half_cleared(self) -> bool:
+        own = self.own
+        return own is not None and own.is_half_cleared
+
+    def settling(self) -> Steps:
+        """What the own slot has left undone."""
+        own = self.own
+        if own is not None:
+            yield from own.settling()
 
     def resuming(self) -> Generator[int, None, Place | None]:
         """Go on at the place of the own slot, which is returned, if it has any.
@@ -119,6 +131,47 @@ class IndexedStream:
         if own is not None:
             own.place, own.live_at = after, now
         return True
+
+    def apply_run(self, run: Run, seq: int, now: float) -> int:
+        """The next live batches at once, as far as they are usual and numbered from `seq` on.
+
+        Returns how many.  Of the one behind them some events may be done as well: `applying` does
+        what is left of it.
+        """
+        own, desk = self.own, self._desk
+        usual = self.applier.usual
+        if own is None or seq == self._resumed.next_seq or not usual.knows(own.slot):
+            return 0
+        if is_unsettled(own, own):
+            return 0
+        n_read = desk.read(run, seq, usual)
+        if not n_read:
+            return 0
+        changes, events = desk.changes, 0
+        after = self._place_behind(run, seq, n_read)
+        done = own.carry_out(changes, after, partial(self._place_within, run, seq, n_read))
+        self.applier.count_usual(changes, done)
+        if done < changes.used:
+            n_read, events = desk.messages_of(n_read, done)
+            after = self._place_behind(run, seq, n_read)
+        if n_read:
+            self.batches += n_read
+            self._done, own.live_at = after, now
+        if events:
+            self._resumed = Place(seq + n_read, events, after.digest)
+        elif n_read:
+            own.place = after  # no change may have been part of it
+        return n_read
+
+    def _place_within(self, run: Run, seq: int, n_read: int, done: int) -> Place:
+        """Of the stream, behind so many changes of the messages that were read."""
+        whole, events = self._desk.messages_of(n_read, done)
+        before = self._place_behind(run, seq, whole)
+        return Place(before.next_seq, events, before.digest)
+
+    def _place_behind(self, run: Run, seq: int, messages: int) -> Place:
+        digest = payload_digest(run.payload(messages - 1).data) if messages else self._digest
+        return Place(seq + messages, 0, digest)
 
     def applying(self, batch: Batch | None, seq: int | None) -> Generator[int, None, bool]:
         """One live batch.  Returns whether the own rank was emptied on the way."""

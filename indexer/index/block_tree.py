@@ -5,12 +5,13 @@ is larger. A `holder` is the kernels' one number for who announces what kind of 
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.hashing.hashes import Hashes
-from indexer.index import clear_kernels, kernels
+from indexer.index import change_kernels, clear_kernels, kernels
 from indexer.index import state_kernels as state
 from indexer.index.memory import IndexMemory
 from indexer.index.orphans import ORPHAN_BYTES, Orphan, Orphans
@@ -22,6 +23,32 @@ CLEAR_STEP_MAX = 2048  # nodes or records looked at in one step
 CLEAR_SETS_BYTES = 1 << 19  # of holder sets looked at in one step
 ORPHANS_SHARE = 8
 """Orphans may take one in so many of the index's bytes."""
+
+
+class Changes(NamedTuple):
+    """Changes of one slot, see `change_kernels`."""
+
+    rows: NDArray[np.int64]
+    used: int
+    names: Hashes
+    blocks: Hashes
+    totals: NDArray[np.int64]
+
+    @classmethod
+    def room(cls, rows: int, names: int) -> "Changes":
+        """Arrays for so many."""
+        return cls(
+            np.zeros((rows, change_kernels.CHANGE_LENGTH), np.int64),
+            0,
+            np.empty(names, np.uint64),
+            np.empty(names, np.uint64),
+            np.zeros(2, np.int64),
+        )
+
+
+def as_signed(word: int) -> int:
+    """The int64 with the bits of a uint64."""
+    return word - (word >> 63 << 64)
 
 
 def holder_of(slot: int, tier: int, *, counted: bool) -> int:
@@ -38,6 +65,7 @@ class BlockTree:
         self.orphans = Orphans(orphans_max)
         self.bytes_max = bytes_max
         self.header = self.memory.header
+        self._one = Changes.room(1, 0)._replace(used=1)
         self.wrong_slots: set[int] = set()
         """Slots with blocks that they have removed: they are to be cleared."""
 
@@ -62,18 +90,31 @@ class BlockTree:
 
     # --- changes --------------------------------------------------------------------------------
 
+    def carry_out(self, changes: Changes) -> int:
+        """Returns how many are done: all before one whose parent is not known, or up to one that
+        makes the slot one of `wrong_slots`.
+        """
+        header, memory, rows, done = self.header, self.memory, changes.rows, 0
+        while True:
+            done = change_kernels.carry_out(
+                header, rows, done, changes.used, changes.names, changes.blocks, changes.totals
+            )
+            if done == changes.used or rows[done, change_kernels.COUNT] < 0:
+                return int(done)
+            if header[state.NEED]:
+                memory.make_room()
+                continue
+            memory.retry()
+            done += 1
+            if not rows[done - 1, change_kernels.IS_STORE]:
+                self.wrong_slots.add(int(rows[done - 1, change_kernels.HOLDER]) >> 3)
+                return int(done)
+
     def store_chain(self, holder: int, parent: int | None, blocks: Hashes, engines: Hashes) -> int:
         """Blocks recorded below the parent, -1 if the slot does not know it."""
-        header = self.header
-        done = kernels.store(header, holder, parent is not None, parent or 0, blocks, engines)
-        if done == blocks.size:
-            return int(done)
-        while header[state.NEED]:
-            self.memory.make_room()
-            done = kernels.store_on(header, holder, blocks, engines, done)
-        if 0 <= done < blocks.size:
-            self.memory.retry()
-        return int(done)
+        below = (0, 0) if parent is None else (1, as_signed(parent))
+        self._one.rows[0] = (1, holder, *below, 0, 0, blocks.size, 0, 0)
+        return self._carry_out_one(engines, blocks)
 
     def store_known(self, holder: int, engines: Hashes) -> int:
         """Blocks that the slot has in some tier are now in this one too. Returns how many."""
@@ -100,17 +141,13 @@ class BlockTree:
 
         If there is no memory for the holder sets that it leaves, the slot is one of `wrong_slots`.
         """
-        header = self.header
-        removed = kernels.remove(header, holder, engines, every_copy, 0)
-        if removed == engines.size:
-            return int(removed)
-        while header[state.NEED]:
-            self.memory.make_room()
-            removed += kernels.remove(header, holder, engines, every_copy, header[state.CURSOR])
-        if header[state.CURSOR] < engines.size:
-            self.memory.retry()
-            self.wrong_slots.add(holder >> 3)
-        return int(removed)
+        self._one.rows[0] = (0, holder, 0, 0, every_copy, 0, engines.size, 0, 0)
+        return self._carry_out_one(engines, engines)
+
+    def _carry_out_one(self, names: Hashes, blocks: Hashes) -> int:
+        one = self._one._replace(names=names, blocks=blocks)
+        self.carry_out(one)
+        return int(one.rows[0, change_kernels.COUNT])
 
     def refuse(self, blocks: int) -> None:
         """Count blocks that are not taken because there is no room, or that are given up."""

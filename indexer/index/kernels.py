@@ -233,9 +233,13 @@ def _has_room(h):
     )
 
 
-@compiled(f"int64({HEADER}, int64, {HASHES}, {HASHES}, int64)")
+@compiled()
 def store_on(h, holder, blocks, engines, start):
     """Go on with a store at block `start`, below node CURSOR. Returns the blocks recorded in all.
+
+    holder:  slot << 3 | tier << 1 | counted
+    blocks:  uint64 [n], content hashes
+    engines: uint64 [n], engine hashes
 
     Fewer than given: NEED is set, or the index is full, and the rest is refused and counted.
     """
@@ -255,26 +259,6 @@ def store_on(h, holder, blocks, engines, start):
             return i
         h[CURSOR] = node
     return blocks.shape[0]
-
-
-@compiled(f"int64({HEADER}, int64, boolean, uint64, {HASHES}, {HASHES})")
-def store(h, holder, has_parent, parent, blocks, engines):
-    """Record a chain of blocks below `parent` (below the root without one).
-
-    holder:  slot << 3 | tier << 1 | counted
-    blocks:  uint64 [n], content hashes
-    engines: uint64 [n], engine hashes
-
-    Returns what `store_on` returns, or -1 when the slot does not know the parent; then nothing
-    changed.
-    """
-    h[CURSOR] = 0
-    if has_parent:
-        h[NEED] = 0
-        h[CURSOR] = find_known(h, holder_slot(holder), holder_tier(holder), parent)
-        if h[CURSOR] == 0:
-            return -1
-    return store_on(h, holder, blocks, engines, 0)
 
 
 @compiled(f"int64({HEADER}, int64, {HASHES}, int64)")
@@ -326,7 +310,7 @@ def add_copies(h, holder, engines, copies, start):
     return held
 
 
-@compiled(f"int64({HEADER}, int64, {HASHES}, boolean, int64)")
+@compiled()
 def remove(h, holder, engines, every_copy, start):
     """Undo one announcement of each hash, or all of them.
 

@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.hashing.hashes import Hashes
-from indexer.index.block_tree import ADOPT_STEP_MAX, DETACHED_STEP_MAX, BlockTree, holder_of
+from indexer.index.block_tree import (
+    ADOPT_STEP_MAX,
+    DETACHED_STEP_MAX,
+    BlockTree,
+    Changes,
+    holder_of,
+)
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 
@@ -152,6 +158,24 @@ class SlotWriter:
             if recorded >= 0 and stream is not None:
                 stream.place = stream.upcoming
             return recorded
+
+    def carry_out(self, changes: Changes, after: Place, part: Callable[[int], Place]) -> int:
+        """Changes of this slot by its own stream, in one short step. Returns how many are done.
+
+        The others are not begun: they take several steps, or have to wait for `settling`.
+        after: what `place` becomes; part: the same when only so many are done
+        """
+        with self._lock:
+            if self._clearing or not self._open or self.slot in self._tree.orphans:
+                return 0
+            done = self._tree.carry_out(changes)
+            if done == changes.used:
+                self.place = after
+            elif done:
+                self.place = part(done)
+        if self._tree.wrong_slots:
+            self._starts_over()
+        return done
 
     def storing(
         self,

@@ -9,7 +9,9 @@ drops what its own queue does not hold.  That shows as a gap in the numbers.
 from collections import deque
 from time import monotonic
 
-from indexer.sockets.inbox import MESSAGE_BYTES_MAX, Inbox, Intake, Row
+from indexer.events.desk import Desk
+from indexer.events.run import Run
+from indexer.sockets.inbox import MESSAGE_BYTES_MAX, Inbox, Intake
 from indexer.sockets.options import Bounds, Socket
 from indexer.sockets.readiness import has_message
 
@@ -29,11 +31,11 @@ def bounds() -> Bounds:
 
 
 class Room:
-    """What the sockets of one thread share: the inbox, and bytes for what is read ahead."""
+    """What the sockets of one thread share: inbox and desk, and bytes for what is read ahead."""
 
     def __init__(self) -> None:
         self.used = 0
-        self.inbox = Inbox()
+        self.inbox, self.desk = Inbox(), Desk()
         self._reader: Arrivals | None = None
 
     @property
@@ -49,7 +51,7 @@ class Room:
 
 
 class Arrivals:
-    """Belongs to one thread.  A message is a list of its frames."""
+    """Belongs to one thread."""
 
     def __init__(
         self, socket: Socket, room: Room, frames_max: int, beside: "Socket | None" = None
@@ -62,17 +64,18 @@ class Arrivals:
         self._room = room
         self._intake: Intake | None = room.inbox.intake(socket, frames_max, beside)
         """None: closed."""
-        self._ahead: deque[list[bytes]] = deque()
-        self._run: deque[Row] = deque()
-        """Of the messages in the inbox those that are not taken yet.  They follow those ahead."""
+        self._ahead: deque[tuple[Run, int]] = deque()
+        """With what they cost."""
+        self._run: Run | None = None
+        """In the inbox; its messages follow those ahead."""
         self._is_dry = False
-        """Nothing was left in the socket behind the last run."""
+        """Nothing was left in the socket behind the last run, and nobody has looked since."""
         self.has_news = False
         """Before one of the messages was received, so was something by the socket beside.  To be
         reset by whoever takes it."""
 
         self.is_over = False
-        """What `take` returned last was the last of those that were there together."""
+        """What was taken last was the last of those that were there together."""
 
     @property
     def has_some(self) -> bool:
@@ -81,23 +84,30 @@ class Arrivals:
             return False
         return bool(self._ahead or self._run) or has_message(self._socket)
 
-    def take(self) -> list[bytes] | None:
-        """The next message; None when there is none.  Raises zmq.ZMQError.
+    def run(self) -> Run | None:
+        """The next messages; None when there are none.  Raises zmq.ZMQError.
 
-        An empty one is none: surplus frames were skipped, and something more is there.
+        An empty run is none: surplus frames were skipped, and something more is there.
         """
-        self.is_over = False
         if self._ahead:
-            frames = self._ahead.popleft()
-            self._room.used -= _cost(frames)
-            return frames
+            return self._ahead[0][0]
         if not self._run:
-            self._receive()
-            if not self._run:
-                return None if self._is_dry else []
-        row = self._run.popleft()
-        self.is_over = self._is_dry and not self._run
-        return self._room.inbox.frames(row)
+            self._run = self._receive()
+        return self._run
+
+    def take(self, messages: int) -> None:
+        """So many of the last `run` are done with."""
+        run = self._ahead[0][0] if self._ahead else self._run
+        self.is_over = run is None
+        if run is None:
+            return
+        run.first += messages
+        if run:
+            return
+        if self._ahead:
+            self._room.used -= self._ahead.popleft()[1]
+        else:
+            self._run, self.is_over = None, self._is_dry
 
     def read_ahead(self) -> bool:
         """Take what has arrived out of the socket, as far as there is room and time.
@@ -107,7 +117,7 @@ class Arrivals:
         until = monotonic() + AHEAD_S_MAX
         self.put_aside()
         while not self._room.is_full:
-            self._receive()
+            self._run = self._receive()
             self.put_aside()
             if self._is_dry:
                 return False
@@ -117,31 +127,33 @@ class Arrivals:
 
     def put_aside(self) -> None:
         """What is left of the run leaves the inbox."""
-        while self._run:
-            frames = self._room.inbox.frames(self._run.popleft())
-            self._ahead.append(frames)
-            self._room.used += _cost(frames)
+        if self._run:
+            cost = _cost(self._run)
+            self._ahead.append((self._run.copied(), cost))
+            self._room.used += cost
+        self._run = None
 
     def close(self) -> None:
         """What was read ahead is forgotten, and nothing more is received: to be called before the
         socket is closed.
         """
-        self._run.clear()
-        self._room.used -= sum(map(_cost, self._ahead))
+        self._run = None
+        self._room.used -= sum(cost for _, cost in self._ahead)
         self._ahead.clear()
         if self._intake is not None:
             self._intake.close()
             self._intake = None
 
-    def _receive(self) -> None:
-        """The next run, perhaps an empty one."""
+    def _receive(self) -> Run | None:
+        """The next run, if anything was there."""
         self._is_dry = True
         if self._intake is None:
-            return
-        self._run.extend(self._room.enter(self).received(self._intake))
+            return None
+        run = self._room.enter(self).received(self._intake)
         self.has_news |= self._intake.beside_is_ready
         self._is_dry = self._intake.is_dry
+        return run if run or not self._is_dry else None
 
 
-def _cost(frames: list[bytes]) -> int:
-    return MESSAGE_COST + sum(map(len, frames))
+def _cost(run: Run) -> int:
+    return MESSAGE_COST * len(run) + run.nbytes

@@ -6,14 +6,15 @@ A run are messages that are there together; it is received in one compiled call.
 import ctypes
 import errno
 import importlib
-from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import zmq
 from numpy.typing import NDArray
 
 from indexer.events.kv_events import PAYLOAD_BYTES_MAX
+from indexer.events.run import Run
+from indexer.events.run_layout import END, FRAMES_MAX, ROW_LENGTH
 from indexer.pages import GIVE_BACK_BYTES, give_back, zeros
 from indexer.sockets import receive_kernels as kernels
 from indexer.sockets.options import Socket
@@ -25,7 +26,6 @@ MESSAGE_BYTES_MAX = PAYLOAD_BYTES_MAX
 """libzmq ends the connection of a peer that sends a longer frame."""
 OTHER_FRAMES_BYTES_MAX = 64 * 1024
 """Of the other frames of the longest message."""
-FRAMES_MAX = 4
 SKIPPED_FRAMES_MAX = 500
 """Of a message that has too many, at once."""
 KEPT_BYTES = 1 << 20
@@ -34,9 +34,6 @@ KEPT_BYTES = 1 << 20
 BUFFER_BYTES = RUN_BYTES_MAX + MESSAGE_BYTES_MAX + OTHER_FRAMES_BYTES_MAX
 
 _NO_ERROR = (0, errno.EAGAIN, errno.EINTR)
-
-Row: TypeAlias = list[int]
-"""Of one message, see `receive_kernels`."""
 
 
 class Intake:
@@ -59,8 +56,8 @@ class Intake:
         """Had the socket beside it a message, when the last run was received?"""
         return bool(self._job[kernels.BESIDE_READY])
 
-    def receive(self, rows: NDArray[np.int64]) -> int:
-        return int(kernels.receive_run(self._job, rows))
+    def receive(self, buffer: NDArray[np.uint8], messages: NDArray[np.int64]) -> int:
+        return int(kernels.receive_run(self._job, buffer, messages))
 
     def close(self) -> None:
         """The sockets are to be closed: from now on receiving from them is an error."""
@@ -72,8 +69,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._buffer = zeros(BUFFER_BYTES, np.uint8)
-        self._bytes = self._buffer.data.toreadonly()
-        self._rows = np.zeros((RUN_MESSAGES_MAX, kernels.ENDS + FRAMES_MAX + 1), np.int64)
+        self._messages = np.zeros((RUN_MESSAGES_MAX, ROW_LENGTH), np.int64)
         self._is_large = False
         self._functions = _addresses("zmq_recv", "zmq_getsockopt", "zmq_errno")
 
@@ -82,7 +78,7 @@ class Inbox:
 
         beside: looked at after each run
         """
-        assert frames_max <= FRAMES_MAX
+        assert frames_max < FRAMES_MAX
         job = np.zeros(kernels.JOB_LENGTH, np.int64)
         job[[kernels.RECV, kernels.GETSOCKOPT, kernels.ERRNO]] = self._functions
         job[kernels.SELF] = job.ctypes.data
@@ -95,31 +91,24 @@ class Inbox:
         job[kernels.SKIPPED_MAX] = SKIPPED_FRAMES_MAX
         return Intake(job)
 
-    def received(self, intake: Intake) -> list[Row]:
-        """The messages that wait, at most a run; the last run is overwritten.  Raises ZMQError."""
+    def received(self, intake: Intake) -> Run:
+        """The messages that wait, perhaps none; they take the place of the last run.
+
+        Raises zmq.ZMQError.
+        """
         if self._is_large:
             self._shrink()
-        used = intake.receive(self._rows)
-        if not used and intake.status not in _NO_ERROR:
+        used = intake.receive(self._buffer, self._messages)
+        if used:
+            self._is_large = bool(self._messages[used - 1, END] > KEPT_BYTES)
+        elif intake.status not in _NO_ERROR:
             raise zmq.ZMQError(intake.status)
-        rows: list[Row] = self._rows[:used].tolist()
-        self._is_large = used > 0 and end_of(rows[-1]) > KEPT_BYTES
-        return rows
-
-    def frames(self, row: Row) -> list[bytes]:
-        """Those of one message of the last run."""
-        places = row[kernels.START : kernels.ENDS + row[kernels.N_FRAMES]]
-        return [bytes(self._bytes[start:end]) for start, end in pairwise(places)]
+        return Run(self._buffer, self._messages[:used])
 
     def _shrink(self) -> None:
         self._is_large = False
         for first in range(KEPT_BYTES, BUFFER_BYTES, GIVE_BACK_BYTES):
             give_back(self._buffer, first, min(GIVE_BACK_BYTES, BUFFER_BYTES - first))
-
-
-def end_of(row: Row) -> int:
-    """Where the message ends."""
-    return row[kernels.ENDS + row[kernels.N_FRAMES] - 1]
 
 
 def _addresses(*names: str) -> list[int]:

@@ -17,12 +17,13 @@ import zmq
 from indexer.events.actions import Action, StartReplay
 from indexer.events.feed import EventFeed
 from indexer.events.kv_source import KvSource
+from indexer.events.run import Run
 from indexer.sockets.arrivals import Arrivals, Room
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.dial import Sockets
 from indexer.sockets.inbox import MESSAGE_BYTES_MAX
 from indexer.sockets.listener_status import ListenerStatus, State
-from indexer.sockets.live_connection import LIVE_FRAMES, LiveConnection
+from indexer.sockets.live_connection import LiveConnection
 from indexer.sockets.readiness import Readiness
 from indexer.sockets.replay_connection import SEQ_BYTES, ReplayConnection, is_replay
 from indexer.sockets.timers import Timers
@@ -35,8 +36,8 @@ CUT_OFF = (
     "the connection was broken off for a breach of the protocol, such as a message of more than "
     f"{MESSAGE_BYTES_MAX} bytes"
 )
-DRAIN_MESSAGES_MAX = 64
-"""Messages taken from one socket before the others have their turn."""
+DRAIN_STEPS_MAX = 64
+"""Of one socket before the others have their turn; each takes a run of messages or less."""
 DRAIN_S_MAX = 0.003
 ARRIVED_S_MAX = 2.0
 """How long a question may wait until everything that has arrived is taken."""
@@ -59,7 +60,7 @@ class Listener:
     ) -> None:
         """`timers` call `tick`; `pace` and `room` are those of all listeners of the thread."""
         self.source = source
-        self.feed = EventFeed(source)
+        self.feed = EventFeed(source, room.desk)
         self._sockets = sockets
         self._readiness = readiness
         self._timers = timers
@@ -206,20 +207,22 @@ class Listener:
         replay = self._replay
         return self._drain(None if replay is None else replay.arrivals, self._receive_replayed)
 
-    def _drain(
-        self, arrivals: Arrivals | None, receive: Callable[[list[bytes], float], None]
-    ) -> bool:
-        """Of one socket only: looking at another one takes the news from its file."""
+    def _drain(self, arrivals: Arrivals | None, receive: Callable[[Run, float], int]) -> bool:
+        """Of one socket only: looking at another one takes the news from its file.
+
+        receive: returns how many messages of the run are done with, at least one
+        """
         feed, now = self.feed, time.monotonic()
         more, until = True, now + DRAIN_S_MAX
-        for _ in range(DRAIN_MESSAGES_MAX):
+        for _ in range(DRAIN_STEPS_MAX):
             if feed.is_busy:
                 self._act(feed.go_on(now), now)
             else:
-                frames = None if arrivals is None else arrivals.take()
-                if frames:
-                    receive(frames, now)
-                more = frames is not None and arrivals is not None and not arrivals.is_over
+                run = None if arrivals is None else arrivals.run()
+                more = run is not None
+                if arrivals is not None and run:
+                    arrivals.take(receive(run, now))
+                    more = not arrivals.is_over
             if not (more or feed.is_busy):
                 break
             now = time.monotonic()
@@ -284,23 +287,27 @@ class Listener:
         self._end_turn()
         return self._live.has_news
 
-    def _receive_live(self, frames: list[bytes], now: float) -> None:
+    def _receive_live(self, run: Run, now: float) -> int:
         self._cut_off = None  # the number of this message shows what is missing
-        if len(frames) != LIVE_FRAMES or len(frames[1]) != SEQ_BYTES:
-            self.feed.indexed.applier.dropped["frames"] += 1
-            return
         if self._live is not None and self._live.arrivals.has_news:
             self._look()  # before the first batch of a new connection
-        action = self.feed.receive(int.from_bytes(frames[1], "big"), frames[2], now)
-        if action is not None:
-            self._act(action, now)
+        usual = self.feed.receive_run(run, now)
+        if usual:
+            return usual
+        if run.is_live:
+            self._act(self.feed.receive(run.number, run.payload().tobytes(), now), now)
+        else:
+            self.feed.indexed.applier.dropped["frames"] += 1
+        return 1
 
-    def _receive_replayed(self, frames: list[bytes], now: float) -> None:
-        if not is_replay(frames):
+    def _receive_replayed(self, run: Run, now: float) -> int:
+        frames = run.frames()
+        if is_replay(frames):
+            seq = int.from_bytes(frames[-2][:SEQ_BYTES], "big")
+            self._act(self.feed.receive_replayed(seq, frames[-1], now), now)
+        else:
             self.feed.indexed.applier.dropped["replay_frames"] += 1
-            return
-        seq = int.from_bytes(frames[-2][:SEQ_BYTES], "big")
-        self._act(self.feed.receive_replayed(seq, frames[-1], now), now)
+        return 1
 
     def _state(self) -> State:
         if self._failure or self._open_error:

@@ -12,15 +12,13 @@ import contextlib
 
 import zmq
 
+from indexer.events.run_layout import LIVE_FRAMES
 from indexer.sockets import arrivals
 from indexer.sockets.arrivals import Arrivals, Room
 from indexer.sockets.dial import Sockets
 from indexer.sockets.monitor import waiting_events
 from indexer.sockets.readiness import has_message
 from indexer.sockets.subscription import Subscription
-
-LIVE_FRAMES = 3
-"""[topic, sequence number, payload]"""
 
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _GOES_ON = zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED

@@ -13,6 +13,15 @@ Source: zmq_recv(3), zmq_getsockopt(3).
 import zmq
 
 from indexer.compiled import compiled, intrinsic
+from indexer.events.run_layout import (
+    END,
+    IS_NUMBERED,
+    N_FRAMES,
+    NUMBER,
+    NUMBER_BYTES,
+    PAYLOAD,
+    STARTS,
+)
 
 # What the kernel is told, and tells.  The first are addresses, two of them of C functions.
 (
@@ -34,9 +43,6 @@ from indexer.compiled import compiled, intrinsic
     _VALUE_SIZE,
 ) = range(16)
 JOB_LENGTH = 16
-
-# Of a row: the number of frames, then where the first begins, then where each ends.
-N_FRAMES, START, ENDS = range(3)
 
 _EVENTS, _POLLIN, _MORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
 _DONTWAIT = int(zmq.DONTWAIT)
@@ -100,11 +106,11 @@ def _skip(job):
 
 
 @compiled()
-def _receive_message(job, row, at):
+def _receive_message(job, message, at):
     """Where the message ends that begins at `at`; -1: none.  One too long for the buffer is told
     as one of too many frames, and nothing of it is kept.
     """
-    row[START] = at
+    message[STARTS] = at
     frames, more = 0, True
     while more and frames <= job[FRAMES_MAX]:
         size = _receive_frame(job, at)
@@ -113,35 +119,47 @@ def _receive_message(job, row, at):
             return -1
         more = _option(job, job[SOCKET], _MORE) != 0
         if size > job[BUFFER_BYTES] - at:
-            frames = job[FRAMES_MAX]
-            at = row[START]
-            row[ENDS : ENDS + frames] = at
-            size = 0
+            at, size, frames = message[STARTS], 0, job[FRAMES_MAX]
+            message[STARTS : STARTS + frames] = at
+        message[STARTS + frames] = at
         at += size
-        row[ENDS + frames] = at
         frames += 1
-    row[N_FRAMES] = frames
+    message[N_FRAMES] = frames
+    message[PAYLOAD] = message[STARTS + frames - 1]
+    message[END] = at
     job[IN_SURPLUS] = more
     return at
 
 
-@compiled("int64(int64[::1], int64[:, ::1])")
-def receive_run(job, rows):
+@compiled()
+def _number_message(buffer, message):
+    """Read what the frame before the last says."""
+    frames = message[N_FRAMES]
+    first = message[STARTS + frames - 2] if frames > 1 else message[PAYLOAD]
+    message[IS_NUMBERED] = message[PAYLOAD] - first == NUMBER_BYTES
+    message[NUMBER] = 0
+    if message[IS_NUMBERED] == 1:
+        for k in range(NUMBER_BYTES):
+            message[NUMBER] = message[NUMBER] << 8 | buffer[first + k]
+
+
+@compiled("int64(int64[::1], uint8[::1], int64[:, ::1])")
+def receive_run(job, buffer, messages):
     """Take the messages that wait, as many as there are rows.  Returns how many.
 
-    job:  int64 [JOB_LENGTH]
-    rows: int64 [n, ENDS + FRAMES_MAX + 1], out, of each message its places in the buffer
+    job:      int64 [JOB_LENGTH]
+    buffer, messages: out, see `run_layout`
     """
     used, at = 0, 0
-    job[STATUS] = 0
-    while used < rows.shape[0] and at < job[RUN_BYTES]:
+    job[STATUS] = job[BESIDE_READY] = 0
+    while used < messages.shape[0] and at < job[RUN_BYTES]:
         if job[IN_SURPLUS] != 0 and not _skip(job):
             break
-        at = _receive_message(job, rows[used], at)
+        at = _receive_message(job, messages[used], at)
         if at < 0:
             break
+        _number_message(buffer, messages[used])
         used += 1
-    job[BESIDE_READY] = 0
     if used > 0 and job[BESIDE] != 0:
         job[BESIDE_READY] = _option(job, job[BESIDE], _EVENTS) & _POLLIN
     return used

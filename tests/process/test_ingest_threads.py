@@ -3,9 +3,11 @@
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import zmq
 
+from indexer.events.run import Run
 from indexer.sockets import arrivals, listener
 from indexer.sockets import ingest as ingest_module
 from indexer.sockets.arrivals import Room
@@ -158,8 +160,11 @@ class Endless:
     def __init__(self):
         self.times_read_ahead = 0
 
-    def take(self):
-        return [b"x"]
+    def run(self):
+        return Run(np.zeros(1, np.uint8), np.array([[1, 0, 0, 0, 1, 0, 0, 0, 0, 0]]))
+
+    def take(self, messages):
+        assert messages == 1
 
     def read_ahead(self):
         self.times_read_ahead += 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from indexer.events import feed as feed_module
+from indexer.events import stepping
 from indexer.events.actions import StartReplay, StopReplay
 from indexer.events.catch_up import FRAME_S_MAX, PROBE_S
 from indexer.events.doubt import DIGESTED_BYTES_MAX, Why, payload_digest
@@ -391,7 +391,7 @@ def test_another_life_behind_an_unbroken_connection_is_noticed():
 
 
 def test_what_waited_for_a_replay_is_applied_in_steps(monkeypatch):
-    monkeypatch.setattr(feed_module, "STEP_COST_MAX", 1000)
+    monkeypatch.setattr(stepping, "STEP_COST_MAX", 1000)
     feed = a_feed()
     send(feed, *range(1, 500))
     steps, action = 0, feed.receive_replayed(0, identified(1, 0), 0.0)
@@ -405,7 +405,7 @@ def test_what_waited_for_a_replay_is_applied_in_steps(monkeypatch):
 
 
 def test_a_batch_of_many_events_is_applied_in_steps(monkeypatch):
-    monkeypatch.setattr(feed_module, "STEP_COST_MAX", 1000)
+    monkeypatch.setattr(stepping, "STEP_COST_MAX", 1000)
     feed = a_feed()
     feed.receive(0, batch(*(["BlockRemoved", [n]] for n in range(300))), 0.0)
     assert feed.is_busy

@@ -1,0 +1,185 @@
+"""Compiled reader of runs of usual messages: bytes -> changes of one slot.
+
+Usual is what the same stream has shown before: batches of its own rank with stores of its block
+size and removals, whose medium, attention group and kind were judged once (`usual`).  The first
+message that is anything else ends the run; it goes the way of `kv_events` and `batch_applier`,
+whose meaning this module has to have wherever it does not end.
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+
+from indexer.compiled import compiled
+from indexer.events.kernels import (
+    BLOCK_SIZE,
+    GROUP_IDX,
+    HAS_PARENT,
+    HASH_END,
+    HASH_START,
+    IS_BIGRAM,
+    LORA_LEN,
+    MEDIUM_LEN,
+    MEDIUM_START,
+    PARENT,
+    SPEC_LEN,
+    SPEC_START,
+    STORED,
+    TAG,
+    TOKEN_END,
+    TOKEN_START,
+    scan_batch,
+)
+from indexer.events.msgpack_kernels import BYTES, NONE, UNUSUAL
+from indexer.events.run_layout import (
+    END,
+    IS_NUMBERED,
+    LIVE_FRAMES,
+    MESSAGES,
+    N_FRAMES,
+    NUMBER,
+    PAYLOAD,
+)
+from indexer.hashing.kernels import derive_secret, hash_window
+from indexer.index import change_kernels as changing
+
+U = np.uint64
+
+NAMES_MAX = 2048
+"""Once a run has so many, no other message of it is read."""
+
+# Of what is usual: first the stream, then so many forms of events.
+RANK, SIZE, IS_EAGLE, SEED, N_FORMS, FORMS = range(6)
+FORMS_MAX = 8
+TEXT_MAX = 24
+# Of a form.  A length of NONE: there is no text.
+F_TAG, F_HOLDER, F_GROUP, F_MEDIUM_LEN, F_KIND_LEN, F_MEDIUM = range(6)
+F_KIND = F_MEDIUM + TEXT_MAX
+FORM_LENGTH = F_KIND + TEXT_MAX
+USUAL_LENGTH = FORMS + FORMS_MAX * FORM_LENGTH
+
+
+@compiled()
+def _is_text(buf, first, length, usual, at, expected):
+    k = 0
+    while k < min(length, expected) and buf[first + k] == usual[at + k]:
+        k += 1
+    return length == expected and k == max(length, 0)
+
+
+@compiled()
+def _has_form(buf, row, usual, at):
+    medium, kind = usual[at + F_MEDIUM_LEN], usual[at + F_KIND_LEN]
+    return (
+        usual[at + F_TAG] == row[TAG]
+        and usual[at + F_GROUP] == row[GROUP_IDX]
+        and _is_text(buf, row[MEDIUM_START], row[MEDIUM_LEN], usual, at + F_MEDIUM, medium)
+        and _is_text(buf, row[SPEC_START], row[SPEC_LEN], usual, at + F_KIND, kind)
+    )
+
+
+@compiled()
+def _holder_of(buf, row, usual):
+    """Of the form that the event has; NONE if it has none that is known."""
+    for form in range(usual[N_FORMS]):
+        at = FORMS + form * FORM_LENGTH
+        if _has_form(buf, row, usual, at):
+            return usual[at + F_HOLDER]
+    return NONE
+
+
+@compiled()
+def _hash_blocks(row, usual, tokens, shifted, out):
+    """Hash the leading blocks of a stored event that have all their tokens.  Returns how many.
+
+    As `event_types.local_hashes`.
+    """
+    size = usual[SIZE]
+    n_blocks = row[HASH_END] - row[HASH_START]
+    n_tokens = row[TOKEN_END] - row[TOKEN_START]
+    if row[BLOCK_SIZE] != size or n_tokens == 0 or row[LORA_LEN] > 0:
+        return 0
+    is_longer = usual[IS_EAGLE] != 0 and n_tokens > n_blocks * size
+    window = size + (row[IS_BIGRAM] == 1 or is_longer)
+    n_hashes = min(n_blocks, (n_tokens - window) // size + 1)
+    for k in range(n_hashes):
+        at = U(row[TOKEN_START] + k * size)
+        out[k] = hash_window(tokens, at, U(window), U(usual[SEED]), shifted)
+    return n_hashes
+
+
+@compiled()
+def _read_event(buf, row, usual, n_names, tokens, shifted, change, blocks):
+    """The change that a usual event makes.  Returns whether it is one."""
+    holder = _holder_of(buf, row, usual)
+    if holder == NONE:
+        return False
+    begin = n_names + row[HASH_START]
+    length = row[HASH_END] - row[HASH_START]
+    if row[TAG] == STORED:
+        length = _hash_blocks(row, usual, tokens, shifted, blocks[begin:])
+        if length <= 0:
+            return False
+    change[changing.IS_STORE] = row[TAG] == STORED
+    change[changing.HOLDER] = holder
+    change[changing.IS_BELOW] = row[HAS_PARENT]
+    change[changing.PARENT] = row[PARENT]
+    change[changing.EVERY_COPY] = 0
+    change[changing.BEGIN] = begin
+    change[changing.STOP] = begin + length
+    change[changing.AT] = change[changing.COUNT] = 0
+    return True
+
+
+@compiled()
+def _is_next(message, number):
+    return (
+        message[N_FRAMES] == LIVE_FRAMES and message[IS_NUMBERED] == 1 and message[NUMBER] == number
+    )
+
+
+@compiled(
+    f"int64({BYTES}, {MESSAGES}, int64, int64, int64[::1], int64[:, ::1], uint32[::1],"
+    " int64[:, ::1], uint64[::1], uint64[::1], int64[::1])"
+)
+def read_run(buf, messages, first, number, usual, rows, tokens, changes, names, blocks, ends):
+    """Read the usual ones of messages[first:], whose numbers follow each other from `number` on.
+
+    Returns how many: not all when there is no room for more, or NAMES_MAX is reached.
+
+    buf, messages: a run, see `run_layout`
+    usual:   int64 [USUAL_LENGTH]
+    rows:    int64 [n, N_COLUMNS], scratch; a message of more events is unusual
+    tokens:  uint32 [n], scratch; a message of more than so many bytes is unusual
+    changes: int64 [n, CHANGE_LENGTH], out, not fewer than rows
+    names, blocks: uint64 [n], out, the hashes that changes refer to
+    ends:    int64 [n], out, by message, beginning with 0: the changes up to its end
+    """
+    shifted = np.empty(24, np.uint64)
+    derive_secret(U(usual[SEED]), shifted)
+    n_read, n_names, n_changes = 0, 0, 0
+    while first + n_read < messages.shape[0] and n_read < ends.shape[0] and n_names < NAMES_MAX:
+        message = messages[first + n_read]
+        size = message[END] - message[PAYLOAD]
+        if not _is_next(message, number + n_read) or size > tokens.shape[0]:
+            break
+        if n_names + size > names.shape[0] or n_changes + rows.shape[0] > changes.shape[0]:
+            break
+        payload = buf[message[PAYLOAD] : message[END]]
+        used, rank = scan_batch(payload, rows, names[n_names:], tokens)
+        if used == UNUSUAL or (rank != NONE and rank != usual[RANK]):
+            break
+        e = 0
+        while e < used and _read_event(
+            payload, rows[e], usual, n_names, tokens, shifted, changes[n_changes + e], blocks
+        ):
+            e += 1
+        if e < used:
+            break
+        if used > 0:
+            n_names += rows[used - 1, HASH_END]
+        n_changes += used
+        ends[n_read] = n_changes
+        n_read += 1
+    return n_read

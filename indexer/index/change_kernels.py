@@ -1,0 +1,74 @@
+"""Changes of one slot, several in one compiled call: chains that are stored, names that go."""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+from indexer.compiled import compiled
+from indexer.index.holding_kernels import find_known
+from indexer.index.kernels import holder_slot, holder_tier, remove, store_on
+from indexer.index.state_kernels import CURSOR, HASHES, HEADER, NEED, I, U
+
+# Of a change.
+(
+    IS_STORE,
+    HOLDER,  # slot << 3 | tier << 1 | counted
+    IS_BELOW,  # of a store: it is below a parent, and not the root
+    PARENT,  # the 64 bits of its engine hash
+    EVERY_COPY,  # of a removal: undo all announcements, and not one
+    BEGIN,  # of its part of names and blocks
+    STOP,
+    AT,  # how many of them are done
+    COUNT,  # out: how many were recorded, or known; NO_PARENT: none, the parent is not known
+) = range(9)
+CHANGE_LENGTH = 9
+
+NO_PARENT = -1
+REMOVED, STORED = range(2)
+"""Places of `totals`."""
+
+
+@compiled()
+def _store(h, change, names, blocks, totals):
+    holder = change[HOLDER]
+    if change[AT] == 0:
+        h[NEED] = 0
+        h[CURSOR] = I(0)
+        if change[IS_BELOW] != 0:
+            h[CURSOR] = find_known(h, holder_slot(holder), holder_tier(holder), U(change[PARENT]))
+            if h[CURSOR] == 0:
+                change[COUNT] = NO_PARENT
+                return
+    done = store_on(h, holder, blocks, names, change[AT])
+    totals[STORED] += done - change[AT]
+    change[AT] = change[COUNT] = done
+
+
+@compiled()
+def _remove(h, change, names, totals):
+    removed = remove(h, change[HOLDER], names, change[EVERY_COPY] != 0, change[AT])
+    totals[REMOVED] += removed
+    change[COUNT] += removed
+    change[AT] = h[CURSOR]
+
+
+@compiled(f"int64({HEADER}, int64[:, ::1], int64, int64, {HASHES}, {HASHES}, int64[::1])")
+def carry_out(h, changes, first, last, names, blocks, totals):
+    """Carry out changes[first:last].  Returns the first that is not wholly done, or `last`.
+
+    changes: int64 [n, CHANGE_LENGTH]; one that is begun goes on where it stopped
+    names, blocks: uint64 [n], engine and content hashes
+    totals: int64 [2], what is removed and stored is added
+
+    One that stops has no known parent, or NEED is set, or the index is full: of a store the rest is
+    refused and counted, of a removal the rest is to be forgotten with everything else of the slot.
+    """
+    for k in range(first, last):
+        change = changes[k]
+        part = names[change[BEGIN] : change[STOP]]
+        if change[IS_STORE] != 0:
+            _store(h, change, part, blocks[change[BEGIN] : change[STOP]], totals)
+        else:
+            _remove(h, change, part, totals)
+        if change[AT] < part.shape[0] or change[COUNT] == NO_PARENT:
+            return k
+    return last

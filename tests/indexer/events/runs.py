@@ -1,0 +1,32 @@
+"""Runs of messages for tests."""
+
+import numpy as np
+
+from indexer.events.run import Run
+from indexer.events.run_layout import ROW_LENGTH
+from tests.indexer.events.feed_scenes import finish
+
+
+def a_run(messages):
+    """Of (number, payload), as if they were received together."""
+    rows, at = np.zeros((len(messages), ROW_LENGTH), np.int64), 3
+    for row, (number, payload) in zip(rows, messages, strict=True):
+        end = at + len(payload)
+        row[:] = 3, 1, np.uint64(number).astype(np.int64), at, end, at, at, at, 0, 0
+        at = end
+    content = b"xyz" + b"".join(payload for _, payload in messages)
+    return Run(np.frombuffer(content, np.uint8), rows)
+
+
+def take(feed, run, now=0.0):
+    """As a listener does.  Returns how many messages came by `receive`."""
+    alone = 0
+    while run:
+        usual = feed.receive_run(run, now)
+        if not usual:
+            alone += 1
+            feed.receive(run.number, run.payload().tobytes(), now)
+        run.first += usual or 1
+        finish(feed, now=now)
+        feed.check_invariants()
+    return alone
