@@ -17,7 +17,7 @@ from indexer.events.kv_events import (
 )
 from indexer.events.usual import Usual
 from indexer.index.block_tree import Changes
-from indexer.index.change_kernels import COUNT, HOLDER, IS_STORE, REMOVED, STORED
+from indexer.index.change_kernels import COUNT, HOLDER, IS_STORE
 from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier, tier_of_medium
@@ -189,8 +189,9 @@ class BatchApplier:
 
     def count_usual(self, changes: Changes, done: int) -> None:
         """So many changes of the stream's own rank were carried out elsewhere."""
-        self.stored_blocks += int(changes.totals[STORED])
-        self.removed_blocks += int(changes.totals[REMOVED])
+        removed, stored = changes.totals.tolist()
+        self.removed_blocks += removed
+        self.stored_blocks += stored
         if self.total_blocks:
             for is_store, holder, count in changes.rows[:done, [IS_STORE, HOLDER, COUNT]].tolist():
                 if holder >> 1 & 3 == Tier.GPU:

@@ -21,15 +21,14 @@ class Desk:
     def __init__(self) -> None:
         self._rows = np.empty((EVENTS_MAX, kernels.N_COLUMNS), np.int64)
         self._tokens = np.empty(BYTES_MAX, np.uint32)
-        self._room = Changes.room(2 * EVENTS_MAX, usual_kernels.NAMES_MAX + BYTES_MAX)
         self._ends = np.zeros(MESSAGES_MAX, np.int64)
-        self.changes = self._room
+        self.changes = Changes(2 * EVENTS_MAX, usual_kernels.NAMES_MAX + BYTES_MAX)
         """Of all messages that were read."""
 
     def read(self, run: Run, number: int, usual: Usual) -> int:
         """How many of the next messages are usual, and numbered from `number` on.  Their changes
         lie here afterwards."""
-        room = self._room
+        changes = self.changes
         n_read = usual_kernels.read_run(
             run.buffer,
             run.messages,
@@ -38,14 +37,13 @@ class Desk:
             usual.array,
             self._rows,
             self._tokens,
-            room.rows,
-            room.names,
-            room.blocks,
+            changes.rows,
+            changes.names,
+            changes.blocks,
             self._ends,
         )
-        if n_read:
-            self.changes = room._replace(used=int(self._ends[n_read - 1]))
-        room.totals[:] = 0
+        changes.used = int(self._ends[n_read - 1]) if n_read else 0
+        changes.totals.fill(0)
         return int(n_read)
 
     def messages_of(self, n_read: int, n_changes: int) -> tuple[int, int]:

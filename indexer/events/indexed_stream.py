@@ -170,7 +170,7 @@ class IndexedStream:
         return Place(before.next_seq, events, before.digest)
 
     def _place_behind(self, run: Run, seq: int, messages: int) -> Place:
-        digest = payload_digest(run.payload(messages - 1).data) if messages else self._digest
+        digest = payload_digest(run.payload(messages - 1)) if messages else self._digest
         return Place(seq + messages, 0, digest)
 
     def applying(self, batch: Batch | None, seq: int | None) -> Generator[int, None, bool]:

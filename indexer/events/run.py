@@ -15,6 +15,8 @@ from indexer.events.run_layout import (
     STARTS,
 )
 
+assert END == PAYLOAD + 1
+
 U64_MASK = 2**64 - 1
 
 
@@ -25,10 +27,11 @@ class Run:
     messages: int64 [n, ROW_LENGTH], see `run_layout`
     """
 
-    __slots__ = ("buffer", "first", "messages")
+    __slots__ = ("_bytes", "buffer", "first", "messages")
 
     def __init__(self, buffer: NDArray[np.uint8], messages: NDArray[np.int64]) -> None:
         self.buffer = buffer
+        self._bytes = buffer.data
         self.messages = messages
         self.first = 0
 
@@ -53,16 +56,16 @@ class Run:
         """Of the next message."""
         return int(self.messages[self.first, NUMBER]) & U64_MASK
 
-    def payload(self, ahead: int = 0) -> NDArray[np.uint8]:
-        """Of the next message, or one behind it; a view."""
-        message = self.messages[self.first + ahead]
-        return self.buffer[message[PAYLOAD] : message[END]]
+    def payload(self, ahead: int = 0) -> memoryview:
+        """Of the next message, or one behind it."""
+        begin, end = self.messages[self.first + ahead, PAYLOAD : END + 1].tolist()
+        return self._bytes[begin:end]
 
     def frames(self) -> list[bytes]:
         """Of the next message."""
         row = self.messages[self.first].tolist()
         places = [*row[STARTS : STARTS + row[N_FRAMES]], row[END]]
-        return [self.buffer[a:b].tobytes() for a, b in pairwise(places)]
+        return [self._bytes[a:b].tobytes() for a, b in pairwise(places)]
 
     def copied(self) -> "Run":
         """Those that are not taken, as a run of their own."""

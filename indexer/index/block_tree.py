@@ -5,7 +5,6 @@ is larger. A `holder` is the kernels' one number for who announces what kind of 
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,26 +23,21 @@ CLEAR_SETS_BYTES = 1 << 19  # of holder sets looked at in one step
 ORPHANS_SHARE = 8
 """Orphans may take one in so many of the index's bytes."""
 
+_NO_HASHES: Hashes = np.empty(0, np.uint64)
 
-class Changes(NamedTuple):
-    """Changes of one slot, see `change_kernels`."""
 
-    rows: NDArray[np.int64]
-    used: int
-    names: Hashes
-    blocks: Hashes
-    totals: NDArray[np.int64]
+class Changes:
+    """Changes of one slot, see `change_kernels`: the first `used` of `rows`."""
 
-    @classmethod
-    def room(cls, rows: int, names: int) -> "Changes":
-        """Arrays for so many."""
-        return cls(
-            np.zeros((rows, change_kernels.CHANGE_LENGTH), np.int64),
-            0,
-            np.empty(names, np.uint64),
-            np.empty(names, np.uint64),
-            np.zeros(2, np.int64),
-        )
+    __slots__ = ("blocks", "names", "rows", "totals", "used")
+
+    def __init__(self, rows: int, names: int) -> None:
+        """Room for so many."""
+        self.rows = np.zeros((rows, change_kernels.CHANGE_LENGTH), np.int64)
+        self.used = 0
+        self.names: Hashes = np.empty(names, np.uint64)
+        self.blocks: Hashes = np.empty(names, np.uint64)
+        self.totals = np.zeros(2, np.int64)
 
 
 def as_signed(word: int) -> int:
@@ -65,7 +59,8 @@ class BlockTree:
         self.orphans = Orphans(orphans_max)
         self.bytes_max = bytes_max
         self.header = self.memory.header
-        self._one = Changes.room(1, 0)._replace(used=1)
+        self._one = Changes(1, 0)
+        self._one.used = 1
         self.wrong_slots: set[int] = set()
         """Slots with blocks that they have removed: they are to be cleared."""
 
@@ -145,8 +140,10 @@ class BlockTree:
         return self._carry_out_one(engines, engines)
 
     def _carry_out_one(self, names: Hashes, blocks: Hashes) -> int:
-        one = self._one._replace(names=names, blocks=blocks)
+        one = self._one
+        one.names, one.blocks = names, blocks
         self.carry_out(one)
+        one.names = one.blocks = _NO_HASHES
         return int(one.rows[0, change_kernels.COUNT])
 
     def refuse(self, blocks: int) -> None:

@@ -24,7 +24,7 @@ CHANGE_LENGTH = 9
 
 NO_PARENT = -1
 REMOVED, STORED = range(2)
-"""Places of `totals`."""
+"""Places in `totals`."""
 
 
 @compiled()

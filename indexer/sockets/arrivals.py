@@ -149,9 +149,8 @@ class Arrivals:
         self._is_dry = True
         if self._intake is None:
             return None
-        run = self._room.enter(self).received(self._intake)
-        self.has_news |= self._intake.beside_is_ready
-        self._is_dry = self._intake.is_dry
+        run, self._is_dry, has_news = self._room.enter(self).received(self._intake)
+        self.has_news |= has_news
         return run if run or not self._is_dry else None
 
 

@@ -6,7 +6,7 @@ A run are messages that are there together; it is received in one compiled call.
 import ctypes
 import errno
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
@@ -33,35 +33,25 @@ KEPT_BYTES = 1 << 20
 
 BUFFER_BYTES = RUN_BYTES_MAX + MESSAGE_BYTES_MAX + OTHER_FRAMES_BYTES_MAX
 
-_NO_ERROR = (0, errno.EAGAIN, errno.EINTR)
+_USED = kernels.DRY - 1
 
 
-class Intake:
+class Intake(NamedTuple):
     """One socket's side of an inbox: what its kernel is told, and tells."""
 
-    def __init__(self, job: NDArray[np.int64]) -> None:
-        self._job = job
-
-    @property
-    def is_dry(self) -> bool:
-        """Nothing was left in the socket."""
-        return self.status == errno.EAGAIN
-
-    @property
-    def status(self) -> int:
-        return int(self._job[kernels.STATUS])
-
-    @property
-    def beside_is_ready(self) -> bool:
-        """Had the socket beside it a message, when the last run was received?"""
-        return bool(self._job[kernels.BESIDE_READY])
-
-    def receive(self, buffer: NDArray[np.uint8], messages: NDArray[np.int64]) -> int:
-        return int(kernels.receive_run(self._job, buffer, messages))
+    job: NDArray[np.int64]
 
     def close(self) -> None:
         """The sockets are to be closed: from now on receiving from them is an error."""
-        self._job[kernels.SOCKET] = self._job[kernels.BESIDE] = 0
+        self.job[kernels.SOCKET] = self.job[kernels.BESIDE] = 0
+
+
+class Received(NamedTuple):
+    """is_dry: nothing was left in the socket; has_news: the socket beside it has a message"""
+
+    run: Run
+    is_dry: bool
+    has_news: bool
 
 
 class Inbox:
@@ -91,19 +81,27 @@ class Inbox:
         job[kernels.SKIPPED_MAX] = SKIPPED_FRAMES_MAX
         return Intake(job)
 
-    def received(self, intake: Intake) -> Run:
+    def received(self, intake: Intake) -> Received:
         """The messages that wait, perhaps none; they take the place of the last run.
 
         Raises zmq.ZMQError.
         """
         if self._is_large:
             self._shrink()
-        used = intake.receive(self._buffer, self._messages)
+        found = kernels.receive_run(intake.job, self._buffer, self._messages)
+        used = found & _USED
         if used:
             self._is_large = bool(self._messages[used - 1, END] > KEPT_BYTES)
-        elif intake.status not in _NO_ERROR:
-            raise zmq.ZMQError(intake.status)
-        return Run(self._buffer, self._messages[:used])
+        elif not found & kernels.DRY:
+            self._raise_error(int(intake.job[kernels.ERROR]))
+        run = Run(self._buffer, self._messages[:used])
+        return Received(run, bool(found & kernels.DRY), bool(found & kernels.BESIDE_READY))
+
+    @staticmethod
+    def _raise_error(error: int) -> None:
+        """One that will not go away by itself."""
+        if error not in (0, errno.EINTR):
+            raise zmq.ZMQError(error)
 
     def _shrink(self) -> None:
         self._is_large = False

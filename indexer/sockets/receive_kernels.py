@@ -10,6 +10,8 @@ Source: zmq_recv(3), zmq_getsockopt(3).
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
+import errno
+
 import zmq
 
 from indexer.compiled import compiled, intrinsic
@@ -37,15 +39,19 @@ from indexer.events.run_layout import (
     RUN_BYTES,  # no other message is taken once there are so many
     SKIPPED_MAX,  # frames of a message that has too many, at once
     IN_SURPLUS,  # what comes next are frames of a message that has too many
-    STATUS,  # out: errno of what ended the run; 0: more may be there
-    BESIDE_READY,  # out: the other socket has a message
+    ERROR,  # out: errno of what ended the run other than DRY
     _VALUE,
     _VALUE_SIZE,
-) = range(16)
-JOB_LENGTH = 16
+) = range(15)
+JOB_LENGTH = 15
+
+# What the kernel returns: a number of messages, and
+DRY = 1 << 16  # nothing was left in the socket
+BESIDE_READY = 1 << 17  # the other socket has a message
 
 _EVENTS, _POLLIN, _MORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
 _DONTWAIT = int(zmq.DONTWAIT)
+_AGAIN = int(errno.EAGAIN)
 
 
 def _caller(n_arguments):
@@ -97,7 +103,7 @@ def _skip(job):
     """Past the surplus of a message, or some of it.  Returns whether it was all."""
     for _ in range(job[SKIPPED_MAX]):
         if _receive_frame(job, job[BUFFER_BYTES]) < 0:
-            job[STATUS] = _call_0(job[ERRNO])
+            job[ERROR] = _call_0(job[ERRNO])
             return False
         if _option(job, job[SOCKET], _MORE) == 0:
             job[IN_SURPLUS] = 0
@@ -115,7 +121,7 @@ def _receive_message(job, message, at):
     while more and frames <= job[FRAMES_MAX]:
         size = _receive_frame(job, at)
         if size < 0:
-            job[STATUS] = _call_0(job[ERRNO])
+            job[ERROR] = _call_0(job[ERRNO])
             return -1
         more = _option(job, job[SOCKET], _MORE) != 0
         if size > job[BUFFER_BYTES] - at:
@@ -145,13 +151,14 @@ def _number_message(buffer, message):
 
 @compiled("int64(int64[::1], uint8[::1], int64[:, ::1])")
 def receive_run(job, buffer, messages):
-    """Take the messages that wait, as many as there are rows.  Returns how many.
+    """Take the messages that wait, as many as there are rows.  Returns how many, with DRY if
+    nothing was left, and BESIDE_READY.
 
     job:      int64 [JOB_LENGTH]
     buffer, messages: out, see `run_layout`
     """
     used, at = 0, 0
-    job[STATUS] = job[BESIDE_READY] = 0
+    job[ERROR] = 0
     while used < messages.shape[0] and at < job[RUN_BYTES]:
         if job[IN_SURPLUS] != 0 and not _skip(job):
             break
@@ -160,6 +167,10 @@ def receive_run(job, buffer, messages):
             break
         _number_message(buffer, messages[used])
         used += 1
-    if used > 0 and job[BESIDE] != 0:
-        job[BESIDE_READY] = _option(job, job[BESIDE], _EVENTS) & _POLLIN
-    return used
+    found = used
+    if job[ERROR] == _AGAIN:
+        job[ERROR] = 0
+        found |= DRY
+    if used > 0 and job[BESIDE] != 0 and _option(job, job[BESIDE], _EVENTS) & _POLLIN != 0:
+        found |= BESIDE_READY
+    return found
