@@ -41,9 +41,9 @@ class Run:
 
     @property
     def nbytes(self) -> int:
-        """Of those that are not taken."""
+        """Of those that are not taken, when they are copied."""
         begin, end = self._ends()
-        return end - begin
+        return end - begin + len(self) * self.messages.strides[0]
 
     @property
     def is_live(self) -> bool:

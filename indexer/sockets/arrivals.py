@@ -18,9 +18,10 @@ from indexer.sockets.readiness import has_message
 QUEUED_MESSAGES_MAX = 32
 """Kept by libzmq for each socket: half a GiB of the longest ones."""
 AHEAD_BYTES_MAX = 256 * 2**20
-"""Read ahead for all sockets of one thread; the last run of messages may exceed it."""
-MESSAGE_COST = 512
-"""Bytes that a message takes beside its frames, at most."""
+"""Read ahead for all sockets of one thread; two runs of messages may exceed it.  Beyond it messages
+are received one by one."""
+RUN_COST = 1024
+"""Bytes that a run takes beside its messages, at most."""
 AHEAD_S_MAX = 0.001
 """Reading ahead in one turn."""
 
@@ -149,10 +150,11 @@ class Arrivals:
         self._is_dry = True
         if self._intake is None:
             return None
-        run, self._is_dry, has_news = self._room.enter(self).received(self._intake)
+        inbox = self._room.enter(self)
+        run, self._is_dry, has_news = inbox.received(self._intake, one=self._room.is_full)
         self.has_news |= has_news
         return run if run or not self._is_dry else None
 
 
 def _cost(run: Run) -> int:
-    return MESSAGE_COST * len(run) + run.nbytes
+    return RUN_COST + run.nbytes

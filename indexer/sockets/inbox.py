@@ -77,15 +77,15 @@ class Inbox:
         job[kernels.SOCKET] = socket.underlying
         job[kernels.BESIDE] = 0 if beside is None else beside.underlying
         job[kernels.FRAMES_MAX] = frames_max
-        job[kernels.RUN_BYTES] = RUN_BYTES_MAX
         job[kernels.SKIPPED_MAX] = SKIPPED_FRAMES_MAX
         return Intake(job)
 
-    def received(self, intake: Intake) -> Received:
+    def received(self, intake: Intake, *, one: bool = False) -> Received:
         """The messages that wait, perhaps none; they take the place of the last run.
 
-        Raises zmq.ZMQError.
+        one: only the first of them.  Raises zmq.ZMQError.
         """
+        intake.job[kernels.RUN_BYTES] = 1 if one else RUN_BYTES_MAX
         if self._is_large:
             self._shrink()
         found = kernels.receive_run(intake.job, self._buffer, self._messages)
