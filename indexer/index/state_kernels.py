@@ -161,6 +161,11 @@ def i32_view(h, column):
 
 
 @compiled()
+def f64_view(h, column):
+    return carray(_pointer(h[column]), h[column + 1], np.float64)
+
+
+@compiled()
 def u8_view(h, column):
     return carray(_pointer(h[column]), h[column + 1], np.uint8)
 

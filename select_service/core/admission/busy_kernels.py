@@ -10,9 +10,9 @@ capacity that is not known; infinity times zero is no number, and nothing is abo
 import numpy as np
 
 from indexer.compiled import compiled
-from select_service.core.load.kernels import (
+from select_service.core.load.kernels import HALF_TOLERANCE
+from select_service.core.load.load_layout import (
     FRACTIONAL_BLOCKS,
-    HALF_TOLERANCE,
     PREFILL_TOKENS,
     WHOLE_BLOCKS,
 )

@@ -14,7 +14,7 @@ from select_service.core.arrays import Mask
 from select_service.core.engines.engine_load import EngineLoads, Heard
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import Rank
-from select_service.core.load import kernels
+from select_service.core.load import load_layout as layout
 from select_service.core.workers.catalog import Worker
 
 RANKS_PER_STEP = 128
@@ -78,7 +78,7 @@ def _rank(scene: AdmissionScene, rank: Rank) -> RankAdmission:
     own = None if np.isinf(blocks) else int(scene.active_blocks[slot]) / blocks
     return RankAdmission(
         busy=not scene.free[slot],
-        active_prefill_tokens=int(partition.load.totals[slot, kernels.PREFILL_TOKENS]),
+        active_prefill_tokens=int(partition.load.totals[slot, layout.PREFILL_TOKENS]),
         kv_usage=own if isnan(told) else told,
         source="accounting" if isnan(told) else "engine",
         engine=None if heard is None else _engine(engines, heard, scene.now),

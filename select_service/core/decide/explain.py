@@ -13,7 +13,7 @@ from select_service.core.decide.placement_kernels import (
     N_COMMON_TERMS,
 )
 from select_service.core.decide.placing import Placing
-from select_service.core.load import kernels
+from select_service.core.load import load_layout as layout
 
 Candidate: TypeAlias = dict[str, float | int | bool]
 
@@ -40,10 +40,10 @@ def _candidate(placing: Placing, slot: int, chosen: bool) -> Candidate:
         "cpu_blocks": int(matched[slot, 1]),
         "disk_blocks": int(matched[slot, 2]),
         "external_blocks": int(matched[slot, 3]),
-        "prefill_tokens": int(totals[kernels.PREFILL_TOKENS]),
+        "prefill_tokens": int(totals[layout.PREFILL_TOKENS]),
         "active_blocks": int(blocks[0, slot]),
         "leading_run": int(blocks[1, slot]),
-        "active_requests": int(totals[kernels.REQUESTS]),
+        "active_requests": int(totals[layout.REQUESTS]),
         "cached_tokens": int(terms[CACHED_TOKENS, slot]),
         "effective_prefill_tokens": int(terms[EFFECTIVE_PREFILL_TOKENS, slot]),
     }

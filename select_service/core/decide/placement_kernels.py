@@ -4,7 +4,7 @@ Rows of terms that others read, the summary, and the arguments of a `place`:
 
     index       header of the prefix index, which `match` takes
     path        uint64[n_blocks], block hashes;  sequence: uint64[n], sequence hashes
-    holders, old_holders, alive, totals, fractions: of the active load, see load.kernels
+    load        header of the active load, see load_layout
     eligible    bool[n_slots];  weight: float64[n_slots];  factors: float64[n_slots] or empty: all 1
     parameters  float64[n], as the policy makes them of the configuration
     isl_tokens  length of the prompt;  pinned: has the request named its rank?
@@ -28,7 +28,6 @@ import numpy as np
 
 from indexer.compiled import compiled
 from indexer.index.state_kernels import HASHES, HEADER
-from select_service.core.load.table_kernels import TABLE
 
 I64 = np.int64
 
@@ -44,9 +43,9 @@ S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST = range(6)
 N_SUMMARY = 6
 
 PLACE = (
-    f"int64({HEADER}, {HASHES}, {HASHES}, {TABLE}, {TABLE}, uint64[::1], int64[:, ::1],"
-    " float64[::1], boolean[::1], float64[::1], float64[::1], float64[::1], float64, boolean,"
-    " float64, int32[:, ::1], int64[:, ::1], float64[:, ::1], int64[::1])"
+    f"int64({HEADER}, {HASHES}, {HASHES}, {HEADER}, boolean[::1], float64[::1], float64[::1],"
+    " float64[::1], float64, boolean, float64, int32[:, ::1], int64[:, ::1], float64[:, ::1],"
+    " int64[::1])"
 )
 
 

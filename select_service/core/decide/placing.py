@@ -78,14 +78,12 @@ class Placing:
         assert 0.0 <= draw < 1.0
         if config is not self._config:
             self._configure(config)
-        load, last = self.load, self._terms()
+        last = self._terms()
         return self._index.read(
             self.policy.place,
             prompt.block_hashes,
             prompt.sequence_hashes,
-            *load.holders(),
-            load.totals,
-            load.fractions,
+            self.load.header,
             eligible,
             self.table.columns.weight,
             _NO_FACTORS if factors is None else factors,

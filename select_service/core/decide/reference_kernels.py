@@ -27,6 +27,7 @@ import numpy as np
 
 from indexer.compiled import compiled
 from indexer.index.kernels import match
+from indexer.index.state_kernels import i64_view
 from select_service.core.decide.pick_kernels import pick
 from select_service.core.decide.placement_kernels import (
     CACHED_TOKENS,
@@ -37,7 +38,8 @@ from select_service.core.decide.placement_kernels import (
     PLACE,
     summarise,
 )
-from select_service.core.load.kernels import PREFILL_TOKENS, active_blocks, leading_runs
+from select_service.core.load.kernels import active_blocks, leading_runs
+from select_service.core.load.load_layout import N_TOTALS, PREFILL_TOKENS, TOTALS
 
 I64 = np.int64
 
@@ -66,7 +68,7 @@ def _lowest_prefill(totals, eligible):
     lowest = I64(-1)
     for slot in range(eligible.shape[0]):
         if eligible[slot]:
-            load = totals[slot, PREFILL_TOKENS]
+            load = totals[slot * N_TOTALS + PREFILL_TOKENS]
             if lowest < 0 or load < lowest:
                 lowest = load
     return lowest
@@ -103,7 +105,7 @@ def fill_terms(matched, totals, blocks, eligible, parameters, isl_tokens, n_bloc
         device = float(matched[slot, 0])
         host = float(matched[slot, 1]) - device
         disk = float(matched[slot, 3]) - float(matched[slot, 1])
-        load = float(totals[slot, PREFILL_TOKENS])
+        load = float(totals[slot * N_TOTALS + PREFILL_TOKENS])
         lower = host_weight * host + disk_weight * disk
         cached = np.floor((device + lower) * block_size + 0.5)
         effective = max(0.0, isl_tokens - cached)
@@ -142,11 +144,7 @@ def place(
     index,
     path,
     sequence,
-    holders,
-    old_holders,
-    alive,
-    totals,
-    fractions,
+    load,
     eligible,
     weight,
     factors,
@@ -161,12 +159,13 @@ def place(
 ):
     """The slot for a prompt, NOBODY when none is eligible; see `placement_kernels`."""
     match(index, path, matched)
-    active_blocks(totals, fractions, blocks[0])
+    active_blocks(load, blocks[0])
     if parameters[P_KV_REUSE] != 0.0:
-        leading_runs(holders, old_holders, alive, sequence, blocks[1])
+        leading_runs(load, sequence, blocks[1])
     else:
         blocks[1, :] = 0
     n_blocks = float(sequence.shape[0])
+    totals = i64_view(load, TOTALS)
     fill_terms(matched, totals, blocks, eligible, parameters, isl_tokens, n_blocks, pinned, terms)
     fill_costs(weight, factors, terms)
     chosen = pick(terms[COST], eligible, parameters[P_TEMPERATURE], draw)

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from indexer.hashing.hashes import Hashes
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load import kernels
+from select_service.core.load import load_layout as layout
 from select_service.core.load.active_load import NO_OUTPUT, ActiveLoad, OutputBlocks
 
 BOOKED_BLOCKS_MAX = 16_384
@@ -54,7 +54,7 @@ class Account:
         totals = self.load.totals
         assert not any(self.bookings[len(totals) :])
         for slot, held in enumerate(self.bookings[: len(totals)]):
-            assert totals[slot, kernels.REQUESTS] == len(held)
+            assert totals[slot, layout.REQUESTS] == len(held)
 
 
 def nameless(prompt_blocks: int) -> OutputBlocks:

@@ -1,4 +1,5 @@
-"""Owner of one hash table of active load: allocation, growth in steps, giving memory back."""
+"""Owner of one hash table of active load: allocation, and giving memory back.  Growth in steps is
+the kernels' (table_kernels)."""
 
 from collections.abc import Iterator
 
@@ -7,88 +8,90 @@ import numpy.typing as npt
 
 from indexer.pages import GIVE_BACK_BYTES, give_back, zeros
 from select_service.core.load import table_kernels as kernels
+from select_service.core.load.load_layout import MOVED_AT_LEAST, MOVED_ROWS, OLD, RETIRED, USED
 
+Header = npt.NDArray[np.int64]
 Table = npt.NDArray[np.uint64]
 """uint64[rows * fields], see table_kernels"""
 
 ROWS_AT_FIRST = 1024
-MOVED_PER_ENTRY = 2
-"""Rows taken over for every entry that may be new.  The successor of a table of N rows begins with
-5/8 N entries and takes 10/8 N before it would grow in turn; at 2 a row all have moved by 9/8 N."""
-MOVED_AT_LEAST = 32
+MOVED_IN_A_STEP = 32
+"""Rows at least, whatever is booked."""
+_NOTHING: Table = np.zeros(0, np.uint64)
 
 
 class GrowingTable:
-    """`table` and, while it grows, `old` with what has not moved yet; both go to every kernel."""
+    """`table` and, while it grows, `old` with what has not moved yet; the header names both."""
 
-    def __init__(self, fields: int) -> None:
-        self.used = 0
-        """Entries.  Kernels say how many are new or gone; the caller adds that up here."""
-        self._fields = fields
-        self._nothing = self._of(1)
-        self._moved = 0  # rows of `old` that need not be looked at any more
-        self._given_back = 0  # bytes of `_retired`
-        self._retired: Table | None = None
-        self._rows = ROWS_AT_FIRST
-        self.table = self._of(self._rows)
-        self.old = self._nothing
+    def __init__(self, header: Header, at: int, fields: int) -> None:
+        """at: where in the header the table begins"""
+        self._header, self._at, self._fields = header, at, fields
+        self._given_back = 0  # bytes of `old` that are no longer needed
+        self.old = _NOTHING
+        self.table = self._of(ROWS_AT_FIRST)
+        header[at + MOVED_AT_LEAST] = MOVED_IN_A_STEP
+        self._show(at, self.table)
+
+    @property
+    def used(self) -> int:
+        """Entries."""
+        return int(self._header[self._at + USED])
 
     @property
     def is_growing(self) -> bool:
-        return self.old is not self._nothing
+        return bool(self._header[self._at + OLD + 1])
 
     def reserve(self, more: int) -> None:
         """Let so many new entries find room.  Raises MemoryError, nothing is lost.
 
         O(1) but for more entries than half the table takes: then as much as they are.
         """
-        if (self.used + more) * 8 <= self._rows * 5:
+        rows, needed = len(self.table) // self._fields, self.used + more
+        if needed * 8 <= rows * 5:
             return
-        rows = 2 * self._rows
-        while (self.used + more) * 8 > rows * 5:
+        rows *= 2
+        while needed * 8 > rows * 5:
             rows *= 2
         larger = self._of(rows)
         if self.is_growing:
-            self._move(len(self.old))
-        self.table, self.old = larger, self.table
-        self._rows, self._moved = rows, 0
+            kernels.move_rows(self._header, self._at, self._fields, len(self.old))
+        self.table, self.old, self._given_back = larger, self.table, 0
+        self._show(self._at, self.table)
+        self._show(self._at + OLD, self.old)
+        self._header[self._at + MOVED_ROWS] = self._header[self._at + RETIRED] = 0
 
-    def step(self, entries: int) -> None:
-        """One bounded step of growth, before so many entries are written."""
-        if self.old is not self._nothing:
-            self._move(MOVED_AT_LEAST + MOVED_PER_ENTRY * entries)
-        elif self._retired is not None:
-            self._give_back(self._retired)
+    def give_back(self) -> None:
+        """One step of giving back what has moved: unmapping takes time for every page."""
+        if not self._header[self._at + RETIRED]:
+            return
+        size = min(GIVE_BACK_BYTES, self.old.nbytes - self._given_back)
+        give_back(self.old, self._given_back, size)
+        self._given_back += size
+        if self._given_back == self.old.nbytes:
+            self.old = _NOTHING
+            self._header[self._at + RETIRED] = 0
 
     def _of(self, rows: int) -> Table:
         return zeros(rows * self._fields, np.uint64)
 
-    def _move(self, rows: int) -> None:
-        self._moved = kernels.move_rows(self.table, self.old, self._fields, self._moved, rows)
-        if self._moved * self._fields == len(self.old):
-            self._retired, self._given_back = self.old, 0
-            self.old, self._moved = self._nothing, 0
-
-    def _give_back(self, table: Table) -> None:
-        """Unmapping takes time for every page."""
-        size = min(GIVE_BACK_BYTES, table.nbytes - self._given_back)
-        give_back(table, self._given_back, size)
-        self._given_back += size
-        if self._given_back == table.nbytes:
-            self._retired = None
+    def _show(self, at: int, table: Table) -> None:
+        self._header[at], self._header[at + 1] = table.ctypes.data, len(table)
 
     # --- for tests
 
+    def _in_use(self) -> tuple[Table, ...]:
+        return (self.table, self.old) if self.is_growing else (self.table,)
+
     def entries(self) -> Iterator[Table]:
         """The fields of each."""
-        for table in (self.table, self.old):
+        for table in self._in_use():
             rows = self._rows_of(table)
             marks = rows[:, kernels.MARK]
             yield from rows[(marks != 0) & (marks != kernels.MOVED)]
 
     def entry(self, key: np.uint64, owner: int) -> Table:
         """Its fields; zeros when it does not exist."""
-        for table in (self.table, self.old):
+        for table in self._in_use():
             row = kernels.row_of(table, self._fields, key, np.uint64(owner))
             fields: Table = self._rows_of(table)[row]
             if fields[kernels.MARK] != 0:
@@ -104,8 +107,9 @@ class GrowingTable:
             assert count_of(fields) > 0
             found.add((int(key), owner))
         assert len(found) == sum(1 for _ in self.entries()) == self.used
-        assert self.used * 8 <= self._rows * 5
-        marks = self._rows_of(self.old)[: self._moved, kernels.MARK]
+        assert self.used * 8 <= len(self._rows_of(self.table)) * 5
+        moved = int(self._header[self._at + MOVED_ROWS])
+        marks = self._rows_of(self.old)[:moved, kernels.MARK]
         assert ((marks == 0) | (marks == kernels.MOVED)).all()
 
     def _rows_of(self, table: Table) -> npt.NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""Compiled loops of active load, over plain arrays.
+"""Compiled loops of active load, over the arrays of its header (load_layout).
 
 Three tables per partition (table_kernels), and what they are about in the words of that file:
 
@@ -20,18 +20,35 @@ a group.  Clients' sequence hashes chain the blocks before them, but nothing for
 import numpy as np
 
 from indexer.compiled import compiled
-from indexer.index.state_kernels import HASHES
+from indexer.index.state_kernels import HASHES, HEADER, f64_view, i64_view, u64_view
+from select_service.core.load.load_layout import (
+    ALIVE,
+    FRACTIONAL_BLOCKS,
+    FRACTIONS,
+    HOLDERS,
+    N_TOTALS,
+    OLD,
+    PREFILL_TOKENS,
+    PREFIXES,
+    REFERENCES,
+    REQUESTS,
+    RETIRED,
+    TOTALS,
+    USED,
+    WHOLE_BLOCKS,
+)
 from select_service.core.load.table_kernels import (
     FIELDS,
     GOLDEN,
     MARK,
-    TABLE,
     count_of,
     delete,
     enter,
     find,
+    has_room,
     locate,
     mix,
+    step,
 )
 
 U64 = np.uint64
@@ -49,14 +66,11 @@ BITS = U64(FIELDS)
 _GROUP_SHIFT = U64(8)
 _ONE = U64(1)
 
-# Columns of the per-slot totals int64[n_slots, N_TOTALS].
-PREFILL_TOKENS, REQUESTS, WHOLE_BLOCKS, FRACTIONAL_BLOCKS = 0, 1, 2, 3
-N_TOTALS = 4
+# What `book` and its siblings return: nothing to add; no room in the tables, nothing was changed;
+# all is done and the owner has memory to give back.
+OK, NO_ROOM, CALL_OWNER = range(3)
 
 HALF_TOLERANCE = 1e-9
-
-TOTALS = "int64[:, ::1]"
-FRACTIONS = "float64[::1]"
 
 
 @compiled()
@@ -76,53 +90,44 @@ def _set_weight(references, at, weight):
 
 
 @compiled()
-def _add_weight(totals, fractions, slot, weight, sign):
-    """Count one block of `weight` in (sign 1) or out (sign -1) of the slot's active blocks."""
+def _add_weights(h, slot, weight, blocks):
+    """Count `blocks` blocks (negative: out) of one weight in the slot's active blocks."""
+    totals, at = i64_view(h, TOTALS), slot * N_TOTALS
     if weight == 1.0:
-        totals[slot, WHOLE_BLOCKS] += sign
+        totals[at + WHOLE_BLOCKS] += blocks
         return
-    totals[slot, FRACTIONAL_BLOCKS] += sign
-    fractions[slot] += weight * sign
-    if totals[slot, FRACTIONAL_BLOCKS] == 0:
+    fractions = f64_view(h, FRACTIONS)
+    totals[at + FRACTIONAL_BLOCKS] += blocks
+    fractions[slot] += weight * blocks
+    if totals[at + FRACTIONAL_BLOCKS] == 0:
         fractions[slot] = 0.0  # no rounding error survives the last fractional block
 
 
-@compiled(f"int64({TABLE}, {TABLE}, {TOTALS}, int64, {HASHES})")
-def add_blocks(references, old, totals, slot, hashes):
-    """Reference every block of `hashes` once for `slot`.  Returns how many rows are new."""
-    new = I64(0)
-    owner = U64(slot)
-    for key in hashes:
-        at = locate(references, REFERENCE_FIELDS, old, key, owner)
-        if references[at + MARK] != 0:
-            references[at + MARK] += _ONE
-            continue
-        enter(references, at, key, owner)
-        _set_weight(references, at, 1.0)
-        new += 1
-    totals[slot, WHOLE_BLOCKS] += new
-    return new
+@compiled()
+def _refer(references, old, key, owner):
+    """Reference a block once more; 1 when the row is new."""
+    at = locate(references, REFERENCE_FIELDS, old, key, owner)
+    if references[at + MARK] != 0:
+        references[at + MARK] += _ONE
+        return I64(0)
+    enter(references, at, key, owner)
+    _set_weight(references, at, 1.0)
+    return I64(1)
 
 
-@compiled(f"UniTuple(int64, 2)({TABLE}, {TABLE}, {TOTALS}, {FRACTIONS}, int64, {HASHES})")
-def remove_blocks(references, old, totals, fractions, slot, hashes):
-    """Undo one `add_blocks` of the same slot and hashes.
-
-    Returns (rows that are gone, blocks that were not there); the second must be 0.
-    """
-    gone = I64(0)
-    missing = I64(0)
-    for key in hashes:
-        at = locate(references, REFERENCE_FIELDS, old, key, U64(slot))
-        if references[at + MARK] == 0:
-            missing += 1
-        elif count_of(references, at) > 1:
-            references[at + MARK] -= _ONE
-        else:
-            _add_weight(totals, fractions, slot, _weight(references, at), -1)
-            delete(references, REFERENCE_FIELDS, at)
-            gone += 1
-    return gone, missing
+@compiled()
+def _unrefer(h, references, old, key, owner):
+    """Undo one `_refer`; returns whether there was one."""
+    at = locate(references, REFERENCE_FIELDS, old, key, owner)
+    if references[at + MARK] == 0:
+        return False
+    if count_of(references, at) > 1:
+        references[at + MARK] -= _ONE
+        return True
+    _add_weights(h, I64(owner), _weight(references, at), -1)
+    delete(references, REFERENCE_FIELDS, at)
+    h[REFERENCES + USED] -= 1
+    return True
 
 
 @compiled()
@@ -153,82 +158,137 @@ def _release(holders, old, key, slot):
     return I64(0)
 
 
-@compiled(f"UniTuple(int64, 2)({TABLE}, {TABLE}, {TABLE}, {TABLE}, int64, {HASHES})")
-def add_prefixes(prefixes, old, holders, old_holders, slot, hashes):
-    """Count every prefix of `hashes` for `slot`.  Returns (new prefix rows, new holder rows)."""
-    new = I64(0)
-    new_holders = I64(0)
-    prefix = U64(0)
-    owner = U64(slot)
-    for key in hashes:
-        prefix = next_prefix(prefix, key)
-        at = locate(prefixes, PREFIX_FIELDS, old, prefix, owner)
-        if prefixes[at + MARK] != 0:
-            prefixes[at + MARK] += _ONE
-            continue
-        enter(prefixes, at, prefix, owner)
-        new += 1
-        new_holders += _hold(holders, old_holders, prefix, owner)
-    return new, new_holders
+@compiled()
+def _count_prefix(h, prefixes, old, prefix, owner):
+    """Count a prefix for a slot once more."""
+    at = locate(prefixes, PREFIX_FIELDS, old, prefix, owner)
+    if prefixes[at + MARK] != 0:
+        prefixes[at + MARK] += _ONE
+        return
+    enter(prefixes, at, prefix, owner)
+    h[PREFIXES + USED] += 1
+    holders, old_holders = u64_view(h, HOLDERS), u64_view(h, HOLDERS + OLD)
+    h[HOLDERS + USED] += _hold(holders, old_holders, prefix, owner)
 
 
-@compiled(f"UniTuple(int64, 3)({TABLE}, {TABLE}, {TABLE}, {TABLE}, int64, {HASHES})")
-def remove_prefixes(prefixes, old, holders, old_holders, slot, hashes):
-    """Undo one `add_prefixes`.
+@compiled()
+def _uncount_prefix(h, prefixes, old, prefix, owner):
+    """Undo one `_count_prefix`; returns whether there was one."""
+    at = locate(prefixes, PREFIX_FIELDS, old, prefix, owner)
+    if prefixes[at + MARK] == 0:
+        return False
+    if count_of(prefixes, at) > 1:
+        prefixes[at + MARK] -= _ONE
+        return True
+    delete(prefixes, PREFIX_FIELDS, at)
+    h[PREFIXES + USED] -= 1
+    holders, old_holders = u64_view(h, HOLDERS), u64_view(h, HOLDERS + OLD)
+    h[HOLDERS + USED] -= _release(holders, old_holders, prefix, owner)
+    return True
 
-    Returns (gone prefix rows, gone holder rows, prefixes that were not there); the last must be 0.
+
+@compiled()
+def _make_room(h, blocks):
+    """Is there room for so many blocks?  If so, one step of growth."""
+    fits = (
+        has_room(h, REFERENCES, REFERENCE_FIELDS, blocks)
+        and has_room(h, PREFIXES, PREFIX_FIELDS, blocks)
+        and has_room(h, HOLDERS, HOLDER_FIELDS, blocks)
+    )
+    if fits:
+        step(h, REFERENCES, REFERENCE_FIELDS, blocks)
+        step(h, PREFIXES, PREFIX_FIELDS, blocks)
+        step(h, HOLDERS, HOLDER_FIELDS, blocks)
+    return fits
+
+
+@compiled(f"int64({HEADER}, int64, {HASHES}, int64, int64)")
+def book(h, slot, hashes, prefill_tokens, nameless):
+    """Book one reservation on `slot`: its blocks, prefill tokens and blocks without a name.
+
+    Returns OK, NO_ROOM or CALL_OWNER.
     """
-    missing = I64(0)
-    gone = I64(0)
-    gone_holders = I64(0)
-    prefix = U64(0)
-    owner = U64(slot)
+    if not _make_room(h, hashes.shape[0]):
+        return NO_ROOM
+    references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD)
+    prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD)
+    new, prefix, owner = I64(0), U64(0), U64(slot)
     for key in hashes:
+        new += _refer(references, old, key, owner)
         prefix = next_prefix(prefix, key)
-        at = locate(prefixes, PREFIX_FIELDS, old, prefix, owner)
-        if prefixes[at + MARK] == 0:
-            missing += 1
-        elif count_of(prefixes, at) > 1:
-            prefixes[at + MARK] -= _ONE
-        else:
-            delete(prefixes, PREFIX_FIELDS, at)
-            gone += 1
-            gone_holders += _release(holders, old_holders, prefix, owner)
-    return gone, gone_holders, missing
+        _count_prefix(h, prefixes, old_prefixes, prefix, owner)
+    h[REFERENCES + USED] += new
+    totals, at = i64_view(h, TOTALS), slot * N_TOTALS
+    totals[at + WHOLE_BLOCKS] += new + nameless
+    totals[at + PREFILL_TOKENS] += prefill_tokens
+    totals[at + REQUESTS] += 1
+    retired = h[REFERENCES + RETIRED] | h[PREFIXES + RETIRED] | h[HOLDERS + RETIRED]
+    return CALL_OWNER if retired else OK
 
 
-@compiled(f"int64({TABLE}, {TABLE}, {TOTALS}, {FRACTIONS}, int64, {HASHES}, float64)")
-def decay_blocks(references, old, totals, fractions, slot, hashes, weight):
-    """Give `weight` to those blocks of `hashes` that are referenced exactly once on the slot.
+@compiled(f"int64({HEADER}, int64, {HASHES}, int64, int64, int64, float64)")
+def release(h, slot, hashes, prefill_tokens, whole, faded, fraction):
+    """Undo one `book` with what is left of its tokens, and its output blocks.
+
+    Returns how many blocks and prefixes were not there, which must be 0.
+    """
+    references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD)
+    prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD)
+    missing, prefix, owner = I64(0), U64(0), U64(slot)
+    for key in hashes:
+        missing += not _unrefer(h, references, old, key, owner)
+        prefix = next_prefix(prefix, key)
+        missing += not _uncount_prefix(h, prefixes, old_prefixes, prefix, owner)
+    _add_weights(h, slot, 1.0, -whole)
+    _add_weights(h, slot, fraction, -faded)
+    totals, at = i64_view(h, TOTALS), slot * N_TOTALS
+    totals[at + PREFILL_TOKENS] -= prefill_tokens
+    totals[at + REQUESTS] -= 1
+    return missing
+
+
+@compiled(f"void({HEADER}, int64, int64)")
+def complete_prefill(h, slot, prefill_tokens):
+    """Take booked prefill tokens off the slot."""
+    i64_view(h, TOTALS)[slot * N_TOTALS + PREFILL_TOKENS] -= prefill_tokens
+
+
+@compiled(f"void({HEADER}, int64)")
+def add_output_block(h, slot):
+    """One more output block."""
+    i64_view(h, TOTALS)[slot * N_TOTALS + WHOLE_BLOCKS] += 1
+
+
+@compiled(f"int64({HEADER}, int64, {HASHES}, int64, int64, float64, float64)")
+def add_output_block_and_decay(h, slot, hashes, whole, faded, fraction, weight):
+    """One more output block; then `weight` for all output blocks of the reservation, and for those
+    blocks of `hashes` that are referenced exactly once on the slot.
 
     Returns how many blocks were not there, which must be 0.
     """
+    _add_weights(h, slot, 1.0, -whole)
+    _add_weights(h, slot, fraction, -faded)
+    _add_weights(h, slot, weight, whole + faded + 1)
+    references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD)
     missing = I64(0)
     for key in hashes:
         at = locate(references, REFERENCE_FIELDS, old, key, U64(slot))
         if references[at + MARK] == 0:
             missing += 1
         elif count_of(references, at) == 1:
-            _add_weight(totals, fractions, slot, _weight(references, at), -1)
+            _add_weights(h, slot, _weight(references, at), -1)
             _set_weight(references, at, weight)
-            _add_weight(totals, fractions, slot, weight, 1)
+            _add_weights(h, slot, weight, 1)
     return missing
 
 
-@compiled(f"void({TOTALS}, {FRACTIONS}, int64, float64, int64)")
-def add_weights(totals, fractions, slot, weight, blocks):
-    """Count `blocks` blocks (negative: out) of one weight, for output blocks."""
-    sign = I64(1) if blocks >= 0 else I64(-1)
-    for _ in range(abs(blocks)):
-        _add_weight(totals, fractions, slot, weight, sign)
-
-
-@compiled(f"void({TOTALS}, {FRACTIONS}, int64[::1])")
-def active_blocks(totals, fractions, out):
+@compiled(f"void({HEADER}, int64[::1])")
+def active_blocks(h, out):
     """out[slot] = active blocks, rounded half away from zero (weights are never negative)."""
+    totals, fractions = i64_view(h, TOTALS), f64_view(h, FRACTIONS)
     for slot in range(out.shape[0]):
-        whole = totals[slot, WHOLE_BLOCKS]
-        if totals[slot, FRACTIONAL_BLOCKS] == 0:
+        whole = totals[slot * N_TOTALS + WHOLE_BLOCKS]
+        if totals[slot * N_TOTALS + FRACTIONAL_BLOCKS] == 0:
             out[slot] = whole
         else:
             out[slot] = I64(np.floor(whole + fractions[slot] + 0.5 + HALF_TOLERANCE))
@@ -265,6 +325,8 @@ def _leading_runs_of_group(holders, old, group, alive, hashes, out):
         if holders[at + MARK] != 0:
             goes_on = _still_alive(alive, holders, at, base, run, out)
         else:
+            if old.shape[0] == 0:
+                break
             at = find(old, HOLDER_FIELDS, prefix, U64(group))
             if old[at + MARK] == 0:
                 break
@@ -278,13 +340,14 @@ def _leading_runs_of_group(holders, old, group, alive, hashes, out):
                 out[base + bit] = run
 
 
-@compiled(f"void({TABLE}, {TABLE}, uint64[::1], {HASHES}, int64[::1])")
-def leading_runs(holders, old, alive, hashes, out):
+@compiled(f"void({HEADER}, {HASHES}, int64[::1])")
+def leading_runs(h, hashes, out):
     """out[slot] = longest beginning that `hashes` shares with a live reservation of the slot.
 
-    alive: uint64[GROUP_WORDS], scratch.  Walks the prompt once for all slots of a group, and as far
-    as any of them has it.
+    Walks the prompt once for all slots of a group, and as far as any of them has it.
     """
+    holders, old = u64_view(h, HOLDERS), u64_view(h, HOLDERS + OLD)
+    alive = u64_view(h, ALIVE)
     out[:] = 0
     for group in range((out.shape[0] + GROUP_SLOTS - 1) // GROUP_SLOTS):
         _leading_runs_of_group(holders, old, group, alive, hashes, out)

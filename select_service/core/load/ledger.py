@@ -72,9 +72,9 @@ class Ledger:
         """
         account, slot = booking.account, booking.slot
         assert slot not in account.leaving
-        account.load.reserve_room(len(booking.named))
         old = self.held.find(booking.reservation_id)
         if old is not None:
+            account.load.reserve_room(len(booking.named))
             self.release(old, "rank_left" if old.is_leaving else cause, now)
         account.load.add(slot, booking.named, booking.prefill_tokens, booking.output)
         self.held.add(booking, now, lease_s)

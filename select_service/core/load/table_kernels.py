@@ -10,10 +10,12 @@ A row is found by key and owner.  A count is at least 1.  Deletion shifts later 
 free row ends every search.  Kernels name a row by `at`, the place of its first field.
 
 A table that fills up gets a successor, and both are in use until all rows have moved: `table` is
-the new one and `old` the one before, or a table of a single free row.  New rows go to `table`; a
-row of `old` moves there when it is written, or in its turn (`move_rows`).  What has moved stays in
-`old` as MOVED, for the searches that pass it.  The tables of the index grow otherwise, so that
-searches need never look twice; here growth is rare and a row is small.
+the new one and `old` the one before, or empty.  New rows go to `table`; a row of `old` moves there
+when it is written, or in its turn (`move_rows`).  What has moved stays in `old` as MOVED, for the
+searches that pass it.  The tables of the index grow otherwise, so that searches need never look
+twice; here growth is rare and a row is small.
+
+Where a table begins in a header (load_layout) its numbers stand too: entries, and how far it moved.
 """
 
 # mypy: ignore-errors
@@ -22,6 +24,14 @@ searches need never look twice; here growth is rare and a row is small.
 import numpy as np
 
 from indexer.compiled import compiled
+from indexer.index.state_kernels import HEADER, u64_view
+from select_service.core.load.load_layout import (
+    MOVED_AT_LEAST,
+    MOVED_ROWS,
+    OLD,
+    RETIRED,
+    USED,
+)
 
 U64 = np.uint64
 I64 = np.int64
@@ -31,6 +41,9 @@ TABLE = "uint64[::1]"
 KEY, MARK = U64(0), U64(1)
 FIELDS = 2
 """Of every table; more may follow."""
+MOVED_PER_ENTRY = 2
+"""Rows taken over for every entry that may be new.  The successor of a table of N rows begins with
+5/8 N entries and takes 10/8 N before it would grow in turn; at 2 a row all have moved by 9/8 N."""
 MOVED = U64(0xFFFFFFFF_00000000)
 GOLDEN = U64(0x9E3779B97F4A7C15)
 
@@ -89,7 +102,7 @@ def _move(table, fields, old, at, free):
 def locate(table, fields, old, key, owner):
     """Where (key, owner) stands in `table` now, or the free row where it belongs."""
     at = find(table, fields, key, owner)
-    if table[at + MARK] == 0 and old.shape[0] > fields:
+    if table[at + MARK] == 0 and old.shape[0] != 0:
         before = find(old, fields, key, owner)
         if old[before + MARK] != 0:
             _move(table, fields, old, before, at)
@@ -124,17 +137,35 @@ def delete(table, fields, hole):
         table[gap * U64(fields) + field] = U64(0)
 
 
-@compiled(f"int64({TABLE}, {TABLE}, int64, int64, int64)")
-def move_rows(table, old, fields, first, rows):
-    """Take over what is left in so many rows of `old`.  Returns the first row of the next time."""
-    end = min(first + rows, old.shape[0] // fields)
-    for row in range(U64(first), U64(end)):
+@compiled(f"void({HEADER}, int64, int64, int64)")
+def move_rows(h, t, fields, rows):
+    """Take over what is left in so many rows of the table before, of which there is one."""
+    table, old = u64_view(h, t), u64_view(h, t + OLD)
+    n_rows = old.shape[0] // fields
+    end = min(h[t + MOVED_ROWS] + rows, n_rows)
+    for row in range(U64(h[t + MOVED_ROWS]), U64(end)):
         at = row * U64(fields)
         mark = old[at + MARK]
         if mark != 0 and mark != MOVED:
             free = find(table, fields, old[at + KEY], mark >> _OWNER)
             _move(table, fields, old, at, free)
-    return end
+    h[t + MOVED_ROWS] = end
+    if end == n_rows:
+        h[t + OLD + 1] = 0
+        h[t + RETIRED] = 1
+
+
+@compiled()
+def has_room(h, t, fields, more):
+    """Do so many new entries find room in the table of the header that begins at `t`?"""
+    return (h[t + USED] + more) * 8 <= h[t + 1] // fields * 5
+
+
+@compiled()
+def step(h, t, fields, entries):
+    """One bounded step of growth, before so many entries are written."""
+    if h[t + OLD + 1] != 0:
+        move_rows(h, t, fields, h[t + MOVED_AT_LEAST] + MOVED_PER_ENTRY * entries)
 
 
 @compiled(f"int64({TABLE}, int64, uint64, uint64)")

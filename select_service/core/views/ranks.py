@@ -18,7 +18,7 @@ from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import Rank
-from select_service.core.load import kernels
+from select_service.core.load import load_layout as layout
 
 ROWS_PER_STEP = 256
 """Ranks of a partition whose load is shown before others may be served."""
@@ -29,7 +29,7 @@ def loads_of(
 ) -> Iterator[PartitionLoads | None]:
     """Load of every rank at this moment, by worker and rank; None after a part of them."""
     load = partition.load
-    prefill_tokens = load.totals[:, kernels.PREFILL_TOKENS]
+    prefill_tokens = load.totals[:, layout.PREFILL_TOKENS]
     rows = []
     for row in _rank_loads(partition, prefill_tokens, load.active_blocks()):
         rows.append(row)
@@ -50,7 +50,7 @@ def potential_loads_of(
     """What the load of every rank would be with this prompt on it."""
     partition.placing.place(prompt, config, partition.table.open)
     terms = partition.placing.last.terms
-    prefill = partition.load.totals[:, kernels.PREFILL_TOKENS]
+    prefill = partition.load.totals[:, layout.PREFILL_TOKENS]
     if config.track_prefill_tokens:
         prefill = prefill + terms[EFFECTIVE_PREFILL_TOKENS].astype(np.int64)
     return _rank_loads(partition, prefill, terms[DECODE].astype(np.int64))
@@ -98,7 +98,7 @@ def _rank_loads(
     decode_blocks: npt.NDArray[np.int64],
 ) -> Iterator[RankLoad]:
     """Of plain lists: an array costs as much per element as all the rest."""
-    requests = partition.load.totals[:, kernels.REQUESTS].tolist()
+    requests = partition.load.totals[:, layout.REQUESTS].tolist()
     tokens, blocks = prefill_tokens.tolist(), decode_blocks.tolist()
     return (
         RankLoad(

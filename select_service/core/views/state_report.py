@@ -15,7 +15,7 @@ from indexer.index.prefix_index import IndexStats
 from select_service.bodies.workers import Lifecycle
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition, Tally
-from select_service.core.load import kernels
+from select_service.core.load import load_layout as layout
 from select_service.core.load.ledger import Ledger
 from select_service.core.workers.catalog import Worker
 
@@ -129,5 +129,5 @@ def _loads(partition: Partition) -> npt.NDArray[np.int64]:
     kv_blocks = np.where(known, columns.kv_blocks, 0.0)
     told = known & ~np.isnan(columns.kv_usage)
     active = np.where(told, np.rint(columns.kv_usage * kv_blocks), blocks)
-    prefill, requests = totals[:, kernels.PREFILL_TOKENS], totals[:, kernels.REQUESTS]
+    prefill, requests = totals[:, layout.PREFILL_TOKENS], totals[:, layout.REQUESTS]
     return np.column_stack((prefill, blocks, requests, active, kv_blocks)).astype(np.int64)

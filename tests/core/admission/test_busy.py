@@ -12,7 +12,7 @@ from select_service.core.admission.busy import BUSY_TEXT
 from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
 from select_service.core.admission.worker_view import worker_admission
 from select_service.core.decisions import Decision
-from select_service.core.load import kernels
+from select_service.core.load import load_layout as layout
 from select_service.errors import CapacityExceeded, NotFound, Overloaded
 from tests.builders import a_patch
 from tests.core.admission.scenes import METRICS, Scene, hashes, pinned, store, where
@@ -346,10 +346,10 @@ SLOTS = st.lists(
 def arrays(slots):
     columns = [np.array(column) for column in zip(*slots, strict=True)]
     candidates, tokens, blocks, fractions, kv_blocks, kv_usage, batch_tokens = columns
-    totals = np.zeros((len(slots), kernels.N_TOTALS), np.int64)
-    totals[:, kernels.PREFILL_TOKENS] = tokens
-    totals[:, kernels.WHOLE_BLOCKS] = blocks
-    totals[:, kernels.FRACTIONAL_BLOCKS] = fractions > 0.0
+    totals = np.zeros((len(slots), layout.N_TOTALS), np.int64)
+    totals[:, layout.PREFILL_TOKENS] = tokens
+    totals[:, layout.WHOLE_BLOCKS] = blocks
+    totals[:, layout.FRACTIONAL_BLOCKS] = fractions > 0.0
     return candidates.astype(np.bool_), totals, fractions, kv_blocks, kv_usage, batch_tokens
 
 

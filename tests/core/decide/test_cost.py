@@ -18,7 +18,7 @@ from select_service.core.decide.placement_kernels import (
 )
 from select_service.core.decide.reference import credit_blocks, parameters_of
 from select_service.core.decide.router_config import RouterConfig, overridden
-from select_service.core.load import kernels
+from select_service.core.load import load_layout as layout
 from tests.core.workers.tables import a_table
 from tests.models import cost_model
 from tests.models.cost_model import Query, RankState
@@ -64,13 +64,13 @@ def terms_of(
     cumulative = [
         [r.device, r.device + r.host, r.device + r.host, r.device + r.host + r.disk] for r in ranks
     ]
-    totals = np.zeros((len(ranks), kernels.N_TOTALS), np.int64)
-    totals[:, kernels.PREFILL_TOKENS] = [r.prefill_tokens for r in ranks]
+    totals = np.zeros((len(ranks), layout.N_TOTALS), np.int64)
+    totals[:, layout.PREFILL_TOKENS] = [r.prefill_tokens for r in ranks]
     blocks = np.array([[r.active_blocks for r in ranks], [r.leading_run for r in ranks]], np.int64)
     terms = np.zeros((reference.N_TERMS, len(ranks)))
     _fill_terms(
         np.array(cumulative, np.int32).reshape(-1, 4),
-        totals,
+        totals.ravel(),
         blocks,
         np.array([True] * len(ranks) if eligible is None else eligible),
         parameters_of(config, block_size),

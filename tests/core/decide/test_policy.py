@@ -5,6 +5,7 @@ import pytest
 
 from indexer.compiled import compiled
 from indexer.index.kernels import match
+from indexer.index.state_kernels import i64_view
 from select_service.bodies.prompts import PromptQuery
 from select_service.core.decide.explain import explained
 from select_service.core.decide.pick_kernels import pick
@@ -20,7 +21,8 @@ from select_service.core.decide.placement_kernels import (
 from select_service.core.decide.policies import POLICIES
 from select_service.core.decide.policy import COMMON_TERMS, Policy
 from select_service.core.decide.router_config import POLICY_NAMES, RouterConfig
-from select_service.core.load.kernels import REQUESTS, active_blocks
+from select_service.core.load.kernels import active_blocks
+from select_service.core.load.load_layout import N_TOTALS, REQUESTS, TOTALS
 from tests.builders import a_select, a_select_and_reserve, a_selector, a_worker
 
 P_BLOCK_SIZE, P_PER_REQUEST = range(2)
@@ -33,11 +35,7 @@ def fewest_requests(
     index,
     path,
     sequence,
-    holders,
-    old_holders,
-    alive,
-    totals,
-    fractions,
+    load,
     eligible,
     weight,
     factors,
@@ -52,13 +50,14 @@ def fewest_requests(
 ):
     """Requests count, then matched blocks of whatever tier."""
     match(index, path, matched)
-    active_blocks(totals, fractions, blocks[0])
+    active_blocks(load, blocks[0])
+    totals = i64_view(load, TOTALS)
     for slot in range(terms.shape[1]):
         cached = matched[slot, 3] * parameters[P_BLOCK_SIZE]
         terms[CACHED_TOKENS, slot] = cached
         terms[EFFECTIVE_PREFILL_TOKENS, slot] = max(0.0, isl_tokens - cached)
         terms[DECODE, slot] = blocks[0, slot] + sequence.shape[0]
-        terms[SURCHARGE, slot] = parameters[P_PER_REQUEST] * totals[slot, REQUESTS]
+        terms[SURCHARGE, slot] = parameters[P_PER_REQUEST] * totals[slot * N_TOTALS + REQUESTS]
         terms[COST, slot] = terms[SURCHARGE, slot] - matched[slot, 3]
     chosen = pick(terms[COST], eligible, 0.0, draw)
     summarise(matched, eligible, terms, chosen, summary)

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
 )
 
 from select_service.core.load import growing_table, kernels
+from select_service.core.load import load_layout as layout
 from select_service.core.load.active_load import ActiveLoad, OutputBlocks
 from tests.exploring import explored
 from tests.models.load_model import LoadModel
@@ -29,7 +30,7 @@ def array(hashes):
 def leading_runs(load, query):
     """int64[n_slots]"""
     out = np.empty(load.n_slots, np.int64)
-    kernels.leading_runs(*load.holders(), query, out)
+    kernels.leading_runs(load.header, query, out)
     return out
 
 
@@ -42,7 +43,7 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
     def start(self, n_slots):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(growing_table, "ROWS_AT_FIRST", 8)
-        self.patch.setattr(growing_table, "MOVED_AT_LEAST", 0)
+        self.patch.setattr(growing_table, "MOVED_IN_A_STEP", 0)
         self.load, self.model = ActiveLoad(), LoadModel()
         self.load.ensure_slots(n_slots)
         self.booked, self.n_slots, self.next = {}, n_slots, 0
@@ -95,8 +96,8 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
         for slot in used:
             assert active[slot] == self.model.active_blocks(slot)
             totals = self.load.totals[slot]
-            assert totals[kernels.PREFILL_TOKENS] == self.model.prefill_tokens(slot)
-            assert totals[kernels.REQUESTS] == self.model.requests(slot)
+            assert totals[layout.PREFILL_TOKENS] == self.model.prefill_tokens(slot)
+            assert totals[layout.REQUESTS] == self.model.requests(slot)
 
     def teardown(self):
         self.patch.undo()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load import kernels
+from select_service.core.load import load_layout as layout
 from select_service.core.load.booking import Account, Booking
 from select_service.core.load.ledger import RELEASE_WORK, Ledger
 from select_service.core.load.reservations import Reservations
@@ -185,7 +185,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         for number, account in enumerate(self.accounts):
             for slot in range(SLOTS):
                 totals = account.load.totals[slot]
-                got = int(totals[kernels.PREFILL_TOKENS]), int(totals[kernels.REQUESTS])
+                got = int(totals[layout.PREFILL_TOKENS]), int(totals[layout.REQUESTS])
                 assert got == self.model.totals(number, slot)
         sums = self.ledger.held.sums.items()
         got = {(KEYS.index(key), origin): s[:2] for (key, origin), s in sums}

@@ -1,0 +1,32 @@
+"""The header through which compiled code reaches the load of one partition.  Nothing else.
+
+An int64 array that lives as long as its `ActiveLoad`: pairs (address, length) of arrays, which the
+views of indexer.index.state_kernels turn into arrays again, and plain numbers.  `ActiveLoad` and
+its `GrowingTable`s own the arrays, keep them alive and rewrite a pair when they replace one.
+
+pair        type     length         meaning
+TOTALS      int64    n_slots * 4    sums of each slot, N_TOTALS numbers a slot
+FRACTIONS   float64  n_slots        weights of its blocks that are not whole
+ALIVE       uint64   GROUP_WORDS    scratch of `leading_runs`
+REFERENCES  uint64                  three tables (table_kernels); what they hold: kernels
+PREFIXES    uint64
+HOLDERS     uint64
+"""
+
+TOTALS, FRACTIONS, ALIVE = 0, 2, 4
+N_SLOTS = 6
+
+TABLE_NUMBERS = 8
+REFERENCES, PREFIXES, HOLDERS = range(8, 8 + 3 * TABLE_NUMBERS, TABLE_NUMBERS)
+# From where a table begins:
+OLD = 2  # the table before it, while rows still move; else nothing
+USED = 4  # entries
+MOVED_ROWS = 5  # rows of OLD that need not be looked at any more
+MOVED_AT_LEAST = 6  # rows that one step moves
+RETIRED = 7  # 1 = the owner has memory to give back
+
+HEADER_LENGTH = 8 + 3 * TABLE_NUMBERS
+
+# Numbers of a slot in TOTALS.
+PREFILL_TOKENS, REQUESTS, WHOLE_BLOCKS, FRACTIONAL_BLOCKS = range(4)
+N_TOTALS = 4
