@@ -135,7 +135,8 @@ class Ledger:
         """Release what nobody renewed in time, the oldest first."""
         ended: list[Booking] = []
         work = 0
-        overdue = self.held.overdue(now, 1 + work_max // RELEASE_WORK)
+        releases_max = -(-work_max // RELEASE_WORK)
+        overdue = self.held.overdue(now, releases_max + 1)
         for booking in overdue:
             if work >= work_max:
                 break

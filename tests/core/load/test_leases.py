@@ -89,3 +89,12 @@ def test_each_turn_releases_its_share_in_order(account):
         ended += turn.ended
     assert [b.reservation_id for b in ended] == [f"r{n}" for n in range(len(ended))]
     assert len(ledger.held) == 0
+
+
+def test_a_turn_that_ends_in_the_middle_of_a_release_says_that_more_is_due(account):
+    ledger = Ledger(Reservations(10.0), Touched(lambda: None))
+    for number in range(3):
+        ledger.book(booking(account, number), "client", 0.0)
+    turn = ledger.expire(1e6, RELEASE_WORK + 1)
+    assert (len(turn.ended), turn.more) == (2, True)
+    assert not ledger.expire(1e6, RELEASE_WORK + 1).more
