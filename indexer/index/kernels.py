@@ -1,4 +1,4 @@
-"""The compiled entry points of the index: match, store, remove, and what others ask of the tree.
+"""The compiled entry points of the index: store, remove, and what others ask of the tree.
 
 Each takes the header (state_kernels) first. Kernels never allocate: one that needs its owner stops
 between two blocks, sets NEED, and goes on where it stopped after `IndexMemory.make_room`. They do
@@ -7,8 +7,6 @@ not release the interpreter lock, and every one is bounded by the size of its in
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
-
-import numpy as np
 
 from indexer.compiled import compiled
 from indexer.index.holding_kernels import (
@@ -21,7 +19,6 @@ from indexer.index.holding_kernels import (
 from indexer.index.record_kernels import move_records
 from indexer.index.set_kernels import has_set_room, move_sets, widen_set
 from indexer.index.state_kernels import (
-    BITS,
     CALL_AT,
     CURSOR,
     EDGES,
@@ -29,31 +26,21 @@ from indexer.index.state_kernels import (
     GROWING,
     HASHES,
     HEADER,
-    IMPLICIT,
     LOCAL,
-    MARK,
-    N_TIERS,
     NAMES,
     NEED,
-    NODES_USED,
-    PLANES,
     RECORDS,
     REFUSED,
     ROOM,
-    SCRATCH,
     SET_TABLE,
     SETS_KEPT,
     SETS_USED,
     UNKNOWN,
     WIDE_MOVED,
-    WORDS,
     I,
-    U,
-    lowest_bit,
-    u32_view,
     u64_view,
 )
-from indexer.index.tree_kernels import find_child, move_edges, move_names, set_of
+from indexer.index.tree_kernels import move_edges, move_names
 
 HOMES_PER_BLOCK = 32
 """What moves with each block: by the end of it a table has taken a sixteenth of its slots more, as
@@ -68,128 +55,6 @@ def holder_slot(holder):
 @compiled()
 def holder_tier(holder):
     return holder >> 1 & 3
-
-
-# --- match --------------------------------------------------------------------------------------
-
-
-@compiled()
-def _start_alive(h, set_id):
-    """Each holder of the first block starts in its best tier. Returns whether there is any."""
-    words = h[WORDS]
-    bits = u64_view(h, BITS)
-    alive = u64_view(h, SCRATCH)
-    row = set_id * PLANES * words
-    some = U(0)
-    for k in range(words):
-        taken = U(0)
-        for tier in range(N_TIERS):
-            plane = bits[row + tier * words + k]
-            alive[tier * words + k] = plane & ~taken
-            taken |= plane
-        some |= taken
-    return some != U(0)
-
-
-@compiled()
-def _narrow_alive(h, set_id, depth, matched):
-    """At a block with this holder set, slots stay in their tier, move on to a later one or drop
-    out; the tiers they leave are final at `depth`. Returns whether any slot is left.
-    """
-    words = h[WORDS]
-    bits = u64_view(h, BITS)
-    alive = u64_view(h, SCRATCH)
-    row = set_id * PLANES * words
-    some = U(0)
-    for k in range(words):
-        leaving = U(0)
-        for tier in range(N_TIERS):
-            here = alive[tier * words + k] | leaving
-            stay = here & bits[row + tier * words + k]
-            alive[tier * words + k] = stay
-            some |= stay
-            leaving = here ^ stay
-            rest = leaving
-            while rest:
-                matched[k * 64 + I(lowest_bit(rest)), tier] = depth
-                rest &= rest - U(1)
-    return some != U(0)
-
-
-@compiled()
-def _finish_alive(h, depth, matched):
-    """The path ended, or nobody has its next block: what is still alive matched `depth`."""
-    words = h[WORDS]
-    alive = u64_view(h, SCRATCH)
-    for tier in range(N_TIERS):
-        for k in range(words):
-            rest = alive[tier * words + k]
-            while rest:
-                slot = k * 64 + I(lowest_bit(rest))
-                for later in range(tier, N_TIERS):
-                    matched[slot, later] = depth
-                rest &= rest - U(1)
-
-
-@compiled()
-def _same_run(locals_, marks, path, mark):
-    """Leading nodes that continue the path on implicit edges with one holder set."""
-    limit = min(path.shape[0], locals_.shape[0])
-    j = 0
-    while j + 8 <= limit:
-        other = U(0)
-        other_mark = np.uint32(0)
-        for k in range(8):
-            other |= locals_[j + k] ^ path[j + k]
-            other_mark |= marks[j + k] ^ mark
-        if other != 0 or other_mark != 0:
-            break
-        j += 8
-    while j < limit and locals_[j] == path[j] and marks[j] == mark:
-        j += 1
-    return j
-
-
-@compiled(f"void({HEADER}, {HASHES}, int32[:, ::1])")
-def match(h, path, matched):
-    """Matched blocks of every slot, tiers cumulated.
-
-    path:    uint64 [n_blocks], content hashes, first block first
-    matched: int32 [n_slots, N_TIERS], out; column t counts the blocks found in tiers 0..t
-
-    A slot is matched in tier 0 as far as it goes, from there in tier 1, and so on; it never
-    returns to an earlier tier. O(path), plus O(slots) where the holders change.
-    """
-    matched[:] = 0
-    if path.shape[0] == 0:
-        return
-    used = h[NODES_USED]
-    locals_ = u64_view(h, LOCAL)[:used]
-    marks = u32_view(h, MARK)[:used]
-    node = find_child(h, I(0), path[0])
-    set_id = set_of(h, node)
-    if not _start_alive(h, set_id):
-        return
-    depth = 1
-    while True:
-        mark = np.uint32(set_id) | IMPLICIT
-        run = _same_run(locals_[node + 1 :], marks[node + 1 :], path[depth:], mark)
-        node += run
-        depth += run
-        if depth == path.shape[0]:
-            break
-        node = find_child(h, node, path[depth])
-        if node == 0:
-            break
-        if set_of(h, node) != set_id:
-            set_id = set_of(h, node)
-            if not _narrow_alive(h, set_id, depth, matched):
-                return
-        depth += 1
-    _finish_alive(h, depth, matched)
-
-
-# --- store, remove ------------------------------------------------------------------------------
 
 
 @compiled()

@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.hashing.hashes import Hashes
-from indexer.index import invariants, kernels
+from indexer.index import invariants
 from indexer.index import state_kernels as state
 from indexer.index.block_tree import BlockTree
+from indexer.index.match_kernels import match
 from indexer.index.memory import BYTES_MAX
 from indexer.index.orphans import Orphan
 from indexer.index.slot_writer import Lock, Slots, SlotWriter
@@ -82,7 +83,8 @@ class PrefixIndex:
         self._lock: Lock = nullcontext() if lock is None else lock
         self._copy_lock: Lock = nullcontext() if copy_lock is None else copy_lock
         self._tree = BlockTree(blocks_max, orphan_blocks_max, bytes_max)
-        self._header = self._tree.header
+        self.header = self._tree.header
+        """How kernels reach all of it (state_kernels), under the lock; never replaced."""
         self._slots = Slots()
 
     @property
@@ -137,15 +139,15 @@ class PrefixIndex:
         """
         with self._lock:
             matched = np.empty((len(self._slots.writers), N_TIERS), np.int32)
-            kernels.match(self._header, path, matched)
+            match(self.header, path, matched)
         return matched
 
     def read(self, kernel: Callable[..., int], *arguments: Any) -> int:
-        """What a kernel of somebody else returns that reads the index, as `kernels.match` does:
-        `kernel(header, *arguments)`, under the lock, in one bounded step.
+        """What a kernel of somebody else returns that reads the index, as `match` does, by its
+        header: `kernel(*arguments)`, under the lock, in one bounded step.
         """
         with self._lock:
-            return kernel(self._header, *arguments)
+            return kernel(*arguments)
 
     def stats(self) -> IndexStats:
         """Current size and totals of everything that was turned away."""

@@ -171,6 +171,17 @@ def u8_view(h, column):
 
 
 @compiled()
+def mask_view(h, column):
+    return carray(_pointer(h[column]), h[column + 1], np.bool_)
+
+
+@compiled()
+def tiers_view(h, column):
+    """int32 [rows, N_TIERS], as `match` fills it."""
+    return carray(_pointer(h[column]), (h[column + 1] // N_TIERS, N_TIERS), np.int32)
+
+
+@compiled()
 def mix(x):
     """Spread the bits of a uint64; the upper half is the good one."""
     x = U(x) * U(0x9E3779B97F4A7C15)

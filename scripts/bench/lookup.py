@@ -12,7 +12,7 @@ import time
 import numpy as np
 from numba import int32, int64, njit, uint64
 
-from indexer.index import kernels
+from indexer.index.match_kernels import match
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.state_kernels import HEADER
 from indexer.tiers import Tier
@@ -27,7 +27,7 @@ STORE_BLOCKS = 64
 def match_many(header, paths, matched, count):
     total = 0
     for i in range(count):
-        kernels.match(header, paths[i % paths.shape[0]], matched)
+        match(header, paths[i % paths.shape[0]], matched)
         total += matched[0, 0]
     return total
 
@@ -64,7 +64,7 @@ def measure(index, contents, blocks, repeats, rng):
 
     def kernel():
         started = time.perf_counter()
-        match_many(index._header, paths, matched, count)
+        match_many(index.header, paths, matched, count)
         return (time.perf_counter() - started) / count * 1e9
 
     def call():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from indexer.hashing.hashes import Hashes
 from select_service.bodies.reservations import Reservation, ReservationRequest
 from select_service.bodies.selection import Overlap, Selection, SelectRequest
-from select_service.core.decide.explain import Candidate, explained
+from select_service.core.decide.explain import Candidate
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition, Placement
@@ -80,14 +80,15 @@ class Decisions:
         if job.reserves:
             reservation_id = self._free_id(job.reservation_id)
             self._ledger.held.refuse_unless_room(len(job.prompt.sequence_hashes))
-        partition, draw = job.partition, self._rng.random()
+        partition, draw, candidates = job.partition, self._rng.random(), None
         placement = partition.place(job.prompt, job.request, job.config, eligible, draw)
-        candidates = (
-            explained(partition.placing, eligible, placement.slot) if job.explains else None
-        )
+        if job.explains:
+            candidates = partition.explain(
+                job.prompt, job.request, job.config, eligible, placement.slot
+            )
         if reservation_id is not None:
             self._book(job, placement, reservation_id, now)
-        partition.count(placement, reserved=job.reserves)
+        partition.placing.count(len(job.prompt.sequence_hashes), job.reserves)
         return Decision(_selection(job, placement, reservation_id), candidates)
 
     def _book(self, job: Job, placement: Placement, reservation_id: str, now: float) -> None:
@@ -170,7 +171,7 @@ def _overlap(partition: Partition, rank: Rank, placement: Placement) -> Overlap:
         gpu, cpu, _, disk = placement.matched
         dp = {rank.dp_rank: size * gpu}
     else:
-        rows = partition.placing.last.matched[slots].tolist()
+        rows = partition.placing.scratch.matched[slots].tolist()
         ranks = (table.row(slot).rank.dp_rank for slot in slots)
         dp = {dp_rank: size * row[0] for dp_rank, row in zip(ranks, rows, strict=True)}
         gpu, cpu, _, disk = map(max, zip(*rows, strict=True))

@@ -119,6 +119,7 @@ class Selector:
         self.fleet = Fleet(
             new_index,
             config.use_kv_events,
+            router=config.router,
             ranks_max=config.ranks_max,
             queueing=rules.queue is not None,
             touched=self._touched,

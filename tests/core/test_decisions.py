@@ -28,19 +28,22 @@ def selector():
     return selector
 
 
+def overlaps(tally):
+    return tally.best_overlap, tally.chosen_overlap
+
+
 def test_the_best_reachable_overlap_is_counted_beside_the_chosen_one(selector):
-    tally = selector.fleet.partitions[KEY].tally
+    placing = selector.fleet.partitions[KEY].placing
     assert selector.select(a_select(16), 0.0).selection.worker_id == 1
-    assert (tally.best_overlap, tally.chosen_overlap) == (4, 4)
+    assert overlaps(placing.tally) == (4, 4)
     selector.reserve(a_reservation("busy", worker_id=1, tokens=400), 0.0)
     assert selector.select(a_select(16), 0.0).selection.worker_id == 2
-    assert (tally.best_overlap, tally.chosen_overlap) == (8, 5)
+    assert overlaps(placing.tally) == (8, 5)
 
 
 def test_only_candidates_are_reachable(selector):
     selector.select(a_select(16, allowed_worker_ids=[2]), 0.0)
-    tally = selector.fleet.partitions[KEY].tally
-    assert (tally.best_overlap, tally.chosen_overlap) == (1, 1)
+    assert overlaps(selector.fleet.partitions[KEY].placing.tally) == (1, 1)
 
 
 def test_preferred_taints_scale_the_cost_but_not_of_a_pinned_request(selector):

@@ -1,4 +1,7 @@
-"""Naive twin of the reference policy: the formulas of the specification, one rank at a time."""
+"""Naive twin of the reference policy: the formulas of the specification, one rank at a time.
+
+In the order of the compiled one, so that both agree to the last bit.
+"""
 
 import math
 from dataclasses import dataclass
@@ -28,9 +31,11 @@ class Query:
 
 
 def cached_tokens(rank, query, config):
-    blocks = rank.device + config.host_cache_hit_weight * rank.host
-    blocks += config.disk_cache_hit_weight * rank.disk
-    return round_half_away(blocks * query.block_size)
+    return round_half_away((rank.device + lower_tiers(rank, config)) * query.block_size)
+
+
+def lower_tiers(rank, config):
+    return config.host_cache_hit_weight * rank.host + config.disk_cache_hit_weight * rank.disk
 
 
 def effective_prefill_tokens(rank, query, config):
@@ -46,10 +51,9 @@ def cost(rank, query, config):
     decay = 1.0
     if config.track_prefill_tokens and not query.pinned and query.isl_tokens > 0:
         excess = (rank.prefill_tokens - query.lowest_prefill_tokens) / size
-        x = excess / math.ceil(query.isl_tokens / size)
+        x = max(0.0, excess / math.ceil(query.isl_tokens / size))  # others may have less
         decay = 1.0 / (1.0 + config.overlap_score_credit_decay * x)
-    credit = config.overlap_score_credit * decay * rank.device
-    credit += config.host_cache_hit_weight * rank.host + config.disk_cache_hit_weight * rank.disk
+    credit = config.overlap_score_credit * decay * rank.device + lower_tiers(rank, config)
     prefill = config.prefill_load_scale * max(0.0, raw - credit)
     decode = 0.0
     if config.track_active_blocks:

@@ -14,20 +14,22 @@ I64 = np.int64
 def _cheapest(costs, eligible, draw):
     best = np.inf
     ties = I64(0)
+    first = I64(-1)
     for slot in range(costs.shape[0]):
         if eligible[slot]:
-            if costs[slot] < best:
+            if costs[slot] < best or ties == 0:
                 best = costs[slot]
                 ties = 1
+                first = I64(slot)
             elif costs[slot] == best:
                 ties += 1
     wanted = I64(draw * ties)
-    for slot in range(costs.shape[0]):
+    slot = first
+    while wanted > 0:
+        slot += 1
         if eligible[slot] and costs[slot] == best:
-            if wanted == 0:
-                return I64(slot)
             wanted -= 1
-    return I64(-1)
+    return slot
 
 
 @compiled(error_model="numpy")

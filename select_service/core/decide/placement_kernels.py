@@ -1,35 +1,63 @@
-"""What every policy has in common: what it is given, and what it says of a placement.
+"""What the placements of all policies have in common: looking, choosing, counting.
 
-Rows of terms that others read, the summary, and the arguments of a `place`:
+A policy places a prompt in three steps, of which the second is its own: `look` fills MATCHED and
+LEADING of the plan, the policy fills COSTS from them, `choose` takes a slot.  The arguments:
 
-    index       header of the prefix index, which `match` takes
+    plan        the header of a `Placing` (plan_layout)
     path        uint64[n_blocks], block hashes;  sequence: uint64[n], sequence hashes
-    load        header of the active load, see load_layout
-    eligible    bool[n_slots];  weight: float64[n_slots];  factors: float64[n_slots] or empty: all 1
-    parameters  float64[n], as the policy makes them of the configuration
+    eligible    bool[n_slots];  factors: float64[n_slots] or empty: all 1
     isl_tokens  length of the prompt;  pinned: has the request named its rank?
     draw        uniform in [0, 1)
-
-and what it fills for every slot, as far as eligible reaches (all have as many slots as the index at
-least):
-
-    matched     int32[>= n_slots, 4], cumulative matched blocks after GPU, CPU, DISK, EXTERNAL
-    blocks      int64[2, n_slots]: active blocks, and the run of leading blocks that are live
-    terms       float64[n, n_slots], first the rows below, then its own
-    summary     int64[N_SUMMARY]
-
-It returns the slot that it chose, NOBODY when none is eligible.
 """
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
-import numpy as np
-
 from indexer.compiled import compiled
-from indexer.index.state_kernels import HASHES, HEADER
-
-I64 = np.int64
+from indexer.index.match_kernels import match_again
+from indexer.index.state_kernels import (
+    HASHES,
+    HEADER,
+    N_TIERS,
+    I,
+    U,
+    f64_view,
+    i64_view,
+    lowest_bit,
+    tiers_view,
+    u64_view,
+)
+from select_service.core.decide.pick_kernels import pick
+from select_service.core.decide.plan_layout import (
+    COSTS,
+    HOLDING,
+    INDEX,
+    LEADING,
+    LOAD,
+    MATCHED,
+    P_KV_REUSE,
+    P_TEMPERATURE,
+    PARAMETERS,
+    RUNNING,
+    S_BEST,
+    S_CPU,
+    S_DISK,
+    S_EFFECTIVE,
+    S_EXTERNAL,
+    S_GPU,
+    SUMMARY,
+    T_BEST_OVERLAP,
+    T_CHOSEN_OVERLAP,
+    T_CPU,
+    T_DISK,
+    T_EXTERNAL,
+    T_GPU,
+    T_PROMPT_BLOCKS,
+    T_RESERVED,
+    T_SELECTED,
+    TALLY,
+)
+from select_service.core.load.leading_kernels import clear_runs, leading_runs
 
 NOBODY = -1
 
@@ -38,26 +66,67 @@ NOBODY = -1
 CACHED_TOKENS, EFFECTIVE_PREFILL_TOKENS, DECODE, COST = range(4)
 N_COMMON_TERMS = 4
 
-# Entries of the summary int64[N_SUMMARY]: of the chosen slot, and of the best there was.
-S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST = range(6)
-N_SUMMARY = 6
-
 PLACE = (
-    f"int64({HEADER}, {HASHES}, {HASHES}, {HEADER}, boolean[::1], float64[::1], float64[::1],"
-    " float64[::1], float64, boolean, float64, int32[:, ::1], int64[:, ::1], float64[:, ::1],"
-    " int64[::1])"
+    f"int64({HEADER}, {HASHES}, {HASHES}, boolean[::1], float64[::1], float64, boolean, float64)"
 )
+TERMS = f"void({HEADER}, boolean[::1], float64[::1], float64, float64, boolean, float64[:, ::1])"
 
 
 @compiled()
-def summarise(matched, eligible, terms, chosen, summary):
-    """Fill the summary.  chosen: a slot or NOBODY, which leaves the entries of the slot alone."""
-    best = I64(0)
-    for slot in range(eligible.shape[0]):
-        if eligible[slot]:
-            best = max(best, I64(matched[slot, 3]))
-    summary[S_BEST] = best
+def look(plan, path, sequence):
+    """Fill MATCHED and LEADING."""
+    index, load = i64_view(plan, INDEX), i64_view(plan, LOAD)
+    match_again(index, path, tiers_view(plan, MATCHED), u64_view(plan, HOLDING))
+    leading, running = i64_view(plan, LEADING), u64_view(plan, RUNNING)
+    if f64_view(plan, PARAMETERS)[P_KV_REUSE] != 0.0:
+        leading_runs(load, sequence, leading, running)
+    else:
+        clear_runs(leading, running)
+
+
+@compiled()
+def _best_overlap(plan, eligible):
+    """Most blocks, over all tiers, that an eligible slot has."""
+    matched, holding = tiers_view(plan, MATCHED), u64_view(plan, HOLDING)
+    best = I(0)
+    for word in range(holding.shape[0]):
+        rest = holding[word]
+        while rest:
+            slot = word * 64 + I(lowest_bit(rest))
+            if slot < eligible.shape[0] and eligible[slot]:
+                best = max(best, I(matched[slot, N_TIERS - 1]))
+            rest &= rest - U(1)
+    return best
+
+
+@compiled()
+def choose(plan, eligible, draw):
+    """The slot that COSTS say, NOBODY when none is eligible; fills the summary but S_EFFECTIVE."""
+    temperature = f64_view(plan, PARAMETERS)[P_TEMPERATURE]
+    chosen = pick(f64_view(plan, COSTS)[: eligible.shape[0]], eligible, temperature, draw)
+    matched, summary = tiers_view(plan, MATCHED), i64_view(plan, SUMMARY)
+    summary[S_BEST] = _best_overlap(plan, eligible)
     if chosen != NOBODY:
-        summary[S_EFFECTIVE] = I64(terms[EFFECTIVE_PREFILL_TOKENS, chosen])
-        for tier in range(4):
+        for tier in range(N_TIERS):
             summary[S_GPU + tier] = matched[chosen, tier]
+    return chosen
+
+
+@compiled()
+def summarise_tokens(plan, effective):
+    """Note how many tokens the chosen slot would prefill."""
+    i64_view(plan, SUMMARY)[S_EFFECTIVE] = I(effective)
+
+
+@compiled(f"void({HEADER}, int64, boolean)")
+def count_placement(plan, n_blocks, reserved):
+    """Add the last placement, of a prompt of so many blocks, to the tally."""
+    summary, tally = i64_view(plan, SUMMARY), i64_view(plan, TALLY)
+    tally[T_RESERVED if reserved else T_SELECTED] += 1
+    tally[T_PROMPT_BLOCKS] += n_blocks
+    tally[T_GPU] += summary[S_GPU]
+    tally[T_CPU] += summary[S_CPU] - summary[S_GPU]
+    tally[T_DISK] += summary[S_DISK] - summary[S_CPU]
+    tally[T_EXTERNAL] += summary[S_EXTERNAL] - summary[S_DISK]
+    tally[T_BEST_OVERLAP] += summary[S_BEST]
+    tally[T_CHOSEN_OVERLAP] += summary[S_EXTERNAL]

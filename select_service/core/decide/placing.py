@@ -1,64 +1,110 @@
-"""Placing prompts in one partition: one compiled call from arrays to a slot and its terms."""
+"""Placing prompts in one partition: one compiled call from a prompt to a slot."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS
-from select_service.core.arrays import Floats, Mask
-from select_service.core.decide.placement_kernels import N_SUMMARY
+from select_service.core.arrays import Floats, Mask, name_array
+from select_service.core.decide import plan_layout as layout
+from select_service.core.decide.placement_kernels import count_placement
 from select_service.core.decide.policies import policy_of
-from select_service.core.decide.policy import Policy
 from select_service.core.decide.prompt import Prompt
-from select_service.core.decide.reference import REFERENCE
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.workers.rank_table import RankTable
 
 _NO_FACTORS: Floats = np.zeros(0, np.float64)
 """All of them are 1."""
+_ROWS_AT_FIRST = 64
+"""As many as a word has bits."""
 
 
-class Terms(NamedTuple):
-    """What the last placement was made of; the next one overwrites it.
-
-    matched: int32[>= n_slots, 4]: cumulative matched blocks after GPU, CPU, DISK, EXTERNAL
-    blocks:  int64[2, n_slots]: active blocks, and leading prompt blocks that live requests hold
-    terms:   float64[n, n_slots], rows as the policy names them
-    summary: int64[N_SUMMARY], of the chosen slot
-    """
+class Scratch(NamedTuple):
+    """What the last placement found, as plan_layout says; the next one overwrites it."""
 
     matched: npt.NDArray[np.int32]
-    blocks: npt.NDArray[np.int64]
-    terms: npt.NDArray[np.float64]
-    summary: npt.NDArray[np.int64]
+    holding: npt.NDArray[np.uint64]
+    leading: npt.NDArray[np.int64]
+    running: npt.NDArray[np.uint64]
+    costs: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, policy: Policy, n_matched: int, n_slots: int) -> "Terms":
+    def of(cls, rows: int) -> "Scratch":
         return cls(
-            matched=np.zeros((n_matched, N_TIERS), np.int32),
-            blocks=np.zeros((2, n_slots), np.int64),
-            terms=np.zeros((len(policy.terms), n_slots), np.float64),
-            summary=np.zeros(N_SUMMARY, np.int64),
+            matched=np.zeros((rows, N_TIERS), np.int32),
+            holding=np.zeros(rows // 64, np.uint64),
+            leading=np.zeros(rows, np.int64),
+            running=np.zeros(rows // 64, np.uint64),
+            costs=np.zeros(rows, np.float64),
         )
+
+
+_SCRATCH = (layout.MATCHED, layout.HOLDING, layout.LEADING, layout.RUNNING, layout.COSTS)
+
+
+class Tally(NamedTuple):
+    """What the decisions of a partition added up to, in blocks; as in plan_layout."""
+
+    selected: int
+    reserved: int
+    prompt_blocks: int
+    matched_gpu: int
+    matched_cpu: int
+    matched_disk: int
+    matched_external: int
+    best_overlap: int
+    chosen_overlap: int
 
 
 class Placing:
     """Reads index, table and load of a partition, and owns what a placement writes."""
 
     def __init__(
-        self, index: PrefixIndex, table: RankTable, load: ActiveLoad, block_size: int
+        self,
+        index: PrefixIndex,
+        table: RankTable,
+        load: ActiveLoad,
+        block_size: int,
+        config: RouterConfig,
     ) -> None:
+        """config: by which prompts are placed unless a request says otherwise"""
         self._index = index
         self.table = table
         self.load = load
-        self._block_size = block_size
-        self._config: RouterConfig | None = None
-        self._parameters = _NO_FACTORS
-        self.policy = REFERENCE  # until the first prompt, whose configuration names one
-        self.last = Terms.of(self.policy, 0, 0)
+        self._config = config
+        self.policy = policy_of(config)
+        self.plan = np.zeros(layout.HEADER_LENGTH, np.int64)
+        """How kernels place prompts by `config` (plan_layout); never replaced."""
+        self._parameters = self.policy.parameters(config)
+        self._summary = np.zeros(layout.N_SUMMARY, np.int64)
+        self._tally = np.zeros(layout.N_TALLY, np.int64)
+        self.plan[layout.POLICY] = self.policy.number
+        self.plan[layout.BLOCK_SIZE] = block_size
+        name_array(self.plan, layout.INDEX, index.header)
+        name_array(self.plan, layout.LOAD, load.header)
+        name_array(self.plan, layout.RANKS, table.header)
+        name_array(self.plan, layout.PARAMETERS, self._parameters)
+        name_array(self.plan, layout.SUMMARY, self._summary)
+        name_array(self.plan, layout.TALLY, self._tally)
+        self._install(Scratch.of(_ROWS_AT_FIRST))
+
+    def reserve_slots(self, n_slots: int) -> None:
+        """Have room for so many.  Raises MemoryError, and has changed nothing."""
+        rows = len(self.scratch.costs)
+        if n_slots > rows:
+            while rows < n_slots:
+                rows *= 2
+            self._index.read(self._install, Scratch.of(rows))
+
+    def _install(self, scratch: Scratch) -> int:
+        arrays: tuple[npt.NDArray[Any], ...] = scratch
+        for at, array in zip(_SCRATCH, arrays, strict=True):
+            name_array(self.plan, at, array)
+        self.scratch = scratch
+        return 0
 
     def place(
         self,
@@ -69,41 +115,82 @@ class Placing:
         pinned: bool = False,
         draw: float = 0.0,
     ) -> int:
-        """The slot for a prompt, NOBODY (-1) when none is eligible; its terms are in `last`.
+        """The slot for a prompt, NOBODY (-1) when none is eligible; `scratch` says why.
 
         eligible: bool[n_slots];  factors: float64[n_slots], of the costs;  None: all 1
         draw:     uniform in [0, 1), for ties and the softmax
         Changes nothing else.  O(blocks + slots), in one compiled call under the index lock.
         """
         assert 0.0 <= draw < 1.0
-        if config is not self._config:
-            self._configure(config)
-        last = self._terms()
         return self._index.read(
             self.policy.place,
+            self.plan if config is self._config else self._plan_of(config),
             prompt.block_hashes,
             prompt.sequence_hashes,
-            self.load.header,
             eligible,
-            self.table.columns.weight,
             _NO_FACTORS if factors is None else factors,
-            self._parameters,
             float(prompt.isl_tokens),
             pinned,
             draw,
-            *last,
         )
 
-    def _configure(self, config: RouterConfig) -> None:
-        policy = policy_of(config)
-        if policy is not self.policy:
-            self.policy = policy
-            self.last = Terms.of(policy, 0, 0)
-        self._config, self._parameters = config, policy.parameters_of(config, self._block_size)
+    def terms(
+        self,
+        prompt: Prompt,
+        config: RouterConfig,
+        eligible: Mask,
+        factors: Floats | None = None,
+        pinned: bool = False,
+    ) -> npt.NDArray[np.float64]:
+        """float64[n, n_slots]: what the costs of the last placement are made of, a fresh array.
 
-    def _terms(self) -> Terms:
-        """Made anew when slots have come."""
-        n_matched, n_slots = self._index.n_slots, self.table.n_slots
-        if len(self.last.matched) != n_matched or self.last.terms.shape[1] != n_slots:
-            self.last = Terms.of(self.policy, n_matched, n_slots)
-        return self.last
+        The arguments are those of the placement, since which nothing was booked; rows as the policy
+        names them.
+        """
+        terms = np.empty((len(self.policy.terms), len(eligible)), np.float64)
+        self.policy.fill_terms(
+            self.plan if config is self._config else self._plan_of(config),
+            eligible,
+            _NO_FACTORS if factors is None else factors,
+            float(prompt.isl_tokens),
+            float(len(prompt.sequence_hashes)),
+            pinned,
+            terms,
+        )
+        return terms
+
+    def _plan_of(self, config: RouterConfig) -> npt.NDArray[np.int64]:
+        """The plan of one request that overrides the configuration, but not the policy."""
+        plan = self.plan.copy()
+        self._other_parameters = self.policy.parameters(config)
+        name_array(plan, layout.PARAMETERS, self._other_parameters)
+        return plan
+
+    def summary(self) -> list[int]:
+        """Of the last placement, as plan_layout says."""
+        found: list[int] = self._summary.tolist()
+        return found
+
+    def count(self, n_blocks: int, reserved: bool) -> None:
+        """Add the last placement, of a prompt of so many blocks, to the tally."""
+        count_placement(self.plan, n_blocks, reserved)
+
+    @property
+    def tally(self) -> Tally:
+        return Tally(*self._tally.tolist())
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        arrays: tuple[npt.NDArray[Any], ...] = (
+            *(self._index.header, self.load.header, self.table.header, self._parameters),
+            *(*self.scratch, self._summary, self._tally),
+        )
+        pairs = [(array.ctypes.data, array.size) for array in arrays]
+        assert self.plan[: layout.POLICY].tolist() == [n for pair in pairs for n in pair]
+        assert len(self.scratch.costs) >= self.table.n_slots
+        for marked, rows in (
+            (self.scratch.holding, self.scratch.matched.any(axis=1)),
+            (self.scratch.running, self.scratch.leading != 0),
+        ):
+            bits = np.unpackbits(marked.view(np.uint8), bitorder="little")
+            assert not (rows & (bits == 0)).any()

@@ -1,10 +1,13 @@
-"""What a policy is made of: terms, parameters and a kernel that fills the ones from the others."""
+"""What a policy is made of: terms, parameters and kernels that make costs and terms of them."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from select_service.core.arrays import Floats
 from select_service.core.decide.placement_kernels import N_COMMON_TERMS
+from select_service.core.decide.plan_layout import N_COMMON_PARAMETERS, P_KV_REUSE, P_TEMPERATURE
 from select_service.core.decide.router_config import RouterConfig
 
 COMMON_TERMS = ("cached_tokens", "effective_prefill_tokens", "decode", "cost")
@@ -12,25 +15,37 @@ COMMON_TERMS = ("cached_tokens", "effective_prefill_tokens", "decode", "cost")
 assert len(COMMON_TERMS) == N_COMMON_TERMS
 
 Place = Callable[..., int]
-"""Compiled with the signature PLACE; `placement_kernels` says what it takes and fills."""
+"""Compiled with the signature PLACE; `policy_kernels.place_by_plan` says what it does."""
+FillTerms = Callable[..., None]
+"""Compiled with the signature TERMS; `policy_kernels.fill_terms` says what it does."""
 
 
 class Policy(NamedTuple):
     """How a rank is chosen; whoever places prompts or shows a placement asks here.
 
+    number:        by which `policy_kernels` knows it
     own_terms:     names of its rows behind COMMON_TERMS, as the decision log shows them
-    parameters_of: (configuration, block size in tokens) -> float64[n] for `place`, which reads it
+    parameters_of: configuration -> its parameters behind those that all policies have
     credit_blocks: (cumulative matched blocks of a slot by tier, configuration) -> what its overlap
                    is worth, in blocks
     """
 
     name: str
+    number: int
     place: Place
+    fill_terms: FillTerms
     own_terms: tuple[str, ...]
-    parameters_of: Callable[[RouterConfig, int], Floats]
+    parameters_of: Callable[[RouterConfig], Sequence[float]]
     credit_blocks: Callable[[Sequence[int], RouterConfig], float]
 
     @property
     def terms(self) -> tuple[str, ...]:
         """Names of all rows of its terms."""
         return COMMON_TERMS + self.own_terms
+
+    def parameters(self, config: RouterConfig) -> Floats:
+        """float64[n] for its kernels, which only read it."""
+        found = np.zeros(N_COMMON_PARAMETERS, np.float64)
+        found[P_TEMPERATURE] = config.temperature
+        found[P_KV_REUSE] = config.assume_kv_reuse
+        return np.concatenate([found, np.array(self.parameters_of(config), np.float64)])

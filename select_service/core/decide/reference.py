@@ -1,29 +1,24 @@
-"""The policy `reference`: what its kernel is given, and what its terms are called."""
+"""The policy `reference`: what its kernels are given, and what its terms are called."""
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from select_service.core.arrays import Floats
+from select_service.core.decide import policy_kernels
 from select_service.core.decide import reference_kernels as kernels
 from select_service.core.decide.policy import Policy
 from select_service.core.decide.router_config import RouterConfig
 
 
-def parameters_of(config: RouterConfig, block_size: int) -> Floats:
-    """float64[N_PARAMETERS] for the kernel of the policy, which only reads it."""
-    found = np.zeros(kernels.N_PARAMETERS, np.float64)
-    found[kernels.P_CREDIT] = config.overlap_score_credit
-    found[kernels.P_CREDIT_DECAY] = config.overlap_score_credit_decay
-    found[kernels.P_SCALE] = config.prefill_load_scale
-    found[kernels.P_HOST] = config.host_cache_hit_weight
-    found[kernels.P_DISK] = config.disk_cache_hit_weight
-    found[kernels.P_TRACK_PREFILL] = config.track_prefill_tokens
-    found[kernels.P_TRACK_ACTIVE] = config.track_active_blocks
-    found[kernels.P_KV_REUSE] = config.assume_kv_reuse
-    found[kernels.P_TEMPERATURE] = config.temperature
-    found[kernels.P_BLOCK_SIZE] = block_size
-    return found
+def parameters_of(config: RouterConfig) -> Sequence[float]:
+    """In the order of `reference_kernels`."""
+    return (
+        config.overlap_score_credit,
+        config.overlap_score_credit_decay,
+        config.prefill_load_scale,
+        config.host_cache_hit_weight,
+        config.disk_cache_hit_weight,
+        config.track_prefill_tokens,
+        config.track_active_blocks,
+    )
 
 
 def credit_blocks(matched: Sequence[int], config: RouterConfig) -> float:
@@ -39,7 +34,9 @@ def credit_blocks(matched: Sequence[int], config: RouterConfig) -> float:
 
 REFERENCE = Policy(
     name="reference",
-    place=kernels.place,
+    number=policy_kernels.REFERENCE,
+    place=policy_kernels.place,
+    fill_terms=policy_kernels.fill_terms,
     own_terms=("raw", "credit", "prefill"),
     parameters_of=parameters_of,
     credit_blocks=credit_blocks,

@@ -1,4 +1,4 @@
-"""The `reference` policy: what a prompt costs on each rank, and the choice, in one call.
+"""The `reference` policy: what a prompt costs on each rank.
 
 All sizes are in blocks of B tokens (isl = prompt length in tokens):
 
@@ -23,31 +23,51 @@ debug level.
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
+from typing import NamedTuple
+
 import numpy as np
 
 from indexer.compiled import compiled
-from indexer.index.kernels import match
-from indexer.index.state_kernels import i64_view
-from select_service.core.decide.pick_kernels import pick
+from indexer.index.state_kernels import N_TIERS, I, f64_view, i32_view, i64_view, u64_view
 from select_service.core.decide.placement_kernels import (
     CACHED_TOKENS,
     COST,
     DECODE,
     EFFECTIVE_PREFILL_TOKENS,
     N_COMMON_TERMS,
-    PLACE,
-    summarise,
+    NOBODY,
+    choose,
+    look,
+    summarise_tokens,
 )
-from select_service.core.load.kernels import active_blocks, leading_runs
-from select_service.core.load.load_layout import N_TOTALS, PREFILL_TOKENS, TOTALS
-
-I64 = np.int64
+from select_service.core.decide.plan_layout import (
+    BLOCK_SIZE,
+    COSTS,
+    HOLDING,
+    LEADING,
+    LOAD,
+    MATCHED,
+    N_COMMON_PARAMETERS,
+    PARAMETERS,
+    RANKS,
+    RUNNING,
+)
+from select_service.core.load.kernels import active_blocks_of
+from select_service.core.load.load_layout import (
+    FRACTIONAL_BLOCKS,
+    FRACTIONS,
+    N_TOTALS,
+    PREFILL_TOKENS,
+    TOTALS,
+    WHOLE_BLOCKS,
+)
+from select_service.core.workers.rank_layout import WEIGHT
 
 # Rows of the terms float64[N_TERMS, n_slots] behind the common ones.
 RAW, CREDIT, PREFILL = range(N_COMMON_TERMS, N_COMMON_TERMS + 3)
 N_TERMS = N_COMMON_TERMS + 3
 
-# Entries of the parameters float64[N_PARAMETERS].
+# Entries of the parameters behind the common ones.
 (
     P_CREDIT,
     P_CREDIT_DECAY,
@@ -56,16 +76,56 @@ N_TERMS = N_COMMON_TERMS + 3
     P_DISK,
     P_TRACK_PREFILL,
     P_TRACK_ACTIVE,
-    P_KV_REUSE,
-    P_TEMPERATURE,
-    P_BLOCK_SIZE,
-) = range(10)
-N_PARAMETERS = 10
+) = range(N_COMMON_PARAMETERS, N_COMMON_PARAMETERS + 7)
+N_PARAMETERS = N_COMMON_PARAMETERS + 7
+
+
+class Query(NamedTuple):
+    """What of a prompt is the same for all slots.
+
+    per_block: the inverse of the block size where multiplying comes to the same, else 0
+    decay:     0 where nothing fades
+    """
+
+    credit_weight: float
+    decay: float
+    scale: float
+    host_weight: float
+    disk_weight: float
+    tracks_prefill: bool
+    tracks_active: bool
+    block_size: float
+    per_block: float
+    isl_tokens: float
+    isl_blocks: float
+    n_blocks: float
+    lowest_prefill: float
+
+
+class Slot(NamedTuple):
+    """What is known of a slot.  device, cpu, external: matched blocks, cumulative"""
+
+    prefill_tokens: float
+    active_blocks: float
+    device: float
+    cpu: float
+    external: float
+    leading: float
+
+
+class Rows(NamedTuple):
+    """What is known of the slots of a range, as arrays."""
+
+    totals: np.ndarray
+    fractions: np.ndarray
+    matched: np.ndarray
+    leading: np.ndarray
+    weight: np.ndarray
 
 
 @compiled()
 def _lowest_prefill(totals, eligible):
-    lowest = I64(-1)
+    lowest = I(-1)
     for slot in range(eligible.shape[0]):
         if eligible[slot]:
             load = totals[slot * N_TOTALS + PREFILL_TOKENS]
@@ -76,98 +136,159 @@ def _lowest_prefill(totals, eligible):
 
 @compiled(error_model="numpy")
 def _in_blocks(tokens, block_size, per_block):
-    """tokens / block_size; per_block: its inverse where that is exact, else 0."""
     return tokens * per_block if per_block != 0.0 else tokens / block_size
 
 
 @compiled(error_model="numpy")
-def _per_block(block_size):
-    """1 / block_size for a power of two, where multiplying comes to the same; else 0."""
-    size = I64(block_size)
-    return 1.0 / block_size if size & (size - 1) == 0 else 0.0
+def _query(plan, eligible, isl_tokens, n_blocks, pinned):
+    parameters, size = f64_view(plan, PARAMETERS), plan[BLOCK_SIZE]
+    block_size = float(size)
+    per_block = 1.0 / block_size if size & (size - 1) == 0 else 0.0
+    tracks_prefill = parameters[P_TRACK_PREFILL] != 0.0
+    decays = tracks_prefill and not pinned and isl_tokens > 0.0
+    decay = parameters[P_CREDIT_DECAY] if decays else 0.0
+    lowest = 0.0
+    if decay != 0.0:
+        lowest = float(_lowest_prefill(i64_view(i64_view(plan, LOAD), TOTALS), eligible))
+    return Query(
+        credit_weight=parameters[P_CREDIT],
+        decay=decay,
+        scale=parameters[P_SCALE],
+        host_weight=parameters[P_HOST],
+        disk_weight=parameters[P_DISK],
+        tracks_prefill=tracks_prefill,
+        tracks_active=parameters[P_TRACK_ACTIVE] != 0.0,
+        block_size=block_size,
+        per_block=per_block,
+        isl_tokens=isl_tokens,
+        isl_blocks=np.ceil(_in_blocks(isl_tokens, block_size, per_block)),
+        n_blocks=n_blocks,
+        lowest_prefill=lowest,
+    )
 
 
 @compiled(error_model="numpy")
-def fill_terms(matched, totals, blocks, eligible, parameters, isl_tokens, n_blocks, pinned, out):
-    """Fill every row of the terms but the cost; arguments as for `place`."""
-    active, leading = blocks[0], blocks[1]
-    lowest = float(_lowest_prefill(totals, eligible))
-    decays = parameters[P_TRACK_PREFILL] != 0.0 and not pinned and isl_tokens > 0.0
-    decay = parameters[P_CREDIT_DECAY] if decays else 0.0
-    block_size = parameters[P_BLOCK_SIZE]
-    per_block = _per_block(block_size)
-    host_weight, disk_weight = parameters[P_HOST], parameters[P_DISK]
-    credit_weight, scale = parameters[P_CREDIT], parameters[P_SCALE]
-    tracks_prefill = parameters[P_TRACK_PREFILL] != 0.0
-    tracks_active = parameters[P_TRACK_ACTIVE] != 0.0
-    isl_blocks = np.ceil(_in_blocks(isl_tokens, block_size, per_block))
+def terms_of(slot, query):
+    """(cached tokens, effective prefill tokens, decode, raw, credit, prefill) of a slot."""
+    host = slot.cpu - slot.device
+    disk = slot.external - slot.cpu
+    lower = query.host_weight * host + query.disk_weight * disk
+    cached = np.floor((slot.device + lower) * query.block_size + 0.5)
+    effective = max(0.0, query.isl_tokens - cached)
+    load, size, per_block = slot.prefill_tokens, query.block_size, query.per_block
+    raw = _in_blocks(load + effective + cached, size, per_block) if query.tracks_prefill else 0.0
+    fading = 1.0
+    if query.decay != 0.0:
+        excess = _in_blocks(load - query.lowest_prefill, size, per_block) / query.isl_blocks
+        fading = 1.0 / (1.0 + query.decay * max(0.0, excess))
+    credit = query.credit_weight * fading * slot.device + lower
+    prefill = query.scale * max(0.0, raw - credit)
+    decode = slot.active_blocks + query.n_blocks - slot.leading if query.tracks_active else 0.0
+    return cached, effective, decode, raw, credit, prefill
+
+
+@compiled(error_model="numpy")
+def _cost(terms, factor, weight):
+    """Never NaN."""
+    _, _, decode, _, _, prefill = terms
+    cost = (prefill + decode) * factor / weight
+    return cost if cost < np.inf else np.inf
+
+
+@compiled()
+def _rows(plan, first, end):
+    """Of the slots from `first` to `end`."""
+    load = i64_view(plan, LOAD)
+    return Rows(
+        i64_view(load, TOTALS)[first * N_TOTALS : end * N_TOTALS],
+        f64_view(load, FRACTIONS)[first:end],
+        i32_view(plan, MATCHED)[first * N_TIERS : end * N_TIERS],
+        i64_view(plan, LEADING)[first:end],
+        f64_view(i64_view(plan, RANKS), WEIGHT)[first:end],
+    )
+
+
+@compiled()
+def _slot_at(rows, at, found):
+    """found: may it have anything of the prompt?"""
+    row = at * N_TOTALS
+    blocks = active_blocks_of(
+        rows.totals[row + WHOLE_BLOCKS],
+        rows.totals[row + FRACTIONAL_BLOCKS],
+        rows.fractions[at],
+    )
+    tokens = float(rows.totals[row + PREFILL_TOKENS])
+    if not found:
+        return Slot(tokens, blocks, 0.0, 0.0, 0.0, 0.0)
+    device, cpu, external = matched_of(rows.matched, at)
+    return Slot(tokens, blocks, device, cpu, external, float(rows.leading[at]))
+
+
+@compiled()
+def matched_of(matched, at):
+    row = at * N_TIERS
+    return float(matched[row]), float(matched[row + 1]), float(matched[row + 3])
+
+
+@compiled(error_model="numpy")
+def _costs_between(plan, query, factors, first, end, found):
+    """Costs of the slots from `first` to `end`.  Compiled for either value of `found`."""
+    rows, costs = _rows(plan, first, end), f64_view(plan, COSTS)[first:end]
+    own = factors[first:end]
+    for at in range(end - first):
+        terms = terms_of(_slot_at(rows, at, found), query)
+        factor = own[at] if own.shape[0] != 0 else 1.0
+        costs[at] = _cost(terms, factor, rows.weight[at])
+
+
+@compiled()
+def _end_of_run(plan, word, words, found):
+    """Where the words end of whose slots none has, or some have something of the prompt."""
+    holding, running = u64_view(plan, HOLDING), u64_view(plan, RUNNING)
+    while word < words and ((holding[word] | running[word]) != 0) == found:
+        word += 1
+    return word
+
+
+@compiled(error_model="numpy")
+def _fill_costs(plan, query, eligible, factors):
+    """Most slots have nothing of a prompt: theirs cost half as much to compute."""
+    n_slots = eligible.shape[0]
+    words = (n_slots + 63) >> 6
+    word = I(0)
+    while word < words:
+        end = _end_of_run(plan, word, words, False)
+        _costs_between(plan, query, factors, word << 6, min(end << 6, n_slots), False)
+        word = _end_of_run(plan, end, words, True)
+        _costs_between(plan, query, factors, end << 6, min(word << 6, n_slots), True)
+
+
+@compiled(error_model="numpy")
+def place(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw):
+    """See `policy_kernels.place_by_plan`."""
+    look(plan, path, sequence)
+    query = _query(plan, eligible, isl_tokens, float(sequence.shape[0]), pinned)
+    _fill_costs(plan, query, eligible, factors)
+    chosen = choose(plan, eligible, draw)
+    if chosen != NOBODY:
+        terms = terms_of(_slot_at(_rows(plan, chosen, chosen + 1), 0, True), query)
+        summarise_tokens(plan, terms[1])
+    return chosen
+
+
+@compiled(error_model="numpy")
+def fill_terms(plan, eligible, factors, isl_tokens, n_blocks, pinned, out):
+    """See `policy_kernels.terms_by_plan`."""
+    query = _query(plan, eligible, isl_tokens, n_blocks, pinned)
+    rows = _rows(plan, 0, out.shape[1])
     for slot in range(out.shape[1]):
-        device = float(matched[slot, 0])
-        host = float(matched[slot, 1]) - device
-        disk = float(matched[slot, 3]) - float(matched[slot, 1])
-        load = float(totals[slot * N_TOTALS + PREFILL_TOKENS])
-        lower = host_weight * host + disk_weight * disk
-        cached = np.floor((device + lower) * block_size + 0.5)
-        effective = max(0.0, isl_tokens - cached)
-        raw = 0.0
-        if tracks_prefill:
-            raw = _in_blocks(load + effective + cached, block_size, per_block)
-        fading = 1.0
-        if decay != 0.0:
-            excess = _in_blocks(load - lowest, block_size, per_block) / isl_blocks
-            fading = 1.0 / (1.0 + decay * max(0.0, excess))
-        credit = credit_weight * fading * device + lower
+        terms = terms_of(_slot_at(rows, slot, True), query)
+        cached, effective, decode, raw, credit, prefill = terms
         out[CACHED_TOKENS, slot] = cached
         out[EFFECTIVE_PREFILL_TOKENS, slot] = effective
+        out[DECODE, slot] = decode
+        factor = factors[slot] if factors.shape[0] != 0 else 1.0
+        out[COST, slot] = _cost(terms, factor, rows.weight[slot])
         out[RAW, slot] = raw
         out[CREDIT, slot] = credit
-        out[PREFILL, slot] = scale * max(0.0, raw - credit)
-        out[DECODE, slot] = 0.0
-        if tracks_active:
-            out[DECODE, slot] = float(active[slot]) + n_blocks - float(leading[slot])
-
-
-@compiled(error_model="numpy")
-def fill_costs(weight, factors, terms):
-    """The costs, of the other rows; never NaN.  factors: float64[n_slots], or empty: all 1"""
-    for slot in range(terms.shape[1]):
-        cost = terms[PREFILL, slot] + terms[DECODE, slot]
-        if factors.shape[0] != 0:
-            cost *= factors[slot]
-        if weight[slot] != 1.0:
-            cost /= weight[slot]
-        terms[COST, slot] = cost if cost < np.inf else np.inf
-
-
-@compiled(PLACE, error_model="numpy")
-def place(
-    index,
-    path,
-    sequence,
-    load,
-    eligible,
-    weight,
-    factors,
-    parameters,
-    isl_tokens,
-    pinned,
-    draw,
-    matched,
-    blocks,
-    terms,
-    summary,
-):
-    """The slot for a prompt, NOBODY when none is eligible; see `placement_kernels`."""
-    match(index, path, matched)
-    active_blocks(load, blocks[0])
-    if parameters[P_KV_REUSE] != 0.0:
-        leading_runs(load, sequence, blocks[1])
-    else:
-        blocks[1, :] = 0
-    n_blocks = float(sequence.shape[0])
-    totals = i64_view(load, TOTALS)
-    fill_terms(matched, totals, blocks, eligible, parameters, isl_tokens, n_blocks, pinned, terms)
-    fill_costs(weight, factors, terms)
-    chosen = pick(terms[COST], eligible, parameters[P_TEMPERATURE], draw)
-    summarise(matched, eligible, terms, chosen, summary)
-    return chosen
+        out[PREFILL, slot] = prefill

@@ -19,6 +19,7 @@ from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition
 from select_service.core.fleet.recovered import Recovered
 from select_service.core.identity import PartitionKey, Rank
@@ -89,6 +90,7 @@ class Fleet:
         new_index: Callable[[], PrefixIndex],
         use_kv_events: bool,
         *,
+        router: RouterConfig,
         ranks_max: int = 1 << 32,
         queueing: bool = False,
         touched: Touched,
@@ -103,6 +105,7 @@ class Fleet:
         self.event_users = EventUsers()
         self._new_index = new_index
         self._use_kv_events = use_kv_events
+        self._router = router
         self._ranks_max = ranks_max
         self._queueing = queueing
         self._touched = touched
@@ -246,7 +249,9 @@ class Fleet:
             if partition is None or self._reshapes(partition, worker):
                 size = worker.given.block_size
                 assert size
-                partition = Partition(worker.key, size, worker.is_eagle, self._new_index())
+                partition = Partition(
+                    worker.key, size, worker.is_eagle, self._new_index(), self._router
+                )
             return _Entrance(partition, partition.open_slots(worker))
         except (MemoryError, OSError) as error:
             raise CapacityExceeded(f"no memory for the ranks of a worker: {error}") from None

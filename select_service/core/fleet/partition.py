@@ -4,14 +4,14 @@
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.selection import SelectRequest
-from select_service.core.arrays import Mask
+from select_service.core.arrays import Floats, Mask
 from select_service.core.decide.candidates import preference_factors
+from select_service.core.decide.explain import Candidate, explained
 from select_service.core.decide.placement_kernels import CACHED_TOKENS, NOBODY
 from select_service.core.decide.placing import Placing
 from select_service.core.decide.prompt import Prompt
@@ -24,48 +24,32 @@ from select_service.core.workers.rank_table import RankTable
 
 
 class Placement(NamedTuple):
-    """One choice.
-
-    matched:      cumulative matched blocks of the slot after GPU, CPU, DISK, EXTERNAL
-    best_overlap: most blocks, over all tiers, that any eligible slot has
-    """
+    """One choice.  matched: cumulative matched blocks of the slot, gpu, cpu, disk, external"""
 
     slot: int
-    prompt_blocks: int
     effective_prefill_tokens: int
-    matched: tuple[int, int, int, int]
-    best_overlap: int
-
-
-@dataclass(slots=True)
-class Tally:
-    """What the decisions of a partition added up to, in blocks."""
-
-    selected: int = 0
-    reserved: int = 0
-    prompt_blocks: int = 0
-    matched_gpu: int = 0
-    matched_cpu: int = 0
-    matched_disk: int = 0
-    matched_external: int = 0
-    best_overlap: int = 0
-    chosen_overlap: int = 0
+    matched: list[int]
 
 
 class Partition:
     """Ranks come and go with their workers; a rank has one slot in the index, table and load."""
 
     def __init__(
-        self, key: PartitionKey, block_size: int, is_eagle: bool, index: PrefixIndex
+        self,
+        key: PartitionKey,
+        block_size: int,
+        is_eagle: bool,
+        index: PrefixIndex,
+        config: RouterConfig,
     ) -> None:
+        """config: by which prompts are placed unless a request says otherwise"""
         self.key = key
         self.block_size = block_size
         self.is_eagle = is_eagle
         self.index = index
         self.table = RankTable()
         self.account = Account(key, block_size)
-        self.placing = Placing(index, self.table, self.account.load, block_size)
-        self.tally = Tally()
+        self.placing = Placing(index, self.table, self.account.load, block_size, config)
 
     @property
     def load(self) -> ActiveLoad:
@@ -88,6 +72,7 @@ class Partition:
         n_slots = self.index.reserve_slots(len(new))
         self.account.reserve_slots(n_slots)
         self.table.reserve_slots(n_slots)
+        self.placing.reserve_slots(n_slots)
         writers: dict[Rank, SlotWriter] = {}
         try:
             for rank in new:
@@ -136,19 +121,35 @@ class Partition:
         eligible: Mask,
         draw: float,
     ) -> Placement:
-        """Choose a rank.  Only reads; its terms are in `placing.last` until the next one.
+        """Choose a rank.  Only reads; what it found is in `placing.scratch` until the next one.
 
         eligible: bool[n_slots], at least one;  draw: uniform in [0, 1), for ties and the softmax
         """
-        pinned = request.pinned_worker is not None
-        preferred = request.routing_constraints.preferred_taints
-        factors = preference_factors(self.table, preferred) if preferred and not pinned else None
+        pinned, factors = self._wishes(request)
         slot = self.placing.place(prompt, config, eligible, factors, pinned, draw)
         assert slot != NOBODY
-        effective, gpu, cpu, disk, external, best = self.placing.last.summary.tolist()
-        return Placement(
-            slot, len(prompt.sequence_hashes), effective, (gpu, cpu, disk, external), best
-        )
+        effective, *matched, _ = self.placing.summary()
+        return Placement(slot, effective, matched)
+
+    def explain(
+        self,
+        prompt: Prompt,
+        request: SelectRequest,
+        config: RouterConfig,
+        eligible: Mask,
+        chosen: int,
+    ) -> list[Candidate]:
+        """The candidates of the last `place`, which had the same arguments."""
+        pinned, factors = self._wishes(request)
+        terms = self.placing.terms(prompt, config, eligible, factors, pinned)
+        return explained(self.placing, terms, eligible, chosen)
+
+    def _wishes(self, request: SelectRequest) -> tuple[bool, Floats | None]:
+        """Has it named its rank? Otherwise, what the taints that it prefers make of the costs."""
+        preferred = request.routing_constraints.preferred_taints
+        if request.pinned_worker is not None:
+            return True, None
+        return False, preference_factors(self.table, preferred) if preferred else None
 
     def best_cached_tokens(self, prompt: Prompt, config: RouterConfig, allowed: Mask) -> int:
         """Most prompt tokens that any of the allowed ranks has cached, in the weights of the cost.
@@ -156,22 +157,8 @@ class Partition:
         allowed: bool[n_slots], at least one
         """
         self.placing.place(prompt, config, allowed)
-        cached = self.placing.last.terms[CACHED_TOKENS]
+        cached = self.placing.terms(prompt, config, allowed)[CACHED_TOKENS]
         return int(cached[allowed].max())
-
-    def count(self, placement: Placement, reserved: bool) -> None:
-        """Add a decision to the tally."""
-        tally = self.tally
-        gpu, cpu, disk, external = placement.matched
-        tally.selected += not reserved
-        tally.reserved += reserved
-        tally.prompt_blocks += placement.prompt_blocks
-        tally.matched_gpu += gpu
-        tally.matched_cpu += cpu - gpu
-        tally.matched_disk += disk - cpu
-        tally.matched_external += external - disk
-        tally.chosen_overlap += external
-        tally.best_overlap += placement.best_overlap
 
     def check_invariants(self) -> None:
         """For tests."""
@@ -179,6 +166,7 @@ class Partition:
         self.account.check_invariants()
         assert not self.account.leaving & {slot for _, slot in self.table.slots()}
         self.index.check_invariants()
+        self.placing.check_invariants()
         assert self.load.n_slots == self.index.n_slots == self.table.n_slots
         for _, slot in self.table.slots():
             assert self.table.row(slot).writer.slot == slot

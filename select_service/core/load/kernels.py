@@ -22,7 +22,6 @@ import numpy as np
 from indexer.compiled import compiled
 from indexer.index.state_kernels import HASHES, HEADER, f64_view, i64_view, u64_view
 from select_service.core.load.load_layout import (
-    ALIVE,
     FRACTIONAL_BLOCKS,
     FRACTIONS,
     HOLDERS,
@@ -44,7 +43,6 @@ from select_service.core.load.table_kernels import (
     count_of,
     delete,
     enter,
-    find,
     has_room,
     locate,
     mix,
@@ -282,72 +280,22 @@ def add_output_block_and_decay(h, slot, hashes, whole, faded, fraction, weight):
     return missing
 
 
+@compiled()
+def active_blocks_of(whole, fractional, fraction):
+    """Of the sums of a slot, rounded half away from zero (weights are never negative)."""
+    if fractional == 0:
+        return float(whole)
+    return np.floor(whole + fraction + 0.5 + HALF_TOLERANCE)
+
+
 @compiled(f"void({HEADER}, int64[::1])")
 def active_blocks(h, out):
-    """out[slot] = active blocks, rounded half away from zero (weights are never negative)."""
+    """out[slot] = active blocks."""
     totals, fractions = i64_view(h, TOTALS), f64_view(h, FRACTIONS)
     for slot in range(out.shape[0]):
-        whole = totals[slot * N_TOTALS + WHOLE_BLOCKS]
-        if totals[slot * N_TOTALS + FRACTIONAL_BLOCKS] == 0:
-            out[slot] = whole
-        else:
-            out[slot] = I64(np.floor(whole + fractions[slot] + 0.5 + HALF_TOLERANCE))
-
-
-@compiled()
-def _still_alive(alive, holders, at, base, run, out):
-    """Keep the slots of a group that a row of `holders` has; the others got as far as `run`.
-
-    Returns whether any is left.
-    """
-    left = U64(0)
-    for word in range(U64(GROUP_WORDS)):
-        gone = alive[word] & ~holders[at + BITS + word]
-        alive[word] &= holders[at + BITS + word]
-        left |= alive[word]
-        if gone != 0 and run > 0:
-            for bit in range(64):
-                if (gone >> U64(bit)) & _ONE:
-                    out[base + I64(word) * 64 + bit] = run
-    return left != 0
-
-
-@compiled()
-def _leading_runs_of_group(holders, old, group, alive, hashes, out):
-    """As `leading_runs`, for the slots of one group."""
-    base = group * GROUP_SLOTS
-    alive[:] = ~U64(0)
-    run = I64(0)
-    prefix = U64(0)
-    for key in hashes:
-        prefix = next_prefix(prefix, key)
-        at = find(holders, HOLDER_FIELDS, prefix, U64(group))
-        if holders[at + MARK] != 0:
-            goes_on = _still_alive(alive, holders, at, base, run, out)
-        else:
-            if old.shape[0] == 0:
-                break
-            at = find(old, HOLDER_FIELDS, prefix, U64(group))
-            if old[at + MARK] == 0:
-                break
-            goes_on = _still_alive(alive, old, at, base, run, out)
-        if not goes_on:
-            return
-        run += 1
-    if run > 0:
-        for bit in range(min(GROUP_SLOTS, out.shape[0] - base)):
-            if (alive[bit >> 6] >> U64(bit & 63)) & _ONE:
-                out[base + bit] = run
-
-
-@compiled(f"void({HEADER}, {HASHES}, int64[::1])")
-def leading_runs(h, hashes, out):
-    """out[slot] = longest beginning that `hashes` shares with a live reservation of the slot.
-
-    Walks the prompt once for all slots of a group, and as far as any of them has it.
-    """
-    holders, old = u64_view(h, HOLDERS), u64_view(h, HOLDERS + OLD)
-    alive = u64_view(h, ALIVE)
-    out[:] = 0
-    for group in range((out.shape[0] + GROUP_SLOTS - 1) // GROUP_SLOTS):
-        _leading_runs_of_group(holders, old, group, alive, hashes, out)
+        row = slot * N_TOTALS
+        out[slot] = I64(
+            active_blocks_of(
+                totals[row + WHOLE_BLOCKS], totals[row + FRACTIONAL_BLOCKS], fractions[slot]
+            )
+        )

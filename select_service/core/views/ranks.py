@@ -48,8 +48,9 @@ def potential_loads_of(
     partition: Partition, prompt: Prompt, config: RouterConfig
 ) -> Iterator[RankLoad]:
     """What the load of every rank would be with this prompt on it."""
-    partition.placing.place(prompt, config, partition.table.open)
-    terms = partition.placing.last.terms
+    placing, everybody = partition.placing, partition.table.open
+    placing.place(prompt, config, everybody)
+    terms = placing.terms(prompt, config, everybody)
     prefill = partition.load.totals[:, layout.PREFILL_TOKENS]
     if config.track_prefill_tokens:
         prefill = prefill + terms[EFFECTIVE_PREFILL_TOKENS].astype(np.int64)

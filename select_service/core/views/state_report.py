@@ -5,7 +5,6 @@ Taking a report changes nothing.  It costs O(partitions + workers + ranks asked 
 
 from collections import Counter
 from collections.abc import Generator, Mapping
-from dataclasses import replace
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -13,8 +12,9 @@ import numpy.typing as npt
 
 from indexer.index.prefix_index import IndexStats
 from select_service.bodies.workers import Lifecycle
+from select_service.core.decide.placing import Tally
 from select_service.core.fleet.fleet import Fleet
-from select_service.core.fleet.partition import Partition, Tally
+from select_service.core.fleet.partition import Partition
 from select_service.core.load import load_layout as layout
 from select_service.core.load.ledger import Ledger
 from select_service.core.workers.catalog import Worker
@@ -112,7 +112,7 @@ def _partition(partition: Partition, ranks_max: int) -> PartitionReport:
         tenant_id=partition.key.tenant_id,
         block_size=partition.block_size,
         prefix_index=partition.index.stats(),
-        tally=replace(partition.tally),
+        tally=partition.placing.tally,
         n_ranks=len(partition.table),
         load=Load(*loads.sum(axis=0).tolist()),
         ranks=tuple(

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.index.slot_writer import SlotWriter
-from select_service.core.arrays import Floats, Mask
+from select_service.core.arrays import Floats, Mask, name_array
 from select_service.core.identity import Rank
+from select_service.core.workers import rank_layout as layout
 from select_service.core.workers.catalog import Worker
 from select_service.core.workers.taints import TaintNames
 
@@ -79,8 +80,9 @@ class RankTable:
         self._slots_of: dict[int, list[int]] = {}
         self._number_of: dict[int, int] = {}
         self._free_numbers: list[int] = []
-        self._all = Columns.of_nobody(ROWS_AT_FIRST)
-        self.columns = self._all.first(0)
+        self.header = np.zeros(layout.HEADER_LENGTH, np.int64)
+        """How kernels reach the columns (rank_layout); never replaced."""
+        self._show(Columns.of_nobody(ROWS_AT_FIRST), 0)
 
     def __len__(self) -> int:
         """Ranks."""
@@ -154,14 +156,20 @@ class RankTable:
         grown = Columns.of_nobody(rows)
         for column, old in zip(grown, self._all, strict=True):
             column[: len(old)] = old
-        columns = grown.first(self.n_slots)
-        self._all, self.columns = grown, columns
+        self._show(grown, self.n_slots)
 
     def ensure_slots(self, n_slots: int) -> None:
         """Let rows below `n_slots` exist.  Never shrinks: a freed slot may return."""
         if n_slots > self.n_slots:
             self.reserve_slots(n_slots)
-            self.columns = self._all.first(n_slots)
+            self._show(self._all, n_slots)
+
+    def _show(self, rows: Columns, n_slots: int) -> None:
+        columns = rows.first(n_slots)
+        self._all, self.columns = rows, columns
+        for pair, column in enumerate(columns):
+            name_array(self.header, 2 * pair, column)
+        self.header[layout.N_SLOTS] = n_slots
 
     def prepare(self, worker: Worker) -> None:
         """Note what is known of a worker before its ranks are `put`.
@@ -264,6 +272,8 @@ class RankTable:
         used = sorted([*self._number_of.values(), *self._free_numbers])
         assert used == list(range(len(used)))
         self._check_rows()
+        pairs = [(column.ctypes.data, column.size) for column in self.columns]
+        assert self.header.tolist() == [*(n for pair in pairs for n in pair), self.n_slots]
 
     def _check_rows(self) -> None:
         for slot, row in self._rows.items():

@@ -1,74 +1,81 @@
 """A policy of its own, through the same seam as `reference`: a kernel, a record, a name."""
 
-import numpy as np
 import pytest
 
 from indexer.compiled import compiled
-from indexer.index.kernels import match
-from indexer.index.state_kernels import i64_view
+from indexer.index.state_kernels import f64_view, i64_view, tiers_view
 from select_service.bodies.prompts import PromptQuery
-from select_service.core.decide.explain import explained
-from select_service.core.decide.pick_kernels import pick
 from select_service.core.decide.placement_kernels import (
     CACHED_TOKENS,
     COST,
     DECODE,
     EFFECTIVE_PREFILL_TOKENS,
     N_COMMON_TERMS,
+    NOBODY,
     PLACE,
-    summarise,
+    TERMS,
+    choose,
+    look,
+    summarise_tokens,
+)
+from select_service.core.decide.plan_layout import (
+    BLOCK_SIZE,
+    COSTS,
+    LOAD,
+    MATCHED,
+    N_COMMON_PARAMETERS,
+    PARAMETERS,
 )
 from select_service.core.decide.policies import POLICIES
-from select_service.core.decide.policy import COMMON_TERMS, Policy
+from select_service.core.decide.policy import Policy
 from select_service.core.decide.router_config import POLICY_NAMES, RouterConfig
-from select_service.core.load.kernels import active_blocks
 from select_service.core.load.load_layout import N_TOTALS, REQUESTS, TOTALS
 from tests.builders import a_select, a_select_and_reserve, a_selector, a_worker
 
-P_BLOCK_SIZE, P_PER_REQUEST = range(2)
+P_PER_REQUEST = N_COMMON_PARAMETERS
 SURCHARGE = N_COMMON_TERMS
 PER_REQUEST = 100.0
 
 
+@compiled()
+def surcharge_of(plan, slot):
+    requests = i64_view(i64_view(plan, LOAD), TOTALS)[slot * N_TOTALS + REQUESTS]
+    return f64_view(plan, PARAMETERS)[P_PER_REQUEST] * requests
+
+
 @compiled(PLACE, error_model="numpy")
-def fewest_requests(
-    index,
-    path,
-    sequence,
-    load,
-    eligible,
-    weight,
-    factors,
-    parameters,
-    isl_tokens,
-    pinned,
-    draw,
-    matched,
-    blocks,
-    terms,
-    summary,
-):
+def fewest_requests(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw):
     """Requests count, then matched blocks of whatever tier."""
-    match(index, path, matched)
-    active_blocks(load, blocks[0])
-    totals = i64_view(load, TOTALS)
-    for slot in range(terms.shape[1]):
-        cached = matched[slot, 3] * parameters[P_BLOCK_SIZE]
-        terms[CACHED_TOKENS, slot] = cached
-        terms[EFFECTIVE_PREFILL_TOKENS, slot] = max(0.0, isl_tokens - cached)
-        terms[DECODE, slot] = blocks[0, slot] + sequence.shape[0]
-        terms[SURCHARGE, slot] = parameters[P_PER_REQUEST] * totals[slot * N_TOTALS + REQUESTS]
-        terms[COST, slot] = terms[SURCHARGE, slot] - matched[slot, 3]
-    chosen = pick(terms[COST], eligible, 0.0, draw)
-    summarise(matched, eligible, terms, chosen, summary)
+    look(plan, path, sequence)
+    matched, costs = tiers_view(plan, MATCHED), f64_view(plan, COSTS)
+    for slot in range(eligible.shape[0]):
+        costs[slot] = surcharge_of(plan, slot) - matched[slot, 3]
+    chosen = choose(plan, eligible, draw)
+    if chosen != NOBODY:
+        cached = matched[chosen, 3] * plan[BLOCK_SIZE]
+        summarise_tokens(plan, max(0.0, isl_tokens - cached))
     return chosen
+
+
+@compiled(TERMS, error_model="numpy")
+def terms_of_fewest(plan, eligible, factors, isl_tokens, n_blocks, pinned, out):
+    matched = tiers_view(plan, MATCHED)
+    for slot in range(out.shape[1]):
+        cached = matched[slot, 3] * plan[BLOCK_SIZE]
+        out[CACHED_TOKENS, slot] = cached
+        out[EFFECTIVE_PREFILL_TOKENS, slot] = max(0.0, isl_tokens - cached)
+        out[DECODE, slot] = n_blocks
+        out[SURCHARGE, slot] = surcharge_of(plan, slot)
+        out[COST, slot] = f64_view(plan, COSTS)[slot]
 
 
 FEWEST = Policy(
     name="fewest-requests",
+    number=99,
     place=fewest_requests,
+    fill_terms=terms_of_fewest,
     own_terms=("surcharge",),
-    parameters_of=lambda config, block_size: np.array([block_size, PER_REQUEST]),
+    parameters_of=lambda config: (PER_REQUEST,),
     credit_blocks=lambda matched, config: float(matched[3]),
 )
 
@@ -120,11 +127,5 @@ def test_every_view_shows_the_terms_of_the_policy(selector):
     ]
 
 
-def test_a_partition_follows_a_change_of_policy(selector):
-    (partition,) = selector.fleet.partitions.values()
-    selector.select(a_select(), 0.0)
-    assert partition.placing.last.terms.shape[0] == len(COMMON_TERMS) + 1
-    everybody, prompt = partition.table.open, selector._asked(a_query())[1]
-    slot = partition.placing.place(prompt, RouterConfig(), everybody)
-    assert partition.placing.last.terms.shape[0] == len(POLICIES["reference"].terms)
-    assert "credit" in explained(partition.placing, everybody, slot)[0]
+def test_policies_are_known_by_different_numbers():
+    assert len({policy.number for policy in POLICIES.values()}) == len(POLICIES)

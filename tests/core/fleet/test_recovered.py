@@ -8,6 +8,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from select_service.bodies.workers import WorkerRegistration
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.recovered import HELD_S_MAX, Recovered
 from select_service.core.identity import PartitionKey, Rank
@@ -87,7 +88,12 @@ def test_what_nobody_takes_is_dropped_after_a_while(recovered):
 
 
 def a_fleet():
-    return Fleet(lambda: PrefixIndex(100), use_kv_events=True, touched=Touched(lambda: None))
+    return Fleet(
+        lambda: PrefixIndex(100),
+        use_kv_events=True,
+        router=RouterConfig(),
+        touched=Touched(lambda: None),
+    )
 
 
 def join(fleet, worker_id):

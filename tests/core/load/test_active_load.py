@@ -12,9 +12,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from select_service.core.load import growing_table, kernels
+from select_service.core.load import growing_table
 from select_service.core.load import load_layout as layout
 from select_service.core.load.active_load import ActiveLoad, OutputBlocks
+from select_service.core.load.leading_kernels import leading_runs as leading_runs_kernel
 from tests.exploring import explored
 from tests.models.load_model import LoadModel
 
@@ -27,11 +28,28 @@ def array(hashes):
     return np.array(hashes, np.uint64)
 
 
+class LeadingRuns:
+    """Arrays that go from one call to the next."""
+
+    def __init__(self):
+        self.grow(0)
+
+    def grow(self, n_slots):
+        words = n_slots // 64 + 1
+        self.out, self.running = np.zeros(64 * words, np.int64), np.zeros(words, np.uint64)
+
+    def of(self, load, query):
+        """int64[n_slots]"""
+        if len(self.out) < load.n_slots:
+            self.grow(load.n_slots)
+        leading_runs_kernel(load.header, query, self.out, self.running)
+        bits = np.unpackbits(self.running.view(np.uint8), bitorder="little")
+        assert np.array_equal(bits, self.out != 0)
+        return self.out[: load.n_slots]
+
+
 def leading_runs(load, query):
-    """int64[n_slots]"""
-    out = np.empty(load.n_slots, np.int64)
-    kernels.leading_runs(load.header, query, out)
-    return out
+    return LeadingRuns().of(load, query)
 
 
 class ActiveLoadMatchesModel(RuleBasedStateMachine):
@@ -47,6 +65,7 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
         self.load, self.model = ActiveLoad(), LoadModel()
         self.load.ensure_slots(n_slots)
         self.booked, self.n_slots, self.next = {}, n_slots, 0
+        self.runs = LeadingRuns()
 
     @rule(target=names, slot=st.integers(0, 10**6), hashes=HASHES, tokens=st.integers(0, 1000))
     def add(self, slot, hashes, tokens):
@@ -77,7 +96,7 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
 
     @rule(query=HASHES)
     def leading_runs(self, query):
-        got = leading_runs(self.load, array(query)).tolist()
+        got = self.runs.of(self.load, array(query)).tolist()
         expected = [0] * self.n_slots
         for slot in {slot for slot, *_ in self.booked.values()}:
             expected[slot] = self.model.leading_run(slot, query)

@@ -1,0 +1,197 @@
+"""Matching a prompt: one walk down the tree for all slots."""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+
+from indexer.compiled import compiled
+from indexer.index.state_kernels import (
+    BITS,
+    HASHES,
+    HEADER,
+    IMPLICIT,
+    LOCAL,
+    MARK,
+    N_TIERS,
+    NODES_USED,
+    PLANES,
+    SCRATCH,
+    WORDS,
+    I,
+    U,
+    lowest_bit,
+    u32_view,
+    u64_view,
+)
+from indexer.index.tree_kernels import find_child, set_of
+
+# SCRATCH during a match: N_TIERS planes of the slots that are still matching, each in its tier, and
+# behind them the words of a plane in which there is any, in ascending order.
+
+
+@compiled()
+def _start_alive(h, set_id):
+    """Each holder of the first block starts in its best tier. Returns in how many words."""
+    words = h[WORDS]
+    bits = u64_view(h, BITS)
+    alive = u64_view(h, SCRATCH)
+    row = set_id * PLANES * words
+    n_live = I(0)
+    for k in range(words):
+        taken = U(0)
+        for tier in range(N_TIERS):
+            plane = bits[row + tier * words + k]
+            alive[tier * words + k] = plane & ~taken
+            taken |= plane
+        if taken != 0:
+            alive[N_TIERS * words + n_live] = U(k)
+            n_live += 1
+    return n_live
+
+
+@compiled()
+def _narrow_word(alive, words, k, bits, row, depth, matched):
+    """See `_narrow_alive`, of 64 slots. Returns whether any is left."""
+    some = U(0)
+    leaving = U(0)
+    for tier in range(N_TIERS):
+        here = alive[tier * words + k] | leaving
+        leaving = U(0)
+        if here != 0:
+            stay = here & bits[row + tier * words + k]
+            alive[tier * words + k] = stay
+            some |= stay
+            leaving = here ^ stay
+            rest = leaving
+            while rest:
+                matched[k * 64 + I(lowest_bit(rest)), tier] = depth
+                rest &= rest - U(1)
+    return some != U(0)
+
+
+@compiled()
+def _narrow_alive(h, n_live, set_id, depth, matched):
+    """At a block with this holder set, slots stay in their tier, move on to a later one or drop
+    out; the tiers they leave are final at `depth`. Returns in how many words slots are left.
+    """
+    words = h[WORDS]
+    bits = u64_view(h, BITS)
+    alive = u64_view(h, SCRATCH)
+    listed = N_TIERS * words
+    left = I(0)
+    for i in range(n_live):
+        k = I(alive[listed + i])
+        if _narrow_word(alive, words, k, bits, set_id * PLANES * words, depth, matched):
+            alive[listed + left] = U(k)
+            left += 1
+    return left
+
+
+@compiled()
+def _finish_alive(h, n_live, depth, matched):
+    """The path ended, or nobody has its next block: what is still alive matched `depth`."""
+    words = h[WORDS]
+    alive = u64_view(h, SCRATCH)
+    for i in range(n_live):
+        k = I(alive[N_TIERS * words + i])
+        for tier in range(N_TIERS):
+            rest = alive[tier * words + k]
+            while rest:
+                slot = k * 64 + I(lowest_bit(rest))
+                for later in range(tier, N_TIERS):
+                    matched[slot, later] = depth
+                rest &= rest - U(1)
+
+
+@compiled()
+def _same_run(locals_, marks, path, mark):
+    """Leading nodes that continue the path on implicit edges with one holder set."""
+    limit = min(path.shape[0], locals_.shape[0])
+    j = 0
+    while j + 8 <= limit:
+        other = U(0)
+        other_mark = np.uint32(0)
+        for k in range(8):
+            other |= locals_[j + k] ^ path[j + k]
+            other_mark |= marks[j + k] ^ mark
+        if other != 0 or other_mark != 0:
+            break
+        j += 8
+    while j < limit and locals_[j] == path[j] and marks[j] == mark:
+        j += 1
+    return j
+
+
+@compiled()
+def _walk(h, path, matched):
+    """Fill the rows of those slots that hold the first block; the others stay as they are.
+
+    Returns the holder set of the first block.
+    """
+    used = h[NODES_USED]
+    locals_ = u64_view(h, LOCAL)[:used]
+    marks = u32_view(h, MARK)[:used]
+    node = find_child(h, I(0), path[0])
+    first = set_id = set_of(h, node)
+    n_live = _start_alive(h, set_id)
+    depth = 1
+    while n_live != 0:
+        mark = np.uint32(set_id) | IMPLICIT
+        run = _same_run(locals_[node + 1 :], marks[node + 1 :], path[depth:], mark)
+        node += run
+        depth += run
+        if depth == path.shape[0]:
+            break
+        node = find_child(h, node, path[depth])
+        if node == 0:
+            break
+        if set_of(h, node) != set_id:
+            set_id = set_of(h, node)
+            n_live = _narrow_alive(h, n_live, set_id, depth, matched)
+        depth += 1
+    _finish_alive(h, n_live, depth, matched)
+    return first
+
+
+@compiled(f"void({HEADER}, {HASHES}, int32[:, ::1])")
+def match(h, path, matched):
+    """Matched blocks of every slot, tiers cumulated.
+
+    path:    uint64 [n_blocks], content hashes, first block first
+    matched: int32 [n_slots, N_TIERS], out; column t counts the blocks found in tiers 0..t
+
+    A slot is matched in tier 0 as far as it goes, from there in tier 1, and so on; it never
+    returns to an earlier tier. O(path), plus O(slots) where the holders change.
+    """
+    matched[:] = 0
+    if path.shape[0] != 0:
+        _walk(h, path, matched)
+
+
+@compiled()
+def _clear_rows(matched, holding):
+    for k in range(holding.shape[0]):
+        rest = holding[k]
+        holding[k] = U(0)
+        while rest:
+            for tier in range(N_TIERS):
+                matched[k * 64 + I(lowest_bit(rest)), tier] = 0
+            rest &= rest - U(1)
+
+
+@compiled()
+def match_again(h, path, matched, holding):
+    """As `match`, in arrays that go from one match to the next: only what differs is written.
+
+    holding: uint64 [n_slots / 64, rounded up], bits of the slots whose rows are not 0
+    """
+    _clear_rows(matched, holding)
+    if path.shape[0] == 0:
+        return
+    words = h[WORDS]
+    bits = u64_view(h, BITS)
+    row = _walk(h, path, matched) * PLANES * words
+    for k in range(min(words, holding.shape[0])):
+        for tier in range(N_TIERS):
+            holding[k] |= bits[row + tier * words + k]

@@ -1,0 +1,53 @@
+"""The header through which compiled code places prompts in one partition.  Nothing else.
+
+An int64 array that lives as long as its `Placing`: pairs (address, length) of arrays, which the
+views of indexer.index.state_kernels turn into arrays again, and plain numbers.  `Placing` owns what
+is not another's, keeps all of it alive and rewrites a pair when it replaces an array.
+
+pair        type     length              meaning
+INDEX       int64                        header of the prefix index (state_kernels)
+LOAD        int64                        header of the active load (load_layout)
+RANKS       int64                        header of the rank table (rank_layout)
+PARAMETERS  float64                      of the policy, after the common ones below
+MATCHED     int32    rows * N_TIERS      matched blocks of every slot, tiers cumulated
+HOLDING     uint64   rows / 64           slots whose rows of MATCHED are not 0
+LEADING     int64    rows                leading prompt blocks that live requests of the slot hold
+RUNNING     uint64   rows / 64           slots whose LEADING is not 0
+COSTS       float64  rows                what the prompt costs on every slot, never NaN
+SUMMARY     int64    N_SUMMARY           of the last placement
+TALLY       int64    N_TALLY             of all decisions
+
+Rows are a multiple of 64, at least as many as the index, the load and the table have slots.  From
+MATCHED to SUMMARY it is scratch, which a placement fills and the next one overwrites.
+"""
+
+INDEX, LOAD, RANKS, PARAMETERS, MATCHED, HOLDING = range(0, 12, 2)
+LEADING, RUNNING, COSTS, SUMMARY, TALLY = range(12, 22, 2)
+POLICY = 22
+"""Its number, see `policy_kernels`."""
+N_SLOTS = 23
+BLOCK_SIZE = 24
+HEADER_LENGTH = 25
+
+# Parameters that those of every policy begin with: the temperature of the choice, and whether
+# requests share blocks.
+P_TEMPERATURE, P_KV_REUSE = range(2)
+N_COMMON_PARAMETERS = 2
+
+# Entries of the summary: of the chosen slot, and of the best there was.
+S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST = range(6)
+N_SUMMARY = 6
+
+# Entries of the tally: decisions without and with a booking, and sums over them in blocks.
+(
+    T_SELECTED,
+    T_RESERVED,
+    T_PROMPT_BLOCKS,
+    T_GPU,
+    T_CPU,
+    T_DISK,
+    T_EXTERNAL,
+    T_BEST_OVERLAP,
+    T_CHOSEN_OVERLAP,
+) = range(9)
+N_TALLY = 9
