@@ -43,6 +43,7 @@ from select_service.core.load.table_kernels import (
     count_of,
     delete,
     enter,
+    fetch,
     has_room,
     locate,
     mix,
@@ -68,10 +69,12 @@ _ONE = U64(1)
 # all is done and the owner has memory to give back.
 OK, NO_ROOM, CALL_OWNER = range(3)
 
+AHEAD = 8
+"""Blocks whose rows are on their way from memory while one is worked on."""
 HALF_TOLERANCE = 1e-9
 
 
-@compiled()
+@compiled(forceinline=True)
 def next_prefix(prefix, key):
     """Key of the prefix that goes on with the block `key`; the empty prefix is 0."""
     return mix((prefix ^ key) + GOLDEN)
@@ -87,7 +90,7 @@ def _set_weight(references, at, weight):
     references[at + WEIGHT] = np.float64(weight).view(np.uint64)
 
 
-@compiled()
+@compiled(forceinline=True)
 def _add_weights(h, slot, weight, blocks):
     """Count `blocks` blocks (negative: out) of one weight in the slot's active blocks."""
     totals, at = i64_view(h, TOTALS), slot * N_TOTALS
@@ -101,7 +104,7 @@ def _add_weights(h, slot, weight, blocks):
         fractions[slot] = 0.0  # no rounding error survives the last fractional block
 
 
-@compiled()
+@compiled(forceinline=True)
 def _refer(references, old, key, owner):
     """Reference a block once more; 1 when the row is new."""
     at = locate(references, REFERENCE_FIELDS, old, key, owner)
@@ -113,7 +116,7 @@ def _refer(references, old, key, owner):
     return I64(1)
 
 
-@compiled()
+@compiled(forceinline=True)
 def _unrefer(h, references, old, key, owner):
     """Undo one `_refer`; returns whether there was one."""
     at = locate(references, REFERENCE_FIELDS, old, key, owner)
@@ -128,7 +131,7 @@ def _unrefer(h, references, old, key, owner):
     return True
 
 
-@compiled()
+@compiled(forceinline=True)
 def _hold(holders, old, key, slot):
     """Set the bit of `slot`; 1 when the row is new."""
     group = slot >> _GROUP_SHIFT
@@ -143,7 +146,7 @@ def _hold(holders, old, key, slot):
     return I64(fresh)
 
 
-@compiled()
+@compiled(forceinline=True)
 def _release(holders, old, key, slot):
     """Clear the bit of `slot`; 1 when the row is gone."""
     at = locate(holders, HOLDER_FIELDS, old, key, slot >> _GROUP_SHIFT)
@@ -156,7 +159,7 @@ def _release(holders, old, key, slot):
     return I64(0)
 
 
-@compiled()
+@compiled(forceinline=True)
 def _count_prefix(h, prefixes, old, prefix, owner):
     """Count a prefix for a slot once more."""
     at = locate(prefixes, PREFIX_FIELDS, old, prefix, owner)
@@ -169,7 +172,7 @@ def _count_prefix(h, prefixes, old, prefix, owner):
     h[HOLDERS + USED] += _hold(holders, old_holders, prefix, owner)
 
 
-@compiled()
+@compiled(forceinline=True)
 def _uncount_prefix(h, prefixes, old, prefix, owner):
     """Undo one `_count_prefix`; returns whether there was one."""
     at = locate(prefixes, PREFIX_FIELDS, old, prefix, owner)
@@ -183,6 +186,16 @@ def _uncount_prefix(h, prefixes, old, prefix, owner):
     holders, old_holders = u64_view(h, HOLDERS), u64_view(h, HOLDERS + OLD)
     h[HOLDERS + USED] -= _release(holders, old_holders, prefix, owner)
     return True
+
+
+@compiled(forceinline=True)
+def _fetch(h, references, prefixes, key, prefix, owner):
+    """Let the rows of a block come that is worked on later; returns its prefix."""
+    fetch(references, REFERENCE_FIELDS, key, owner)
+    prefix = next_prefix(prefix, key)
+    fetch(prefixes, PREFIX_FIELDS, prefix, owner)
+    fetch(u64_view(h, HOLDERS), HOLDER_FIELDS, prefix, owner >> _GROUP_SHIFT)
+    return prefix
 
 
 @compiled()
@@ -210,8 +223,13 @@ def book(h, slot, hashes, prefill_tokens, nameless):
         return NO_ROOM
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD)
     prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD)
-    new, prefix, owner = I64(0), U64(0), U64(slot)
-    for key in hashes:
+    new, prefix, coming, owner = I64(0), U64(0), U64(0), U64(slot)
+    for number in range(-AHEAD, hashes.shape[0]):
+        if number + AHEAD < hashes.shape[0]:
+            coming = _fetch(h, references, prefixes, hashes[number + AHEAD], coming, owner)
+        if number < 0:
+            continue
+        key = hashes[number]
         new += _refer(references, old, key, owner)
         prefix = next_prefix(prefix, key)
         _count_prefix(h, prefixes, old_prefixes, prefix, owner)
@@ -232,8 +250,13 @@ def release(h, slot, hashes, prefill_tokens, whole, faded, fraction):
     """
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD)
     prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD)
-    missing, prefix, owner = I64(0), U64(0), U64(slot)
-    for key in hashes:
+    missing, prefix, coming, owner = I64(0), U64(0), U64(0), U64(slot)
+    for number in range(-AHEAD, hashes.shape[0]):
+        if number + AHEAD < hashes.shape[0]:
+            coming = _fetch(h, references, prefixes, hashes[number + AHEAD], coming, owner)
+        if number < 0:
+            continue
+        key = hashes[number]
         missing += not _unrefer(h, references, old, key, owner)
         prefix = next_prefix(prefix, key)
         missing += not _uncount_prefix(h, prefixes, old_prefixes, prefix, owner)
@@ -269,8 +292,10 @@ def add_output_block_and_decay(h, slot, hashes, whole, faded, fraction, weight):
     _add_weights(h, slot, weight, whole + faded + 1)
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD)
     missing = I64(0)
-    for key in hashes:
-        at = locate(references, REFERENCE_FIELDS, old, key, U64(slot))
+    for number in range(hashes.shape[0]):
+        if number + AHEAD < hashes.shape[0]:
+            fetch(references, REFERENCE_FIELDS, hashes[number + AHEAD], U64(slot))
+        at = locate(references, REFERENCE_FIELDS, old, hashes[number], U64(slot))
         if references[at + MARK] == 0:
             missing += 1
         elif count_of(references, at) == 1:

@@ -23,7 +23,7 @@ Where a table begins in a header (load_layout) its numbers stand too: entries, a
 
 import numpy as np
 
-from indexer.compiled import compiled
+from indexer.compiled import compiled, intrinsic
 from indexer.index.state_kernels import HEADER, u64_view
 from select_service.core.load.load_layout import (
     MOVED_AT_LEAST,
@@ -54,7 +54,7 @@ _OWNER = U64(32)
 _ONE = U64(1)
 
 
-@compiled()
+@compiled(forceinline=True)
 def mix(x):
     """Spread a hash over all bits (finaliser of SplitMix64): clients may send 1, 2, 3 as hashes."""
     x = (x ^ (x >> U64(30))) * _MIX_1
@@ -62,22 +62,22 @@ def mix(x):
     return x ^ (x >> U64(31))
 
 
-@compiled()
+@compiled(forceinline=True)
 def _home(key, owner, mask):
     return mix(key + GOLDEN * (owner + _ONE)) & mask
 
 
-@compiled()
+@compiled(forceinline=True)
 def _mask_of(table, fields):
     return U64(table.shape[0] // fields - 1)
 
 
-@compiled()
+@compiled(forceinline=True)
 def count_of(table, at):
     return table[at + MARK] & _COUNT
 
 
-@compiled()
+@compiled(forceinline=True)
 def find(table, fields, key, owner):
     """Where (key, owner) stands, or the free row where it belongs."""
     mask = _mask_of(table, fields)
@@ -90,7 +90,38 @@ def find(table, fields, key, owner):
         row = (row + _ONE) & mask
 
 
-@compiled()
+@intrinsic
+def _prefetch(typingctx, table, at):
+    """Let the cache line of table[at] come; nothing else happens, whatever `at` is."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        where = builder.bitcast(builder.gep(array.data, [args[1]]), cgutils.voidptr_t)
+        number = ir.IntType(32)
+        prefetch = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number]),
+            "llvm.prefetch.p0i8",
+        )
+        builder.call(prefetch, [where, number(1), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(table, at), codegen
+
+
+@compiled(forceinline=True)
+def fetch(table, fields, key, owner):
+    """Let the row where (key, owner) belongs come into the cache while others are worked on."""
+    at = _home(key, owner, _mask_of(table, fields)) * U64(fields)
+    _prefetch(table, at)
+    if fields > 4:
+        _prefetch(table, at + U64(fields - 1))
+
+
+@compiled(forceinline=True)
 def _move(table, fields, old, at, free):
     """Take a row of `old` over, into the free row of `table` where it belongs."""
     for field in range(U64(fields)):
@@ -98,7 +129,7 @@ def _move(table, fields, old, at, free):
     old[at + MARK] = MOVED
 
 
-@compiled()
+@compiled(forceinline=True)
 def locate(table, fields, old, key, owner):
     """Where (key, owner) stands in `table` now, or the free row where it belongs."""
     at = find(table, fields, key, owner)
@@ -109,14 +140,14 @@ def locate(table, fields, old, key, owner):
     return at
 
 
-@compiled()
+@compiled(forceinline=True)
 def enter(table, at, key, owner):
     """Begin a free row with the count 1."""
     table[at + KEY] = key
     table[at + MARK] = (owner << _OWNER) | _ONE
 
 
-@compiled()
+@compiled(forceinline=True)
 def delete(table, fields, hole):
     """Free a row; rows behind it move up where their search would end there."""
     mask = _mask_of(table, fields)
