@@ -1,0 +1,26 @@
+"""The entry for Python: one request, head and body."""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+from indexer.compiled import READ_ONLY, compiled
+from select_service.fast.body_kernels import read_body
+from select_service.fast.head_kernels import read_head
+from select_service.fast.request_layout import BODY_AT, END, INCOMPLETE, USUAL
+
+BYTES = READ_ONLY.format("uint8")
+
+
+@compiled(f"int64({BYTES}, int64, int64, int64[::1], uint64[::1], uint64[::1], uint32[::1])")
+def read_request(data, at, end, fields, blocks, sequence, tokens):
+    """Read the request that begins at `at`: USUAL, INCOMPLETE or UNUSUAL.
+
+    Arguments as those of `read_head` and `read_body`.  When more bytes are needed, fields[END] says
+    up to where, or NONE when the head does not say it yet.
+    """
+    state = read_head(data, at, end, fields)
+    if state != USUAL:
+        return state
+    if fields[END] > end:
+        return INCOMPLETE
+    return read_body(data, fields[BODY_AT], fields[END], fields, blocks, sequence, tokens)
