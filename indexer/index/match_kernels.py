@@ -30,7 +30,7 @@ from indexer.index.tree_kernels import find_child, set_of
 # behind them the words of a plane in which there is any, in ascending order.
 
 
-@compiled()
+@compiled(forceinline=True)
 def _start_alive(h, set_id):
     """Each holder of the first block starts in its best tier. Returns in how many words."""
     words = h[WORDS]
@@ -50,27 +50,34 @@ def _start_alive(h, set_id):
     return n_live
 
 
-@compiled()
+@compiled(forceinline=True)
+def _leave(slots, k, tier, depth, matched):
+    """These slots of word k have left `tier`: that is final. What they have later overwrites it."""
+    while slots:
+        slot = k * 64 + I(lowest_bit(slots))
+        for later in range(tier, N_TIERS):
+            matched[slot, later] = depth
+        slots &= slots - U(1)
+
+
+@compiled(forceinline=True)
 def _narrow_word(alive, words, k, bits, row, depth, matched):
     """See `_narrow_alive`, of 64 slots. Returns whether any is left."""
     some = U(0)
     leaving = U(0)
     for tier in range(N_TIERS):
-        here = alive[tier * words + k] | leaving
-        leaving = U(0)
-        if here != 0:
-            stay = here & bits[row + tier * words + k]
+        own = alive[tier * words + k]
+        if own | leaving:
+            plane = bits[row + tier * words + k]
+            stay = (own | leaving) & plane
+            leaving = (own | leaving) ^ stay
             alive[tier * words + k] = stay
             some |= stay
-            leaving = here ^ stay
-            rest = leaving
-            while rest:
-                matched[k * 64 + I(lowest_bit(rest)), tier] = depth
-                rest &= rest - U(1)
+            _leave(own & ~plane, k, tier, depth, matched)
     return some != U(0)
 
 
-@compiled()
+@compiled(forceinline=True)
 def _narrow_alive(h, n_live, set_id, depth, matched):
     """At a block with this holder set, slots stay in their tier, move on to a later one or drop
     out; the tiers they leave are final at `depth`. Returns in how many words slots are left.
@@ -88,7 +95,7 @@ def _narrow_alive(h, n_live, set_id, depth, matched):
     return left
 
 
-@compiled()
+@compiled(forceinline=True)
 def _finish_alive(h, n_live, depth, matched):
     """The path ended, or nobody has its next block: what is still alive matched `depth`."""
     words = h[WORDS]
@@ -96,15 +103,10 @@ def _finish_alive(h, n_live, depth, matched):
     for i in range(n_live):
         k = I(alive[N_TIERS * words + i])
         for tier in range(N_TIERS):
-            rest = alive[tier * words + k]
-            while rest:
-                slot = k * 64 + I(lowest_bit(rest))
-                for later in range(tier, N_TIERS):
-                    matched[slot, later] = depth
-                rest &= rest - U(1)
+            _leave(alive[tier * words + k], k, tier, depth, matched)
 
 
-@compiled()
+@compiled(forceinline=True)
 def _same_run(locals_, marks, path, mark):
     """Leading nodes that continue the path on implicit edges with one holder set."""
     limit = min(path.shape[0], locals_.shape[0])
@@ -123,7 +125,7 @@ def _same_run(locals_, marks, path, mark):
     return j
 
 
-@compiled()
+@compiled(forceinline=True)
 def _walk(h, path, matched):
     """Fill the rows of those slots that hold the first block; the others stay as they are.
 
@@ -169,7 +171,7 @@ def match(h, path, matched):
         _walk(h, path, matched)
 
 
-@compiled()
+@compiled(forceinline=True)
 def _clear_rows(matched, holding):
     for k in range(holding.shape[0]):
         rest = holding[k]
@@ -180,7 +182,7 @@ def _clear_rows(matched, holding):
             rest &= rest - U(1)
 
 
-@compiled()
+@compiled(forceinline=True)
 def match_again(h, path, matched, holding):
     """As `match`, in arrays that go from one match to the next: only what differs is written.
 

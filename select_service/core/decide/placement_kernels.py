@@ -32,6 +32,7 @@ from select_service.core.decide.plan_layout import (
     COSTS,
     HOLDING,
     INDEX,
+    KEYS,
     LEADING,
     LOAD,
     MATCHED,
@@ -79,7 +80,7 @@ def look(plan, path, sequence):
     match_again(index, path, tiers_view(plan, MATCHED), u64_view(plan, HOLDING))
     leading, running = i64_view(plan, LEADING), u64_view(plan, RUNNING)
     if f64_view(plan, PARAMETERS)[P_KV_REUSE] != 0.0:
-        leading_runs(load, sequence, leading, running)
+        leading_runs(load, sequence, u64_view(plan, KEYS), leading, running)
     else:
         clear_runs(leading, running)
 

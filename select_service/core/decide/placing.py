@@ -14,6 +14,7 @@ from select_service.core.decide.policies import policy_of
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.active_load import ActiveLoad
+from select_service.core.load.booking import BOOKED_BLOCKS_MAX
 from select_service.core.workers.rank_table import RankTable
 
 _NO_FACTORS: Floats = np.zeros(0, np.float64)
@@ -29,6 +30,7 @@ class Scratch(NamedTuple):
     holding: npt.NDArray[np.uint64]
     leading: npt.NDArray[np.int64]
     running: npt.NDArray[np.uint64]
+    keys: npt.NDArray[np.uint64]
     costs: npt.NDArray[np.float64]
 
     @classmethod
@@ -38,11 +40,12 @@ class Scratch(NamedTuple):
             holding=np.zeros(rows // 64, np.uint64),
             leading=np.zeros(rows, np.int64),
             running=np.zeros(rows // 64, np.uint64),
+            keys=np.empty(BOOKED_BLOCKS_MAX, np.uint64),
             costs=np.zeros(rows, np.float64),
         )
 
 
-_SCRATCH = (layout.MATCHED, layout.HOLDING, layout.LEADING, layout.RUNNING, layout.COSTS)
+_SCRATCH = range(layout.MATCHED, layout.SUMMARY, 2)
 
 
 class Tally(NamedTuple):

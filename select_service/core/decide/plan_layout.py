@@ -13,6 +13,7 @@ MATCHED     int32    rows * N_TIERS      matched blocks of every slot, tiers cum
 HOLDING     uint64   rows / 64           slots whose rows of MATCHED are not 0
 LEADING     int64    rows                leading prompt blocks that live requests of the slot hold
 RUNNING     uint64   rows / 64           slots whose LEADING is not 0
+KEYS        uint64   BOOKED_BLOCKS_MAX   keys of the prefixes of the prompt (leading_kernels)
 COSTS       float64  rows                what the prompt costs on every slot, never NaN
 SUMMARY     int64    N_SUMMARY           of the last placement
 TALLY       int64    N_TALLY             of all decisions
@@ -22,12 +23,11 @@ MATCHED to SUMMARY it is scratch, which a placement fills and the next one overw
 """
 
 INDEX, LOAD, RANKS, PARAMETERS, MATCHED, HOLDING = range(0, 12, 2)
-LEADING, RUNNING, COSTS, SUMMARY, TALLY = range(12, 22, 2)
-POLICY = 22
+LEADING, RUNNING, KEYS, COSTS, SUMMARY, TALLY = range(12, 24, 2)
+POLICY = 24
 """Its number, see `policy_kernels`."""
-N_SLOTS = 23
-BLOCK_SIZE = 24
-HEADER_LENGTH = 25
+BLOCK_SIZE = 25
+HEADER_LENGTH = 26
 
 # Parameters that those of every policy begin with: the temperature of the choice, and whether
 # requests share blocks.

@@ -44,8 +44,6 @@ class ActiveLoad:
         self._references = self._table(layout.REFERENCES, kernels.REFERENCE_FIELDS)
         self._prefixes = self._table(layout.PREFIXES, kernels.PREFIX_FIELDS)
         self._holders = self._table(layout.HOLDERS, kernels.HOLDER_FIELDS)
-        self._alive = np.zeros(kernels.GROUP_WORDS, np.uint64)
-        self._name(layout.ALIVE, self._alive)
         self._all_totals = np.zeros((_SLOTS_AT_FIRST, layout.N_TOTALS), np.int64)
         self._all_fractions = np.zeros(_SLOTS_AT_FIRST, np.float64)
         self._show(0)

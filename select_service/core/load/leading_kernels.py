@@ -1,6 +1,8 @@
-"""How much of a prompt is live on which rank: one walk down the prompt for each group of slots.
+"""How much of a prompt is live on which rank, of all slots at once.
 
-Reads the table `holders` of the load kernels.
+Reads the table `holders` of the load kernels.  A slot that has a prefix has all shorter ones, too:
+so the slots of a group that have a prefix become fewer from block to block, and where they become
+fewer is searched for instead of looking at every block.
 """
 
 # mypy: ignore-errors
@@ -10,69 +12,97 @@ import numpy as np
 
 from indexer.compiled import compiled
 from indexer.index.state_kernels import HASHES, HEADER, lowest_bit, u64_view
-from select_service.core.load.kernels import (
-    BITS,
-    GROUP_WORDS,
-    HOLDER_FIELDS,
-    next_prefix,
-)
-from select_service.core.load.load_layout import ALIVE, HOLDERS, OLD
+from select_service.core.load.kernels import BITS, GROUP_WORDS, HOLDER_FIELDS, next_prefix
+from select_service.core.load.load_layout import HOLDERS, OLD
 from select_service.core.load.table_kernels import MARK, find
 
 U64 = np.uint64
 I64 = np.int64
 
-
-@compiled()
-def _end_runs(slots, word, run, out, running):
-    """The run of these slots, bits of a word, ends here."""
-    if slots != 0:
-        running[word] |= slots
-        while slots != 0:
-            out[word * 64 + I64(lowest_bit(slots))] = run
-            slots &= slots - U64(1)
+# The slots of a group are a tuple of GROUP_WORDS words.
+_NO_SLOTS = (U64(0), U64(0), U64(0), U64(0))
+assert len(_NO_SLOTS) == GROUP_WORDS
 
 
-@compiled()
-def _still_alive(alive, holders, at, first_word, run, out, running):
-    """Keep the slots of a group that a row of `holders` has; the others got as far as `run`.
+@compiled(forceinline=True)
+def _both(one, other):
+    return one[0] & other[0], one[1] & other[1], one[2] & other[2], one[3] & other[3]
 
-    Returns whether any is left.
-    """
-    left = U64(0)
-    for word in range(GROUP_WORDS):
-        bits = holders[at + BITS + U64(word)]
-        if run > 0:
-            _end_runs(alive[word] & ~bits, first_word + word, run, out, running)
-        alive[word] &= bits
-        left |= alive[word]
-    return left != 0
+
+@compiled(forceinline=True)
+def _bits(table, at):
+    at += BITS
+    return table[at], table[at + U64(1)], table[at + U64(2)], table[at + U64(3)]
 
 
 @compiled()
-def _runs_of_group(holders, old, group, alive, hashes, out, running):
-    """As `leading_runs`, for the slots of one group."""
-    first_word = group * GROUP_WORDS
-    alive[:] = ~U64(0)
-    run, prefix = I64(0), U64(0)
-    for key in hashes:
-        prefix = next_prefix(prefix, key)
-        at = find(holders, HOLDER_FIELDS, prefix, U64(group))
-        if holders[at + MARK] != 0:
-            goes_on = _still_alive(alive, holders, at, first_word, run, out, running)
+def _holders_of(h, prefix, group):
+    """The slots of a group that have a prefix."""
+    holders, old = u64_view(h, HOLDERS), u64_view(h, HOLDERS + OLD)
+    at = find(holders, HOLDER_FIELDS, prefix, U64(group))
+    if holders[at + MARK] != 0:
+        return _bits(holders, at)
+    if old.shape[0] != 0:
+        at = find(old, HOLDER_FIELDS, prefix, U64(group))
+        if old[at + MARK] != 0:
+            return _bits(old, at)
+    return _NO_SLOTS
+
+
+@compiled()
+def _end_runs(slots, group, run, out, running):
+    """The runs of these slots end here."""
+    for k in range(GROUP_WORDS):
+        rest, word = slots[k], group * GROUP_WORDS + k
+        if rest != 0:
+            running[word] |= rest
+        while rest != 0:
+            out[word * 64 + I64(lowest_bit(rest))] = run
+            rest &= rest - U64(1)
+
+
+@compiled()
+def _common_run(h, group, alive, run, keys):
+    """How far all of these slots go that go as far as `run`: in growing steps, then by halves."""
+    step, end = I64(1), I64(keys.shape[0])
+    while run + step <= end and _both(alive, _holders_of(h, keys[run + step - 1], group)) == alive:
+        run += step
+        step *= 2
+    beyond = min(run + step, end + 1)
+    while beyond - run > 1:
+        middle = (run + beyond) >> 1
+        if _both(alive, _holders_of(h, keys[middle - 1], group)) == alive:
+            run = middle
         else:
-            if old.shape[0] == 0:
-                break
-            at = find(old, HOLDER_FIELDS, prefix, U64(group))
-            if old[at + MARK] == 0:
-                break
-            goes_on = _still_alive(alive, old, at, first_word, run, out, running)
-        if not goes_on:
-            return
+            beyond = middle
+    return run
+
+
+@compiled()
+def _runs_of_group(h, group, alive, keys, out, running):
+    """alive: the slots that have the first block"""
+    run, end = I64(1), I64(keys.shape[0])
+    if _both(alive, _holders_of(h, keys[end - 1], group)) == alive:
+        run = end  # the usual case
+    while alive != _NO_SLOTS:
+        run = _common_run(h, group, alive, run, keys)
+        left = _NO_SLOTS
+        if run < end:
+            left = _both(alive, _holders_of(h, keys[run], group))
+        ended = alive[0] ^ left[0], alive[1] ^ left[1], alive[2] ^ left[2], alive[3] ^ left[3]
+        _end_runs(ended, group, run, out, running)
+        alive = left
         run += 1
-    if run > 0:
-        for word in range(GROUP_WORDS):
-            _end_runs(alive[word], first_word + word, run, out, running)
+
+
+@compiled()
+def _fill_keys(hashes, keys):
+    """The keys of as many prefixes as there is room for."""
+    end, prefix = min(hashes.shape[0], keys.shape[0]), U64(0)
+    for block in range(end):
+        prefix = next_prefix(prefix, hashes[block])
+        keys[block] = prefix
+    return keys[:end]
 
 
 @compiled()
@@ -86,16 +116,22 @@ def clear_runs(out, running):
             slots &= slots - U64(1)
 
 
-@compiled(f"void({HEADER}, {HASHES}, int64[::1], uint64[::1])")
-def leading_runs(h, hashes, out, running):
+@compiled(f"void({HEADER}, {HASHES}, uint64[::1], int64[::1], uint64[::1])")
+def leading_runs(h, hashes, room, out, running):
     """out[slot] = longest beginning that `hashes` shares with a live reservation of the slot.
 
     h:       header of the load (load_layout)
+    room:    uint64[n], scratch for the keys of prefixes; beyond so many blocks no run is followed
     running: uint64[n_slots / 64, rounded up], bits of the slots whose `out` is not 0, of the last
              time and then of this time: only what differs is written.
-    Walks the prompt once for all slots of a group, and as far as any of them has it.
     """
-    holders, old = u64_view(h, HOLDERS), u64_view(h, HOLDERS + OLD)
     clear_runs(out, running)
+    if hashes.shape[0] == 0:
+        return
+    keys = room[:0]
     for group in range((running.shape[0] + GROUP_WORDS - 1) // GROUP_WORDS):
-        _runs_of_group(holders, old, group, u64_view(h, ALIVE), hashes, out, running)
+        alive = _holders_of(h, next_prefix(U64(0), hashes[0]), group)
+        if alive != _NO_SLOTS:
+            if keys.shape[0] == 0:
+                keys = _fill_keys(hashes, room)
+            _runs_of_group(h, group, alive, keys, out, running)

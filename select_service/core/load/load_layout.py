@@ -7,14 +7,13 @@ its `GrowingTable`s own the arrays, keep them alive and rewrite a pair when they
 pair        type     length         meaning
 TOTALS      int64    n_slots * 4    sums of each slot, N_TOTALS numbers a slot
 FRACTIONS   float64  n_slots        weights of its blocks that are not whole
-ALIVE       uint64   GROUP_WORDS    scratch of `leading_runs`
 REFERENCES  uint64                  three tables (table_kernels); what they hold: kernels
 PREFIXES    uint64
 HOLDERS     uint64
 """
 
-TOTALS, FRACTIONS, ALIVE = 0, 2, 4
-N_SLOTS = 6
+TOTALS, FRACTIONS = 0, 2
+N_SLOTS = 4
 
 TABLE_NUMBERS = 8
 REFERENCES, PREFIXES, HOLDERS = range(8, 8 + 3 * TABLE_NUMBERS, TABLE_NUMBERS)

@@ -31,7 +31,8 @@ def array(hashes):
 class LeadingRuns:
     """Arrays that go from one call to the next."""
 
-    def __init__(self):
+    def __init__(self, blocks=64):
+        self.keys = np.empty(blocks, np.uint64)
         self.grow(0)
 
     def grow(self, n_slots):
@@ -42,7 +43,7 @@ class LeadingRuns:
         """int64[n_slots]"""
         if len(self.out) < load.n_slots:
             self.grow(load.n_slots)
-        leading_runs_kernel(load.header, query, self.out, self.running)
+        leading_runs_kernel(load.header, query, self.keys, self.out, self.running)
         bits = np.unpackbits(self.running.view(np.uint8), bitorder="little")
         assert np.array_equal(bits, self.out != 0)
         return self.out[: load.n_slots]
@@ -180,6 +181,21 @@ def test_leading_run_needs_the_prefix_not_the_set(load):
     assert leading_runs(load, array([4, 5])).tolist() == [0, 0]
     assert leading_runs(load, array([2, 4])).tolist() == [0, 0]
     assert leading_runs(load, array([3])).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("n_slots", [7, 700])
+def test_runs_end_where_they_end_on_every_slot(n_slots):
+    load, rng = ActiveLoad(), np.random.default_rng(n_slots)
+    load.ensure_slots(n_slots)
+    prompt = rng.integers(0, 2**64, 300, np.uint64)
+    runs, longest = LeadingRuns(blocks=256), np.zeros(n_slots, np.int64)
+    for _ in range(2 * n_slots):
+        slot, run = int(rng.integers(n_slots)), int(rng.choice([1, 2, 40, 256, rng.integers(301)]))
+        load.add(slot, np.concatenate([prompt[:run], array([slot])]), 0)
+        longest[slot] = max(longest[slot], run)
+        asked = int(rng.integers(301))
+        expected = np.minimum(longest, min(asked, 256))
+        assert np.array_equal(runs.of(load, prompt[:asked]), expected)
 
 
 def test_output_blocks_never_match_a_prompt(load):
