@@ -68,7 +68,7 @@ class BodyBudget:
         self.held += n_bytes
 
 
-_BUDGET = BodyBudget()
+BODY_BUDGET = BodyBudget()
 
 
 async def body_as(request: Request, form: BodyForm[T], *, optional: bool = False) -> T:
@@ -156,12 +156,12 @@ async def _read(request: Request) -> bytes:
             if not message.get("more_body", False):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
             if size - counted > BODY_BYTES_FREE:
-                _BUDGET.take(size - BODY_BYTES_FREE - counted)
+                BODY_BUDGET.take(size - BODY_BYTES_FREE - counted)
                 counted = size - BODY_BYTES_FREE
     except asyncio.CancelledError:
         raise ShuttingDown("the service is ending; nothing was done") from None
     finally:
-        _BUDGET.held -= counted
+        BODY_BUDGET.held -= counted
 
 
 async def _next_turn() -> None:

@@ -16,7 +16,7 @@ The contract with uvicorn, checked by tests/http/test_uvicorn_contract.py.  Of `
 * replaced: `data_received`, `send_400_response`, and `parser` and `flow` after they were made;
 * `_unset_keepalive_if_required()` stops the timer of an idle connection; only `data_received` and
   `on_response_complete` call it;
-* read: `config.app`, `loop`, `connections` (all that are open, this one among them),
+* read: `config.app`, `loop`, `connections` (all that are open, this one or who stands before it),
   `transport`, `url` and `headers` (of the head that is being read; `headers` is also the list in
   `scope`), `scope`;
 * `cycle`: the newest request whose head has come in, or None.  It is being answered unless it waits
@@ -30,7 +30,9 @@ taken yet); `disconnected` and `message_event`, which together end a `receive()`
 
 Of `uvicorn.Server` (see `server`): `serve` is `capture_signals` around `_serve`, and raises what is
 in `_captured_signals` again; `shutdown` comes before the connections are asked to end;
-`server_state.connections`.  Of `uvicorn.Config`: that `app` is called as it is.
+`server_state.connections`, of which it uses `shutdown()`; `on_tick` makes
+`server_state.default_headers` anew, the first time before a connection is accepted.  Of
+`uvicorn.Config`: that `app` is called as it is, and that `http` may be what makes a protocol.
 
 Of httptools: the names of the callbacks and when they are called; an error in one of them is the
 `__context__` of the `HttpParserError` that `feed_data` raises; `HttpParserUpgrade` has the place in
@@ -334,6 +336,26 @@ class BoundedProtocol(HttpToolsProtocol):
         self.config.app.refused(error.status)  # type: ignore[union-attr]
         self.transport.close()
 
+    # Of who meets the bytes before us, where somebody does (select_service.fast)
+
+    def is_between(self) -> bool:
+        """Has every request of which a byte came been answered, and every answer been sent?
+
+        Then the next byte begins a request, and may be read by somebody else.
+        """
+        return (
+            self._stage == _BETWEEN
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self._held
+            and not self._is_deaf()
+            and not self.transport.get_write_buffer_size()
+        )
+
+    def step_back(self) -> None:
+        """Somebody else reads on, and watches the connection until `data_received` is called."""
+        self._began = None
+        self._unset_keepalive_if_required()
+
     # Time
 
     def _watch_on(self) -> None:
@@ -348,7 +370,11 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self.pipeline:
             self._began = self.loop.time()  # it is we who do not read on
         elif self.loop.time() - self._began > REQUEST_READ_S_MAX:
-            self._refuse(RequestTimeout(f"request not complete after {REQUEST_READ_S_MAX:g} s"))
+            self.time_out()
+
+    def time_out(self) -> None:
+        """What is being read came too slowly."""
+        self._refuse(RequestTimeout(f"request not complete after {REQUEST_READ_S_MAX:g} s"))
 
     def _is_unread(self) -> bool:
         """Has the client taken nothing of an answer for too long?"""

@@ -1,9 +1,13 @@
 """The listening socket and the HTTP server on it, from the first connection to the last."""
 
+import asyncio
 import socket
+from typing import Any, Protocol
 
 import uvicorn
+from uvicorn.server import ServerState
 
+from select_service.http.head import Headers
 from select_service.http.protocol import Application, BoundedProtocol
 
 GRACE_S = 1
@@ -15,12 +19,39 @@ every turn serves all who are connected already: of many clients that come at on
 seconds.  So the loop gets this many duplicates of the one socket."""
 
 
+class Front(Protocol):
+    """Who meets the bytes of every connection before BoundedProtocol does."""
+
+    def __call__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> asyncio.Protocol:
+        """The protocol of a new connection."""
+
+    def say(self, headers: Headers) -> None:
+        """Every answer begins with these from now on; the date is one of them."""
+
+
 class Server(uvicorn.Server):
     """Ends with status 0 after a signal; uvicorn would raise the signal again."""
 
-    def __init__(self, config: uvicorn.Config, application: Application) -> None:
+    def __init__(
+        self, config: uvicorn.Config, application: Application, front: Front | None
+    ) -> None:
         super().__init__(config)
         self._application = application
+        self._front = front
+        self._said: Headers | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        ends = await super().on_tick(counter)
+        if self._front is not None and self._said is not self.server_state.default_headers:
+            self._said = self.server_state.default_headers
+            self._front.say(self._said)
+        return ends
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         with self.capture_signals():
@@ -37,11 +68,11 @@ def duplicates(listener: socket.socket) -> list[socket.socket]:
     return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
 
 
-def server_of(application: Application) -> Server:
+def server_of(application: Application, front: Front | None = None) -> Server:
     """The HTTP server, with every bound and no feature that nobody uses."""
     config = uvicorn.Config(
         application,
-        http=BoundedProtocol,
+        http=front or BoundedProtocol,  # type: ignore[arg-type]
         lifespan="off",
         ws="none",
         access_log=False,
@@ -51,4 +82,4 @@ def server_of(application: Application) -> Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-    return Server(config, application)
+    return Server(config, application, front)

@@ -9,21 +9,26 @@ import pytest
 import uvloop
 
 from select_service.api.application import Application
+from select_service.fast.protocol import Lean
 from select_service.http.server import server_of
 from tests.api.in_process import Api
 from tests.builders import worker_body
-from tests.process.running import Client, request
+from tests.fast.usual import KnownAnswerer
+from tests.http.conversation import Conversation
+from tests.process.running import Client
+from tests.process.running import request as raw_request
 
 PROMPT = {"model_name": "m", "token_ids": [1, 2, 3]}
 END_S_MAX = 60.0
 
 
 class Server(NamedTuple):
-    """`connections`: the protocol objects of all that are open."""
+    """`connections`: the protocol objects of all that are open; `known`: of the fast path."""
 
     api: Api
     port: int
     connections: set[Any]
+    known: KnownAnswerer
 
     def client(self) -> Client:
         return Client(self.port)
@@ -31,20 +36,40 @@ class Server(NamedTuple):
     def is_alive(self) -> bool:
         """Does a new client get what it asks for?"""
         with self.client() as client:
-            client.send(request("POST", "/select", PROMPT))
+            client.send(raw_request("POST", "/select", PROMPT))
             return client.answer().status == 200
 
+    def learn(self, asked: bytes) -> None:
+        """From now on the fast path answers this request as the ordinary one does now."""
+        with self.client() as client:
+            client.send(asked)
+            client.socket.recv(1, socket.MSG_PEEK)
+            self.known.answers[asked] = client.socket.recv(65536)
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+
+@pytest.fixture(scope="module", params=["ordinary", "lean"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    known = KnownAnswerer()
     with Api() as api, socket.socket() as listener:
         assert api.post("/workers", worker_body(1)).status == 201
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = server_of(Application(api.service))
+        is_lean = request.param == "lean"
+        server = server_of(Application(api.service), Lean(known) if is_lean else None)
         thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
         thread.start()
-        yield Server(api, listener.getsockname()[1], server.server_state.connections)
+        state = server.server_state
+        result = Server(api, listener.getsockname()[1], state.connections, known)
+        if is_lean:
+            result.learn(raw_request("POST", "/select", PROMPT))
+            result.learn(raw_request("GET", "/health"))
+        yield result
         server.should_exit = True
         thread.join(END_S_MAX)
         assert not thread.is_alive()
+
+
+@pytest.fixture(params=[False, True], ids=["ordinary", "lean"])
+def _either_protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations once with the ordinary protocol alone, once with the lean one before it."""
+    monkeypatch.setattr(Conversation, "is_lean", request.param)

@@ -6,7 +6,10 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from select_service.fast.protocol import Lean
 from select_service.http.protocol import BoundedProtocol
+from select_service.http.server import KEEP_ALIVE_S
+from tests.fast.usual import EvenAnswerer
 
 
 class Wire(asyncio.Transport):
@@ -43,10 +46,15 @@ class Wire(asyncio.Transport):
 class Conversation:
     """An application that answers each request with its path and body, when `may_answer` is set.
 
+    It answers `/early` before it has read the body.
+
     `asked`: path and body of every request that has come in; `gone`: paths whose client has left.
+    `protocol`: meets the bytes; `is_lean`: that is the lean one, which does even numbers itself.
     """
 
-    def __init__(self) -> None:
+    is_lean = False
+
+    def __init__(self, wire: Wire | None = None) -> None:
         self.asked: list[tuple[str, bytes]] = []
         self.refusals: list[int] = []
         self.failures: list[str] = []
@@ -54,13 +62,27 @@ class Conversation:
         self.scopes: list[dict[str, Any]] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self.wire = Wire()
+        self.answerer = EvenAnswerer(self.may_answer.is_set, self.asked.append)
+        self.wire = wire or Wire()
         config = uvicorn.Config(
-            self, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None
+            self,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         config.load()
-        self.protocol = BoundedProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+        self.state = ServerState()
+        make: Any = Lean(self.answerer) if self.is_lean else BoundedProtocol
+        self.protocol = make(config, self.state, {}, asyncio.get_running_loop())
         self.protocol.connection_made(self.wire)
+
+    @property
+    def ordinary(self) -> Any:
+        """The BoundedProtocol of the connection."""
+        return self.protocol._ordinary if self.is_lean else self.protocol
 
     def refused(self, status: int) -> None:
         self.refusals.append(status)
@@ -73,7 +95,7 @@ class Conversation:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scopes.append(scope)
-        body, more = b"", True
+        body, more = b"", scope["path"] != "/early"
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":

@@ -10,6 +10,8 @@ from select_service.http.protocol import CALLBACK, BoundedProtocol
 from tests.api.in_process import Api
 from tests.http.conversation import Conversation
 
+pytestmark = pytest.mark.usefixtures("_either_protocol")
+
 GET = b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -65,6 +67,7 @@ def test_a_failure_of_the_watch_ends_the_connection(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.001)
         monkeypatch.setattr(BoundedProtocol, "_is_unread", fail)
         conversation = Conversation()
+        conversation.say(GET)
         while not conversation.failures:
             await asyncio.sleep(0.001)
         assert conversation.wire.closed

@@ -9,6 +9,8 @@ import pytest
 from select_service.http import protocol as bounds
 from tests.http.conversation import Conversation
 
+pytestmark = pytest.mark.usefixtures("_either_protocol")
+
 GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 CHUNKED = (
@@ -76,12 +78,12 @@ def test_many_requests_at_once_are_answered_in_order_and_few_are_kept() -> None:
         conversation.may_answer.clear()
         conversation.say(b"".join(GET % n for n in range(5000)))
         await conversation.settle()
-        kept = len(conversation.protocol.pipeline)
+        kept = len(conversation.ordinary.pipeline)
         assert 0 < kept <= bounds.PARSED_AT_ONCE // len(GET % 0)
         assert not conversation.wire.reading
         conversation.may_answer.set()
         while len(conversation.asked) < 5000:
-            assert len(conversation.protocol.pipeline) <= 2 * kept
+            assert len(conversation.ordinary.pipeline) <= 2 * kept
             await asyncio.sleep(0)
         await conversation.settle()
         assert conversation.answers() == [(200, b"/%d " % n) for n in range(5000)]
@@ -96,10 +98,10 @@ def test_a_turn_of_the_loop_parses_a_bounded_number_of_chunks() -> None:
         n = 30_000
         conversation.say(b"POST /c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         conversation.say(b"8\r\n12345678\r\n" * n)
-        assert len(conversation.protocol.cycle.body) <= (
+        assert len(conversation.ordinary.cycle.body) <= (
             bounds.PARTS_PER_TURN * bounds.PARSED_AT_ONCE
         )
-        while len(conversation.protocol._held):
+        while len(conversation.ordinary._held):
             await asyncio.sleep(0)
         conversation.say(b"0\r\n\r\n")
         await conversation.settle()
@@ -112,7 +114,7 @@ def test_a_long_body_of_known_size_is_parsed_at_once() -> None:
     async def body() -> None:
         conversation = Conversation()
         conversation.say(POST % (1, 200_000) + b"x" * 200_000 + GET % 2)
-        assert len(conversation.protocol._held) == 0
+        assert len(conversation.ordinary._held) == 0
         await conversation.settle()
         assert [len(body) for _, body in conversation.asked] == [200_000, 0]
 
@@ -143,10 +145,10 @@ def test_a_body_behind_a_request_without_an_answer_is_not_late() -> None:
 
     async def late() -> None:
         conversation = Conversation()
-        protocol = conversation.protocol
         conversation.may_answer.clear()
         conversation.say(GET % 1 + POST % (2, 5) + b"12")
         await conversation.settle()
+        protocol = conversation.ordinary
         for _ in range(2):
             protocol._began = protocol.loop.time() - 2 * bounds.REQUEST_READ_S_MAX
             protocol._check_progress()
@@ -195,10 +197,10 @@ def test_a_client_that_goes_away_is_told_of_to_the_request_that_is_answered(behi
 def test_empty_lines_do_not_keep_an_idle_connection() -> None:
     async def idle() -> None:
         conversation = await said(GET % 1)
-        timer = conversation.protocol.timeout_keep_alive_task
+        timer = conversation.ordinary.timeout_keep_alive_task
         assert timer is not None
         conversation.say(b"\r\n")
-        assert conversation.protocol.timeout_keep_alive_task is timer
+        assert conversation.ordinary.timeout_keep_alive_task is timer
         assert not timer.cancelled()
         conversation.say(GET % 2)
         assert timer.cancelled()

@@ -258,6 +258,29 @@ def test_the_server_has_what_ours_joins_anew() -> None:
     assert "connection.shutdown()" in shutdown
 
 
+@on_loop
+async def test_a_tick_makes_new_headers_in_a_new_list_once_a_second() -> None:
+    server = uvicorn.Server(uvicorn.Config(lambda: None, server_header=False))
+    server.config.load()
+    await server.on_tick(0)
+    first = server.server_state.default_headers
+    assert [name for name, _ in first] == [b"date"]
+    await server.on_tick(1)
+    assert server.server_state.default_headers is first
+    await server.on_tick(10)
+    assert server.server_state.default_headers is not first
+    serve = inspect.getsource(uvicorn.Server._serve)
+    assert serve.index("await self.startup(") < serve.index("await self.main_loop(")
+
+
+def test_what_makes_a_protocol_may_be_any_callable() -> None:
+    def make() -> None: ...
+
+    config = uvicorn.Config(lambda: None, http=make)  # type: ignore[arg-type]
+    config.load()
+    assert config.http_protocol_class is make
+
+
 class Callbacks:
     """What httptools calls, in order."""
 

@@ -1,0 +1,38 @@
+"""What the server tells who stands before its protocol."""
+
+import asyncio
+from typing import Any
+
+from select_service.http.head import Headers
+from select_service.http.server import server_of
+
+
+class Front:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[Headers] = []
+
+    def __call__(self, *_: Any, **__: Any) -> asyncio.Protocol:
+        return asyncio.Protocol()
+
+    def say(self, headers: Headers) -> None:
+        self.said.append(headers)
+
+
+def test_the_front_is_told_of_new_headers_and_of_no_others() -> None:
+    front = Front()
+    application: Any = None
+    server = server_of(application, front)
+    server.config.load()
+
+    async def ticks() -> None:
+        for n in range(25):
+            assert not await server.on_tick(n)
+
+    asyncio.run(ticks())
+    assert len(front.said) == 3
+    assert [name for name, _ in front.said[0]] == [b"date"]
+    server.should_exit = True
+    assert asyncio.run(server.on_tick(25))
+    assert server.config.http_protocol_class is front
