@@ -173,20 +173,19 @@ def match(h, path, matched):
 
 @compiled(forceinline=True)
 def _clear_rows(matched, holding):
+    """All rows of a word at once: they are next to each other."""
     for k in range(holding.shape[0]):
-        rest = holding[k]
-        holding[k] = U(0)
-        while rest:
-            for tier in range(N_TIERS):
-                matched[k * 64 + I(lowest_bit(rest)), tier] = 0
-            rest &= rest - U(1)
+        if holding[k] != 0:
+            holding[k] = U(0)
+            matched[k * 64 : k * 64 + 64] = 0
 
 
 @compiled(forceinline=True)
 def match_again(h, path, matched, holding):
     """As `match`, in arrays that go from one match to the next: only what differs is written.
 
-    holding: uint64 [n_slots / 64, rounded up], bits of the slots whose rows are not 0
+    matched: int32 [64 * words, N_TIERS]
+    holding: uint64 [words], bits of the slots whose rows are not 0
     """
     _clear_rows(matched, holding)
     if path.shape[0] == 0:

@@ -1,5 +1,6 @@
 """A request's prompt, whatever form it came in: checked hash arrays and a length."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -140,11 +141,18 @@ def _prompt_of_tokens(body: PromptFields, block_size: int, is_eagle: bool) -> Pr
 def _array_of(numbers: list[int], dtype: type[N]) -> npt.NDArray[N]:
     """Raises OverflowError."""
     if len(numbers) <= NUMBERS_AT_ONCE:
-        return np.array(numbers, dtype)
-    array = np.empty(len(numbers), dtype)
+        return _short_array_of(numbers, dtype)
+    found = np.empty(len(numbers), dtype)
     for at in range(0, len(numbers), NUMBERS_AT_ONCE):
-        array[at : at + NUMBERS_AT_ONCE] = np.array(numbers[at : at + NUMBERS_AT_ONCE], dtype)
-    return array
+        part = slice(at, at + NUMBERS_AT_ONCE)
+        found[part] = _short_array_of(numbers[part], dtype)
+    return found
+
+
+def _short_array_of(numbers: list[int], dtype: type[N]) -> npt.NDArray[N]:
+    if dtype is np.uint32:  # an `array` takes a third of the time, but longer for wide numbers
+        return np.asarray(array("I", numbers))
+    return np.array(numbers, dtype)
 
 
 def _mm_hashes(

@@ -14,7 +14,7 @@ from indexer.compiled import compiled
 from indexer.index.state_kernels import HASHES, HEADER, lowest_bit, u64_view
 from select_service.core.load.kernels import BITS, GROUP_WORDS, HOLDER_FIELDS, next_prefix
 from select_service.core.load.load_layout import HOLDERS, OLD
-from select_service.core.load.table_kernels import MARK, find
+from select_service.core.load.table_kernels import MARK, fetch, find
 
 U64 = np.uint64
 I64 = np.int64
@@ -109,11 +109,9 @@ def _fill_keys(hashes, keys):
 def clear_runs(out, running):
     """Undo `leading_runs`: out and running become 0."""
     for word in range(running.shape[0]):
-        slots = running[word]
-        running[word] = U64(0)
-        while slots != 0:
-            out[word * 64 + I64(lowest_bit(slots))] = 0
-            slots &= slots - U64(1)
+        if running[word] != 0:
+            running[word] = U64(0)
+            out[word * 64 : word * 64 + 64] = 0
 
 
 @compiled(f"void({HEADER}, {HASHES}, uint64[::1], int64[::1], uint64[::1])")
@@ -122,15 +120,19 @@ def leading_runs(h, hashes, room, out, running):
 
     h:       header of the load (load_layout)
     room:    uint64[n], scratch for the keys of prefixes; beyond so many blocks no run is followed
-    running: uint64[n_slots / 64, rounded up], bits of the slots whose `out` is not 0, of the last
-             time and then of this time: only what differs is written.
+    out:     int64[64 * words]
+    running: uint64[words], bits of the slots whose `out` is not 0, of the last time and then of
+             this time: only what differs is written.
     """
     clear_runs(out, running)
     if hashes.shape[0] == 0:
         return
-    keys = room[:0]
-    for group in range((running.shape[0] + GROUP_WORDS - 1) // GROUP_WORDS):
-        alive = _holders_of(h, next_prefix(U64(0), hashes[0]), group)
+    keys, first = room[:0], next_prefix(U64(0), hashes[0])
+    groups = (running.shape[0] + GROUP_WORDS - 1) // GROUP_WORDS
+    for group in range(groups):
+        fetch(u64_view(h, HOLDERS), HOLDER_FIELDS, first, U64(group))
+    for group in range(groups):
+        alive = _holders_of(h, first, group)
         if alive != _NO_SLOTS:
             if keys.shape[0] == 0:
                 keys = _fill_keys(hashes, room)
