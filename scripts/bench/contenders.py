@@ -1,4 +1,4 @@
-"""The two services of a paired run as processes: start, measure, talk, stop."""
+"""The services of a paired run as processes: start, measure, talk, stop."""
 
 import http.client
 import json
@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,18 +19,33 @@ sys.path.insert(0, str(ROOT))
 from tests.process.launched import ANSWER_S_MAX, Launched, free_port, own_command  # noqa: E402
 
 SERVER_CPU, LOAD_CPU = 0, 1
-TICKS = os.sysconf("SC_CLK_TCK")
+CPUCLOCK_SCHED = 2
+QUIET_REFERENCE = {"DYN_LOG": "warn"}
+"""Left alone, the reference logs a line for every selection, and this service does not."""
 
 
 class Contender(NamedTuple):
-    """Something to measure: a name for the tables, the command without its port, its sources."""
+    """Something to measure: a name for the tables, the command without its port, its sources.
+
+    tree: where its sources are, None with the reference;  variables: of its environment;
+    id_field: how /select_and_reserve calls the id of a reservation.
+    """
 
     name: str
     command: tuple[str, ...]
     tree: Path | None
+    variables: Mapping[str, str] = MappingProxyType({})
+    id_field: str = "reservation_id"
+
+    @property
+    def is_ours(self) -> bool:
+        return self.tree is not None
 
     def with_flags(self, *flags: str) -> "Contender":
         return self._replace(command=(*self.command, *flags))
+
+    def with_variables(self, **variables: str) -> "Contender":
+        return self._replace(variables={**self.variables, **variables})
 
 
 def ours(name: str = "ours", tree: Path = ROOT) -> Contender:
@@ -37,8 +53,8 @@ def ours(name: str = "ours", tree: Path = ROOT) -> Contender:
     return Contender(name, own_command("--host", "127.0.0.1"), tree)
 
 
-def reference(python: str) -> Contender:
-    return Contender("reference", (python, "-m", "dynamo.select_service"), None)
+def reference(python: str, name: str = "reference") -> Contender:
+    return Contender(name, (python, "-m", "dynamo.select_service"), None, QUIET_REFERENCE)
 
 
 @contextmanager
@@ -51,6 +67,15 @@ def unpacked(commit: str) -> Iterator[Path]:
         yield Path(folder)
 
 
+def process_cpu_s(pid: int) -> float:
+    """User and system time of a process so far, threads that have ended included.
+
+    Its own clock, as clock_getcpuclockid(3) names it: what the scheduler notes of each thread, to
+    the nanosecond, and not the ticks of /proc/PID/stat.
+    """
+    return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED)
+
+
 class Running:
     """One process of a contender, on a port of its own and, unless told otherwise, on its CPU."""
 
@@ -58,7 +83,7 @@ class Running:
         self.name = contender.name
         self.port = free_port()
         command = (*contender.command, "--port", str(self.port))
-        environment = {**os.environ, "PYTHONPATH": str(contender.tree or "")}
+        environment = {**os.environ, "PYTHONPATH": str(contender.tree or ""), **contender.variables}
         cpu = SERVER_CPU if pinned else None
         self._launched = Launched(command, environment, self.port, folder=contender.tree, cpu=cpu)
         self.started_at = self._launched.started_at
@@ -95,20 +120,20 @@ class Running:
         return json.loads(answer)
 
     def register(self, endpoints: Sequence[str], block_size: int) -> None:
-        """One worker per event endpoint, ids from 1 on; complete enough for both contenders."""
+        """One worker per event endpoint, ids from 1 on."""
         for worker_id, endpoint in enumerate(endpoints, start=1):
-            record = self.call(
-                "POST",
-                "/workers",
-                {
-                    "worker_id": worker_id,
-                    "endpoint": f"http://worker-{worker_id}:8000",
-                    "block_size": block_size,
-                    "max_num_batched_tokens": 8192,
-                    "kv_events_endpoint": endpoint,
-                },
-            )
-            assert record["lifecycle"] == "schedulable", record
+            self.register_worker(worker_id, block_size, kv_events_endpoint=endpoint)
+
+    def register_worker(self, worker_id: int, block_size: int, **fields: Any) -> None:
+        """With `fields`, complete enough for all contenders."""
+        known = {
+            "worker_id": worker_id,
+            "endpoint": f"http://worker-{worker_id}:8000",
+            "block_size": block_size,
+            "max_num_batched_tokens": 8192,
+        }
+        record = self.call("POST", "/workers", {**known, **fields})
+        assert record["lifecycle"] == "schedulable", record
 
     def device_blocks(self, hashes: list[int]) -> dict[int, int]:
         """Matched GPU blocks by worker."""
@@ -118,8 +143,7 @@ class Running:
 
     def cpu_s(self) -> float:
         """User and system time of the whole process so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return process_cpu_s(self.pid)
 
     def starved_s(self) -> float:
         """How long its main thread was ready to run so far, but had no CPU: what others took."""
@@ -134,3 +158,14 @@ class Running:
 def pin_load() -> None:
     """Keep this process, and what it starts, off the server's CPU."""
     os.sched_setaffinity(0, {LOAD_CPU})
+
+
+@contextmanager
+def both_cpus() -> Iterator[None]:
+    """What is started meanwhile without a CPU of its own has the server's and that of the load."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {SERVER_CPU, LOAD_CPU})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

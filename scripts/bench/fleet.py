@@ -70,24 +70,34 @@ def signed(hashes: np.ndarray) -> list[int]:
     return values
 
 
-def select_bodies(known: Sequence[Conversation], n_blocks: int) -> list[bytes]:
+def select_bodies(
+    known: Sequence[Conversation], n_blocks: int, n_bodies: int = BODIES
+) -> list[bytes]:
     """Prompts of which three quarters continue a conversation and the rest is new."""
     generator = np.random.default_rng(77)
     bodies = []
-    for number in range(BODIES):
+    for number in range(n_bodies):
         head = known[number % len(known)].blocks[: max(1, n_blocks * 3 // 4)]
         fresh = generator.integers(0, 2**64, n_blocks - len(head), np.uint64)
         path = np.concatenate((head, fresh))
-        bodies.append(
-            msgspec.json.encode(
-                {
-                    "selection_id": f"s{number}",
-                    "block_hashes": signed(path),
-                    "sequence_hashes": signed(sequence_hashes(path)),
-                    "isl_tokens": n_blocks * BLOCK_SIZE,
-                }
-            )
-        )
+        prompt = {
+            "block_hashes": signed(path),
+            "sequence_hashes": signed(sequence_hashes(path)),
+            "isl_tokens": n_blocks * BLOCK_SIZE,
+        }
+        bodies.append(msgspec.json.encode(prompt))
+    return bodies
+
+
+def token_bodies(known: Sequence[Conversation], n_tokens: int, n_bodies: int) -> list[bytes]:
+    """The same as token ids; what a conversation has may be less than three quarters."""
+    generator = np.random.default_rng(78)
+    bodies = []
+    for number in range(n_bodies):
+        head = known[number % len(known)].tokens[: n_tokens * 3 // 4]
+        fresh = generator.integers(0, 128_000, n_tokens - len(head), np.uint32)
+        tokens = np.concatenate((head, fresh)).tolist()
+        bodies.append(msgspec.json.encode({"token_ids": tokens}))
     return bodies
 
 

@@ -10,13 +10,13 @@ capacity is measured, then half as much again is offered.  --tuning compares set
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from scripts.bench.overload_plot import Panel, svg  # noqa: E402
+from scripts.bench.line_plot import Axis, Panel, Points, svg  # noqa: E402
 from select_service.core.admission.thresholds import BusyThresholds  # noqa: E402
 from tests.simulation.overload import World, capacity  # noqa: E402
 from tests.simulation.overload_record import WARM_MINUTES, Figures, Record, figures  # noqa: E402
@@ -79,19 +79,25 @@ def print_row(name: str, found: Figures, record: Record, at_best: float) -> None
 
 def panels(records: Mapping[str, Record], at_best: float, minutes: int) -> list[Panel]:
     """Throughput and waits of all runs, then the refusals of each limited one."""
+    axis = Axis(0, minutes, range(0, minutes + 1, 10), "min")
     cut = {name: record.minutes[:minutes] for name, record in records.items()}
     level = ("capacity", at_best)
-    goodput = {name: [m.answers / 60 for m in found] for name, found in cut.items()}
-    waits = {name: [m.wait_p99_s for m in found] for name, found in cut.items()}
+    goodput = {name: by_minute([m.answers / 60 for m in found]) for name, found in cut.items()}
+    waits = {name: by_minute([m.wait_p99_s for m in found]) for name, found in cut.items()}
     made = [
-        Panel("Answers/s", goodput, level=level),
-        Panel("Wait p99, s", waits, is_log=True),
+        Panel("Answers/s", goodput, axis, level=level),
+        Panel("Wait p99, s", waits, axis, is_log=True),
     ]
     for name, found in cut.items():
         if name != "nothing":
-            lines = {tier: [m.refused[tier] / 60 for m in found] for tier in TIERS}
-            made.append(Panel(f"Refused/s: {name}", lines))
+            lines = {tier: by_minute([m.refused[tier] / 60 for m in found]) for tier in TIERS}
+            made.append(Panel(f"Refused/s: {name}", lines, axis))
     return made
+
+
+def by_minute(values: Sequence[float]) -> Points:
+    """One value per minute, in the middle of each."""
+    return [(minute + 0.5, value) for minute, value in enumerate(values)]
 
 
 def main() -> None:

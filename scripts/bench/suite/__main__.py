@@ -1,0 +1,190 @@
+"""Measures this service and others in turns; prints medians and ratios, and writes them to files.
+
+The others are the reference, in an environment from PyPI that is made when it is first asked for,
+and any commit or any flags of this service.  Servers are kept on CPU 0, everything that asks or
+publishes on CPU 1.  Every cell is measured --repeats times, the services in turn.  CPU is that of
+the server's process, all threads, by the scheduler's own clock.  Wall times on a machine with
+neighbours move by a factor of two, CPU times by some ten percent: compare within a table only.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.bench.contenders import ROOT, Contender, Running, ours, pin_load, unpacked
+from scripts.bench.line_plot import svg
+from scripts.bench.suite import curves, events, reference, report, requests, scale, starts
+from scripts.bench.suite.machine import Machine, commit, this_machine
+from scripts.bench.suite.work import Depth, Extent, Part, Run, work_through
+
+PARTS = (
+    Part("select", "CPU and latency of POST /select, by hashes", (8, 256), requests.select),
+    Part("tokens", "the same by token_ids", (8,), requests.tokens),
+    Part("connections", "the same by connections", (8,), requests.connections),
+    Part("events", "CPU per event message at a fixed rate", (8,), events.events),
+    Part("mixed", "latency of POST /select under events", (8,), events.mixed),
+    Part("visible", "from an event to the answer that shows it", (8,), events.visible, Depth.FULL),
+    Part("life", "CPU of reserving, completing and freeing", (8, 256), requests.life),
+    Part("burst", "64-block events into an empty index", (), events.burst),
+    Part("cores", "POST /select, server and load on two CPUs", (), requests.cores),
+    Part("ranks", "POST /select by the ranks of a fleet", (), scale.ranks),
+    Part("blocks", "POST /select by the blocks of the index", (), scale.blocks),
+    Part("start", "CPU and wall time of a start", (), starts.start),
+    Part("memory", "resident memory", (), starts.memory),
+    Part("compile", "compiling all kernels of ours", (), starts.cold, Depth.SLOW),
+)
+OUT = ROOT / "build" / "benchmark"
+QUICK_REPEATS, REPEATS = 3, 5
+QUICK_CELL_S, CELL_S = 1, 3
+
+
+def main() -> int:
+    given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # services end, what is known is kept
+    depth = Depth.QUICK if given.quick else Depth.SLOW if given.slow else Depth.FULL
+    repeats = given.repeats or (QUICK_REPEATS if given.quick else REPEATS)
+    extent = Extent(repeats, given.seconds or (QUICK_CELL_S if given.quick else CELL_S), depth)
+    chosen = [
+        part
+        for part in PARTS
+        if part.name in given.parts or (not given.parts and part.depth <= depth)
+    ]
+    with contextlib.ExitStack() as stack:
+        contenders, base = _contenders(given, stack)
+        _prepare(contenders)
+        return _measure(Run(contenders, extent), chosen, base, given.out)
+
+
+def _arguments() -> argparse.Namespace:
+    assert __doc__ is not None
+    parts = "\n".join(f"  {part.name:12} {part.what}" for part in PARTS)
+    parser = argparse.ArgumentParser(
+        prog="scripts/benchmark",
+        description=__doc__,
+        epilog=f"parts:\n{parts}\n\nFiles: result.md, result.json and curves.svg in --out.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [part.name for part in PARTS]
+    parser.add_argument("parts", nargs="*", metavar="part", help="all without any; see below")
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument("--quick", action="store_true", help="under four minutes, two services")
+    depth.add_argument("--slow", action="store_true", help="also ten million blocks, and compiling")
+    parser.add_argument(
+        "--reference",
+        metavar="VERSION",
+        action="append",
+        help="of ai-dynamo-runtime, from PyPI; may be repeated (1.3.1)",
+    )
+    parser.add_argument(
+        "--reference-python",
+        metavar="PATH",
+        action="append",
+        help="instead: the Python of an environment that has it",
+    )
+    parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument(
+        "--ours",
+        metavar="FLAGS",
+        action="append",
+        default=[],
+        help='this service once more, as --ours="--threads 1"; may be repeated',
+    )
+    parser.add_argument(
+        "--before",
+        metavar="COMMIT",
+        action="append",
+        default=[],
+        help="this service as it was; may be repeated",
+    )
+    parser.add_argument(
+        "--repeats", type=int, help=f"of every cell ({REPEATS}, quick {QUICK_REPEATS})"
+    )
+    parser.add_argument("--seconds", type=int, help=f"of a load ({CELL_S}, quick {QUICK_CELL_S})")
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="folder for the files (build/benchmark here)"
+    )
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(names):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if len(os.sched_getaffinity(0)) < 2:
+        parser.error("needs two CPUs: one for the service, one for what asks it")
+    return given
+
+
+def _contenders(
+    given: argparse.Namespace, stack: contextlib.ExitStack
+) -> tuple[list[Contender], str | None]:
+    """All of them, ours first; and which one ratios are about."""
+    found = [ours(), *(_with_flags(flags) for flags in given.ours)]
+    for name in given.before:
+        short = commit(name)
+        found.append(ours(f"before ({short})", stack.enter_context(unpacked(short))))
+    if not given.no_reference:
+        found += [reference.of_python(python) for python in given.reference_python or ()]
+        versions = given.reference or (() if given.reference_python else ("1.3.1",))
+        found += [reference.of_version(version) for version in versions]
+    others = [each.name for each in found if not each.is_ours] or [
+        each.name for each in found if each.name.startswith("before")
+    ]
+    return found, others[0] if others else None
+
+
+def _with_flags(flags: str) -> Contender:
+    return ours(f"ours {flags}").with_flags(*shlex.split(flags))
+
+
+def _prepare(contenders: Sequence[Contender]) -> None:
+    """Machine code and byte code of all are there; the load is where it belongs."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if not shutil.which("wrk"):
+        print(
+            "wrk is not installed: a client in Python asks, whose latencies are its own",
+            file=sys.stderr,
+        )
+    for contender in contenders:
+        with Running(contender, pinned=False) as running:
+            running.wait_until_healthy()
+    pin_load()
+
+
+def _measure(run: Run, chosen: Sequence[Part], base: str | None, out: Path) -> int:
+    begun, began_at, machine = time.monotonic(), datetime.datetime.now(datetime.UTC), this_machine()
+    try:
+        work_through(run, chosen)
+    finally:
+        wall_s = time.monotonic() - begun
+        _write(_found(run, base, machine, f"{began_at:%Y-%m-%d %H:%M} UTC", wall_s), out)
+    return 1 if run.problems else 0
+
+
+def _found(run: Run, base: str | None, machine: Machine, begun: str, wall_s: float) -> report.Found:
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    command = shlex.join(["scripts/benchmark", *words])  # without paths of this machine
+    names = [contender.name for contender in run.contenders]
+    own = [contender.name for contender in run.contenders if contender.is_ours]
+    tables = list(run.tables.values())
+    return report.Found(machine, command, begun, wall_s, names, own, base, tables, run.problems)
+
+
+def _write(found: report.Found, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    text = report.markdown(found)
+    (out / "result.md").write_text(text)
+    (out / "result.json").write_text(json.dumps(report.document(found), indent=1) + "\n")
+    panels = curves.panels(found.tables, found.contenders)
+    if panels:
+        (out / "curves.svg").write_text(svg(panels))
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

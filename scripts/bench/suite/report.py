@@ -1,0 +1,160 @@
+"""What a run found as Markdown and as a JSON document; no I/O."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from scripts.bench.suite.machine import Machine
+from scripts.bench.suite.samples import Table
+
+
+class Found(NamedTuple):
+    """A whole run.  ours: those of the contenders that goals are for;  base: the one that ratios
+    are about, None without another service."""
+
+    machine: Machine
+    command: str
+    begun: str
+    wall_s: float
+    contenders: Sequence[str]
+    ours: Sequence[str]
+    base: str | None
+    tables: Sequence[Table]
+    problems: Sequence[str]
+
+
+def markdown(found: Found) -> str:
+    """Tables below headings of the fourth level, to be shown by themselves or pasted."""
+    parts = [_head(found), _goals(found), *(_table(found, table) for table in found.tables)]
+    if found.problems:
+        parts.append("#### What went wrong\n\n" + "\n".join(f"* {each}" for each in found.problems))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(found: Found) -> str:
+    machine = found.machine
+    libraries = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
+    against = f"; ratios are against {found.base}, above 1 = better than it" if found.base else ""
+    return "\n".join(
+        [
+            f"`{found.command}`, {found.begun}, {found.wall_s:.0f} s. Medians{against}.",
+            "",
+            "| | |",
+            "|---|---|",
+            f"| machine | {machine.cpu}, {machine.cpus} CPUs, {machine.memory_gb} GB,"
+            f" Linux {machine.kernel} |",
+            f"| its pace | {machine.python_loop_ms} ms for a million turns of a Python loop,"
+            f" {machine.message_us} us for a byte through a socket |",
+            f"| ours | {machine.commit}, Python {machine.python}, {libraries} |",
+            f"| services | {', '.join(found.contenders)} |",
+        ]
+    )
+
+
+def _goals(found: Found) -> str:
+    """Ratios of all rows with a goal, by contender."""
+    if found.base is None:
+        return ""
+    judged = [name for name in found.ours if name != found.base]
+    lines = ["#### Goals", ""]
+    lines.append(_line(["what", *(f"{name}, ratio" for name in judged), "goal"]))
+    lines.append("|---" * (len(judged) + 2) + "|")
+    for table in found.tables:
+        measure = table.measures[table.judged].name
+        for row in table.rows.values():
+            if row.goal is not None:
+                ratios = [table.ratio(row.label, n, found.base, table.judged) for n in judged]
+                cells = [_judged(ratio, row.goal) for ratio in ratios]
+                lines.append(_line([f"{row.label}: {measure}", *cells, f"{row.goal:g}"]))
+    return "\n".join(lines)
+
+
+def _table(found: Found, table: Table) -> str:
+    lines = [f"#### {table.title}", ""]
+    lines += [table.note, ""] if table.note else []
+    heads = [table.row_name, "service", *(measure.name for measure in table.measures)]
+    heads += ["load", "steal, %", "others, %"]
+    lines += [_line(heads), "|---" * len(heads) + "|"]
+    for label in table.rows:
+        for name in found.contenders:
+            if table.samples(label, name):
+                lines.append(_line([label, name, *_cells(found, table, label, name)]))
+    return "\n".join(lines)
+
+
+def _cells(found: Found, table: Table, label: str, name: str) -> list[str]:
+    """A value of each measure, with its ratio in brackets, then what disturbed it."""
+    cells = []
+    for number in range(len(table.measures)):
+        value = table.median(label, name, number)
+        cell = "void" if value is None else shown(value)
+        if found.base not in (None, name):
+            ratio = table.ratio(label, name, str(found.base), number)
+            cell += "" if ratio is None else f" ({ratio:.2f})"
+        cells.append(cell)
+    noise = table.noise(label, name)
+    assert noise is not None
+    others = "" if noise.others_percent is None else f"{noise.others_percent:.0f}"
+    return [*cells, f"{noise.load:.1f}", f"{noise.steal_percent:.0f}", others]
+
+
+def _judged(ratio: float | None, goal: float) -> str:
+    if ratio is None:
+        return "not measured"
+    return f"**{ratio:.2f}**" if ratio >= goal else f"{ratio:.2f}, missed"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def shown(value: float) -> str:
+    """Three digits that say something."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def document(found: Found) -> dict[str, Any]:
+    """Every value of every sample, medians and ratios; for programs."""
+    return {
+        "machine": found.machine._asdict(),
+        "command": found.command,
+        "begun": found.begun,
+        "wall_s": round(found.wall_s, 1),
+        "contenders": list(found.contenders),
+        "base": found.base,
+        "tables": [_table_document(found, table) for table in found.tables],
+        "problems": list(found.problems),
+    }
+
+
+def _table_document(found: Found, table: Table) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "measures": [measure._asdict() for measure in table.measures],
+        "judged": table.measures[table.judged].name,
+        "rows": [
+            {**row._asdict(), "services": _services(found, table, row.label)}
+            for row in table.rows.values()
+        ],
+    }
+
+
+def _services(found: Found, table: Table, label: str) -> dict[str, Any]:
+    services = {}
+    for name in found.contenders:
+        samples = table.samples(label, name)
+        if samples:
+            services[name] = {
+                "measures": {
+                    measure.name: {
+                        "median": table.median(label, name, number),
+                        "values": table.values(label, name, number),
+                        "ratio": table.ratio(label, name, found.base, number)
+                        if found.base
+                        else None,
+                    }
+                    for number, measure in enumerate(table.measures)
+                },
+                "void": sum(sample.values is None for sample in samples),
+                "noise": [sample.noise._asdict() for sample in samples],
+            }
+    return services

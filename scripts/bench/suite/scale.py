@@ -1,0 +1,122 @@
+"""Parts: what grows with the ranks of a fleet and with the blocks that it holds."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from scripts.bench import fleet
+from scripts.bench.contenders import Contender, Running
+from scripts.bench.http_load import hammer
+from scripts.bench.suite.samples import Measure, Row
+from scripts.bench.suite.stages import Places, Site, site
+from scripts.bench.suite.work import Run, checked
+
+RANKS_PER_WORKER = 8
+RANKS_HASHES = 64
+CONNECTIONS = 64
+CHAIN_BLOCKS = 1000
+CHAIN_SEED = 100_000_000
+CHAINS_AT_ONCE = 250
+BLOCKS_WORKERS = 8
+BLOCKS_HASHES = 512
+BLOCKS_BODIES = 256
+ROOM = ("--index-max-blocks", "20000000", "--index-max-bytes", "4000000000")
+"""What this service needs to hold ten million blocks; the reference has no bound."""
+MEASURES = (
+    Measure("CPU us/request"),
+    Measure("requests/s", more_is_better=True),
+    Measure("p50 us"),
+    Measure("p99 us"),
+    Measure("resident MB"),
+)
+
+
+def ranks(run: Run, _places: Places) -> None:
+    table = run.table(
+        f"POST /select with {RANKS_HASHES} hashes by the ranks of a fleet",
+        "fleet",
+        MEASURES,
+        curve="ranks",
+        note=f"Workers of {RANKS_PER_WORKER} ranks each, that nobody listens to, and of which"
+        " nothing is known: the reference opens about a thousand sockets at most.",
+    )
+    bodies = run.bodies(RANKS_HASHES)
+    with contextlib.ExitStack() as stack:
+        sites = [stack.enter_context(_deaf(each)) for each in run.contenders]
+        for n_ranks in run.extent.of((1024, 4096), (8, 64, 256)):
+            for place in sites:
+                _grow(place, n_ranks // RANKS_PER_WORKER)
+            row = Row(f"{n_ranks} ranks", n_ranks, f"{RANKS_HASHES} hashes")
+            run.turns(table, row, sites, partial(_once, run, bodies))
+
+
+@contextlib.contextmanager
+def _deaf(contender: Contender) -> Iterator[Site]:
+    """A service that listens to nobody, without workers."""
+    engines = fleet.Engines(0)
+    with Running(contender.with_variables(DYN_USE_KV_EVENTS="false")) as running:
+        running.wait_until_healthy()
+        yield Site(contender, running, engines, 0)
+    engines.close()
+
+
+def _grow(place: Site, workers: int) -> None:
+    for worker_id in range(place.workers + 1, workers + 1):
+        place.running.register_worker(
+            worker_id, fleet.BLOCK_SIZE, data_parallel_size=RANKS_PER_WORKER
+        )
+    place.workers = workers
+
+
+def blocks(run: Run, _places: Places) -> None:
+    table = run.table(
+        f"POST /select with {BLOCKS_HASHES} hashes by the blocks that a fleet of"
+        f" {BLOCKS_WORKERS} holds",
+        "index",
+        MEASURES,
+        curve="blocks",
+        note=f"Chains of {CHAIN_BLOCKS} blocks, each held by one worker."
+        f" Ours with `{' '.join(ROOM)}`.",
+    )
+    with contextlib.ExitStack() as stack:
+        sites = [stack.enter_context(site(_roomy(each), BLOCKS_WORKERS)) for each in run.contenders]
+        held = 0
+        for n_blocks in run.extent.of((100_000, 1_000_000), (10_000,), (10_000_000,)):
+            chains = range(held, n_blocks // CHAIN_BLOCKS)
+            held = chains.stop
+            for first in range(chains.start, chains.stop, CHAINS_AT_ONCE):
+                _announce(sites, range(first, min(first + CHAINS_AT_ONCE, chains.stop)))
+            row = Row(f"{n_blocks} blocks", n_blocks, f"{BLOCKS_HASHES} hashes")
+            bodies = fleet.select_bodies(_sampled(held), BLOCKS_HASHES, BLOCKS_BODIES)
+            run.turns(table, row, sites, partial(_once, run, bodies))
+
+
+def _roomy(contender: Contender) -> Contender:
+    return contender.with_flags(*ROOM) if contender.is_ours else contender
+
+
+def _announce(sites: Sequence[Site], chains: range) -> None:
+    """To all at once; the next ones only when these are queryable, so that nothing piles up."""
+    for number in chains:
+        chain = fleet.conversation(CHAIN_SEED + number, CHAIN_BLOCKS)
+        for first in range(0, CHAIN_BLOCKS, fleet.EVENT_BLOCKS):
+            payload = fleet.stored(chain, first, min(first + fleet.EVENT_BLOCKS, CHAIN_BLOCKS))
+            for place in sites:
+                place.engines.publish(number % BLOCKS_WORKERS, payload)
+    for place in sites:
+        place.wait_until_queryable()
+
+
+def _sampled(n_chains: int) -> list[fleet.Conversation]:
+    picked = np.random.default_rng(3).integers(0, n_chains, BLOCKS_BODIES).tolist()
+    return [fleet.conversation(CHAIN_SEED + number, CHAIN_BLOCKS) for number in picked]
+
+
+def _once(run: Run, bodies: list[bytes], place: Site) -> tuple[float, ...]:
+    cpu, seconds = place.running.cpu_s(), run.extent.cell_s
+    result = checked(hammer(place.running.port, bodies, CONNECTIONS, seconds))
+    cpu, memory = place.running.cpu_s() - cpu, place.running.resident_mb()
+    rate = result.requests / seconds
+    return 1e6 * cpu / result.requests, rate, result.p50_us, result.p99_us, memory

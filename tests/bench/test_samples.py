@@ -1,0 +1,126 @@
+"""What the benchmark suite makes of its samples: medians, ratios, Markdown, JSON, pictures."""
+
+import json
+import xml.etree.ElementTree as ET
+
+from scripts.bench.line_plot import Axis, Panel, log_ticks, svg
+from scripts.bench.suite import curves, report
+from scripts.bench.suite.machine import Machine, Noise
+from scripts.bench.suite.samples import Measure, Row, Sample, Table
+
+MEASURES = (Measure("CPU us"), Measure("requests/s", more_is_better=True))
+MACHINE = Machine("a CPU", 2, 24.0, "6.1", "3.11.7", 20.0, 3.0, "abc1234", {"numba": "0.68"})
+QUIET, BUSY = Noise(0.5, 0.0, 1.0), Noise(8.0, 12.0, 30.0)
+
+
+def a_table():
+    """8 hashes three times; 512 hashes, where the answers of ours were wrong once."""
+    table = Table("Selecting", "prompt", MEASURES, judged=0, curve="hashes")
+    for ours, theirs in ((40.0, 90.0), (30.0, 120.0), (900.0, 100.0)):
+        row = Row("8 hashes", 8, "8 workers", goal=2.0)
+        table.add(row, "ours", Sample((ours, 3000.0), QUIET))
+        table.add(row, "1.3.1", Sample((theirs, 1500.0), BUSY))
+    row = Row("512 hashes", 512, "8 workers", goal=3.3)
+    table.add(row, "ours", Sample((100.0, 1000.0), QUIET))
+    table.add(row, "ours", Sample(None, BUSY))
+    table.add(row, "1.3.1", Sample((200.0, 500.0), Noise(1.0, 0.0, None)))
+    return table
+
+
+def found(*tables, base="1.3.1", problems=()):
+    return report.Found(
+        MACHINE, "suite", "today", 12.0, ["ours", "1.3.1"], ["ours"], base, tables, list(problems)
+    )
+
+
+def test_a_cell_is_the_median_and_a_ratio_is_above_one_where_ours_is_better():
+    table = a_table()
+    assert table.median("8 hashes", "ours", 0) == 40.0
+    assert table.ratio("8 hashes", "ours", "1.3.1", 0) == 2.5  # less CPU
+    assert table.ratio("8 hashes", "ours", "1.3.1", 1) == 2.0  # more requests
+
+
+def test_a_sample_with_wrong_answers_counts_as_noise_and_not_as_a_value():
+    table = a_table()
+    assert table.values("512 hashes", "ours", 0) == [100.0]
+    assert table.noise("512 hashes", "ours") == BUSY
+
+
+def test_what_was_never_measured_has_no_median_and_no_ratio():
+    table = a_table()
+    assert table.median("8 hashes", "1.6.1", 0) is None
+    assert table.ratio("8 hashes", "ours", "1.6.1", 0) is None
+    assert table.noise("8 hashes", "1.6.1") is None
+
+
+def test_markdown_shows_goals_that_are_reached_and_missed():
+    text = report.markdown(found(a_table()))
+    assert "| 8 hashes: CPU us | **2.50** | 2 |" in text
+    assert "| 512 hashes: CPU us | 2.00, missed | 3.3 |" in text
+
+
+def test_markdown_has_the_machine_and_what_disturbed_each_row():
+    text = report.markdown(found(a_table()))
+    assert "a CPU, 2 CPUs, 24.0 GB" in text
+    assert "abc1234, Python 3.11.7, numba 0.68" in text
+    assert "| 8 hashes | ours | 40 (2.50) | 3000 (2.00) | 0.5 | 0 | 1 |" in text
+    assert "| 512 hashes | 1.3.1 | 200 | 500 | 1.0 | 0 |  |" in text
+
+
+def test_markdown_says_what_is_void_and_what_went_wrong():
+    table = Table("Selecting", "prompt", MEASURES)
+    table.add(Row("8 hashes"), "ours", Sample(None, QUIET))
+    text = report.markdown(found(table, problems=["8 hashes: 3 errors"]))
+    assert "| 8 hashes | ours | void | void |" in text
+    assert "* 8 hashes: 3 errors" in text
+
+
+def test_without_another_service_there_are_values_and_no_goals():
+    text = report.markdown(found(a_table(), base=None))
+    assert "Goals" not in text
+    assert "| 8 hashes | ours | 40 | 3000 |" in text
+
+
+def test_the_document_keeps_every_value_and_is_json():
+    document = json.loads(json.dumps(report.document(found(a_table()))))
+    (table,) = document["tables"]
+    first, second = table["rows"]
+    assert (first["label"], first["goal"], table["judged"]) == ("8 hashes", 2.0, "CPU us")
+    assert first["services"]["ours"]["measures"]["CPU us"] == {
+        "median": 40.0,
+        "values": [40.0, 30.0, 900.0],
+        "ratio": 2.5,
+    }
+    assert second["services"]["ours"]["void"] == 1
+    assert second["services"]["1.3.1"]["noise"] == [
+        {"load": 1.0, "steal_percent": 0.0, "others_percent": None}
+    ]
+    assert document["machine"]["libraries"] == {"numba": "0.68"}
+
+
+def test_a_table_with_a_curve_is_drawn_with_one_line_per_service():
+    (panel,) = curves.panels([a_table()], ["ours", "1.3.1"])
+    assert panel.title == "CPU us by hashes, 8 workers"
+    assert panel.lines == {"ours": [(8, 40.0), (512, 100.0)], "1.3.1": [(8, 100.0), (512, 200.0)]}
+    assert (panel.x.begin, panel.x.end) == (8, 512)
+
+
+def test_a_table_of_one_row_is_not_drawn():
+    table = Table("Selecting", "prompt", MEASURES, curve="hashes")
+    table.add(Row("8 hashes", 8), "ours", Sample((1.0, 1.0), QUIET))
+    assert curves.panels([table], ["ours"]) == []
+
+
+def test_lines_end_at_the_edges_of_their_diagram_and_text_is_escaped():
+    lines = {"a < b": [(1.0, 1.0), (100.0, 100.0)]}
+    picture = svg([Panel("CPU & time", lines, Axis(1, 100, [1, 10, 100], is_log=True), True)])
+    root = ET.fromstring(picture)
+    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
+    assert {"CPU & time", "a < b", "10"} <= set(texts)
+    (line,) = [e for e in root.iter() if e.get("stroke-width") == "2"]
+    assert line.get("points") == "62.0,216.0 840.0,30.0"
+
+
+def test_ticks_of_a_logarithmic_scale_enclose_all_values():
+    assert log_ticks([3.0, 40.0, 0.0]) == [1.0, 10.0, 100.0]
+    assert log_ticks([10.0]) == [10.0, 100.0]

@@ -1,0 +1,81 @@
+"""The order of work of the benchmark suite; nothing is measured."""
+
+from scripts.bench.contenders import ours, reference
+from scripts.bench.http_load import Lives, LoadResult
+from scripts.bench.suite.__main__ import PARTS
+from scripts.bench.suite.samples import Measure, Row
+from scripts.bench.suite.work import Depth, Extent, Part, Run, checked, work_through
+
+EXTENT = Extent(repeats=2, cell_s=1, depth=Depth.QUICK)
+
+
+class Clock:
+    """A process that takes 1 s of CPU whenever it is asked."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def cpu_s(self):
+        self.seconds += 1.0
+        return self.seconds
+
+
+class FakeSite:
+    is_pinned = True
+
+    def __init__(self, name):
+        self.name, self.running = name, Clock()
+
+
+def a_run():
+    return Run([ours(), reference("/a/python")], EXTENT)
+
+
+def test_sites_are_measured_in_turn_and_wrong_answers_are_void():
+    run, asked = a_run(), []
+    table = run.table("T", "row", [Measure("m")])
+
+    def measure(place):
+        asked.append(place.name)
+        errors = 3 if len(asked) == 2 else 0
+        return (float(checked(LoadResult(10, errors, 1.0, 1.0, 1.0)).requests),)
+
+    run.turns(table, Row("r"), [FakeSite("a"), FakeSite("b")], measure)
+    assert asked == ["a", "b", "a", "b"]
+    assert table.values("r", "a", 0) == [10.0, 10.0]
+    assert table.values("r", "b", 0) == [10.0]
+    assert run.problems == ["T, r, b: 3 errors, 10 answers"]
+
+
+def test_the_same_title_is_the_same_table():
+    run = a_run()
+    assert run.table("T", "row", [Measure("m")]) is run.table("T", "row", [Measure("m")])
+
+
+def test_a_part_that_fails_is_told_and_does_not_keep_others_from_their_turn():
+    run, done = a_run(), []
+
+    def fails(_, __):
+        raise OSError("no socket")
+
+    parts = [
+        Part("first", "", (), fails),
+        Part("second", "", (), lambda _, places: done.append(places.sites)),
+    ]
+    work_through(run, parts)
+    assert run.problems == ["first: OSError: no socket"]
+    assert done == [()]
+
+
+def test_names_of_parts_are_told_apart():
+    assert len({part.name for part in PARTS}) == len(PARTS)
+
+
+def test_every_step_of_a_life_is_about_a_reservation_that_was_made_before():
+    lives = Lives("x-", "reservation_id", 2)
+    requests = lives.requests([b'{"token_ids":[1]}'])
+    first, second, third, fourth = (next(requests) for _ in range(4))
+    assert first.endswith(b'\r\n\r\n{"token_ids":[1],"reservation_id":"x-5"}')
+    assert second.startswith(b"POST /reservations/x-3/prefill_complete HTTP/1.1\r\n")
+    assert third == b"DELETE /reservations/x-1 HTTP/1.1\r\nhost: bench\r\n\r\n"
+    assert fourth.endswith(b'"reservation_id":"x-6"}')
