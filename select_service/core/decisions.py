@@ -168,7 +168,7 @@ def _overlap(partition: Partition, rank: Rank, placement: Placement) -> Overlap:
     size, table = partition.block_size, partition.table
     slots = table.slots_of(rank.worker_id)
     if len(slots) == 1:
-        gpu, cpu, _, disk = placement.matched
+        gpu, cpu, disk = placement.gpu, placement.cpu, placement.external
         dp = {rank.dp_rank: size * gpu}
     else:
         rows = partition.placing.scratch.matched[slots].tolist()

@@ -70,7 +70,7 @@ def _softmax(costs, eligible, temperature, draw):
     return last
 
 
-@compiled("int64(float64[::1], boolean[::1], float64, float64)", error_model="numpy")
+@compiled(error_model="numpy")
 def pick(costs, eligible, temperature, draw):
     """An eligible slot, or -1 when there is none.
 

@@ -24,11 +24,15 @@ from select_service.core.workers.rank_table import RankTable
 
 
 class Placement(NamedTuple):
-    """One choice.  matched: cumulative matched blocks of the slot, gpu, cpu, disk, external"""
+    """One choice: a slot and what plan_layout says of it in the summary, blocks cumulative."""
 
     slot: int
     effective_prefill_tokens: int
-    matched: list[int]
+    gpu: int
+    cpu: int
+    disk: int
+    external: int
+    best_overlap: int
 
 
 class Partition:
@@ -128,8 +132,7 @@ class Partition:
         pinned, factors = self._wishes(request)
         slot = self.placing.place(prompt, config, eligible, factors, pinned, draw)
         assert slot != NOBODY
-        effective, *matched, _ = self.placing.summary()
-        return Placement(slot, effective, matched)
+        return Placement(slot, *self.placing.summary())
 
     def explain(
         self,

@@ -11,7 +11,7 @@ fewer is searched for instead of looking at every block.
 import numpy as np
 
 from indexer.compiled import compiled
-from indexer.index.state_kernels import HASHES, HEADER, lowest_bit, u64_view
+from indexer.index.state_kernels import lowest_bit, u64_view
 from select_service.core.load.kernels import BITS, GROUP_WORDS, HOLDER_FIELDS, next_prefix
 from select_service.core.load.load_layout import HOLDERS, OLD
 from select_service.core.load.table_kernels import MARK, fetch, find
@@ -62,16 +62,29 @@ def _end_runs(slots, group, run, out, running):
 
 
 @compiled()
-def _common_run(h, group, alive, run, keys):
-    """How far all of these slots go that go as far as `run`: in growing steps, then by halves."""
-    step, end = I64(1), I64(keys.shape[0])
-    while run + step <= end and _both(alive, _holders_of(h, keys[run + step - 1], group)) == alive:
+def _all_have(h, group, slots, prefix):
+    return _both(slots, _holders_of(h, prefix, group)) == slots
+
+
+@compiled()
+def _common_run(h, group, alive, run, hint, keys):
+    """How far all of these slots go that go as far as `run`: in growing steps, then by halves.
+
+    hint: where it may well be, or 0
+    """
+    step, beyond = I64(1), I64(keys.shape[0]) + 1
+    if run < hint < beyond:
+        if _all_have(h, group, alive, keys[hint - 1]):
+            run = hint
+        else:
+            beyond = hint
+    while run + step < beyond and _all_have(h, group, alive, keys[run + step - 1]):
         run += step
         step *= 2
-    beyond = min(run + step, end + 1)
+    beyond = min(run + step, beyond)
     while beyond - run > 1:
         middle = (run + beyond) >> 1
-        if _both(alive, _holders_of(h, keys[middle - 1], group)) == alive:
+        if _all_have(h, group, alive, keys[middle - 1]):
             run = middle
         else:
             beyond = middle
@@ -79,20 +92,22 @@ def _common_run(h, group, alive, run, keys):
 
 
 @compiled()
-def _runs_of_group(h, group, alive, keys, out, running):
-    """alive: the slots that have the first block"""
-    run, end = I64(1), I64(keys.shape[0])
-    if _both(alive, _holders_of(h, keys[end - 1], group)) == alive:
+def _runs_of_group(h, group, alive, hint, keys, out, running):
+    """alive: the slots that have the first block.  Returns the first run at which one ended."""
+    run, end, first = I64(1), I64(keys.shape[0]), I64(0)
+    if _all_have(h, group, alive, keys[end - 1]):
         run = end  # the usual case
     while alive != _NO_SLOTS:
-        run = _common_run(h, group, alive, run, keys)
+        run = _common_run(h, group, alive, run, hint, keys)
         left = _NO_SLOTS
         if run < end:
             left = _both(alive, _holders_of(h, keys[run], group))
         ended = alive[0] ^ left[0], alive[1] ^ left[1], alive[2] ^ left[2], alive[3] ^ left[3]
         _end_runs(ended, group, run, out, running)
+        first = first or run
         alive = left
         run += 1
+    return first
 
 
 @compiled()
@@ -114,7 +129,7 @@ def clear_runs(out, running):
             out[word * 64 : word * 64 + 64] = 0
 
 
-@compiled(f"void({HEADER}, {HASHES}, uint64[::1], int64[::1], uint64[::1])")
+@compiled()
 def leading_runs(h, hashes, room, out, running):
     """out[slot] = longest beginning that `hashes` shares with a live reservation of the slot.
 
@@ -123,11 +138,12 @@ def leading_runs(h, hashes, room, out, running):
     out:     int64[64 * words]
     running: uint64[words], bits of the slots whose `out` is not 0, of the last time and then of
              this time: only what differs is written.
+    Groups differ little in where their runs end, so one begins to search where another ended.
     """
     clear_runs(out, running)
     if hashes.shape[0] == 0:
         return
-    keys, first = room[:0], next_prefix(U64(0), hashes[0])
+    keys, hint, first = room[:0], I64(0), next_prefix(U64(0), hashes[0])
     groups = (running.shape[0] + GROUP_WORDS - 1) // GROUP_WORDS
     for group in range(groups):
         fetch(u64_view(h, HOLDERS), HOLDER_FIELDS, first, U64(group))
@@ -136,4 +152,4 @@ def leading_runs(h, hashes, room, out, running):
         if alive != _NO_SLOTS:
             if keys.shape[0] == 0:
                 keys = _fill_keys(hashes, room)
-            _runs_of_group(h, group, alive, keys, out, running)
+            hint = _runs_of_group(h, group, alive, hint, keys, out, running)

@@ -5,8 +5,15 @@ from collections import Counter
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 
-from select_service.core.decide.pick_kernels import pick
+from select_service.core.decide.pick_kernels import pick as pick_kernel
+
+
+@njit("int64(float64[::1], boolean[::1], float64, float64)")
+def pick(costs, eligible, temperature, draw):
+    return pick_kernel(costs, eligible, temperature, draw)
+
 
 DRAWS = st.floats(0, 1, exclude_max=True)
 

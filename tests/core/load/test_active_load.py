@@ -11,11 +11,12 @@ from hypothesis.stateful import (
     invariant,
     rule,
 )
+from numba import njit
 
 from select_service.core.load import growing_table
 from select_service.core.load import load_layout as layout
 from select_service.core.load.active_load import ActiveLoad, OutputBlocks
-from select_service.core.load.leading_kernels import leading_runs as leading_runs_kernel
+from select_service.core.load.leading_kernels import leading_runs
 from tests.exploring import explored
 from tests.models.load_model import LoadModel
 
@@ -26,6 +27,11 @@ FRACTIONS = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0])
 
 def array(hashes):
     return np.array(hashes, np.uint64)
+
+
+@njit("void(int64[::1], uint64[::1], uint64[::1], int64[::1], uint64[::1])")
+def fill_runs(header, hashes, keys, out, running):
+    leading_runs(header, hashes, keys, out, running)
 
 
 class LeadingRuns:
@@ -43,13 +49,13 @@ class LeadingRuns:
         """int64[n_slots]"""
         if len(self.out) < load.n_slots:
             self.grow(load.n_slots)
-        leading_runs_kernel(load.header, query, self.keys, self.out, self.running)
+        fill_runs(load.header, query, self.keys, self.out, self.running)
         bits = np.unpackbits(self.running.view(np.uint8), bitorder="little")
         assert np.array_equal(bits, self.out != 0)
         return self.out[: load.n_slots]
 
 
-def leading_runs(load, query):
+def runs_of(load, query):
     return LeadingRuns().of(load, query)
 
 
@@ -177,10 +183,10 @@ def test_repeated_hash_in_one_prompt_counts_once(load):
 
 def test_leading_run_needs_the_prefix_not_the_set(load):
     load.add(0, array([1, 2, 4, 5]), 0)
-    assert leading_runs(load, array([1, 2, 3, 5])).tolist() == [2, 0]
-    assert leading_runs(load, array([4, 5])).tolist() == [0, 0]
-    assert leading_runs(load, array([2, 4])).tolist() == [0, 0]
-    assert leading_runs(load, array([3])).tolist() == [0, 0]
+    assert runs_of(load, array([1, 2, 3, 5])).tolist() == [2, 0]
+    assert runs_of(load, array([4, 5])).tolist() == [0, 0]
+    assert runs_of(load, array([2, 4])).tolist() == [0, 0]
+    assert runs_of(load, array([3])).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("n_slots", [7, 700])
@@ -201,7 +207,7 @@ def test_runs_end_where_they_end_on_every_slot(n_slots):
 def test_output_blocks_never_match_a_prompt(load):
     load.add(0, array([1]), 0)
     load.add_output_block(0, array([1]), OutputBlocks(), None)
-    assert leading_runs(load, array([1, 0])).tolist() == [1, 0]
+    assert runs_of(load, array([1, 0])).tolist() == [1, 0]
 
 
 def test_tables_grow_and_shrink_without_losing_anything(load):
