@@ -23,8 +23,8 @@ class Answerer(Protocol):
           request, at < end <= len(data).  What was asked for is done.
         * None, end > len(data): a usual request as far as it has come in, which would end there.
           Nothing is done; it is asked for again when so much has come.
-        * None, end = 0: not usual, or not to be seen yet (the head is not complete).  Nothing is
-          done; the ordinary path reads the same bytes.
+        * None, any other end: not usual, or not to be seen yet (the head is not complete).
+          Nothing is done; the ordinary path reads the same bytes.
         """
 
     def say(self, headers: Headers) -> None:

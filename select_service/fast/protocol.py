@@ -180,7 +180,7 @@ class LeanProtocol(asyncio.Protocol):
         """What comes in while, or after, the ordinary path has had the connection."""
         if ordinary.is_between():
             answer = self._answer(data, 0)
-            if answer is not None or self._answerer.end:
+            if answer is not None or self._answerer.end > len(data):
                 ordinary.step_back()
                 self._mode = _READY
                 self._answer_all(data, answer)

@@ -31,7 +31,7 @@ class EvenAnswerer:
 
     def answer(self, data: bytes, at: int) -> bytes | None:
         self.n_called += 1
-        self.end = 0
+        self.end = -1
         head = HEAD.match(data, at)
         if head is None or not self._is_open():
             return None

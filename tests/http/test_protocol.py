@@ -88,6 +88,32 @@ def test_a_client_that_does_not_read_is_cut_off(server):
     assert server.is_alive()
 
 
+def test_a_client_that_reads_no_answers_is_not_read_either_and_cut_off(server):
+    with Client(server.port) as client, contextlib.suppress(ConnectionError):
+        client.socket.settimeout(20)
+        for _ in range(2000):
+            client.send(request("POST", "/select", PROMPT) * 100)
+        raise AssertionError("still read")
+    eventually(lambda: not server.connections)
+    assert server.is_alive()
+
+
+def test_a_client_that_reads_late_gets_every_answer_in_order(server, monkeypatch):
+    monkeypatch.setattr(protocol, "UNREAD_S_MAX", 60)
+    n = 3000
+    fast, slow = request("POST", "/select", PROMPT), request("GET", "/ready")
+    with Client(server.port) as client:
+        sender = threading.Thread(target=client.send, args=((fast * 99 + slow) * (n // 100),))
+        sender.start()
+        eventually(lambda: server.connections)
+        threading.Event().wait(SHORT_S)
+        answers = [client.answer() for _ in range(n)]
+        sender.join()
+    assert {answer.status for answer in answers} == {200}
+    places = [place for place, answer in enumerate(answers) if "worker_id" not in answer.body]
+    assert places == list(range(99, n, 100))
+
+
 def test_more_connections_than_allowed_are_refused(server, monkeypatch):
     eventually(lambda: not server.connections)
     monkeypatch.setattr(protocol, "CONNECTIONS_MAX", 3)
