@@ -1,6 +1,7 @@
 """The same bytes to the ordinary protocol alone and to the lean one before it: the same answers."""
 
 import asyncio
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.exploring import explores
+from tests.fast.mutations import mutated
 from tests.fast.slow_wire import SlowWire
 from tests.http.conversation import Conversation
 
@@ -134,6 +136,18 @@ def test_the_answers_are_the_same(
     monkeypatch: pytest.MonkeyPatch, steps: list[Step], end: str
 ) -> None:
     ordinary, lean = both(steps, end, monkeypatch)
+    assert lean == ordinary
+    assert lean.failures == []
+
+
+@explores(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(USUAL[:5] + UNUSUAL), min_size=1, max_size=6), st.randoms())
+def test_the_answers_to_what_is_spoilt_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, requests: list[bytes], random: Random
+) -> None:
+    whole = b"".join(mutated(each, random) for each in requests)
+    cut = random.randint(0, len(whole))
+    ordinary, lean = both([Step(whole[:cut], "turns"), Step(whole[cut:], "")], "", monkeypatch)
     assert lean == ordinary
     assert lean.failures == []
 
