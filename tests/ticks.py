@@ -1,6 +1,6 @@
 """What the due tasks of the service do with a selector once a second, at once."""
 
-from select_service.core.load.booking import Booking
+from select_service.core.load.held_booking import Booking
 from select_service.core.selector import Selector
 
 

@@ -15,7 +15,7 @@ from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition, Placement
 from select_service.core.identity import Rank
-from select_service.core.load.booking import Booking, nameless
+from select_service.core.load.booking import NewBooking, nameless
 from select_service.core.load.ledger import Ledger
 from select_service.errors import BadRequest
 
@@ -108,7 +108,7 @@ class Decisions:
     ) -> None:
         """The only writes of an admission, after every refusal."""
         hashes = self._tracked(prompt.sequence_hashes, config)
-        booking = Booking(
+        booking = NewBooking(
             reservation_id=what.reservation_id,
             account=partition.account,
             rank=partition.table.row(slot).rank,
@@ -120,7 +120,7 @@ class Decisions:
             tracks_prefill=what.prefill_tokens is not None,
             expected_output_tokens=what.expected_output_tokens,
             lora_name=what.lora_name,
-            output=nameless(len(hashes)),
+            nameless=nameless(len(hashes)),
         )
         self._ledger.book(booking, "client", now)
 

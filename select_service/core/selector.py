@@ -355,16 +355,16 @@ class Selector:
 
     def prefill_complete(self, reservation_id: str, now: float) -> None:
         """Give back the booked prefill tokens; repeating it changes nothing.  Raises NotFound."""
-        booking = self.ledger.renew(reservation_id, now)
-        self.ledger.complete_prefill(booking, "client", now)
+        self.ledger.complete(reservation_id, "client", now)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None, now: float) -> None:
         """One more output block, then the decay.  Raises BadRequest, NotFound."""
         if decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
             raise BadRequest(f"decay_fraction must be between 0.0 and 1.0, got {decay_fraction}")
-        booking = self.ledger.renew(reservation_id, now)
         if self._config.track_output_blocks and self._config.track_active_blocks:
-            self.ledger.add_output_block(booking, decay_fraction)
+            self.ledger.add_output_block(reservation_id, decay_fraction, now)
+        else:
+            self.ledger.renew(reservation_id, now)
 
     def renew(self, reservation_id: str, now: float) -> None:
         """Start the lease anew.  Raises NotFound."""
@@ -372,7 +372,7 @@ class Selector:
 
     def free(self, reservation_id: str, now: float) -> None:
         """Take the whole load of a reservation back.  Raises NotFound."""
-        self.ledger.release(self.held.get(reservation_id), "client", now)
+        self.ledger.free(reservation_id, "client", now)
 
     # --- time, and what verbs left to do
 

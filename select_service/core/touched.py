@@ -24,6 +24,11 @@ class Touched:
         """From now on note those in `partitions`, in which somebody waits, and no others."""
         self._watched = partitions
 
+    @property
+    def is_watching(self) -> bool:
+        """Does `capacity` note anything at all?"""
+        return bool(self._watched)
+
     def turn_begins(self) -> None:
         """`Selector.settle` was called: who finds more to do from now on asks again."""
         self._asked = False

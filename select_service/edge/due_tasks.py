@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from indexer.sockets.ingest import Ingest
-from select_service.core.load.booking import Booking
+from select_service.core.load.held_booking import Booking
 from select_service.core.selector import Selector
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due import DueTask, DueTasks

@@ -9,8 +9,7 @@ stays is looked at twice:
   looks at it again.  It still goes when nothing refers to it.
 * Everything younger is looked at when there are some 3,000 objects of it, 1 to 2 ms of CPU.  What
   such a collection leaves, if it is more than a little, is frozen too.
-* What comes and goes in great numbers is not looked at at all: reservations are structs without
-  `gc`.
+* What comes and goes in great numbers is not looked at at all: reservations are rows in arrays.
 
 What is frozen and becomes a cycle that nothing refers to would never be freed.  So what lives for
 some time leaves none: requests, closed connections and deleted workers with their listeners go by

@@ -12,6 +12,7 @@ class Held:
     origin: int | None
     renewed_at: float
     lease_ends_at: float | None = None
+    output_blocks: int = 0
 
 
 class LedgerModel:

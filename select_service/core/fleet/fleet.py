@@ -53,7 +53,7 @@ class Leaving(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        return not self.account.bookings[self.slot]
+        return self.account.is_empty(self.slot)
 
 
 class _Entrance(NamedTuple):

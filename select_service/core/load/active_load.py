@@ -8,12 +8,11 @@ nobody else on the slot references; the weight stays with the block until its la
 Source of the rules: the reference selection service, measured (docs/architecture.md, "Load").
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from indexer.hashing.hashes import Hashes
 from select_service.core.load import kernels
 from select_service.core.load import load_layout as layout
 from select_service.core.load.growing_table import GrowingTable, count_of, owner_of
@@ -24,19 +23,8 @@ PerSlot = npt.NDArray[np.int64]
 _SLOTS_AT_FIRST = 64
 
 
-class OutputBlocks(NamedTuple):
-    """Output blocks of one reservation: `whole` of weight 1, `faded` of weight `fraction`."""
-
-    whole: int = 0
-    faded: int = 0
-    fraction: float = 1.0
-
-
-NO_OUTPUT = OutputBlocks()
-
-
 class ActiveLoad:
-    """Load of the slots of one partition.  Reservations are the caller's; this holds their sums."""
+    """Load of the slots of one partition.  The ledger's kernels write it, through the header."""
 
     def __init__(self) -> None:
         self.header = np.zeros(layout.HEADER_LENGTH, np.int64)
@@ -46,6 +34,7 @@ class ActiveLoad:
         self._holders = self._table(layout.HOLDERS, kernels.HOLDER_FIELDS)
         self._all_totals = np.zeros((_SLOTS_AT_FIRST, layout.N_TOTALS), np.int64)
         self._all_fractions = np.zeros(_SLOTS_AT_FIRST, np.float64)
+        self._all_newest = np.zeros(_SLOTS_AT_FIRST, np.int64)
         self._show(0)
 
     def _table(self, at: int, fields: int) -> GrowingTable:
@@ -72,7 +61,8 @@ class ActiveLoad:
         spare = np.zeros((more, layout.N_TOTALS), np.int64)
         totals = np.vstack([self._all_totals, spare])
         fractions = np.concatenate([self._all_fractions, np.zeros(more)])
-        self._all_totals, self._all_fractions = totals, fractions
+        newest = np.concatenate([self._all_newest, np.zeros(more, np.int64)])
+        self._all_totals, self._all_fractions, self._all_newest = totals, fractions, newest
         self._show(self.n_slots)
 
     def ensure_slots(self, n_slots: int) -> None:
@@ -84,59 +74,23 @@ class ActiveLoad:
     def _show(self, n_slots: int) -> None:
         self.totals, self.fractions = self._all_totals[:n_slots], self._all_fractions[:n_slots]
         self._name(layout.TOTALS, self.totals)
+        self.newest = self._all_newest[:n_slots]
         self._name(layout.FRACTIONS, self.fractions)
+        self._name(layout.NEWEST, self.newest)
         self.header[layout.N_SLOTS] = n_slots
 
     def _tables(self) -> tuple[GrowingTable, GrowingTable, GrowingTable]:
         return self._references, self._prefixes, self._holders
 
     def reserve_room(self, blocks: int) -> None:
-        """Let the next `add` of so many blocks find room.  Raises MemoryError, nothing is lost."""
+        """Let the next booking of so many blocks find room.  Raises MemoryError, loses nothing."""
         for table in self._tables():
             table.reserve(blocks)
 
-    def add(
-        self,
-        slot: int,
-        sequence_hashes: Hashes,
-        prefill_tokens: int,
-        output: OutputBlocks = NO_OUTPUT,
-    ) -> None:
-        """Book one reservation: O(blocks).  Raises MemoryError, and has changed nothing."""
-        assert 0 <= slot < len(self.totals)
-        assert prefill_tokens >= 0
-        header, whole = self.header, output.whole
-        status = kernels.book(header, slot, sequence_hashes, prefill_tokens, whole)
-        if status == kernels.NO_ROOM:
-            self.reserve_room(len(sequence_hashes))
-            status = kernels.book(header, slot, sequence_hashes, prefill_tokens, whole)
-        if status == kernels.CALL_OWNER:
-            for table in self._tables():
-                table.give_back()
-
-    def remove(
-        self, slot: int, sequence_hashes: Hashes, prefill_tokens: int, output: OutputBlocks
-    ) -> None:
-        """Undo `add` with what is left of the reservation's prefill tokens and output blocks."""
-        missing = kernels.release(self.header, slot, sequence_hashes, prefill_tokens, *output)
-        assert missing == 0, "more was released than had been booked"
-
-    def complete_prefill(self, slot: int, prefill_tokens: int) -> None:
-        """Take one reservation's booked prefill tokens off the slot."""
-        kernels.complete_prefill(self.header, slot, prefill_tokens)
-
-    def add_output_block(
-        self, slot: int, sequence_hashes: Hashes, output: OutputBlocks, decay_fraction: float | None
-    ) -> OutputBlocks:
-        """One more output block for a reservation, then the decay if one is given."""
-        if decay_fraction is None:
-            kernels.add_output_block(self.header, slot)
-            return output._replace(whole=output.whole + 1)
-        missing = kernels.add_output_block_and_decay(
-            self.header, slot, sequence_hashes, *output, decay_fraction
-        )
-        assert missing == 0, "a block of a live reservation is not booked"
-        return OutputBlocks(0, output.whole + output.faded + 1, decay_fraction)
+    def give_back(self) -> None:
+        """One step of giving back what tables have left behind."""
+        for table in self._tables():
+            table.give_back()
 
     def active_blocks(self) -> PerSlot:
         """int64[n_slots]: active blocks, rounded half away from zero."""

@@ -1,13 +1,11 @@
-"""One live reservation, and the account of the partition whose load it is part of."""
+"""What is to be booked, and the account of the partition whose load it becomes part of."""
 
 from typing import NamedTuple
-
-from msgspec import Struct
 
 from indexer.hashing.hashes import Hashes
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
-from select_service.core.load.active_load import NO_OUTPUT, ActiveLoad, OutputBlocks
+from select_service.core.load.active_load import ActiveLoad
 
 BOOKED_BLOCKS_MAX = 16_384
 """Prompt blocks of a reservation that are booked by name, some milliseconds of work.  Those behind
@@ -22,7 +20,7 @@ class Drained(NamedTuple):
 
 
 class Account:
-    """The load of one partition, and by slot who it belongs to.
+    """The load of one partition.
 
     It outlives its partition until the reservations of the last ranks have been released.
     """
@@ -31,61 +29,39 @@ class Account:
         self.key = key
         self.block_size = block_size
         self.load = ActiveLoad()
-        self.drained = Drained()
-        self.bookings: list[dict[int, str]] = []
-        """By slot: order of booking -> its id.  Only the ledger writes here."""
         self.leaving: set[int] = set()
         """Slots whose rank has left; they take no new load and come back when they are empty."""
+
+    @property
+    def drained(self) -> Drained:
+        header = self.load.header
+        return Drained(int(header[layout.DRAINED_TOKENS]), int(header[layout.DRAINED_BLOCKS]))
+
+    def is_empty(self, slot: int) -> bool:
+        """Is nothing booked on the slot?"""
+        return not self.load.totals[slot, layout.REQUESTS]
 
     def reserve_slots(self, n_slots: int) -> None:
         """Let `ensure_slots` find room.  Raises MemoryError, and nobody sees a change."""
         self.load.reserve_slots(n_slots)
-        while len(self.bookings) < n_slots:
-            self.bookings.append({})
 
     def ensure_slots(self, n_slots: int) -> None:
         """Let slots 0 .. n_slots-1 exist.  Never shrinks."""
-        self.reserve_slots(n_slots)
         self.load.ensure_slots(n_slots)
 
     def check_invariants(self) -> None:
         """For tests."""
         self.load.check_invariants()
-        totals = self.load.totals
-        assert not any(self.bookings[len(totals) :])
-        for slot, held in enumerate(self.bookings[: len(totals)]):
-            assert totals[slot, layout.REQUESTS] == len(held)
 
 
-def nameless(prompt_blocks: int) -> OutputBlocks:
-    """The load of the blocks of a prompt that are not booked by name."""
-    if prompt_blocks <= BOOKED_BLOCKS_MAX:
-        return NO_OUTPUT
-    return OutputBlocks(whole=prompt_blocks - BOOKED_BLOCKS_MAX)
+class NewBooking(NamedTuple):
+    """Load of one reservation that is to be booked.  `slot` belongs to the partition of `account`.
 
-
-def bounded(hashes: Hashes, prompt_blocks: int) -> tuple[Hashes, OutputBlocks]:
-    """The blocks of a prompt that are booked by name, and the load of the others.
-
-    hashes: uint64[n], the first of the prompt at least; the rest is not kept
-    """
-    named = hashes if len(hashes) <= BOOKED_BLOCKS_MAX else hashes[:BOOKED_BLOCKS_MAX].copy()
-    return named, nameless(prompt_blocks)
-
-
-class Booking(Struct, eq=False, gc=False):
-    """Load of one live reservation.  `slot` belongs to the partition of `account`.
-
-    There may be very many, so the garbage collector does not look at them: nothing that a booking
-    refers to may lead back to it.
-
-    origin:         router id of the replica that admitted it; None: this one
-    tracks_prefill: are its prefill tokens to be counted; False: nobody asked for that
-    mark:           hash of its id and rank, for comparing many of them at once
-    sequence_hashes: those behind BOOKED_BLOCKS_MAX are only kept to be told to others
-    output:         output blocks, and prompt blocks without a name
-    lease_ends_at:  when it expires, if that is not the time to live after its last renewal
-    order, due:     where `Reservations` and `Leases` have it
+    sequence_hashes: uint64[n]; those behind BOOKED_BLOCKS_MAX are only kept to be told to others
+    booked_at:       in seconds
+    origin:          router id of the replica that admitted it; None: this one
+    tracks_prefill:  are its prefill tokens to be counted; False: nobody asked for that
+    nameless:        prompt blocks that count without a name
     """
 
     reservation_id: str
@@ -100,31 +76,27 @@ class Booking(Struct, eq=False, gc=False):
     tracks_prefill: bool = True
     expected_output_tokens: int | None = None
     lora_name: str | None = None
-    mark: int = 0
-    lease_ends_at: float | None = None
-    output: OutputBlocks = NO_OUTPUT
     prefilling: bool = True
-    order: int = -1
-    due: int | None = None
-    renewed_at: float = 0.0
+    nameless: int = 0
 
     @property
     def key(self) -> PartitionKey:
         return self.account.key
 
     @property
-    def named(self) -> Hashes:
-        """uint64[n]: the blocks that are booked by name."""
-        hashes = self.sequence_hashes
-        return hashes if len(hashes) <= BOOKED_BLOCKS_MAX else hashes[:BOOKED_BLOCKS_MAX]
+    def n_named(self) -> int:
+        """How many of its blocks are booked by name."""
+        return min(len(self.sequence_hashes), BOOKED_BLOCKS_MAX)
 
-    @property
-    def output_blocks(self) -> int:
-        """Those that were reported; the load without a name is in `output`, too."""
-        nameless = len(self.sequence_hashes) - BOOKED_BLOCKS_MAX
-        return self.output.whole + self.output.faded - max(0, nameless)
 
-    @property
-    def is_leaving(self) -> bool:
-        """Has its rank left, so that it is about to be released?"""
-        return self.slot in self.account.leaving
+def nameless(prompt_blocks: int) -> int:
+    """How many blocks of a prompt are not booked by name."""
+    return max(0, prompt_blocks - BOOKED_BLOCKS_MAX)
+
+
+def bounded(hashes: Hashes) -> Hashes:
+    """The blocks of a prompt that are booked by name; the rest is not kept.
+
+    hashes: uint64[n], the first of the prompt at least
+    """
+    return hashes if len(hashes) <= BOOKED_BLOCKS_MAX else hashes[:BOOKED_BLOCKS_MAX].copy()

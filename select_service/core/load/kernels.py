@@ -20,7 +20,7 @@ a group.  Clients' sequence hashes chain the blocks before them, but nothing for
 import numpy as np
 
 from indexer.compiled import compiled
-from indexer.index.state_kernels import HASHES, HEADER, f64_view, i64_view, u64_view
+from indexer.index.state_kernels import HEADER, f64_view, i64_view, u64_view
 from select_service.core.load.load_layout import (
     FRACTIONAL_BLOCKS,
     FRACTIONS,
@@ -65,8 +65,8 @@ BITS = U64(FIELDS)
 _GROUP_SHIFT = U64(8)
 _ONE = U64(1)
 
-# What `book` and its siblings return: nothing to add; no room in the tables, nothing was changed;
-# all is done and the owner has memory to give back.
+# What `add_load` returns: all is done; no room in the tables, nothing was changed; all is done and
+# the owner has memory to give back.
 OK, NO_ROOM, CALL_OWNER = range(3)
 
 AHEAD = 8
@@ -213,8 +213,8 @@ def _make_room(h, blocks):
     return fits
 
 
-@compiled(f"int64({HEADER}, int64, {HASHES}, int64, int64)")
-def book(h, slot, hashes, prefill_tokens, nameless):
+@compiled()
+def add_load(h, slot, hashes, prefill_tokens, nameless):
     """Book one reservation on `slot`: its blocks, prefill tokens and blocks without a name.
 
     Returns OK, NO_ROOM or CALL_OWNER.
@@ -242,9 +242,9 @@ def book(h, slot, hashes, prefill_tokens, nameless):
     return CALL_OWNER if retired else OK
 
 
-@compiled(f"int64({HEADER}, int64, {HASHES}, int64, int64, int64, float64)")
-def release(h, slot, hashes, prefill_tokens, whole, faded, fraction):
-    """Undo one `book` with what is left of its tokens, and its output blocks.
+@compiled()
+def remove_load(h, slot, hashes, prefill_tokens, whole, faded, fraction):
+    """Undo one `add_load` with what is left of its tokens, and its output blocks.
 
     Returns how many blocks and prefixes were not there, which must be 0.
     """
@@ -268,20 +268,20 @@ def release(h, slot, hashes, prefill_tokens, whole, faded, fraction):
     return missing
 
 
-@compiled(f"void({HEADER}, int64, int64)")
-def complete_prefill(h, slot, prefill_tokens):
+@compiled()
+def remove_tokens(h, slot, prefill_tokens):
     """Take booked prefill tokens off the slot."""
     i64_view(h, TOTALS)[slot * N_TOTALS + PREFILL_TOKENS] -= prefill_tokens
 
 
-@compiled(f"void({HEADER}, int64)")
-def add_output_block(h, slot):
+@compiled()
+def add_output(h, slot):
     """One more output block."""
     i64_view(h, TOTALS)[slot * N_TOTALS + WHOLE_BLOCKS] += 1
 
 
-@compiled(f"int64({HEADER}, int64, {HASHES}, int64, int64, float64, float64)")
-def add_output_block_and_decay(h, slot, hashes, whole, faded, fraction, weight):
+@compiled()
+def add_decay(h, slot, hashes, whole, faded, fraction, weight):
     """One more output block; then `weight` for all output blocks of the reservation, and for those
     blocks of `hashes` that are referenced exactly once on the slot.
 

@@ -9,13 +9,16 @@ Whatever may be long has a budget in *work*: releasing a reservation is RELEASE_
 for every prompt block, about a microsecond each.
 """
 
-from itertools import islice
+from math import inf, nan
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from select_service.core.load.booking import Account, Booking, Drained
-from select_service.core.load.reservations import Reservations
+from select_service.core.load import ledger_kernels as kernels
+from select_service.core.load.booking import Account, NewBooking
+from select_service.core.load.held_booking import Booking
+from select_service.core.load.ledger_layout import CALL_LOAD
+from select_service.core.load.reservations import Reservations, not_found
 from select_service.core.touched import Touched
-from select_service.errors import Conflict
+from select_service.errors import CapacityExceeded, Conflict
 
 TURN_WORK_MAX = 1024
 """What one turn of the event loop releases; some one to two milliseconds."""
@@ -28,7 +31,7 @@ Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left"]
 class LoadFollower(Protocol):
     """Somebody who is told of every change of load, but for output blocks: those are too many."""
 
-    def booked(self, booking: Booking, cause: Cause, now: float) -> None: ...
+    def booked(self, booking: NewBooking, cause: Cause, now: float) -> None: ...
     def prefill_completed(self, booking: Booking, cause: Cause, now: float) -> None: ...
     def released(self, booking: Booking, cause: Cause, now: float) -> None: ...
 
@@ -41,10 +44,14 @@ class Expired(NamedTuple):
 
 
 class Ledger:
-    """All reservations of one process and the load they stand for."""
+    """All reservations of one process and the load they stand for.
+
+    What a client asks for by id is one compiled call (`ledger_kernels`), open to other kernels.
+    """
 
     def __init__(self, held: Reservations, touched: Touched) -> None:
         self.held = held
+        self._memory = held.memory
         self.followers: list[LoadFollower] = []
         self.expired = 0
         self.dropped_with_rank = 0
@@ -64,70 +71,125 @@ class Ledger:
     # --- changes
 
     def book(
-        self, booking: Booking, cause: Cause, now: float, lease_s: float | None = None
+        self, booking: NewBooking, cause: Cause, now: float, lease_s: float | None = None
     ) -> None:
         """Book it in the place of whatever has its id.  lease_s: a first lease that is shorter.
 
-        Raises MemoryError, and has changed nothing.
+        Raises MemoryError and CapacityExceeded, and then has changed nothing.
         """
-        account, slot = booking.account, booking.slot
-        assert slot not in account.leaving
-        old = self.held.find(booking.reservation_id)
-        if old is not None:
-            account.load.reserve_room(len(booking.named))
-            self.release(old, "rank_left" if old.is_leaving else cause, now)
-        account.load.add(slot, booking.named, booking.prefill_tokens, booking.output)
-        self.held.add(booking, now, lease_s)
-        account.bookings[slot][booking.order] = booking.reservation_id
+        assert booking.slot not in booking.account.leaving
+        self.held.rows.know(booking.account)
+        lease_s = min(self.held.ttl_s or inf, inf if lease_s is None else lease_s)
+        while (row := self._put(booking, now, lease_s)) < 0:
+            self._make_way(row, booking, cause, now)
+        if self._memory.numbers[CALL_LOAD]:
+            self._memory.numbers[CALL_LOAD] = 0
+            booking.account.load.give_back()
         for follower in self.followers:
             follower.booked(booking, cause, now)
 
-    def renew(self, reservation_id: str, now: float) -> Booking:
-        """Start the lease anew; every lifecycle call passes here.  Raises NotFound."""
-        return self.held.renew(reservation_id, now)
+    def _put(self, booking: NewBooking, now: float, lease_s: float) -> int:
+        """The row of it, or why there is none."""
+        rank, account = booking.rank, booking.account
+        row: int = kernels.book(
+            self._memory.header,
+            account.load.header,
+            booking.reservation_id.encode(),
+            booking.slot,
+            booking.sequence_hashes,
+            booking.n_named,
+            booking.nameless,
+            booking.isl_tokens,
+            booking.prefill_tokens,
+            booking.prefilling,
+            rank.worker_id,
+            rank.dp_rank,
+            self.held.sums.number_of(account.key, booking.origin),
+            booking.booked_at,
+            now,
+            lease_s,
+        )
+        return row
 
-    def complete_prefill(self, booking: Booking, cause: Cause, now: float) -> None:
-        """Give back the booked prefill tokens; repeating it changes nothing here.
+    def _make_way(self, refusal: int, booking: NewBooking, cause: Cause, now: float) -> None:
+        """Raises MemoryError, CapacityExceeded."""
+        if refusal == kernels.NO_ROOM:
+            booking.account.load.reserve_room(booking.n_named)
+        elif refusal == kernels.TAKEN:
+            booking.account.load.reserve_room(booking.n_named)
+            old = self.held.get(booking.reservation_id)
+            self.release(old, "rank_left" if old.is_leaving else cause, now)
+        else:
+            self.held.refuse_unless_room(len(booking.sequence_hashes))
+            raise CapacityExceeded("the ids of all reservations take as much as they may")
+
+    def renew(self, reservation_id: str, now: float) -> None:
+        """Start the lease anew; every lifecycle call does.  Raises NotFound."""
+        if not kernels.renew(self._memory.header, reservation_id.encode(), now):
+            raise not_found(reservation_id)
+
+    def complete(self, reservation_id: str, cause: Cause, now: float) -> None:
+        """Renew, and give back the booked prefill tokens; repeating that changes nothing here.
 
         Followers hear of every call: other replicas are told each time, as the reference does, so
-        that one which missed the first hears the second.
+        that one which missed the first hears the second.  Raises NotFound.
         """
-        tokens = self.held.prefill_complete(booking)
-        if tokens:
-            booking.account.load.complete_prefill(booking.slot, tokens)
-            self._drain(booking.account, tokens, 0)
-        for follower in self.followers:
-            follower.prefill_completed(booking, cause, now)
+        row = kernels.complete(self._memory.header, reservation_id.encode(), now)
+        if not row:
+            raise not_found(reservation_id)
+        self._completed(abs(row), row > 0, cause, now)
 
-    def add_output_block(self, booking: Booking, decay_fraction: float | None) -> None:
-        """One more output block, then the decay if one is given."""
-        account = booking.account
-        booking.output = account.load.add_output_block(
-            booking.slot, booking.named, booking.output, decay_fraction
-        )
+    def complete_prefill(self, booking: Booking, cause: Cause, now: float) -> None:
+        """As `complete`, but the lease goes on as it was."""
+        tokens = kernels.complete_row(self._memory.header, booking.row)
+        self._completed(booking.row, tokens > 0, cause, now)
+
+    def _completed(self, row: int, has_freed: bool, cause: Cause, now: float) -> None:
+        if has_freed:
+            self._touch(row)
+        for follower in self.followers:
+            follower.prefill_completed(self.held.at(row), cause, now)
+
+    def add_output_block(
+        self, reservation_id: str, decay_fraction: float | None, now: float
+    ) -> None:
+        """Renew, and one more output block, then the decay if one is given.  Raises NotFound."""
+        weight = nan if decay_fraction is None else decay_fraction
+        header = self._memory.header
+        row = kernels.add_output_block(header, reservation_id.encode(), weight, now)
+        if not row:
+            raise not_found(reservation_id)
+        assert row > 0, "a block of a live reservation is not booked"
         if decay_fraction is not None:
-            self._touched.capacity(account.key)
+            self._touch(row)
 
     def assign(self, booking: Booking, origin: int | None) -> None:
         """Another replica answers for the booking from now on."""
-        self.held.assign(booking, origin)
+        number = self.held.sums.number_of(booking.key, origin)
+        kernels.assign(self._memory.header, booking.row, number)
+
+    def free(self, reservation_id: str, cause: Cause, now: float) -> None:
+        """Take the whole load of a reservation back.  Raises NotFound."""
+        row = kernels.release(self._memory.header, reservation_id.encode())
+        if not row:
+            raise not_found(reservation_id)
+        self._released(row, cause, now)
 
     def release(self, booking: Booking, cause: Cause, now: float) -> None:
-        """Take the whole load of a reservation back."""
-        account, slot = booking.account, booking.slot
-        self.held.remove(booking)
-        del account.bookings[slot][booking.order]
-        account.load.remove(slot, booking.named, booking.prefill_tokens, booking.output)
+        """As `free`, of one that is held."""
+        self._released(kernels.release_row(self._memory.header, booking.row), cause, now)
+
+    def _released(self, row: int, cause: Cause, now: float) -> None:
+        assert row > 0, "more was released than had been booked"
         self.expired += cause == "expiry"
         self.dropped_with_rank += cause == "rank_left"
-        self._drain(account, booking.prefill_tokens, len(booking.sequence_hashes))
+        self._touch(row)
         for follower in self.followers:
-            follower.released(booking, cause, now)
+            follower.released(self.held.at(row), cause, now)
 
-    def _drain(self, account: Account, tokens: int, blocks: int) -> None:
-        drained = account.drained
-        account.drained = Drained(drained.tokens + tokens, drained.blocks + blocks)
-        self._touched.capacity(account.key)
+    def _touch(self, row: int) -> None:
+        if self._touched.is_watching:
+            self._touched.capacity(self.held.at(row).key)
 
     # --- changes of many, a budget at a time
 
@@ -140,7 +202,7 @@ class Ledger:
         for booking in overdue:
             if work >= work_max:
                 break
-            work += RELEASE_WORK + len(booking.named)
+            work += RELEASE_WORK + booking.n_named
             self.release(booking, "expiry", now)
             ended.append(booking)
         return Expired(ended, len(ended) < len(overdue))
@@ -150,12 +212,10 @@ class Ledger:
         the slot is not empty when that is all there was.
         """
         work = 0
-        held = islice(account.bookings[slot].values(), 1 + work_max // RELEASE_WORK)
-        for reservation_id in list(held):
+        for booking in self.held.on_slot(account, slot):
             if work >= work_max:
                 break
-            booking = self.held.get(reservation_id)
-            work += RELEASE_WORK + len(booking.named)
+            work += RELEASE_WORK + booking.n_named
             self.release(booking, "rank_left", now)
         return work
 
@@ -165,6 +225,3 @@ class Ledger:
         accounts = {id(b.account): b.account for b in self.held}
         for account in accounts.values():
             account.check_invariants()
-        assert len(self.held) == sum(len(s) for a in accounts.values() for s in a.bookings)
-        for b in self.held:
-            assert b.account.bookings[b.slot][b.order] == b.reservation_id

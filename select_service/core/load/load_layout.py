@@ -10,6 +10,7 @@ FRACTIONS   float64  n_slots        weights of its blocks that are not whole
 REFERENCES  uint64                  three tables (table_kernels); what they hold: kernels
 PREFIXES    uint64
 HOLDERS     uint64
+NEWEST      int64    n_slots        row of the newest reservation of each slot (ledger_layout)
 """
 
 TOTALS, FRACTIONS = 0, 2
@@ -24,7 +25,10 @@ MOVED_ROWS = 5  # rows of OLD that need not be looked at any more
 MOVED_AT_LEAST = 6  # rows that one step moves
 RETIRED = 7  # 1 = the owner has memory to give back
 
-HEADER_LENGTH = 8 + 3 * TABLE_NUMBERS
+NEWEST = 8 + 3 * TABLE_NUMBERS
+DRAINED_TOKENS = NEWEST + 2  # running sums: prefill tokens done or given up, prompt blocks freed
+DRAINED_BLOCKS = NEWEST + 3
+HEADER_LENGTH = NEWEST + 4
 
 # Numbers of a slot in TOTALS.
 PREFILL_TOKENS, REQUESTS, WHOLE_BLOCKS, FRACTIONAL_BLOCKS = range(4)

@@ -4,14 +4,19 @@ Two replicas compare these few numbers instead of their reservations.  The sum o
 independent of order, and equal sums mean, but for a chance of 2**-64, equal sets of ids and ranks.
 """
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest
+import numpy as np
 
 from indexer.hashing.hashes import U64_MASK
-from select_service.core.identity import PartitionKey, Rank
+from select_service.core.identity import PartitionKey
+from select_service.core.load.ledger_layout import SUM_NUMBERS, SUMS
+from select_service.core.load.ledger_memory import LedgerMemory
+
+_ROWS_AT_FIRST = 16
+_LOOKS_PER_NEW = 2
+"""Old sums that are looked at, whether they may go, for every new one."""
 
 
 class Sum(NamedTuple):
@@ -23,61 +28,96 @@ class Sum(NamedTuple):
 
 
 NOTHING = Sum()
-_NO_SUMS: Mapping[PartitionKey, Sum] = MappingProxyType({})
 
 
-def mark_of(reservation_id: str, rank: Rank) -> int:
-    """64-bit hash of an id and the rank it is booked on; the same in every replica."""
-    return xxh3_64_intdigest(f"{reservation_id}\0{rank[0]}\0{rank[1]}".encode())
+class Place(NamedTuple):
+    """What a sum is about; origin None is this replica."""
+
+    key: PartitionKey
+    origin: int | None
 
 
 class OriginSums:
-    """(partition, origin) -> Sum, where there is anything; origin None is this replica."""
+    """(partition, origin) -> Sum.  Kernels change the numbers; here is what they are about."""
 
-    def __init__(self) -> None:
-        self._of: dict[int | None, dict[PartitionKey, Sum]] = {}
-        self._count = 0
+    def __init__(self, memory: LedgerMemory, is_served: Callable[[PartitionKey], bool]) -> None:
+        """is_served: may a reservation still be booked in that partition?"""
+        self._memory = memory
+        self._is_served = is_served
+        self._rows = np.zeros((_ROWS_AT_FIRST, SUM_NUMBERS), np.int64)
+        memory.name(SUMS, self._rows)
+        self._places: list[Place | None] = []
+        self._numbers: dict[int | None, dict[PartitionKey, int]] = {}
+        self._free: list[int] = []
+        self._looked_at = 0
+
+    def number_of(self, key: PartitionKey, origin: int | None) -> int:
+        """Its row, made when there was none."""
+        mine = self._numbers.get(origin)
+        found = None if mine is None else mine.get(key)
+        return self._new(Place(key, origin)) if found is None else found
+
+    def place(self, number: int) -> Place:
+        """What a row that counts something is about."""
+        place = self._places[number]
+        assert place is not None
+        return place
 
     def __len__(self) -> int:
-        """Sums, over all origins."""
-        return self._count
+        """Sums of something, over all origins."""
+        return int(np.count_nonzero(self._rows[:, 0]))
 
     def origins(self) -> Iterator[int]:
-        """Those of whose reservations there are any, without this replica."""
-        return (origin for origin in self._of if origin is not None)
+        """Those of whose reservations there are any, without this replica.  O(sums)"""
+        found = dict.fromkeys(self.place(number).origin for number in self._live())
+        return (origin for origin in found if origin is not None)
 
     def of(self, origin: int | None) -> Mapping[PartitionKey, Sum]:
         """What there is of one origin, by partition."""
-        return self._of.get(origin, _NO_SUMS)
+        numbers = self._numbers.get(origin, {})
+        sums = {key: self._sum(number) for key, number in numbers.items()}
+        return {key: held for key, held in sums.items() if held.requests}
 
-    def items(self) -> Iterator[tuple[tuple[PartitionKey, int | None], Sum]]:
+    def items(self) -> Iterator[tuple[Place, Sum]]:
         """All of them.  O(sums)"""
-        for origin, sums in self._of.items():
-            for key, held in sums.items():
-                yield (key, origin), held
+        for number in self._live():
+            yield self.place(number), self._sum(number)
 
-    def add(self, key: PartitionKey, origin: int | None, prefill_tokens: int, mark: int) -> None:
-        """One reservation more."""
-        self._change(key, origin, Sum(1, prefill_tokens, mark))
+    def _live(self) -> list[int]:
+        live: list[int] = np.flatnonzero(self._rows[:, 0]).tolist()
+        return live
 
-    def remove(self, key: PartitionKey, origin: int | None, prefill_tokens: int, mark: int) -> None:
-        """One reservation less, with the prefill tokens it still has."""
-        self._change(key, origin, Sum(-1, -prefill_tokens, -mark))
+    def _sum(self, number: int) -> Sum:
+        requests, tokens, marks = self._rows[number].tolist()
+        return Sum(requests, tokens, marks & U64_MASK)
 
-    def complete_prefill(self, key: PartitionKey, origin: int | None, prefill_tokens: int) -> None:
-        """A reservation gave prefill tokens back."""
-        self._change(key, origin, Sum(0, -prefill_tokens, 0))
+    def _new(self, place: Place) -> int:
+        for _ in range(min(_LOOKS_PER_NEW, len(self._places))):
+            self._looked_at = (self._looked_at + 1) % len(self._places)
+            self._forget_if_idle(self._looked_at)
+        if not self._free:
+            self._free.append(len(self._places))
+            self._places.append(None)
+            self._make_room()
+        number = self._free.pop()
+        self._places[number] = place
+        self._numbers.setdefault(place.origin, {})[place.key] = number
+        return number
 
-    def _change(self, key: PartitionKey, origin: int | None, by: Sum) -> None:
-        mine = self._of.setdefault(origin, {})
-        requests, tokens, marks = mine.get(key, NOTHING)
-        self._count -= key in mine
-        requests += by[0]
-        if requests:
-            marks = (marks + by[2]) & U64_MASK
-            mine[key] = Sum(requests, tokens + by[1], marks)
-            self._count += 1
+    def _forget_if_idle(self, number: int) -> None:
+        place = self._places[number]
+        if place is None or self._rows[number, 0]:
             return
-        mine.pop(key, None)
+        if place.origin is None and self._is_served(place.key):
+            return  # its number may be known to those who book
+        mine = self._numbers[place.origin]
+        del mine[place.key]
         if not mine:
-            del self._of[origin]
+            del self._numbers[place.origin]
+        self._places[number] = None
+        self._free.append(number)
+
+    def _make_room(self) -> None:
+        if len(self._places) > len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+            self._memory.name(SUMS, self._rows)

@@ -6,29 +6,32 @@ of other replicas too; `origin` says whose they are.  Only the ledger writes her
 """
 
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import islice
+from math import inf
 from typing import NamedTuple
 
+import numpy as np
+
+from indexer.hashing.hashes import U64_MASK
 from select_service.bodies.reservations import ReservationPage, ReservationRow
-from select_service.core.load.booking import Booking
-from select_service.core.load.leases import Leases
-from select_service.core.load.origin_sums import OriginSums, mark_of
-from select_service.core.load.shelves import Shelves
+from select_service.core.load import ledger_kernels as kernels
+from select_service.core.load import ledger_layout as layout
+from select_service.core.load.booking import Account
+from select_service.core.load.held_booking import Booking, Rows
+from select_service.core.load.ledger_memory import (
+    RESERVATIONS_MAX,
+    RESERVED_BLOCKS_MAX,
+)
+from select_service.core.load.load_layout import REQUESTS
+from select_service.core.load.origin_sums import Place
 from select_service.errors import BadRequest, CapacityExceeded, NotFound
 
-RESERVATIONS_MAX = 200_000
-RESERVED_BLOCKS_MAX = 16_777_216
-"""Prompt blocks of all live reservations: 8 bytes each here, and 88 in the load tables, of
-whose rows up to two thirds are free."""
 PAGE_SCAN_MAX = 10_000
 """Reservations looked at for one page of a filtered list; a page may be shorter than asked for."""
 PAGE_HASHES_MAX = 32_768
 """Sequence hashes on one page that shows them; its last reservation may exceed it."""
 ROW_HASHES_MAX = 131_072
 """Sequence hashes of one reservation, the first of its prompt."""
-_SHARDS = 64
-"""Dictionaries for the ids; each is small enough to grow at once."""
-_SHELF_ORDERS = 1024
 
 
 class ReservationFilter(NamedTuple):
@@ -51,32 +54,37 @@ class Reservations:
 
     def __init__(self, ttl_s: float, router_id: int = 0) -> None:
         """ttl_s: seconds without renewal after which a booking expires; 0 = never."""
+        self.ttl_s = ttl_s
+        self.rows = Rows(ttl_s)
+        self.memory, self.sums = self.rows.memory, self.rows.sums
         self._router_id = router_id
-        self.sums = OriginSums()
-        self._by_id: list[dict[str, Booking]] = [{} for _ in range(_SHARDS)]
-        self._by_order = Shelves()
-        self._leases = Leases(ttl_s)
-        self._orders = count()
-        self._count = 0
-        self._blocks = 0
-        self._prefilling = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.memory.numbers[layout.COUNT]
 
     @property
     def prefilling(self) -> int:
-        return self._prefilling
+        return self.memory.numbers[layout.PREFILLING]
 
     @property
     def blocks(self) -> int:
-        return self._blocks
+        return self.memory.numbers[layout.N_BLOCKS]
 
-    def _shard(self, reservation_id: str) -> dict[str, Booking]:
-        return self._by_id[hash(reservation_id) % _SHARDS]
+    # --- one of them
 
     def find(self, reservation_id: str) -> Booking | None:
-        return self._shard(reservation_id).get(reservation_id)
+        row = kernels.find(self.memory.header, reservation_id.encode())
+        return self.at(row) if row else None
+
+    def get(self, reservation_id: str) -> Booking:
+        """Raises NotFound."""
+        booking = self.find(reservation_id)
+        if booking is None:
+            raise not_found(reservation_id)
+        return booking
+
+    def at(self, row: int) -> Booking:
+        return Booking(self.rows, row)
 
     def refuse_unless_room(self, blocks: int) -> None:
         """Raises CapacityExceeded when one more reservation of so many blocks does not fit."""
@@ -84,73 +92,54 @@ class Reservations:
             raise CapacityExceeded(
                 f"{RESERVATIONS_MAX} reservations are live, the most there may be"
             )
-        if self._blocks + blocks > RESERVED_BLOCKS_MAX:
+        if self.blocks + blocks > RESERVED_BLOCKS_MAX:
             raise CapacityExceeded(
-                f"{self._blocks} prompt blocks are reserved, {blocks} more "
+                f"{self.blocks} prompt blocks are reserved, {blocks} more "
                 f"would exceed the bound of {RESERVED_BLOCKS_MAX}"
             )
 
-    def add(self, booking: Booking, now: float, lease_s: float | None = None) -> None:
-        """Nobody has its id.  lease_s: a first lease that is shorter."""
-        shard = self._shard(booking.reservation_id)
-        assert booking.reservation_id not in shard
-        booking.order = next(self._orders)
-        booking.mark = mark_of(booking.reservation_id, booking.rank)
-        shard[booking.reservation_id] = booking
-        self._by_order.put(booking.order // _SHELF_ORDERS, booking)
-        self._leases.begin(booking, now, lease_s)
-        self._count += 1
-        self._blocks += len(booking.sequence_hashes)
-        self._prefilling += booking.prefilling
-        self.sums.add(booking.key, booking.origin, booking.prefill_tokens, booking.mark)
-
-    def renew(self, reservation_id: str, now: float) -> Booking:
-        """Every lifecycle call passes here.  Raises NotFound."""
-        booking = self.get(reservation_id)
-        self._leases.renew(booking, now)
-        return booking
-
-    def prefill_complete(self, booking: Booking) -> int:
-        """The prefill tokens that the booking gives back; 0 when it is repeated."""
-        tokens, booking.prefill_tokens = booking.prefill_tokens, 0
-        self._prefilling -= booking.prefilling
-        booking.prefilling = False
-        self.sums.complete_prefill(booking.key, booking.origin, tokens)
-        return tokens
-
-    def assign(self, booking: Booking, origin: int | None) -> None:
-        """Another replica answers for the booking from now on."""
-        self.sums.remove(booking.key, booking.origin, booking.prefill_tokens, booking.mark)
-        booking.origin = origin
-        self.sums.add(booking.key, booking.origin, booking.prefill_tokens, booking.mark)
-
-    def remove(self, booking: Booking) -> None:
-        del self._shard(booking.reservation_id)[booking.reservation_id]
-        self._by_order.take(booking.order // _SHELF_ORDERS, booking)
-        self._leases.forget(booking)
-        self._count -= 1
-        self._blocks -= len(booking.sequence_hashes)
-        self._prefilling -= booking.prefilling
-        self.sums.remove(booking.key, booking.origin, booking.prefill_tokens, booking.mark)
-
-    def get(self, reservation_id: str) -> Booking:
-        """Raises NotFound."""
-        booking = self.find(reservation_id)
-        if booking is None:
-            raise NotFound(f"reservation {reservation_id} not found")
-        return booking
+    # --- many of them
 
     def overdue(self, now: float, at_most: int) -> list[Booking]:
-        """Some whose lease has ended, the oldest first; they stay until they are removed."""
-        return self._leases.overdue(now, at_most)
+        """Some whose lease has ended, the oldest first; they stay until they are removed.
+
+        O(1) until a lease may have ended, then O(reservations), some 0.1 ms.
+        """
+        memory = self.memory
+        times = memory.header.view(np.float64)
+        if times[layout.NEXT_END] > now:
+            return []
+        ends = memory.ends[: memory.numbers[layout.ROWS_USED]]
+        rows = np.flatnonzero(ends <= now)
+        if not len(rows):
+            times[layout.NEXT_END] = ends.min()
+            return []
+        if len(rows) > at_most:
+            rows = rows[np.argpartition(ends[rows], at_most)[:at_most]]
+        rows = rows[np.lexsort((memory.orders[rows], ends[rows]))]
+        return [self.at(row) for row in rows.tolist()]
+
+    def on_slot(self, account: Account, slot: int) -> Iterator[Booking]:
+        """What is booked on a slot, newest first.  One may be released when the next is taken."""
+        row = int(account.load.newest[slot])
+        while row:
+            older = self.memory.fields[row * layout.FIELDS + layout.AFTER_ON_SLOT]
+            yield self.at(row)
+            row = older
 
     def some(self, order: int, n: int) -> list[Booking]:
         """Up to `n` bookings from the one with that number of order on, oldest first."""
         return list(islice(self._from(order), n))
 
     def __iter__(self) -> Iterator[Booking]:
-        """Oldest first."""
-        return self._by_order.between()
+        """Oldest first; nothing may change meanwhile."""
+        return self._from(0)
+
+    def _from(self, order: int) -> Iterator[Booking]:
+        row = kernels.first_from(self.memory.header, order)
+        while row:
+            yield self.at(row)
+            row = self.memory.fields[row * layout.FIELDS + layout.AFTER]
 
     def row(self, reservation_id: str, now: float) -> ReservationRow:
         """One of them, for people.  Raises NotFound."""
@@ -169,19 +158,15 @@ class Reservations:
             if wanted.admits(booking):
                 rows.append(self._row(booking, now))
                 if wanted.sequence_hashes:
-                    shown = booking.sequence_hashes[:ROW_HASHES_MAX].tolist()
+                    shown = booking.first_hashes(ROW_HASHES_MAX).tolist()
                     rows[-1].sequence_hashes = shown
                     hashes += len(shown)
         return ReservationPage(
             reservations=rows, total=len(self), next=last, router_id=self._router_id
         )
 
-    def _from(self, order: int) -> Iterator[Booking]:
-        shelves = self._by_order.between(first=order // _SHELF_ORDERS)
-        return (booking for booking in shelves if booking.order >= order)
-
     def _row(self, booking: Booking, now: float) -> ReservationRow:
-        left = self._leases.end_of(booking) - now
+        left, origin = booking.lease_ends_at - now, booking.origin
         return ReservationRow(
             reservation_id=booking.reservation_id,
             model_name=booking.key.model_name,
@@ -191,34 +176,44 @@ class Reservations:
             block_size=booking.account.block_size,
             state="prefill" if booking.prefilling else "decode",
             isl_tokens=booking.isl_tokens,
-            prompt_blocks=len(booking.sequence_hashes),
+            prompt_blocks=booking.prompt_blocks,
             output_blocks=booking.output_blocks,
             prefill_tokens=booking.prefill_tokens,
             age_seconds=round(now - booking.booked_at, 3),
-            expires_in_seconds=round(max(0.0, left), 3) if self._leases.ttl_s else None,
-            origin="local" if booking.origin is None else "peer",
-            router_id=self._router_id if booking.origin is None else booking.origin,
+            expires_in_seconds=round(max(0.0, left), 3) if left < inf else None,
+            origin="local" if origin is None else "peer",
+            router_id=self._router_id if origin is None else origin,
         )
 
     def check_invariants(self) -> None:
         """For tests."""
         held = list(self)
-        assert len(held) == self._count == sum(map(len, self._by_id))
-        assert self._blocks == sum(len(b.sequence_hashes) for b in held)
-        assert self._prefilling == sum(b.prefilling for b in held)
+        assert len(held) == len(self)
+        assert self.blocks == sum(b.prompt_blocks for b in held)
+        assert self.prefilling == sum(b.prefilling for b in held)
         assert [b.order for b in held] == sorted({b.order for b in held})
+        times = self.memory.header.view(np.float64)
+        sums: dict[Place, list[int]] = {}
         for booking in held:
-            assert self.find(booking.reservation_id) is booking
+            assert self.find(booking.reservation_id) == booking
             assert booking.prefilling or booking.prefill_tokens == 0
-            assert booking.mark == mark_of(booking.reservation_id, booking.rank)
-        self._check_sums()
-        self._leases.check_invariants(held)
+            assert times[layout.NEXT_END] <= booking.lease_ends_at
+            of = sums.setdefault(Place(booking.key, booking.origin), [0, 0, 0])
+            for at, number in enumerate((1, booking.prefill_tokens, booking.mark)):
+                of[at] = (of[at] + number) & U64_MASK
+        assert {place: list(held) for place, held in self.sums.items()} == sums
+        self._check_slots()
 
-    def _check_sums(self) -> None:
-        sums = OriginSums()
-        for b in self:
-            sums.add(b.key, b.origin, b.prefill_tokens, b.mark)
-        assert dict(sums.items()) == dict(self.sums.items())
+    def _check_slots(self) -> None:
+        for account in self.rows.accounts.values():
+            totals = account.load.totals
+            for slot in range(len(totals)):
+                rows = [b.row for b in self.on_slot(account, slot)]
+                assert len(set(rows)) == totals[slot, REQUESTS]
+
+
+def not_found(reservation_id: str) -> NotFound:
+    return NotFound(f"reservation {reservation_id} not found")
 
 
 def _position(after: str | None) -> int:

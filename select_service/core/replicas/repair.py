@@ -23,12 +23,16 @@ from select_service.bodies.common import ID_CHARS_MAX, U64_MAX
 from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.decide.prompt import ISL_TOKENS_MAX
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.booking import BOOKED_BLOCKS_MAX, Account, Booking, bounded
-from select_service.core.load.reservations import (
-    RESERVATIONS_MAX,
-    RESERVED_BLOCKS_MAX,
-    ReservationFilter,
+from select_service.core.load.booking import (
+    BOOKED_BLOCKS_MAX,
+    Account,
+    NewBooking,
+    bounded,
+    nameless,
 )
+from select_service.core.load.held_booking import Booking
+from select_service.core.load.ledger_memory import RESERVATIONS_MAX, RESERVED_BLOCKS_MAX
+from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas.events import Freed, PrefillCompleted
 from select_service.core.replicas.state import ReplicaState
 
@@ -162,7 +166,7 @@ class Repair:
                 if self._is_gone(booking):
                     self._state.ledger.release(booking, "replica", now)
                     self.done.dropped += 1
-                    yield from self._worked(ROW_WORK + len(booking.named))
+                    yield from self._worked(ROW_WORK + booking.n_named)
 
     def _is_gone(self, booking: Booking) -> bool:
         """Is it still booked here as the peer's, since before the list, and not on the list?"""
@@ -170,7 +174,7 @@ class Repair:
             booking.origin == self.router_id
             and booking.renewed_at < self._began
             and booking.reservation_id not in self._listed
-            and self._state.held.find(booking.reservation_id) is booking
+            and self._state.held.find(booking.reservation_id) == booking
         )
 
     # --- what a row asks for; changes nothing
@@ -266,19 +270,18 @@ class Repair:
             return  # the page was short of them; the next repair has another look
         is_over = row.state == "decode" or state.endings.was_prefilled(row.reservation_id, now)
         hashes = np.array(row.sequence_hashes[:BOOKED_BLOCKS_MAX], np.uint64)
-        named, others = bounded(hashes, row.prompt_blocks)
-        booking = Booking(
+        booking = NewBooking(
             reservation_id=row.reservation_id,
             account=place[0],
             rank=_rank_of(row),
             slot=place[1],
-            sequence_hashes=named,
+            sequence_hashes=bounded(hashes),
             isl_tokens=row.isl_tokens,
             prefill_tokens=0 if is_over else row.prefill_tokens,
             booked_at=now - row.age_seconds,
             origin=self._origin_of(row),
             prefilling=not is_over,
-            output=others,
+            nameless=nameless(row.prompt_blocks),
         )
         is_known = state.held.find(row.reservation_id) is not None
         if not state.book(booking, now, row.expires_in_seconds):
@@ -331,7 +334,7 @@ def _is_same(row: ReservationRow, booking: Booking) -> bool:
     is_over = row.state == "decode" or not booking.prefilling
     return (
         (booking.key, booking.rank) == (_key_of(row), _rank_of(row))
-        and min(len(booking.sequence_hashes), BOOKED_BLOCKS_MAX)
+        and min(booking.prompt_blocks, BOOKED_BLOCKS_MAX)
         == min(row.prompt_blocks, BOOKED_BLOCKS_MAX)
         and (is_over or booking.prefill_tokens == row.prefill_tokens)
     )

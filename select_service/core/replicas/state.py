@@ -28,7 +28,8 @@ from typing import Literal, TypeAlias, TypedDict
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.booking import Booking, bounded
+from select_service.core.load.booking import NewBooking, bounded, nameless
+from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger import Cause, Ledger
 from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.digest import (
@@ -151,7 +152,7 @@ class ReplicaState:
         self.doubted = {
             name: booking
             for name, booking in self.doubted.items()
-            if self.held.find(name) is booking
+            if self.held.find(name) == booking
         }
         return list(self.doubted.values())
 
@@ -165,26 +166,25 @@ class ReplicaState:
         early = self.endings.met_by_admission(event.reservation_id, now)
         if early == "freed_early":
             return "freed_before"
-        named, others = bounded(event.sequence_hashes, len(event.sequence_hashes))
-        booking = Booking(
+        booking = NewBooking(
             reservation_id=event.reservation_id,
             account=partition.account,
             rank=partition.table.row(slot).rank,
             slot=slot,
-            sequence_hashes=named,
+            sequence_hashes=bounded(event.sequence_hashes),
             isl_tokens=len(event.sequence_hashes) * event.block_size,
             prefill_tokens=0 if early else event.prefill_tokens,
             booked_at=now,
             origin=event.router_id,
             prefilling=early is None,
-            output=others,
+            nameless=nameless(len(event.sequence_hashes)),
         )
         if not self.book(booking, now):
             return "capacity"
         ending = self.endings.ending_of(event.reservation_id, now)
         overtaken = ending is not None and ending.by != event.router_id
         if overtaken and len(self.doubted) < DOUBTED_MAX:
-            self.doubted[event.reservation_id] = booking
+            self.doubted[event.reservation_id] = self.held.get(event.reservation_id)
         else:
             self.endings.forget(event.reservation_id)
         return None
@@ -194,8 +194,7 @@ class ReplicaState:
         if booking is None or booking.key != event.key:
             self.endings.prefilled_unknown(event.reservation_id, event.router_id, now)
             return "not_booked"
-        self.ledger.renew(event.reservation_id, now)
-        self.ledger.complete_prefill(booking, "replica", now)
+        self.ledger.complete(event.reservation_id, "replica", now)
         return None
 
     def _freed(self, event: Freed, now: float) -> Reason | None:
@@ -209,10 +208,10 @@ class ReplicaState:
 
     # --- changes that repair makes too
 
-    def book(self, booking: Booking, now: float, lease_s: float | None = None) -> bool:
+    def book(self, booking: NewBooking, now: float, lease_s: float | None = None) -> bool:
         """Book it in the place of whatever has its id.  False, and no change, without room."""
         old = self.held.find(booking.reservation_id)
-        freed = 0 if old is None else len(old.sequence_hashes)
+        freed = 0 if old is None else old.prompt_blocks
         try:
             self.held.refuse_unless_room(max(0, len(booking.sequence_hashes) - freed))
             self.ledger.book(booking, "replica", now, lease_s)
@@ -229,7 +228,7 @@ class ReplicaState:
 
     # --- what our clients do, as a follower of the ledger
 
-    def booked(self, booking: Booking, cause: Cause, now: float) -> None:
+    def booked(self, booking: NewBooking, cause: Cause, now: float) -> None:
         if cause != "client":
             return
         self.endings.forget(booking.reservation_id)
@@ -254,7 +253,7 @@ class ReplicaState:
             self.endings.freed(booking.reservation_id, self.router_id, now)
             self.say(Freed(**self._common(booking)))
 
-    def _common(self, booking: Booking) -> _Common:
+    def _common(self, booking: Booking | NewBooking) -> _Common:
         return {
             "model_name": booking.key.model_name,
             "tenant_id": booking.key.tenant_id,

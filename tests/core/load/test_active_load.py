@@ -15,8 +15,8 @@ from numba import njit
 
 from select_service.core.load import growing_table
 from select_service.core.load import load_layout as layout
-from select_service.core.load.active_load import ActiveLoad, OutputBlocks
 from select_service.core.load.leading_kernels import leading_runs
+from tests.core.load.loads import Loads
 from tests.exploring import explored
 from tests.models.load_model import LoadModel
 
@@ -69,8 +69,8 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(growing_table, "ROWS_AT_FIRST", 8)
         self.patch.setattr(growing_table, "MOVED_IN_A_STEP", 0)
-        self.load, self.model = ActiveLoad(), LoadModel()
-        self.load.ensure_slots(n_slots)
+        self.loads, self.model = Loads(n_slots), LoadModel()
+        self.load = self.loads.load
         self.booked, self.n_slots, self.next = {}, n_slots, 0
         self.runs = LeadingRuns()
 
@@ -78,46 +78,44 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
     def add(self, slot, hashes, tokens):
         name, slot = self.next, slot % self.n_slots
         self.next += 1
-        self.load.add(slot, array(hashes), tokens)
+        self.loads.add(name, slot, hashes, tokens)
         self.model.add(name, slot, hashes, tokens)
-        self.booked[name] = [slot, array(hashes), tokens, OutputBlocks()]
+        self.booked[name] = slot
         return name
 
     @rule(name=consumes(names))
     def remove(self, name):
-        self.load.remove(*self.booked.pop(name))
+        del self.booked[name]
+        self.loads.remove(name)
         self.model.remove(name)
 
     @rule(name=names, fraction=st.none() | FRACTIONS)
     def output_block(self, name, fraction):
-        slot, hashes, _, output = self.booked[name]
-        self.booked[name][3] = self.load.add_output_block(slot, hashes, output, fraction)
+        self.loads.output_block(name, fraction)
         self.model.output_block(name, fraction)
 
     @rule(name=names)
     def prefill_complete(self, name):
-        slot, _, tokens, _ = self.booked[name]
-        self.load.complete_prefill(slot, tokens)
-        self.booked[name][2] = 0
+        self.loads.complete(name)
         self.model.live[name].prefill_tokens = 0
 
     @rule(query=HASHES)
     def leading_runs(self, query):
         got = self.runs.of(self.load, array(query)).tolist()
         expected = [0] * self.n_slots
-        for slot in {slot for slot, *_ in self.booked.values()}:
+        for slot in set(self.booked.values()):
             expected[slot] = self.model.leading_run(slot, query)
         assert got == expected
 
     @rule(more=st.integers(1, 80))
     def more_slots(self, more):
         self.n_slots = min(320, self.n_slots + more)
-        self.load.ensure_slots(self.n_slots)
+        self.loads.account.ensure_slots(self.n_slots)
 
     @invariant()
     def sums_agree(self):
         active = self.load.active_blocks()
-        used = {slot for slot, *_ in self.booked.values()}
+        used = set(self.booked.values())
         assert not self.load.totals[[s for s in range(self.n_slots) if s not in used]].any()
         for slot in used:
             assert active[slot] == self.model.active_blocks(slot)
@@ -131,100 +129,92 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
     @invariant()
     def counters_agree_with_tables(self):
         self.load.check_invariants()
+        self.loads.ledger.held.check_invariants()
 
 
 TestActiveLoadMatchesModel = explored(ActiveLoadMatchesModel)
 
 
 @pytest.fixture
-def load():
-    load = ActiveLoad()
-    load.ensure_slots(2)
-    return load
+def loads():
+    return Loads()
 
 
-def active(load):
-    return int(load.active_blocks()[0])
+def test_worked_example_of_decay_and_sharing(loads):
+    loads.add("a", 0, [1, 2, 3, 4])
+    loads.add("b", 0, [1, 2, 5])
+    assert loads.active() == 5
+    loads.output_block("a", 0.25)
+    assert loads.active() == 4
+    loads.output_block("a", 0.5)
+    assert loads.active() == 5
+    loads.output_block("a")
+    assert loads.active() == 6
+    loads.output_block("b", 0.0)
+    assert loads.active() == 5
+    loads.remove("b")
+    assert loads.active() == 5
+    loads.output_block("a", 0.1)
+    assert loads.active() == 1
+    loads.add("c", 0, [1, 2, 3])
+    assert loads.active() == 1
+    loads.remove("a")
+    assert loads.active() == 0
 
 
-def test_worked_example_of_decay_and_sharing(load):
-    a, b, c = array([1, 2, 3, 4]), array([1, 2, 5]), array([1, 2, 3])
-    load.add(0, a, 0)
-    load.add(0, b, 0)
-    assert active(load) == 5
-    out_a = load.add_output_block(0, a, OutputBlocks(), 0.25)
-    assert active(load) == 4
-    out_a = load.add_output_block(0, a, out_a, 0.5)
-    assert active(load) == 5
-    out_a = load.add_output_block(0, a, out_a, None)
-    assert active(load) == 6
-    out_b = load.add_output_block(0, b, OutputBlocks(), 0.0)
-    assert active(load) == 5
-    load.remove(0, b, 0, out_b)
-    assert active(load) == 5
-    out_a = load.add_output_block(0, a, out_a, 0.1)
-    assert active(load) == 1
-    load.add(0, c, 0)
-    assert active(load) == 1
-    load.remove(0, a, 0, out_a)
-    assert active(load) == 0
+def test_half_a_block_rounds_up(loads):
+    loads.add("a", 0, [])
+    loads.output_block("a", 0.5)
+    assert loads.active() == 1
 
 
-def test_half_a_block_rounds_up(load):
-    load.add(0, array([]), 0)
-    load.add_output_block(0, array([]), OutputBlocks(), 0.5)
-    assert active(load) == 1
+def test_repeated_hash_in_one_prompt_counts_once(loads):
+    loads.add("a", 0, [1, 1, 1])
+    assert loads.active() == 1
 
 
-def test_repeated_hash_in_one_prompt_counts_once(load):
-    load.add(0, array([1, 1, 1]), 0)
-    assert active(load) == 1
+def test_leading_run_needs_the_prefix_not_the_set(loads):
+    loads.add("a", 0, [1, 2, 4, 5])
+    for query, run in (([1, 2, 3, 5], 2), ([4, 5], 0), ([2, 4], 0), ([3], 0)):
+        assert runs_of(loads.load, array(query)).tolist() == [run, 0]
 
 
-def test_leading_run_needs_the_prefix_not_the_set(load):
-    load.add(0, array([1, 2, 4, 5]), 0)
-    assert runs_of(load, array([1, 2, 3, 5])).tolist() == [2, 0]
-    assert runs_of(load, array([4, 5])).tolist() == [0, 0]
-    assert runs_of(load, array([2, 4])).tolist() == [0, 0]
-    assert runs_of(load, array([3])).tolist() == [0, 0]
+def test_output_blocks_never_match_a_prompt(loads):
+    loads.add("a", 0, [1])
+    loads.output_block("a")
+    assert runs_of(loads.load, array([1, 0])).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("n_slots", [7, 700])
 def test_runs_end_where_they_end_on_every_slot(n_slots):
-    load, rng = ActiveLoad(), np.random.default_rng(n_slots)
-    load.ensure_slots(n_slots)
+    loads, rng = Loads(n_slots), np.random.default_rng(n_slots)
     prompt = rng.integers(0, 2**64, 300, np.uint64)
     runs, longest = LeadingRuns(blocks=256), np.zeros(n_slots, np.int64)
-    for _ in range(2 * n_slots):
+    for number in range(2 * n_slots):
         slot, run = int(rng.integers(n_slots)), int(rng.choice([1, 2, 40, 256, rng.integers(301)]))
-        load.add(slot, np.concatenate([prompt[:run], array([slot])]), 0)
+        loads.add(number, slot, np.concatenate([prompt[:run], array([slot])]))
         longest[slot] = max(longest[slot], run)
         asked = int(rng.integers(301))
         expected = np.minimum(longest, min(asked, 256))
-        assert np.array_equal(runs.of(load, prompt[:asked]), expected)
+        assert np.array_equal(runs.of(loads.load, prompt[:asked]), expected)
 
 
-def test_output_blocks_never_match_a_prompt(load):
-    load.add(0, array([1]), 0)
-    load.add_output_block(0, array([1]), OutputBlocks(), None)
-    assert runs_of(load, array([1, 0])).tolist() == [1, 0]
+def test_tables_grow_and_shrink_without_losing_anything(loads):
+    for number in range(40):
+        loads.add(number, 1, range(number * 500, number * 500 + 900), 7)
+    assert loads.load.active_blocks().tolist() == [0, 39 * 500 + 900]
+    loads.load.check_invariants()
+    for number in range(40):
+        loads.remove(number)
+    assert loads.load.totals.sum() == 0
+    loads.load.check_invariants()
 
 
-def test_tables_grow_and_shrink_without_losing_anything(load):
-    prompts = [array(range(i * 500, i * 500 + 900)) for i in range(40)]
-    for prompt in prompts:
-        load.add(1, prompt, 7)
-    assert load.active_blocks().tolist() == [0, 39 * 500 + 900]
-    load.check_invariants()
-    for prompt in prompts:
-        load.remove(1, prompt, 7, OutputBlocks())
-    assert load.totals.sum() == 0
-    load.check_invariants()
-
-
-def test_releasing_what_was_never_booked_is_an_error(load):
-    load.add(0, array([1, 2]), 0)
-    with pytest.raises(AssertionError, match="more was released"):
-        load.remove(0, array([1, 3]), 0, OutputBlocks())
+def test_a_block_that_is_missing_when_it_is_released_is_an_error(loads):
+    loads.add("a", 0, [1, 2])
+    for table in loads.load._tables():
+        table.table[:] = 0
     with pytest.raises(AssertionError, match="is not booked"):
-        load.add_output_block(0, array([9]), OutputBlocks(), 0.5)
+        loads.output_block("a", 0.5)
+    with pytest.raises(AssertionError, match="more was released"):
+        loads.remove("a")

@@ -5,16 +5,16 @@ import pytest
 
 from select_service.core.load import growing_table
 from select_service.core.load import load_layout as layout
-from select_service.core.load.active_load import ActiveLoad, OutputBlocks
+from select_service.core.load.booking import BOOKED_BLOCKS_MAX
 from select_service.core.load.growing_table import (
     MOVED_IN_A_STEP,
     ROWS_AT_FIRST,
     GrowingTable,
 )
 from select_service.core.load.table_kernels import MOVED_PER_ENTRY, move_rows
+from tests.core.load.loads import Loads
 
 PROMPT = 32
-LARGE = 20_000
 TABLES = layout.REFERENCES, layout.PREFIXES, layout.HOLDERS
 
 
@@ -24,49 +24,49 @@ def moved_rows(load):
     return sum(int(header[t + layout.MOVED_ROWS]) for t in TABLES if header[t + layout.OLD + 1])
 
 
-def prompt(number):
-    return np.arange(number * PROMPT, (number + 1) * PROMPT, dtype=np.uint64)
+def book(loads, number):
+    loads.add(number, number % 2, np.arange(number * PROMPT, (number + 1) * PROMPT), 1)
 
 
-def load_of(prompts):
-    load = ActiveLoad()
-    load.ensure_slots(2)
+def loads_of(prompts):
+    loads = Loads()
     for number in range(prompts):
-        load.add(number % 2, prompt(number), 1)
-    return load
+        book(loads, number)
+    return loads
 
 
 def test_no_booking_moves_more_than_its_share():
-    load, steps, before = load_of(0), [], 0
+    loads, steps, before = loads_of(0), [], 0
     for number in range(20_000):
-        load.add(number % 2, prompt(number), 1)
-        steps.append(moved_rows(load) - before)
+        book(loads, number)
+        steps.append(moved_rows(loads.load) - before)
         before += steps[-1]
     assert sum(step > 0 for step in steps) > 5000
     assert max(steps) <= len(TABLES) * (MOVED_IN_A_STEP + MOVED_PER_ENTRY * PROMPT)
 
 
 def test_a_large_booking_moves_as_much_as_it_is_large():
-    load = load_of(1000)
-    load.add(0, np.arange(10**6, 10**6 + LARGE, dtype=np.uint64), 1)
-    load.check_invariants()
-    moved = sum(int(load.header[t + layout.MOVED_ROWS]) for t in TABLES)
-    assert 0 < moved <= 4 * len(TABLES) * LARGE
+    loads = loads_of(1000)
+    loads.add("large", 0, np.arange(10**6, 10**6 + BOOKED_BLOCKS_MAX), 1)
+    loads.load.check_invariants()
+    moved = sum(int(loads.load.header[t + layout.MOVED_ROWS]) for t in TABLES)
+    assert 0 < moved <= 4 * len(TABLES) * BOOKED_BLOCKS_MAX
 
 
 def test_what_is_released_while_a_table_grows_is_gone():
-    load = load_of(1000)
-    while not load._references.is_growing:
-        load.add(0, prompt(load._references.used), 1)
-    for number in range(500):
-        load.remove(number % 2, prompt(number), 1, OutputBlocks())
-    load.check_invariants()
-    assert load._references.is_growing
-    assert load.totals[1].tolist() == [250, 250, 250 * PROMPT, 0]
+    loads, number = loads_of(1000), 1000
+    while not loads.load._references.is_growing:
+        book(loads, number)
+        number += 2
+    for number in range(1, 1000, 2):
+        loads.remove(number)
+    loads.load.check_invariants()
+    assert loads.load._references.is_growing
+    assert loads.load.totals[1].tolist() == [0, 0, 0, 0]
 
 
 def test_a_table_that_finds_no_memory_loses_nothing(monkeypatch):
-    load = load_of(10)
+    load = loads_of(10).load
 
     def none(*_):
         raise MemoryError

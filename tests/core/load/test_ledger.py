@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
-from select_service.core.load.booking import Account, Booking
+from select_service.core.load.booking import Account, NewBooking
 from select_service.core.load.ledger import RELEASE_WORK, Ledger
 from select_service.core.load.reservations import Reservations
 from select_service.core.touched import Touched
@@ -17,7 +17,7 @@ from tests.models.ledger_model import Held, LedgerModel
 TTL_S = 20.0
 SLOTS = 3
 KEYS = (PartitionKey("m", "a"), PartitionKey("m", "b"))
-NAMES = st.sampled_from("abcdef")
+NAMES = st.sampled_from(["", "a", "abcdefgh", "abcdefghi", "é" * 70, "z" * 127])
 PLACES = st.tuples(st.integers(0, 1), st.integers(0, SLOTS - 1))
 ONE_RELEASE = RELEASE_WORK + 1
 CAUSES = st.sampled_from(["client", "replica"])
@@ -66,7 +66,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
     @rule(
         name=NAMES,
         place=PLACES,
-        hashes=st.lists(st.integers(0, 4), max_size=4),
+        hashes=st.lists(st.integers(0, 4), max_size=20),
         tokens=st.integers(0, 9),
         origin=st.sampled_from([None, 7]),
         lease_s=st.sampled_from([None, 5.0, 30.0]),
@@ -80,7 +80,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         if cause == "client" and taken:
             self.refused(Conflict, self.ledger.refuse_unless_free, name)
             return
-        booking = Booking(
+        booking = NewBooking(
             name,
             self.accounts[place[0]],
             Rank(place[1], 0),
@@ -92,13 +92,18 @@ class LedgerMatchesModel(RuleBasedStateMachine):
             origin=origin,
         )
         self.ledger.book(booking, cause, self.now, lease_s)
+        self.model.held.pop(name, None)  # the newest is the last
         self.model.book(name, Held(*place, hashes, tokens, origin, self.now), lease_s)
 
-    @rule(name=NAMES, cause=CAUSES)
-    def complete_prefill(self, name, cause):
-        if self.renewed(name):
+    @rule(name=NAMES, cause=CAUSES, renews=st.booleans())
+    def complete_prefill(self, name, cause, renews):
+        if name in self.model.held:
             touched, heard = dict(self.touched.partitions), self.heard.completions
-            self.ledger.complete_prefill(self.ledger.held.get(name), cause, self.now)
+            if renews:
+                self.ledger.complete(name, cause, self.now)
+                self.model.renew(name, self.now)
+            else:
+                self.ledger.complete_prefill(self.ledger.held.get(name), cause, self.now)
             assert self.heard.completions == heard + 1  # also when it is repeated
             if not self.model.held[name].prefill_tokens:
                 assert self.touched.partitions == touched
@@ -106,13 +111,33 @@ class LedgerMatchesModel(RuleBasedStateMachine):
 
     @rule(name=NAMES, fraction=st.sampled_from([None, 0.5]))
     def add_output_block(self, name, fraction):
-        if self.renewed(name):
-            self.ledger.add_output_block(self.ledger.held.get(name), fraction)
-
-    @rule(name=NAMES, cause=CAUSES)
-    def release(self, name, cause):
         if name in self.model.held:
-            self.ledger.release(self.ledger.held.get(name), cause, self.now)
+            self.ledger.add_output_block(name, fraction, self.now)
+            self.model.renew(name, self.now)
+            self.model.held[name].output_blocks += 1
+
+    @rule(name=NAMES)
+    def renew(self, name):
+        if name in self.model.held:
+            self.ledger.renew(name, self.now)
+            self.model.renew(name, self.now)
+
+    @rule(name=NAMES)
+    def nobody_has_the_name(self, name):
+        if name not in self.model.held:
+            self.refused(NotFound, self.ledger.renew, name, self.now)
+            self.refused(NotFound, self.ledger.complete, name, "client", self.now)
+            self.refused(NotFound, self.ledger.add_output_block, name, None, self.now)
+            self.refused(NotFound, self.ledger.free, name, "client", self.now)
+            assert self.ledger.held.find(name) is None
+
+    @rule(name=NAMES, cause=CAUSES, by_name=st.booleans())
+    def release(self, name, cause, by_name):
+        if name in self.model.held:
+            if by_name:
+                self.ledger.free(name, cause, self.now)
+            else:
+                self.ledger.release(self.ledger.held.get(name), cause, self.now)
             del self.model.held[name]
             assert self.heard.causes[-1] == cause
 
@@ -149,7 +174,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         account, before = self.accounts[place[0]], len(self.ledger.held)
         work = self.ledger.empty_slot(account, place[1], self.now, releases * ONE_RELEASE)
         assert work >= (before - len(self.ledger.held)) * RELEASE_WORK
-        left = set(account.bookings[place[1]].values())
+        left = {b.reservation_id for b in self.ledger.held.on_slot(account, place[1])}
         gone = self.model.on(*place) - left
         assert len(gone) == before - len(self.ledger.held) <= releases
         for name in gone:
@@ -164,14 +189,6 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         self.touched.partitions.clear()
         self.wakes = 0
 
-    def renewed(self, name):
-        if name not in self.model.held:
-            self.refused(NotFound, self.ledger.renew, name, self.now)
-            return False
-        self.ledger.renew(name, self.now)
-        self.model.renew(name, self.now)
-        return True
-
     def refused(self, error, verb, *arguments):
         try:
             verb(*arguments)
@@ -181,7 +198,12 @@ class LedgerMatchesModel(RuleBasedStateMachine):
 
     @invariant()
     def they_agree(self):
-        assert {b.reservation_id for b in self.ledger.held} == self.model.held.keys()
+        assert [b.reservation_id for b in self.ledger.held] == list(self.model.held)
+        for b in self.ledger.held:
+            held = self.model.held[b.reservation_id]
+            assert b.sequence_hashes.tolist() == held.hashes
+            assert (b.prefill_tokens, b.origin) == (held.prefill_tokens, held.origin)
+            assert (b.renewed_at, b.output_blocks) == (held.renewed_at, held.output_blocks)
         for number, account in enumerate(self.accounts):
             for slot in range(SLOTS):
                 totals = account.load.totals[slot]

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from select_service.core.identity import PartitionKey
+from select_service.core.load.ledger_memory import LedgerMemory
 from select_service.core.load.origin_sums import OriginSums, Sum
 from select_service.core.replicas.digest import LINES_MAX, Difference, Digest, Line, differences
 from select_service.core.replicas.digest import lines_of as digest_lines
@@ -14,11 +15,17 @@ KEYS = [PartitionKey(f"m{number}", "default") for number in range(PARTITIONS)]
 
 def sums_of(*origins):
     """One reservation in every partition, of each origin."""
-    sums = OriginSums()
+    sums = OriginSums(LedgerMemory(0.0), lambda key: True)
     for origin in origins:
         for key in KEYS:
-            sums.add(key, origin, 10, 7)
+            add(sums, key, origin, Sum(1, 10, 7))
     return sums
+
+
+def add(sums, key, origin, more):
+    """What the kernels of the ledger do."""
+    number = sums.number_of(key, origin)
+    sums._rows[number] += more
 
 
 def a_digest(*lines, own_only=False):
@@ -28,10 +35,10 @@ def a_digest(*lines, own_only=False):
 def test_sums_are_found_by_origin_and_gone_with_their_last_reservation():
     sums = sums_of(None, PEER)
     assert (len(sums), list(sums.origins())) == (2 * PARTITIONS, [PEER])
-    sums.complete_prefill(KEYS[0], PEER, 4)
+    add(sums, KEYS[0], PEER, Sum(0, -4, 0))
     assert sums.of(PEER)[KEYS[0]] == Sum(1, 6, 7)
     for number, key in enumerate(KEYS):
-        sums.remove(key, PEER, 10 if number else 6, 7)
+        add(sums, key, PEER, Sum(-1, -10 if number else -6, -7))
     assert (len(sums), list(sums.origins()), dict(sums.of(PEER))) == (PARTITIONS, [], {})
     assert dict(sums.items()) == {(key, None): Sum(1, 10, 7) for key in KEYS}
 
@@ -74,3 +81,16 @@ def test_of_too_many_sums_only_those_of_the_sender_are_compared():
         assert found == {key: Difference(1, 10) for key in KEYS[1:]}
         costs.append(work_of(lambda d=digest, s=sums: differences(d, s, OWN, bool)))
     assert costs[0] == costs[1]
+
+
+def test_what_counts_nothing_is_forgotten_but_for_what_is_served_here():
+    served = set(KEYS[1:])
+    sums = OriginSums(LedgerMemory(0.0), served.__contains__)
+    own = {key: sums.number_of(key, None) for key in KEYS}
+    for origin in range(10, 500):
+        for key in KEYS[:2]:
+            add(sums, key, origin, Sum(1, 0, origin))
+            add(sums, key, origin, Sum(-1, 0, -origin))
+    assert {key: sums.number_of(key, None) for key in KEYS[1:]} == {k: own[k] for k in KEYS[1:]}
+    assert len(sums) == 0
+    assert len(sums._places) < 3 * PARTITIONS

@@ -400,7 +400,7 @@ def test_of_a_long_prompt_the_first_blocks_are_booked_by_name(monkeypatch):
     assert repair(c, a, 1.0).added == 1
     for replica in (b, c):
         booking = replica.held.find("r")
-        assert (len(booking.sequence_hashes), booking.output.whole) == (3, 7)
+        assert (booking.prompt_blocks, booking.nameless) == (3, 7)
         loads = [row.potential_decode_blocks for row in next(replica.loads()).loads]
         assert loads == [row.potential_decode_blocks for row in next(a.loads()).loads]
         assert repair(replica, a, 2.0) == Repaired()

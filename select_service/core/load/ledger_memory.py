@@ -1,0 +1,62 @@
+"""The arrays of all reservations, reserved once and touched as they are needed."""
+
+from math import inf
+from random import SystemRandom
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.pages import zeros
+from select_service.core.load import ledger_layout as layout
+from select_service.core.load.booking import BOOKED_BLOCKS_MAX
+
+RESERVATIONS_MAX = 200_000
+RESERVED_BLOCKS_MAX = 16_777_216
+"""Prompt blocks of all live reservations: 8 bytes each here, and 88 in the load tables, of
+whose rows up to two thirds are free."""
+CHUNKS_MAX = 1 << 21
+"""Chunks for names and prompt blocks: as many as all blocks and names of 400 bytes need."""
+_BUCKETS_AT_FIRST = 64
+_BUCKETS_MAX = 1 << 18
+
+
+class LedgerMemory:
+    """Keeps alive what the header names."""
+
+    def __init__(self, ttl_s: float) -> None:
+        """ttl_s: seconds without renewal after which a lease ends; 0 = never"""
+        self.header = np.zeros(layout.HEADER_LENGTH, np.int64)
+        self.numbers = self.header.data
+        n_rows = RESERVATIONS_MAX + 1
+        rows = self._column(layout.ROWS, n_rows * layout.FIELDS, np.int64)
+        self.fields = rows.data
+        """int64[rows * FIELDS]"""
+        self.times = rows.view(np.float64).data
+        """The same, where they are times or weights."""
+        self.orders = self._column(layout.ORDERS, n_rows, np.int64)
+        self.ends = self._column(layout.ENDS, n_rows, np.float64)
+        self._heads = self._column(layout.HEADS, _BUCKETS_MAX, np.int32)
+        self._chunks = self._column(layout.CHUNKS, CHUNKS_MAX * layout.CHUNK_WORDS, np.uint64)
+        self._next_chunk = self._column(layout.NEXT_CHUNK, CHUNKS_MAX, np.int32)
+        self._scratch = self._column(layout.SCRATCH, BOOKED_BLOCKS_MAX, np.uint64)
+        self.orders[0], self.ends[0] = layout.FREE, inf
+        self._set_numbers(ttl_s)
+
+    def _set_numbers(self, ttl_s: float) -> None:
+        header = self.header
+        header[layout.ROWS_USED] = header[layout.CHUNKS_USED] = 1
+        header[layout.BUCKETS] = _BUCKETS_AT_FIRST
+        header[layout.COUNT_MAX], header[layout.BLOCKS_MAX] = RESERVATIONS_MAX, RESERVED_BLOCKS_MAX
+        header[layout.SEED] = SystemRandom().getrandbits(63)
+        times = header.view(np.float64)
+        times[layout.TTL], times[layout.NEXT_END] = ttl_s, inf
+
+    def _column(self, at: int, length: int, dtype: Any) -> npt.NDArray[Any]:
+        array = zeros(length, dtype)
+        self.name(at, array)
+        return array
+
+    def name(self, at: int, array: npt.NDArray[Any]) -> None:
+        """Let a pair of the header be this array, which somebody keeps alive."""
+        self.header[at], self.header[at + 1] = array.ctypes.data, array.size

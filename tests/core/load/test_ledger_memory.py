@@ -1,0 +1,114 @@
+"""Rows, names and chunks of the ledger: found, reused, bounded."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from select_service.core.load import ledger_layout as layout
+from select_service.core.load import ledger_memory, reservations
+from select_service.core.load.booking import BOOKED_BLOCKS_MAX
+from select_service.core.load.reservations import ReservationFilter
+from select_service.errors import CapacityExceeded
+from tests.core.load.loads import Loads
+
+NAMES = 3000
+
+
+def number(loads, which):
+    return int(loads.ledger.held.memory.header[which])
+
+
+def a_name(rng):
+    return "n" * rng.choice((0, 1, 7, 8, 100, 500)) + str(rng.getrandbits(60))
+
+
+def test_names_come_and_go_by_thousands_and_are_found():
+    rng, loads, live = Random(1), Loads(), {}
+    for turn in range(3):
+        while len(live) < NAMES:
+            hashes = [rng.getrandbits(64) for _ in range(rng.choice((0, 1, 15, 16, 40)))]
+            name = a_name(rng)
+            live[name] = hashes
+            loads.add(name, 0, hashes)
+        held = loads.ledger.held
+        for name, hashes in live.items():
+            assert held.get(name).sequence_hashes.tolist() == hashes
+        assert held.find("n") is None
+        held.check_invariants()
+        for name in rng.sample(sorted(live), NAMES if turn == 2 else NAMES // 2):
+            loads.remove(name)
+            del live[name]
+    assert number(loads, layout.CHUNKS_TAKEN) == 0
+    assert number(loads, layout.ROWS_USED) == NAMES + 1
+    assert number(loads, layout.BUCKETS) >= NAMES - 1
+    loads.load.check_invariants()
+
+
+def test_a_released_row_is_the_next_that_is_taken_and_no_view_is_equal_to_the_other():
+    loads = Loads()
+    loads.add("a", 0, [1])
+    old = loads.ledger.held.get("a")
+    loads.remove("a")
+    loads.add("a", 0, [1])
+    new = loads.ledger.held.get("a")
+    assert (old.row, old == new, new == loads.ledger.held.get("a")) == (new.row, False, True)
+
+
+def test_marks_are_the_same_in_every_process_and_tell_ranks_and_ids_apart():
+    marks = []
+    for loads in (Loads(), Loads()):
+        for name, slot in (("", 0), ("a", 1), ("b", 1), ("ab" * 200, 0)):
+            loads.add(name, slot, [])
+        marks.append([booking.mark for booking in loads.ledger.held])
+    assert marks[0] == marks[1]
+    moved = Loads()
+    moved.add("a", 0, [])
+    assert len({*marks[0], moved.ledger.held.get("a").mark}) == 5
+
+
+def test_pages_begin_where_the_one_before_ended_whatever_has_gone():
+    loads = Loads()
+    for name in range(50):
+        loads.add(name, name % 2, [name])
+    for name in range(10, 30):
+        loads.remove(name)
+    loads.add("new", 0, [])
+    found, after = [], None
+    while after is not None or not found:
+        wanted = ReservationFilter(limit=4, after=after, sequence_hashes=True)
+        page = loads.ledger.held.page(wanted, 0.0)
+        found += [row.reservation_id for row in page.reservations]
+        after = page.next
+    assert found == [str(name) for name in (*range(10), *range(30, 50))] + ["new"]
+    assert loads.ledger.held.some(12, 1)[0].reservation_id == "30"
+
+
+def test_what_is_full_refuses_and_changes_nothing(monkeypatch):
+    monkeypatch.setattr(ledger_memory, "RESERVATIONS_MAX", 3)
+    monkeypatch.setattr(reservations, "RESERVATIONS_MAX", 3)
+    monkeypatch.setattr(ledger_memory, "RESERVED_BLOCKS_MAX", 20)
+    monkeypatch.setattr(reservations, "RESERVED_BLOCKS_MAX", 20)
+    monkeypatch.setattr(ledger_memory, "CHUNKS_MAX", 8)
+    loads = Loads()
+    loads.add("a", 0, range(10))
+    with pytest.raises(CapacityExceeded, match="prompt blocks"):
+        loads.add("b", 0, range(11))
+    with pytest.raises(CapacityExceeded, match="ids"):
+        loads.add("b" * 512 * 2, 0, [])
+    loads.add("b", 0, range(10))
+    loads.add("c", 0, [])
+    with pytest.raises(CapacityExceeded, match="3 reservations"):
+        loads.add("d", 0, [])
+    loads.add("c", 1, [])  # in the place of the other
+    assert [b.reservation_id for b in loads.ledger.held] == ["a", "b", "c"]
+    loads.ledger.check_invariants()
+
+
+def test_as_many_blocks_as_may_be_named_fit_where_one_reservation_is_worked_on():
+    loads = Loads()
+    loads.add("a", 0, np.arange(BOOKED_BLOCKS_MAX + 5))
+    assert loads.active() == BOOKED_BLOCKS_MAX
+    loads.output_block("a", 0.5)
+    loads.remove("a")
+    assert loads.active() == 0
