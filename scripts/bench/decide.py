@@ -1,0 +1,138 @@
+"""What a decision costs in process, by ranks and hashes: CPU time of one thread.
+
+    python scripts/bench/decide.py [--ranks 8 256 1024 4096] [--hashes 8 64 512] [--rounds 100]
+
+`place` is the compiled call as Python makes it, `decide` a placement and its answer as records,
+`select` all of POST /select but HTTP and JSON.  Microseconds: the median of the rounds and, in
+parentheses, the fastest, which says what an idle machine would give.  Every rank is busy with two
+reservations, and each of 16 prompts, which are asked in turns, is live on some.  What the index
+holds of them:
+
+    few     four ranks have some of each prompt
+    shared  so they have, and every rank has its first eighth
+    ragged  a quarter of the ranks have some of each prompt, each as much as it happens
+"""
+
+import argparse
+import time
+from random import Random
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from indexer.index.prefix_index import PrefixIndex
+from indexer.tiers import Tier
+from select_service.bodies.reservations import ReservationRequest
+from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
+from select_service.bodies.workers import WorkerRegistration
+from select_service.core.decide.candidates import candidates
+from select_service.core.identity import Rank
+from select_service.core.selector import Selector, SelectorConfig
+
+BLOCK_SIZE = 16
+PROMPTS = 16
+LIVE = 4
+"""Reservations of each prompt."""
+STANDING_BLOCKS = 32
+SCENES = ("few", "shared", "ragged")
+NOW = 1000.0
+
+
+def selector_of(ranks):
+    config = SelectorConfig(use_kv_events=False)
+    selector = Selector(config, lambda: PrefixIndex(1 << 18), rng=Random(1))
+    for worker_id in range(ranks):
+        given = {"worker_id": worker_id, "endpoint": "http://w", "block_size": BLOCK_SIZE}
+        selector.register(msgspec.convert(given, WorkerRegistration))
+    return selector
+
+
+def prompts_of(hashes):
+    """Block hashes of prompts that begin alike."""
+    rng = np.random.default_rng(1)
+    prompts = rng.integers(1, 2**63, (PROMPTS, hashes))
+    prompts[:, : hashes // 8] = prompts[0, : hashes // 8]
+    return list(prompts.astype(np.uint64))
+
+
+def request_of(kind, blocks, **fields):
+    hashes = blocks.tolist()
+    body = {"block_hashes": hashes, "sequence_hashes": hashes}
+    return msgspec.convert(body | {"isl_tokens": BLOCK_SIZE * len(hashes)} | fields, kind)
+
+
+def holders_of(ranks, scene, rng):
+    """(worker, how much of a prompt it has, 0 to 1), for one prompt"""
+    if scene == "shared":
+        yield from ((worker_id, 1 / 8) for worker_id in range(ranks))
+    count = ranks // 4 if scene == "ragged" else 4
+    for worker_id in rng.choice(ranks, count, replace=False).tolist():
+        yield worker_id, rng.random()
+
+
+def fill(selector, prompts, ranks, scene):
+    (partition,) = selector.fleet.partitions.values()
+    rng = np.random.default_rng(2)
+    for blocks in prompts:
+        for worker_id, part in holders_of(ranks, scene, rng):
+            held = blocks[: int(np.ceil(part * len(blocks)))]
+            partition.table.writer(Rank(worker_id, 0)).store(Tier.GPU, None, held, held)
+    for number in range(2 * ranks):
+        blocks = rng.integers(1, 2**63, STANDING_BLOCKS)
+        where = {"worker_id": number % ranks, "reservation_id": str(number)}
+        selector.reserve(request_of(ReservationRequest, blocks, **where), NOW)
+    for blocks in prompts * LIVE:
+        selector.select_and_reserve(request_of(SelectAndReserveRequest, blocks), NOW)
+
+
+def us_of(rounds, work):
+    """Median and fastest of the rounds, as text.  work: is called with the number of a prompt"""
+    found = []
+    for _ in range(rounds):
+        begin = time.thread_time_ns()
+        for number in range(PROMPTS):
+            work(number)
+        found.append((time.thread_time_ns() - begin) / PROMPTS / 1e3)
+    return f"{median(found):.1f} ({min(found):.1f})"
+
+
+def measure(ranks, hashes, scene, rounds):
+    """(place, decide, select)"""
+    selector, prompts = selector_of(ranks), prompts_of(hashes)
+    fill(selector, prompts, ranks, scene)
+    requests = [request_of(SelectRequest, blocks) for blocks in prompts]
+    jobs = [selector._job(request, False, None) for request in requests]
+    (partition,) = selector.fleet.partitions.values()
+    eligible = candidates(partition.table, requests[0])
+
+    def place(number):
+        job = jobs[number]
+        partition.placing.place(job.prompt, job.config, eligible, draw=0.5)
+
+    def decide(number):
+        selector._decisions.decide(jobs[number], eligible, NOW)
+
+    def select(number):
+        selector.select(requests[number], NOW)
+
+    return [us_of(rounds, work) for work in (place, decide, select)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 256, 1024, 4096])
+    parser.add_argument("--hashes", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--scenes", nargs="+", choices=SCENES, default=SCENES)
+    parser.add_argument("--rounds", type=int, default=100)
+    options = parser.parse_args()
+    print("| holders | ranks | hashes | place | decide | select |\n|---|---|---|---|---|---|")
+    for scene in options.scenes:
+        for ranks in options.ranks:
+            for hashes in options.hashes:
+                found = measure(ranks, hashes, scene, options.rounds)
+                print(f"| {scene} | {ranks} | {hashes} | {' | '.join(found)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
