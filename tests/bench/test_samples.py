@@ -81,6 +81,11 @@ def test_without_another_service_there_are_values_and_no_goals():
     assert "| 8 hashes | ours | 40 | 3000 |" in text
 
 
+def test_goals_are_not_about_this_service_as_it_was():
+    whole = found(a_table())._replace(contenders=["ours", "1.3.1"], ours=["ours", "1.3.1"])
+    assert "Goals" not in report.markdown(whole)
+
+
 def test_the_document_keeps_every_value_and_is_json():
     document = json.loads(json.dumps(report.document(found(a_table()))))
     (table,) = document["tables"]

@@ -51,18 +51,17 @@ def _head(found: Found) -> str:
 
 
 def _goals(found: Found) -> str:
-    """Ratios of all rows with a goal, by contender."""
-    if found.base is None:
+    """Ratios of all rows with a goal, by contender; goals are about the reference."""
+    if found.base is None or found.base in found.ours:
         return ""
-    judged = [name for name in found.ours if name != found.base]
     lines = ["#### Goals", ""]
-    lines.append(_line(["what", *(f"{name}, ratio" for name in judged), "goal"]))
-    lines.append("|---" * (len(judged) + 2) + "|")
+    lines.append(_line(["what", *(f"{name}, ratio" for name in found.ours), "goal"]))
+    lines.append("|---" * (len(found.ours) + 2) + "|")
     for table in found.tables:
         measure = table.measures[table.judged].name
         for row in table.rows.values():
             if row.goal is not None:
-                ratios = [table.ratio(row.label, n, found.base, table.judged) for n in judged]
+                ratios = [table.ratio(row.label, n, found.base, table.judged) for n in found.ours]
                 cells = [_judged(ratio, row.goal) for ratio in ratios]
                 lines.append(_line([f"{row.label}: {measure}", *cells, f"{row.goal:g}"]))
     return "\n".join(lines)

@@ -45,7 +45,7 @@ def ranks(run: Run, _places: Places) -> None:
     bodies = run.bodies(RANKS_HASHES)
     with contextlib.ExitStack() as stack:
         sites = [stack.enter_context(_deaf(each)) for each in run.contenders]
-        for n_ranks in run.extent.of((1024, 4096), (8, 64, 256)):
+        for n_ranks in run.extent.of((64, 1024, 4096), (8, 256)):
             for place in sites:
                 _grow(place, n_ranks // RANKS_PER_WORKER)
             row = Row(f"{n_ranks} ranks", n_ranks, f"{RANKS_HASHES} hashes")
