@@ -86,6 +86,12 @@ def test_goals_are_not_about_this_service_as_it_was():
     assert "Goals" not in report.markdown(whole)
 
 
+def test_without_goals_nothing_is_said_of_them():
+    table = Table("Selecting", "prompt", MEASURES)
+    table.add(Row("8 hashes"), "ours", Sample((1.0, 1.0), QUIET))
+    assert "Goals" not in report.markdown(found(table))
+
+
 def test_the_document_keeps_every_value_and_is_json():
     document = json.loads(json.dumps(report.document(found(a_table()))))
     (table,) = document["tables"]

@@ -54,9 +54,8 @@ def _goals(found: Found) -> str:
     """Ratios of all rows with a goal, by contender; goals are about the reference."""
     if found.base is None or found.base in found.ours:
         return ""
-    lines = ["#### Goals", ""]
-    lines.append(_line(["what", *(f"{name}, ratio" for name in found.ours), "goal"]))
-    lines.append("|---" * (len(found.ours) + 2) + "|")
+    heads = ["what", *(f"{name}, ratio" for name in found.ours), "goal"]
+    lines = []
     for table in found.tables:
         measure = table.measures[table.judged].name
         for row in table.rows.values():
@@ -64,7 +63,9 @@ def _goals(found: Found) -> str:
                 ratios = [table.ratio(row.label, n, found.base, table.judged) for n in found.ours]
                 cells = [_judged(ratio, row.goal) for ratio in ratios]
                 lines.append(_line([f"{row.label}: {measure}", *cells, f"{row.goal:g}"]))
-    return "\n".join(lines)
+    if not lines:
+        return ""
+    return "\n".join(["#### Goals", "", _line(heads), "|---" * len(heads) + "|", *lines])
 
 
 def _table(found: Found, table: Table) -> str:

@@ -73,7 +73,7 @@ def connections(run: Run, places: Places) -> None:
     )
     bodies = run.bodies(8)
     for number in run.extent.of((1,), (8, 64)):
-        row = Row(f"{number} connections", number, "8 hashes, 8 workers")
+        row = Row(f"connections: {number}", number, "8 hashes, 8 workers")
         run.turns(table, row, places.sites, partial(_once, run, bodies, number))
 
 
