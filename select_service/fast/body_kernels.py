@@ -16,9 +16,11 @@ from indexer.compiled import compiled
 from select_service.fast.byte_kernels import (
     EXACT,
     NONE,
+    QUOTE,
     WINDOW,
     U,
     byte_at,
+    bytes_of,
     digits,
     number_in,
     plain_text,
@@ -49,7 +51,7 @@ from select_service.fast.request_layout import (
     WORKER_ID,
 )
 
-QUOTE, COLON, COMMA, OPEN_LIST, OPEN, CLOSE = b'":,[{}'
+COLON, COMMA, OPEN_LIST, OPEN, CLOSE = bytes_of(b":,[{}")
 
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
 SELECTS, BOOKS, RESERVES = 0b011, 0b110, 0b100
@@ -80,7 +82,7 @@ TAKEN_BY = np.array([routes for _, _, routes, _ in KEYS])
 HIGHEST = np.array([highest for _, _, _, highest in KEYS], np.uint64)
 
 
-@compiled()
+@compiled(_nrt=False)
 def read_number(data, at, end, highest):
     """(an unsigned integer that is no more than `highest`, place behind it or UNUSUAL)."""
     behind = run_end(data, at, end, digits)
@@ -90,7 +92,7 @@ def read_number(data, at, end, highest):
     return value, (behind if wrong == 0 and value <= highest else UNUSUAL)
 
 
-@compiled()
+@compiled(_nrt=False)
 def read_text(data, at, end):
     """Place behind the quote that ends the text whose first byte is at `at`, or UNUSUAL."""
     behind = run_end(data, at, end, plain_text)
@@ -98,7 +100,7 @@ def read_text(data, at, end):
     return behind + 1 if usual else UNUSUAL
 
 
-@compiled()
+@compiled(_nrt=False, forceinline=True)
 def read_numbers(data, at, end, entry, blocks, sequence, tokens):
     """(how many numbers the list has that begins at `at`, place behind it)."""
     if byte_at(data, at, end) != OPEN_LIST:
@@ -108,7 +110,7 @@ def read_numbers(data, at, end, entry, blocks, sequence, tokens):
     return read_hashes(data, at + 1, end, blocks if entry == N_BLOCKS else sequence)
 
 
-@compiled()
+@compiled(_nrt=False, forceinline=True)
 def read_value(data, at, end, key, fields, blocks, sequence, tokens):
     """Read the value of a key; the place behind it or UNUSUAL."""
     entry = ENTRY[key]
@@ -125,7 +127,7 @@ def read_value(data, at, end, key, fields, blocks, sequence, tokens):
     return behind
 
 
-@compiled()
+@compiled(_nrt=False, forceinline=True)
 def read_member(data, at, end, fields, blocks, sequence, tokens):
     """Read a key and its value; the place behind them or UNUSUAL."""
     if byte_at(data, at, end) != QUOTE:
@@ -143,7 +145,7 @@ def read_member(data, at, end, fields, blocks, sequence, tokens):
     return read_value(data, at, end, key, fields, blocks, sequence, tokens)
 
 
-@compiled()
+@compiled(_nrt=False, forceinline=True)
 def read_object(data, at, end, fields, blocks, sequence, tokens):
     """Place behind the object that begins at `at`, or UNUSUAL."""
     if byte_at(data, at, end) != OPEN:
@@ -162,7 +164,7 @@ def read_object(data, at, end, fields, blocks, sequence, tokens):
     return UNUSUAL
 
 
-@compiled()
+@compiled(_nrt=False)
 def is_whole(fields):
     """Does a prompt stand in the fields, in one form, and what else the route needs?"""
     if fields[ROUTE] > RESERVE:
@@ -180,11 +182,11 @@ def is_whole(fields):
     return fields[N_BLOCKS] == fields[N_SEQUENCE]
 
 
-@compiled()
+@compiled(_nrt=False)
 def read_body(data, at, end, fields, blocks, sequence, tokens):
     """Read the body [at, end) of the request whose head has been read: USUAL or UNUSUAL.
 
-    blocks, sequence: uint64; tokens: uint32: out; each takes WINDOW numbers less than it is long
+    blocks, sequence: uint64; tokens: uint32: out; each SPARE longer than its lists may be
     """
     if at == end:
         return USUAL if fields[ROUTE] > RESERVE else UNUSUAL

@@ -6,7 +6,8 @@ much of it is shifted out: so there must be WINDOW bytes before every `end`.
 
 With NUMBA_BOUNDSCHECK=1 the first and the last byte of each window and word are checked.
 
-Source of the eight digits at a time: https://johnnylee-sde.github.io/Fast-numeric-string-to-int/
+Source of the eight digits at a time: https://johnnylee-sde.github.io/Fast-numeric-string-to-int/,
+here in the lanes of vectors, which LLVM makes for every processor.
 """
 
 # mypy: ignore-errors
@@ -19,6 +20,12 @@ from indexer.compiled import compiled, intrinsic
 U = np.uint64
 I = np.int64  # noqa: E741  the two casts are everywhere; short names keep the loops readable
 
+
+def bytes_of(text: bytes) -> list[np.int64]:
+    """Its bytes as numbers of one type: of plain ones numba compiles helpers for each value."""
+    return [np.int64(byte) for byte in text]
+
+
 NONE = -1
 WINDOW = 64
 DIGIT_WINDOW = 32
@@ -28,10 +35,15 @@ SMALL = U(0x2020202020202020)
 """Makes small letters of large ones, eight at a time."""
 EXACT = U(0)
 
+FOUR = 4
+BLANK, QUOTE, DASH, DOT, ZERO, NINE = bytes_of(b' "-.09')
+LARGE_A, LARGE_Z, LOW_LINE, SMALL_A, SMALL_Z, BACKSLASH = bytes_of(b"AZ_az\\")
+TILDE, DELETE = bytes_of(b"~\x7f")
 ZEROS = U(0x3030303030303030)
-ODD_PAIRS = U(0x000000FF000000FF)
-TWO_TO_63 = U(2**63)
+TWO_TO_63, EIGHT_ZEROS = U(2**63), U(10**8)
 TEN_TO = 10 ** np.arange(20, dtype=np.uint64)
+LEAST = np.array([U(2**64 - 1), U(0), *TEN_TO[1:], *[U(2**64 - 1)] * 11])
+"""Of a number of so many digits."""
 PAIRS = np.frombuffer(b"".join(b"%02d" % k for k in range(100)), np.uint8).copy()
 
 
@@ -42,30 +54,44 @@ def words_of(*texts: bytes, small: bool = False) -> np.ndarray:
     return words | SMALL if small else words.copy()
 
 
-def everywhere(builder, number, n_bytes):
-    """A vector of as many bytes, all of them the lowest one of a number."""
+def place_in(context, builder, kind, array, at, target):
+    """Pointer to what lies `at` bytes behind the begin of an array."""
+    from numba.core import cgutils
+
+    begin = context.make_array(kind)(context, builder, array).data
+    return cgutils.pointer_add(builder, begin, at, target.as_pointer())
+
+
+def loaded(context, builder, kind, array, at, target):
+    value = builder.load(place_in(context, builder, kind, array, at, target))
+    value.align = 1
+    return value
+
+
+def stored(context, builder, kind, array, at, value):
+    builder.store(value, place_in(context, builder, kind, array, at, value.type)).align = 1
+
+
+def spread(builder, number, kind):
+    """A vector with the lowest bits of a number in each of its lanes."""
     from llvmlite import ir
 
-    byte, lane = ir.IntType(8), ir.IntType(32)
-    nothing = ir.Constant(ir.VectorType(byte, n_bytes), ir.Undefined)
-    single = builder.insert_element(nothing, builder.trunc(number, byte), ir.Constant(lane, 0))
-    lanes = ir.Constant(ir.VectorType(lane, n_bytes), [0] * n_bytes)
-    return builder.shuffle_vector(single, single, lanes)
+    lane = ir.IntType(32)
+    if kind.element != number.type:
+        number = builder.trunc(number, kind.element)
+    nothing = ir.Constant(kind, ir.Undefined)
+    single = builder.insert_element(nothing, number, ir.Constant(lane, 0))
+    first = ir.Constant(ir.VectorType(lane, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(single, nothing, first)
 
 
 @intrinsic
 def _word(typingctx, data, at):
     from llvmlite import ir
     from numba import types
-    from numba.core import cgutils
 
     def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        kind = ir.IntType(64).as_pointer()
-        place = cgutils.pointer_add(builder, array.data, args[1], kind)
-        word = builder.load(place)
-        word.align = 1
-        return word
+        return loaded(context, builder, signature.args[0], *args, ir.IntType(64))
 
     return types.uint64(data, types.int64), codegen
 
@@ -75,17 +101,14 @@ def _between(typingctx, data, at, low, high):
     """Bit k: byte at + k is in low..high."""
     from llvmlite import ir
     from numba import types
-    from numba.core import cgutils
 
-    window = ir.VectorType(ir.IntType(8), WINDOW)
+    kind = ir.VectorType(ir.IntType(8), WINDOW)
 
     def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        place = cgutils.pointer_add(builder, array.data, args[1], window.as_pointer())
-        text = builder.load(place)
-        text.align = 1
-        above = builder.sub(text, everywhere(builder, args[2], WINDOW))
-        width = everywhere(builder, builder.sub(args[3], args[2]), WINDOW)
+        array, at, low, high = args
+        text = loaded(context, builder, signature.args[0], array, at, kind)
+        above = builder.sub(text, spread(builder, low, kind))
+        width = spread(builder, builder.sub(high, low), kind)
         inside = builder.icmp_unsigned("<=", above, width)
         return builder.bitcast(inside, ir.IntType(WINDOW))
 
@@ -114,26 +137,43 @@ def count_bits(typingctx, bits):
     return types.int64(types.uint64), codegen
 
 
-@compiled(forceinline=True)
+@intrinsic
+def settled(typingctx, bits):
+    """The same bits.
+
+    LLVM would rather combine windows of bytes before they are bits, and keep them in dozens of
+    registers until then.
+    """
+    from llvmlite import ir
+    from numba import types
+
+    def codegen(context, builder, signature, args):
+        word = ir.IntType(64)
+        return builder.asm(ir.FunctionType(word, [word]), "", "=r,0", [args[0]], False)
+
+    return types.uint64(types.uint64), codegen
+
+
+@compiled(_nrt=False, forceinline=True)
 def word_at(data, at):
     """Eight bytes, the first of them lowest."""
     _first, _last = data[U(at)], data[U(at + 7)]
     return _word(data, at)
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def between(data, at, low, high):
     """uint64: bit k says that byte at + k is in low..high."""
     _first, _last = data[U(at)], data[U(at + (WINDOW - 1))]
     return _between(data, at, low, high)
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def equal(data, at, byte):
     return between(data, at, byte, byte)
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def byte_at(data, at, end):
     """0 from the end on."""
     return I(data[U(at)]) if at < end else 0
@@ -142,41 +182,32 @@ def byte_at(data, at, end):
 # Kinds of bytes: uint64 of a window, for run_end
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def digits(data, at):
-    return between(data, at, 48, 57)
+    return between(data, at, ZERO, NINE)
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def printable(data, at):
     """ASCII without control codes."""
-    return between(data, at, 32, 126)
+    return between(data, at, BLANK, TILDE)
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def plain_text(data, at):
     """What may stand in a JSON string as it is, in ASCII."""
-    return between(data, at, 32, 127) & ~(equal(data, at, 34) | equal(data, at, 92))
+    return between(data, at, BLANK, DELETE) & ~(equal(data, at, QUOTE) | equal(data, at, BACKSLASH))
 
 
-@compiled(forceinline=True)
-def name_bytes(data, at):
-    """Letters, digits, - and _."""
-    letters = between(data, at, 97, 122) | between(data, at, 65, 90)
-    return letters | digits(data, at) | equal(data, at, 45) | equal(data, at, 95)
+@compiled(_nrt=False, forceinline=True)
+def word_bytes(data, at):
+    """Letters, digits and - . _ ~, which stand for themselves wherever they stand in a head."""
+    letters = between(data, at, SMALL_A, SMALL_Z) | between(data, at, LARGE_A, LARGE_Z)
+    signs = between(data, at, DASH, DOT) | equal(data, at, LOW_LINE) | equal(data, at, TILDE)
+    return letters | digits(data, at) | signs
 
 
-@compiled(forceinline=True)
-def host_bytes(data, at):
-    return name_bytes(data, at) | equal(data, at, 46) | equal(data, at, 126)
-
-
-@compiled(forceinline=True)
-def id_bytes(data, at):
-    return host_bytes(data, at) | equal(data, at, 58)
-
-
-@compiled()
+@compiled(_nrt=False)
 def run_end(data, at, end, kind):
     """Place of the first byte from `at` on that is not of the kind, or `end`."""
     while at < end:
@@ -188,7 +219,7 @@ def run_end(data, at, end, kind):
     return end
 
 
-@compiled()
+@compiled(_nrt=False)
 def skip_blanks(data, at, end):
     while at < end:
         byte = data[U(at)]
@@ -198,7 +229,7 @@ def skip_blanks(data, at, end):
     return at
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def first_word(data, at, end):
     """The text [at, end) up to its eighth byte, filled up with zeros."""
     over = at + 8 - end
@@ -207,7 +238,7 @@ def first_word(data, at, end):
     return word_at(data, end - 8) >> U(8 * over) if over < 8 else U(0)
 
 
-@compiled()
+@compiled(_nrt=False)
 def text_number(data, at, end, known, bits):
     """Which of the known texts [at, end) is, or NONE.
 
@@ -228,96 +259,138 @@ def text_number(data, at, end, known, bits):
 # Numbers
 
 
+def everywhere(kind, number):
+    """A vector with the same constant in each of its lanes."""
+    from llvmlite import ir
+
+    return ir.Constant(kind, [number] * kind.count)
+
+
+def in_eights(builder, values):
+    """Digits by value, a byte each, to numbers of eight of them in lanes of 64 bits.
+
+    Of two neighbours the first is the higher; pairs of digits, then of pairs, then of fours.
+    """
+    from llvmlite import ir
+
+    n_bytes = values.type.count
+    for bits, ten in ((8, 10), (16, 100), (32, 10_000)):
+        kind = ir.VectorType(ir.IntType(2 * bits), 4 * n_bytes // bits)
+        values = builder.bitcast(values, kind)
+        higher = builder.and_(values, everywhere(kind, 2**bits - 1))
+        lower = builder.lshr(values, everywhere(kind, bits))
+        values = builder.add(builder.mul(higher, everywhere(kind, ten)), lower)
+    return values
+
+
 @intrinsic
 def _digits_before(typingctx, data, end, n):
     from llvmlite import ir
     from numba import types
-    from numba.core import cgutils
-
-    byte, width = ir.IntType(8), DIGIT_WINDOW
-
-    def paired(builder, lanes, bits):
-        """Two neighbours, of `bits` each, become one number; the first is the higher."""
-        kind = ir.VectorType(ir.IntType(2 * bits), 8 * width // (2 * bits))
-        first, shift, ten = (
-            ir.Constant(kind, [number] * kind.count)
-            for number in (2**bits - 1, bits, 10 ** (bits // 8))
-        )
-        lanes = builder.bitcast(lanes, kind)
-        higher = builder.mul(builder.and_(lanes, first), ten)
-        return builder.add(higher, builder.lshr(lanes, shift))
 
     def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        kind = ir.VectorType(byte, width)
-        begin = builder.sub(args[1], ir.Constant(ir.IntType(64), width))
-        text = builder.load(cgutils.pointer_add(builder, array.data, begin, kind.as_pointer()))
-        text.align = 1
-        values = builder.xor(text, ir.Constant(kind, [48] * width))
-        from_end = ir.Constant(kind, list(range(width, 0, -1)))
-        kept = builder.icmp_unsigned("<=", from_end, everywhere(builder, args[2], width))
-        lanes = builder.select(kept, values, ir.Constant(kind, [0] * width))
-        for bits in (8, 16, 32):
-            lanes = paired(builder, lanes, bits)
-        eights = [
-            builder.extract_element(lanes, ir.Constant(ir.IntType(32), k)) for k in range(1, 4)
-        ]
-        tens = [ir.Constant(ir.IntType(64), 10**power) for power in (16, 8, 0)]
-        first, second, third = map(builder.mul, eights, tens)
-        return builder.add(builder.add(first, second), third)
+        kind = ir.VectorType(ir.IntType(8), DIGIT_WINDOW)
+        begin = builder.sub(args[1], ir.Constant(ir.IntType(64), DIGIT_WINDOW))
+        text = loaded(context, builder, signature.args[0], args[0], begin, kind)
+        from_end = ir.Constant(kind, list(range(DIGIT_WINDOW, 0, -1)))
+        kept = builder.icmp_unsigned("<=", from_end, spread(builder, args[2], kind))
+        values = builder.xor(text, everywhere(kind, int(ZERO)))
+        lanes = in_eights(builder, builder.select(kept, values, everywhere(kind, 0)))
+        places = [ir.Constant(ir.IntType(32), k) for k in range(1, 4)]
+        eights = [builder.extract_element(lanes, place) for place in places]
+        return context.make_tuple(builder, signature.return_type, eights)
 
-    return types.uint64(data, types.int64, types.int64), codegen
+    return types.UniTuple(types.uint64, 3)(data, types.int64, types.int64), codegen
 
 
-@compiled(forceinline=True)
+@intrinsic
+def _four_small_numbers(typingctx, data, places, k, first, gap):
+    from llvmlite import ir
+    from numba import types
+
+    word, lanes = ir.IntType(64), ir.VectorType(ir.IntType(64), FOUR)
+
+    def codegen(context, builder, signature, args):
+        kind, small = signature.args[1], ir.VectorType(ir.IntType(32), FOUR)
+        at = builder.mul(args[2], ir.Constant(word, 4))
+        ends = builder.zext(loaded(context, builder, kind, args[1], at, small), lanes)
+        behind = builder.add(ends, spread(builder, args[4], lanes))
+        begin = builder.insert_element(
+            ir.Constant(lanes, ir.Undefined), args[3], ir.Constant(ir.IntType(32), 0)
+        )
+        order = ir.Constant(ir.VectorType(ir.IntType(32), FOUR), [0, *range(FOUR, 2 * FOUR - 1)])
+        n = builder.sub(ends, builder.shuffle_vector(begin, behind, order))
+        text = ir.Constant(lanes, ir.Undefined)
+        for lane in range(FOUR):
+            place = ir.Constant(ir.IntType(32), lane)
+            eight = builder.sub(builder.extract_element(ends, place), ir.Constant(word, 8))
+            eight = loaded(context, builder, signature.args[0], args[0], eight, word)
+            text = builder.insert_element(text, eight, place)
+        bits = builder.shl(n, everywhere(lanes, 3))
+        unused = builder.and_(builder.sub(everywhere(lanes, 64), bits), everywhere(lanes, 63))
+        values = builder.lshr(builder.xor(text, everywhere(lanes, int(ZEROS))), unused)
+        lead = builder.and_(values, everywhere(lanes, 255))
+        digits = builder.bitcast(
+            builder.shl(values, unused), ir.VectorType(ir.IntType(8), 8 * FOUR)
+        )
+        numbers = builder.trunc(in_eights(builder, digits), small)
+        stored(context, builder, kind, args[1], at, numbers)
+        others = builder.sub(n, everywhere(lanes, 1))
+        wrong = builder.or_(
+            builder.icmp_unsigned(">", others, everywhere(lanes, 7)),
+            builder.and_(
+                builder.icmp_unsigned("==", lead, everywhere(lanes, 0)),
+                builder.icmp_unsigned(">", others, everywhere(lanes, 0)),
+            ),
+        )
+        return builder.zext(builder.bitcast(wrong, ir.IntType(FOUR)), word)
+
+    return types.uint64(data, places, types.int64, types.int64, types.int64), codegen
+
+
+@compiled(_nrt=False, forceinline=True)
 def digits_before(data, end, n):
-    """The number of the n digits before `end`, at most 24 of them, as its lower 64 bits."""
+    """The number of the n digits before `end`, at most 24, as three numbers of eight digits."""
     _first, _last = data[U(end - DIGIT_WINDOW)], data[U(end - 1)]
     return _digits_before(data, end, n)
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def number_in(data, first, end):
     """(the number that the digits [first, end) are, is it none).
 
     None is a number of no digit, one that does not fit in 64 bits, and one with a zero before
     others.  What is not a digit is not noticed.
     """
-    n = end - first
-    lead = data[U(first)]
-    value = digits_before(data, end, n)
-    wide = I(n == 20) & (I(lead != 49) | I(value < TEN_TO[19]))
-    return value, I(n < 1) | I(n > 20) | wide | (I(lead == 48) & I(n > 1))
+    n = U(end - first)
+    high, middle, low = digits_before(data, end, end - first)
+    value = high * EIGHT_ZEROS * EIGHT_ZEROS + middle * EIGHT_ZEROS + low
+    few = n - U(1) >= U(20) or high >= U(2000)  # so that it overflows once at most
+    return value, I(few) | I(value < LEAST[n & U(31)])
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def integer_in(data, first, end):
     """As number_in, with or without a minus: its 64 bits.  No number is -0, either."""
-    minus = I(data[U(first)] == 45)
+    minus = I(data[U(first)] == DASH)
     value, wrong = number_in(data, first + minus, end)
     wrong |= minus & I(value - U(1) >= TWO_TO_63)
     return (value ^ U(-minus)) + U(minus), wrong
 
 
-@compiled(forceinline=True)
-def small_number_in(data, first, end):
-    """As number_in; none is a number of more than eight digits, either."""
-    n = end - first
-    unused = U(64 - 8 * n) & U(63)
-    values = ((word_at(data, end - 8) ^ ZEROS) >> unused) << unused
-    return eight_digits(values), I(n < 1) | I(n > 8) | (I(data[U(first)] == 48) & I(n > 1))
+@compiled(_nrt=False, forceinline=True)
+def four_small_numbers(data, places, k, first, gap):
+    """Numbers of at most eight digits, in place of the places where they end: places[k : k + 4].
+
+    The first begins at `first`, each further one `gap` behind the end of the one before.
+    Returns a bit for each that is none; see number_in.
+    """
+    for lane in range(FOUR):
+        _checked = word_at(data, I(places[U(k + lane)]) - 8)
+    return _four_small_numbers(data, places, k, first, gap)
 
 
-@compiled(forceinline=True)
-def eight_digits(values):
-    """The number of eight values of digits, one in each byte, the most significant lowest."""
-    values = values * U(10) + (values >> U(8))
-    upper = (values & ODD_PAIRS) * U(0x000F424000000064)
-    lower = ((values >> U(16)) & ODD_PAIRS) * U(0x0000271000000001)
-    return (upper + lower) >> U(32)
-
-
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def put_number(out, at, value):
     """Write a uint64 in decimal digits; the place behind them."""
     n = 1
@@ -335,7 +408,7 @@ def put_number(out, at, value):
     return at + n
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def copy(out, at, data, first, length):
     """Write `length` bytes of data from `first` on; the place behind them."""
     for k in range(length):

@@ -13,22 +13,21 @@ Source: RFC 9112.
 
 from indexer.compiled import compiled
 from select_service.fast.byte_kernels import (
+    BLANK,
     EXACT,
     NONE,
     SMALL,
     WINDOW,
+    ZERO,
     I,
     U,
     byte_at,
-    digits,
-    digits_before,
-    host_bytes,
-    id_bytes,
-    name_bytes,
+    bytes_of,
     printable,
     run_end,
     text_number,
     word_at,
+    word_bytes,
     words_of,
 )
 from select_service.fast.request_layout import (
@@ -50,12 +49,13 @@ from select_service.fast.request_layout import (
     USUAL,
 )
 
-CR, LF, BLANK, COLON, SEMICOLON, SLASH, OPEN, CLOSE, ZERO = b"\r\n :;/[]0"
+CR, LF, COLON, SEMICOLON, OPEN, CLOSE = bytes_of(b"\r\n:;[]")
 
 BEGINNINGS = words_of(b"POST /se", b"POST /re", b"DELETE /")
 VERSION = words_of(b"HTTP/1.1")
 PLAIN = words_of(b"POST /select", b"POST /select_and_reserve", b"POST /reservations")
 POST_ID, DELETE_ID = words_of(b"POST /reservations/"), words_of(b"DELETE /reservations/")
+SHORTEST = len(b"POST /select")
 POST_ID_BYTES, DELETE_ID_BYTES = 19, 21
 VERBS = words_of(b"/prefill_complete", b"/output_block", b"/renew")
 
@@ -77,13 +77,13 @@ HOST, LENGTH, TYPE, CONNECTION, CLASS = range(5)
 JSON = words_of(b"application/json")
 JSON_BYTES = 16
 KEEP_ALIVE = words_of(b"keep-alive", small=True)
-LENGTH_DIGITS_MAX = 7
+DIGITS_MAX = 7
 HOST_BYTES_MAX = 255
 EMPTY_OBJECT_BYTES_MAX = 16
 """Of the body of a route that needs none."""
 
 
-@compiled()
+@compiled(_nrt=False)
 def line_ends(data, at, end):
     """Is `at`, the end of what is printable, the end of a line?"""
     if at < end and data[U(at)] != CR:
@@ -93,28 +93,38 @@ def line_ends(data, at, end):
     return USUAL if data[U(at + 1)] == LF else UNUSUAL
 
 
-@compiled()
+@compiled(_nrt=False)
 def begins_well(data, at, end):
-    """What is said of a request of which there is not one line, or too little for a window."""
+    """USUAL when it is worth reading on; a whole request that is shorter than a window is not."""
     if end - at >= 8 and text_number(data, at, at + 8, BEGINNINGS, EXACT) == NONE:
         return UNUSUAL
+    if end >= WINDOW:
+        return USUAL
     for place in range(at, end - 3):
         if data[U(place)] == CR and data[U(place + 2)] == CR:
-            return UNUSUAL  # it is complete
+            return UNUSUAL
     return INCOMPLETE
 
 
-@compiled()
+@compiled(_nrt=False)
+def words_end(data, at, end):
+    """Place behind words and colons."""
+    while True:
+        at = run_end(data, at, end, word_bytes)
+        if byte_at(data, at, end) != COLON:
+            return at
+        at += 1
+
+
+@compiled(_nrt=False)
 def read_id(data, at, end, fields):
     """The id of a path from `at` on; the place behind it or UNUSUAL."""
-    behind = run_end(data, at, end, id_bytes)
-    if behind == at or behind - at > TEXT_BYTES_MAX:
-        return UNUSUAL
+    behind = words_end(data, at, end)
     fields[PATH_ID], fields[PATH_ID + 1] = at, behind - at
-    return behind
+    return behind if 0 < behind - at <= TEXT_BYTES_MAX else UNUSUAL
 
 
-@compiled()
+@compiled(_nrt=False)
 def read_route(data, at, end, fields):
     """[at, end): method and target.  The route, or NONE."""
     route = text_number(data, at, end, PLAIN, EXACT)
@@ -131,38 +141,51 @@ def read_route(data, at, end, fields):
     return NONE if verb == NONE else PREFILL_COMPLETE + verb
 
 
-@compiled()
+@compiled(_nrt=False)
 def read_request_line(data, at, end, fields):
-    """USUAL or UNUSUAL."""
+    """0 or UNUSUAL."""
     target_end = end - 9
-    if target_end < at + 12 or data[U(target_end)] != BLANK:
+    if target_end < at + SHORTEST or data[U(target_end)] != BLANK:
         return UNUSUAL
     if word_at(data, end - 8) != VERSION[0, 0]:
         return UNUSUAL
     fields[ROUTE] = read_route(data, at, target_end, fields)
-    return USUAL if fields[ROUTE] != NONE else UNUSUAL
+    return 0 if fields[ROUTE] != NONE else UNUSUAL
 
 
-@compiled()
+@compiled(_nrt=False)
+def number_at(data, at, end):
+    """The short number that [at, end) is, or NONE."""
+    n = end - at
+    if n < 1 or n > DIGITS_MAX or (n > 1 and data[U(at)] == ZERO):
+        return NONE
+    value = 0
+    for place in range(at, end):
+        digit = I(data[U(place)]) - ZERO
+        if digit < 0 or digit > 9:
+            return NONE
+        value = 10 * value + digit
+    return value
+
+
+@compiled(_nrt=False)
 def is_host(data, at, end):
     """A name, an IPv4 address or an IPv6 address in brackets; with or without a port."""
-    if end - at > HOST_BYTES_MAX:
-        return False
     if byte_at(data, at, end) == OPEN:
-        behind = run_end(data, at + 1, end, id_bytes)
+        behind = words_end(data, at + 1, end)
         if behind == at + 1 or byte_at(data, behind, end) != CLOSE:
             return False
         behind += 1
     else:
-        behind = run_end(data, at, end, host_bytes)
-        if behind == at:
-            return False
+        behind = run_end(data, at, end, word_bytes)
+    if behind == at or end - at > HOST_BYTES_MAX:
+        return False
     if behind == end:
         return True
-    return data[U(behind)] == COLON and run_end(data, behind + 1, end, digits) == end
+    return data[U(behind)] == COLON and number_at(data, behind + 1, end) != NONE
 
 
-@compiled()
+@compiled(_nrt=False)
 def is_json(data, at, end):
     """The media type application/json, whatever its parameters."""
     behind = at + JSON_BYTES
@@ -171,16 +194,7 @@ def is_json(data, at, end):
     return behind == end or data[U(behind)] == SEMICOLON
 
 
-@compiled()
-def length_in(data, at, end):
-    """The number of bytes that the digits are, or NONE."""
-    n = end - at
-    if n < 1 or n > LENGTH_DIGITS_MAX or run_end(data, at, end, digits) != end:
-        return NONE
-    return NONE if n > 1 and data[U(at)] == ZERO else I(digits_before(data, end, n))
-
-
-@compiled()
+@compiled(_nrt=False)
 def is_usual(name, data, at, end, fields):
     """Is [at, end) a usual value of the header?  Notes what it says."""
     if name == HOST:
@@ -188,21 +202,21 @@ def is_usual(name, data, at, end, fields):
     if name == TYPE:
         return is_json(data, at, end)
     if name == LENGTH:
-        fields[END] = length_in(data, at, end)
+        fields[END] = number_at(data, at, end)
         return fields[END] != NONE
     if name == CONNECTION:
         return text_number(data, at, end, KEEP_ALIVE, SMALL) == 0
     fields[POLICY_CLASS], fields[POLICY_CLASS + 1] = at, end - at
-    return name == CLASS and at < end and run_end(data, at, end, id_bytes) == end
+    return name == CLASS and at < end and words_end(data, at, end) == end
 
 
-@compiled()
+@compiled(_nrt=False)
 def read_header(data, at, end, fields, given):
     """Read the line [at, end); `given` with the bit of its name when that means something.
 
     UNUSUAL when it is not usual, or was given before.
     """
-    colon = run_end(data, at, end, name_bytes)
+    colon = run_end(data, at, end, word_bytes)
     if colon == at or byte_at(data, colon, end) != COLON:
         return UNUSUAL
     name = text_number(data, at, colon, NAMES, SMALL)
@@ -214,7 +228,7 @@ def read_header(data, at, end, fields, given):
     return given | (1 << name) if usual else UNUSUAL
 
 
-@compiled()
+@compiled(_nrt=False)
 def judged(fields, given, at):
     """The head ends at `at`; given: bit by number of the headers that mean something."""
     length = max(fields[END], 0)
@@ -228,41 +242,38 @@ def judged(fields, given, at):
     return USUAL
 
 
-@compiled()
-def read_headers(data, at, end, fields):
-    given, n = 0, 0
-    while n <= HEADERS_MAX and given >= 0:
+@compiled(_nrt=False)
+def read_lines(data, at, end, fields):
+    """The request line and the headers: USUAL, INCOMPLETE or UNUSUAL."""
+    given, n = I(0), 0
+    while n <= HEADERS_MAX + 1 and given >= 0:
         line = run_end(data, at, end, printable)
         state = line_ends(data, line, end)
         if state != USUAL:
             return state
         if line == at:
             return judged(fields, given, at + 2)
-        given = read_header(data, at, line, fields, given)
+        if n == 0:
+            given = read_request_line(data, at, line, fields)
+        else:
+            given = read_header(data, at, line, fields, given)
         at, n = line + 2, n + 1
     return UNUSUAL
 
 
-@compiled()
+@compiled(_nrt=False)
 def read_head(data, at, end, fields):
     """Read the head of the request at `at`: USUAL, INCOMPLETE or UNUSUAL.
 
-    data: uint8[>= end], bytes as they came
+    data: bytes, or uint8[>= end], as they came
     fields: int64[N_FIELDS], out; all of them when the head is usual
     """
     for k in range(N_FIELDS):
         fields[k] = NONE
-    if end < WINDOW:
-        return begins_well(data, at, end)
     bound = min(end, at + HEAD_BYTES_MAX)
-    line = run_end(data, at, bound, printable)
-    state = line_ends(data, line, bound)
-    if state == INCOMPLETE:
-        state = begins_well(data, at, bound)
-    elif state == USUAL:
-        state = read_request_line(data, at, line, fields)
-        if state == USUAL:
-            state = read_headers(data, line + 2, bound, fields)
+    state = begins_well(data, at, bound)
+    if state == USUAL:
+        state = read_lines(data, at, bound, fields)
     if state == INCOMPLETE:
         fields[END] = NONE  # not before all headers are there
     return UNUSUAL if state == INCOMPLETE and end - at >= HEAD_BYTES_MAX else state

@@ -13,25 +13,32 @@ Usual are numbers with a comma between them and, all of them or none, a blank be
 
 from indexer.compiled import compiled
 from select_service.fast.byte_kernels import (
+    BLANK,
+    DASH,
+    FOUR,
     NONE,
     WINDOW,
     I,
     U,
+    bytes_of,
     count_bits,
     digits,
     equal,
+    four_small_numbers,
     integer_in,
     lowest_bit,
-    small_number_in,
+    settled,
 )
 
-COMMA, MINUS, BLANK, CLOSE = b",- ]"
-HASHES_AT_ONCE, TOKENS_AT_ONCE = 4, 8
+COMMA, CLOSE = bytes_of(b",]")
+HASHES_AT_ONCE, TOKENS_AT_ONCE = I(4), I(8)
 """Places that are written without asking whether there are so many in a window."""
+SPARE = WINDOW + int(TOKENS_AT_ONCE)
+"""How much longer an array is than the longest list that is sure to have room in it."""
 BEHIND_COMMA, BEHIND_BLANK = U(1), U(2)
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def write_places(bits, base, out, n, at_once):
     """Append base + k for each bit k; what stands behind is overwritten, too."""
     after = n + count_bits(bits)
@@ -44,23 +51,25 @@ def write_places(bits, base, out, n, at_once):
             return after
 
 
-@compiled(forceinline=True)
+@compiled(_nrt=False, forceinline=True)
 def number_ends(data, at, end, out, at_once):
     """Places of the commas and of the bracket behind the numbers, to `out`.
 
     Returns (numbers or NONE, bytes from the end of one to the next).
     """
-    n, n_blanks, wrong = 0, 0, U(0)
+    n, n_blanks, wrong = I(0), I(0), U(0)
     before = BEHIND_BLANK  # a number may stand at `at`, but no blank
-    while at < end and n + WINDOW <= out.shape[0]:
+    while at < end and n + SPARE <= out.shape[0]:
         base = min(at, end - WINDOW)
         shift = U(at - base)
-        close = equal(data, base, CLOSE) >> shift
+        close = settled(equal(data, base, CLOSE)) >> shift
         ours = close ^ (close - U(1))  # up to the bracket
-        ends = ((equal(data, base, COMMA) >> shift) | close) & ours
-        blanks = (equal(data, base, BLANK) >> shift) & ours
-        minus = (equal(data, base, MINUS) >> shift) & ours if at_once == HASHES_AT_ONCE else U(0)
-        others = ours & ~((digits(data, base) >> shift) | ends | blanks | minus)
+        ends = ((settled(equal(data, base, COMMA)) >> shift) | close) & ours
+        blanks = (settled(equal(data, base, BLANK)) >> shift) & ours
+        minus = U(0)
+        if at_once == HASHES_AT_ONCE:
+            minus = (settled(equal(data, base, DASH)) >> shift) & ours
+        others = ours & ~((settled(digits(data, base)) >> shift) | ends | blanks | minus)
         blank_may = (ends << U(1)) | (before & BEHIND_COMMA)
         number_may = (blank_may & ~blanks) | (blanks << U(1)) | (before >> U(1))
         wrong |= others | (blanks & ~blank_may) | (minus & ~number_may)
@@ -75,29 +84,36 @@ def number_ends(data, at, end, out, at_once):
     return NONE, 0
 
 
-@compiled(forceinline=True)
-def read_list(data, at, end, out, at_once, number_between):
-    n, gap = number_ends(data, at, end, out, at_once)
-    wrong, first = 0, at
+@compiled(_nrt=False)
+def read_hashes(data, at, end, out):
+    """Integers of 64 bits, signed or unsigned, of a list whose bracket is before `at`.
+
+    Returns (how many, place behind the list); NONE for what is not usual, an empty list too.
+    out: uint64; lists of SPARE numbers less than it is long are sure to have room
+    """
+    n, gap = number_ends(data, at, end, out, HASHES_AT_ONCE)
+    first, wrong = at, I(0)
     for k in range(n):
         place = I(out[U(k)])
-        out[U(k)], bad = number_between(data, first, place)
+        out[U(k)], bad = integer_in(data, first, place)
         wrong |= bad
         first = place + gap
     return (n, first - gap + 1) if n > 0 and wrong == 0 else (NONE, at)
 
 
-@compiled()
-def read_hashes(data, at, end, out):
-    """Integers of 64 bits, signed or unsigned, of a list whose bracket is before `at`.
-
-    Returns (how many, place behind the list); NONE for what is not usual, an empty list too.
-    out: uint64; takes WINDOW numbers less than it is long
-    """
-    return read_list(data, at, end, out, HASHES_AT_ONCE, integer_in)
-
-
-@compiled()
+@compiled(_nrt=False)
 def read_tokens(data, at, end, out):
     """As read_hashes, for numbers of at most eight digits.  out: uint32"""
-    return read_list(data, at, end, out, TOKENS_AT_ONCE, small_number_in)
+    n, gap = number_ends(data, at, end, out, TOKENS_AT_ONCE)
+    if n <= 0:
+        return NONE, at
+    behind = I(out[U(n - 1)])
+    for k in range(n, n + FOUR - 1):
+        out[U(k)] = behind
+    first, wrong = at, U(0)
+    for k in range(0, n, FOUR):
+        last = I(out[U(k + FOUR - 1)])
+        ours = (U(1) << U(min(n - k, FOUR))) - U(1)
+        wrong |= four_small_numbers(data, out, k, first, gap) & ours
+        first = last + gap
+    return (n, behind + 1) if wrong == 0 else (NONE, at)

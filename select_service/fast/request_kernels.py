@@ -3,15 +3,19 @@
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
-from indexer.compiled import READ_ONLY, compiled
+from indexer.compiled import compiled
 from select_service.fast.body_kernels import read_body
 from select_service.fast.head_kernels import read_head
 from select_service.fast.request_layout import BODY_AT, END, INCOMPLETE, USUAL
 
-BYTES = READ_ONLY.format("uint8")
+BYTES = "Bytes(uint8, 1, 'C', readonly=True)"
+"""In signatures: bytes as they come from a socket.  No array of them is made, which takes longer
+than to read a short request."""
 
 
-@compiled(f"int64({BYTES}, int64, int64, int64[::1], uint64[::1], uint64[::1], uint32[::1])")
+@compiled(
+    f"int64({BYTES}, int64, int64, int64[::1], uint64[::1], uint64[::1], uint32[::1])", _nrt=False
+)
 def read_request(data, at, end, fields, blocks, sequence, tokens):
     """Read the request that begins at `at`: USUAL, INCOMPLETE or UNUSUAL.
 

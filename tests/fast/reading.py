@@ -18,7 +18,7 @@ from select_service.core.decide.prompt import ISL_TOKENS_MAX, booked_prompt_of, 
 from select_service.errors import SelectError
 from select_service.fast import request_layout as layout
 from select_service.fast.body_kernels import KEYS
-from select_service.fast.byte_kernels import WINDOW
+from select_service.fast.list_kernels import SPARE
 from select_service.fast.request_kernels import read_request
 from select_service.fast.request_layout import INCOMPLETE, NONE, UNUSUAL, USUAL
 from select_service.http.codec import _check_content_type, decoded
@@ -27,8 +27,8 @@ from select_service.http.second_reading import BodyForm
 
 NUMBERS = 4096
 FIELDS = np.zeros(layout.N_FIELDS, np.int64)
-BLOCKS, SEQUENCE = np.zeros((2, NUMBERS + WINDOW), np.uint64)
-TOKENS = np.zeros(NUMBERS + WINDOW, np.uint32)
+BLOCKS, SEQUENCE = np.zeros((2, NUMBERS + SPARE), np.uint64)
+TOKENS = np.zeros(NUMBERS + SPARE, np.uint32)
 
 FORMS: dict[int, BodyForm[Any]] = {
     layout.SELECT: BodyForm(SelectRequest),
@@ -72,9 +72,8 @@ class Request(NamedTuple):
 
 def state_of(data: bytes, at: int = 0, end: int | None = None) -> int:
     """What the reader says of data[at:end]; the fields are those of the last call."""
-    buffer = np.frombuffer(data, np.uint8)
     end = len(data) if end is None else end
-    state: int = read_request(buffer, at, end, FIELDS, BLOCKS, SEQUENCE, TOKENS)
+    state: int = read_request(data, at, end, FIELDS, BLOCKS, SEQUENCE, TOKENS)
     assert state in (USUAL, INCOMPLETE, UNUSUAL)
     return state
 

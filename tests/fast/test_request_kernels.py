@@ -12,6 +12,7 @@ from select_service.bodies import common
 from select_service.core.decide import prompt
 from select_service.fast import request_layout as layout
 from select_service.fast.byte_kernels import WINDOW
+from select_service.fast.list_kernels import SPARE
 from select_service.fast.request_layout import INCOMPLETE, NONE, UNUSUAL
 from select_service.http import codec, head, protocol
 from tests.fast import reading
@@ -449,7 +450,7 @@ def test_a_complete_request_that_is_shorter_than_a_window_is_not_waited_for() ->
 
 
 def test_more_numbers_than_there_is_room_for_are_unusual() -> None:
-    for n, state in ((reading.NUMBERS, 1), (reading.NUMBERS + WINDOW + 1, UNUSUAL)):
+    for n, state in ((reading.NUMBERS, 1), (reading.NUMBERS + SPARE + 1, UNUSUAL)):
         assert state_of(request("POST /select", HTTPX, {"token_ids": [1] * n}, True)) == state
         body = {"block_hashes": [2**64 - 1] * n, "sequence_hashes": [1] * n, "isl_tokens": n}
         assert state_of(request("POST /select", HTTPX, body, True)) == state
