@@ -83,8 +83,7 @@ class Ledger:
         while (row := self._put(booking, now, lease_s)) < 0:
             self._make_way(row, booking, cause, now)
         if self._memory.numbers[CALL_LOAD]:
-            self._memory.numbers[CALL_LOAD] = 0
-            booking.account.load.give_back()
+            self.give_back()
         for follower in self.followers:
             follower.booked(booking, cause, now)
 
@@ -110,6 +109,13 @@ class Ledger:
             lease_s,
         )
         return row
+
+    def give_back(self) -> None:
+        """One step for the load that a booking called for; each booking on it calls again."""
+        address, self._memory.numbers[CALL_LOAD] = self._memory.numbers[CALL_LOAD], 0
+        account = self.held.rows.accounts.get(address)
+        if account is not None:
+            account.load.give_back()
 
     def _make_way(self, refusal: int, booking: NewBooking, cause: Cause, now: float) -> None:
         """Raises MemoryError, CapacityExceeded."""

@@ -93,3 +93,16 @@ def test_a_replaced_table_is_given_back_in_steps(monkeypatch):
     assert given == [(0, ROWS_AT_FIRST * 2 * 8)]
     table.give_back()
     assert len(given) == 1
+
+
+def test_what_a_table_has_left_behind_goes_with_the_bookings_after_it():
+    loads, number = loads_of(0), 0
+    references = loads.load._references
+    while not references.is_growing:
+        book(loads, number)
+        number += 1
+    while references.is_growing:
+        book(loads, number)
+        number += 1
+    assert len(references.old) == 0
+    assert not loads.load.header[layout.REFERENCES + layout.RETIRED]
