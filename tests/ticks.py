@@ -1,11 +1,10 @@
 """What the due tasks of the service do with a selector once a second, at once."""
 
-from select_service.core.load.held_booking import Booking
 from select_service.core.selector import Selector
 
 
-def ticked(selector: Selector, now: float) -> list[Booking]:
-    """One turn of expiry and all turns of the rest.  Returns what has expired."""
+def ticked(selector: Selector, now: float) -> list[str]:
+    """One turn of expiry and all turns of the rest.  Returns the ids of what has expired."""
     ended = selector.expire(now).ended
     for step in selector.upkeep().values():
         while step(now):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from time import monotonic
 
 from indexer.sockets.ingest import Ingest
-from select_service.core.load.held_booking import Booking
 from select_service.core.selector import Selector
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due import DueTask, DueTasks
@@ -71,7 +70,7 @@ class LeaseExpiry:
             self._count, self._named = 0, []
         return more
 
-    def _note(self, ended: list[Booking]) -> None:
+    def _note(self, ended: list[str]) -> None:
         self._count += len(ended)
         room = NAMED_MAX - len(self._named)
-        self._named += [booking.reservation_id for booking in ended[:room]]
+        self._named += ended[:room]

@@ -63,12 +63,7 @@ def test_what_a_step_raises_ends_the_tasks():
 
 
 def test_all_that_expires_at_once_is_one_log_line(caplog):
-    turns = [
-        Expired(
-            [SimpleNamespace(reservation_id=f"r{n}") for n in range(first, first + 4)], first < 8
-        )
-        for first in (0, 4, 8)
-    ]
+    turns = [Expired([f"r{n}" for n in range(first, first + 4)], first < 8) for first in (0, 4, 8)]
     expiry = LeaseExpiry(SimpleNamespace(expire=lambda now: turns.pop(0)))
     with caplog.at_level(logging.INFO):
         assert [expiry.step(1.0) for _ in range(3)] == [True, True, False]

@@ -37,9 +37,9 @@ class LoadFollower(Protocol):
 
 
 class Expired(NamedTuple):
-    """What one turn of expiry released, and whether more is due."""
+    """The ids of what one turn of expiry released, and whether more is due."""
 
-    ended: list[Booking]
+    ended: list[str]
     more: bool
 
 
@@ -201,7 +201,7 @@ class Ledger:
 
     def expire(self, now: float, work_max: int) -> Expired:
         """Release what nobody renewed in time, the oldest first."""
-        ended: list[Booking] = []
+        ended: list[str] = []
         work = 0
         releases_max = -(-work_max // RELEASE_WORK)
         overdue = self.held.overdue(now, releases_max + 1)
@@ -209,8 +209,8 @@ class Ledger:
             if work >= work_max:
                 break
             work += RELEASE_WORK + booking.n_named
+            ended.append(booking.reservation_id)
             self.release(booking, "expiry", now)
-            ended.append(booking)
         return Expired(ended, len(ended) < len(overdue))
 
     def empty_slot(self, account: Account, slot: int, now: float, work_max: int) -> int:

@@ -219,7 +219,7 @@ class AdmissionMatchesModel(Twins):
     @rule(seconds=SECONDS)
     def tick(self, seconds):
         self.now += seconds
-        ended = {booking.reservation_id for booking in ticked(self.selector, self.now)}
+        ended = set(ticked(self.selector, self.now))
         while self.woken:
             self.woken = False
             self.selector.settle(self.now)

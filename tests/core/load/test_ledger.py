@@ -155,7 +155,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
     def expire(self, releases):
         overdue = self.model.overdue(self.now)
         turn = self.ledger.expire(self.now, releases * ONE_RELEASE)
-        ended = {booking.reservation_id for booking in turn.ended}
+        ended = set(turn.ended)
         assert ended <= overdue
         assert len(ended) <= releases + 1
         assert turn.more == (ended < overdue)
