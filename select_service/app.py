@@ -31,7 +31,7 @@ from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from select_service.errors import SelectError
-from select_service.http.server import Server, duplicates, server_of
+from select_service.http.server import Front, Server, duplicates, server_of
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
 from select_service.starting.collector import Freezing
@@ -168,7 +168,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
     service, follower, replicas = parts
-    server = server_of(Application(service))
+    server = server_of(Application(service), _front(service))
     http = HttpClient(service.ingest.names, service.ingest.asking_max)
     if replicas is not None:
         replicas.start(listener.getsockname()[1], http)
@@ -188,6 +188,16 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         if replicas is not None:
             replicas.close()
         await http.close()
+
+
+def _front(service: Service) -> Front | None:
+    """Who answers usual requests before the application sees them."""
+    if service.config["no_fast_path"]:
+        return None
+    from select_service.fast.protocol import Lean
+    from select_service.fast.service_answerer import ServiceAnswerer
+
+    return Lean(ServiceAnswerer(service.selector, service.metrics))
 
 
 def _engines(service: Service, http: HttpClient) -> EngineMetrics:

@@ -19,6 +19,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.total_s += seconds
 
+    def add_all(self, counts: Sequence[int], total_s: float) -> None:
+        """counts: of further durations, by bucket"""
+        self.counts = [old + new for old, new in zip(self.counts, counts, strict=True)]
+        self.total_s += total_s
+
     def copy(self) -> "Histogram":
         found = Histogram(self.bounds)
         found.counts = self.counts.copy()

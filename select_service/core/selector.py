@@ -130,6 +130,7 @@ class Selector:
         if emit is not None:
             self.replicas.tell(emit)
         self._decisions = Decisions(self.ledger, rng)
+        self.random = rng.random
         self.engines = EngineLoads(rules.engine_stale_s)
         self.gate = Gate(
             self.fleet.partitions,

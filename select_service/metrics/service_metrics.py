@@ -7,7 +7,7 @@ ranks beyond a bound are summed under `other`.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from types import MappingProxyType
@@ -117,11 +117,13 @@ class Metrics:
         self._warnings: Counter[tuple[str, str]] = Counter()
         self._selections: dict[str, Histogram] = {}
         self._scrape = _Scrape(version)
+        self.before_observing: Callable[[], None] = lambda: None
+        """Somebody who counts requests elsewhere adds them now."""
 
-    def request(self, route: str, method: str, status: int) -> None:
-        """Count an answered request.  route: a declared path, never a client's own."""
+    def request(self, route: str, method: str, status: int, n: int = 1) -> None:
+        """Count answered requests.  route: a declared path, never a client's own."""
         key = (route, method if method in METHODS else OTHER, status)
-        self._requests[key] = self._requests.get(key, 0) + 1
+        self._requests[key] = self._requests.get(key, 0) + n
 
     def warned(self, route: str, kind: str) -> None:
         """Count a warning of an answer.  kind: as in http.request_warnings"""
@@ -134,8 +136,14 @@ class Metrics:
             durations = self._selections[route] = Histogram(SELECTION_BUCKETS_S)
         durations.add(seconds)
 
+    def selections(self, route: str, counts: Sequence[int], total_s: float) -> None:
+        """Record the durations of many selections.  counts: by bucket"""
+        durations = self._selections.setdefault(route, Histogram(SELECTION_BUCKETS_S))
+        durations.add_all(counts, total_s)
+
     def observe(self, selector: Selector, edges: Edges) -> Generator[None, None, Observation]:
         """Copy what a scrape shows, in steps, on the thread that owns the selector."""
+        self.before_observing()
         now = self._clock()
         state = yield from report(selector.fleet, selector.ledger, RANK_SERIES_MAX)
         admission = yield from admission_report(selector.gate, selector.fleet.partitions, now)

@@ -90,6 +90,12 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.flag,
             "refuse requests with unknown fields or query parameters, which are else only told of",
         ),
+        _cli(
+            "--no-fast-path",
+            False,
+            read.flag,
+            "answer every request in Python; else usual ones are answered in compiled code",
+        ),
         _cli("--policy", POLICY_NAMES[0], read.choice(*POLICY_NAMES), "cost function"),
     ),
     "The index over a restart": (

@@ -56,7 +56,7 @@ class BusyJudge:
         raise self._overloaded(partition, worker, limits)
 
     def free_with_room(
-        self, partition: Partition, candidates: Mask, rules: PolicyClass
+        self, partition: Partition, candidates: Mask, rules: PolicyClass | None = None
     ) -> tuple[Mask, int]:
         """The candidates that are not busy and have room for a class, and how many they are."""
         limits = self.thresholds.of(partition.key.model_name)

@@ -85,12 +85,12 @@ class Gate:
 
     def note_switches(self) -> None:
         """A tier, a threshold or a queue was switched on or off."""
-        self._open = self.rules is None and not self.tiers.shedding and self.judge.thresholds.off
+        self.is_open = self.rules is None and not self.tiers.shedding and self.judge.thresholds.off
 
     def refuse_shed(self, request: SelectRequest) -> None:
         """Raises BadRequest for an unknown tier, CapacityShed for one that is shed."""
         wanted = request.priority_tier
-        if wanted is None and (self._open or not self.tiers.shedding):
+        if wanted is None and (self.is_open or not self.tiers.shedding):
             return
         tier = self.tiers.index_of(wanted)
         if self.tiers.is_shed(tier):
@@ -105,13 +105,29 @@ class Gate:
         policy_class: what the client asked for
         Raises Overloaded, QueueFull, QueueTimeout, and what `decide` raises.
         """
-        if not self._open:
+        if not self.is_open:
             if self._touched.partitions and job.partition.key in self._touched.partitions:
                 self._serve_room(job.partition.key, now, SERVED_PER_TURN_MAX)
             if self.rules is not None:
                 return self._admit_or_queue(job, allowed, now, policy_class)
             allowed = self._free(job, allowed)
         return self._pass(job, allowed, now)
+
+    def free_at_once(self, partition: Partition) -> Mask | None:
+        """Among whom `admit` would let a request choose that says nothing but its prompt; None: it
+        might refuse the request, let it wait, or serve others first.
+        """
+        key, allowed = partition.key, partition.table.open
+        if self.tiers.shedding or key in self._touched.partitions:
+            return None
+        if self.rules is None:
+            free, n_free = self.judge.free_with_room(partition, allowed)
+        else:
+            classes = self.rules.profile(key.model_name).classes
+            if len(classes) > 1:
+                return None
+            free, n_free = self.judge.free_with_room(partition, allowed, classes[0])
+        return free if n_free else None
 
     def _free(self, job: Job, allowed: Mask) -> Mask:
         """Raises Overloaded."""

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from indexer.dumps.held_blocks import Adoption
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
@@ -100,6 +102,9 @@ class Fleet:
         """
         self.catalog = Catalog()
         self.partitions: dict[PartitionKey, Partition] = {}
+        self.changes = np.zeros(1, np.int64)
+        """[0]: another number after a partition has gone or was replaced.  For kernels; the array
+        stays."""
         self.leaving: deque[Leaving] = deque()
         self.recovered = Recovered()
         self.event_users = EventUsers()
@@ -316,6 +321,7 @@ class Fleet:
                 self.leaving.append(left)
         if not len(partition.table):
             del self.partitions[key]
+            self.changes[0] += 1
         self._touched.capacity(key)
 
     def retire(self) -> None:

@@ -4,9 +4,9 @@ An int64 array that lives as long as its `RankTable`: pairs (address, length) of
 the views of indexer.index.state_kernels turn into arrays again.  `RankTable` owns the columns,
 keeps them alive and rewrites the pairs when it replaces them; `Columns` says what they hold.
 
-OPEN is of bytes, 0 or 1; WORKER_NUMBER int64, TAINTS uint64, the others float64.
+OPEN is of bytes, 0 or 1; WORKER_NUMBER and VERSION int64, TAINTS uint64, the others float64.
 """
 
-OPEN, WEIGHT, KV_BLOCKS, BATCH_TOKENS, KV_USAGE, WORKER_NUMBER, TAINTS = range(0, 14, 2)
-N_SLOTS = 14
-HEADER_LENGTH = 15
+OPEN, WEIGHT, KV_BLOCKS, BATCH_TOKENS, KV_USAGE, WORKER_NUMBER, TAINTS, VERSION = range(0, 16, 2)
+N_SLOTS = 16
+HEADER_LENGTH = 17

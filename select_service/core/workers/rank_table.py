@@ -40,6 +40,7 @@ class Columns(NamedTuple):
     kv_usage:      used part of its KV cache in the words of its engine; NaN: it does not say (NaN)
     worker_number: a small number, the same for all ranks of one worker (0)
     taints:        bits of its taints, see `TaintNames` (0)
+    version:       that of the table since which nothing of its worker has changed (0)
     """
 
     open: Mask
@@ -49,6 +50,7 @@ class Columns(NamedTuple):
     kv_usage: Floats
     worker_number: npt.NDArray[np.int64]
     taints: npt.NDArray[np.uint64]
+    version: npt.NDArray[np.int64]
 
     @classmethod
     def of_nobody(cls, n_rows: int) -> "Columns":
@@ -60,6 +62,7 @@ class Columns(NamedTuple):
             kv_usage=np.full(n_rows, np.nan),
             worker_number=np.zeros(n_rows, np.int64),
             taints=np.zeros(n_rows, np.uint64),
+            version=np.zeros(n_rows, np.int64),
         )
 
     def first(self, n_rows: int) -> "Columns":
@@ -214,6 +217,7 @@ class RankTable:
         columns.worker_number[at] = number
         columns.taints[at] = self.names.bits(number)
         self.version += 1
+        columns.version[at] = self.version
 
     def drop(self, worker_id: int, ranks: Iterable[Rank]) -> list[Row]:
         """Ranks of one worker are unknown from now on, and nobody stands in their rows.
@@ -234,6 +238,7 @@ class RankTable:
         for column, empty in zip(self.columns, _EMPTY_ROW, strict=True):
             column[at] = empty[0]
         self.version += 1
+        self.columns.version[left] = self.version
         return [self._rows.pop(slot) for slot in slots]
 
     # --- taints

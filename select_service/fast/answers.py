@@ -1,0 +1,92 @@
+"""What answers say of the ranks of one partition, as text that only needs numbers."""
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from select_service.bodies.selection import Overlap, Selection
+from select_service.core.arrays import name_array
+from select_service.core.fleet.partition import Partition
+from select_service.fast import serve_layout as layout
+from select_service.fast.request_layout import NONE
+
+_FIRST_NUMBER = b'"overlap":{"longest_matched":'
+_RANK_END = b',"block_size":'
+_encode = msgspec.json.Encoder().encode
+
+
+class _Members(NamedTuple):
+    """Slots of the ranks of a worker, by rank, as they were at a version of the rank table."""
+
+    version: int
+    slots: npt.NDArray[np.int64]
+    first_dp_rank: int
+
+
+class Answers:
+    """A text for each slot that was ever chosen, made when it is needed first.
+
+    The kernel sees by the version of the slot in the rank table whether a text is old, so that a
+    change of a worker costs nothing here.
+    """
+
+    def __init__(self, partition: Partition, row: npt.NDArray[np.int64]) -> None:
+        """row: of the partition (serve_layout); what it says of the texts is kept up to date"""
+        self._partition = partition
+        self._row = row
+        self._members: dict[int, _Members] = {}
+        self._install(0)
+
+    def tell(self, slot: int) -> None:
+        """Make the text of a slot in which a rank stands."""
+        if slot >= len(self._texts):
+            self._install(self._partition.table.n_slots)
+        version = int(self._partition.table.columns.version[slot])
+        text, record = self._text(slot), self._records[slot]
+        begin = text.index(_FIRST_NUMBER) + len(_FIRST_NUMBER)
+        members = self._members_of(slot, version)
+        fits = begin <= layout.TEXT_BYTES
+        if fits:
+            self._texts[slot, :begin] = np.frombuffer(text, np.uint8)[:begin]
+        name_array(record, layout.MEMBERS, members.slots)
+        record[layout.FIRST_DP_RANK] = members.first_dp_rank
+        record[layout.TEXT_LENGTH] = begin if fits else NONE
+        record[layout.RANK_LENGTH] = text.rindex(_RANK_END, 0, begin)
+        record[layout.VERSION_TOLD] = version
+
+    def _install(self, n_slots: int) -> None:
+        """Have room for so many, and none of them told yet."""
+        self._records = np.zeros((n_slots, layout.RECORD_LENGTH), np.int64)
+        self._texts = np.zeros((n_slots, layout.TEXT_BYTES), np.uint8)
+        name_array(self._row, layout.RECORDS, self._records)
+        name_array(self._row, layout.TEXTS, self._texts)
+
+    def _text(self, slot: int) -> bytes:
+        """An answer without ids, from its first member on."""
+        partition = self._partition
+        row = partition.table.row(slot)
+        selection = Selection(
+            model_name=partition.key.model_name,
+            tenant_id=partition.key.tenant_id,
+            worker_id=row.rank.worker_id,
+            dp_rank=row.rank.dp_rank,
+            endpoint=row.worker.given.endpoint or "",
+            block_size=partition.block_size,
+            overlap=Overlap(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0),
+            effective_prefill_tokens=0,
+        )
+        return _encode(selection)[1:]
+
+    def _members_of(self, slot: int, version: int) -> _Members:
+        """All ranks of a worker are of one version and share one array."""
+        table = self._partition.table
+        number = int(table.columns.worker_number[slot])
+        known = self._members.get(number)
+        if known is None or known.version != version:
+            slots = table.slots_of(table.row(slot).rank.worker_id)
+            first = table.row(slots[0]).rank.dp_rank
+            assert table.row(slots[-1]).rank.dp_rank == first + len(slots) - 1
+            known = self._members[number] = _Members(version, np.array(slots, np.int64), first)
+        return known

@@ -1,0 +1,199 @@
+"""The entry: one request from its bytes to the bytes of its answer."""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import time
+
+from indexer.compiled import compiled, intrinsic
+from indexer.hashing.hashes import SEED
+from indexer.hashing.kernels import chain_hashes, hash_windows
+from indexer.index.state_kernels import f64_view, i64_view, mask_view, u32_view, u64_view
+from select_service.core.decide.placement_kernels import NOBODY, count_placement
+from select_service.core.decide.plan_layout import BLOCK_SIZE, RANKS
+from select_service.core.decide.policy_kernels import place_by_plan
+from select_service.core.workers.rank_layout import OPEN
+from select_service.fast.answer_kernels import is_told, record_of, render_selection
+from select_service.fast.body_kernels import read_body
+from select_service.fast.byte_kernels import NONE, I, U
+from select_service.fast.head_kernels import read_head
+from select_service.fast.partition_kernels import find_row, row_of
+from select_service.fast.request_layout import (
+    BODY_AT,
+    END,
+    ISL_TOKENS,
+    N_BLOCKS,
+    N_SEQUENCE,
+    N_TOKENS,
+    NUMBERS_MAX,
+    ROUTE,
+    SELECT,
+    USUAL,
+)
+from select_service.fast.request_layout import INCOMPLETE as READ_INCOMPLETE
+from select_service.fast.serve_layout import (
+    ANSWERS,
+    AT_ROW,
+    BEGAN_NS,
+    BLOCKS,
+    BOUNDS_NS,
+    BUCKETS,
+    CHANGES,
+    COUNT_LENGTH,
+    COUNTS,
+    DECIDING_NS,
+    ELSEWHERE,
+    GIVE_UP,
+    GO_ON_JUDGED,
+    INCOMPLETE,
+    IS_EAGLE,
+    JUDGE,
+    LOCKED,
+    MASK,
+    NO_FACTORS,
+    OK,
+    PLAN,
+    READ_JUDGED,
+    RENDER,
+    SEEN,
+    SEQUENCE,
+    SLOT,
+    STALE,
+    TEXT_LENGTH,
+    TOKENS,
+    UNKNOWN,
+    UNTOLD,
+)
+
+CLOCK = time.CLOCK_MONOTONIC
+
+
+@intrinsic
+def now_ns(typingctx):
+    """Nanoseconds of the monotonic clock."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+
+    def codegen(context, builder, signature, args):
+        number = ir.IntType(64)
+        pair = ir.LiteralStructType((number, number))
+        kind = ir.FunctionType(ir.IntType(32), (ir.IntType(32), pair.as_pointer()))
+        read = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        place = cgutils.alloca_once(builder, pair)
+        builder.call(read, (ir.Constant(ir.IntType(32), CLOCK), place))
+        seconds, ns = (builder.extract_value(builder.load(place), k) for k in (0, 1))
+        return builder.add(builder.mul(seconds, ir.Constant(number, 10**9)), ns)
+
+    return types.int64(), codegen
+
+
+@compiled()
+def read_usual(data, at, state):
+    """Read the request at `at`; 1 when it is one that can be answered here."""
+    state[END] = NONE
+    if i64_view(state, CHANGES)[0] != state[SEEN]:
+        return STALE
+    end = len(data)
+    said = read_head(data, at, end, state)
+    if said == READ_INCOMPLETE or (said == USUAL and state[END] > end):
+        return INCOMPLETE if state[END] != NONE else GIVE_UP
+    if said != USUAL or state[ROUTE] != SELECT:
+        return GIVE_UP
+    blocks, sequence = u64_view(state, BLOCKS), u64_view(state, SEQUENCE)
+    tokens = u32_view(state, TOKENS)
+    said = read_body(data, state[BODY_AT], state[END], state, blocks, sequence, tokens)
+    state[BEGAN_NS] = now_ns()
+    return 1 if said == USUAL else GIVE_UP
+
+
+@compiled()
+def hash_tokens(state, row, size):
+    """Make the hashes of the tokens; False: not here."""
+    n_blocks = state[N_TOKENS] // size
+    if row[IS_EAGLE] != 0 or n_blocks > NUMBERS_MAX:
+        return False
+    blocks, sequence = u64_view(state, BLOCKS)[:n_blocks], u64_view(state, SEQUENCE)[:n_blocks]
+    if n_blocks > 0:
+        hash_windows(u32_view(state, TOKENS)[: state[N_TOKENS]], size, size, U(SEED), blocks)
+        chain_hashes(blocks, sequence)
+    state[N_BLOCKS] = state[N_SEQUENCE] = n_blocks
+    return True
+
+
+@compiled()
+def choose(state, row, is_judged, draw):
+    """Place the prompt that was read; NOBODY when that is not for us."""
+    plan = i64_view(row, PLAN)
+    if state[N_TOKENS] != NONE and not hash_tokens(state, row, plan[BLOCK_SIZE]):
+        return NOBODY
+    ranks = i64_view(plan, RANKS)
+    return place_by_plan(
+        plan,
+        u64_view(state, BLOCKS)[: state[N_BLOCKS]],
+        u64_view(state, SEQUENCE)[: state[N_SEQUENCE]],
+        mask_view(state, MASK) if is_judged else mask_view(ranks, OPEN),
+        f64_view(state, NO_FACTORS),
+        float(state[ISL_TOKENS]),
+        False,
+        draw,
+    )
+
+
+@compiled()
+def count_answer(state):
+    counts = i64_view(state, COUNTS)[state[ROUTE] * COUNT_LENGTH :]
+    counts[ANSWERS] += 1
+
+
+@compiled()
+def count_decision(state):
+    """A decision, and how long it took."""
+    counts = i64_view(state, COUNTS)[state[ROUTE] * COUNT_LENGTH :]
+    took_ns = now_ns() - state[BEGAN_NS]
+    counts[DECIDING_NS] += took_ns
+    bounds_ns, bucket = f64_view(state, BOUNDS_NS), 0
+    while bucket < bounds_ns.shape[0] and bounds_ns[bucket] < took_ns:
+        bucket += 1
+    counts[BUCKETS + bucket] += 1
+
+
+@compiled()
+def answer_selection(data, state, row):
+    """Render what was chosen, and count it."""
+    slot = state[SLOT]
+    if not is_told(row, slot):
+        return I(UNTOLD)
+    if record_of(row, slot)[TEXT_LENGTH] == NONE:
+        return I(GIVE_UP)
+    count_decision(state)
+    count_placement(i64_view(row, PLAN), state[N_SEQUENCE], False)
+    count_answer(state)
+    return render_selection(data, state, row, slot, OK)
+
+
+@compiled("int64(Bytes(uint8, 1, 'C'), int64, int64[::1], int64, float64)")
+def serve(data, at, state, step, draw):
+    """Answer the request that begins at data[at].  Returns where its answer ends in OUT, or why
+    there is none yet (serve_layout); nothing that others see has changed then.
+
+    step: where to begin, READ or READ_JUDGED unless an earlier call of the request said why not
+    draw: uniform in [0, 1), for ties and the softmax
+    To be called under the lock of the index of the row LOCKED, if there is one.
+    """
+    is_judged = step in (READ_JUDGED, GO_ON_JUDGED)
+    if step <= READ_JUDGED:
+        said = read_usual(data, at, state)
+        if said < 0:
+            return I(said)
+        if not find_row(state, data):
+            return I(UNKNOWN)
+    if step != RENDER:
+        if state[AT_ROW] != state[LOCKED]:
+            return I(ELSEWHERE)
+        if step == READ_JUDGED:
+            return I(JUDGE)
+        state[SLOT] = choose(state, row_of(state, state[AT_ROW]), is_judged, draw)
+        if state[SLOT] == NOBODY:
+            return I(GIVE_UP)
+    return answer_selection(data, state, row_of(state, state[AT_ROW]))

@@ -1,0 +1,108 @@
+"""The header through which the compiled answering of requests keeps its state.  Nothing else.
+
+An int64 array that lives as long as its `ServiceAnswerer`.  It begins with what the reading of a
+request leaves (`request_layout`); then come pairs (address, length) of arrays, which the views of
+indexer.index.state_kernels turn into arrays again, and plain numbers.
+
+pair        type    length                   meaning
+BLOCKS      uint64  NUMBERS_MAX + WINDOW     block hashes of the request
+SEQUENCE    uint64  NUMBERS_MAX + WINDOW     its sequence hashes
+TOKENS      uint32  TOKENS_MAX + WINDOW      its tokens
+OUT         uint8   OUT_BYTES                the answer
+HEADS       uint8   N_HEADS * HEAD_BYTES     beginnings of answers, up to the number of their bytes
+ROWS        int64   ROWS_MAX * ROW_LENGTH    partitions that are known, see below
+PLACES      int64   N_PLACES                 hash table of rows by model and tenant; NONE: nothing
+CHANGES     int64   1                        `Fleet.changes`
+COUNTS      int64   N_ROUTES * COUNT_LENGTH  what was answered since the start
+NO_FACTORS  float64 0
+MASK        bool    n_slots                  ranks that may be chosen, where the gate has to say it
+BOUNDS_NS   float64 N_BUCKETS - 1            upper ends of the buckets of COUNTS
+
+Of a row:
+
+NAMES       uint8                            model and tenant, without anything between them
+PLAN        int64                            see core.decide.plan_layout
+RECORDS     int64   n_slots * RECORD_LENGTH  texts of answers that are made, see below
+TEXTS       uint8   n_slots * TEXT_BYTES     what an answer says of a slot, up to the first number
+
+Of a record:
+
+MEMBERS     int64                            slots of all ranks of the worker, by rank
+"""
+
+from select_service.fast.byte_kernels import WINDOW
+from select_service.fast.request_layout import N_FIELDS, NUMBERS_MAX, TOKENS_MAX
+
+# What a call of `serve` says when it is not how many bytes the answer has.
+GIVE_UP = -1
+INCOMPLETE = -2
+STALE = -3  # the fleet has changed: no row counts any more
+UNKNOWN = -4  # the partition that is asked for has no row
+ELSEWHERE = -5  # it is the one of AT_ROW, whose index has to be locked
+JUDGE = -6  # the gate has to say which ranks may be chosen
+UNTOLD = -7  # there is no text of SLOT, or an old one
+
+# Where a call of `serve` begins.
+READ, READ_JUDGED, GO_ON, GO_ON_JUDGED, RENDER = range(5)
+"""JUDGED: only ranks of the mask may be chosen.  RENDER: it was chosen already."""
+
+(
+    BLOCKS,
+    SEQUENCE,
+    TOKENS,
+    OUT,
+    HEADS,
+    ROWS,
+    PLACES,
+    CHANGES,
+    COUNTS,
+    NO_FACTORS,
+    MASK,
+    BOUNDS_NS,
+) = range(N_FIELDS, N_FIELDS + 24, 2)
+(
+    SEEN,  # the changes of the fleet up to which rows are known
+    AT_ROW,  # row of the partition that is asked for
+    LOCKED,  # row of the partition whose index is locked
+    NAMES_HASH,  # of the names that were not found
+    SLOT,  # that was chosen
+    BEGAN_NS,  # when the request was read
+    BEGIN,  # of the answer in OUT
+    HEAD_LENGTH,  # of the first head, in bytes; those of the others follow
+) = range(N_FIELDS + 24, N_FIELDS + 32)
+STATE_LENGTH = HEAD_LENGTH + 2
+
+# Numbers of a row.
+NAMES, PLAN, RECORDS, TEXTS = range(0, 8, 2)
+MODEL_BYTES = 8
+IS_EAGLE = 9
+ROW_LENGTH = 10
+
+# Numbers of a record.
+MEMBERS = 0
+VERSION_TOLD = 2  # that of the slot in the rank table when its text was made
+TEXT_LENGTH = 3  # NONE: it would be too long
+RANK_LENGTH = 4  # of the part of the text that says who the rank is
+FIRST_DP_RANK = 5  # of the members; the others follow in steps of one
+RECORD_LENGTH = 6
+
+N_PLACES = 4096
+"""A power of two, and several times as many as there are partitions."""
+HASHES_LENGTH = NUMBERS_MAX + WINDOW
+TOKENS_LENGTH = TOKENS_MAX + WINDOW
+TEXT_BYTES = 512
+HEAD_BYTES = 512
+BODY_BEGIN = HEAD_BYTES + 128
+"""Place of a body in OUT; before it is its head."""
+OUT_BYTES = 65_536
+"""The ids, a text, and 34 bytes for each of the ranks that a worker may have."""
+
+OK, CREATED = range(2)
+"""Heads by status."""
+N_HEADS = 2
+assert HEAD_LENGTH + N_HEADS == STATE_LENGTH
+
+# Numbers of a route in COUNTS: answers, nanoseconds of deciding, and decisions by bucket.
+ANSWERS, DECIDING_NS, BUCKETS = range(3)
+N_BUCKETS = 16
+COUNT_LENGTH = BUCKETS + N_BUCKETS

@@ -1,0 +1,139 @@
+"""Answers usual requests of one service: one compiled call under one lock, and what it asks for.
+
+What is not for here is given up before anything has changed.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from select_service.bodies.common import DEFAULT_NAME
+from select_service.core.arrays import name_array
+from select_service.core.identity import PartitionKey
+from select_service.core.selector import Selector
+from select_service.fast import request_layout as request
+from select_service.fast import serve_layout as layout
+from select_service.fast.counts import Counts
+from select_service.fast.known_partitions import KnownPartitions
+from select_service.fast.request_layout import NONE
+from select_service.fast.serve_kernels import serve
+from select_service.http.head import Headers
+from select_service.metrics.service_metrics import Metrics
+
+_STATUS_LINES = {
+    layout.OK: b"HTTP/1.1 200 OK\r\n",
+    layout.CREATED: b"HTTP/1.1 201 Created\r\n",
+}
+_decisions = logging.getLogger("select_service.decisions")
+
+
+class ServiceAnswerer:
+    """The `Answerer` of a service.
+
+    _read: calls a kernel under the lock of the index of the row LOCKED
+    """
+
+    def __init__(self, selector: Selector, metrics: Metrics) -> None:
+        self.end = 0
+        self._state = np.zeros(layout.STATE_LENGTH, np.int64)
+        self._numbers = self._state.data
+        self._partitions = KnownPartitions(selector.fleet, self._state)
+        self._counts = Counts(self._state, selector.gate.tally, metrics)
+        self._gate, self._random = selector.gate, selector.random
+        self._logs_decisions = _decisions.isEnabledFor
+        self._read = _unlocked
+        self._heads = np.zeros((layout.N_HEADS, layout.HEAD_BYTES), np.uint8)
+        out = np.zeros(layout.OUT_BYTES, np.uint8)
+        self._out = out.data
+        self._prompt = (
+            np.empty(layout.HASHES_LENGTH, np.uint64),
+            np.empty(layout.HASHES_LENGTH, np.uint64),
+            np.empty(layout.TOKENS_LENGTH, np.uint32),
+        )
+        arrays: tuple[npt.NDArray[Any], ...] = (*self._prompt, out, self._heads)
+        pairs = (layout.BLOCKS, layout.SEQUENCE, layout.TOKENS, layout.OUT, layout.HEADS)
+        for pair, array in zip(pairs, arrays, strict=True):
+            name_array(self._state, pair, array)
+        self.say([])
+
+    def say(self, headers: Headers) -> None:
+        """Every answer begins with these from now on, before its own."""
+        said = b"".join(b"%b: %b\r\n" % header for header in headers)
+        for status, line in _STATUS_LINES.items():
+            head = line + said + b"content-length: "
+            self._heads[status, : len(head)] = np.frombuffer(head, np.uint8)
+            self._state[layout.HEAD_LENGTH + status] = len(head)
+        self._partitions.look()
+
+    def answer(self, data: bytes, at: int) -> bytes | None:
+        """See `Answerer`."""
+        if self._logs_decisions(logging.DEBUG):
+            self.end = 0
+            return None
+        draw = self._random()
+        end = self._read(serve, data, at, self._state, self._first_step(), draw)
+        if end < 0:
+            end = self._go_on(end, data, at, draw)
+            if end < 0:
+                self.end = self._numbers[request.END] if end == layout.INCOMPLETE else 0
+                return None
+        self.end = self._numbers[request.END]
+        return bytes(self._out[self._numbers[layout.BEGIN] : end])
+
+    def _go_on(self, said: int, data: bytes, at: int, draw: float) -> int:
+        """Do what the kernel needs, and call it again, until it has an answer or gives up.
+
+        Where the answer ends, INCOMPLETE or GIVE_UP.
+        """
+        step = layout.GO_ON
+        while said < layout.INCOMPLETE:
+            step = self._prepared(said, data)
+            if step == layout.GIVE_UP:
+                return step
+            said = self._read(serve, data, at, self._state, step, draw)
+        return said
+
+    def _prepared(self, said: int, data: bytes) -> int:
+        """The step at which the kernel is to go on, or GIVE_UP."""
+        state = self._numbers
+        if said == layout.STALE:
+            self._partitions.look()
+            self._read = _unlocked
+            return self._first_step()
+        if said == layout.UNTOLD:
+            self._partitions.at(state[layout.AT_ROW]).answers.tell(state[layout.SLOT])
+            return layout.RENDER
+        if said == layout.UNKNOWN and not self._partitions.learn(_key_in(data, state)):
+            return layout.GIVE_UP
+        partition = self._partitions.at(state[layout.AT_ROW]).partition
+        state[layout.LOCKED] = state[layout.AT_ROW]
+        self._read = partition.index.read
+        if self._gate.is_open:
+            return layout.GO_ON
+        free = self._gate.free_at_once(partition)
+        if free is None:
+            return layout.GIVE_UP
+        self._mask = free
+        name_array(self._state, layout.MASK, free)
+        return layout.GO_ON_JUDGED
+
+    def _first_step(self) -> int:
+        return layout.READ if self._gate.is_open else layout.READ_JUDGED
+
+
+def _unlocked(kernel: Callable[..., int], *arguments: Any) -> int:
+    """Without a partition there is nothing to lock."""
+    return kernel(*arguments)
+
+
+def _key_in(data: bytes, fields: memoryview) -> PartitionKey:
+    """The partition that the request names."""
+
+    def name(field: int) -> str:
+        at, length = fields[field], fields[field + 1]
+        return DEFAULT_NAME if at == NONE else data[at : at + length].decode("ascii")
+
+    return PartitionKey(name(request.MODEL_NAME), name(request.TENANT_ID))

@@ -1,0 +1,301 @@
+"""The same service with and without the fast path: whatever is said to both, they answer alike."""
+
+import json
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from indexer.hashing.hashes import block_hashes, sequence_hashes
+from indexer.tiers import Tier
+from select_service.core.identity import PartitionKey, Rank
+from tests.builders import worker_body
+from tests.exploring import explored
+from tests.fast.mutations import mutated
+from tests.fast.requests import AIOHTTP, BARE, HTTPX, HYPER, USUAL, request
+from tests.fast.two_services import Side, TwoServices
+
+BLOCK_SIZE = 4
+SCOPES = (("m", "default"), ("m", "b"), ("llama", "default"), ("n/\u00e4", "default"))
+IDS = ("request-123", "r/1 %?", "r", "x", "a.b_c~d:1")
+HEADERS = (HTTPX, AIOHTTP, HYPER, BARE)
+
+workers = st.integers(1, 4)
+scopes = st.sampled_from(SCOPES)
+lengths = st.sampled_from((1, 3, 4, 9, 16, 31, 60))
+draws = st.sampled_from((0.0, 0.3, 0.5, 0.99))
+ids = st.sampled_from(IDS)
+
+
+def post(path: str, body: Any, headers: Any = HTTPX, compact: bool = False) -> bytes:
+    return request("POST " + path, headers, body, compact)
+
+
+def get(path: str) -> bytes:
+    return request("GET " + path, HYPER)
+
+
+def scope_of(scope: tuple[str, str], spelling: int) -> dict[str, str]:
+    """In one of the ways to name it."""
+    model, tenant = scope
+    if tenant == "default" and spelling % 2:
+        return {"model_name": model}
+    return {"model_name": model, ("routing_group" if spelling % 3 else "tenant_id"): tenant}
+
+
+def prompt_of(length: int, as_tokens: bool) -> dict[str, Any]:
+    tokens = np.arange(length, dtype=np.uint32)
+    if as_tokens:
+        return {"token_ids": tokens.tolist()}
+    blocks = block_hashes(tokens, BLOCK_SIZE)
+    return {
+        "block_hashes": blocks.tolist(),
+        "sequence_hashes": sequence_hashes(blocks).tolist(),
+        "isl_tokens": length,
+    }
+
+
+def counted(text: bytes) -> list[bytes]:
+    """The lines of /metrics that do not depend on time."""
+    timed = (b"process_", b"_sum", b"_bucket", b"_task", b"seconds_ago")
+    lines = text.partition(b"\r\n\r\n")[2].splitlines()
+    return [line for line in lines if not any(word in line for word in timed)]
+
+
+class TheSameAnswers(RuleBasedStateMachine):
+    flags: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two = TwoServices(*self.flags)
+        self.said = 0
+
+    def teardown(self) -> None:
+        metrics = [
+            counted(side.say(get("/metrics"))) for side in (self.two.fast, self.two.ordinary)
+        ]
+        fast, ordinary = map(set, metrics)
+        assert (fast - ordinary, ordinary - fast) == (set(), set())
+        self.two.__exit__(None, None, None)
+
+    def say(self, *parts: bytes, drawn: float = 0.0) -> bytes:
+        return self.two.say(*parts, drawn=drawn)
+
+    # Workers
+
+    @rule(
+        worker=workers,
+        scope=scopes,
+        size=st.integers(1, 3),
+        start=st.sampled_from((0, 0, 7)),
+        endpoint=st.sampled_from(("http://a", 'http://\u00e4"\\', "x" * 500)),
+        tokens=st.sampled_from((16, 8192)),
+    )
+    def register(
+        self, worker: int, scope: tuple[str, str], size: int, start: int, endpoint: str, tokens: int
+    ) -> None:
+        body = worker_body(
+            worker,
+            model_name=scope[0],
+            tenant_id=scope[1],
+            endpoint=endpoint,
+            data_parallel_size=size,
+            data_parallel_start_rank=start,
+            max_num_batched_tokens=tokens,
+            total_kv_blocks=40,
+            taints=["t"] if worker == 1 else [],
+        )
+        self.say(post("/workers", body))
+
+    @rule(worker=workers, endpoint=st.sampled_from(("http://b", "")))
+    def move(self, worker: int, endpoint: str) -> None:
+        self.say(request(f"PATCH /workers/{worker}", HTTPX, {"endpoint": endpoint}))
+
+    @rule(worker=workers)
+    def delete(self, worker: int) -> None:
+        self.say(request(f"DELETE /workers/{worker}", HTTPX))
+
+    @rule(scope=scopes, worker=workers, dp_rank=st.integers(0, 2), length=lengths, data=st.data())
+    def store(
+        self, scope: tuple[str, str], worker: int, dp_rank: int, length: int, data: st.DataObject
+    ) -> None:
+        """A rank holds the beginning of the prompts."""
+        tier = data.draw(st.sampled_from(list(Tier)))
+        for side in (self.two.fast, self.two.ordinary):
+            hold(side, PartitionKey(*scope), Rank(worker, dp_rank), length, tier)
+
+    # What may be usual
+
+    @rule(
+        scope=scopes,
+        length=lengths,
+        as_tokens=st.booleans(),
+        headers=st.sampled_from(HEADERS),
+        spelling=st.integers(0, 5),
+        drawn=draws,
+        selection_id=st.sampled_from((None, "turn-17", "\u00e4", 'a\\"')),
+    )
+    def select(
+        self,
+        scope: tuple[str, str],
+        length: int,
+        as_tokens: bool,
+        headers: Any,
+        spelling: int,
+        drawn: float,
+        selection_id: str | None,
+    ) -> None:
+        body = {**scope_of(scope, spelling), **prompt_of(length, as_tokens)}
+        if selection_id is not None:
+            body["selection_id"] = selection_id
+        self.say(post("/select", body, headers, compact=spelling % 2 == 0), drawn=drawn)
+
+    @rule(
+        scope=scopes,
+        length=lengths,
+        as_tokens=st.booleans(),
+        reservation=st.none() | ids,
+        drawn=draws,
+    )
+    def select_and_reserve(
+        self,
+        scope: tuple[str, str],
+        length: int,
+        as_tokens: bool,
+        reservation: str | None,
+        drawn: float,
+    ) -> None:
+        body = {**scope_of(scope, 1), **prompt_of(length, as_tokens)}
+        if reservation is not None:
+            body["reservation_id"] = reservation
+        self.say(post("/select_and_reserve", body), drawn=drawn)
+
+    @rule(
+        scope=scopes,
+        worker=workers,
+        dp_rank=st.none() | st.integers(0, 2),
+        length=lengths,
+        as_tokens=st.booleans(),
+        reservation=ids,
+        tokens=st.sampled_from((None, 0, 4, 100)),
+    )
+    def reserve(
+        self,
+        scope: tuple[str, str],
+        worker: int,
+        dp_rank: int | None,
+        length: int,
+        as_tokens: bool,
+        reservation: str,
+        tokens: int | None,
+    ) -> None:
+        body = {**scope_of(scope, 1), **prompt_of(length, as_tokens)}
+        body |= {"worker_id": worker, "reservation_id": reservation}
+        optional = {"dp_rank": dp_rank, "effective_prefill_tokens": tokens}
+        body |= {name: value for name, value in optional.items() if value is not None}
+        self.say(post("/reservations", body))
+
+    @rule(reservation=ids, verb=st.sampled_from(("prefill_complete", "output_block", "renew")))
+    def live_on(self, reservation: str, verb: str) -> None:
+        self.say(request(f"POST /reservations/{reservation}/{verb}"))
+
+    @rule(reservation=ids, fraction=st.sampled_from((0.0, 0.5, 1.0)))
+    def decay(self, reservation: str, fraction: float) -> None:
+        path = f"/reservations/{reservation}/output_block"
+        self.say(post(path, {"decay_fraction": fraction}))
+
+    @rule(reservation=ids)
+    def free(self, reservation: str) -> None:
+        self.say(request(f"DELETE /reservations/{reservation}"))
+
+    # Bytes
+
+    @rule(chosen=st.sampled_from(USUAL), seed=st.integers(0, 2**32), drawn=draws)
+    def say_something_like_it(self, chosen: bytes, seed: int, drawn: float) -> None:
+        self.say(mutated(chosen, Random(seed)), drawn=drawn)
+        self.two.reconnect()
+
+    @rule(
+        chosen=st.lists(st.sampled_from(USUAL), min_size=1, max_size=5),
+        cuts=st.lists(st.integers(0, 2000), max_size=4),
+        drawn=draws,
+    )
+    def say_in_pieces(self, chosen: list[bytes], cuts: list[int], drawn: float) -> None:
+        stream = b"".join(chosen)
+        places = [0, *sorted(cut % len(stream) for cut in cuts), len(stream)]
+        pieces = [stream[a:b] for a, b in pairwise(places) if a < b]
+        self.say(*pieces, drawn=drawn)
+
+    @invariant()
+    def the_load_is_the_same(self) -> None:
+        loads = [list(side.selector.loads()) for side in (self.two.fast, self.two.ordinary)]
+        assert loads[0] == loads[1]
+
+
+class TheSameAnswersWithThresholds(TheSameAnswers):
+    flags = ("--active-decode-blocks-threshold", "0.5", "--active-prefill-tokens-threshold", "40")
+
+
+class TheSameAnswersWithQueues(TheSameAnswers):
+    flags = ("--queue-threshold", "1.0", "--queue-timeout-secs", "0.001")
+
+
+def hold(side: Side, key: PartitionKey, rank: Rank, length: int, tier: Tier) -> None:
+    partition = side.selector.fleet.partitions.get(key)
+    if partition is None or partition.table.find(rank) is None:
+        return
+    hashes = block_hashes(np.arange(length, dtype=np.uint32), partition.block_size)
+    names = hashes + np.uint64(rank.worker_id * 1000 + rank.dp_rank)
+    partition.table.writer(rank).store(tier, None, hashes, names)
+
+
+TestTheSameAnswers = explored(TheSameAnswers, runs=8)
+TestTheSameAnswersWithThresholds = explored(TheSameAnswersWithThresholds, runs=3)
+TestTheSameAnswersWithQueues = explored(TheSameAnswersWithQueues, runs=3)
+
+
+@pytest.fixture
+def two() -> Any:
+    with TwoServices() as services:
+        for worker in range(1, 4):
+            services.say(
+                post("/workers", worker_body(worker, model_name="llama", data_parallel_size=worker))
+            )
+        yield services
+
+
+def test_usual_requests_are_answered_by_the_fast_path(two: TwoServices) -> None:
+    usual = [
+        post("/select", {"model_name": "llama", **prompt_of(30, as_tokens)}, headers)
+        for as_tokens in (True, False)
+        for headers in HEADERS
+    ]
+    for data in usual:
+        assert two.say(data).startswith(b"HTTP/1.1 200 ")
+    assert two.answered == len(usual)
+    assert two.fast.protocol._ordinary is not None  # of the workers
+
+
+def test_a_stream_cut_at_any_byte(two: TwoServices) -> None:
+    stream = post("/select", {"model_name": "llama", **prompt_of(8, True)}, BARE) * 2
+    answers = two.say(stream)
+    for at in range(1, len(stream)):
+        assert two.say(stream[:at], stream[at:], drawn=0.5).count(b"HTTP/1.1 200") == 2
+    assert answers.count(b"HTTP/1.1 200") == 2
+
+
+def test_a_change_of_a_worker_is_in_the_next_answer(two: TwoServices) -> None:
+    select = post("/select", {"model_name": "llama", **prompt_of(8, False)})
+    for endpoint in ("http://b", "http://c" * 60, "http://d"):
+        two.say(request("PATCH /workers/1", HTTPX, {"endpoint": endpoint}))
+        body = json.loads(two.say(select).split(b"\r\n\r\n")[1])
+        assert (body["worker_id"], body["endpoint"]) == (1, endpoint)
+    two.say(request("DELETE /workers/1"))
+    assert b'"worker_id":2,' in two.say(select)
+    for worker in (2, 3):
+        two.say(request(f"DELETE /workers/{worker}"))
+    assert two.say(select).startswith(b"HTTP/1.1 503 ")
