@@ -2,7 +2,7 @@
 
 Bytes are looked at in windows of WINDOW at once, words of eight, or singly; nobody looks outside of
 them.  A window or a word that would reach behind the end begins earlier instead, and what is too
-much of it is shifted out: so there must be WINDOW bytes before every `end`.
+much of it is shifted out: so there must be WINDOW bytes at least.
 
 With NUMBA_BOUNDSCHECK=1 the first and the last byte of each window and word are checked.
 
@@ -211,10 +211,10 @@ def word_bytes(data, at):
 def run_end(data, at, end, kind):
     """Place of the first byte from `at` on that is not of the kind, or `end`."""
     while at < end:
-        base = min(at, end - WINDOW)
+        base = max(min(at, end - WINDOW), 0)
         others = ~kind(data, base) >> U(at - base)
         if others != 0:
-            return at + lowest_bit(others)
+            return min(at + lowest_bit(others), end)
         at = base + WINDOW
     return end
 
