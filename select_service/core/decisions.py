@@ -97,6 +97,28 @@ class Decisions:
         wanted = Wanted(reservation_id, tokens, request.expected_output_tokens, request.lora_name)
         self.book(job.partition, placement.slot, job.prompt, job.config, wanted, now)
 
+    def book_placed(
+        self,
+        partition: Partition,
+        slot: int,
+        prompt: Prompt,
+        config: RouterConfig,
+        reservation_id: str | None,
+        expected_output_tokens: int | None,
+        now: float,
+    ) -> str:
+        """Book the last placement of the partition, under a new id unless one is given; the id.
+
+        Raises Conflict, CapacityExceeded, and then has changed nothing.
+        """
+        reservation_id = self._free_id(reservation_id)
+        self._ledger.held.refuse_unless_room(len(prompt.sequence_hashes))
+        effective = partition.placing.summary()[0]
+        tokens = effective if config.track_prefill_tokens else None
+        wanted = Wanted(reservation_id, tokens, expected_output_tokens, None)
+        self.book(partition, slot, prompt, config, wanted, now)
+        return reservation_id
+
     def book(
         self,
         partition: Partition,

@@ -270,6 +270,26 @@ class Selector:
         self._decisions.book(partition, slot, prompt, config, booked, now)
         return booked_answer(request.reservation_id, partition, slot)
 
+    def book_placed(
+        self,
+        partition: Partition,
+        slot: int,
+        prompt: Prompt,
+        reservation_id: str | None,
+        expected_output_tokens: int | None,
+        now: float,
+    ) -> str:
+        """Book the last placement of the partition, which was made by the configuration; its id.
+
+        As `select_and_reserve` does what it has placed.  Raises Conflict, CapacityExceeded, and
+        then has changed nothing.
+        """
+        if reservation_id is not None:
+            self.gate.waiting.refuse_if_waiting(reservation_id)
+        return self._decisions.book_placed(
+            partition, slot, prompt, self._config, reservation_id, expected_output_tokens, now
+        )
+
     def _slot_of(self, partition: Partition, rank: Rank) -> int:
         """Raises NotFound."""
         slot = partition.table.find(rank)

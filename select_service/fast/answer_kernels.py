@@ -10,19 +10,24 @@ from indexer.index.state_kernels import i64_view, tiers_view, u8_view
 from select_service.core.decide.plan_layout import BLOCK_SIZE, MATCHED, RANKS, S_EFFECTIVE, SUMMARY
 from select_service.core.workers.rank_layout import VERSION
 from select_service.fast.byte_kernels import NONE, I, U, copy, put_number
-from select_service.fast.request_layout import SELECTION_ID
+from select_service.fast.request_layout import RESERVATION_ID, RESERVE, ROUTE, SELECT, SELECTION_ID
 from select_service.fast.serve_layout import (
     BEGIN,
     BODY_BEGIN,
+    CREATED,
     FIRST_DP_RANK,
     HEAD_BYTES,
     HEAD_LENGTH,
     HEADS,
     MEMBERS,
+    NEW_ID,
+    OK,
     OUT,
     PLAN,
+    RANK_LENGTH,
     RECORD_LENGTH,
     RECORDS,
+    SLOT,
     TEXT_BYTES,
     TEXT_LENGTH,
     TEXTS,
@@ -35,7 +40,7 @@ def text(of: bytes) -> np.ndarray:
 
 
 OPEN, CLOSE, END = text(b"{"), text(b"}"), text(b'",')
-SELECTION = text(b'"selection_id":"')
+SELECTION, RESERVATION = text(b'"selection_id":"'), text(b'"reservation_id":"')
 GPU, DP, CPU, DISK = text(b',"gpu":'), text(b',"dp":{"'), text(b'},"cpu":'), text(b',"disk":')
 RANK_IS, NEXT_RANK = text(b'":'), text(b',"')
 EFFECTIVE = text(b'},"effective_prefill_tokens":')
@@ -98,10 +103,36 @@ def put_overlap(out, at, row, slot):
 
 
 @compiled()
+def put_reservation_id(out, at, data, state):
+    if state[RESERVATION_ID] != NONE:
+        return put_named(out, at, RESERVATION, data, state, RESERVATION_ID)
+    at = put(out, at, RESERVATION)
+    at = put(out, at, u8_view(state, NEW_ID))
+    return put(out, at, END)
+
+
+@compiled()
+def put_rank(out, at, row, slot, length):
+    """The text of a slot, or the beginning of it."""
+    return copy(out, at, u8_view(row, TEXTS), slot * TEXT_BYTES, record_of(row, slot)[length])
+
+
+@compiled()
+def put_booked(out, at, data, state, row, slot):
+    """The answer to a reservation on a rank that the client chose."""
+    at = put(out, at, OPEN)
+    at = put_reservation_id(out, at, data, state)
+    at = put_rank(out, at, row, slot, RANK_LENGTH)
+    return put(out, at, CLOSE)
+
+
+@compiled()
 def put_selection(out, at, data, state, row, slot):
     at = put(out, at, OPEN)
     at = put_named(out, at, SELECTION, data, state, SELECTION_ID)
-    at = copy(out, at, u8_view(row, TEXTS), slot * TEXT_BYTES, record_of(row, slot)[TEXT_LENGTH])
+    if state[ROUTE] != SELECT:
+        at = put_reservation_id(out, at, data, state)
+    at = put_rank(out, at, row, slot, TEXT_LENGTH)
     at = put_overlap(out, at, row, slot)
     at = put(out, at, EFFECTIVE)
     effective = i64_view(i64_view(row, PLAN), SUMMARY)[S_EFFECTIVE]
@@ -124,8 +155,9 @@ def put_head(out, state, status, end):
 
 
 @compiled()
-def render_selection(data, state, row, slot, status):
-    """Write the answer that the slot was chosen; where it ends."""
-    out = u8_view(state, OUT)
-    end = put_selection(out, BODY_BEGIN, data, state, row, slot)
-    return put_head(out, state, status, end)
+def render(data, state, row):
+    """Write the answer of the route that says where a prompt goes; where it ends in OUT."""
+    out, slot = u8_view(state, OUT), state[SLOT]
+    if state[ROUTE] == RESERVE:
+        return put_head(out, state, CREATED, put_booked(out, BODY_BEGIN, data, state, row, slot))
+    return put_head(out, state, OK, put_selection(out, BODY_BEGIN, data, state, row, slot))

@@ -39,6 +39,13 @@ class Answers:
         self._members: dict[int, _Members] = {}
         self._install(0)
 
+    def can_tell(self, slot: int) -> bool:
+        """Is there a text of a slot in which a rank stands?  It is made anew if it is old."""
+        version = self._partition.table.columns.version[slot]
+        if slot >= len(self._records) or self._records[slot, layout.VERSION_TOLD] != version:
+            self.tell(slot)
+        return bool(self._records[slot, layout.TEXT_LENGTH] != NONE)
+
     def tell(self, slot: int) -> None:
         """Make the text of a slot in which a rank stands."""
         if slot >= len(self._texts):

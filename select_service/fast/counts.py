@@ -6,13 +6,27 @@ import numpy.typing as npt
 from select_service.core.admission.tally import AdmissionTally
 from select_service.core.arrays import name_array
 from select_service.fast import serve_layout as layout
-from select_service.fast.request_layout import N_ROUTES, RESERVE, SELECT, SELECT_AND_RESERVE
+from select_service.fast.request_layout import (
+    FREE,
+    N_ROUTES,
+    OUTPUT_BLOCK,
+    PREFILL_COMPLETE,
+    RENEW,
+    RESERVE,
+    SELECT,
+    SELECT_AND_RESERVE,
+)
 from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Metrics
 
+_RESERVATION = "/reservations/{reservation_id}"
 _ROUTES = {
     SELECT: ("/select", "POST", 200),
     SELECT_AND_RESERVE: ("/select_and_reserve", "POST", 200),
     RESERVE: ("/reservations", "POST", 201),
+    PREFILL_COMPLETE: (f"{_RESERVATION}/prefill_complete", "POST", 200),
+    OUTPUT_BLOCK: (f"{_RESERVATION}/output_block", "POST", 200),
+    RENEW: (f"{_RESERVATION}/renew", "POST", 200),
+    FREE: (_RESERVATION, "DELETE", 200),
 }
 _CHOOSE = (SELECT, SELECT_AND_RESERVE)
 
@@ -26,11 +40,16 @@ class Counts:
         self._tally, self._metrics = tally, metrics
         self._counts = np.zeros((N_ROUTES, layout.COUNT_LENGTH), np.int64)
         self._passed_on = self._counts.copy()
+        self._numbers = self._counts.reshape(-1).data
         self._bounds_ns = np.array(SELECTION_BUCKETS_S) * 1e9
         assert len(self._bounds_ns) + 1 == layout.N_BUCKETS
         name_array(state, layout.COUNTS, self._counts)
         name_array(state, layout.BOUNDS_NS, self._bounds_ns)
         metrics.before_observing = self.pass_on
+
+    def count(self, route: int) -> None:
+        """Count an answer that the kernel did not make."""
+        self._numbers[route * layout.COUNT_LENGTH + layout.ANSWERS] += 1
 
     def pass_on(self) -> None:
         """Add what is new to the counters of the ordinary path, so that nobody need know of it."""

@@ -41,10 +41,12 @@ class KnownPartitions:
     def at(self, row: int) -> Known:
         return self._known[row]
 
-    def look(self) -> None:
-        """Keep nothing alive that the fleet has no more."""
-        if self._state[layout.SEEN] != self._fleet.changes[0]:
+    def look(self) -> bool:
+        """Keep nothing alive that the fleet has no more.  Was everything forgotten?"""
+        is_old = bool(self._state[layout.SEEN] != self._fleet.changes[0])
+        if is_old:
             self._forget()
+        return is_old
 
     def _forget(self) -> None:
         self._known.clear()

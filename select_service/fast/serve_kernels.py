@@ -13,7 +13,7 @@ from select_service.core.decide.placement_kernels import NOBODY, count_placement
 from select_service.core.decide.plan_layout import BLOCK_SIZE, RANKS
 from select_service.core.decide.policy_kernels import place_by_plan
 from select_service.core.workers.rank_layout import OPEN
-from select_service.fast.answer_kernels import is_told, record_of, render_selection
+from select_service.fast.answer_kernels import is_told, record_of, render
 from select_service.fast.body_kernels import read_body
 from select_service.fast.byte_kernels import NONE, I, U
 from select_service.fast.head_kernels import read_head
@@ -26,8 +26,10 @@ from select_service.fast.request_layout import (
     N_SEQUENCE,
     N_TOKENS,
     NUMBERS_MAX,
+    RESERVE,
     ROUTE,
     SELECT,
+    SELECT_AND_RESERVE,
     USUAL,
 )
 from select_service.fast.request_layout import INCOMPLETE as READ_INCOMPLETE
@@ -36,8 +38,10 @@ from select_service.fast.serve_layout import (
     AT_ROW,
     BEGAN_NS,
     BLOCKS,
+    BOOK,
     BOUNDS_NS,
     BUCKETS,
+    CALL,
     CHANGES,
     COUNT_LENGTH,
     COUNTS,
@@ -51,7 +55,6 @@ from select_service.fast.serve_layout import (
     LOCKED,
     MASK,
     NO_FACTORS,
-    OK,
     PLAN,
     READ_JUDGED,
     RENDER,
@@ -61,6 +64,7 @@ from select_service.fast.serve_layout import (
     STALE,
     TEXT_LENGTH,
     TOKENS,
+    TOLD,
     UNKNOWN,
     UNTOLD,
 )
@@ -90,7 +94,7 @@ def now_ns(typingctx):
 
 @compiled()
 def read_usual(data, at, state):
-    """Read the request at `at`; 1 when it is one that can be answered here."""
+    """Read the request at `at`; USUAL when it is one that can be answered here."""
     state[END] = NONE
     if i64_view(state, CHANGES)[0] != state[SEEN]:
         return STALE
@@ -98,13 +102,13 @@ def read_usual(data, at, state):
     said = read_head(data, at, end, state)
     if said == READ_INCOMPLETE or (said == USUAL and state[END] > end):
         return INCOMPLETE if state[END] != NONE else GIVE_UP
-    if said != USUAL or state[ROUTE] != SELECT:
+    if said != USUAL:
         return GIVE_UP
     blocks, sequence = u64_view(state, BLOCKS), u64_view(state, SEQUENCE)
     tokens = u32_view(state, TOKENS)
     said = read_body(data, state[BODY_AT], state[END], state, blocks, sequence, tokens)
     state[BEGAN_NS] = now_ns()
-    return 1 if said == USUAL else GIVE_UP
+    return USUAL if said == USUAL else GIVE_UP
 
 
 @compiled()
@@ -123,10 +127,8 @@ def hash_tokens(state, row, size):
 
 @compiled()
 def choose(state, row, is_judged, draw):
-    """Place the prompt that was read; NOBODY when that is not for us."""
+    """Place the prompt that was read; NOBODY when there is no rank."""
     plan = i64_view(row, PLAN)
-    if state[N_TOKENS] != NONE and not hash_tokens(state, row, plan[BLOCK_SIZE]):
-        return NOBODY
     ranks = i64_view(plan, RANKS)
     return place_by_plan(
         plan,
@@ -159,17 +161,33 @@ def count_decision(state):
 
 
 @compiled()
-def answer_selection(data, state, row):
-    """Render what was chosen, and count it."""
-    slot = state[SLOT]
+def decide(state, row, is_judged, draw):
+    """Let SLOT be where the prompt goes.  0, or why there is no answer yet."""
+    if state[N_TOKENS] != NONE and not hash_tokens(state, row, i64_view(row, PLAN)[BLOCK_SIZE]):
+        return GIVE_UP
+    if state[ROUTE] == RESERVE:
+        return BOOK
+    state[SLOT] = choose(state, row, is_judged, draw)
+    return GIVE_UP if state[SLOT] == NOBODY else 0
+
+
+@compiled()
+def told(row, slot):
+    """0 when there is a text of the slot, or why there is no answer yet."""
     if not is_told(row, slot):
-        return I(UNTOLD)
-    if record_of(row, slot)[TEXT_LENGTH] == NONE:
-        return I(GIVE_UP)
-    count_decision(state)
-    count_placement(i64_view(row, PLAN), state[N_SEQUENCE], False)
+        return UNTOLD
+    return GIVE_UP if record_of(row, slot)[TEXT_LENGTH] == NONE else 0
+
+
+@compiled()
+def answer(data, state, row):
+    """Count what was done, and render the answer."""
+    if state[ROUTE] != RESERVE:
+        count_decision(state)
+        plan, is_reserved = i64_view(row, PLAN), state[ROUTE] == SELECT_AND_RESERVE
+        count_placement(plan, state[N_SEQUENCE], is_reserved)
     count_answer(state)
-    return render_selection(data, state, row, slot, OK)
+    return render(data, state, row)
 
 
 @compiled("int64(Bytes(uint8, 1, 'C'), int64, int64[::1], int64, float64)")
@@ -186,14 +204,23 @@ def serve(data, at, state, step, draw):
         said = read_usual(data, at, state)
         if said < 0:
             return I(said)
+        if state[ROUTE] > RESERVE:
+            return I(CALL)
         if not find_row(state, data):
             return I(UNKNOWN)
-    if step != RENDER:
+    row = row_of(state, state[AT_ROW])
+    if step < TOLD:
         if state[AT_ROW] != state[LOCKED]:
             return I(ELSEWHERE)
-        if step == READ_JUDGED:
+        if step == READ_JUDGED and state[ROUTE] != RESERVE:
             return I(JUDGE)
-        state[SLOT] = choose(state, row_of(state, state[AT_ROW]), is_judged, draw)
-        if state[SLOT] == NOBODY:
-            return I(GIVE_UP)
-    return answer_selection(data, state, row_of(state, state[AT_ROW]))
+        said = decide(state, row, is_judged, draw)
+        if said < 0:
+            return I(said)
+    if step < RENDER:
+        said = told(row, state[SLOT])
+        if said < 0:
+            return I(said)
+        if state[ROUTE] != SELECT:
+            return I(BOOK)
+    return answer(data, state, row)

@@ -15,6 +15,7 @@ PLACES      int64   N_PLACES                 hash table of rows by model and ten
 CHANGES     int64   1                        `Fleet.changes`
 COUNTS      int64   N_ROUTES * COUNT_LENGTH  what was answered since the start
 NO_FACTORS  float64 0
+NEW_ID      uint8   ID_BYTES                 id of a reservation for which the client has none
 MASK        bool    n_slots                  ranks that may be chosen, where the gate has to say it
 BOUNDS_NS   float64 N_BUCKETS - 1            upper ends of the buckets of COUNTS
 
@@ -41,10 +42,13 @@ UNKNOWN = -4  # the partition that is asked for has no row
 ELSEWHERE = -5  # it is the one of AT_ROW, whose index has to be locked
 JUDGE = -6  # the gate has to say which ranks may be chosen
 UNTOLD = -7  # there is no text of SLOT, or an old one
+BOOK = -8  # it is to be booked: on SLOT, or on the rank that the request names
+CALL = -9  # a verb is to be called with the id of the path
 
 # Where a call of `serve` begins.
-READ, READ_JUDGED, GO_ON, GO_ON_JUDGED, RENDER = range(5)
-"""JUDGED: only ranks of the mask may be chosen.  RENDER: it was chosen already."""
+READ, READ_JUDGED, GO_ON, GO_ON_JUDGED, TOLD, RENDER = range(6)
+"""JUDGED: only ranks of the mask may be chosen.  TOLD: SLOT is chosen, and there is a text of it.
+RENDER: all is done but the answer."""
 
 (
     BLOCKS,
@@ -59,17 +63,18 @@ READ, READ_JUDGED, GO_ON, GO_ON_JUDGED, RENDER = range(5)
     NO_FACTORS,
     MASK,
     BOUNDS_NS,
-) = range(N_FIELDS, N_FIELDS + 24, 2)
+    NEW_ID,
+) = range(N_FIELDS, N_FIELDS + 26, 2)
 (
     SEEN,  # the changes of the fleet up to which rows are known
     AT_ROW,  # row of the partition that is asked for
     LOCKED,  # row of the partition whose index is locked
     NAMES_HASH,  # of the names that were not found
-    SLOT,  # that was chosen
+    SLOT,  # that was chosen, by us or by the client
     BEGAN_NS,  # when the request was read
     BEGIN,  # of the answer in OUT
     HEAD_LENGTH,  # of the first head, in bytes; those of the others follow
-) = range(N_FIELDS + 24, N_FIELDS + 32)
+) = range(N_FIELDS + 26, N_FIELDS + 34)
 STATE_LENGTH = HEAD_LENGTH + 2
 
 # Numbers of a row.
@@ -91,6 +96,8 @@ N_PLACES = 4096
 HASHES_LENGTH = NUMBERS_MAX + WINDOW
 TOKENS_LENGTH = TOKENS_MAX + WINDOW
 TEXT_BYTES = 512
+ID_BYTES = 36
+"""Of an id that is made here."""
 HEAD_BYTES = 512
 BODY_BEGIN = HEAD_BYTES + 128
 """Place of a body in OUT; before it is its head."""

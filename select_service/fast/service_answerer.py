@@ -16,6 +16,7 @@ from select_service.core.identity import PartitionKey
 from select_service.core.selector import Selector
 from select_service.fast import request_layout as request
 from select_service.fast import serve_layout as layout
+from select_service.fast.bookings import Bookings
 from select_service.fast.counts import Counts
 from select_service.fast.known_partitions import KnownPartitions
 from select_service.fast.request_layout import NONE
@@ -27,6 +28,7 @@ _STATUS_LINES = {
     layout.OK: b"HTTP/1.1 200 OK\r\n",
     layout.CREATED: b"HTTP/1.1 201 Created\r\n",
 }
+_DONE = b'15\r\ncontent-type: application/json\r\n\r\n{"status":"ok"}'
 _decisions = logging.getLogger("select_service.decisions")
 
 
@@ -53,10 +55,12 @@ class ServiceAnswerer:
             np.empty(layout.HASHES_LENGTH, np.uint64),
             np.empty(layout.TOKENS_LENGTH, np.uint32),
         )
-        arrays: tuple[npt.NDArray[Any], ...] = (*self._prompt, out, self._heads)
+        self._new_id = np.zeros(layout.ID_BYTES, np.uint8)
+        arrays: tuple[npt.NDArray[Any], ...] = (*self._prompt, out, self._heads, self._new_id)
         pairs = (layout.BLOCKS, layout.SEQUENCE, layout.TOKENS, layout.OUT, layout.HEADS)
-        for pair, array in zip(pairs, arrays, strict=True):
+        for pair, array in zip((*pairs, layout.NEW_ID), arrays, strict=True):
             name_array(self._state, pair, array)
+        self._bookings = Bookings(selector, self._numbers, self._prompt[1])
         self.say([])
 
     def say(self, headers: Headers) -> None:
@@ -66,7 +70,14 @@ class ServiceAnswerer:
             head = line + said + b"content-length: "
             self._heads[status, : len(head)] = np.frombuffer(head, np.uint8)
             self._state[layout.HEAD_LENGTH + status] = len(head)
-        self._partitions.look()
+            if status == layout.OK:
+                self._done = head + _DONE
+        self._look()
+
+    def _look(self) -> None:
+        """Keep no partition alive that the fleet has no more."""
+        if self._partitions.look():
+            self._read = _unlocked
 
     def answer(self, data: bytes, at: int) -> bytes | None:
         """See `Answerer`."""
@@ -75,6 +86,10 @@ class ServiceAnswerer:
             return None
         draw = self._random()
         end = self._read(serve, data, at, self._state, self._first_step(), draw)
+        if end == layout.CALL and self._bookings.call(data):
+            self._counts.count(self._numbers[request.ROUTE])
+            self.end = self._numbers[request.END]
+            return self._done
         if end < 0:
             end = self._go_on(end, data, at, draw)
             if end < 0:
@@ -89,7 +104,7 @@ class ServiceAnswerer:
         Where the answer ends, INCOMPLETE or GIVE_UP.
         """
         step = layout.GO_ON
-        while said < layout.INCOMPLETE:
+        while said < layout.INCOMPLETE:  # and no GIVE_UP
             step = self._prepared(said, data)
             if step == layout.GIVE_UP:
                 return step
@@ -100,18 +115,21 @@ class ServiceAnswerer:
         """The step at which the kernel is to go on, or GIVE_UP."""
         state = self._numbers
         if said == layout.STALE:
-            self._partitions.look()
-            self._read = _unlocked
+            self._look()
             return self._first_step()
         if said == layout.UNTOLD:
             self._partitions.at(state[layout.AT_ROW]).answers.tell(state[layout.SLOT])
-            return layout.RENDER
+            return layout.TOLD
+        if said == layout.BOOK:
+            return self._booked(data)
+        if said == layout.CALL:
+            return layout.GIVE_UP
         if said == layout.UNKNOWN and not self._partitions.learn(_key_in(data, state)):
             return layout.GIVE_UP
         partition = self._partitions.at(state[layout.AT_ROW]).partition
         state[layout.LOCKED] = state[layout.AT_ROW]
         self._read = partition.index.read
-        if self._gate.is_open:
+        if self._gate.is_open or state[request.ROUTE] == request.RESERVE:
             return layout.GO_ON
         free = self._gate.free_at_once(partition)
         if free is None:
@@ -119,6 +137,23 @@ class ServiceAnswerer:
         self._mask = free
         name_array(self._state, layout.MASK, free)
         return layout.GO_ON_JUDGED
+
+    def _booked(self, data: bytes) -> int:
+        """Book what was placed, or on the rank that the request names: RENDER or GIVE_UP."""
+        state = self._numbers
+        partition, answers, _ = self._partitions.at(state[layout.AT_ROW])
+        if state[request.ROUTE] == request.RESERVE:
+            slot = self._bookings.slot_asked_for(partition)
+            if slot is None or not answers.can_tell(slot):
+                return layout.GIVE_UP
+            state[layout.SLOT] = slot
+            return layout.RENDER if self._bookings.reserve(data, partition) else layout.GIVE_UP
+        name = self._bookings.book_placed(data, partition, state[layout.SLOT])
+        if name is None:
+            return layout.GIVE_UP
+        if state[request.RESERVATION_ID] == NONE:
+            self._new_id[:] = np.frombuffer(name.encode(), np.uint8)
+        return layout.RENDER
 
     def _first_step(self) -> int:
         return layout.READ if self._gate.is_open else layout.READ_JUDGED

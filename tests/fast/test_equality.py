@@ -280,6 +280,29 @@ def test_usual_requests_are_answered_by_the_fast_path(two: TwoServices) -> None:
     assert two.fast.protocol._ordinary is not None  # of the workers
 
 
+def test_the_life_of_a_request_is_the_fast_path_s(two: TwoServices) -> None:
+    prompt = {"model_name": "llama", **prompt_of(30, False)}
+    reserved = post("/select_and_reserve", {**prompt, "reservation_id": "a"})
+    lives = [
+        reserved,
+        post("/select_and_reserve", {"model_name": "llama", **prompt_of(30, True)}),
+        post("/reservations", {**prompt, "reservation_id": "b", "worker_id": 3, "dp_rank": 2}),
+        *(
+            request(f"POST /reservations/{name}/{verb}")
+            for name in ("a", "b")
+            for verb in ("prefill_complete", "output_block", "renew")
+        ),
+        request("DELETE /reservations/a"),
+        reserved,
+    ]
+    for number, data in enumerate(lives, 1):
+        assert two.say(data).startswith(b"HTTP/1.1 20")
+        assert two.answered == number
+    for refused in (reserved, request("DELETE /reservations/c")):
+        assert two.say(refused).startswith(b"HTTP/1.1 4")
+    assert two.answered == len(lives)
+
+
 def test_a_stream_cut_at_any_byte(two: TwoServices) -> None:
     stream = post("/select", {"model_name": "llama", **prompt_of(8, True)}, BARE) * 2
     answers = two.say(stream)

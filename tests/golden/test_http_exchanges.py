@@ -21,9 +21,10 @@ pytestmark = pytest.mark.process
 Step = dict[str, Any]
 
 
+@pytest.mark.parametrize("path", [(), ("--no-fast-path",)], ids=["fast", "ordinary"])
 @pytest.mark.parametrize("scenario", [n for n in exchanges.NAMES if n not in deviations.NO_START])
 def test_answers_are_those_of_the_reference_except_where_listed(
-    scenario: str, zmq_context: zmq.Context[Any], tmp_path: Path
+    scenario: str, path: tuple[str, ...], zmq_context: zmq.Context[Any], tmp_path: Path
 ) -> None:
     head, steps = exchanges.read(scenario)
     publishers = {
@@ -34,7 +35,7 @@ def test_answers_are_those_of_the_reference_except_where_listed(
     flags = exchanges.flags_of(head, ports, free_port())
     exchanges.write_policy_file(head, tmp_path)
     with (
-        InThread(*flags, folder=tmp_path, environment=head["environment"]) as running,
+        InThread(*flags, *path, folder=tmp_path, environment=head["environment"]) as running,
         contextlib.closing(ServiceClient(running.port)) as service,
         BackgroundCalls(service) as background,
     ):

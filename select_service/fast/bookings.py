@@ -1,0 +1,99 @@
+"""Verbs that change load, with what the kernel has read of a request.
+
+Where a verb refuses, nothing has changed, and the ordinary path is asked for the refusal.
+"""
+
+from collections.abc import Callable
+from time import monotonic
+
+import numpy as np
+
+from indexer.hashing.hashes import U64_MASK, Hashes
+from select_service.bodies.reservations import ReservationRequest
+from select_service.core.decide.prompt import Prompt, PromptRead
+from select_service.core.fleet.partition import Partition
+from select_service.core.identity import Rank
+from select_service.core.selector import Selector
+from select_service.errors import SelectError
+from select_service.fast import request_layout as request
+from select_service.fast.request_layout import NONE
+
+_NO_HASHES: Hashes = np.zeros(0, np.uint64)
+
+
+class Bookings:
+    """Books, completes, renews and frees by the fields of a request."""
+
+    def __init__(self, selector: Selector, fields: memoryview, sequence: Hashes) -> None:
+        """fields: int64[N_FIELDS], sequence: what the kernel has read last"""
+        self._selector = selector
+        self._fields = fields
+        self._sequence = sequence
+        self._verbs: dict[int, Callable[[str, float], None]] = {
+            request.PREFILL_COMPLETE: selector.prefill_complete,
+            request.OUTPUT_BLOCK: lambda name, now: selector.output_block(name, None, now),
+            request.RENEW: selector.renew,
+            request.FREE: selector.free,
+        }
+
+    def call(self, data: bytes) -> bool:
+        """Call the verb of the route with the id of the path.  False: it refused."""
+        name = self._text(data, request.PATH_ID)
+        assert name is not None
+        try:
+            self._verbs[self._fields[request.ROUTE]](name, monotonic())
+        except SelectError:
+            return False
+        return True
+
+    def slot_asked_for(self, partition: Partition) -> int | None:
+        """That of the rank on which a reservation is to be."""
+        return partition.table.find(self._rank())
+
+    def _rank(self) -> Rank:
+        fields = self._fields
+        return Rank(fields[request.WORKER_ID] & U64_MASK, max(0, fields[request.DP_RANK]))
+
+    def reserve(self, data: bytes, partition: Partition) -> bool:
+        """Book on the rank that the request names.  False: that is refused."""
+        name, rank, key = self._text(data, request.RESERVATION_ID), self._rank(), partition.key
+        assert name is not None
+        asked = ReservationRequest(
+            reservation_id=name,
+            model_name=key.model_name,
+            tenant_id=key.tenant_id,
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            effective_prefill_tokens=self._number(request.EFFECTIVE_PREFILL_TOKENS),
+            expected_output_tokens=self._number(request.EXPECTED_OUTPUT_TOKENS),
+        )
+        read = PromptRead(partition.block_size, partition.is_eagle, self._prompt())
+        try:
+            self._selector.reserve(asked, monotonic(), read)
+        except (SelectError, MemoryError):
+            return False
+        return True
+
+    def book_placed(self, data: bytes, partition: Partition, slot: int) -> str | None:
+        """Book what the kernel has placed.  The id, or None: that is refused."""
+        name = self._text(data, request.RESERVATION_ID)
+        expected = self._number(request.EXPECTED_OUTPUT_TOKENS)
+        try:
+            return self._selector.book_placed(
+                partition, slot, self._prompt(), name, expected, monotonic()
+            )
+        except (SelectError, MemoryError):
+            return None
+
+    def _prompt(self) -> Prompt:
+        """Of which the arrays will not be overwritten."""
+        sequence = self._sequence[: self._fields[request.N_SEQUENCE]].copy()
+        return Prompt(_NO_HASHES, sequence, self._fields[request.ISL_TOKENS])
+
+    def _number(self, field: int) -> int | None:
+        number: int = self._fields[field]
+        return None if number == NONE else number
+
+    def _text(self, data: bytes, field: int) -> str | None:
+        at, length = self._fields[field], self._fields[field + 1]
+        return None if at == NONE else data[at : at + length].decode("ascii")
