@@ -87,22 +87,26 @@ class BlockTree:
 
     def carry_out(self, changes: Changes) -> int:
         """Returns how many are done: all before one whose parent is not known, or up to one that
-        makes the slot one of `wrong_slots`.
+        makes the slot one of `wrong_slots`, or for which room had to be made.
         """
         header, memory, rows, done = self.header, self.memory, changes.rows, 0
+        last = changes.used
         while True:
             done = change_kernels.carry_out(
-                header, rows, done, changes.used, changes.names, changes.blocks, changes.totals
+                header, rows, done, last, changes.names, changes.blocks, changes.totals
             )
-            if done == changes.used or rows[done, change_kernels.COUNT] < 0:
+            if done == last or rows[done, change_kernels.COUNT] < 0:
                 return int(done)
             if header[state.NEED]:
                 memory.make_room()
+                last = done + 1  # making room takes as long as many changes
                 continue
             memory.retry()
             done += 1
             if not rows[done - 1, change_kernels.IS_STORE]:
                 self.wrong_slots.add(int(rows[done - 1, change_kernels.HOLDER]) >> 3)
+                return int(done)
+            if done == last:
                 return int(done)
 
     def store_chain(self, holder: int, parent: int | None, blocks: Hashes, engines: Hashes) -> int:

@@ -11,6 +11,7 @@ end that is known.  Nothing has a timer of its own: one `Watch` looks at all con
 """
 
 import asyncio
+from time import perf_counter
 from typing import Any
 
 import uvicorn
@@ -23,7 +24,9 @@ from select_service.http.codec import BODY_BUDGET, BODY_BYTES_FREE, BODY_BYTES_M
 from select_service.http.protocol import CALLBACK, BoundedProtocol
 
 ANSWERS_PER_TURN = 32
-"""Requests of one connection that are answered before others have their turn."""
+"""Requests of one connection that are answered before others have their turn ..."""
+TURN_S = 0.002
+"""... unless they have taken longer: prompts differ in length by a factor of ten thousand."""
 REQUEST_BYTES_MAX = BODY_BYTES_MAX + bounds.HEAD_BYTES_MAX
 """Longer ones are not collected here."""
 PARTS_MAX = 4096
@@ -189,11 +192,11 @@ class LeanProtocol(asyncio.Protocol):
 
     def _answer_all(self, data: bytes, answer: bytes | None) -> None:
         """A turn's share.  answer: what was said of the first request."""
-        answers, at = [], 0
+        answers, at, ends_at = [], 0, perf_counter() + TURN_S
         while answer is not None:
             answers.append(answer)
             at = self._answerer.end
-            if at == len(data) or len(answers) == ANSWERS_PER_TURN:
+            if at == len(data) or len(answers) == ANSWERS_PER_TURN or perf_counter() > ends_at:
                 break
             answer = self._answer(data, at)
         wanted = self._answerer.end - at

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from select_service.fast import protocol
 from select_service.fast import protocol as lean
 from select_service.fast.protocol import ANSWERS_PER_TURN, LOOKED_AT_ONCE, Watch
 from select_service.http import codec
@@ -179,6 +180,13 @@ async def test_a_body_that_turns_out_to_be_unusual_is_the_ordinary_paths() -> No
 # Bounds
 
 
+@pytest.fixture
+def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long answers take, a turn has as many as it may."""
+    monkeypatch.setattr(protocol, "TURN_S", 3600.0)
+
+
+@pytest.mark.usefixtures("timeless")
 @on_loop
 async def test_a_turn_answers_a_bounded_number_of_requests() -> None:
     conversation = Conversation()
@@ -191,6 +199,17 @@ async def test_a_turn_answers_a_bounded_number_of_requests() -> None:
     assert conversation.answerer.n_answered == n
     assert conversation.wire.reading
     assert len(conversation.answers()) == n
+
+
+@on_loop
+async def test_answers_that_take_long_have_a_turn_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "TURN_S", -1.0)
+    conversation = Conversation()
+    conversation.say(GET % 2 * 3)
+    for turn in (1, 2, 3):
+        assert conversation.answerer.n_answered == turn
+        await asyncio.sleep(0)
+    assert len(conversation.answers()) == 3
 
 
 @on_loop
