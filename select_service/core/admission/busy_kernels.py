@@ -10,7 +10,7 @@ capacity that is not known; infinity times zero is no number, and nothing is abo
 import numpy as np
 
 from indexer.compiled import compiled
-from select_service.core.load.kernels import HALF_TOLERANCE
+from select_service.core.load.kernels import active_blocks_of
 from select_service.core.load.load_layout import (
     FRACTIONAL_BLOCKS,
     PREFILL_TOKENS,
@@ -18,14 +18,6 @@ from select_service.core.load.load_layout import (
 )
 
 I64 = np.int64
-
-
-@compiled("float64(int64, int64, float64)", inline="always")
-def active_blocks(whole, fractional, fraction):
-    """Our own count of the blocks in use on a slot, rounded half up; arguments: its totals."""
-    if fractional != 0:
-        return np.floor(whole + fraction + 0.5 + HALF_TOLERANCE)
-    return float(whole)
 
 
 @compiled(
@@ -67,7 +59,7 @@ def free_ranks(
     n_free = I64(0)
     for slot in range(candidates.shape[0]):
         row = totals[slot]
-        blocks = active_blocks(row[WHOLE_BLOCKS], row[FRACTIONAL_BLOCKS], fractions[slot])
+        blocks = active_blocks_of(row[WHOLE_BLOCKS], row[FRACTIONAL_BLOCKS], fractions[slot])
         told = kv_usage[slot]
         usage = blocks / kv_blocks[slot] if told != told else told
         out[slot] &= not usage > decode_max
@@ -111,7 +103,7 @@ def least_wait_s(
             used = kv_usage[slot] * kv_blocks[slot]
             if kv_usage[slot] != kv_usage[slot]:
                 row = totals[slot]
-                used = active_blocks(row[WHOLE_BLOCKS], row[FRACTIONAL_BLOCKS], fractions[slot])
+                used = active_blocks_of(row[WHOLE_BLOCKS], row[FRACTIONAL_BLOCKS], fractions[slot])
             blocks = used - decode_max * kv_blocks[slot]
             tokens = float(totals[slot, PREFILL_TOKENS]) - prefill_max
             wait = drain_s(tokens, tokens_per_s, unknown_s)
