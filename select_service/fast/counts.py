@@ -19,7 +19,7 @@ from select_service.fast.request_layout import (
 from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Metrics
 
 _RESERVATION = "/reservations/{reservation_id}"
-_ROUTES = {
+ROUTES = {
     SELECT: ("/select", "POST", 200),
     SELECT_AND_RESERVE: ("/select_and_reserve", "POST", 200),
     RESERVE: ("/reservations", "POST", 201),
@@ -55,7 +55,7 @@ class Counts:
         """Add what is new to the counters of the ordinary path, so that nobody need know of it."""
         new = (self._counts - self._passed_on).tolist()
         self._passed_on[:] = self._counts
-        for number, (route, method, status) in _ROUTES.items():
+        for number, (route, method, status) in ROUTES.items():
             answers, deciding_ns, *buckets = new[number]
             if answers:
                 self._metrics.request(route, method, status, answers)

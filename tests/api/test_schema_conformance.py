@@ -1,4 +1,11 @@
-"""The service and its OpenAPI document agree, by requests that Schemathesis makes up from it."""
+"""The service and its OpenAPI document agree, by requests that Schemathesis makes up from it.
+
+Nearly all that it makes up is unusual, which the fast path has to notice; what the fast path
+answers itself is asked for in so many words.
+"""
+
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import schemathesis
@@ -11,10 +18,13 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from select_service.fast import service_answerer
+from select_service.fast.counts import ROUTES as FAST_PATH
 from tests.api.routes import ROUTES
 from tests.exploring import explores
-from tests.golden.service_process import ServiceProcess
+from tests.fast.two_services import Counting
 from tests.patience import PATIENCE_S
+from tests.process.in_thread import InThread
 
 pytestmark = pytest.mark.process
 
@@ -31,33 +41,55 @@ LEFT_OUT = [
     # Tested by tests/api/test_routing.py, on every path.
     unsupported_method,
 ]
+FAST, ORDINARY = "fast", "ordinary"
+
+
+class Documented(NamedTuple):
+    """A service as its document has it.  fast: what answers usual requests, if anything does"""
+
+    document: Any
+    fast: list[Counting]
 
 
 @pytest.fixture(scope="module")
-def service():
-    with ServiceProcess({"DYN_USE_KV_EVENTS": "false"}) as service:
-        service.post("/workers", {"worker_id": 1, "endpoint": "http://a", "block_size": 4})
-        yield service
+def service(request):
+    """With the fast path or without."""
+    flags = ("--no-fast-path",) if request.param == ORDINARY else ()
+    fast = []
+
+    def counting(*given):
+        fast.append(Counting(*given))
+        return fast[0]
+
+    with (
+        mock.patch.object(service_answerer, "ServiceAnswerer", counting),
+        InThread("--threads", "1", *flags) as service,
+    ):
+        worker = {"worker_id": 1, "endpoint": "http://a", "block_size": 4}
+        assert service.call("POST", "/workers", worker).status == 201
+        url = f"http://127.0.0.1:{service.port}/openapi.json"
+        yield Documented(schemathesis.openapi.from_url(url), fast)
 
 
-@pytest.fixture(scope="module")
-def document(service):
-    return schemathesis.openapi.from_url(f"http://127.0.0.1:{service.port}/openapi.json")
-
-
+FAST_ROUTES = {(method, path) for path, method, _ in FAST_PATH.values()}
 CASES = [
-    (route.method, route.path, mode)
+    (way, route.method, route.path, mode)
+    for way in (FAST, ORDINARY)
     for route in ROUTES
     for mode in GenerationMode
+    # What the fast path never answers is asked for once.
+    if way == FAST or (route.method, route.path) in FAST_ROUTES
     # Schemathesis would read its own document, and only what takes something can be wrong.
     if route.path != "/openapi.json"
     and (mode == GenerationMode.POSITIVE or route.body or route.query or "worker_id" in route.path)
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "mode"), CASES)
-def test_answers_are_as_documented(service, document, method, path, mode):
-    @given(case=document[path][method].as_strategy(generation_mode=mode))
+@pytest.mark.parametrize(
+    ("service", "method", "path", "mode"), CASES, indirect=["service"], scope="module"
+)
+def test_answers_are_as_documented(service, method, path, mode):
+    @given(case=service.document[path][method].as_strategy(generation_mode=mode))
     @explores(
         EXAMPLES,
         phases=[Phase.explicit, Phase.generate],
@@ -69,3 +101,35 @@ def test_answers_are_as_documented(service, document, method, path, mode):
         case.validate_response(answer, excluded_checks=LEFT_OUT)
 
     made_up_requests()
+
+
+PROMPT = {"token_ids": list(range(10))}
+RESERVATION = "/reservations/{reservation_id}"
+LIVES = [
+    ("POST", "/select", None, {"selection_id": "turn-1", **PROMPT}),
+    ("POST", "/select_and_reserve", None, PROMPT),
+    ("POST", "/select_and_reserve", None, {"reservation_id": "a", **PROMPT}),
+    ("POST", "/reservations", None, {"reservation_id": "b", "worker_id": 1, **PROMPT}),
+    *(
+        ("POST", f"{RESERVATION}/{verb}", name, None)
+        for name in "ab"
+        for verb in ("prefill_complete", "output_block", "renew")
+    ),
+    *(("DELETE", RESERVATION, name, None) for name in "ab"),
+]
+"""Usual requests that succeed one after the other: method, path, id in it, body."""
+
+
+@pytest.mark.parametrize("service", [FAST, ORDINARY], indirect=True, scope="module")
+def test_answers_to_usual_requests_are_as_documented(service):
+    assert {(method, path) for method, path, _, _ in LIVES} == FAST_ROUTES
+    before = sum(each.answered for each in service.fast)
+    for method, path, name, body in LIVES:
+        given = {} if name is None else {"path_parameters": {"reservation_id": name}}
+        given |= {} if body is None else {"body": body, "media_type": "application/json"}
+        case = service.document[path][method].Case(**given)
+        answer = case.call(timeout=PATIENCE_S)
+        assert answer.status_code == (201 if path == "/reservations" else 200)
+        case.validate_response(answer, excluded_checks=LEFT_OUT)
+    answered = sum(each.answered for each in service.fast) - before
+    assert answered == (len(LIVES) if service.fast else 0)

@@ -10,6 +10,7 @@ import uvloop
 
 from select_service.api.application import Application
 from select_service.fast.protocol import Lean
+from select_service.fast.service_answerer import ServiceAnswerer
 from select_service.http.server import server_of
 from tests.api.in_process import Api
 from tests.builders import worker_body
@@ -47,7 +48,7 @@ class Server(NamedTuple):
             self.known.answers[asked] = client.socket.recv(65536)
 
 
-@pytest.fixture(scope="module", params=["ordinary", "lean"])
+@pytest.fixture(scope="module", params=["ordinary", "lean", "fast"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     known = KnownAnswerer()
     with Api() as api, socket.socket() as listener:
@@ -55,7 +56,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         is_lean = request.param == "lean"
-        server = server_of(Application(api.service), Lean(known) if is_lean else None)
+        front = Lean(known) if is_lean else None
+        if request.param == "fast":
+            front = Lean(ServiceAnswerer(api.service.selector, api.service.metrics))
+        server = server_of(Application(api.service), front)
         thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
         thread.start()
         state = server.server_state

@@ -164,9 +164,10 @@ async def _hammer():
     context.term()
 
 
-def test_hostile_bytes_leave_the_service_answering():
+@pytest.mark.parametrize("no_fast_path", ["false", "true"])
+def test_hostile_bytes_leave_the_service_answering(no_fast_path):
     """Each attack keeps its connection open while the next good request is answered."""
-    with ServiceProcess({}) as service:
+    with ServiceProcess({"SELECT_SERVICE_NO_FAST_PATH": no_fast_path}) as service:
         service.post("/workers", worker_body(1))
         open_sockets = []
         for attack in attacks():

@@ -20,10 +20,10 @@ QUICK_S = 0.5
 PROMPT = {"model_name": "m", "token_ids": list(range(10))}
 
 
-@pytest.fixture(scope="module")
-def service():
+@pytest.fixture(scope="module", params=[(), ("--no-fast-path",)], ids=["fast", "ordinary"])
+def service(request):
     """One service for all that clients may do to it; none of that is a warning in its log."""
-    with Running("--threads", "1") as running:
+    with Running("--threads", "1", *request.param) as running:
         assert running.call("POST", "/workers", worker_body(1)).status == 201
         yield running
         assert running.stop() == 0
