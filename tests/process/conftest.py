@@ -1,10 +1,9 @@
 """Ingest threads and an index for one test."""
 
-import threading
-
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
+from indexer.mutex import Mutex
 from indexer.sockets.ingest import Ingest
 from tests.process.ingest_scenes import close
 
@@ -19,4 +18,4 @@ def ingest():
 
 @pytest.fixture
 def index():
-    return PrefixIndex(1_000_000, lock=threading.Lock())
+    return PrefixIndex(1_000_000, lock=Mutex())

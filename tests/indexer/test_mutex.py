@@ -1,0 +1,168 @@
+"""The lock of Python and of compiled code: one of them at a time, nobody waits for ever."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import njit
+
+from indexer.mutex import Mutex
+from indexer.mutex_kernels import acquire, release, try_acquire
+
+DEADLINE_S = 60.0
+
+
+@njit(nogil=True)
+def add_waiting(address: int, counter: Any, times: int) -> None:
+    """Read, and write one more, `times` times; without the interpreter lock."""
+    for _ in range(times):
+        acquire(address)
+        seen = counter[0]
+        counter[1] = (seen * 7919) % 104729
+        counter[0] = seen + 1
+        release(address)
+
+
+@njit
+def add_trying(address: int, counter: Any, times: int) -> int:
+    """As `add_waiting`, with the interpreter lock: up to the first time that it is taken."""
+    for done in range(times):
+        if not try_acquire(address):
+            return done
+        counter[0] += 1
+        release(address)
+    return times
+
+
+def in_threads(*works: Callable[[], None]) -> None:
+    """Every one of them comes to an end, without an exception."""
+    done: list[int] = []
+
+    def run(number: int, work: Callable[[], None]) -> None:
+        work()
+        done.append(number)
+
+    threads = [
+        threading.Thread(target=run, args=(number, work), daemon=True)
+        for number, work in enumerate(works)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert sorted(done) == list(range(len(works)))
+
+
+def test_threads_of_python_and_of_kernels_count_behind_it() -> None:
+    mutex, counter = Mutex(), np.zeros(2, np.int64)
+    times = 20_000
+    add_waiting(mutex.address, counter, 0)
+    add_trying(mutex.address, counter, 0)
+
+    def in_bytecode() -> None:
+        for _ in range(times):
+            with mutex:
+                counter[0] += 1
+
+    def in_kernels() -> None:
+        for _ in range(10):
+            add_waiting(mutex.address, counter, 10 * times)
+
+    def in_short_kernels() -> None:
+        for _ in range(times):
+            add_waiting(mutex.address, counter, 1)
+
+    def trying() -> None:
+        left = times
+        while left:
+            left -= add_trying(mutex.address, counter, left)
+            if left:
+                with mutex:
+                    left -= add_trying(0, counter, 1)
+
+    in_threads(in_bytecode, in_bytecode, in_kernels, in_short_kernels, trying, trying)
+    assert counter[0] == (2 + 100 + 1 + 2) * times
+
+
+def test_who_tries_does_not_wait() -> None:
+    mutex, counter = Mutex(), np.zeros(2, np.int64)
+    with mutex:
+        assert add_trying(mutex.address, counter, 3) == 0
+    assert add_trying(mutex.address, counter, 3) == 3
+    assert counter[0] == 3
+
+
+def test_waiting_leaves_the_interpreter_to_the_one_who_has_it() -> None:
+    """The holder needs the interpreter lock before it gives the mutex back."""
+    mutex, counter = Mutex(), np.zeros(2, np.int64)
+    add_waiting(mutex.address, counter, 0)
+    is_held, waits = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with mutex:
+            is_held.set()
+            assert waits.wait(DEADLINE_S)
+            for _ in range(10_000):
+                counter[0] += 1
+
+    def wait_in_kernel() -> None:
+        assert is_held.wait(DEADLINE_S)
+        waits.set()
+        add_waiting(mutex.address, counter, 1)
+
+    def wait_in_python() -> None:
+        assert is_held.wait(DEADLINE_S)
+        with mutex:
+            counter[0] += 1
+
+    in_threads(hold, wait_in_kernel, wait_in_python)
+    assert counter[0] == 10_002
+
+
+def test_an_exception_gives_it_back() -> None:
+    mutex = Mutex()
+    with pytest.raises(ZeroDivisionError), mutex:
+        raise ZeroDivisionError
+    with mutex:
+        pass
+
+
+def test_taking_it_twice_is_an_error_and_no_standstill() -> None:
+    mutex = Mutex()
+    with mutex, pytest.raises(RuntimeError, match="has the mutex already"), mutex:
+        pytest.fail("it was taken twice")
+    with mutex:
+        pass
+
+
+def test_only_its_holder_gives_it_back() -> None:
+    mutex = Mutex()
+    with pytest.raises(RuntimeError, match="does not have the mutex"):
+        mutex.__exit__(None, None, None)
+    refused: list[bool] = []
+
+    def give_back() -> None:
+        try:
+            mutex.__exit__(None, None, None)
+        except RuntimeError:
+            refused.append(True)
+
+    with mutex:
+        in_threads(give_back)
+    assert refused
+
+
+def test_without_an_address_there_is_no_lock() -> None:
+    counter = np.zeros(2, np.int64)
+    assert add_trying(0, counter, 2) == 2
+    add_waiting(0, counter, 2)
+    assert counter[0] == 4
+
+
+def test_mutexes_do_not_know_each_other() -> None:
+    first, second = Mutex(), Mutex()
+    assert first.address != second.address
+    with first, second:
+        pass
