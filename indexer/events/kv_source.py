@@ -1,13 +1,13 @@
 """What a listener must know of one rank's KV events: stated by the core, used by the ingest."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from indexer.index.slot_writer import SlotWriter
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KvSource:
+class KvSource(msgspec.Struct, frozen=True, eq=False):
     """One rank's event stream.  `writers` holds the index slot of every rank of the same worker,
     because a batch may name a sibling rank."""
 

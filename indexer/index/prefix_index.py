@@ -97,17 +97,27 @@ class PrefixIndex:
 
         Raises MemoryError, and changes nothing, when there is no room for more slots.
         """
-        while True:
+        self.reserve_slots(1)
+        return self.open_slots(1)[0]
+
+    def open_slots(self, number: int) -> list[SlotWriter]:
+        """Take the lowest free slots, for which `reserve_slots` has made room. O(log) each."""
+        opened: list[SlotWriter] = []
+        slots = self._slots
+        try:
             with self._lock:
-                slot = self._slots.lowest_free()
-                if self._tree.memory.has_slot(slot):
-                    writer = SlotWriter(slot, self._slots, self._tree, self._lock)
-                    self._slots.enter(writer)
-                    return writer
-                self._tree.memory.widen_on()
+                for _ in range(number):
+                    writer = SlotWriter(slots.lowest_free(), slots, self._tree, self._lock)
+                    slots.enter(writer)
+                    opened.append(writer)
+        except MemoryError:
+            for writer in opened:
+                writer.close()
+            raise
+        return opened
 
     def reserve_slots(self, more: int) -> int:
-        """Let the next `more` calls of `open_slot` find room. Returns how many slots that makes.
+        """Let `open_slots` find room for so many. Returns how many slots that makes.
 
         O(holder sets) in steps when the slots double. Raises MemoryError, and changes nothing.
         """
@@ -117,7 +127,7 @@ class PrefixIndex:
             return self._slots.number_with(more)
 
     def has_room(self, more: int) -> bool:
-        """Will the next `more` calls of `open_slot` be O(log)?"""
+        """Can `open_slots` take so many?"""
         with self._lock:
             return self._has_room(more)
 

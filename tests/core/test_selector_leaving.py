@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from indexer.index.prefix_index import PrefixIndex
+from indexer.index.slot_writer import Slots
 from select_service.core.identity import Rank
 from select_service.core.load import ledger
 from select_service.core.selector import Selector, SelectorConfig
@@ -155,15 +155,15 @@ def test_a_worker_for_whose_index_there_is_no_memory_changes_nothing(error):
 def test_a_worker_for_whose_slots_there_is_no_memory_changes_nothing(monkeypatch):
     selector = a_selector()
     selector.register(a_worker(1))
-    opened, real = [], PrefixIndex.open_slot
+    opened, real = [], Slots.enter
 
-    def open_slot(index):
+    def enter(slots, writer):
         if len(opened) == 2:
             raise MemoryError
-        opened.append(real(index))
-        return opened[-1]
+        real(slots, writer)
+        opened.append(writer)
 
-    monkeypatch.setattr(PrefixIndex, "open_slot", open_slot)
+    monkeypatch.setattr(Slots, "enter", enter)
     with pytest.raises(CapacityExceeded):
         selector.register(a_worker(2, data_parallel_size=3))
     assert [worker.worker_id for worker in selector.workers()] == [1]

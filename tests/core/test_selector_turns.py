@@ -7,12 +7,14 @@ import pytest
 from indexer import endpoints
 from select_service.bodies.admission import BusyThresholdChange
 from select_service.bodies.common import RANKS_PER_WORKER_MAX
+from select_service.bodies.workers import WorkerPatch
 from select_service.core import selector as root
 from select_service.core.admission import admission_report, worker_view
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.fleet import fleet as fleets
 from select_service.core.views import ranks as ranks_view
 from select_service.core.views import state_report
+from select_service.core.views.hints import RANKS_MAX
 from select_service.core.workers import catalog
 from select_service.core.workers.taints import TaintNames
 from select_service.errors import CapacityExceeded
@@ -208,6 +210,25 @@ def test_endpoints_of_a_worker_of_many_ranks_are_looked_at_in_turns_and_then_kno
     assert selector.register(given).lifecycle == "schedulable"
     assert len(looked_at) == len(ends)
     endpoints._known_fault.cache_clear()
+
+
+def test_a_rank_of_a_worker_with_many_costs_a_few_lines_where_it_registers_or_changes():
+    """In one turn of the event loop: what is made of all of them at once does not count here."""
+    costs = []
+    for ranks in (RANKS_MAX, RANKS_PER_WORKER_MAX):
+        ends = {rank: f"tcp://engine:{5000 + rank}" for rank in range(ranks)}
+        given = a_worker(2, data_parallel_size=ranks, kv_events_endpoints=ends)
+        selector = a_selector(use_kv_events=True)
+        selector.register(a_worker(1, kv_events_endpoint="tcp://other:5000"))
+        verbs = {
+            "register": lambda s=selector, g=given: s.register(g),
+            "patch": lambda s=selector: s.patch(2, WorkerPatch(taints=["x"])),
+        }
+        costs.append({name: lines_of(verb) for name, verb in verbs.items()})
+    few, many = costs
+    more = RANKS_PER_WORKER_MAX - RANKS_MAX
+    assert many["register"] - few["register"] <= 9 * more
+    assert many["patch"] - few["patch"] <= 5 * more
 
 
 def test_all_who_know_a_rank_have_the_same_object():

@@ -188,7 +188,9 @@ class Fleet:
         old = self.catalog.find(new.worker_id)
         if old is None or not old.schedulable:
             return []
-        kept = new.dp_ranks() if self._continues(old, new) else ()
+        kept = new.dp_ranks() if self._continues(old, new) else range(0)
+        if kept == old.dp_ranks():
+            return []
         return [rank for rank in old.ranks() if rank.dp_rank not in kept]
 
     def _continues(self, old: Worker, new: Worker) -> bool:
@@ -242,9 +244,12 @@ class Fleet:
         self._changed[worker.worker_id] = None
 
     def _note_event_users(self, left: Worker | None, came: Worker | None) -> None:
-        if left is not None and self._use_kv_events:
+        stays = left and came and left.kv_endpoints() == came.kv_endpoints()
+        if stays or not self._use_kv_events:
+            return
+        if left is not None:
             self.event_users.leave(left)
-        if came is not None and self._use_kv_events:
+        if came is not None:
             self.event_users.enter(came)
 
     def _entrance(self, worker: Worker) -> _Entrance:
@@ -270,6 +275,8 @@ class Fleet:
     def _renew_indexes(self, old: Worker, new: Worker) -> dict[Rank, SlotWriter]:
         """New writers for the ranks whose events come from elsewhere now."""
         before, partition = old.kv_endpoints(), self.partitions[old.key]
+        if before == new.kv_endpoints():
+            return {}
         renewed = {
             rank: partition.renewed_index(rank)
             for rank, endpoint in zip(new.ranks(), new.kv_endpoints().values(), strict=True)

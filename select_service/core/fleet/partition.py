@@ -63,7 +63,7 @@ class Partition:
 
     def widening(self, worker: Worker) -> Iterator[None]:
         """What of `open_slots` grows with what the index holds, in steps.  Raises MemoryError."""
-        while self.index.widen_on(sum(self.table.find(rank) is None for rank in worker.ranks())):
+        while self.index.widen_on(len(self.table.newcomers(worker.ranks()))):
             yield
 
     def open_slots(self, worker: Worker) -> dict[Rank, SlotWriter]:
@@ -72,24 +72,21 @@ class Partition:
         All that needs memory in proportion to the slots is reserved before the first is opened.
         Raises MemoryError or OSError, and then has taken none.
         """
-        new = [rank for rank in worker.ranks() if self.table.find(rank) is None]
+        new = self.table.newcomers(worker.ranks())
         n_slots = self.index.reserve_slots(len(new))
         self.account.reserve_slots(n_slots)
         self.table.reserve_slots(n_slots)
         self.placing.reserve_slots(n_slots)
-        writers: dict[Rank, SlotWriter] = {}
+        writers = self.index.open_slots(len(new))
+        self.account.ensure_slots(self.index.n_slots)
+        self.table.ensure_slots(self.index.n_slots)
         try:
-            for rank in new:
-                writers[rank] = self.index.open_slot()
             self.table.prepare(worker)
-        except (MemoryError, OSError):
-            for writer in writers.values():
+        except MemoryError:
+            for writer in writers:
                 writer.close()
             raise
-        finally:
-            self.account.ensure_slots(self.index.n_slots)
-            self.table.ensure_slots(self.index.n_slots)
-        return writers
+        return dict(zip(new, writers, strict=True))
 
     def join(self, worker: Worker, opened: dict[Rank, SlotWriter]) -> None:
         """Give each new rank of `worker` its slot; ranks that are there keep theirs and its state.

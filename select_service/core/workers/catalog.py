@@ -7,6 +7,7 @@ schedulable.  Whether it also fits its partition is decided by the selector, whi
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
@@ -73,15 +74,18 @@ class Worker:
     def ranks(self) -> tuple[Rank, ...]:
         """The same objects each time, so that all who keep one share it."""
         if not self._ranks:
-            worker_id = self.worker_id
-            self._ranks = tuple(Rank(worker_id, dp_rank) for dp_rank in self.dp_ranks())
+            self._ranks = tuple(map(Rank, repeat(self.worker_id), self.dp_ranks()))
         return self._ranks
 
-    def kv_endpoints(self) -> dict[int, str | None]:
-        """By dp_rank, where the ranks publish their KV events; the single form is for one rank."""
+    def kv_endpoints(self) -> Mapping[int, str | None]:
+        """By dp_rank, in order, where the ranks publish their KV events.
+
+        The single form is for one rank.
+        """
         ranks, by_rank = self.dp_ranks(), self.given.kv_events_endpoints
         if by_rank:
-            return {dp_rank: by_rank.get(dp_rank) for dp_rank in ranks}
+            as_given = len(by_rank) == len(ranks) and [*by_rank] == [*ranks]
+            return by_rank if as_given else dict(zip(ranks, map(by_rank.get, ranks), strict=True))
         single = self.given.kv_events_endpoint if len(ranks) == 1 else None
         return dict.fromkeys(ranks, single)
 
@@ -145,13 +149,11 @@ def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) ->
     if queueing and not given.max_num_batched_tokens:
         reasons.append("max_num_batched_tokens is required while queueing is enabled")
     if use_kv_events:
-        reasons += [
-            f"kv_events endpoint is required for dp_rank {dp_rank}"
-            for dp_rank, endpoint in worker.kv_endpoints().items()
-            if not endpoint
-        ]
+        reasons += _missing_endpoints(worker)
         reasons += _single_endpoint_of_many(worker)
-    return reasons or _bad_endpoints(worker, use_kv_events)
+    if use_kv_events and not reasons and not _are_well_formed(worker):
+        reasons += _first_bad_endpoint(worker)
+    return reasons
 
 
 def looking_at_endpoints(worker: Worker) -> Iterator[None]:
@@ -163,6 +165,17 @@ def looking_at_endpoints(worker: Worker) -> Iterator[None]:
                 endpoint_error(table[dp_rank])
         if number % RANKS_PER_STEP == 0:
             yield
+
+
+def _missing_endpoints(worker: Worker) -> list[str]:
+    endpoints = worker.kv_endpoints()
+    if all(endpoints.values()):
+        return []
+    return [
+        f"kv_events endpoint is required for dp_rank {dp_rank}"
+        for dp_rank, endpoint in endpoints.items()
+        if not endpoint
+    ]
 
 
 def _single_endpoint_of_many(worker: Worker) -> list[str]:
@@ -177,9 +190,18 @@ def _single_endpoint_of_many(worker: Worker) -> list[str]:
     ]
 
 
-def _bad_endpoints(worker: Worker, use_kv_events: bool) -> list[str]:
-    if not use_kv_events:
-        return []
+def _are_well_formed(worker: Worker) -> bool:
+    """Is no endpoint of any rank wrong?  False also where a closer look is needed."""
+    given, ranks = worker.given, worker.dp_ranks()
+    endpoints = [*worker.kv_endpoints().values(), *map(given.replay_endpoints.get, ranks)]
+    if given.replay_endpoint:
+        endpoints.append(given.replay_endpoint)
+        if port_plus(given.replay_endpoint, len(ranks) - 1) is None:  # the last port is the largest
+            return False
+    return not any(map(endpoint_error, filter(None, endpoints)))
+
+
+def _first_bad_endpoint(worker: Worker) -> list[str]:
     given = worker.given
     for dp_rank, events in worker.kv_endpoints().items():
         replay = given.replay_endpoints.get(dp_rank) or given.replay_endpoint

@@ -7,6 +7,7 @@ in `_rows`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,6 +123,10 @@ class RankTable:
         """Slot of a rank."""
         return self._slot_of.get(rank)
 
+    def newcomers(self, ranks: Iterable[Rank]) -> list[Rank]:
+        """Those that have no slot, in their order."""
+        return [rank for rank in ranks if rank not in self._slot_of]
+
     def row(self, slot: int) -> Row:
         return self._rows[slot]
 
@@ -200,9 +205,9 @@ class RankTable:
         writers: by rank, in their order;  a rank that is there has its slot
         """
         slots = [writer.slot for writer in writers.values()]
-        for rank, writer in writers.items():
-            self._rows[writer.slot] = Row(rank, worker, writer)
-            self._slot_of[rank] = writer.slot
+        rows = map(Row, writers, repeat(worker), writers.values())
+        self._rows.update(zip(slots, rows, strict=True))
+        self._slot_of.update(zip(writers, slots, strict=True))
         gone = set(self._slots_of.get(worker.worker_id, ())).difference(slots)
         if gone:
             by_rank = sorted((self._rows[slot].rank, slot) for slot in gone.union(slots))
