@@ -8,6 +8,7 @@ drops what its own queue does not hold.  That shows as a gap in the numbers.
 
 from collections import deque
 from time import monotonic
+from typing import NamedTuple
 
 from indexer.events.desk import Desk
 from indexer.events.run import Run
@@ -31,6 +32,13 @@ def bounds() -> Bounds:
     return Bounds(QUEUED_MESSAGES_MAX, MESSAGE_BYTES_MAX)
 
 
+class Tally(NamedTuple):
+    """What the sockets of a thread have received; is_full: one of them had a full queue"""
+
+    messages: int
+    is_full: bool
+
+
 class Room:
     """What the sockets of one thread share: inbox and desk, and bytes for what is read ahead."""
 
@@ -38,6 +46,8 @@ class Room:
         self.used = 0
         self.inbox, self.desk = Inbox(), Desk()
         self._reader: Arrivals | None = None
+        self._received = 0
+        self._was_full = False
 
     @property
     def is_full(self) -> bool:
@@ -49,6 +59,17 @@ class Room:
             self._reader.put_aside()
         self._reader = reader
         return self.inbox
+
+    def count(self, messages: int) -> None:
+        """A socket had so many at once."""
+        self._received += messages
+        self._was_full |= messages >= QUEUED_MESSAGES_MAX
+
+    def take_received(self) -> Tally:
+        """Since the last time."""
+        tally = Tally(self._received, self._was_full)
+        self._received, self._was_full = 0, False
+        return tally
 
 
 class Arrivals:
@@ -153,6 +174,7 @@ class Arrivals:
         inbox = self._room.enter(self)
         run, self._is_dry, has_news = inbox.received(self._intake, one=self._room.is_full)
         self.has_news |= has_news
+        self._room.count(len(run))
         return run if run or not self._is_dry else None
 
 

@@ -26,6 +26,7 @@ from indexer.sockets.arrivals import Room
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.descriptors import allow_many, present_room
 from indexer.sockets.dial import Sockets
+from indexer.sockets.gathering import Gathering
 from indexer.sockets.listener import Listener
 from indexer.sockets.listener_status import ListenerStatus
 from indexer.sockets.names import Names
@@ -124,6 +125,7 @@ class _IngestThread(threading.Thread):
         self.timers: Timers[Listener] = Timers()
         self.pace = AskPace()
         self.room = Room()
+        self._gathering = Gathering()
         self.is_serving = True
         self.failure: BaseException | None = None
         self.n_listeners = 0
@@ -181,8 +183,12 @@ class _IngestThread(threading.Thread):
 
     def _turn(self) -> None:
         has_more = self._todo.close or self._to_start or self._todo.open
-        patience = 0.0 if has_more else self.timers.patience(time.monotonic())
-        for drain in self.readiness.wait(patience):
+        if self._gathering.pays and not (has_more or self.readiness.has_some):
+            self._gathering.rest()
+        now = time.monotonic()
+        drains = self.readiness.wait(0.0 if has_more else self.timers.patience(now))
+        waited_s = time.monotonic() - now
+        for drain in drains:
             if drain():
                 self.readiness.again(drain)
             self._make_changes()
@@ -190,6 +196,8 @@ class _IngestThread(threading.Thread):
         now = time.monotonic()
         for listener in self.timers.take_due(now, LISTENERS_AT_ONCE):
             listener.tick(now)
+        received = self.room.take_received()
+        self._gathering.turned(received.messages, waited_s, is_full=received.is_full)
 
     def _make_changes(self) -> None:
         """A few of them: those who wait for closings wait for nothing else."""

@@ -50,6 +50,11 @@ class Readiness:
             self._selector.unregister(socket.FD)
         self._ready.pop(drain, None)
 
+    @property
+    def has_some(self) -> bool:
+        """Did one stop early?  Then `wait` does not wait."""
+        return bool(self._ready)
+
     def wait(self, timeout_s: float | None) -> list[Drain]:
         """The drains to call now.  Does not wait when one of them stopped early."""
         for key, _ in self._selector.select(0 if self._ready else timeout_s):
