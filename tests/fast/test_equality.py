@@ -1,7 +1,7 @@
 """The same service with and without the fast path: whatever is said to both, they answer alike."""
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 from random import Random
 from typing import Any
 
@@ -66,24 +66,46 @@ def counted(text: bytes) -> list[bytes]:
     return [line for line in lines if not any(word in line for word in timed)]
 
 
+RESERVATIONS = "/reservations?sequence_hashes=true&limit=1000"
+
+
+def reservations(text: bytes) -> list[dict[str, Any]]:
+    """What does not depend on time of all of them."""
+    rows: list[dict[str, Any]] = json.loads(text.partition(b"\r\n\r\n")[2])["reservations"]
+    return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
+
+
 class TheSameAnswers(RuleBasedStateMachine):
     flags: tuple[str, ...] = ()
+    replicas = 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.two = TwoServices(*self.flags)
-        self.said = 0
+        self.two = TwoServices(*self.flags, replicas=self.replicas)
 
     def teardown(self) -> None:
-        metrics = [
-            counted(side.say(get("/metrics"))) for side in (self.two.fast, self.two.ordinary)
-        ]
-        fast, ordinary = map(set, metrics)
-        assert (fast - ordinary, ordinary - fast) == (set(), set())
+        for replica in range(self.replicas):
+            self.two.turn_to(replica)
+            for path in ("/loads", "/dump"):
+                assert self.say(get(path)).startswith(b"HTTP/1.1 200 ")
+            sides = (self.two.fast, self.two.ordinary)
+            listed = [reservations(side.say(get(RESERVATIONS))) for side in sides]
+            assert listed[0] == listed[1]
+            metrics = [counted(side.say(get("/metrics"))) for side in sides]
+            fast, ordinary = map(set, metrics)
+            assert (fast - ordinary, ordinary - fast) == (set(), set())
         self.two.__exit__(None, None, None)
 
     def say(self, *parts: bytes, drawn: float = 0.0) -> bytes:
         return self.two.say(*parts, drawn=drawn)
+
+    def say_to_all(self, data: bytes) -> None:
+        """What every replica is to know."""
+        at = self.two.at
+        for replica in range(self.replicas):
+            self.two.turn_to(replica)
+            self.say(data)
+        self.two.turn_to(at)
 
     # Workers
 
@@ -109,15 +131,15 @@ class TheSameAnswers(RuleBasedStateMachine):
             total_kv_blocks=40,
             taints=["t"] if worker == 1 else [],
         )
-        self.say(post("/workers", body))
+        self.say_to_all(post("/workers", body))
 
     @rule(worker=workers, endpoint=st.sampled_from(("http://b", "")))
     def move(self, worker: int, endpoint: str) -> None:
-        self.say(request(f"PATCH /workers/{worker}", HTTPX, {"endpoint": endpoint}))
+        self.say_to_all(request(f"PATCH /workers/{worker}", HTTPX, {"endpoint": endpoint}))
 
     @rule(worker=workers)
     def delete(self, worker: int) -> None:
-        self.say(request(f"DELETE /workers/{worker}", HTTPX))
+        self.say_to_all(request(f"DELETE /workers/{worker}", HTTPX))
 
     @rule(scope=scopes, worker=workers, dp_rank=st.integers(0, 2), length=lengths, data=st.data())
     def store(
@@ -125,7 +147,7 @@ class TheSameAnswers(RuleBasedStateMachine):
     ) -> None:
         """A rank holds the beginning of the prompts."""
         tier = data.draw(st.sampled_from(list(Tier)))
-        for side in (self.two.fast, self.two.ordinary):
+        for side in chain.from_iterable(self.two.pairs):
             hold(side, PartitionKey(*scope), Rank(worker, dp_rank), length, tier)
 
     # What may be usual
@@ -232,8 +254,9 @@ class TheSameAnswers(RuleBasedStateMachine):
 
     @invariant()
     def the_load_is_the_same(self) -> None:
-        loads = [list(side.selector.loads()) for side in (self.two.fast, self.two.ordinary)]
-        assert loads[0] == loads[1]
+        for pair in self.two.pairs:
+            loads = [list(side.selector.loads()) for side in pair]
+            assert loads[0] == loads[1]
 
 
 class TheSameAnswersWithThresholds(TheSameAnswers):

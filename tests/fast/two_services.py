@@ -1,8 +1,13 @@
-"""A service in this process behind connections without sockets, with and without the fast path."""
+"""A service in this process behind connections without sockets, with and without the fast path.
+
+Of several replicas each is there twice, too.  What they tell each other is carried by hand.
+"""
 
 import asyncio
 import re
+from collections import deque
 from random import Random
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,6 +16,9 @@ from uvicorn.server import ServerState
 
 from select_service import app
 from select_service.api.application import Application
+from select_service.core.replicas import digest as replica_digest
+from select_service.core.replicas import events as replica_events
+from select_service.core.replicas.agreement import Agreement
 from select_service.fast.protocol import Lean, LeanProtocol
 from select_service.fast.service_answerer import ServiceAnswerer
 from select_service.http import protocol as http_protocol
@@ -25,12 +33,14 @@ DATE = [(b"date", b"Sun, 06 Nov 1994 08:49:37 GMT")]
 TURNS = 40
 """Of the loop, in which all that is left happens once the requests have been served."""
 
-OWN = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}|within [0-9.]+ s")
-"""Made up ids, and how long something took."""
+TIMED = re.compile(rb"within [0-9.]+ s")
+"""How long something took."""
+REPLICA_FLAGS = ("--replica-sync-port", "65535")
+"""A replica plane, of which nobody takes the port."""
 
 
 class Told(Random):
-    """Draws what it is told to."""
+    """Draws what it is told to; ids are those of its seed."""
 
     drawn = 0.0
 
@@ -52,10 +62,12 @@ class Counting(ServiceAnswerer):
 class Side:
     """One service with one connection."""
 
-    def __init__(self, runner: asyncio.Runner, fast: bool, flags: tuple[str, ...]) -> None:
+    def __init__(
+        self, runner: asyncio.Runner, fast: bool, flags: tuple[str, ...], seed: int
+    ) -> None:
         self._runner = runner
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(app, "Random", Told)
+            patch.setattr(app, "Random", lambda _: Told(seed))
             config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false"})
             self.service, self.follower, self.replicas = app.build(
                 config, admission_rules(config), "1"
@@ -69,6 +81,8 @@ class Side:
             front.say(DATE)
         self._state = ServerState()
         self._state.default_headers = DATE
+        self._to_tell: deque[tuple[bytes, bytes]] = deque()
+        self._agreement = Agreement()
         runner.run(self._start())
 
     async def _start(self) -> None:
@@ -82,7 +96,7 @@ class Side:
         self.protocol.connection_made(self.wire)
 
     def say(self, *parts: bytes) -> bytes:
-        """What is answered to these parts of a stream, without made up ids."""
+        """What is answered to these parts of a stream."""
         return self._runner.run(self._say(parts))
 
     async def _say(self, parts: tuple[bytes, ...]) -> bytes:
@@ -113,22 +127,52 @@ class Side:
         self.protocol.connection_lost(None)
         self.connect()
 
+    def told(self, most: int) -> list[tuple[bytes, bytes]]:
+        """Topics and payloads of what it tells its replicas next, in order."""
+        assert self.replicas is not None
+        publisher = self.replicas._publisher
+        while publisher.queued:
+            self._to_tell.extend(publisher._encoded())
+        return [self._to_tell.popleft() for _ in range(min(most, len(self._to_tell)))]
+
+    def hear(self, topic: bytes, payload: bytes) -> object:
+        """What a replica has told.  Why that changed nothing, or how far both are apart."""
+        if topic == replica_events.TOPIC:
+            return self.selector.replicas.apply(replica_events.decode(payload), monotonic())
+        digest = replica_digest.decode(payload)
+        reason = self.selector.replicas.compare(digest, self._agreement, monotonic())
+        return reason or self._agreement.difference
+
     def draw(self, number: float) -> None:
         self.selector._decisions._rng.drawn = number  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self._runner.run(self.follower.stop())
         self.service.ingest.close()
+        if self.replicas is not None:
+            self.replicas.close()
         self.selector.check_invariants()
 
 
 class TwoServices:
-    """The same is said to both, and they must answer the same."""
+    """The same is said to both, and they must answer the same.
 
-    def __init__(self, *flags: str) -> None:
+    pairs: of each replica, the one with the fast path and the one without; `fast` and `ordinary`
+    are those of the replica that is spoken to, the one `at`.
+    """
+
+    def __init__(self, *flags: str, replicas: int = 1) -> None:
         self._runner = asyncio.Runner()
-        self.fast, self.ordinary = (Side(self._runner, fast, flags) for fast in (True, False))
+        self.pairs = [
+            [Side(self._runner, fast, flags, seed) for fast in (True, False)]
+            for seed in range(replicas)
+        ]
+        self.turn_to(0)
         assert isinstance(self.ordinary.protocol, BoundedProtocol)
+
+    def turn_to(self, replica: int) -> None:
+        self.at = replica
+        self.fast, self.ordinary = self.pairs[replica]
 
     def __enter__(self) -> Self:
         return self
@@ -139,8 +183,9 @@ class TwoServices:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        for side in (self.fast, self.ordinary):
-            side.close()
+        for pair in self.pairs:
+            for side in pair:
+                side.close()
         self._runner.close()
 
     def reconnect(self) -> None:
@@ -151,9 +196,24 @@ class TwoServices:
         answers = []
         for side in (self.fast, self.ordinary):
             side.draw(drawn)
-            answers.append(OWN.sub(b"its own", side.say(*parts)))
+            answers.append(TIMED.sub(b"", side.say(*parts)))
         assert answers[0] == answers[1], answers
         return answers[0]
+
+    def carry(self, sender: int, most: int, *, is_lost: bool) -> None:
+        """Something of what one replica tells, to the other one."""
+        told = [side.told(most) for side in self.pairs[sender]]
+        assert told[0] == told[1]
+        if not is_lost:
+            for topic, payload in told[0]:
+                heard = [side.hear(topic, payload) for side in self.pairs[1 - sender]]
+                assert heard[0] == heard[1]
+
+    def tick(self, replica: int) -> None:
+        """It tells a digest."""
+        for side in self.pairs[replica]:
+            assert side.replicas is not None
+            side.replicas.tick()
 
     @property
     def answered(self) -> int:
