@@ -401,6 +401,7 @@ class Selector:
         """One turn of what verbs left to do, as `wake` asked for; it asks again for the rest."""
         self._touched.turn_begins()
         self.empty_leaving(now)
+        self.ledger.prepare()
         self.gate.serve(now)
 
     def empty_leaving(self, now: float, work_max: int = TURN_WORK_MAX) -> bool:

@@ -1,10 +1,13 @@
 """What a verb looks at: few records where few will do, and a bounded part of many in a turn."""
 
+from functools import partial
 from itertools import pairwise
+from random import Random
 
 import pytest
 
 from indexer import endpoints
+from indexer.index.prefix_index import PrefixIndex
 from select_service.bodies.admission import BusyThresholdChange
 from select_service.bodies.common import RANKS_PER_WORKER_MAX
 from select_service.bodies.workers import WorkerPatch
@@ -12,13 +15,15 @@ from select_service.core import selector as root
 from select_service.core.admission import admission_report, worker_view
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.fleet import fleet as fleets
+from select_service.core.load.ledger import MANY_BLOCKS
+from select_service.core.selector import Selector, SelectorConfig
 from select_service.core.views import ranks as ranks_view
 from select_service.core.views import state_report
 from select_service.core.views.hints import RANKS_MAX
 from select_service.core.workers import catalog
 from select_service.core.workers.taints import TaintNames
 from select_service.errors import CapacityExceeded
-from tests.builders import a_selector, a_worker
+from tests.builders import a_reservation, a_selector, a_worker
 from tests.core.selector_scenes import KEY
 from tests.steps import lines_of, longest_step, result_of
 
@@ -229,6 +234,25 @@ def test_a_rank_of_a_worker_with_many_costs_a_few_lines_where_it_registers_or_ch
     more = RANKS_PER_WORKER_MAX - RANKS_MAX
     assert many["register"] - few["register"] <= 9 * more
     assert many["patch"] - few["patch"] <= 5 * more
+
+
+def test_what_many_blocks_at_once_will_need_is_prepared_in_turns_that_ask_for_the_next():
+    asked = []
+    new = partial(PrefixIndex, 4096)
+    selector = Selector(
+        SelectorConfig(use_kv_events=False), new, rng=Random(0), wake=lambda: asked.append(1)
+    )
+    selector.register(a_worker(1))
+    selector.reserve(a_reservation("few", tokens=4 * 8), 0.0)
+    assert not asked
+    selector.reserve(a_reservation("many", tokens=4 * MANY_BLOCKS), 0.0)
+    turns = 0
+    while asked:
+        asked.clear()
+        selector.settle(0.0)
+        turns += 1
+    assert turns > 3
+    selector.check_invariants()
 
 
 def test_all_who_know_a_rank_have_the_same_object():

@@ -35,6 +35,8 @@ class ActiveLoad:
         self._all_totals = np.zeros((_SLOTS_AT_FIRST, layout.N_TOTALS), np.int64)
         self._all_fractions = np.zeros(_SLOTS_AT_FIRST, np.float64)
         self._all_newest = np.zeros(_SLOTS_AT_FIRST, np.int64)
+        self.expects_many = False
+        """Bookings of many blocks were seen: those to come are prepared for."""
         self._show(0)
 
     def _table(self, at: int, fields: int) -> GrowingTable:
@@ -86,6 +88,16 @@ class ActiveLoad:
         """Let the next booking of so many blocks find room.  Raises MemoryError, loses nothing."""
         for table in self._tables():
             table.reserve(blocks)
+
+    def prepare(self, blocks: int) -> bool:
+        """One step for a booking of so many blocks; returns whether another one is needed.
+
+        Where memory lacks there is none.
+        """
+        try:
+            return any(table.prepare(blocks) for table in self._tables())
+        except MemoryError:
+            return False
 
     def give_back(self) -> None:
         """One step of giving back what tables have left behind."""

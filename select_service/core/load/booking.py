@@ -7,7 +7,7 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
 from select_service.core.load.active_load import ActiveLoad
 
-BOOKED_BLOCKS_MAX = 16_384
+BOOKED_BLOCKS_MAX = 8192
 """Prompt blocks of a reservation that are booked by name, some milliseconds of work.  Those behind
 them count as load without a name: as if nobody else had the same ones."""
 

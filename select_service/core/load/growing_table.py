@@ -17,6 +17,10 @@ Table = npt.NDArray[np.uint64]
 ROWS_AT_FIRST = 1024
 MOVED_IN_A_STEP = 32
 """Rows at least, whatever is booked."""
+TOUCHED_IN_A_STEP = 1 << 17
+"""Numbers of a new table, 1 MiB: the first touch of a page takes a microsecond or several."""
+_PAGE = 4096 // 8
+"""Numbers on a page."""
 _NOTHING: Table = np.zeros(0, np.uint64)
 
 
@@ -27,8 +31,9 @@ class GrowingTable:
         """at: where in the header the table begins"""
         self._header, self._at, self._fields = header, at, fields
         self._given_back = 0  # bytes of `old` that are no longer needed
-        self.old = _NOTHING
-        self.table = self._of(ROWS_AT_FIRST)
+        self.old = self._next = _NOTHING
+        self._touched = [0, 0]  # numbers of `table` and of `_next` whose pages are there
+        self.table = zeros(ROWS_AT_FIRST * fields, np.uint64)
         header[at + MOVED_AT_LEAST] = MOVED_IN_A_STEP
         self._show(at, self.table)
 
@@ -46,19 +51,47 @@ class GrowingTable:
 
         O(1) but for more entries than half the table takes: then as much as they are.
         """
-        rows, needed = len(self.table) // self._fields, self.used + more
-        if needed * 8 <= rows * 5:
+        size = self._size_for(more)
+        if size == len(self.table):
             return
-        rows *= 2
-        while needed * 8 > rows * 5:
-            rows *= 2
-        larger = self._of(rows)
+        if len(self._next) < size:
+            self._next, self._touched[1] = zeros(size, np.uint64), 0
         if self.is_growing:
             kernels.move_rows(self._header, self._at, self._fields, len(self.old))
-        self.table, self.old, self._given_back = larger, self.table, 0
+        self.table, self.old, self._given_back = self._next, self.table, 0
+        self._next, self._touched = _NOTHING, [self._touched[1], 0]
         self._show(self._at, self.table)
         self._show(self._at + OLD, self.old)
         self._header[self._at + MOVED_ROWS] = self._header[self._at + RETIRED] = 0
+
+    def prepare(self, more: int) -> bool:
+        """One step for when so many new entries come at once; returns whether another is needed.
+
+        Most of what they would take are the first touches of new pages: those of `table` are
+        touched ahead, and those of its successor when it has no room.  Raises MemoryError.
+        """
+        if self._touch(0, self.table):
+            return True
+        size = self._size_for(more)
+        if size == len(self.table):
+            return False
+        if len(self._next) < size:
+            self._next, self._touched[1] = zeros(size, np.uint64), 0
+        return self._touch(1, self._next)
+
+    def _touch(self, which: int, table: Table) -> bool:
+        """Some more of its pages; was there one?"""
+        begin = self._touched[which]
+        self._touched[which] = end = min(begin + TOUCHED_IN_A_STEP, len(table))
+        table[begin:end:_PAGE] |= np.uint64(0)
+        return begin < end
+
+    def _size_for(self, more: int) -> int:
+        """Of a table that takes so many new entries; that of `table` if it does."""
+        size = len(self.table)
+        while (self.used + more) * 8 > size // self._fields * 5:
+            size *= 2
+        return size
 
     def give_back(self) -> None:
         """One step of giving back what has moved: unmapping takes time for every page."""
@@ -70,9 +103,6 @@ class GrowingTable:
         if self._given_back == self.old.nbytes:
             self.old = _NOTHING
             self._header[self._at + RETIRED] = 0
-
-    def _of(self, rows: int) -> Table:
-        return zeros(rows * self._fields, np.uint64)
 
     def _show(self, at: int, table: Table) -> None:
         self._header[at], self._header[at + 1] = table.ctypes.data, len(table)

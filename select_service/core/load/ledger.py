@@ -13,7 +13,8 @@ from math import inf, nan
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from select_service.core.load import ledger_kernels as kernels
-from select_service.core.load.booking import Account, NewBooking
+from select_service.core.load.active_load import ActiveLoad
+from select_service.core.load.booking import BOOKED_BLOCKS_MAX, Account, NewBooking
 from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger_layout import CALL_LOAD
 from select_service.core.load.reservations import Reservations, not_found
@@ -23,6 +24,8 @@ from select_service.errors import CapacityExceeded, Conflict
 TURN_WORK_MAX = 1024
 """What one turn of the event loop releases; some one to two milliseconds."""
 RELEASE_WORK = 8
+MANY_BLOCKS = 1024
+"""A load where so many are booked at once is prepared for more of that."""
 
 Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left"]
 """Who made a change.  client: one of ours."""
@@ -56,6 +59,7 @@ class Ledger:
         self.expired = 0
         self.dropped_with_rank = 0
         self._touched = touched
+        self._preparing: dict[ActiveLoad, None] = {}
 
     # --- refusals, before anything is written
 
@@ -84,6 +88,9 @@ class Ledger:
             self._make_way(row, booking, cause, now)
         if self._memory.numbers[CALL_LOAD]:
             self.give_back()
+        if booking.n_named >= MANY_BLOCKS:
+            booking.account.load.expects_many = True
+            self._expect_many(booking.account.load)
         for follower in self.followers:
             follower.booked(booking, cause, now)
 
@@ -117,10 +124,23 @@ class Ledger:
         if account is not None:
             account.load.give_back()
 
+    def _expect_many(self, load: ActiveLoad) -> None:
+        if load.expects_many:
+            self._preparing[load] = None
+            self._touched.wake_if(self._preparing)
+
+    def prepare(self) -> None:
+        """One step for bookings of many blocks, on loads that have seen one."""
+        load = next(iter(self._preparing), None)
+        if load is not None and not load.prepare(BOOKED_BLOCKS_MAX):
+            del self._preparing[load]
+        self._touched.wake_if(self._preparing)
+
     def _make_way(self, refusal: int, booking: NewBooking, cause: Cause, now: float) -> None:
         """Raises MemoryError, CapacityExceeded."""
         if refusal == kernels.NO_ROOM:
             booking.account.load.reserve_room(booking.n_named)
+            self._expect_many(booking.account.load)
         elif refusal == kernels.TAKEN:
             booking.account.load.reserve_room(booking.n_named)
             old = self.held.get(booking.reservation_id)

@@ -69,6 +69,7 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(growing_table, "ROWS_AT_FIRST", 8)
         self.patch.setattr(growing_table, "MOVED_IN_A_STEP", 0)
+        self.patch.setattr(growing_table, "TOUCHED_IN_A_STEP", 64)
         self.loads, self.model = Loads(n_slots), LoadModel()
         self.load = self.loads.load
         self.booked, self.n_slots, self.next = {}, n_slots, 0
@@ -98,6 +99,10 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
     def prefill_complete(self, name):
         self.loads.complete(name)
         self.model.live[name].prefill_tokens = 0
+
+    @rule(blocks=st.integers(0, 40))
+    def prepare(self, blocks):
+        self.load.prepare(blocks)
 
     @rule(query=HASHES)
     def leading_runs(self, query):

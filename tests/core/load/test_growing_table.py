@@ -1,5 +1,7 @@
 """Tables of active load grow in bounded steps: the work is counted, whatever their size."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from select_service.core.load.growing_table import (
     ROWS_AT_FIRST,
     GrowingTable,
 )
+from select_service.core.load.ledger import MANY_BLOCKS
 from select_service.core.load.table_kernels import MOVED_PER_ENTRY, move_rows
 from tests.core.load.loads import Loads
 
@@ -106,3 +109,66 @@ def test_what_a_table_has_left_behind_goes_with_the_bookings_after_it():
         number += 1
     assert len(references.old) == 0
     assert not loads.load.header[layout.REFERENCES + layout.RETIRED]
+
+
+def prepared(ledger):
+    """Steps until the ledger has prepared all that it wanted to."""
+    for step in count():
+        if not ledger._preparing:
+            return step
+        ledger.prepare()
+    raise AssertionError
+
+
+def test_after_a_booking_of_many_blocks_the_pages_for_the_next_ones_are_touched_in_steps(
+    monkeypatch,
+):
+    touched, real = [], GrowingTable._touch
+
+    def touch(table, which, pages):
+        before = table._touched[which]
+        is_new = real(table, which, pages)
+        touched[-1] += table._touched[which] - before
+        return is_new
+
+    monkeypatch.setattr(GrowingTable, "_touch", touch)
+    loads = Loads()
+    for number in range(20):
+        first = number * BOOKED_BLOCKS_MAX
+        loads.add(number, 0, np.arange(first, first + BOOKED_BLOCKS_MAX))
+        while loads.ledger._preparing:
+            touched.append(0)
+            loads.ledger.prepare()
+        with monkeypatch.context() as patch:
+            patch.setattr(growing_table, "zeros", None)
+            loads.load.reserve_room(BOOKED_BLOCKS_MAX)
+        for table in loads.load._tables():
+            assert table._touched == [len(table.table), 0]
+    loads.load.check_invariants()
+    assert max(touched) == growing_table.TOUCHED_IN_A_STEP
+
+
+def test_a_table_that_grows_under_small_bookings_is_touched_ahead_once_large_ones_were_seen():
+    loads, number = loads_of(1), 1
+    assert prepared(loads.ledger) == 0
+    loads.add("large", 0, np.arange(10**6, 10**6 + MANY_BLOCKS))
+    assert prepared(loads.ledger) > 0
+    while not loads.ledger._preparing:
+        book(loads, number)
+        number += 1
+    assert loads.load._references.is_growing
+    prepared(loads.ledger)
+    for table in loads.load._tables():
+        assert table._touched[0] == len(table.table)
+
+
+def test_what_finds_no_memory_is_not_prepared(monkeypatch):
+    loads = loads_of(1)
+    loads.add("large", 0, np.arange(10**6, 10**6 + MANY_BLOCKS))
+
+    def none(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(growing_table, "zeros", none)
+    prepared(loads.ledger)
+    loads.load.check_invariants()
