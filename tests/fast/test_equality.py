@@ -1,6 +1,7 @@
 """The same service with and without the fast path: whatever is said to both, they answer alike."""
 
 import json
+from collections import deque
 from itertools import chain, pairwise
 from random import Random
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from indexer.hashing.hashes import block_hashes, sequence_hashes
 from indexer.tiers import Tier
@@ -21,14 +22,24 @@ from tests.fast.two_services import Side, TwoServices
 
 BLOCK_SIZE = 4
 SCOPES = (("m", "default"), ("m", "b"), ("llama", "default"), ("n/\u00e4", "default"))
+FIRST_WORKERS = {1: SCOPES[0], 2: SCOPES[0], 3: SCOPES[2]}
+"""Where workers are from the beginning, so that most of what is said succeeds."""
 IDS = ("request-123", "r/1 %?", "r", "x", "a.b_c~d:1")
+VERBS = ("prefill_complete", "output_block", "renew")
 HEADERS = (HTTPX, AIOHTTP, HYPER, BARE)
+LENGTHS = (1, 3, 4, 9, 16, 31, 60)
+DRAWS = (0.0, 0.3, 0.5, 0.99)
+OUTPUTS = (None, 0, 9)
+"""Expected tokens of output."""
+SAID_MAX = 30
+"""What was said last, to be said again in pieces or with changes."""
 
 workers = st.integers(1, 4)
-scopes = st.sampled_from(SCOPES)
-lengths = st.sampled_from((1, 3, 4, 9, 16, 31, 60))
-draws = st.sampled_from((0.0, 0.3, 0.5, 0.99))
+scopes = st.sampled_from((SCOPES[0], *SCOPES))
+lengths = st.sampled_from(LENGTHS)
+draws = st.sampled_from(DRAWS)
 ids = st.sampled_from(IDS)
+outputs = st.sampled_from(OUTPUTS)
 
 
 def post(path: str, body: Any, headers: Any = HTTPX, compact: bool = False) -> bytes:
@@ -82,6 +93,7 @@ class TheSameAnswers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.two = TwoServices(*self.flags, replicas=self.replicas)
+        self.said: deque[bytes] = deque(maxlen=SAID_MAX)
 
     def teardown(self) -> None:
         for replica in range(self.replicas):
@@ -97,6 +109,7 @@ class TheSameAnswers(RuleBasedStateMachine):
         self.two.__exit__(None, None, None)
 
     def say(self, *parts: bytes, drawn: float = 0.0) -> bytes:
+        self.said.append(b"".join(parts))
         return self.two.say(*parts, drawn=drawn)
 
     def say_to_all(self, data: bytes) -> None:
@@ -108,6 +121,11 @@ class TheSameAnswers(RuleBasedStateMachine):
         self.two.turn_to(at)
 
     # Workers
+
+    @initialize(size=st.integers(1, 3))
+    def register_first(self, size: int) -> None:
+        for worker, scope in FIRST_WORKERS.items():
+            self.register(worker, scope, size, 0, "http://a", 8192)
 
     @rule(
         worker=workers,
@@ -137,16 +155,21 @@ class TheSameAnswers(RuleBasedStateMachine):
     def move(self, worker: int, endpoint: str) -> None:
         self.say_to_all(request(f"PATCH /workers/{worker}", HTTPX, {"endpoint": endpoint}))
 
-    @rule(worker=workers)
+    @rule(worker=st.integers(2, 4))
     def delete(self, worker: int) -> None:
         self.say_to_all(request(f"DELETE /workers/{worker}", HTTPX))
 
-    @rule(scope=scopes, worker=workers, dp_rank=st.integers(0, 2), length=lengths, data=st.data())
+    @rule(
+        scope=scopes,
+        worker=workers,
+        dp_rank=st.integers(0, 2),
+        length=lengths,
+        tier=st.sampled_from(list(Tier)),
+    )
     def store(
-        self, scope: tuple[str, str], worker: int, dp_rank: int, length: int, data: st.DataObject
+        self, scope: tuple[str, str], worker: int, dp_rank: int, length: int, tier: Tier
     ) -> None:
         """A rank holds the beginning of the prompts."""
-        tier = data.draw(st.sampled_from(list(Tier)))
         for side in chain.from_iterable(self.two.pairs):
             hold(side, PartitionKey(*scope), Rank(worker, dp_rank), length, tier)
 
@@ -181,6 +204,7 @@ class TheSameAnswers(RuleBasedStateMachine):
         length=lengths,
         as_tokens=st.booleans(),
         reservation=st.none() | ids,
+        expected=outputs,
         drawn=draws,
     )
     def select_and_reserve(
@@ -189,11 +213,12 @@ class TheSameAnswers(RuleBasedStateMachine):
         length: int,
         as_tokens: bool,
         reservation: str | None,
+        expected: int | None,
         drawn: float,
     ) -> None:
         body = {**scope_of(scope, 1), **prompt_of(length, as_tokens)}
-        if reservation is not None:
-            body["reservation_id"] = reservation
+        optional = {"reservation_id": reservation, "expected_output_tokens": expected}
+        body |= {name: value for name, value in optional.items() if value is not None}
         self.say(post("/select_and_reserve", body), drawn=drawn)
 
     @rule(
@@ -204,6 +229,7 @@ class TheSameAnswers(RuleBasedStateMachine):
         as_tokens=st.booleans(),
         reservation=ids,
         tokens=st.sampled_from((None, 0, 4, 100)),
+        expected=outputs,
     )
     def reserve(
         self,
@@ -214,16 +240,48 @@ class TheSameAnswers(RuleBasedStateMachine):
         as_tokens: bool,
         reservation: str,
         tokens: int | None,
+        expected: int | None,
     ) -> None:
         body = {**scope_of(scope, 1), **prompt_of(length, as_tokens)}
         body |= {"worker_id": worker, "reservation_id": reservation}
-        optional = {"dp_rank": dp_rank, "effective_prefill_tokens": tokens}
+        optional = {
+            "dp_rank": dp_rank,
+            "effective_prefill_tokens": tokens,
+            "expected_output_tokens": expected,
+        }
         body |= {name: value for name, value in optional.items() if value is not None}
         self.say(post("/reservations", body))
 
-    @rule(reservation=ids, verb=st.sampled_from(("prefill_complete", "output_block", "renew")))
+    @rule(reservation=ids, verb=st.sampled_from(VERBS))
     def live_on(self, reservation: str, verb: str) -> None:
         self.say(request(f"POST /reservations/{reservation}/{verb}"))
+
+    @rule(
+        length=lengths,
+        reservation=ids,
+        expected=outputs,
+        is_placed=st.booleans(),
+        verbs=st.lists(st.sampled_from(VERBS), max_size=4),
+        is_freed=st.booleans(),
+    )
+    def live(
+        self,
+        length: int,
+        reservation: str,
+        expected: int | None,
+        is_placed: bool,
+        verbs: list[str],
+        is_freed: bool,
+    ) -> None:
+        """A usual life."""
+        if is_placed:
+            self.select_and_reserve(SCOPES[0], length, True, reservation, expected, 0.5)
+        else:
+            self.reserve(SCOPES[0], 1, None, length, False, reservation, None, expected)
+        for verb in verbs:
+            self.live_on(reservation, verb)
+        if is_freed:
+            self.free(reservation)
 
     @rule(reservation=ids, fraction=st.sampled_from((0.0, 0.5, 1.0)))
     def decay(self, reservation: str, fraction: float) -> None:
