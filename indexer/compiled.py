@@ -47,22 +47,18 @@ class InKernels:
         raise TypeError(f"{self.name} has no signature: only kernels can call it")
 
 
-def compiled(
-    signature: str | None = None, *, raw_helpers: bool = False, **options: Any
-) -> Callable[[Callable[..., Any]], Any]:
+def compiled(signature: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: take the code of this signature from the cache, or compile it now.
 
     signature: in the words of numba.types, as "int64(uint64[::1], int64)".
     Without one only other kernels can call the function, and it is compiled with them.
-    raw_helpers: helpers are optimized only once they are part of the kernel.  Loops over small
-    helpers may then become vectors where they otherwise do not; larger kernels get slower.
     options: those of the decorator of numba.
     """
 
     def compile_kernel(function: Callable[..., Any]) -> Any:
         if signature is None:
             return _helper(function, options)
-        entry = _entry(function, signature, options, raw_helpers)
+        entry = _entry(function, signature, options)
         kernel_cache.made(function)
         return entry
 
@@ -106,13 +102,11 @@ _told: set[Callable[..., Any]] = set()
 """Entries of which the compiler knows that."""
 
 
-def _entry(
-    function: Callable[..., Any], signature: str, options: dict[str, Any], raw_helpers: bool
-) -> Any:
+def _entry(function: Callable[..., Any], signature: str, options: dict[str, Any]) -> Any:
     module, name = function.__module__, function.__name__
     code = kernel_cache.find(module, name)
     if code is None:
-        code = _compile(function, signature, options, raw_helpers)
+        code = _compile(function, signature, options)
         kernel_cache.keep(module, name, code)
     entry = load(code, module, name)
     if with_bounds_checks():
@@ -123,13 +117,11 @@ def _entry(
     return entry
 
 
-def _compile(
-    function: Callable[..., Any], signature: str, options: dict[str, Any], raw_helpers: bool
-) -> MachineCode:
+def _compile(function: Callable[..., Any], signature: str, options: dict[str, Any]) -> MachineCode:
     """Raises what numba raises for a function that cannot be compiled."""
     from indexer import kernel_compiler
 
     for entry in _entries.keys() - _told:
         kernel_compiler.make_callable(entry, _entries[entry])
         _told.add(entry)
-    return kernel_compiler.compile_kernel(function, signature, options, raw_helpers=raw_helpers)
+    return kernel_compiler.compile_kernel(function, signature, options)

@@ -4,13 +4,15 @@ Every source of the project that shapes machine code is part of the checksum und
 kept (`kernel_sources`), this one too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import numpy as np
+from llvmlite.binding import ModuleRef
 from numba import njit
-from numba.core import sigutils
+from numba.core import sigutils, types
 from numba.core.caching import _Cache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.registry import cpu_target
@@ -24,6 +26,11 @@ Options = Mapping[str, Any]
 _njit: Any = njit  # its annotations leave out the options that make no wrappers
 _typing: Any = cpu_target.typing_context
 _typeof: Any = typeof
+_unliteral: Any = types.unliteral
+_WRAPPER = "_ZN7cpython"
+"""How the names of the functions begin that Python calls."""
+_ENTRY = "the entry"
+"""What the function that Python calls is called while it is compiled; no helper can be."""
 _normalize_signature: Any = sigutils.normalize_signature
 
 
@@ -55,41 +62,57 @@ class _Taken(_Cache):
 class _Library(JITCodeLibrary):
     """The code of one function; that of a helper is for linking into its entry alone.
 
-    Numba would translate each helper to machine code of its own, too, which took a third of all
-    compiling and which nothing calls.
+    Numba would optimize each helper together with all that it calls, level by level up to the
+    entry, and translate each to machine code of its own, which took most of all compiling.  Here a
+    helper is only tidied, and optimized once it is part of the entry.  There all but the wrapper
+    that Python calls is internal: LLVM then knows every caller, which makes better code, and drops
+    what it inlined.
     """
 
-    entry = ""
-    raw_helpers = False
+    def _optimize_functions(self, ll_module: ModuleRef) -> None:
+        codegen: Any = self._codegen
+        ll_module.data_layout = codegen._data_layout
+        passes, builder = codegen._function_pass_manager()
+        for function in ll_module.functions:
+            if not function.is_declaration:
+                passes.run(function, builder)
 
     def _optimize_final_module(self) -> None:
-        if self.name == self.entry or not self.raw_helpers:
-            super()._optimize_final_module()  # type: ignore[no-untyped-call]
+        codegen: Any = self._codegen
+        tidy, builder = codegen._module_pass_manager(
+            cost="cheap", opt=0, loop_vectorize=False, slp_vectorize=False
+        )
+        tidy.run(self._final_module, builder)
+        if self.name == _ENTRY:
+            for function in self._final_module.functions:
+                if not function.is_declaration and not function.name.startswith(_WRAPPER):
+                    function.linkage = "internal"
+            optimize, builder = codegen._module_pass_manager()
+            optimize.run(self._final_module, builder)
 
     def _finalize_final_module(self) -> None:
-        if self.name == self.entry:
+        if self.name == _ENTRY:
             super()._finalize_final_module()  # type: ignore[no-untyped-call]
         else:
             self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
             self._finalized = True
 
 
-def compile_kernel(
-    function: Callable[..., Any], signature: str, options: Options, *, raw_helpers: bool
-) -> MachineCode:
-    """raw_helpers: see `compiled`.  Raises what numba raises for what cannot be compiled."""
-    dispatcher = _njit(no_cfunc_wrapper=True, **options)(function)
+def compile_kernel(function: Callable[..., Any], signature: str, options: Options) -> MachineCode:
+    """Raises what numba raises for what cannot be compiled."""
+    entry = FunctionType(function.__code__, function.__globals__, function.__name__)
+    entry.__qualname__ = _ENTRY
+    dispatcher = _njit(no_cfunc_wrapper=True, **options)(entry)
     dispatcher._cache = taken = _Taken()
-    with _only_machine_code_of(function.__qualname__, raw_helpers):
+    with _only_machine_code_of_the_entry():
         dispatcher.compile(signature)
     return taken.code
 
 
 @contextmanager
-def _only_machine_code_of(entry: str, raw_helpers: bool) -> Iterator[None]:
+def _only_machine_code_of_the_entry() -> Iterator[None]:
     codegen = cpu_target.target_context.codegen()
     set_env, library_class = codegen.set_env, codegen._library_class
-    _Library.entry, _Library.raw_helpers = entry, raw_helpers
 
     def set_where_there_is_code(name: str, environment: Any) -> None:
         if codegen._engine.get_global_value_address(name):
@@ -103,8 +126,18 @@ def _only_machine_code_of(entry: str, raw_helpers: bool) -> Iterator[None]:
 
 
 def helper(function: Callable[..., Any], options: Options) -> Any:
-    """A function that becomes part of the kernels that call it."""
-    return _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(function)
+    """A function that becomes part of the kernels that call it.
+
+    It is compiled once for the types of its arguments; numba would do so for every constant.
+    """
+    made = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(function)
+    template_of = made.get_call_template
+
+    def template(args: Iterable[Any], kws: Mapping[str, Any]) -> Any:
+        return template_of([*map(_unliteral, args)], {k: _unliteral(v) for k, v in kws.items()})
+
+    made.get_call_template = template
+    return made
 
 
 def type_of(thing: object) -> Any:

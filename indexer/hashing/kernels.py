@@ -251,7 +251,7 @@ def hash_window(tokens, at, words, seed, shifted):
     return hash_empty(seed)
 
 
-@compiled(f"void({TOKENS}, int64, int64, uint64, uint64[::1])", raw_helpers=True)
+@compiled(f"void({TOKENS}, int64, int64, uint64, uint64[::1])")
 def hash_windows(tokens, window, stride, seed, out):
     """out[i] = XXH3-64 of tokens[i * stride : i * stride + window], as little-endian bytes.
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from indexer import kernel_sources
+from indexer import kernel_compiler, kernel_sources
 from indexer.events.msgpack_kernels import read_int
 from indexer.kernel_sources import closure, kernel_modules
 
@@ -263,3 +263,14 @@ def _is_ours(name: str) -> bool:
 
 def _name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def test_a_helper_is_compiled_once_for_all_constants() -> None:
+    nth = kernel_compiler.helper(lambda row, column: row[column], {})
+
+    @njit
+    def sum_of_two(row: np.ndarray) -> int:
+        return nth(row, 0) + nth(row, 1) + nth(row, column=2)  # type: ignore[no-any-return]
+
+    assert sum_of_two(np.array([1, 2, 4])) == 7
+    assert len(nth.signatures) == 1
