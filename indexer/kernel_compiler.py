@@ -65,8 +65,10 @@ class _Library(JITCodeLibrary):
     Numba would optimize each helper together with all that it calls, level by level up to the
     entry, and translate each to machine code of its own, which took most of all compiling.  Here a
     helper is only tidied, and optimized once it is part of the entry.  There all but the wrapper
-    that Python calls is internal: LLVM then knows every caller, which makes better code, and drops
-    what it inlined.
+    that Python calls is private: LLVM then knows every caller, which makes better code, and drops
+    what it inlined.  It may also change how a function is called, so that no other code must find
+    it: numba keeps one table of symbols for all code of the process, in which names of functions
+    that are only internal appear, too.
     """
 
     def _optimize_functions(self, ll_module: ModuleRef) -> None:
@@ -86,7 +88,7 @@ class _Library(JITCodeLibrary):
         if self.name == _ENTRY:
             for function in self._final_module.functions:
                 if not function.is_declaration and not function.name.startswith(_WRAPPER):
-                    function.linkage = "internal"
+                    function.linkage = "private"
             optimize, builder = codegen._module_pass_manager()
             optimize.run(self._final_module, builder)
 
@@ -100,7 +102,8 @@ class _Library(JITCodeLibrary):
 
 def compile_kernel(function: Callable[..., Any], signature: str, options: Options) -> MachineCode:
     """Raises what numba raises for what cannot be compiled."""
-    entry = FunctionType(function.__code__, function.__globals__, function.__name__)
+    same = function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    entry = FunctionType(function.__code__, *same)
     entry.__qualname__ = _ENTRY
     dispatcher = _njit(no_cfunc_wrapper=True, **options)(entry)
     dispatcher._cache = taken = _Taken()

@@ -15,6 +15,7 @@ from numba import njit
 from indexer import kernel_compiler, kernel_sources
 from indexer.events.msgpack_kernels import read_int
 from indexer.kernel_sources import closure, kernel_modules
+from indexer.machine_code import load
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / "indexer", ROOT / "select_service"]
@@ -274,3 +275,21 @@ def test_a_helper_is_compiled_once_for_all_constants() -> None:
 
     assert sum_of_two(np.array([1, 2, 4])) == 7
     assert len(nth.signatures) == 1
+
+
+def test_other_code_cannot_find_the_helpers_of_an_entry() -> None:
+    """LLVM may change how they are called; code of numba that found them by name crashed."""
+
+    def halvings(number: int, unused: int) -> int:
+        return 0 if number == 0 else 1 + again(number >> 1, unused)  # type: ignore[no-any-return]
+
+    again = kernel_compiler.helper(halvings, {})
+
+    def entry(number: int) -> int:
+        return again(number, 7)  # type: ignore[no-any-return]
+
+    code = kernel_compiler.compile_kernel(entry, "int64(int64)", {})
+    assert f"\0{code.entry}\0".encode() in code.object_file
+    assert b"\0_ZN5tests" not in code.object_file
+    assert load(code, __name__, "entry")(10**6) == 20
+    assert njit("int64(int64)")(entry)(10**6) == 20
