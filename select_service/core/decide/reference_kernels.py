@@ -230,9 +230,9 @@ def matched_of(matched, at):
     return float(matched[row]), float(matched[row + 1]), float(matched[row + 3])
 
 
-@compiled(error_model="numpy")
+@compiled(error_model="numpy", forceinline=True)
 def _costs_between(plan, query, factors, first, end, found):
-    """Costs of the slots from `first` to `end`.  Compiled for either value of `found`."""
+    """Costs of the slots from `first` to `end`.  Inlined, and so optimized for its `found`."""
     rows, costs = _rows(plan, first, end), f64_view(plan, COSTS)[first:end]
     own = factors[first:end]
     for at in range(end - first):
