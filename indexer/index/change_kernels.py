@@ -6,7 +6,21 @@
 from indexer.compiled import compiled
 from indexer.index.holding_kernels import find_known
 from indexer.index.kernels import holder_slot, holder_tier, remove, store_on
-from indexer.index.state_kernels import CURSOR, HASHES, HEADER, NEED, I, U
+from indexer.index.state_kernels import (
+    CURSOR,
+    ENGINE,
+    HASHES,
+    HEADER,
+    NAMES,
+    NEED,
+    I,
+    U,
+    home,
+    u32_view,
+    u64_view,
+)
+from indexer.index.tree_kernels import find_child
+from indexer.prefetch_kernels import prefetch
 
 # Of a change.
 (
@@ -26,9 +40,38 @@ NO_PARENT = -1
 REMOVED, STORED = range(2)
 """Places in `totals`."""
 
+FETCHED_MAX = 64
+"""Names of several changes that are fetched together."""
+
 
 @compiled()
-def _store(h, change, names, blocks, totals):
+def _fetch(h, names):
+    """Let what the table of names has for them come into the cache, all at once.
+
+    Each lies somewhere else, and so does what stands there: one after the other they would be
+    waited for, and that takes longer than everything else about a block.
+    """
+    table = u32_view(h, NAMES)
+    engine = u64_view(h, ENGINE)
+    mask = I(table.shape[0] - 1)
+    for name in names:
+        prefetch(table, home(name, mask))
+    for name in names:
+        prefetch(engine, I(table[home(name, mask)]))
+
+
+@compiled()
+def _fetch_few(h, changes, names):
+    """`_fetch` for all changes, if they have few names.  Returns whether they have."""
+    begin, stop = changes[0, BEGIN], changes[changes.shape[0] - 1, STOP]
+    if stop - begin > FETCHED_MAX:
+        return False
+    _fetch(h, names[begin:stop])
+    return True
+
+
+@compiled()
+def _store(h, change, names, blocks, totals, is_fetched):
     holder = change[HOLDER]
     if change[AT] == 0:
         h[NEED] = 0
@@ -38,13 +81,18 @@ def _store(h, change, names, blocks, totals):
             if h[CURSOR] == 0:
                 change[COUNT] = NO_PARENT
                 return
+        # Names of blocks that are there are not looked for.
+        if not is_fetched and names.shape[0] > 1 and find_child(h, h[CURSOR], blocks[0]) == 0:
+            _fetch(h, names)
     done = store_on(h, holder, blocks, names, change[AT])
     totals[STORED] += done - change[AT]
     change[AT] = change[COUNT] = done
 
 
 @compiled()
-def _remove(h, change, names, totals):
+def _remove(h, change, names, totals, is_fetched):
+    if not is_fetched and change[AT] == 0:
+        _fetch(h, names)
     removed = remove(h, change[HOLDER], names, change[EVERY_COPY] != 0, change[AT])
     totals[REMOVED] += removed
     change[COUNT] += removed
@@ -62,13 +110,14 @@ def carry_out(h, changes, first, last, names, blocks, totals):
     One that stops has no known parent, or NEED is set, or the index is full: of a store the rest is
     refused and counted, of a removal the rest is to be forgotten with everything else of the slot.
     """
+    are_fetched = last - first > 1 and _fetch_few(h, changes[first:last], names)
     for k in range(first, last):
         change = changes[k]
         part = names[change[BEGIN] : change[STOP]]
         if change[IS_STORE] != 0:
-            _store(h, change, part, blocks[change[BEGIN] : change[STOP]], totals)
+            _store(h, change, part, blocks[change[BEGIN] : change[STOP]], totals, are_fetched)
         else:
-            _remove(h, change, part, totals)
+            _remove(h, change, part, totals, are_fetched)
         if change[AT] < part.shape[0] or change[COUNT] == NO_PARENT:
             return k
     return last
