@@ -12,11 +12,12 @@ for every prompt block, about a microsecond each.
 from math import inf, nan
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from select_service.core.load import ledger_kernels as kernels
+from select_service.core.load import ledger_call_kernels as verbs
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.booking import BOOKED_BLOCKS_MAX, Account, NewBooking
 from select_service.core.load.held_booking import Booking
-from select_service.core.load.ledger_layout import CALL_LOAD
+from select_service.core.load.ledger_kernels import NO_ROOM, TAKEN, assign
+from select_service.core.load.ledger_layout import CALL_LOAD, FOLLOWERS
 from select_service.core.load.reservations import Reservations, not_found
 from select_service.core.touched import Touched
 from select_service.errors import CapacityExceeded, Conflict
@@ -49,7 +50,7 @@ class Expired(NamedTuple):
 class Ledger:
     """All reservations of one process and the load they stand for.
 
-    What a client asks for by id is one compiled call (`ledger_kernels`), open to other kernels.
+    What a client asks for by id is one compiled call, open to other kernels: `ledger_call_kernels`.
     """
 
     def __init__(self, held: Reservations, touched: Touched) -> None:
@@ -60,6 +61,11 @@ class Ledger:
         self.dropped_with_rank = 0
         self._touched = touched
         self._preparing: dict[ActiveLoad, None] = {}
+
+    def follow(self, follower: LoadFollower) -> None:
+        """Tell it of every change from now on; kernels leave their changes to us then."""
+        self.followers.append(follower)
+        self._memory.numbers[FOLLOWERS] = len(self.followers)
 
     # --- refusals, before anything is written
 
@@ -97,7 +103,7 @@ class Ledger:
     def _put(self, booking: NewBooking, now: float, lease_s: float) -> int:
         """The row of it, or why there is none."""
         rank, account = booking.rank, booking.account
-        row: int = kernels.book(
+        row: int = verbs.book(
             self._memory.header,
             account.load.header,
             booking.reservation_id.encode(),
@@ -138,10 +144,10 @@ class Ledger:
 
     def _make_way(self, refusal: int, booking: NewBooking, cause: Cause, now: float) -> None:
         """Raises MemoryError, CapacityExceeded."""
-        if refusal == kernels.NO_ROOM:
+        if refusal == NO_ROOM:
             booking.account.load.reserve_room(booking.n_named)
             self._expect_many(booking.account.load)
-        elif refusal == kernels.TAKEN:
+        elif refusal == TAKEN:
             booking.account.load.reserve_room(booking.n_named)
             old = self.held.get(booking.reservation_id)
             self.release(old, "rank_left" if old.is_leaving else cause, now)
@@ -151,7 +157,7 @@ class Ledger:
 
     def renew(self, reservation_id: str, now: float) -> None:
         """Start the lease anew; every lifecycle call does.  Raises NotFound."""
-        if not kernels.renew(self._memory.header, reservation_id.encode(), now):
+        if not verbs.renew(self._memory.header, reservation_id.encode(), now):
             raise not_found(reservation_id)
 
     def complete(self, reservation_id: str, cause: Cause, now: float) -> None:
@@ -160,14 +166,14 @@ class Ledger:
         Followers hear of every call: other replicas are told each time, as the reference does, so
         that one which missed the first hears the second.  Raises NotFound.
         """
-        row = kernels.complete(self._memory.header, reservation_id.encode(), now)
+        row = verbs.complete(self._memory.header, reservation_id.encode(), now)
         if not row:
             raise not_found(reservation_id)
         self._completed(abs(row), row > 0, cause, now)
 
     def complete_prefill(self, booking: Booking, cause: Cause, now: float) -> None:
         """As `complete`, but the lease goes on as it was."""
-        tokens = kernels.complete_row(self._memory.header, booking.row)
+        tokens = verbs.complete_row(self._memory.header, booking.row)
         self._completed(booking.row, tokens > 0, cause, now)
 
     def _completed(self, row: int, has_freed: bool, cause: Cause, now: float) -> None:
@@ -182,7 +188,7 @@ class Ledger:
         """Renew, and one more output block, then the decay if one is given.  Raises NotFound."""
         weight = nan if decay_fraction is None else decay_fraction
         header = self._memory.header
-        row = kernels.add_output_block(header, reservation_id.encode(), weight, now)
+        row = verbs.add_output_block(header, reservation_id.encode(), weight, now)
         if not row:
             raise not_found(reservation_id)
         assert row > 0, "a block of a live reservation is not booked"
@@ -192,18 +198,18 @@ class Ledger:
     def assign(self, booking: Booking, origin: int | None) -> None:
         """Another replica answers for the booking from now on."""
         number = self.held.sums.number_of(booking.key, origin)
-        kernels.assign(self._memory.header, booking.row, number)
+        assign(self._memory.header, booking.row, number)
 
     def free(self, reservation_id: str, cause: Cause, now: float) -> None:
         """Take the whole load of a reservation back.  Raises NotFound."""
-        row = kernels.release(self._memory.header, reservation_id.encode())
+        row = verbs.release(self._memory.header, reservation_id.encode())
         if not row:
             raise not_found(reservation_id)
         self._released(row, cause, now)
 
     def release(self, booking: Booking, cause: Cause, now: float) -> None:
         """As `free`, of one that is held."""
-        self._released(kernels.release_row(self._memory.header, booking.row), cause, now)
+        self._released(verbs.release_row(self._memory.header, booking.row), cause, now)
 
     def _released(self, row: int, cause: Cause, now: float) -> None:
         assert row > 0, "more was released than had been booked"

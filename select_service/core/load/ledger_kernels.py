@@ -1,7 +1,7 @@
 """What changes a reservation, one compiled call each, over the header of the ledger.
 
-`name` is the bytes of an id.  Every verb is a helper that other kernels can call, with an entry for
-Python beside it.
+`name` is uint8[n], the bytes of an id.  The verbs are helpers here; `ledger_call_kernels` says how
+Python and other kernels call them.
 """
 
 # mypy: ignore-errors
@@ -10,7 +10,7 @@ Python beside it.
 import numpy as np
 
 from indexer.compiled import compiled
-from indexer.index.state_kernels import HASHES, HEADER, f64_view, i64_view, u64_view
+from indexer.index.state_kernels import HEADER, f64_view, i64_view, u64_view
 from select_service.core.load.kernels import (
     CALL_OWNER,
     add_decay,
@@ -86,8 +86,6 @@ from select_service.core.load.table_kernels import mix
 
 U64 = np.uint64
 I64 = np.int64
-
-NAME = "Bytes(uint8, 1, 'C')"
 
 # What a verb returns that has no row to return.
 UNKNOWN = 0
@@ -196,10 +194,7 @@ def _refusal(h, name, name_hash, blocks):
     return 0
 
 
-@compiled(
-    f"int64({HEADER}, {HEADER}, {NAME}, int64, {HASHES}, int64, int64, int64, int64, boolean,"
-    " uint64, int64, int64, float64, float64, float64)"
-)
+@compiled()
 def book(
     h,
     load,
@@ -271,7 +266,7 @@ def _named(h, rows, row):
     return out
 
 
-@compiled(f"int64({HEADER}, int64)")
+@compiled()
 def release_row(h, row):
     """Take the whole load of a row back.  Returns it, or BROKEN."""
     rows = i64_view(h, ROWS)
@@ -301,7 +296,7 @@ def release_row(h, row):
     return row if missing == 0 else I64(BROKEN)
 
 
-@compiled(f"int64({HEADER}, int64)")
+@compiled()
 def complete_row(h, row):
     """Give the booked prefill tokens back.  Returns them; 0 when it is repeated."""
     rows = i64_view(h, ROWS)
@@ -317,20 +312,20 @@ def complete_row(h, row):
     return tokens
 
 
-@compiled(f"int64({HEADER}, {NAME})")
+@compiled()
 def find(h, name):
     """The row of a name, or UNKNOWN."""
     return find_name(h, name, hash_of(name, seed_of(h)))
 
 
-@compiled(f"int64({HEADER}, {NAME})")
+@compiled()
 def release(h, name):
     """As `release_row`, or UNKNOWN."""
     row = find(h, name)
     return row if row == UNKNOWN else release_row(h, row)
 
 
-@compiled(f"int64({HEADER}, {NAME}, float64)")
+@compiled()
 def renew(h, name, now):
     """Start the lease anew.  Returns the row, or UNKNOWN."""
     row = find(h, name)
@@ -339,7 +334,7 @@ def renew(h, name, now):
     return row
 
 
-@compiled(f"int64({HEADER}, {NAME}, float64)")
+@compiled()
 def complete(h, name, now):
     """Renew, and give the booked prefill tokens back.
 
@@ -349,7 +344,7 @@ def complete(h, name, now):
     return row if row == UNKNOWN or complete_row(h, row) != 0 else -row
 
 
-@compiled(f"int64({HEADER}, {NAME}, float64, float64)")
+@compiled()
 def add_output_block(h, name, weight, now):
     """Renew, and one more output block, then the decay; weight: NaN for none.
 

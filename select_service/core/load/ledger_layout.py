@@ -34,8 +34,11 @@ ROWS, ORDERS, ENDS, HEADS, CHUNKS, NEXT_CHUNK, SUMS, SCRATCH = range(0, 16, 2)
     COUNT_MAX,
     BLOCKS_MAX,
     CALL_LOAD,  # address of a load header whose owner has memory to give back, or 0
-) = range(16, 32)
-HEADER_LENGTH = 32
+    FOLLOWERS,  # how many are told of changes, by Python
+) = range(16, 33)
+# Addresses of compiled verbs (ledger_call_kernels).
+BOOK, RENEW, COMPLETE, COMPLETE_ROW, OUTPUT_BLOCK, RELEASE, RELEASE_ROW = range(33, 40)
+HEADER_LENGTH = 40
 
 CHUNK_WORDS = 16
 SUM_NUMBERS = 3

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from indexer.pages import zeros
 from select_service.core.load import ledger_layout as layout
 from select_service.core.load.booking import BOOKED_BLOCKS_MAX
+from select_service.core.load.ledger_call_kernels import say_addresses
 
 RESERVATIONS_MAX = 200_000
 RESERVED_BLOCKS_MAX = 16_777_216
@@ -45,6 +46,7 @@ class LedgerMemory:
 
     def _set_numbers(self, ttl_s: float) -> None:
         header = self.header
+        say_addresses(header)
         header[layout.ROWS_USED] = header[layout.CHUNKS_USED] = 1
         header[layout.BUCKETS] = _BUCKETS_AT_FIRST
         header[layout.COUNT_MAX], header[layout.BLOCKS_MAX] = RESERVATIONS_MAX, RESERVED_BLOCKS_MAX

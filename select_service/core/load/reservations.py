@@ -14,6 +14,7 @@ import numpy as np
 
 from indexer.hashing.hashes import U64_MASK
 from select_service.bodies.reservations import ReservationPage, ReservationRow
+from select_service.core.load import ledger_call_kernels as calls
 from select_service.core.load import ledger_kernels as kernels
 from select_service.core.load import ledger_layout as layout
 from select_service.core.load.booking import Account
@@ -73,7 +74,7 @@ class Reservations:
     # --- one of them
 
     def find(self, reservation_id: str) -> Booking | None:
-        row = kernels.find(self.memory.header, reservation_id.encode())
+        row = calls.find(self.memory.header, reservation_id.encode())
         return self.at(row) if row else None
 
     def get(self, reservation_id: str) -> Booking:

@@ -92,7 +92,7 @@ class ReplicaState:
         emit: must not block, raise or call back
         """
         if self._emit is None:
-            self.ledger.followers.append(self)
+            self.ledger.follow(self)
         self._emit = emit
 
     def apply(self, event: LoadEvent, now: float) -> Reason | None:

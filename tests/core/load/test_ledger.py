@@ -54,7 +54,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         self.touched.watch(set(KEYS))
         self.ledger = Ledger(Reservations(TTL_S), self.touched)
         self.heard = Heard()
-        self.ledger.followers.append(self.heard)
+        self.ledger.follow(self.heard)
         self.accounts = [Account(key, 4) for key in KEYS]
         for account in self.accounts:
             account.ensure_slots(SLOTS)
