@@ -1,0 +1,44 @@
+"""The scripts end with the status of what they did, not with that of tidying up behind it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+TRAP = re.compile(r"^ *trap .* EXIT$", re.MULTILINE)
+NAME = re.compile(r"\$\{?(\w+)")
+GONE = "4194305"
+"""No process has this number (more than Linux has), and no file here has this name."""
+
+
+def traps() -> list[tuple[str, str]]:
+    """(script, line) of all that is done at an end."""
+    texts = {
+        path.name: path.read_text()
+        for path in sorted(SCRIPTS.iterdir())
+        if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env bash")
+    }
+    return [(name, line.strip()) for name, text in texts.items() for line in TRAP.findall(text)]
+
+
+def status_after(trap: str, folder: Path) -> int:
+    """Of a script that did its work, where all that the trap would end or remove is gone."""
+    given = "; ".join(f"{name}=({GONE})" for name in NAME.findall(trap))
+    script = f"set -euo pipefail; {given}\n{trap}\nexit 0"
+    return subprocess.run(["bash", "-c", script], cwd=folder, check=False).returncode
+
+
+def test_there_are_traps() -> None:
+    assert {"test", "test_slow", "lock"} <= {script for script, _ in traps()}
+
+
+@pytest.mark.parametrize(("script", "trap"), traps())
+def test_tidying_up_does_not_change_the_status(script: str, trap: str, tmp_path: Path) -> None:
+    assert status_after(trap, tmp_path) == 0
+
+
+def test_what_cannot_be_tidied_up_would_be_noticed(tmp_path: Path) -> None:
+    trap = """trap 'kill "${background[@]}" 2>/dev/null; rm -f "$report"' EXIT"""
+    assert status_after(trap, tmp_path) == 1
