@@ -30,6 +30,11 @@ from indexer.index.tree_kernels import find_child, set_of
 # behind them the words of a plane in which there is any, in ascending order.
 
 
+NARROWED_WORDS_MAX = 1 << 19
+"""Of bitmaps that one match looks at where the holders change, some 5 ns each.  Slots that drop out
+never come near it; holders that change from block to block while thousands of slots stay would."""
+
+
 @compiled(forceinline=True)
 def _start_alive(h, set_id):
     """Each holder of the first block starts in its best tier. Returns in how many words."""
@@ -138,6 +143,7 @@ def _walk(h, path, matched):
     first = set_id = set_of(h, node)
     n_live = _start_alive(h, set_id)
     depth = 1
+    narrowed = I(0)
     while n_live != 0:
         mark = np.uint32(set_id) | IMPLICIT
         run = _same_run(locals_[node + 1 :], marks[node + 1 :], path[depth:], mark)
@@ -150,6 +156,9 @@ def _walk(h, path, matched):
             break
         if set_of(h, node) != set_id:
             set_id = set_of(h, node)
+            narrowed += n_live
+            if narrowed > NARROWED_WORDS_MAX:
+                break
             n_live = _narrow_alive(h, n_live, set_id, depth, matched)
         depth += 1
     _finish_alive(h, n_live, depth, matched)
@@ -164,7 +173,8 @@ def match(h, path, matched):
     matched: int32 [n_slots, N_TIERS], out; column t counts the blocks found in tiers 0..t
 
     A slot is matched in tier 0 as far as it goes, from there in tier 1, and so on; it never
-    returns to an earlier tier. O(path), plus O(slots) where the holders change.
+    returns to an earlier tier. O(path), plus O(slots) where the holders change; after
+    NARROWED_WORDS_MAX of that a longer match counts as that long.
     """
     matched[:] = 0
     if path.shape[0] != 0:

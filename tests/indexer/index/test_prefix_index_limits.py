@@ -3,6 +3,7 @@
 import numpy as np
 
 from indexer.index.block_tree import CLEAR_STEP_MAX
+from indexer.index.match_kernels import NARROWED_WORDS_MAX
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from tests.indexer.index_view import slot_blocks
@@ -295,3 +296,29 @@ def test_every_public_step_holds_the_lock_and_gives_it_back():
         step()
         assert lock.times > before
         assert not lock.held
+
+
+def test_a_match_ends_where_it_would_narrow_more_words_than_it_may():
+    """64 slots in as many words have a chain; another holds every second block of it, too."""
+    words, limit = 64, NARROWED_WORDS_MAX // 64
+    chain = np.arange(1, 2 * limit, dtype=np.uint64)
+    index = PrefixIndex(len(chain))
+    index.reserve_slots(64 * words)
+    writers = index.open_slots(64 * words)
+    for writer in writers[::64]:
+        writer.store(Tier.GPU, None, chain, chain)
+    writers[0].store(Tier.CPU, None, chain, chain)
+    writers[0].remove(Tier.CPU, chain[1::2].copy())
+    assert index.match(chain[: limit + 1])[::64, Tier.GPU].tolist() == [limit + 1] * words
+    assert index.match(chain)[::64, Tier.GPU].tolist() == [limit + 1] * words
+
+
+def test_holders_that_drop_out_one_by_one_are_all_matched_as_far_as_they_hold():
+    chain = np.arange(1, 4097, dtype=np.uint64)
+    index = PrefixIndex(len(chain))
+    index.reserve_slots(len(chain))
+    for depth, writer in enumerate(index.open_slots(len(chain)), 1):
+        if depth % 16 == 0:
+            writer.store(Tier.GPU, None, chain[:depth], chain[:depth])
+    matched = index.match(chain)[15::16, Tier.GPU]
+    assert matched.tolist() == [*range(16, 4097, 16)]
