@@ -117,18 +117,27 @@ def _refer(references, old, key, owner):
 
 
 @compiled(forceinline=True)
+def _count_down(table, fields, old, key, owner):
+    """One less of a row that has more than one.
+
+    Returns where it stands and its count before: 0, there is none; 1, it is the caller's to delete.
+    """
+    at = locate(table, fields, old, key, owner)
+    count = count_of(table, at)
+    if count > 1:
+        table[at + MARK] -= _ONE
+    return at, count
+
+
+@compiled(forceinline=True)
 def _unrefer(h, references, old, key, owner):
     """Undo one `_refer`; returns whether there was one."""
-    at = locate(references, REFERENCE_FIELDS, old, key, owner)
-    if references[at + MARK] == 0:
-        return False
-    if count_of(references, at) > 1:
-        references[at + MARK] -= _ONE
-        return True
-    _add_weights(h, I64(owner), _weight(references, at), -1)
-    delete(references, REFERENCE_FIELDS, at)
-    h[REFERENCES + USED] -= 1
-    return True
+    at, count = _count_down(references, REFERENCE_FIELDS, old, key, owner)
+    if count == 1:
+        _add_weights(h, I64(owner), _weight(references, at), -1)
+        delete(references, REFERENCE_FIELDS, at)
+        h[REFERENCES + USED] -= 1
+    return count != 0
 
 
 @compiled(forceinline=True)
@@ -175,17 +184,13 @@ def _count_prefix(h, prefixes, old, prefix, owner):
 @compiled(forceinline=True)
 def _uncount_prefix(h, prefixes, old, prefix, owner):
     """Undo one `_count_prefix`; returns whether there was one."""
-    at = locate(prefixes, PREFIX_FIELDS, old, prefix, owner)
-    if prefixes[at + MARK] == 0:
-        return False
-    if count_of(prefixes, at) > 1:
-        prefixes[at + MARK] -= _ONE
-        return True
-    delete(prefixes, PREFIX_FIELDS, at)
-    h[PREFIXES + USED] -= 1
-    holders, old_holders = u64_view(h, HOLDERS), u64_view(h, HOLDERS + OLD)
-    h[HOLDERS + USED] -= _release(holders, old_holders, prefix, owner)
-    return True
+    at, count = _count_down(prefixes, PREFIX_FIELDS, old, prefix, owner)
+    if count == 1:
+        delete(prefixes, PREFIX_FIELDS, at)
+        h[PREFIXES + USED] -= 1
+        holders, old_holders = u64_view(h, HOLDERS), u64_view(h, HOLDERS + OLD)
+        h[HOLDERS + USED] -= _release(holders, old_holders, prefix, owner)
+    return count != 0
 
 
 @compiled(forceinline=True)
