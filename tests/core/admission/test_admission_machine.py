@@ -16,6 +16,7 @@ from select_service.errors import SelectError
 from tests.builders import a_reservation
 from tests.core.admission.cases import (
     ANY,
+    ANYWHERE,
     FOUR_CLASSES,
     PATHS,
     PLACES,
@@ -32,6 +33,7 @@ from tests.models.waiting import Asked
 from tests.ticks import ticked
 
 PEER = 7
+RUSH_MAX = 12
 
 
 class AdmissionMatchesModel(Twins):
@@ -286,6 +288,25 @@ class ClassesShareTheRoom(AdmissionMatchesModel):
     document = FOUR_CLASSES
     profile = None
     keys = (("m", "default"),)
+
+    @precondition(lambda self: self.ranks() and len(self.tickets) < RUSH_MAX)
+    @rule(asks=st.lists(st.tuples(PROMPTS, URGENCIES), min_size=6, max_size=RUSH_MAX), left=ANY)
+    def a_rush_meets_full_ranks_that_become_free(self, asks, left):
+        """So that several classes wait, and each can pay more than once."""
+        blockers = []
+        for number in range(3 * len(self.ranks())):
+            self.a_caller_reserves_where_it_went(number, (1,), 9, "new")
+            blockers.append(f"r{self.count}")
+        for prompt, urgency in asks:
+            self.ask(0, prompt, ANYWHERE, urgency, False, None)
+        for name in blockers if left % 4 else blockers[1:]:
+            self.a_reservation_ends(name)
+        self.settle()
+
+    def a_reservation_ends(self, name):
+        if name in self.model.held:
+            self.selector.free(name, self.now)
+            self.goes_on(name, "free")
 
 
 class ThresholdsOnly(AdmissionMatchesModel):
