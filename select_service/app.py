@@ -204,7 +204,7 @@ def _front(service: Service) -> Front | None:
 def _engines(service: Service, http: HttpClient) -> EngineMetrics:
     config = service.config
     engines = EngineMetrics(
-        service.selector,
+        service.selector.engines,
         http,
         interval_s=config["engine_metrics_interval_s"],
         timeout_s=config["engine_metrics_timeout_s"],

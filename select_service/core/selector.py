@@ -6,7 +6,7 @@ the start.  Verbs note in `Touched` what they left to do, and the one outlet, `w
 call of `settle` soon; it must not block, raise or call back.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ from select_service.bodies.workers import (
 )
 from select_service.core.admission.admission_state import admission_state
 from select_service.core.admission.busy import BusyJudge
+from select_service.core.admission.engine_readings import EngineReadings
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.priority_tiers import PriorityTiers
 from select_service.core.admission.rules import AdmissionRules
@@ -65,7 +66,7 @@ from select_service.core.decisions import (
     booked_answer,
     booked_tokens,
 )
-from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
+from select_service.core.engines.engine_load import EngineLoads
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
@@ -80,9 +81,6 @@ from select_service.core.views.hints import worker_hints
 from select_service.core.views.ranks import loads_of, overlap_of, potential_loads_of
 from select_service.core.workers.catalog import BLOCK_SIZE_MAX, Tombstone, Worker
 from select_service.errors import BadRequest, NotFound
-
-STALE_PER_TURN_MAX = 512
-"""Ranks whose engines are believed no more after one turn."""
 
 
 class SelectorConfig(NamedTuple):
@@ -131,15 +129,17 @@ class Selector:
             self.replicas.tell(emit)
         self._decisions = Decisions(self.ledger, rng)
         self.random = rng.random
-        self.engines = EngineLoads(rules.engine_stale_s)
         self.gate = Gate(
             self.fleet.partitions,
-            BusyJudge(ThresholdTable(rules.thresholds), self.engines, self._touched),
+            BusyJudge(
+                ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), self._touched
+            ),
             PriorityTiers(rules.tiers, rules.default_tier),
             rules.queue,
             self._decisions.decide,
             self._touched,
         )
+        self.engines = EngineReadings(self.fleet, self.gate.judge)
 
     # --- workers
 
@@ -184,12 +184,7 @@ class Selector:
     def _put(self, worker: Worker) -> WorkerRecord:
         old = self.fleet.catalog.find(worker.worker_id)
         self.fleet.put(worker)
-        url = worker.given.metrics_endpoint
-        moved = old is None or old.given.metrics_endpoint != url
-        if moved:
-            self.engines.forget(worker.worker_id)
-        if worker.schedulable and old is not None and (moved or url):
-            self.gate.judge.read_engines(self.fleet.partitions[worker.key], worker.ranks())
+        self.engines.changed(old, worker)
         self._touched.wake_if(self.fleet.leaving)
         return self.record(worker)
 
@@ -333,45 +328,6 @@ class Selector:
         """What `worker_admission` shows the workers of a partition by.  O(its slots)"""
         return admission_scene(self.gate.judge, self.fleet.partitions[key], now)
 
-    def engine_workers(self) -> list[int]:
-        """Workers whose engines serve metrics, by id; O(such workers)."""
-        return self.fleet.catalog.measured()
-
-    def engine_target(self, worker_id: int) -> EngineTarget | None:
-        """The engine whose own metrics should be read; None when they should not."""
-        worker = self.fleet.catalog.find(worker_id)
-        if worker is None or not worker.schedulable or not worker.given.metrics_endpoint:
-            return None
-        return EngineTarget(worker_id, worker.given.metrics_endpoint, tuple(worker.dp_ranks()))
-
-    def engine_read(
-        self, target: EngineTarget, readings: Mapping[int, EngineReading], now: float
-    ) -> None:
-        """Take what an engine says; nothing when it is not to be asked any more."""
-        worker = self.fleet.catalog.find(target.worker_id)
-        if worker is None or not worker.schedulable or worker.given.metrics_endpoint != target.url:
-            return
-        ranks = worker.dp_ranks()
-        known = {dp_rank: reading for dp_rank, reading in readings.items() if dp_rank in ranks}
-        self.engines.put(target.worker_id, known, now)
-        partition = self.fleet.partitions[worker.key]
-        self.gate.judge.read_engines(partition, worker.ranks())
-
-    def look_at_engines(self, now: float) -> bool:
-        """Stop to believe what engines said too long ago.  Returns whether more is to be done."""
-        stale = self.engines.take_stale(now, STALE_PER_TURN_MAX)
-        for rank in stale:
-            worker = self.fleet.catalog.find(rank.worker_id)
-            if worker is not None and worker.schedulable:
-                self.gate.judge.read_engines(self.fleet.partitions[worker.key], (rank,))
-        return len(stale) == STALE_PER_TURN_MAX
-
-    def engine_failed(self, target: EngineTarget, error: str, now: float) -> None:
-        """An engine could not be asked, or said nothing that can be read."""
-        worker = self.fleet.catalog.find(target.worker_id)
-        if worker is not None and worker.given.metrics_endpoint == target.url:
-            self.engines.failed(target.worker_id, error, now)
-
     # --- lifecycle of reservations
 
     def prefill_complete(self, reservation_id: str, now: float) -> None:
@@ -425,7 +381,7 @@ class Selector:
         Steps of one turn each: they take the time and return whether more is to be done.
         """
         return {
-            "engines": self.look_at_engines,
+            "engines": self.engines.tick,
             "admission": self.gate.tick,
             "endings": self.replicas.endings.tick,
             "recovered": self.fleet.recovered.tick,

@@ -40,21 +40,21 @@ log = logging.getLogger("select_service.engine_metrics")
 
 
 class EngineLoadOwner(Protocol):
-    """What keeps the readings: the selector.  Called on the event loop only.
+    """What keeps the readings.  Called on the event loop only.
 
     A target that is no longer wanted when its answer comes is for the owner to ignore.
     """
 
-    def engine_workers(self) -> list[int]:
+    def workers(self) -> list[int]:
         """Those that have metrics, by id."""
 
-    def engine_target(self, worker_id: int) -> EngineTarget | None:
+    def target(self, worker_id: int) -> EngineTarget | None:
         """What to ask; None when this worker is not to be asked."""
 
-    def engine_read(
+    def read(
         self, target: EngineTarget, readings: Mapping[int, EngineReading], now: float
     ) -> None: ...
-    def engine_failed(self, target: EngineTarget, error: str, now: float) -> None: ...
+    def failed(self, target: EngineTarget, error: str, now: float) -> None: ...
 
 
 class EngineMetrics:
@@ -93,7 +93,7 @@ class EngineMetrics:
         async with asyncio.TaskGroup() as scrapes:
             while True:
                 due = monotonic() + self._interval_s
-                workers = self._owner.engine_workers()
+                workers = self._owner.workers()
                 for worker_id in self._broken.keys() - set(workers):
                     del self._broken[worker_id]
                 await self._ask_all(workers, scrapes)
@@ -108,7 +108,7 @@ class EngineMetrics:
             if worker_id in self._asked:
                 continue
             await self._free.acquire()
-            target = self._owner.engine_target(worker_id)
+            target = self._owner.target(worker_id)
             if target is None:
                 self._free.release()
                 continue
@@ -133,17 +133,17 @@ class EngineMetrics:
 
     def _succeeded(self, target: EngineTarget, readings: Mapping[int, EngineReading]) -> None:
         self.counts["ok"] += 1
-        self._owner.engine_read(target, readings, monotonic())
+        self._owner.read(target, readings, monotonic())
         if self._broken.pop(target.worker_id, None) == target.url:
             fields = {"worker_id": target.worker_id, "url": target.url}
             log.info("engine metrics are readable again", extra={"fields": fields})
 
     def _failed(self, target: EngineTarget, result: str, error: str) -> None:
         self.counts[result] += 1
-        self._owner.engine_failed(target, error, monotonic())
+        self._owner.failed(target, error, monotonic())
         if self._broken.get(target.worker_id) == target.url:
             return
-        if self._owner.engine_target(target.worker_id) != target:
+        if self._owner.target(target.worker_id) != target:
             return  # it left while it was asked
         self._broken[target.worker_id] = target.url
         fields = {"worker_id": target.worker_id, "url": target.url, "error": error}

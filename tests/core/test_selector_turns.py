@@ -11,8 +11,7 @@ from indexer.index.prefix_index import PrefixIndex
 from select_service.bodies.admission import BusyThresholdChange
 from select_service.bodies.common import RANKS_PER_WORKER_MAX
 from select_service.bodies.workers import WorkerPatch
-from select_service.core import selector as root
-from select_service.core.admission import admission_report, worker_view
+from select_service.core.admission import admission_report, engine_readings, worker_view
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.fleet import fleet as fleets
 from select_service.core.load.ledger import MANY_BLOCKS
@@ -39,8 +38,8 @@ def a_fleet_of(workers, **fields):
 
 
 def heard(selector, now):
-    for worker_id in selector.engine_workers():
-        selector.engine_read(selector.engine_target(worker_id), {0: READING}, now)
+    for worker_id in selector.engines.workers():
+        selector.engines.read(selector.engines.target(worker_id), {0: READING}, now)
 
 
 def usage_of(selector, worker_id):
@@ -59,8 +58,8 @@ def test_verbs_that_need_few_records_do_not_look_at_the_catalog():
             "thresholds": selector.thresholds,
             "set": lambda s=selector, c=change: s.set_thresholds(c),
             "admission": selector.admission,
-            "target": lambda s=selector: s.engine_target(1),
-            "engines": lambda s=selector: s.look_at_engines(1.0),
+            "target": lambda s=selector: s.engines.target(1),
+            "engines": lambda s=selector: s.engines.tick(1.0),
             "tick": lambda s=selector: s.gate.tick(1.0),
         }
         costs.append({name: lines_of(verb) for name, verb in verbs.items()})
@@ -69,14 +68,14 @@ def test_verbs_that_need_few_records_do_not_look_at_the_catalog():
 
 
 def test_engines_that_fall_silent_together_are_believed_no_more_a_budget_per_turn(monkeypatch):
-    monkeypatch.setattr(root, "STALE_PER_TURN_MAX", 4)
+    monkeypatch.setattr(engine_readings, "STALE_PER_TURN_MAX", 4)
     selector = a_fleet_of(10)
     heard(selector, 0.0)
-    selector.engine_read(selector.engine_target(0), {0: READING}, 1.0)
-    stale_s = selector.engines.stale_s
-    assert not selector.look_at_engines(stale_s - 0.001)
+    selector.engines.read(selector.engines.target(0), {0: READING}, 1.0)
+    stale_s = selector.gate.judge.engines.stale_s
+    assert not selector.engines.tick(stale_s - 0.001)
     believed = []
-    while selector.look_at_engines(stale_s):
+    while selector.engines.tick(stale_s):
         selector.check_invariants()
         believed.append(sum(usage_of(selector, w) == 0.5 for w in range(10)))
     assert believed == [6, 2]

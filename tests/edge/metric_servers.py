@@ -26,18 +26,18 @@ class Owner:
         self.rounds = 0
         self.looked_up: list[int] = []
 
-    def engine_workers(self):
+    def workers(self):
         self.rounds += 1
         return [target.worker_id for target in self.targets]
 
-    def engine_target(self, worker_id):
+    def target(self, worker_id):
         self.looked_up.append(worker_id)
         return next((each for each in self.targets if each.worker_id == worker_id), None)
 
-    def engine_read(self, target, readings, now):
+    def read(self, target, readings, now):
         self.told.put_nowait((target, dict(readings)))
 
-    def engine_failed(self, target, error, now):
+    def failed(self, target, error, now):
         self.told.put_nowait((target, error))
 
     async def next_of(self, worker_id: int) -> Any:

@@ -177,8 +177,8 @@ async def test_after_a_failure_the_last_reading_is_believed_until_it_is_stale():
     page, loads = Page(vllm(0.5)), EngineLoads(stale_s=5.0)
     async with serving(page) as url:
         owner = Owner(a_target(url))
-        owner.engine_read = lambda target, readings, now: loads.put(1, readings, now)
-        owner.engine_failed = lambda target, error, now: loads.failed(1, error, now)
+        owner.read = lambda target, readings, now: loads.put(1, readings, now)
+        owner.failed = lambda target, error, now: loads.failed(1, error, now)
         async with monitor(owner):
             await until(lambda: loads.last(Rank(1, 0)) is not None)
             page.status = 503
@@ -347,7 +347,7 @@ async def test_a_bug_ends_the_task_with_its_error():
 
     async with serving(Page(vllm(0.5))) as url:
         owner = Owner(a_target(url))
-        owner.engine_read = broken
+        owner.read = broken
         metrics = engine_metrics.EngineMetrics(
             owner, HttpClient(Names()), interval_s=0.02, timeout_s=10.0
         )

@@ -147,7 +147,7 @@ class Scene:
         )
 
     def engine_says(self, usage, worker_id=1, dp_rank=0, url=METRICS):
-        self.selector.engine_read(
+        self.selector.engines.read(
             EngineTarget(worker_id, url, (dp_rank,)),
             {dp_rank: EngineReading(usage, 3, 4)},
             self.now,

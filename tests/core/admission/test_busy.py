@@ -306,9 +306,9 @@ def test_a_worker_without_capacity_is_judged_once_its_engine_speaks():
 
 def test_an_engine_that_does_not_answer_is_shown_until_it_does():
     scene = Scene(metrics_endpoint=METRICS)
-    target = scene.selector.engine_target(1)
+    target = scene.selector.engines.target(1)
     assert target == (1, METRICS, (0,))
-    scene.selector.engine_failed(target, "x" * 1000, 1.0)
+    scene.selector.engines.failed(target, "x" * 1000, 1.0)
     assert admissions_of(scene, 1.0)[1].engine_error == "x" * 300
     scene.engine_says(0.1)
     assert admissions_of(scene, 1.0)[1].engine_error is None
@@ -319,9 +319,9 @@ def test_only_schedulable_workers_with_a_metrics_endpoint_are_asked():
     scene.register(3)
     scene.register(4, metrics_endpoint=METRICS, endpoint="")
     scene.selector.delete(2, 0.0)
-    asked = map(scene.selector.engine_target, scene.selector.engine_workers())
+    asked = map(scene.selector.engines.target, scene.selector.engines.workers())
     assert [target for target in asked if target] == [(1, METRICS, (0, 1))]
-    assert not any(map(scene.selector.engine_target, (2, 3, 4, 5)))
+    assert not any(map(scene.selector.engines.target, (2, 3, 4, 5)))
 
 
 # --- kernels

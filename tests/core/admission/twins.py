@@ -249,7 +249,7 @@ class Twins(RuleBasedStateMachine):
         asked = self.model.workers.get(worker_id)
         url = other or (asked and asked.url) or "http://e:1/metrics"
         readings = {d: EngineReading(usage, None, None) for d, usage in usages.items()}
-        self.selector.engine_read(EngineTarget(worker_id, url, (0,)), readings, self.now)
+        self.selector.engines.read(EngineTarget(worker_id, url, (0,)), readings, self.now)
         worker = self.model.workers.get(worker_id)
         if worker is not None and worker.lifecycle == "schedulable" and worker.url == url:
             self.model.read_engine(worker_id, usages, self.now)
