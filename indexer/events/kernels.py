@@ -7,6 +7,9 @@ or not right, the reader gives up and `parser` reads the payload from the start,
 module never has to describe an error.  Whenever it does not give up, its result must be the
 parser's.
 
+A long payload is read in parts.  What stops in the midst of an event reads that event again when it
+goes on, but for the hashes and the tokens that it has.
+
 Source: the engines named in `parser`.
 """
 
@@ -49,6 +52,22 @@ LORA_LEN = 13
 SPEC_START = 14
 SPEC_LEN = 15
 N_COLUMNS = 16
+
+# Of a batch that is being read.
+(
+    AT,  # where the next event begins, or the one that was not read to the end; 0: nothing is read
+    N_ELEMENTS,  # of the batch
+    EVENTS_LEFT,
+    USED,  # rows
+    BUDGET,  # hashes, tokens and events that may still be read at once
+    HASHES,  # of the event that was not read to the end: how many are read
+    HASHES_AT,  # and where the next one is
+    TOKENS,
+    TOKENS_AT,
+) = range(9)
+JOB_LENGTH = 9
+NO_BUDGET = 2**62  # none that is ever spent
+STOPPED = -2  # an index as UNUSUAL is one: the budget is spent, and there is more
 
 # Every text with a meaning: the tags, then `type` and the positional fields of a stored event in
 # their order, then the other fields, then the one locality that is ours.
@@ -138,25 +157,40 @@ def read_hash(buf, at):
 
 
 @compiled()
-def read_hashes(buf, at, row, hashes):
+def part_of(job, done, count):
+    """Up to which of `count` elements may be read, of which so many are."""
+    stop = min(count, done + max(job[BUDGET], 0))
+    job[BUDGET] -= stop - done
+    return stop
+
+
+@compiled()
+def read_hashes(buf, at, job, row, hashes):
     """Append an array of engine hashes to `hashes`, at row[HASH_END]; returns the next index."""
     count, at = read_array_header(buf, at)
     if at < 0 or count > buf.shape[0] - at:
         return UNUSUAL
-    end = row[HASH_END]
-    for k in range(count):
+    end, first = row[HASH_END], job[HASHES]
+    at = job[HASHES_AT] if first > 0 else at
+    stop = part_of(job, first, count)
+    for k in range(first, stop):
         hashes[end + k], at = read_hash(buf, at)
         if at < 0:
             return UNUSUAL
+    job[HASHES], job[HASHES_AT] = stop, at
+    if stop < count:
+        return STOPPED
     row[HASH_END] = end + count
     return at
 
 
 @compiled()
-def read_pairs(buf, at, count, row, tokens):
+def read_pairs(buf, at, count, job, row, tokens):
     """Append `count` EAGLE pairs [t0, t1], [t1, t2], ... as t0, t1, t2, ...; see read_tokens."""
-    end = row[TOKEN_END]
-    for k in range(count):
+    end, first = row[TOKEN_END], job[TOKENS]
+    at = job[TOKENS_AT] if first > 0 else at
+    stop = part_of(job, first, count)
+    for k in range(first, stop):
         if at >= buf.shape[0] or buf[at] != PAIR_HEADER:
             return UNUSUAL
         tokens[end + k], at = read_u32(buf, at + 1)
@@ -165,21 +199,26 @@ def read_pairs(buf, at, count, row, tokens):
         tokens[end + k + 1], at = read_u32(buf, at)
         if at < 0:
             return UNUSUAL
+    job[TOKENS], job[TOKENS_AT] = stop, at
+    if stop < count:
+        return STOPPED
     row[TOKEN_END] = end + count + 1
     row[IS_BIGRAM] = 1
     return at
 
 
 @compiled()
-def read_tokens(buf, at, row, tokens):
+def read_tokens(buf, at, job, row, tokens):
     """Append an array of tokens to `tokens`, at row[TOKEN_END]; returns the next index."""
     count, at = read_array_header(buf, at)
     if at < 0 or count > buf.shape[0] - at:
         return UNUSUAL
     if count > 0 and buf[at] == PAIR_HEADER:
-        return read_pairs(buf, at, count, row, tokens)
-    end = row[TOKEN_END]
-    for k in range(count):
+        return read_pairs(buf, at, count, job, row, tokens)
+    end, first = row[TOKEN_END], job[TOKENS]
+    at = job[TOKENS_AT] if first > 0 else at
+    stop = part_of(job, first, count)
+    for k in range(first, stop):
         if buf.shape[0] - at >= 5 and (buf[at] == 0xCD or buf[at] == 0xCE):
             # Ids of 16 and of 32 bits alternate at random: a branch on the width would be slow.
             wide = np.int64(buf[at]) - 0xCD
@@ -192,6 +231,9 @@ def read_tokens(buf, at, row, tokens):
         if at < 0:
             return UNUSUAL
         tokens[end + k] = value
+    job[TOKENS], job[TOKENS_AT] = stop, at
+    if stop < count:
+        return STOPPED
     row[TOKEN_END] = end + count
     return at
 
@@ -229,12 +271,12 @@ def read_text_field(buf, at, word, row):
 
 
 @compiled()
-def read_field(buf, at, word, row, hashes, tokens):
-    """Read the value of the field named by `word`; returns the next index or UNUSUAL."""
+def read_field(buf, at, word, job, row, hashes, tokens):
+    """Read the value of the field named by `word`; returns the next index or a negative one."""
     if word == W_BLOCK_HASHES:
-        return read_hashes(buf, at, row, hashes)
+        return read_hashes(buf, at, job, row, hashes)
     if word == W_TOKEN_IDS:
-        return read_tokens(buf, at, row, tokens)
+        return read_tokens(buf, at, job, row, tokens)
     if word in (W_PARENT, W_BLOCK_SIZE, W_GROUP_IDX):
         return read_number_field(buf, at, word, row)
     if word in (W_MEDIUM, W_LORA_NAME, W_SPEC_KIND):
@@ -273,8 +315,8 @@ def read_tail(buf, at, count, row):
 
 
 @compiled()
-def read_array_event(buf, at, row, hashes, tokens):
-    """[tag, field, ...]; returns the next index or UNUSUAL."""
+def read_array_event(buf, at, job, row, hashes, tokens):
+    """[tag, field, ...]; returns the next index or a negative one."""
     count, at = read_array_header(buf, at)
     if at < 0 or count < 1:
         return UNUSUAL
@@ -286,22 +328,22 @@ def read_array_event(buf, at, row, hashes, tokens):
     if row[TAG] == STORED and count >= 5:
         named = min(count, 9)
         for position in range(1, named):
-            at = read_field(buf, at, TYPE + position, row, hashes, tokens)
+            at = read_field(buf, at, TYPE + position, job, row, hashes, tokens)
             if at < 0:
-                return UNUSUAL
+                return at
         return read_tail(buf, at, count - named, row)
     if row[TAG] == REMOVED and count >= 2:
-        at = read_hashes(buf, at, row, hashes)
+        at = read_hashes(buf, at, job, row, hashes)
         if at >= 0 and count > 2:
             at = read_text_field(buf, at, W_MEDIUM, row)
-        return read_tail(buf, at, count - min(count, 3), row) if at >= 0 else UNUSUAL
+        return read_tail(buf, at, count - min(count, 3), row) if at >= 0 else at
     is_bare = count == 1 and (row[TAG] == CLEARED or row[TAG] == IGNORED)
     return at if is_bare else UNUSUAL
 
 
 @compiled()
-def read_map_event(buf, at, row, hashes, tokens):
-    """{"type": tag, field: value, ...}; returns the next index or UNUSUAL."""
+def read_map_event(buf, at, job, row, hashes, tokens):
+    """{"type": tag, field: value, ...}; returns the next index or a negative one."""
     size, members = header_at(buf, at)
     if size < 0:
         return UNUSUAL
@@ -323,9 +365,9 @@ def read_map_event(buf, at, row, hashes, tokens):
             row[TAG] = word_of(buf, first, length)
             at = first + max(length, 0)
         else:
-            at = read_field(buf, at, word, row, hashes, tokens)
+            at = read_field(buf, at, word, job, row, hashes, tokens)
         if at < 0:
-            return UNUSUAL
+            return at
     needed = 1 << TYPE
     if row[TAG] == STORED:
         needed |= 1 << W_BLOCK_HASHES | 1 << W_TOKEN_IDS | 1 << W_BLOCK_SIZE
@@ -384,48 +426,75 @@ def clear_row(row, n_hashes, n_tokens):
 
 
 @compiled()
-def read_events(buf, at, rows, hashes, tokens):
-    """Read an array of events; returns (rows used, next index or UNUSUAL)."""
-    count, at = read_array_header(buf, at)
-    if at < 0 or count > rows.shape[0]:
-        return 0, UNUSUAL
-    used, n_hashes, n_tokens = 0, 0, 0
-    for _event in range(count):
-        row = rows[used]
-        clear_row(row, n_hashes, n_tokens)
-        is_map = at < buf.shape[0] and (buf[at] < 0x90 or buf[at] >= 0xDE)
-        if is_map:
-            at = read_map_event(buf, at, row, hashes, tokens)
-        else:
-            at = read_array_event(buf, at, row, hashes, tokens)
-        if at < 0 or (row[TAG] == STORED and may_repeat_itself(row, hashes)):
-            return 0, UNUSUAL
-        n_hashes, n_tokens = row[HASH_END], row[TOKEN_END]
-        used += row[TAG] != IGNORED
-    return used, at
+def read_event(buf, job, row, hashes, tokens):
+    """The event at job[AT]; returns the next index or a negative one."""
+    at = job[AT]
+    if at < buf.shape[0] and (buf[at] < 0x90 or buf[at] >= 0xDE):
+        at = read_map_event(buf, at, job, row, hashes, tokens)
+    else:
+        at = read_array_event(buf, at, job, row, hashes, tokens)
+    if at >= 0 and row[TAG] == STORED and may_repeat_itself(row, hashes):
+        return UNUSUAL
+    return at
 
 
-@compiled(f"UniTuple(int64, 2)({BYTES}, int64[:, ::1], uint64[::1], uint32[::1])")
-def scan_batch(buf, rows, hashes, tokens):
-    """Read a whole batch.  Returns (rows used, rank or NONE); rows used is UNUSUAL on giving up.
+@compiled()
+def read_events(buf, job, rows, hashes, tokens):
+    """Go on with the array of events; returns the next index or a negative one."""
+    while job[EVENTS_LEFT] > 0:
+        if job[BUDGET] <= 0:
+            return STOPPED
+        used, n_hashes, n_tokens = job[USED], 0, 0
+        if used > 0:
+            n_hashes, n_tokens = rows[used - 1, HASH_END], rows[used - 1, TOKEN_END]
+        clear_row(rows[used], n_hashes, n_tokens)
+        at = read_event(buf, job, rows[used], hashes, tokens)
+        if at < 0:
+            return at
+        job[AT] = at
+        job[EVENTS_LEFT] -= 1
+        job[USED] += rows[used, TAG] != IGNORED
+        job[BUDGET] -= 1
+        job[HASHES] = job[TOKENS] = 0
+    return job[AT]
 
-    buf:    uint8 [n], the payload; bytes after the batch are ignored
-    rows:   int64 [n_rows, N_COLUMNS], out, one row per event that says something; more than n_rows
-            events are unusual
-    hashes: uint64 [n], out, engine hashes of all events; a row holds its range
-    tokens: uint32 [n], out, likewise
-    """
+
+@compiled()
+def begin_batch(buf, job, rows_max):
+    """Read a batch up to its first event.  Returns whether it is one."""
     count, at = read_array_header(buf, 0)
     if at < 0 or count < 2 or count > 3 or buf.shape[0] - at < 9:
-        return UNUSUAL, NONE
+        return False
     if buf[at] == 0xCB:
         at += 9
     else:
         _, at = read_int(buf, at)
         if at < 0:
-            return UNUSUAL, NONE
-    used, at = read_events(buf, at, rows, hashes, tokens)
+            return False
+    n_events, at = read_array_header(buf, at)
+    job[AT], job[N_ELEMENTS], job[EVENTS_LEFT] = at, count, n_events
+    job[USED] = job[HASHES] = job[TOKENS] = 0
+    return at >= 0 and n_events <= rows_max
+
+
+@compiled(f"UniTuple(int64, 2)({BYTES}, int64[::1], int64[:, ::1], uint64[::1], uint32[::1])")
+def scan_batch(buf, job, rows, hashes, tokens):
+    """Read a batch, or go on with it.  Returns (rows used, rank or NONE); rows used is UNUSUAL on
+    giving up, and STOPPED when the budget was spent before the end.
+
+    buf:    uint8 [n], the payload; bytes after the batch are ignored
+    job:    int64 [JOB_LENGTH]; BUDGET is to be set before each call, AT is 0 before the first
+    rows:   int64 [n_rows, N_COLUMNS], out, one row per event that says something; more than n_rows
+            events are unusual
+    hashes: uint64 [n], out, engine hashes of all events; a row holds its range
+    tokens: uint32 [n], out, likewise
+    """
+    if job[AT] == 0 and not begin_batch(buf, job, rows.shape[0]):
+        return UNUSUAL, NONE
+    at = read_events(buf, job, rows, hashes, tokens)
+    if at < 0:
+        return at, NONE
     rank = NONE
-    if at >= 0 and count == 3:
+    if job[N_ELEMENTS] == 3:
         rank, at = read_optional_u32(buf, at)
-    return (used, rank) if at >= 0 else (UNUSUAL, NONE)
+    return (job[USED], rank) if at >= 0 else (UNUSUAL, NONE)

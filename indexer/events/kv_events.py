@@ -54,6 +54,8 @@ __all__ = [
 ]
 
 PAYLOAD_BYTES_MAX = 16 * 2**20
+SCANNED_AT_ONCE = 1 << 18
+"""Hashes and tokens that are read in one step of a large payload."""
 EVENT_BYTES_MIN = 9  # ["Ignored"]
 
 _UNREADABLE = {
@@ -78,11 +80,10 @@ def decode(payload: bytes) -> Batch:
 def decoding(payload: bytes) -> Generator[int, None, Batch]:
     """As decode, in steps: yields what each has cost, in blocks or so.
 
-    What is one step all the same is the compiled reading of the whole payload, about a millisecond
-    for each MiB, and any single event.
+    What is one step all the same is any single event that is not common.
     """
     _check_length(payload)
-    scanned = _scan(payload)
+    scanned = yield from _scanning(payload, SCANNED_AT_ONCE)
     yield EVENTS_AT_ONCE * EVENT_COST
     if scanned is None:
         return (yield from parsing_batch(_whole_object(payload)))
@@ -101,7 +102,7 @@ def parse(payload: bytes) -> Batch:
 
 def scan(payload: bytes) -> Batch | None:
     """As parse, but None for a payload that is not common or not right."""
-    scanned = _scan(payload)
+    scanned = _end_of(_scanning(payload, kernels.NO_BUDGET))
     return scanned and Batch(scanned.rank, scanned.events(payload, scanned.rows))
 
 
@@ -130,16 +131,32 @@ def _whole_object(payload: bytes) -> bytes:
     return payload[:end]
 
 
-def _scan(payload: bytes) -> _Scanned | None:
-    size = len(payload)
+def _scanning(payload: bytes, at_once: int) -> Generator[int, None, _Scanned | None]:
+    """In steps, after each of which there is more; at_once: hashes and tokens of one."""
+    size, bytes_ = len(payload), np.frombuffer(payload, np.uint8)
     rows_max = min(size // EVENT_BYTES_MIN + 1, EVENTS_PER_BATCH_MAX)
     rows = np.empty((rows_max, kernels.N_COLUMNS), np.int64)
     hashes: Hashes = np.empty(size, np.uint64)
     tokens: Tokens = np.empty(size, np.uint32)
-    used, rank = kernels.scan_batch(np.frombuffer(payload, np.uint8), rows, hashes, tokens)
-    if used == UNUSUAL:
-        return None
-    return _Scanned(None if rank == NONE else rank, rows[:used], hashes, tokens)
+    job = np.zeros(kernels.JOB_LENGTH, np.int64)
+    while True:
+        job[kernels.BUDGET] = at_once
+        used, rank = kernels.scan_batch(bytes_, job, rows, hashes, tokens)
+        if used == UNUSUAL:
+            return None
+        if used != kernels.STOPPED:
+            return _Scanned(None if rank == NONE else rank, rows[:used], hashes, tokens)
+        yield EVENTS_AT_ONCE * EVENT_COST
+
+
+def _end_of(scanning: Generator[int, None, _Scanned | None]) -> _Scanned | None:
+    """Of one that takes a single step."""
+    try:
+        next(scanning)
+    except StopIteration as end:
+        scanned: _Scanned | None = end.value
+        return scanned
+    raise AssertionError("the budget was spent")
 
 
 def _event(payload: bytes, row: list[int], hashes: Hashes, tokens: Tokens) -> Event:

@@ -13,15 +13,19 @@ import numpy as np
 
 from indexer.compiled import compiled
 from indexer.events.kernels import (
+    AT,
     BLOCK_SIZE,
+    BUDGET,
     GROUP_IDX,
     HAS_PARENT,
     HASH_END,
     HASH_START,
     IS_BIGRAM,
+    JOB_LENGTH,
     LORA_LEN,
     MEDIUM_LEN,
     MEDIUM_START,
+    NO_BUDGET,
     PARENT,
     SPEC_LEN,
     SPEC_START,
@@ -158,6 +162,7 @@ def read_run(buf, messages, first, number, usual, rows, tokens, changes, names, 
     """
     shifted = np.empty(24, np.uint64)
     derive_secret(U(usual[SEED]), shifted)
+    job = np.empty(JOB_LENGTH, np.int64)
     n_read, n_names, n_changes = 0, 0, 0
     while first + n_read < messages.shape[0] and n_read < ends.shape[0] and n_names < NAMES_MAX:
         message = messages[first + n_read]
@@ -167,7 +172,8 @@ def read_run(buf, messages, first, number, usual, rows, tokens, changes, names, 
         if n_names + size > names.shape[0] or n_changes + rows.shape[0] > changes.shape[0]:
             break
         payload = buf[message[PAYLOAD] : message[END]]
-        used, rank = scan_batch(payload, rows, names[n_names:], tokens)
+        job[AT], job[BUDGET] = 0, NO_BUDGET
+        used, rank = scan_batch(payload, job, rows, names[n_names:], tokens)
         if used == UNUSUAL or (rank != NONE and rank != usual[RANK]):
             break
         e = 0

@@ -11,9 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
 
+from indexer.events import kernels, kv_events
 from indexer.events.event_types import BlockRemoved, BlockStored, DecodeError
-from indexer.events.kernels import N_COLUMNS, WORDS, scan_batch
-from indexer.events.kv_events import decode, parse, scan
+from indexer.events.kernels import JOB_LENGTH, N_COLUMNS, WORDS, scan_batch
+from indexer.events.kv_events import decode, decoding, parse, scan
 from indexer.events.msgpack_kernels import (
     NESTING_MAX,
     RESERVED_BYTE,
@@ -57,7 +58,26 @@ def assert_read_alike(payload):
     if batch is None:
         return False
     assert contents(batch) == contents(parse(payload))
+    for at_once in (1, 3):
+        assert contents(read_in_parts(payload, at_once)) == contents(batch)
     return True
+
+
+def finished(reading):
+    """(what the steps return in the end, how many there were)."""
+    steps = 1
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            return end.value, steps
+        steps += 1
+
+
+def read_in_parts(payload, at_once):
+    """None when the compiled reader gives up."""
+    scanned, _ = finished(kv_events._scanning(payload, at_once))
+    return scanned and kv_events.Batch(scanned.rank, scanned.events(payload, scanned.rows))
 
 
 def a_stored(n_blocks=2, **fields):
@@ -303,8 +323,42 @@ def test_more_events_than_rows_are_unusual():
     payload = np.frombuffer(encode([1.5, [["BlockRemoved", [1]]] * 3]), np.uint8)
     hashes, tokens = np.empty(len(payload), np.uint64), np.empty(len(payload), np.uint32)
     for n_rows, used in ((3, 3), (2, UNUSUAL)):
-        rows = np.empty((n_rows, N_COLUMNS), np.int64)
-        assert scan_batch(payload, rows, hashes, tokens)[0] == used
+        rows, job = np.empty((n_rows, N_COLUMNS), np.int64), np.zeros(JOB_LENGTH, np.int64)
+        job[kernels.BUDGET] = kernels.NO_BUDGET
+        assert scan_batch(payload, job, rows, hashes, tokens)[0] == used
+
+
+def test_what_is_given_up_at_once_is_given_up_in_parts():
+    for payload in PAYLOADS:
+        for end in range(len(payload)):
+            if scan(payload[:end]) is None:
+                assert read_in_parts(payload[:end], 2) is None
+
+
+@pytest.mark.parametrize("tokens", [list(range(70_000, 71_000)), [[n, n + 1] for n in range(1000)]])
+@pytest.mark.parametrize("as_map", [False, True])
+def test_a_large_event_is_read_a_bounded_number_of_elements_at_once(tokens, as_map, monkeypatch):
+    monkeypatch.setattr(kv_events, "SCANNED_AT_ONCE", 100)
+    names = [2**63 + n for n in range(500)]
+    event = ["BlockStored", names, None, tokens, 2]
+    if as_map:
+        fields = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size")
+        event = dict(zip(fields, event, strict=True))
+    payload = encode([1.5, [["BlockRemoved", [1]], event, ["BlockRemoved", names]]])
+    calls, real = [], kernels.scan_batch
+
+    def counted(payload, job, *arrays):
+        calls.append(1)
+        before = job[[kernels.HASHES, kernels.TOKENS]].sum()
+        result = real(payload, job, *arrays)
+        assert job[[kernels.HASHES, kernels.TOKENS]].sum() - before <= 100
+        return result
+
+    monkeypatch.setattr(kernels, "scan_batch", counted)
+    batch, steps = finished(decoding(payload))
+    assert contents(batch) == contents(parse(payload))
+    assert 20 <= len(calls) <= 23
+    assert steps > len(calls)
 
 
 def test_words_are_distinct_and_fit_the_mask_of_seen_fields():
