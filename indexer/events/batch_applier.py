@@ -7,7 +7,7 @@ indexed and why.  Not here: sequence numbers and replays (feed), decoding (kv_ev
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 
-from indexer.events.event_types import EVENT_COST
+from indexer.events.event_types import EVENT_COST, hashable_blocks
 from indexer.events.kv_events import (
     AllBlocksCleared,
     Batch,
@@ -16,6 +16,7 @@ from indexer.events.kv_events import (
     local_hashes,
 )
 from indexer.events.usual import Usual
+from indexer.hashing.hashes import Hashes
 from indexer.index.block_tree import Changes
 from indexer.index.change_kernels import COUNT, HOLDER, IS_STORE
 from indexer.index.slot_writer import SlotWriter
@@ -285,11 +286,10 @@ class BatchApplier:
         own: SlotWriter | None,
     ) -> Iterator[int]:
         """As `_change`, at most STEP_BLOCKS_MAX blocks each time something is asked of it."""
-        names, hashes, counted = event.block_hashes, None, self._counts
+        names, counted = event.block_hashes, self._counts
         if isinstance(event, BlockStored) and len(event.tokens):
-            hashes = local_hashes(event, self._block_size, self._is_eagle)
-            names = names[: len(hashes)]
-            if not len(hashes):
+            names = names[: hashable_blocks(event, self._block_size, self._is_eagle)]
+            if not len(names):
                 self.dropped["block_size"] += 1
         for start in range(0, len(names), STEP_BLOCKS_MAX):
             part = slice(start, start + STEP_BLOCKS_MAX)
@@ -297,19 +297,25 @@ class BatchApplier:
             if isinstance(event, BlockRemoved):
                 removed = writer.remove(tier, names[part], stream=stream, sweep=False)
                 self.removed_blocks += removed
-            elif hashes is None:
+            elif not len(event.tokens):
                 self.stored_blocks += writer.store_known(
                     tier, names[part], counted=counted, stream=stream
                 )
             else:
                 parent = event.parent if start == 0 else int(names[start - 1])
+                hashes = self._hashes(event, start)
                 stored = yield from writer.storing(
-                    tier, parent, hashes[part], names[part], counted=counted, stream=stream
+                    tier, parent, hashes, names[part], counted=counted, stream=stream
                 )
                 self.stored_blocks += stored
                 if stored < len(names[part]):
                     return  # the index is full: what follows has no parent there
             yield STEP_BLOCKS_MAX
+
+    def _hashes(self, event: BlockStored, start: int) -> Hashes:
+        return local_hashes(
+            event, self._block_size, self._is_eagle, first=start, at_most=STEP_BLOCKS_MAX
+        )
 
     def _tier(self, rank: int, event: BlockStored | BlockRemoved) -> Tier | None:
         """Where the event takes place; None, and counted, when it is not to be indexed."""

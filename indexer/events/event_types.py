@@ -78,25 +78,48 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
 NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
-def local_hashes(event: BlockStored, block_size: int, is_eagle: bool = False) -> Hashes:
+def hashable_blocks(event: BlockStored, block_size: int, is_eagle: bool = False) -> int:
+    """How many leading blocks of `event` carry all their tokens; see `local_hashes`."""
+    if event.block_size != block_size or block_size < 1:
+        return 0
+    window = block_size + _has_next(event, block_size, is_eagle)
+    return min(len(event.block_hashes), max(0, (len(event.tokens) - window) // block_size + 1))
+
+
+def local_hashes(
+    event: BlockStored,
+    block_size: int,
+    is_eagle: bool = False,
+    *,
+    first: int = 0,
+    at_most: int | None = None,
+) -> Hashes:
     """Block hashes of the leading blocks of `event` whose tokens it carries in full.
 
     block_size: of the partition; an event of any other block size yields nothing
     is_eagle:   the rank is registered as EAGLE.  Then a publisher that flattened the pairs itself
                 is recognised by the one token that follows its last block; an event without it is
                 hashed as it stands.
+    first, at_most: only of so many blocks from there on
     Returns uint64 [at most len(event.block_hashes)]; surplus tokens are ignored.
     """
-    n_blocks = len(event.block_hashes)
-    if event.block_size != block_size or block_size < 1 or not len(event.tokens):
+    stop = hashable_blocks(event, block_size, is_eagle)
+    if at_most is not None:
+        stop = min(stop, first + at_most)
+    if first >= stop:
         return NO_HASHES
-    with_next = event.is_bigram or (is_eagle and len(event.tokens) > n_blocks * block_size)
-    tokens, wanted = event.tokens, n_blocks * block_size + with_next
+    with_next = _has_next(event, block_size, is_eagle)
     return block_hashes(
-        tokens if len(tokens) == wanted else tokens[:wanted],
+        event.tokens[first * block_size : stop * block_size + with_next],
         block_size,
         lora_name=event.lora_name,
         is_eagle=with_next,
-        mm_hashes=event.mm_hashes,
-        cache_salt=event.cache_salt,
+        mm_hashes=event.mm_hashes and event.mm_hashes[first:stop],
+        cache_salt=None if first else event.cache_salt,
     )
+
+
+def _has_next(event: BlockStored, block_size: int, is_eagle: bool) -> bool:
+    """Does one more token follow each block, of the next one?"""
+    n_tokens = len(event.block_hashes) * block_size
+    return event.is_bigram or (is_eagle and len(event.tokens) > n_tokens)

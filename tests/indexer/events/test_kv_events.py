@@ -7,6 +7,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from indexer.events import kv_events
+from indexer.events.event_types import hashable_blocks
 from indexer.events.kv_events import (
     EVENTS_PER_BATCH_MAX,
     PAYLOAD_BYTES_MAX,
@@ -432,6 +433,29 @@ def test_local_hashes_of_the_leading_full_blocks(n_hashes, n_tokens, event_block
     event = only(stored(hashes=range(n_hashes), tokens=tokens, block_size=event_block_size))
     expected = block_hashes(np.array(tokens, np.uint32), 4)[:n_blocks]
     assert local_hashes(event, 4).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("is_eagle", [False, True])
+@pytest.mark.parametrize("n_tokens", [0, 3, 4, 5, 19, 20, 21, 22, 40])
+@pytest.mark.parametrize("salt", [None, "salt", "0123456789abcdef" * 4])
+def test_hashes_of_parts_are_those_of_the_whole(n_tokens, salt, is_eagle):
+    event = BlockStored(
+        np.arange(5, dtype=np.uint64),
+        None,
+        np.arange(n_tokens, dtype=np.uint32),
+        4,
+        lora_name="adapter",
+        cache_salt=salt,
+        mm_hashes=[[7], [], [8, 9], [5]],
+    )
+    whole = local_hashes(event, 4, is_eagle).tolist()
+    assert hashable_blocks(event, 4, is_eagle) == len(whole)
+    for at_most in (1, 2, 5, 6):
+        parts = [
+            local_hashes(event, 4, is_eagle, first=first, at_most=at_most).tolist()
+            for first in range(0, 7, at_most)
+        ]
+        assert [value for part in parts for value in part] == whole
 
 
 def test_local_hashes_of_pairs_look_one_token_ahead():
