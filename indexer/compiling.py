@@ -23,13 +23,14 @@ END_S = 5.0
 _running: list["subprocess.Popen[str]"] = []
 
 
-def compile_missing(progress: Callable[[int, int], None]) -> int:
+def compile_missing(progress: Callable[[int, int], None], without: tuple[str, ...] = ()) -> int:
     """Compile every module whose code is not all there; returns how many kernels they have.
 
     progress: called with (kernels ready, kernels in all), first with 0 and not when all is there.
+    without: packages whose kernels nobody needs
     Raises CompileError.
     """
-    modules = kernel_cache.incomplete()
+    modules = kernel_cache.incomplete(without)
     count = sum(kernel_modules()[module] for module in modules)
     if not modules:
         return 0

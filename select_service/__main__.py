@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if judged is None:
                 print(f"select-service {package_version()}")
                 return 0
-            compile_before_start()
+            compile_before_start(has_loops=judged.config["input_loops"] > 0)
             with no_collections():
                 # Only now: importing the kernels takes half a second, for which no verdict waits.
                 from select_service.app import opened, run

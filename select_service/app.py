@@ -5,10 +5,11 @@ import logging
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random, SystemRandom
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uvloop
 import zmq
@@ -32,11 +33,15 @@ from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from select_service.errors import SelectError
-from select_service.http.server import Front, Server, duplicates, server_of
+from select_service.http.server import Server, duplicates, server_of
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
 from select_service.starting.collector import Freezing
-from select_service.starting.listening import listen
+from select_service.starting.listening import listen, siblings
+
+if TYPE_CHECKING:
+    from select_service.fast.protocol import Lean
+    from select_service.loops.loops import Loops
 
 log = logging.getLogger("select_service")
 
@@ -169,7 +174,9 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
     service, follower, replicas = parts
-    server = server_of(Application(service), _front(service))
+    front = _front(service)
+    loops = _loops(service, listener, front) if service.config["input_loops"] else None
+    server = server_of(Application(service), front if loops is None else loops)
     http = HttpClient(service.ingest.names, service.ingest.asking_max)
     if replicas is not None:
         replicas.start(listener.getsockname()[1], http)
@@ -180,7 +187,11 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     engines = _engines(service, http)
     Freezing()
     try:
-        return await _supervised(parts, server, listener, (following, engines.start()))
+        background = [following, engines.start()]
+        if loops is not None:
+            background.append(loops.watched())
+        listeners = duplicates(listener) if loops is None else []
+        return await _supervised(parts, server, listeners, background)
     finally:
         await engines.stop()
         if keeping is not None:
@@ -191,7 +202,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         await http.close()
 
 
-def _front(service: Service) -> Front | None:
+def _front(service: Service) -> "Lean | None":
     """Who answers usual requests before the application sees them."""
     if service.config["no_fast_path"]:
         return None
@@ -199,6 +210,19 @@ def _front(service: Service) -> Front | None:
     from select_service.fast.service_answerer import ServiceAnswerer
 
     return Lean(ServiceAnswerer(service.selector, service.metrics))
+
+
+def _loops(service: Service, listener: socket.socket, lean: "Lean | None") -> "Loops":
+    """Who accepts connections instead of the server.  Raises Unusable."""
+    from select_service.loops.loops import Loops
+
+    assert lean is not None, "see settings.config"
+    listeners = siblings(listener, service.config["input_loops"])
+    for each in listeners:
+        listen(each)
+    loops = Loops(listeners, lean, service.selector, service.metrics)
+    service.input_loops = loops.counts
+    return loops
 
 
 def _engines(service: Service, http: HttpClient) -> EngineMetrics:
@@ -229,15 +253,15 @@ def _keeping(service: Service, http: HttpClient) -> IndexKeeping | None:
 async def _supervised(
     parts: Parts,
     server: Server,
-    listener: socket.socket,
-    background: tuple[asyncio.Task[None], ...],
+    listeners: list[socket.socket],
+    background: Sequence[asyncio.Task[None]],
 ) -> int:
     """background: tasks that were started elsewhere and shall not end by themselves"""
     service = parts.service
     due = due_tasks(service.selector, service.ingest, parts.follower, parts.replicas)
     service.tasks = due.counts
     ticker = asyncio.create_task(due.run())
-    serving = asyncio.create_task(server.serve(duplicates(listener)))
+    serving = asyncio.create_task(server.serve(listeners))
     await asyncio.wait((ticker, *background, serving), return_when=asyncio.FIRST_COMPLETED)
     for task in (ticker, *background):
         if task.done():

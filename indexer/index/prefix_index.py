@@ -88,6 +88,11 @@ class PrefixIndex:
         self._slots = Slots()
 
     @property
+    def mutex(self) -> int:
+        """Address of the lock, for kernels; 0 when it is none that they can take."""
+        return int(getattr(self._lock, "address", 0))
+
+    @property
     def n_slots(self) -> int:
         """Highest slot ever in use + 1: the number of rows of a match."""
         return len(self._slots.writers)

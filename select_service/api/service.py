@@ -1,6 +1,6 @@
 """What every handler works with, and the endpoint that gives a handler its errors and its count."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -13,6 +13,7 @@ from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, S
 from select_service.core.selector import Selector
 from select_service.errors import SelectError
 from select_service.http.slots import Slots
+from select_service.metrics.input_loops import LoopCounts
 from select_service.metrics.service_metrics import Metrics
 from select_service.metrics.tasks import TaskCounts
 from select_service.settings.config import Config
@@ -61,6 +62,7 @@ class Service:
     callback_failures: Mapping[str, int] = field(default_factory=dict)
     callback_failed: Callable[[str], None] = lambda name: None
     tasks: Mapping[str, TaskCounts] = field(default_factory=dict)
+    input_loops: Callable[[], Sequence[LoopCounts]] = tuple
     dump_slots: Slots = field(default_factory=lambda: Slots(DUMPS_MAX, "dumps are being sent"))
     json_dumps: int = 0
     compact_dumps: int = 0

@@ -45,7 +45,6 @@ class Counts:
         assert len(self._bounds_ns) + 1 == layout.N_BUCKETS
         name_array(state, layout.COUNTS, self._counts)
         name_array(state, layout.BOUNDS_NS, self._bounds_ns)
-        metrics.before_observing = self.pass_on
 
     def count(self, route: int) -> None:
         """Count an answer that the kernel did not make."""

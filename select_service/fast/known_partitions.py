@@ -27,9 +27,11 @@ class Known(NamedTuple):
 class KnownPartitions:
     """Learned one by one; forgotten together when one of the fleet goes or is replaced."""
 
-    def __init__(self, fleet: Fleet, state: npt.NDArray[np.int64]) -> None:
+    def __init__(self, fleet: Fleet, state: npt.NDArray[np.int64], reader: int = 0) -> None:
+        """reader: whose plan of each partition is used, see `Placing.plan_for`"""
         self._fleet = fleet
         self._state = state
+        self._reader = reader
         self._known: list[Known] = []
         self._rows = np.zeros((PARTITIONS_MAX, layout.ROW_LENGTH), np.int64)
         self._places = np.empty(layout.N_PLACES, np.int64)
@@ -67,9 +69,10 @@ class KnownPartitions:
         model, tenant = key.model_name.encode(), key.tenant_id.encode()
         names = np.frombuffer(model + tenant, np.uint8)
         name_array(row, layout.NAMES, names)
-        name_array(row, layout.PLAN, partition.placing.plan)
+        name_array(row, layout.PLAN, partition.placing.plan_for(self._reader))
         row[layout.MODEL_BYTES] = len(model)
         row[layout.IS_EAGLE] = partition.is_eagle
+        row[layout.MUTEX] = partition.index.mutex
         self._known.append(Known(partition, Answers(partition, row), names))
         self._place(number)
         return True

@@ -43,8 +43,8 @@ class Lean:
     """Makes the protocol of every connection of one server (see `http.server.Front`)."""
 
     def __init__(self, answerer: Answerer) -> None:
-        self._answerer = answerer
-        self._watch = Watch()
+        self.answerer = answerer
+        self.watch = Watch()
         self.say = answerer.say
 
     def __call__(
@@ -54,7 +54,13 @@ class Lean:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        return LeanProtocol(self._answerer, self._watch, config, server_state)
+        return LeanProtocol(self.answerer, self.watch, config, server_state)
+
+    async def begin(self, config: uvicorn.Config, state: ServerState) -> None:
+        """See `http.server.Front`: connections come from the server alone."""
+
+    async def end(self) -> None:
+        """See `begin`."""
 
 
 class LeanProtocol(asyncio.Protocol):

@@ -101,7 +101,7 @@ def read_usual(data, at, state):
     end = len(data)
     said = read_head(data, at, end, state)
     if said == READ_INCOMPLETE or (said == USUAL and state[END] > end):
-        return INCOMPLETE if state[END] != NONE else GIVE_UP
+        return INCOMPLETE  # END says up to where, or NONE as long as the head does not say it
     if said != USUAL:
         return GIVE_UP
     blocks, sequence = u64_view(state, BLOCKS), u64_view(state, SEQUENCE)

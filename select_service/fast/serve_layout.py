@@ -81,7 +81,8 @@ STATE_LENGTH = HEAD_LENGTH + 2
 NAMES, PLAN, RECORDS, TEXTS = range(0, 8, 2)
 MODEL_BYTES = 8
 IS_EAGLE = 9
-ROW_LENGTH = 10
+MUTEX = 10  # of the index, its address; 0: nobody reads it on another thread
+ROW_LENGTH = 11
 
 # Numbers of a record.
 MEMBERS = 0

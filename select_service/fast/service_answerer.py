@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from select_service.bodies.common import DEFAULT_NAME
 from select_service.core.arrays import name_array
@@ -21,13 +20,10 @@ from select_service.fast.counts import Counts
 from select_service.fast.known_partitions import KnownPartitions
 from select_service.fast.request_layout import NONE
 from select_service.fast.serve_kernels import serve
+from select_service.fast.serve_memory import ServeMemory
 from select_service.http.head import Headers
 from select_service.metrics.service_metrics import Metrics
 
-_STATUS_LINES = {
-    layout.OK: b"HTTP/1.1 200 OK\r\n",
-    layout.CREATED: b"HTTP/1.1 201 Created\r\n",
-}
 _DONE = b'15\r\ncontent-type: application/json\r\n\r\n{"status":"ok"}'
 _decisions = logging.getLogger("select_service.decisions")
 
@@ -40,38 +36,22 @@ class ServiceAnswerer:
 
     def __init__(self, selector: Selector, metrics: Metrics) -> None:
         self.end = 0
-        self._state = np.zeros(layout.STATE_LENGTH, np.int64)
+        self._memory = ServeMemory()
+        self._state = self._memory.header
         self._numbers = self._state.data
         self._partitions = KnownPartitions(selector.fleet, self._state)
         self._counts = Counts(self._state, selector.gate.tally, metrics)
         self._gate, self._random = selector.gate, selector.random
         self._logs_decisions = _decisions.isEnabledFor
         self._read = _unlocked
-        self._heads = np.zeros((layout.N_HEADS, layout.HEAD_BYTES), np.uint8)
-        out = np.zeros(layout.OUT_BYTES, np.uint8)
-        self._out = out.data
-        self._prompt = (
-            np.empty(layout.HASHES_LENGTH, np.uint64),
-            np.empty(layout.HASHES_LENGTH, np.uint64),
-            np.empty(layout.TOKENS_LENGTH, np.uint32),
-        )
-        self._new_id = np.zeros(layout.ID_BYTES, np.uint8)
-        arrays: tuple[npt.NDArray[Any], ...] = (*self._prompt, out, self._heads, self._new_id)
-        pairs = (layout.BLOCKS, layout.SEQUENCE, layout.TOKENS, layout.OUT, layout.HEADS)
-        for pair, array in zip((*pairs, layout.NEW_ID), arrays, strict=True):
-            name_array(self._state, pair, array)
-        self._bookings = Bookings(selector, self._numbers, self._prompt[1])
+        self._out = self._memory.out.data
+        self._bookings = Bookings(selector, self._numbers, self._memory.sequence)
+        metrics.before_observing.append(self._counts.pass_on)
         self.say([])
 
     def say(self, headers: Headers) -> None:
         """Every answer begins with these from now on, before its own."""
-        said = b"".join(b"%b: %b\r\n" % header for header in headers)
-        for status, line in _STATUS_LINES.items():
-            head = line + said + b"content-length: "
-            self._heads[status, : len(head)] = np.frombuffer(head, np.uint8)
-            self._state[layout.HEAD_LENGTH + status] = len(head)
-            if status == layout.OK:
-                self._done = head + _DONE
+        self._done = self._memory.say(headers) + _DONE
         self._look()
 
     def _look(self) -> None:
@@ -152,7 +132,7 @@ class ServiceAnswerer:
         if name is None:
             return layout.GIVE_UP
         if state[request.RESERVATION_ID] == NONE:
-            self._new_id[:] = np.frombuffer(name.encode(), np.uint8)
+            self._memory.new_id[:] = np.frombuffer(name.encode(), np.uint8)
         return layout.RENDER
 
     def _first_step(self) -> int:

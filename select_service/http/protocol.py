@@ -142,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unsent, self._unsent_since = 0, 0.0
         self._watch_on()
         if len(self.connections) > CONNECTIONS_MAX:
-            self._refuse(CapacityExceeded(f"more than {CONNECTIONS_MAX} connections"))
+            self.turn_away()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.cancel()
@@ -350,6 +350,10 @@ class BoundedProtocol(HttpToolsProtocol):
             and not self._is_deaf()
             and not self.transport.get_write_buffer_size()
         )
+
+    def turn_away(self) -> None:
+        """There are too many connections."""
+        self._refuse(CapacityExceeded(f"more than {CONNECTIONS_MAX} connections"))
 
     def step_back(self) -> None:
         """Somebody else reads on, and watches the connection until `data_received` is called."""

@@ -34,6 +34,12 @@ class Front(Protocol):
     def say(self, headers: Headers) -> None:
         """Every answer begins with these from now on; the date is one of them."""
 
+    async def begin(self, config: uvicorn.Config, state: ServerState) -> None:
+        """The server accepts connections; so may others for it from now on."""
+
+    async def end(self) -> None:
+        """Nobody accepts connections any more; those that there are stand in `state`."""
+
 
 class Server(uvicorn.Server):
     """Ends with status 0 after a signal; uvicorn would raise the signal again."""
@@ -58,8 +64,15 @@ class Server(uvicorn.Server):
             await self._serve(sockets)
             self._captured_signals.clear()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._front is not None:
+            await self._front.begin(self.config, self.server_state)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._application.ending()
+        if self._front is not None:
+            await self._front.end()
         await super().shutdown(sockets)
 
 

@@ -40,6 +40,7 @@ from select_service.metrics.families import (
     WORKERS,
     Truncated,
 )
+from select_service.metrics.input_loops import LoopCounts, of_loops
 from select_service.metrics.replicas import of_replicas
 from select_service.metrics.requests import of_requests
 from select_service.metrics.series import (
@@ -77,6 +78,7 @@ class Edges(NamedTuple):
     engine_scrapes:    by result; None when no engine is asked
     callback_failures: by the name of the callback
     tasks:             by the name of the task
+    input_loops:       by their numbers, from 1 on
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -85,6 +87,7 @@ class Edges(NamedTuple):
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = MappingProxyType({})
     tasks: Mapping[str, TaskCounts] = MappingProxyType({})
+    input_loops: Sequence[LoopCounts] = ()
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -117,8 +120,8 @@ class Metrics:
         self._warnings: Counter[tuple[str, str]] = Counter()
         self._selections: dict[str, Histogram] = {}
         self._scrape = _Scrape(version)
-        self.before_observing: Callable[[], None] = lambda: None
-        """Somebody who counts requests elsewhere adds them now."""
+        self.before_observing: list[Callable[[], None]] = []
+        """Those who count requests elsewhere add them when they are called."""
 
     def request(self, route: str, method: str, status: int, n: int = 1) -> None:
         """Count answered requests.  route: a declared path, never a client's own."""
@@ -143,7 +146,8 @@ class Metrics:
 
     def observe(self, selector: Selector, edges: Edges) -> Generator[None, None, Observation]:
         """Copy what a scrape shows, in steps, on the thread that owns the selector."""
-        self.before_observing()
+        for add in self.before_observing:
+            add()
         now = self._clock()
         state = yield from report(selector.fleet, selector.ledger, RANK_SERIES_MAX)
         admission = yield from admission_report(selector.gate, selector.fleet.partitions, now)
@@ -190,6 +194,7 @@ class _Scrape(Collector):
             seen.requests, seen.warnings, seen.selections, seen.edges.callback_failures
         )
         yield from of_tasks(seen.edges.tasks)
+        yield from of_loops(seen.edges.input_loops)
         yield from series_of(PROCESS, (), {(): seen.report})
         yield from series_of(KEEPING, (), {(): seen.edges.keeping})
         states = {(state,): state == seen.edges.keeping.state for state in STATES}

@@ -7,6 +7,7 @@ nobody reads may be one, so it is told.
 
 import argparse
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -145,6 +146,11 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Confi
             values["overlap_score_credit"] = weight
     if values["replica_sync_peers"].value and values["replica_sync_port"].value is None:
         raise ConfigError("--replica-sync-peers requires --replica-sync-port")
+    if values["input_loops"].value:
+        if sys.platform != "linux":
+            raise ConfigError("--input-loops: only Linux has what they need")
+        if values["no_fast_path"].value:
+            raise ConfigError("--input-loops cannot be used with --no-fast-path")
     without_effect = tuple(name for name in WITHOUT_EFFECT if environment.get(name))
     return Config(values, without_effect, _unknown(environment))
 

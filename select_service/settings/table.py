@@ -15,6 +15,9 @@ INDEX_BYTES = 2**30
 """256 bytes for each of as many blocks as there may be by default; like holders take 36."""
 
 
+INPUT_LOOPS_MAX = 16
+
+
 class Setting(NamedTuple):
     """`flag` is None for what only the environment can set; the first variable set counts."""
 
@@ -95,6 +98,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             False,
             read.flag,
             "answer every request in Python; else usual ones are answered in compiled code",
+        ),
+        _cli(
+            "--input-loops",
+            0,
+            read.whole(0, INPUT_LOOPS_MAX),
+            "experimental, Linux: threads that accept connections and answer usual POST /select "
+            "without Python",
         ),
         _cli("--policy", POLICY_NAMES[0], read.choice(*POLICY_NAMES), "cost function"),
     ),

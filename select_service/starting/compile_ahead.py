@@ -9,6 +9,7 @@ from pathlib import Path
 
 from select_service.starting.signals import before_end
 
+LOOPS = "select_service.loops"
 STAGES = 4
 """Lines that tell of the progress where there is no terminal."""
 
@@ -29,7 +30,13 @@ def compile_command(argv: Sequence[str]) -> int:
         help="where to keep the machine code; a start finds it there when NUMBA_CACHE_DIR=DIR. "
         "Default: NUMBA_CACHE_DIR, else where a start of this user looks by itself",
     )
-    given = parser.parse_args(argv).cache
+    parser.add_argument(
+        "--input-loops",
+        action="store_true",
+        help="also what a start with --input-loops needs",
+    )
+    arguments = parser.parse_args(argv)
+    given = arguments.cache
     if given is not None:
         os.environ["NUMBA_CACHE_DIR"] = str(Path(given).absolute())
     from indexer import compiling, kernel_cache  # only now: numba reads the variable once
@@ -41,7 +48,10 @@ def compile_command(argv: Sequence[str]) -> int:
         return 1
     before_end(compiling.stop)
     try:
-        count = compiling.compile_missing(_progress(lambda text: print(text, file=sys.stderr)))
+        count = compiling.compile_missing(
+            _progress(lambda text: print(text, file=sys.stderr)),
+            _left_out(has_loops=arguments.input_loops),
+        )
     except compiling.CompileError as error:
         print(f"select-service: error: {error}", file=sys.stderr)
         return 1
@@ -49,9 +59,10 @@ def compile_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def compile_before_start() -> None:
+def compile_before_start(*, has_loops: bool) -> None:
     """Compile what a start lacks, and tell an operator where the code cannot stay.
 
+    has_loops: does it have input loops?
     What cannot be compiled here is compiled, or fails, when it is imported.
     """
     from indexer import compiling, kernel_cache
@@ -59,7 +70,7 @@ def compile_before_start() -> None:
     root, given = kernel_cache.root(), os.environ.get("NUMBA_CACHE_DIR")
     before_end(compiling.stop)
     try:
-        compiling.compile_missing(_progress(log.info))
+        compiling.compile_missing(_progress(log.info), _left_out(has_loops=has_loops))
     except compiling.CompileError as error:
         log.error("kernels could not be compiled ahead", extra={"fields": {"error": str(error)}})
     advice = "`select-service compile --cache DIR`, then starting with NUMBA_CACHE_DIR=DIR, helps"
@@ -70,6 +81,11 @@ def compile_before_start() -> None:
     elif given and root != Path(given):
         fields = {"given": given, "instead": str(root)}
         log.warning("NUMBA_CACHE_DIR cannot be written to", extra={"fields": fields})
+
+
+def _left_out(*, has_loops: bool) -> tuple[str, ...]:
+    """Packages whose kernels are not needed."""
+    return () if has_loops else (LOOPS,)
 
 
 def _progress(say: Callable[[str], None]) -> Callable[[int, int], None]:

@@ -29,6 +29,30 @@ def _bound(host: str, port: int) -> socket.socket:
     return listener
 
 
+def siblings(listener: socket.socket, count: int) -> list[socket.socket]:
+    """`count` sockets with the same address, the first is the given one; the system shares
+    connections out among those that listen.  Raises Unusable.
+
+    Linux.  The address was taken alone: sharing it is allowed only from now on, and only to this
+    user, so that a second service by mistake is still told.
+    """
+    if count == 1:
+        return [listener]
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return [listener, *(_sibling(listener) for _ in range(count - 1))]
+    except OSError as error:
+        raise Unusable(f"--input-loops: cannot share the address: {error}") from None
+
+
+def _sibling(listener: socket.socket) -> socket.socket:
+    sibling = socket.socket(listener.family, listener.type)
+    sibling.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sibling.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sibling.bind(listener.getsockname())
+    return sibling
+
+
 def listen(listener: socket.socket) -> None:
     """Raises Unusable when another process was faster."""
     try:

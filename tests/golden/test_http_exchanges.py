@@ -21,7 +21,10 @@ pytestmark = pytest.mark.process
 Step = dict[str, Any]
 
 
-@pytest.mark.parametrize("path", [(), ("--no-fast-path",)], ids=["fast", "ordinary"])
+PATHS = {"fast": (), "ordinary": ("--no-fast-path",), "loops": ("--input-loops", "1")}
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("scenario", [n for n in exchanges.NAMES if n not in deviations.NO_START])
 def test_answers_are_those_of_the_reference_except_where_listed(
     scenario: str, path: tuple[str, ...], zmq_context: zmq.Context[Any], tmp_path: Path

@@ -15,6 +15,7 @@ from indexer.tiers import Tier
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.identity import PartitionKey, Rank
 from select_service.metrics import service_metrics as metrics_module
+from select_service.metrics.input_loops import REASONS, LoopCounts
 from select_service.metrics.series import Chosen, GrowingSums
 from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Edges, Metrics
 from tests.api.routes import BY_ID
@@ -333,7 +334,8 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, sel
     metrics.request("/select", "POST", 200)
     metrics.selection("/select", 1e-4)
     replicas = msgspec.convert(BY_ID["replica_status"].answers[200].example, ReplicaStatus)
-    edges = Edges(listeners.statuses, replicas, engine_scrapes={"ok": 1})
+    loop = LoopCounts(1, 1, (1,) * len(REASONS), 1, 1, 1)
+    edges = Edges(listeners.statuses, replicas, engine_scrapes={"ok": 1}, input_loops=[loop])
     seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
     exposed = {
         name + ("_total" if family.type == "counter" else "")

@@ -164,10 +164,12 @@ async def _hammer():
     context.term()
 
 
-@pytest.mark.parametrize("no_fast_path", ["false", "true"])
-def test_hostile_bytes_leave_the_service_answering(no_fast_path):
+@pytest.mark.parametrize(("no_fast_path", "loops"), [("false", "0"), ("true", "0"), ("false", "2")])
+def test_hostile_bytes_leave_the_service_answering(no_fast_path, loops):
     """Each attack keeps its connection open while the next good request is answered."""
-    with ServiceProcess({"SELECT_SERVICE_NO_FAST_PATH": no_fast_path}) as service:
+    with ServiceProcess(
+        {"SELECT_SERVICE_NO_FAST_PATH": no_fast_path, "SELECT_SERVICE_INPUT_LOOPS": loops}
+    ) as service:
         service.post("/workers", worker_body(1))
         open_sockets = []
         for attack in attacks():

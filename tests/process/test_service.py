@@ -20,7 +20,10 @@ QUICK_S = 0.5
 PROMPT = {"model_name": "m", "token_ids": list(range(10))}
 
 
-@pytest.fixture(scope="module", params=[(), ("--no-fast-path",)], ids=["fast", "ordinary"])
+PATHS = {"fast": (), "ordinary": ("--no-fast-path",), "loops": ("--input-loops", "1")}
+
+
+@pytest.fixture(scope="module", params=PATHS.values(), ids=PATHS)
 def service(request):
     """One service for all that clients may do to it; none of that is a warning in its log."""
     with Running("--threads", "1", *request.param) as running:

@@ -260,3 +260,17 @@ def test_wrong_setting_ends_with_status_2_and_one_line():
 def test_version_and_help_are_printed():
     assert run("--version").stdout.startswith("select-service ")
     assert "--index-max-blocks" in run("--help").stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there they are refused")
+def test_input_loops_need_the_fast_path():
+    assert parse(["--input-loops", "2"], {})["input_loops"] == 2
+    with pytest.raises(ConfigError, match="--no-fast-path"):
+        parse(["--input-loops", "2", "--no-fast-path"], {})
+
+
+def test_input_loops_need_linux(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert parse([], {})["input_loops"] == 0
+    with pytest.raises(ConfigError, match="Linux"):
+        parse([], {"SELECT_SERVICE_INPUT_LOOPS": "1"})

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from itertools import count, islice
 from math import inf
 
+import numpy as np
+
 from select_service.bodies.selection import SelectRequest
 from select_service.core.admission.busy import NO_LIMITS, BusyJudge, free_ranks
 from select_service.core.admission.drain import retry_after_s
@@ -79,6 +81,8 @@ class Gate:
         touched.watch(self.waiting.queues)
         self._arrivals = count()
         self._sheds_on = False
+        self.admits = np.zeros(1, np.int64)
+        """[0]: `is_open`.  For kernels; the array stays."""
         self.note_switches()
 
     # --- arrivals
@@ -86,6 +90,7 @@ class Gate:
     def note_switches(self) -> None:
         """A tier, a threshold or a queue was switched on or off."""
         self.is_open = self.rules is None and not self.tiers.shedding and self.judge.thresholds.off
+        self.admits[0] = self.is_open
 
     def refuse_shed(self, request: SelectRequest) -> None:
         """Raises BadRequest for an unknown tier, CapacityShed for one that is shed."""

@@ -62,6 +62,25 @@ class Tally(NamedTuple):
     chosen_overlap: int
 
 
+class Plan:
+    """How kernels place prompts (`header`, see plan_layout; never replaced); what they write."""
+
+    def __init__(self, shared: npt.NDArray[np.int64], rows: int) -> None:
+        """shared: a header that says what is not written"""
+        self.header = shared.copy()
+        self.summary = np.zeros(layout.N_SUMMARY, np.int64)
+        self.tally = np.zeros(layout.N_TALLY, np.int64)
+        name_array(self.header, layout.SUMMARY, self.summary)
+        name_array(self.header, layout.TALLY, self.tally)
+        self.install(Scratch.of(rows))
+
+    def install(self, scratch: Scratch) -> None:
+        arrays: tuple[npt.NDArray[Any], ...] = scratch
+        for at, array in zip(_SCRATCH, arrays, strict=True):
+            name_array(self.header, at, array)
+        self.scratch = scratch
+
+
 class Placing:
     """Reads index, table and load of a partition, and owns what a placement writes."""
 
@@ -79,20 +98,33 @@ class Placing:
         self.load = load
         self._config = config
         self.policy = policy_of(config)
-        self.plan = np.zeros(layout.HEADER_LENGTH, np.int64)
-        """How kernels place prompts by `config` (plan_layout); never replaced."""
         self._parameters = self.policy.parameters(config)
-        self._summary = np.zeros(layout.N_SUMMARY, np.int64)
-        self._tally = np.zeros(layout.N_TALLY, np.int64)
-        self.plan[layout.POLICY] = self.policy.number
-        self.plan[layout.BLOCK_SIZE] = block_size
-        name_array(self.plan, layout.INDEX, index.header)
-        name_array(self.plan, layout.LOAD, load.header)
-        name_array(self.plan, layout.RANKS, table.header)
-        name_array(self.plan, layout.PARAMETERS, self._parameters)
-        name_array(self.plan, layout.SUMMARY, self._summary)
-        name_array(self.plan, layout.TALLY, self._tally)
-        self._install(Scratch.of(_ROWS_AT_FIRST))
+        shared = np.zeros(layout.HEADER_LENGTH, np.int64)
+        shared[layout.POLICY] = self.policy.number
+        shared[layout.BLOCK_SIZE] = block_size
+        name_array(shared, layout.INDEX, index.header)
+        name_array(shared, layout.LOAD, load.header)
+        name_array(shared, layout.RANKS, table.header)
+        name_array(shared, layout.PARAMETERS, self._parameters)
+        self._shared = shared
+        self._own = Plan(shared, _ROWS_AT_FIRST)
+        self._plans = {0: self._own}
+        self.plan = self._own.header
+        """How kernels place prompts by `config` (plan_layout); never replaced."""
+
+    @property
+    def scratch(self) -> Scratch:
+        return self._own.scratch
+
+    def plan_for(self, reader: int) -> npt.NDArray[np.int64]:
+        """As `plan`, for kernels of a reader that places while others do; 0 is who calls `place`.
+
+        What it places is counted here, too.
+        """
+        plan = self._plans.get(reader)
+        if plan is None:
+            plan = self._plans[reader] = Plan(self._shared, len(self.scratch.costs))
+        return plan.header
 
     def reserve_slots(self, n_slots: int) -> None:
         """Have room for so many.  Raises MemoryError, and has changed nothing."""
@@ -100,13 +132,11 @@ class Placing:
         if n_slots > rows:
             while rows < n_slots:
                 rows *= 2
-            self._index.read(self._install, Scratch.of(rows))
+            self._index.read(self._install, [Scratch.of(rows) for _ in self._plans])
 
-    def _install(self, scratch: Scratch) -> int:
-        arrays: tuple[npt.NDArray[Any], ...] = scratch
-        for at, array in zip(_SCRATCH, arrays, strict=True):
-            name_array(self.plan, at, array)
-        self.scratch = scratch
+    def _install(self, scratches: list[Scratch]) -> int:
+        for plan, scratch in zip(self._plans.values(), scratches, strict=True):
+            plan.install(scratch)
         return 0
 
     def place(
@@ -171,7 +201,7 @@ class Placing:
 
     def summary(self) -> list[int]:
         """Of the last placement, as plan_layout says."""
-        found: list[int] = self._summary.tolist()
+        found: list[int] = self._own.summary.tolist()
         return found
 
     def count(self, n_blocks: int, reserved: bool) -> None:
@@ -180,20 +210,25 @@ class Placing:
 
     @property
     def tally(self) -> Tally:
-        return Tally(*self._tally.tolist())
+        tallies = np.array([plan.tally for plan in self._plans.values()])
+        return Tally(*tallies.sum(axis=0).tolist())
 
     def check_invariants(self) -> None:
         """For tests."""
+        for plan in self._plans.values():
+            self._check(plan)
+
+    def _check(self, plan: Plan) -> None:
         arrays: tuple[npt.NDArray[Any], ...] = (
             *(self._index.header, self.load.header, self.table.header, self._parameters),
-            *(*self.scratch, self._summary, self._tally),
+            *(*plan.scratch, plan.summary, plan.tally),
         )
         pairs = [(array.ctypes.data, array.size) for array in arrays]
-        assert self.plan[: layout.POLICY].tolist() == [n for pair in pairs for n in pair]
-        assert len(self.scratch.costs) >= self.table.n_slots
+        assert plan.header[: layout.POLICY].tolist() == [n for pair in pairs for n in pair]
+        assert len(plan.scratch.costs) >= self.table.n_slots
         for marked, rows in (
-            (self.scratch.holding, self.scratch.matched.any(axis=1)),
-            (self.scratch.running, self.scratch.leading != 0),
+            (plan.scratch.holding, plan.scratch.matched.any(axis=1)),
+            (plan.scratch.running, plan.scratch.leading != 0),
         ):
             bits = np.unpackbits(marked.view(np.uint8), bitorder="little")
             assert not (rows & (bits == 0)).any()

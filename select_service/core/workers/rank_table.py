@@ -127,6 +127,10 @@ class RankTable:
         """Those that have no slot, in their order."""
         return [rank for rank in ranks if rank not in self._slot_of]
 
+    def is_taken(self, slot: int) -> bool:
+        """Does a rank stand in the row?"""
+        return slot in self._rows
+
     def row(self, slot: int) -> Row:
         return self._rows[slot]
 

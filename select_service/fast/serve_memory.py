@@ -1,0 +1,52 @@
+"""The arrays of a header of `serve_layout` that do not depend on partitions."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from select_service.core.arrays import name_array
+from select_service.fast import serve_layout as layout
+from select_service.http.head import Headers
+
+_STATUS_LINES = {
+    layout.OK: b"HTTP/1.1 200 OK\r\n",
+    layout.CREATED: b"HTTP/1.1 201 Created\r\n",
+}
+
+
+class ServeMemory:
+    """Owns the header and what belongs to it: what is read, what is written, heads of answers."""
+
+    def __init__(self) -> None:
+        self.header = np.zeros(layout.STATE_LENGTH, np.int64)
+        self.sequence = np.empty(layout.HASHES_LENGTH, np.uint64)
+        self.out = np.zeros(layout.OUT_BYTES, np.uint8)
+        self.new_id = np.zeros(layout.ID_BYTES, np.uint8)
+        self._blocks = np.empty(layout.HASHES_LENGTH, np.uint64)
+        self._tokens = np.empty(layout.TOKENS_LENGTH, np.uint32)
+        self._heads = np.zeros((layout.N_HEADS, layout.HEAD_BYTES), np.uint8)
+        arrays: dict[int, npt.NDArray[Any]] = {
+            layout.BLOCKS: self._blocks,
+            layout.SEQUENCE: self.sequence,
+            layout.TOKENS: self._tokens,
+            layout.OUT: self.out,
+            layout.HEADS: self._heads,
+            layout.NEW_ID: self.new_id,
+        }
+        for pair, array in arrays.items():
+            name_array(self.header, pair, array)
+        self.say([])
+
+    def say(self, headers: Headers) -> bytes:
+        """Let every answer begin with these, before its own.
+
+        Returns that beginning of the answers with status 200, up to the number of their bytes.
+        """
+        said = b"".join(b"%b: %b\r\n" % header for header in headers)
+        said += b"content-length: "
+        heads = {status: line + said for status, line in _STATUS_LINES.items()}
+        for status, head in heads.items():
+            self._heads[status, : len(head)] = np.frombuffer(head, np.uint8)
+            self.header[layout.HEAD_LENGTH + status] = len(head)
+        return heads[layout.OK]

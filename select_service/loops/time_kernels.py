@@ -1,0 +1,77 @@
+"""What has taken too long, and the end."""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+from indexer.compiled import compiled
+from indexer.index.state_kernels import i64_view
+from select_service.fast.byte_kernels import NONE
+from select_service.loops.connection_kernels import drop, row_at
+from select_service.loops.loop_layout import (
+    BLOCKED,
+    CLOSED_IDLE,
+    CLOSED_UNREAD,
+    COUNTERS,
+    ENDING,
+    FD,
+    HELD,
+    IDLE_NS,
+    LATE,
+    MODE,
+    N_ROWS,
+    NEW,
+    NOW,
+    PARKED,
+    PARKED_LONG,
+    PARKED_NS_MAX,
+    READY,
+    REQUEST_NS,
+    SINCE,
+    UNREAD_NS,
+    UNSENT,
+)
+from select_service.loops.telling_kernels import hand_over
+
+
+@compiled()
+def close_for(loop, row, why):
+    i64_view(loop, COUNTERS)[why] += 1
+    drop(loop, row)
+
+
+@compiled()
+def look_at(loop, row):
+    """Is one waited for longer than may be?"""
+    waited_ns = loop[NOW] - row[SINCE]
+    if row[MODE] == BLOCKED:
+        if waited_ns > loop[UNREAD_NS]:
+            close_for(loop, row, CLOSED_UNREAD)
+    elif row[MODE] == PARKED:
+        if waited_ns > PARKED_NS_MAX:
+            hand_over(loop, row, PARKED_LONG)
+    elif row[MODE] == NEW or row[HELD] > 0:
+        if row[MODE] != READY and waited_ns > loop[REQUEST_NS]:
+            hand_over(loop, row, LATE)
+    elif waited_ns > loop[IDLE_NS]:
+        close_for(loop, row, CLOSED_IDLE)
+
+
+@compiled()
+def look_at_all(loop):
+    """Every tick.  Ten nanoseconds a connection."""
+    for number in range(loop[N_ROWS]):
+        row = row_at(loop, number)
+        if row[FD] != NONE:
+            look_at(loop, row)
+
+
+@compiled()
+def end(loop):
+    """Idle connections are closed; what is in hand is for the event loop to end."""
+    for number in range(loop[N_ROWS]):
+        row = row_at(loop, number)
+        if row[FD] != NONE:
+            if row[HELD] == 0 and row[UNSENT] == 0:
+                drop(loop, row)
+            else:
+                hand_over(loop, row, ENDING)

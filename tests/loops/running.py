@@ -1,0 +1,78 @@
+"""A service whose connections begin on input loops, on a thread of this process."""
+
+from typing import Any
+from unittest import mock
+
+from select_service.loops import loop_layout as layout
+from select_service.loops import loops as loops_module
+from select_service.loops.loop import Limits
+from select_service.loops.loops import Loops, Served
+from tests.builders import worker_body
+from tests.process.in_thread import InThread
+from tests.process.running import Client, request
+
+PROMPT = {"model_name": "m", "token_ids": [1, 2, 3, 4, 5]}
+SELECT = request("POST", "/select", PROMPT)
+HEALTH = request("GET", "/health")
+
+
+class OnLoops(InThread):
+    """`made`: its loops."""
+
+    made: Loops
+
+    def __init__(self, *flags: str, loops: int = 1, limits: Limits = Limits()) -> None:  # noqa: B008
+        def make(*arguments: Any) -> Loops:
+            self.made = Loops(*arguments, limits=limits)
+            return self.made
+
+        self._patched = mock.patch.object(loops_module, "Loops", make)
+        self._patched.start()
+        super().__init__("--input-loops", str(loops), *flags)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patched.stop()
+
+    @property
+    def served(self) -> list[Served]:
+        return self.made._served
+
+    def counted(self, counter: int) -> int:
+        """Of all loops.  counter: of loop_layout"""
+        return sum(int(served.loop.counters[counter]) for served in self.served)
+
+    @property
+    def n_handed(self) -> int:
+        return sum(self.counted(why) for why in range(layout.N_WHY))
+
+    @property
+    def n_connections(self) -> int:
+        return sum(int(served.loop.header[layout.N_CONNECTIONS]) for served in self.served)
+
+    def client(self) -> Client:
+        return Client(self.port)
+
+    def post(self, path: str, body: Any) -> Any:
+        with self.client() as client:
+            client.send(request("POST", path, body))
+            return client.answer()
+
+    def with_workers(self, n: int = 2) -> None:
+        for number in range(1, n + 1):
+            assert self.post("/workers", worker_body(number)).status == 201
+
+    def is_alive(self) -> bool:
+        """Does a new client get what it asks for?"""
+        with self.client() as client:
+            client.send(SELECT)
+            return client.answer().status == 200
+
+    def rows(self) -> list[list[int]]:
+        """Connections that the loops have, see loop_layout."""
+        tables = [served.loop.connections.reshape(-1, layout.ROW_LENGTH) for served in self.served]
+        return [row for table in tables for row in table.tolist() if row[layout.FD] > 0]
+
+    def held(self) -> int:
+        """Bytes that have come in and are not answered."""
+        return sum(row[layout.HELD] for row in self.rows())

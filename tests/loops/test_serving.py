@@ -1,0 +1,199 @@
+"""What a loop answers, what it hands over, and how it follows the service."""
+
+import contextlib
+
+import pytest
+
+from select_service.loops import loop_layout as layout
+from tests.builders import worker_body
+from tests.loops.running import HEALTH, PROMPT, SELECT, OnLoops
+from tests.patience import eventually
+from tests.process.running import Client, request
+
+pytestmark = pytest.mark.process
+
+
+def counted(service: OnLoops, route: str) -> float:
+    """Requests of a route with status 200, as /metrics says."""
+    text = service.call("GET", "/metrics").body.decode()
+    labels = f'{{method="POST",route="{route}",status="200"}}'
+    name = f"select_service_requests_total{labels}"
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+def test_usual_requests_stay_on_the_loop(service: OnLoops) -> None:
+    before = counted(service, "/select")
+    handed = service.n_handed
+    with service.client() as client:
+        for _ in range(5):
+            client.send(SELECT)
+            answer = client.answer()
+            assert answer.status == 200
+            assert answer.body["effective_prefill_tokens"] == 5
+            assert answer.headers["date"].endswith("gmt")
+    assert service.n_handed == handed
+    assert counted(service, "/select") == before + 5
+
+
+def test_the_answer_is_that_of_the_event_loop(service: OnLoops) -> None:
+    """A header that is not usual brings the same request there."""
+    body = {**PROMPT, "selection_id": "turn-1", "token_ids": list(range(40))}
+    with service.client() as client, service.client() as other:
+        client.send(request("POST", "/select", body))
+        other.send(request("POST", "/select", body, expect="100-continue"))
+        assert other.answer().status == 100
+        ours, theirs = client.answer(), other.answer()
+    del ours.headers["date"], theirs.headers["date"]
+    assert ours.headers == theirs.headers
+    places = ("worker_id", "endpoint")
+    assert {**ours.body, **dict.fromkeys(places)} == {**theirs.body, **dict.fromkeys(places)}
+
+
+def test_many_requests_behind_each_other_are_answered_in_order(service: OnLoops) -> None:
+    n = 3000
+    requests = [
+        request("POST", "/select", {**PROMPT, "selection_id": f"number-{k}"}) for k in range(n)
+    ]
+    handed = service.n_handed
+    with service.client() as client:
+        client.send(b"".join(requests))
+        said = [client.answer().body["selection_id"] for _ in range(n)]
+    assert said == [f"number-{k}" for k in range(n)]
+    assert service.n_handed == handed
+
+
+def test_a_request_may_come_in_two_parts_wherever_it_is_cut(service: OnLoops) -> None:
+    handed = service.n_handed
+    with service.client() as client:
+        client.send(SELECT)
+        assert client.answer().status == 200
+        for cut in range(1, len(SELECT)):
+            client.send(SELECT[:cut])
+            eventually(lambda cut=cut: service.held() == cut)  # type: ignore[misc]
+            client.send(SELECT[cut:] + SELECT[:1])
+            assert client.answer().status == 200
+            eventually(lambda: service.held() == 1)
+            client.send(SELECT[1:])
+            assert client.answer().status == 200
+    assert service.n_handed == handed
+
+
+def test_long_requests_are_collected(service: OnLoops) -> None:
+    body = {"model_name": "m", "token_ids": list(range(100_000))}
+    handed = service.n_handed
+    with service.client() as client:
+        for _ in range(3):
+            client.send(request("POST", "/select", body) + SELECT)
+            assert client.answer().body["effective_prefill_tokens"] == 100_000
+            assert client.answer().body["effective_prefill_tokens"] == 5
+    assert service.n_handed == handed
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (HEALTH, 200),
+        (request("GET", "/metrics"), 200),
+        (request("POST", "/select_and_reserve", PROMPT), 200),
+        (request("POST", "/select", {"model_name": "m", "token_ids": [1.5]}), 422),
+        (request("POST", "/select", {"model_name": "nobody's", "token_ids": [1]}), 503),
+        (b"\x00\xff\xfe garbage\r\n\r\n", 400),
+    ],
+)
+def test_what_is_not_usual_is_handed_over_with_its_bytes(
+    service: OnLoops, sent: bytes, status: int
+) -> None:
+    handed = service.counted(layout.UNUSUAL)
+    with service.client() as client:
+        client.send(SELECT + sent)
+        assert client.answer().status == 200
+        assert client.answer().status == status
+        if status != 400:
+            client.send(SELECT)
+            assert client.answer().status == 200
+    assert service.counted(layout.UNUSUAL) == handed + 1
+
+
+def test_a_request_finds_what_changed_a_moment_ago(service: OnLoops) -> None:
+    """Workers, their texts, partitions and load."""
+    model = {"model_name": "changes"}
+    asked = {**model, "token_ids": list(range(8))}
+    with service.client() as client:
+
+        def select() -> tuple[int, object]:
+            client.send(request("POST", "/select", asked))
+            answer = client.answer()
+            return answer.status, answer.body.get("worker_id")
+
+        def endpoint() -> object:
+            client.send(request("POST", "/select", asked))
+            return client.answer().body["endpoint"]
+
+        with service.client() as other:  # asked while nobody knows of it, so its connection goes
+            other.send(request("POST", "/select", asked))
+            assert other.answer().status == 503
+        assert service.post("/workers", worker_body(71, **model)).status == 201
+        handed = service.n_handed
+        assert select() == (200, 71)
+        assert service.post("/workers", worker_body(72, **model)).status == 201
+        reserved = {**asked, "worker_id": 71, "reservation_id": "busy"}
+        assert service.post("/reservations", reserved).status == 201
+        assert select() == (200, 72)
+        assert service.call("PATCH", "/workers/72", {"endpoint": "http://new"}).status == 200
+        assert endpoint() == "http://new"
+        assert service.call("DELETE", "/workers/72").status == 200
+        assert select() == (200, 71)
+        assert service.n_handed <= handed + 6  # those of the other clients
+        assert service.call("DELETE", "/workers/71").status == 200
+        assert select()[0] == 503
+
+
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_where_decisions_are_logged_or_judged_connections_go_to_the_event_loop(
+    is_logged: bool,
+) -> None:
+    with OnLoops(*(() if is_logged else ("--queue-threshold", "1"))) as service:
+        for number in (1, 2):
+            body = worker_body(number, max_num_batched_tokens=8192)
+            assert service.post("/workers", body).status == 201
+        if is_logged:
+            assert service.call("PUT", "/log_level", {"level": "debug"}).status == 200
+            eventually(lambda: service.served[0].loop.header[layout.CLOSED])
+        handed = service.n_handed
+        with service.client() as client:
+            for _ in range(3):
+                client.send(SELECT)
+                assert client.answer().status == 200
+        assert service.n_handed == handed + 1
+
+
+def test_two_loops_share_the_connections() -> None:
+    with OnLoops(loops=2) as service, contextlib.ExitStack() as stack:
+        service.with_workers()
+        clients = [stack.enter_context(service.client()) for _ in range(64)]
+        for client in clients:
+            client.send(SELECT * 3)
+        for client in clients:
+            assert [client.answer().status for _ in range(3)] == [200] * 3
+        accepted = [int(each.loop.counters[layout.ACCEPTED]) for each in service.served]
+        assert min(accepted) > 0
+        assert counted(service, "/select") == 64 * 3
+
+
+def test_an_ending_service_answers_what_is_in_hand() -> None:
+    """An idle connection ends, one with a part of a request too, and the rest of an answer goes
+    out."""
+    with contextlib.ExitStack() as stack:
+        with OnLoops() as service:
+            service.with_workers()
+            clients = [stack.enter_context(Client(service.port)) for _ in range(3)]
+            for client in clients:
+                client.send(SELECT)
+                assert client.answer().status == 200
+            clients[1].send(SELECT[:50])
+            eventually(lambda: service.held() == 50)
+        assert clients[0].ended()
+        assert clients[1].ended()
+        assert clients[2].ended()
+        with pytest.raises(ConnectionRefusedError):
+            Client(service.port)
