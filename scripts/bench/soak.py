@@ -9,6 +9,8 @@ One service in a process of its own (soak_service.py times it) and, next to each
     fill      two ranks announce all blocks, two thirds and one third of them
     book      leases of 32 blocks are made
     expire    all of them end at once: the process is stopped until the last is over
+    wide      workers of 1,024 ranks come, change and go, one after the other
+    long      prompts of 8,192 blocks are booked until their tables have grown several times
     register  512 workers of 8 ranks each come, all with one quiet events endpoint
     patch     the rank with one third of the blocks moves to another events endpoint
     clear     the other one clears its cache
@@ -48,6 +50,8 @@ LEASE_BLOCKS = 32
 LEASE_S = 60.0
 PIPELINED = 50
 """Leases that are asked for at once."""
+LONG_PROMPTS, LONG_BLOCKS = 100, 8192
+WIDE_WORKERS, WIDE_RANKS = 8, 1024
 RANKS_PER_WORKER = 8
 REGISTRATIONS = 512
 PHASE_S_MAX = 300.0
@@ -195,6 +199,19 @@ class Soak:
         self.selecting.start()
         until(lambda: self.client.call("GET", "/reservations")["total"] == 0)
 
+    def wide(self) -> None:
+        (endpoint,) = self.crowd.endpoints
+        ranks = {str(rank): endpoint for rank in range(WIDE_RANKS)}
+        for number in range(WIDE_WORKERS):
+            path = f"/workers/{1000 + number}"
+            self.register(1000 + number, data_parallel_size=WIDE_RANKS, kv_events_endpoints=ranks)
+            self.client.call("PATCH", path, {"taints": ["slow"]})
+            self.client.call("DELETE", path)
+
+    def long_prompts(self) -> None:
+        for number in range(LONG_PROMPTS):
+            self.client.call("POST", "/reservations", reservation(number, LONG_BLOCKS))
+
     def register_many(self) -> None:
         (endpoint,) = self.crowd.endpoints
         ranks = {str(rank): endpoint for rank in range(RANKS_PER_WORKER)}
@@ -215,16 +232,19 @@ class Soak:
         until(lambda: self.client.overlap(self.first) == 0)
 
 
-def lease(number: int) -> bytes:
-    first = number * LEASE_BLOCKS
-    body = MODEL | {
+def reservation(number: int, blocks: int) -> dict[str, Any]:
+    first = number * blocks
+    return MODEL | {
         "reservation_id": f"r{number}",
         "worker_id": 1 + number % 2,
         "dp_rank": 0,
-        "sequence_hashes": list(range(first, first + LEASE_BLOCKS)),
-        "isl_tokens": LEASE_BLOCKS * fleet.BLOCK_SIZE,
+        "sequence_hashes": list(range(first, first + blocks)),
+        "isl_tokens": blocks * fleet.BLOCK_SIZE,
     }
-    return request("POST", "/reservations", body)
+
+
+def lease(number: int) -> bytes:
+    return request("POST", "/reservations", reservation(number, LEASE_BLOCKS))
 
 
 PHASES: dict[str, Callable[[Soak], None]] = {
@@ -232,6 +252,8 @@ PHASES: dict[str, Callable[[Soak], None]] = {
     "fill": Soak.fill,
     "book": Soak.book,
     "expire": Soak.expire,
+    "wide": Soak.wide,
+    "long": Soak.long_prompts,
     "register": Soak.register_many,
     "patch": Soak.patch,
     "clear": Soak.clear,
