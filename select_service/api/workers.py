@@ -1,5 +1,6 @@
 """The worker catalog: registration, change, removal, listing."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from time import monotonic
@@ -19,6 +20,8 @@ from select_service.bodies.workers import (
     WorkerRecord,
     WorkerRegistration,
 )
+from select_service.core.fleet.fleet import Fleet
+from select_service.core.workers.catalog import RANKS_PER_STEP, Worker
 from select_service.errors import BadRequest, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
@@ -98,7 +101,7 @@ WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
 )
 async def register(service: Service, request: Request, body: WorkerRegistration) -> Response:
     fleet = service.selector.fleet
-    await in_turns(fleet.making_room(fleet.catalog.registered(body)))
+    await _made_room(fleet, fleet.catalog.registered(body))
     record = service.selector.register(body)
     await _followed(service, "worker registered", record, trace_of(request))
     return json_response(record, 201)
@@ -168,7 +171,7 @@ async def show(service: Service, request: Request, worker_id: int) -> Response:
 )
 async def patch(service: Service, request: Request, worker_id: int, body: WorkerPatch) -> Response:
     fleet = service.selector.fleet
-    await in_turns(fleet.making_room(fleet.catalog.patched(worker_id, body)))
+    await _made_room(fleet, fleet.catalog.patched(worker_id, body))
     record = service.selector.patch(worker_id, body)
     await _followed(service, "worker changed", record, trace_of(request))
     return json_response(record)
@@ -196,6 +199,13 @@ async def delete(service: Service, request: Request, worker_id: int) -> Response
     record = service.selector.delete(worker_id, monotonic())
     await _followed(service, "worker deleted", record, trace_of(request))
     return json_response(record)
+
+
+async def _made_room(fleet: Fleet, worker: Worker) -> None:
+    """What comes before a worker is put; that of many ranks is a turn of its own."""
+    await in_turns(fleet.making_room(worker))
+    if len(worker.dp_ranks()) > RANKS_PER_STEP:
+        await asyncio.sleep(0)
 
 
 async def _followed(

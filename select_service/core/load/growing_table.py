@@ -17,8 +17,8 @@ Table = npt.NDArray[np.uint64]
 ROWS_AT_FIRST = 1024
 MOVED_IN_A_STEP = 32
 """Rows at least, whatever is booked."""
-TOUCHED_IN_A_STEP = 1 << 17
-"""Numbers of a new table, 1 MiB: the first touch of a page takes a microsecond or several."""
+TOUCHED_IN_A_STEP = 1 << 18
+"""Numbers of a new table, 2 MiB: the first touch of a page takes up to some microseconds."""
 _PAGE = 4096 // 8
 """Numbers on a page."""
 _NOTHING: Table = np.zeros(0, np.uint64)
@@ -68,11 +68,11 @@ class GrowingTable:
         """One step for when so many new entries come at once; returns whether another is needed.
 
         Most of what they would take are the first touches of new pages: those of `table` are
-        touched ahead, and those of its successor when it has no room.  Raises MemoryError.
+        touched ahead, and those of its successor from half full on.  Raises MemoryError.
         """
         if self._touch(0, self.table):
             return True
-        size = self._size_for(more)
+        size = self._size_for(more + len(self.table) // self._fields // 8)
         if size == len(self.table):
             return False
         if len(self._next) < size:
