@@ -33,10 +33,10 @@ def bounds() -> Bounds:
 
 
 class Tally(NamedTuple):
-    """What the sockets of a thread have received; is_full: one of them had a full queue"""
+    """What the sockets of a thread have received; of_one: that which had most"""
 
     messages: int
-    is_full: bool
+    of_one: int
 
 
 class Room:
@@ -46,8 +46,7 @@ class Room:
         self.used = 0
         self.inbox, self.desk = Inbox(), Desk()
         self._reader: Arrivals | None = None
-        self._received = 0
-        self._was_full = False
+        self._received = self._of_reader = self._of_one = 0
 
     @property
     def is_full(self) -> bool:
@@ -57,18 +56,20 @@ class Room:
         """The inbox, for the next run of this reader; what another has there is put aside."""
         if self._reader is not None and self._reader is not reader:
             self._reader.put_aside()
+            self._of_reader = 0
         self._reader = reader
         return self.inbox
 
     def count(self, messages: int) -> None:
-        """A socket had so many at once."""
+        """The reader has received so many."""
         self._received += messages
-        self._was_full |= messages >= QUEUED_MESSAGES_MAX
+        self._of_reader += messages
+        self._of_one = max(self._of_one, self._of_reader)
 
     def take_received(self) -> Tally:
         """Since the last time."""
-        tally = Tally(self._received, self._was_full)
-        self._received, self._was_full = 0, False
+        tally = Tally(self._received, self._of_one)
+        self._received = self._of_reader = self._of_one = 0
         return tally
 
 

@@ -183,11 +183,11 @@ class _IngestThread(threading.Thread):
 
     def _turn(self) -> None:
         has_more = self._todo.close or self._to_start or self._todo.open
-        if self._gathering.pays and not (has_more or self.readiness.has_some):
+        if self._gathering.rest_s and not (has_more or self.readiness.has_some):
             self._gathering.rest()
         now = time.monotonic()
         drains = self.readiness.wait(0.0 if has_more else self.timers.patience(now))
-        waited_s = time.monotonic() - now
+        looked = time.monotonic()
         for drain in drains:
             if drain():
                 self.readiness.again(drain)
@@ -196,8 +196,7 @@ class _IngestThread(threading.Thread):
         now = time.monotonic()
         for listener in self.timers.take_due(now, LISTENERS_AT_ONCE):
             listener.tick(now)
-        received = self.room.take_received()
-        self._gathering.turned(received.messages, waited_s, is_full=received.is_full)
+        self._gathering.turned(looked, *self.room.take_received())
 
     def _make_changes(self) -> None:
         """A few of them: those who wait for closings wait for nothing else."""

@@ -240,3 +240,20 @@ def test_when_there_is_no_room_one_message_is_received_at_a_time(wire, monkeypat
     assert [len(queue.run()), take(queue), room.used] == [1, [b"0"], 0]
     monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 1)
     assert len(queue.run()) == 2
+
+
+def test_the_room_knows_how_many_messages_the_sockets_had(wire, monkeypatch):
+    monkeypatch.setattr(inbox, "RUN_MESSAGES_MAX", 2)
+    room = Room()
+    queues = [Arrivals(wire.socket, room, FRAMES_MAX) for _ in range(2)]
+    for number in range(5):
+        wire.arrive([bytes([number])])
+    assert room.take_received() == (0, 0)
+    while queues[0].read_ahead():
+        pass
+    for number in range(3):
+        wire.arrive([bytes([number])])
+    while queues[1].read_ahead():
+        pass
+    assert room.take_received() == (8, 5)
+    assert room.take_received() == (0, 0)

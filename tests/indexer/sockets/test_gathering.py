@@ -1,41 +1,44 @@
-"""When a thread of KV events rests, so that one turn serves several messages."""
+"""How long a thread of KV events rests, so that one turn serves several messages."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from indexer.sockets import ingest
 from indexer.sockets.arrivals import QUEUED_MESSAGES_MAX
-from indexer.sockets.gathering import GATHER_S, Gathering
-
-LONG, SHORT = GATHER_S, GATHER_S / 10
+from indexer.sockets.gathering import GATHER_S, GATHERED_AIM, Gathering
+from tests.exploring import explores
 
 
 def after(*turns):
-    """Of (messages, seconds waited for them, was a queue full)."""
-    gathering = Gathering()
-    for messages, waited_s, is_full in turns:
-        gathering.turned(messages, waited_s, is_full=is_full)
-    return gathering.pays
+    """Seconds of rest after (seconds since the turn before, messages, of one socket) each."""
+    gathering, now = Gathering(), 0.0
+    for since, messages, of_one in turns:
+        now += since
+        gathering.turned(now, messages, of_one)
+    return gathering.rest_s
 
 
 def test_what_comes_alone_is_not_kept_waiting():
-    assert not after()
-    assert not after((1, LONG, False))
-    assert not after((5, LONG, False), (1, LONG, False))
+    assert after() == 0.0
+    assert after((0.0, 1, 1)) == 0.0
+    assert after((0.0, 1, 1), (GATHER_S, 1, 1)) == 0.0
+    assert after((0.0, 9, 9), (1.0, 9, 9)) == 0.0
+    assert after((0.0, 9, 9), (GATHER_S / 100, 0, 0)) == 0.0
 
 
-def test_what_comes_close_upon_another_is():
-    assert after((1, SHORT, False))
-    assert after((1, LONG, False), (1, SHORT, False))
+@pytest.mark.parametrize(("messages", "of_one"), [(1, 1), (4, 1), (4, 4)])
+def test_what_comes_close_upon_another_is(messages, of_one):
+    assert after((0.0, 1, 1), (GATHER_S / 2, messages, of_one)) == GATHER_S
 
 
-@pytest.mark.parametrize(("messages", "pays"), [(0, False), (1, False), (2, True), (30, True)])
-def test_a_rest_that_gathered_nothing_is_the_last(messages, pays):
-    assert after((1, SHORT, False), (messages, 0.0, False)) is pays
-
-
-def test_a_full_queue_is_not_kept_waiting():
-    assert not after((40, SHORT, True))
-    assert not after((1, SHORT, False), (40, 0.0, True))
+@given(since=st.floats(1e-6, GATHER_S), of_one=st.integers(1, 1000), others=st.integers(0, 1000))
+@explores(200)
+def test_no_rest_fills_a_queue_or_is_long(since, of_one, others):
+    """At the rate at which the last ones came."""
+    rest_s = after((0.0, 1, 1), (since, of_one + others, of_one))
+    assert 0.0 <= rest_s <= GATHER_S
+    assert rest_s * of_one / since < GATHERED_AIM + 1 < QUEUED_MESSAGES_MAX
 
 
 class Stub:
@@ -58,7 +61,7 @@ class Stub:
 
 @pytest.fixture
 def thread(monkeypatch):
-    """One that is not started, its rests are counted."""
+    """One that is not started; its rests are counted, and last no time."""
     made = ingest._IngestThread(0, held=False)
     made.rests = 0
     made.readiness.close()
@@ -68,6 +71,7 @@ def thread(monkeypatch):
         made.rests += 1
 
     monkeypatch.setattr(Gathering, "rest", rest)
+    monkeypatch.setattr("indexer.sockets.gathering.GATHER_S", 3600.0)  # whatever the test waits
     yield made
     made._wake_in.close()
     made._wake_out.close()
@@ -82,25 +86,20 @@ def turns(thread, count, messages, *, is_early=False):
     return thread.rests - before
 
 
-def test_a_thread_rests_between_turns_that_serve_several(thread, monkeypatch):
-    monkeypatch.setattr("indexer.sockets.gathering.GATHER_S", 3600.0)  # whatever the test waits
-    assert turns(thread, 1, 3) == 0
-    assert turns(thread, 5, 3) == 5
-    assert turns(thread, 1, 1) == 1
-    assert turns(thread, 1, 3) == 0  # the last rest had gathered one
+def test_a_thread_rests_between_turns_that_have_messages(thread):
+    assert turns(thread, 2, 3) == 0
+    assert turns(thread, 5, 1) == 5
+    assert turns(thread, 3, 0) == 1
+    assert turns(thread, 3, 2) == 2
 
 
-def test_a_thread_never_rests_over_what_is_there(thread, monkeypatch):
-    monkeypatch.setattr("indexer.sockets.gathering.GATHER_S", 3600.0)
-    assert turns(thread, 2, 3) == 1
-    assert turns(thread, 3, QUEUED_MESSAGES_MAX) == 1
-    turns(thread, 2, 3)
+def test_a_thread_never_rests_over_what_is_there(thread):
+    assert turns(thread, 3, 3) == 1
     assert turns(thread, 3, 3, is_early=True) == 1
 
 
-def test_a_thread_never_rests_before_a_change(thread, monkeypatch):
-    monkeypatch.setattr("indexer.sockets.gathering.GATHER_S", 3600.0)
-    turns(thread, 2, 3)
+def test_a_thread_never_rests_before_a_change(thread):
+    assert turns(thread, 3, 3) == 1
     thread._to_start = {object(): None}
     thread._make_changes = lambda: None
     assert turns(thread, 3, 3) == 0
