@@ -241,3 +241,19 @@ def _texts(body: Any) -> tuple[str | None, ...]:
         body.model_name,
         tenant_of(body.tenant_id, body.routing_group),
     )
+
+
+def agrees(data: bytes) -> bool:
+    """Is it usual?  Then the ordinary path reads the same.
+
+    Where the reader waits for more it knows for how much, and the ordinary path does so, too.
+    """
+    found = read(data)
+    if found is not None:
+        assert ordinary(data[: found.size]) == found
+        return True
+    if state_of(data) == INCOMPLETE and FIELDS[layout.END] != NONE:
+        rest = bytes(int(FIELDS[layout.END]) - len(data))
+        assert is_complete(data + rest)
+        assert not is_complete(data + rest[1:])
+    return False

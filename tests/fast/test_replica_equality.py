@@ -66,6 +66,25 @@ class TheSameReplicasWithAdmission(TheSameReplicas):
     )
 
 
+class TheSameReplicasByChance(TheSameReplicas):
+    flags = (
+        *REPLICA_FLAGS,
+        *("DYN_ROUTER_TEMPERATURE=0.7", "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT=0.4"),
+        *("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY=0.5", "DYN_ROUTER_TRACK_OUTPUT_BLOCKS=true"),
+    )
+
+
+class TheSameReplicasWithoutSharing(TheSameReplicas):
+    flags = (
+        *REPLICA_FLAGS,
+        *("DYN_ROUTER_ASSUME_KV_REUSE=false", "DYN_ROUTER_TRACK_PREFILL_TOKENS=false"),
+    )
+
+
+class TheSameReplicasWithoutBlocks(TheSameReplicas):
+    flags = (*REPLICA_FLAGS, "DYN_ROUTER_TRACK_ACTIVE_BLOCKS=false")
+
+
 TestTheSameReplicas = explored(TheSameReplicas, runs=2)
 TestTheSameReplicasWithAdmission = explored(TheSameReplicasWithAdmission, runs=2)
 
@@ -150,11 +169,18 @@ MOVES: dict[Move, int] = {
     lambda machine, random: machine.compare(random.randrange(2)): 2,
 }
 """What a walk is made of, and how often."""
-STEPS = 500
+STEPS = 300
 """Of a walk by default."""
+WALKERS = [
+    TheSameReplicas,
+    TheSameReplicasWithAdmission,
+    TheSameReplicasByChance,
+    TheSameReplicasWithoutSharing,
+    TheSameReplicasWithoutBlocks,
+]
 
 
-@pytest.mark.parametrize("kind", [TheSameReplicas, TheSameReplicasWithAdmission])
+@pytest.mark.parametrize("kind", WALKERS)
 def test_a_long_walk(kind: type[TheSameReplicas]) -> None:
     machine, random = kind(), Random(20)
     steps = round(STEPS * SHARES[PROFILE])

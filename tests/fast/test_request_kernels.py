@@ -17,7 +17,7 @@ from select_service.fast.request_layout import INCOMPLETE, NONE, UNUSUAL
 from select_service.http import codec, head, protocol
 from tests.fast import reading
 from tests.fast.mutations import mutated
-from tests.fast.reading import is_complete, ordinary, read, state_of
+from tests.fast.reading import agrees, read, state_of
 from tests.fast.requests import (
     BARE,
     BOOKED,
@@ -27,17 +27,6 @@ from tests.fast.requests import (
     USUAL,
     request,
 )
-
-
-def agrees(data: bytes) -> bool:
-    """Is it usual?  Then the ordinary path reads the same."""
-    found = read(data)
-    if found is not None:
-        assert ordinary(data[: found.size]) == found
-        return True
-    if state_of(data) == INCOMPLETE:
-        assert not is_complete(data)
-    return False
 
 
 @pytest.mark.parametrize("data", USUAL)

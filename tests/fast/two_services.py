@@ -68,7 +68,11 @@ class Side:
         self._runner = runner
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(app, "Random", lambda _: Told(seed))
-            config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false"})
+            variables = dict(flag.split("=") for flag in flags if "=" in flag)
+            config = parse(
+                ["--threads", "1", *(flag for flag in flags if "=" not in flag)],
+                {"DYN_USE_KV_EVENTS": "false", **variables},
+            )
             self.service, self.follower, self.replicas = app.build(
                 config, admission_rules(config), "1"
             )
@@ -157,6 +161,7 @@ class Side:
 class TwoServices:
     """The same is said to both, and they must answer the same.
 
+    flags: of the command line, and variables as NAME=value
     pairs: of each replica, the one with the fast path and the one without; `fast` and `ordinary`
     are those of the replica that is spoken to, the one `at`.
     """

@@ -1,0 +1,28 @@
+"""What fuzzing found worth keeping (scripts/fuzz) is never read in two ways."""
+
+import pytest
+
+from tests.fast.corpus import load
+from tests.fast.reading import agrees, state_of
+from tests.fast.requests import HTTPX, request
+
+INPUTS = load()
+
+
+def test_no_input_of_the_corpus_is_read_in_two_ways() -> None:
+    read = [agrees(data) for data in INPUTS]
+    assert any(read)
+    assert not all(read)
+
+
+def test_nothing_depends_on_what_is_behind_them() -> None:
+    for data in INPUTS:
+        for behind in (b"0" * 80, b'"]}' * 30, b"\r\n" * 40):
+            assert state_of(data + behind, 0, len(data)) == state_of(data), data
+
+
+@pytest.mark.parametrize("behind", [b"", b"]}", b"\r\n\r\n"])
+def test_no_body_like_them_is_read_in_two_ways(behind: bytes) -> None:
+    for data in INPUTS:
+        body = data.partition(b"\r\n\r\n")[2] + behind
+        agrees(request("POST /select", HTTPX, body))
