@@ -16,6 +16,7 @@ No value can start a new line or send control codes to a terminal.
 import logging
 import re
 import sys
+from array import array
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
@@ -29,6 +30,10 @@ _HANDLER = "select_service"
 _OWN_KEYS = frozenset({"time", "level", "logger", "message", "exception"})
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,*%()\[\]-]+")
 _TERMINAL_CODES = re.compile("[\x7f-\x9f\u2028\u2029]")
+
+
+shows_debug = array("q", [0])
+"""[0]: are lines of level debug shown?  For kernels; it stays where it is."""
 
 
 def configure(level: str, form: Literal["text", "json"], stream: TextIO | None = None) -> None:
@@ -57,6 +62,7 @@ def set_level(level: str) -> None:
     """
     for package in OWN_PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
+    shows_debug[0] = level == "debug"
     logging.getLogger("uvicorn").setLevel(logging.INFO if level == "debug" else logging.WARNING)
 
 

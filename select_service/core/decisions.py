@@ -146,9 +146,12 @@ class Decisions:
         )
         self._ledger.book(booking, "client", now)
 
+    def new_id(self) -> str:
+        return str(UUID(int=self._rng.getrandbits(128), version=4))
+
     def _free_id(self, wanted: str | None) -> str:
         if wanted is None:
-            return str(UUID(int=self._rng.getrandbits(128), version=4))
+            return self.new_id()
         self._ledger.refuse_unless_free(wanted)
         return wanted
 

@@ -265,6 +265,15 @@ class Selector:
         self._decisions.book(partition, slot, prompt, config, booked, now)
         return booked_answer(request.reservation_id, partition, slot)
 
+    @property
+    def router(self) -> RouterConfig:
+        """By which prompts are placed and booked unless a request says otherwise."""
+        return self._config
+
+    def new_reservation_id(self) -> str:
+        """For a client that gives none."""
+        return self._decisions.new_id()
+
     def book_placed(
         self,
         partition: Partition,

@@ -44,6 +44,7 @@ SELECTION, RESERVATION = text(b'"selection_id":"'), text(b'"reservation_id":"')
 GPU, DP, CPU, DISK = text(b',"gpu":'), text(b',"dp":{"'), text(b'},"cpu":'), text(b',"disk":')
 RANK_IS, NEXT_RANK = text(b'":'), text(b',"')
 EFFECTIVE = text(b'},"effective_prefill_tokens":')
+DONE = text(b'{"status":"ok"}')
 HEAD_END = text(b"\r\ncontent-type: application/json\r\n\r\n")
 
 
@@ -152,6 +153,12 @@ def put_head(out, state, status, end):
     at = put_number(out, at, n_bytes)
     put(out, at, HEAD_END)
     return end
+
+
+@compiled()
+def render_done(state):
+    """Write that it is done; where the answer ends in OUT."""
+    return put_head(u8_view(state, OUT), state, OK, put(u8_view(state, OUT), BODY_BEGIN, DONE))
 
 
 @compiled()

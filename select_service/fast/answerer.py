@@ -14,13 +14,15 @@ class Answerer(Protocol):
 
     end: int
 
-    def answer(self, data: bytes, at: int) -> bytes | None:
+    def answer(self, data: bytes, at: int, file: int = -1) -> bytes | None:
         """The answer to the request whose first byte is `data[at]`; at < len(data).
 
+        file: the socket of the connection where nothing waits to be sent.  An answer to all that is
+        left of `data` may then be sent at once; what is returned is the rest of it.
         What is returned, and `end` afterwards:
 
-        * bytes: the whole answer, ready to be sent; `end` is the place in `data` behind the
-          request, at < end <= len(data).  What was asked for is done.
+        * bytes: the answer, or the rest of it, ready to be sent; `end` is the place in `data`
+          behind the request, at < end <= len(data).  What was asked for is done.
         * None, end > len(data): a usual request as far as it has come in, which would end there.
           Nothing is done; it is asked for again when so much has come.
         * None, any other end: not usual, or not to be seen yet (the head is not complete).

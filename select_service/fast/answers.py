@@ -59,6 +59,8 @@ class Answers:
             self._texts[slot, :begin] = np.frombuffer(text, np.uint8)[:begin]
         name_array(record, layout.MEMBERS, members.slots)
         record[layout.FIRST_DP_RANK] = members.first_dp_rank
+        rank = self._partition.table.row(slot).rank
+        record[layout.WORKER_ID : layout.DP_RANK + 1] = np.array(rank, np.uint64).view(np.int64)
         record[layout.TEXT_LENGTH] = begin if fits else NONE
         record[layout.RANK_LENGTH] = text.rindex(_RANK_END, 0, begin)
         record[layout.VERSION_TOLD] = version

@@ -74,9 +74,14 @@ class Bookings:
             return False
         return True
 
-    def book_placed(self, data: bytes, partition: Partition, slot: int) -> str | None:
-        """Book what the kernel has placed.  The id, or None: that is refused."""
-        name = self._text(data, request.RESERVATION_ID)
+    def book_placed(
+        self, data: bytes, partition: Partition, slot: int, new_name: str | None
+    ) -> str | None:
+        """Book what the kernel has placed.  The id, or None: that is refused.
+
+        new_name: an id where the client gives none, if there is one already
+        """
+        name = self._text(data, request.RESERVATION_ID) or new_name
         expected = self._number(request.EXPECTED_OUTPUT_TOKENS)
         try:
             return self._selector.book_placed(

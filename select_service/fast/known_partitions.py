@@ -9,6 +9,7 @@ from select_service.core.arrays import name_array
 from select_service.core.fleet.fleet import PARTITIONS_MAX, Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
+from select_service.core.load.reservations import Reservations
 from select_service.fast import serve_layout as layout
 from select_service.fast.answers import Answers
 from select_service.fast.request_layout import NONE
@@ -27,9 +28,12 @@ class Known(NamedTuple):
 class KnownPartitions:
     """Learned one by one; forgotten together when one of the fleet goes or is replaced."""
 
-    def __init__(self, fleet: Fleet, state: npt.NDArray[np.int64], reader: int = 0) -> None:
+    def __init__(
+        self, fleet: Fleet, held: Reservations, state: npt.NDArray[np.int64], reader: int = 0
+    ) -> None:
         """reader: whose plan of each partition is used, see `Placing.plan_for`"""
         self._fleet = fleet
+        self._held = held
         self._state = state
         self._reader = reader
         self._known: list[Known] = []
@@ -73,9 +77,15 @@ class KnownPartitions:
         row[layout.MODEL_BYTES] = len(model)
         row[layout.IS_EAGLE] = partition.is_eagle
         row[layout.MUTEX] = partition.index.mutex
+        row[layout.SUM] = NONE
         self._known.append(Known(partition, Answers(partition, row), names))
         self._place(number)
         return True
+
+    def booked(self, number: int) -> None:
+        """The ledger knows the partition of that row: kernels may book there from now on."""
+        key = self._known[number].partition.key
+        self._rows[number, layout.SUM] = self._held.sums.number_of(key, None)
 
     def _place(self, number: int) -> None:
         at = int(self._state[layout.NAMES_HASH]) % layout.N_PLACES

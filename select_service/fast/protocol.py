@@ -34,6 +34,8 @@ PARTS_MAX = 4096
 LOOKED_AT_ONCE = 1024
 """Connections that the watch looks at in one turn, half a microsecond each."""
 
+_NO_FILE = -1
+
 _READY, _NEW, _COLLECTING, _WAITING, _ORDINARY, _OVER = range(6)
 """What comes in next is: the beginning of a request; that, for the first time; the rest of the
 request in `_parts`; to be kept behind what is in `_parts`; for `_ordinary`; of no interest."""
@@ -71,6 +73,7 @@ class LeanProtocol(asyncio.Protocol):
     _is_full: the client does not read, so nothing more is answered.
     _quiet: looks of the watch since the last answer, or since what is collected began.
     _unsent: bytes of answers that the watch saw unsent; _unread: how often it was as many.
+    _file: the socket, where it is sure that the transport keeps nothing that is to be sent.
     """
 
     __slots__ = (
@@ -80,6 +83,7 @@ class LeanProtocol(asyncio.Protocol):
         "_config",
         "_connections",
         "_counted",
+        "_file",
         "_is_full",
         "_mode",
         "_ordinary",
@@ -110,11 +114,13 @@ class LeanProtocol(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._size = self._counted = self._wanted = 0
         self._quiet = self._unsent = self._unread = 0
+        self._file = _NO_FILE
 
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport, self._write = transport, transport.write
+        self._look_at_file()
         self._connections.add(self)
         try:
             self._watch.on(self._connections)
@@ -128,10 +134,11 @@ class LeanProtocol(asyncio.Protocol):
             if self._mode:
                 self._received(data)
                 return
-            answer = self._answer(data, 0)
+            answer = self._answer(data, 0, self._file)
             if answer is not None and self._answerer.end == len(data):
                 self._quiet = 0
-                self._write(answer)
+                if answer:
+                    self._say(answer)
             else:
                 self._answer_all(data, answer)
         except Exception:
@@ -181,7 +188,7 @@ class LeanProtocol(asyncio.Protocol):
             self._keep(data)
         elif self._mode == _NEW:
             self._mode = _READY
-            self._answer_all(data, self._answer(data, 0))
+            self._answer_all(data, self._answer(data, 0, self._file))
         elif self._mode == _ORDINARY and self._ordinary is not None:
             self._received_behind(self._ordinary, data)
 
@@ -208,9 +215,15 @@ class LeanProtocol(asyncio.Protocol):
         wanted = self._answerer.end - at
         if answers:
             self._quiet = 0
-            self._write(b"".join(answers))
+            if text := b"".join(answers):
+                self._say(text)
         if at < len(data):
             self._set_aside(data[at:], wanted, is_usual=answer is not None)
+
+    def _say(self, answers: bytes) -> None:
+        """Through the transport, which keeps what the client does not take at once."""
+        self._write(answers)
+        self._file = _NO_FILE
 
     def _set_aside(self, rest: bytes, wanted: int, *, is_usual: bool) -> None:
         """What is not answered in this turn, because the client does not read, because there is
@@ -287,7 +300,7 @@ class LeanProtocol(asyncio.Protocol):
         """From here the ordinary path reads."""
         if self._mode == _WAITING:
             self._transport.resume_reading()
-        self._mode = _ORDINARY
+        self._mode, self._file = _ORDINARY, _NO_FILE
         data = self._take_parts()
         ordinary = self._ordinary or self._new_ordinary()
         if data:
@@ -335,11 +348,18 @@ class LeanProtocol(asyncio.Protocol):
         except Exception:
             self._fail()
 
+    def _look_at_file(self) -> None:
+        """Nothing waits to be sent."""
+        socket = self._transport.get_extra_info("socket")
+        self._file = _NO_FILE if socket is None else socket.fileno()
+
     def _is_unread(self) -> bool:
         """Has the client taken nothing of an answer for too long?"""
         unsent = self._transport.get_write_buffer_size()
         self._unread = self._unread + 1 if unsent == self._unsent else 0
         self._unsent = unsent
+        if not unsent and self._mode == _READY and self._file == _NO_FILE:
+            self._look_at_file()
         return unsent > 0 and self._unread * bounds.WATCH_EVERY_S > bounds.UNREAD_S_MAX
 
     def _is_busy(self) -> bool:

@@ -8,13 +8,14 @@ import time
 from indexer.compiled import compiled, intrinsic
 from indexer.hashing.hashes import SEED
 from indexer.hashing.kernels import chain_hashes, hash_windows
-from indexer.index.state_kernels import f64_view, i64_view, mask_view, u32_view, u64_view
+from indexer.index.state_kernels import f64_view, i64_view, mask_view, u8_view, u32_view, u64_view
 from select_service.core.decide.placement_kernels import NOBODY, count_placement
 from select_service.core.decide.plan_layout import BLOCK_SIZE, RANKS
 from select_service.core.decide.policy_kernels import place_by_plan
 from select_service.core.workers.rank_layout import OPEN
-from select_service.fast.answer_kernels import is_told, record_of, render
+from select_service.fast.answer_kernels import is_told, record_of, render, render_done
 from select_service.fast.body_kernels import read_body
+from select_service.fast.booking_kernels import book_chosen, change
 from select_service.fast.byte_kernels import NONE, I, U
 from select_service.fast.head_kernels import read_head
 from select_service.fast.partition_kernels import find_row, row_of
@@ -37,28 +38,32 @@ from select_service.fast.serve_layout import (
     ANSWERS,
     AT_ROW,
     BEGAN_NS,
+    BEGIN,
     BLOCKS,
     BOOK,
     BOUNDS_NS,
     BUCKETS,
-    CALL,
     CHANGES,
     COUNT_LENGTH,
     COUNTS,
     DECIDING_NS,
     ELSEWHERE,
+    GATE,
     GIVE_UP,
     GO_ON_JUDGED,
     INCOMPLETE,
     IS_EAGLE,
     JUDGE,
     LOCKED,
+    LOG,
     MASK,
     NO_FACTORS,
+    OUT,
     PLAN,
-    READ_JUDGED,
+    READ,
     RENDER,
     SEEN,
+    SENT,
     SEQUENCE,
     SLOT,
     STALE,
@@ -69,12 +74,13 @@ from select_service.fast.serve_layout import (
     UNTOLD,
 )
 
-CLOCK = time.CLOCK_MONOTONIC
+CLOCK = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
+"""That of time.monotonic()."""
 
 
 @intrinsic
 def now_ns(typingctx):
-    """Nanoseconds of the monotonic clock."""
+    """Nanoseconds of the clock of time.monotonic()."""
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
@@ -96,6 +102,8 @@ def now_ns(typingctx):
 def read_usual(data, at, state):
     """Read the request at `at`; USUAL when it is one that can be answered here."""
     state[END] = NONE
+    if i64_view(state, LOG)[0] != 0:
+        return GIVE_UP
     if i64_view(state, CHANGES)[0] != state[SEEN]:
         return STALE
     end = len(data)
@@ -190,37 +198,88 @@ def answer(data, state, row):
     return render(data, state, row)
 
 
-@compiled("int64(Bytes(uint8, 1, 'C'), int64, int64[::1], int64, float64)")
-def serve(data, at, state, step, draw):
-    """Answer the request that begins at data[at].  Returns where its answer ends in OUT, or why
-    there is none yet (serve_layout); nothing that others see has changed then.
+@compiled()
+def life_goes_on(data, state):
+    """Change the reservation of the path, and render the answer; or why there is none yet."""
+    said = change(data, state)
+    if said < 0:
+        return said
+    count_answer(state)
+    return render_done(state)
 
-    step: where to begin, READ or READ_JUDGED unless an earlier call of the request said why not
-    draw: uniform in [0, 1), for ties and the softmax
-    To be called under the lock of the index of the row LOCKED, if there is one.
-    """
-    is_judged = step in (READ_JUDGED, GO_ON_JUDGED)
-    if step <= READ_JUDGED:
+
+@compiled()
+def answer_usual(data, at, state, step, draw):
+    """Where the answer ends in OUT, or why there is none yet; arguments as those of `serve`."""
+    is_judged = step == GO_ON_JUDGED
+    if step == READ:
         said = read_usual(data, at, state)
         if said < 0:
-            return I(said)
+            return said
         if state[ROUTE] > RESERVE:
-            return I(CALL)
+            return life_goes_on(data, state)
         if not find_row(state, data):
-            return I(UNKNOWN)
+            return UNKNOWN
     row = row_of(state, state[AT_ROW])
     if step < TOLD:
         if state[AT_ROW] != state[LOCKED]:
-            return I(ELSEWHERE)
-        if step == READ_JUDGED and state[ROUTE] != RESERVE:
-            return I(JUDGE)
+            return ELSEWHERE
+        if step == READ and i64_view(state, GATE)[0] == 0 and state[ROUTE] != RESERVE:
+            return JUDGE
         said = decide(state, row, is_judged, draw)
         if said < 0:
-            return I(said)
+            return said
     if step < RENDER:
         said = told(row, state[SLOT])
         if said < 0:
-            return I(said)
+            return said
         if state[ROUTE] != SELECT:
-            return I(BOOK)
+            said = book_chosen(data, state, row, step)
+            if said < 0:
+                return said
     return answer(data, state, row)
+
+
+@intrinsic
+def _write(typingctx, file, array, at, n_bytes):
+    """write(2) of array[at : at + n_bytes]."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+
+    def codegen(context, builder, signature, args):
+        word = ir.IntType(64)
+        kind = ir.FunctionType(word, (ir.IntType(32), cgutils.voidptr_t, word))
+        write = cgutils.get_or_insert_function(builder.module, kind, "write")
+        begin = context.make_array(signature.args[1])(context, builder, args[1]).data
+        begin = builder.bitcast(cgutils.pointer_add(builder, begin, args[2]), cgutils.voidptr_t)
+        return builder.call(write, (builder.trunc(args[0], ir.IntType(32)), begin, args[3]))
+
+    return types.int64(types.int64, array, types.int64, types.int64), codegen
+
+
+@compiled()
+def send(file, state, end):
+    """Send the answer that ends there in OUT, as much as goes at once.  SENT, or `end`."""
+    begin = state[BEGIN]
+    n_bytes = _write(file, u8_view(state, OUT), begin, end - begin)
+    if n_bytes == end - begin:
+        return SENT
+    state[BEGIN] = begin + max(n_bytes, 0)
+    return end
+
+
+@compiled("int64(Bytes(uint8, 1, 'C'), int64, int64[::1], int64, float64, int64)")
+def serve(data, at, state, step, draw, file):
+    """Answer the request that begins at data[at].  SENT, or where the rest of its answer ends in
+    OUT, or why there is none yet (serve_layout); nothing that others see has changed then.
+
+    step: where to begin, READ unless an earlier call of the request said why not
+    draw: uniform in [0, 1), for ties and the softmax
+    file: a socket, to which an answer to all that is left of `data` may be sent at once; or NONE
+    To be called under the lock of the index of the row LOCKED, if there is one.
+    """
+    end = I(answer_usual(data, at, state, step, draw))
+    if end > 0 and file != NONE and state[END] == len(data):
+        return I(send(file, state, end))
+    return end

@@ -16,6 +16,9 @@ CHANGES     int64   1                        `Fleet.changes`
 COUNTS      int64   N_ROUTES * COUNT_LENGTH  what was answered since the start
 NO_FACTORS  float64 0
 NEW_ID      uint8   ID_BYTES                 id of a reservation for which the client has none
+GATE        int64   1                        `Gate.admits`
+LOG         int64   1                        `log.shows_debug`
+LEDGER      int64                            see core.load.ledger_layout
 MASK        bool    n_slots                  ranks that may be chosen, where the gate has to say it
 BOUNDS_NS   float64 N_BUCKETS - 1            upper ends of the buckets of COUNTS
 
@@ -34,7 +37,8 @@ MEMBERS     int64                            slots of all ranks of the worker, b
 from select_service.fast.byte_kernels import WINDOW
 from select_service.fast.request_layout import N_FIELDS, NUMBERS_MAX, TOKENS_MAX
 
-# What a call of `serve` says when it is not how many bytes the answer has.
+# What a call of `serve` says when it is not where the rest of the answer ends.
+SENT = 0
 GIVE_UP = -1
 INCOMPLETE = -2
 STALE = -3  # the fleet has changed: no row counts any more
@@ -44,11 +48,13 @@ JUDGE = -6  # the gate has to say which ranks may be chosen
 UNTOLD = -7  # there is no text of SLOT, or an old one
 BOOK = -8  # it is to be booked: on SLOT, or on the rank that the request names
 CALL = -9  # a verb is to be called with the id of the path
+UNNAMED = -10  # NEW_ID has to be a new id
+BROKEN = -11  # the ledger does not hold what it must
 
 # Where a call of `serve` begins.
-READ, READ_JUDGED, GO_ON, GO_ON_JUDGED, TOLD, RENDER = range(6)
+READ, GO_ON, GO_ON_JUDGED, TOLD, NAMED, RENDER = range(6)
 """JUDGED: only ranks of the mask may be chosen.  TOLD: SLOT is chosen, and there is a text of it.
-RENDER: all is done but the answer."""
+NAMED: and there is a NEW_ID.  RENDER: all is done but the answer."""
 
 (
     BLOCKS,
@@ -64,7 +70,10 @@ RENDER: all is done but the answer."""
     MASK,
     BOUNDS_NS,
     NEW_ID,
-) = range(N_FIELDS, N_FIELDS + 26, 2)
+    GATE,
+    LOG,
+    LEDGER,
+) = range(N_FIELDS, N_FIELDS + 32, 2)
 (
     SEEN,  # the changes of the fleet up to which rows are known
     AT_ROW,  # row of the partition that is asked for
@@ -73,8 +82,12 @@ RENDER: all is done but the answer."""
     SLOT,  # that was chosen, by us or by the client
     BEGAN_NS,  # when the request was read
     BEGIN,  # of the answer in OUT
+    BOOKS,  # may reservations be changed here?  As the configuration says:
+    COUNTS_PREFILL,
+    COUNTS_BLOCKS,
+    COUNTS_OUTPUT,
     HEAD_LENGTH,  # of the first head, in bytes; those of the others follow
-) = range(N_FIELDS + 26, N_FIELDS + 34)
+) = range(N_FIELDS + 32, N_FIELDS + 44)
 STATE_LENGTH = HEAD_LENGTH + 2
 
 # Numbers of a row.
@@ -82,7 +95,8 @@ NAMES, PLAN, RECORDS, TEXTS = range(0, 8, 2)
 MODEL_BYTES = 8
 IS_EAGLE = 9
 MUTEX = 10  # of the index, its address; 0: nobody reads it on another thread
-ROW_LENGTH = 11
+SUM = 11  # of the ledger, that counts reservations of our clients in the partition; NONE at first
+ROW_LENGTH = 12
 
 # Numbers of a record.
 MEMBERS = 0
@@ -90,7 +104,8 @@ VERSION_TOLD = 2  # that of the slot in the rank table when its text was made
 TEXT_LENGTH = 3  # NONE: it would be too long
 RANK_LENGTH = 4  # of the part of the text that says who the rank is
 FIRST_DP_RANK = 5  # of the members; the others follow in steps of one
-RECORD_LENGTH = 6
+WORKER_ID, DP_RANK = 6, 7
+RECORD_LENGTH = 8
 
 N_PLACES = 4096
 """A power of two, and several times as many as there are partitions."""

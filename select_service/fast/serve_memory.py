@@ -8,6 +8,7 @@ import numpy.typing as npt
 from select_service.core.arrays import name_array
 from select_service.fast import serve_layout as layout
 from select_service.http.head import Headers
+from select_service.log import shows_debug
 
 _STATUS_LINES = {
     layout.OK: b"HTTP/1.1 200 OK\r\n",
@@ -36,6 +37,7 @@ class ServeMemory:
         }
         for pair, array in arrays.items():
             name_array(self.header, pair, array)
+        self.header[layout.LOG : layout.LOG + 2] = shows_debug.buffer_info()
         self.say([])
 
     def say(self, headers: Headers) -> bytes:

@@ -3,7 +3,6 @@
 What is not for here is given up before anything has changed.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +24,13 @@ from select_service.http.head import Headers
 from select_service.metrics.service_metrics import Metrics
 
 _DONE = b'15\r\ncontent-type: application/json\r\n\r\n{"status":"ok"}'
-_decisions = logging.getLogger("select_service.decisions")
 
 
 class ServiceAnswerer:
     """The `Answerer` of a service.
 
     _read: calls a kernel under the lock of the index of the row LOCKED
+    _name: a new id that the request in hand has got
     """
 
     def __init__(self, selector: Selector, metrics: Metrics) -> None:
@@ -39,15 +38,27 @@ class ServiceAnswerer:
         self._memory = ServeMemory()
         self._state = self._memory.header
         self._numbers = self._state.data
-        self._partitions = KnownPartitions(selector.fleet, self._state)
+        self._partitions = KnownPartitions(selector.fleet, selector.held, self._state)
         self._counts = Counts(self._state, selector.gate.tally, metrics)
         self._gate, self._random = selector.gate, selector.random
-        self._logs_decisions = _decisions.isEnabledFor
         self._read = _unlocked
         self._out = self._memory.out.data
         self._bookings = Bookings(selector, self._numbers, self._memory.sequence)
         metrics.before_observing.append(self._counts.pass_on)
+        self._name: str | None = None
+        self._new_reservation_id = selector.new_reservation_id
+        self._follow(selector)
         self.say([])
+
+    def _follow(self, selector: Selector) -> None:
+        """What the kernel does here, and how, is said by others, too."""
+        state, router = self._state, selector.router
+        name_array(state, layout.GATE, self._gate.admits)
+        name_array(state, layout.LEDGER, selector.held.memory.header)
+        state[layout.BOOKS] = self._gate.rules is None and router.assume_kv_reuse
+        state[layout.COUNTS_PREFILL] = router.track_prefill_tokens
+        state[layout.COUNTS_BLOCKS] = router.track_active_blocks
+        state[layout.COUNTS_OUTPUT] = router.track_output_blocks and router.track_active_blocks
 
     def say(self, headers: Headers) -> None:
         """Every answer begins with these from now on, before its own."""
@@ -59,13 +70,13 @@ class ServiceAnswerer:
         if self._partitions.look():
             self._read = _unlocked
 
-    def answer(self, data: bytes, at: int) -> bytes | None:
+    def answer(self, data: bytes, at: int, file: int = NONE) -> bytes | None:
         """See `Answerer`."""
-        if self._logs_decisions(logging.DEBUG):
-            self.end = 0
-            return None
         draw = self._random()
-        end = self._read(serve, data, at, self._state, self._first_step(), draw)
+        end = self._read(serve, data, at, self._state, layout.READ, draw, file)
+        if not end:
+            self.end = len(data)
+            return b""
         if end == layout.CALL and self._bookings.call(data):
             self._counts.count(self._numbers[request.ROUTE])
             self.end = self._numbers[request.END]
@@ -83,12 +94,12 @@ class ServiceAnswerer:
 
         Where the answer ends, INCOMPLETE or GIVE_UP.
         """
-        step = layout.GO_ON
+        self._name = None
         while said < layout.INCOMPLETE:  # and no GIVE_UP
             step = self._prepared(said, data)
             if step == layout.GIVE_UP:
                 return step
-            said = self._read(serve, data, at, self._state, step, draw)
+            said = self._read(serve, data, at, self._state, step, draw, NONE)
         return said
 
     def _prepared(self, said: int, data: bytes) -> int:
@@ -96,14 +107,18 @@ class ServiceAnswerer:
         state = self._numbers
         if said == layout.STALE:
             self._look()
-            return self._first_step()
+            return layout.READ
         if said == layout.UNTOLD:
             self._partitions.at(state[layout.AT_ROW]).answers.tell(state[layout.SLOT])
             return layout.TOLD
         if said == layout.BOOK:
             return self._booked(data)
+        if said == layout.UNNAMED:
+            self._name_it(self._new_reservation_id())
+            return layout.NAMED
         if said == layout.CALL:
             return layout.GIVE_UP
+        assert said != layout.BROKEN, "more was released than had been booked"
         if said == layout.UNKNOWN and not self._partitions.learn(_key_in(data, state)):
             return layout.GIVE_UP
         partition = self._partitions.at(state[layout.AT_ROW]).partition
@@ -128,15 +143,18 @@ class ServiceAnswerer:
                 return layout.GIVE_UP
             state[layout.SLOT] = slot
             return layout.RENDER if self._bookings.reserve(data, partition) else layout.GIVE_UP
-        name = self._bookings.book_placed(data, partition, state[layout.SLOT])
+        name = self._bookings.book_placed(data, partition, state[layout.SLOT], self._name)
         if name is None:
             return layout.GIVE_UP
         if state[request.RESERVATION_ID] == NONE:
-            self._memory.new_id[:] = np.frombuffer(name.encode(), np.uint8)
+            self._name_it(name)
+        self._partitions.booked(state[layout.AT_ROW])
         return layout.RENDER
 
-    def _first_step(self) -> int:
-        return layout.READ if self._gate.is_open else layout.READ_JUDGED
+    def _name_it(self, name: str) -> None:
+        """Let the reservation that is asked for be called so."""
+        self._name = name
+        self._memory.new_id[:] = np.frombuffer(name.encode(), np.uint8)
 
 
 def _unlocked(kernel: Callable[..., int], *arguments: Any) -> int:

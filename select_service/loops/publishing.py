@@ -22,7 +22,7 @@ class Publishing:
         """reader: the number of the loop, from 1 on"""
         self._memory = ServeMemory()
         self.state = self._memory.header
-        self._partitions = KnownPartitions(selector.fleet, self.state, reader)
+        self._partitions = KnownPartitions(selector.fleet, selector.held, self.state, reader)
         self._counts = Counts(self.state, selector.gate.tally, metrics)
 
     def say(self, headers: Headers) -> bool:

@@ -469,7 +469,7 @@ async def test_a_failure_of_the_answerer_ends_the_connection(kind: str) -> None:
     conversation = Conversation()
     usual = conversation.answerer.answer
 
-    def failing(data: bytes, at: int) -> bytes | None:
+    def failing(data: bytes, at: int, file: int = -1) -> bytes | None:
         if data.startswith((GET % 2, POST % (2, 3) + b"abc"), at):
             raise ZeroDivisionError
         return usual(data, at)

@@ -53,8 +53,8 @@ class Counting(ServiceAnswerer):
 
     answered = 0
 
-    def answer(self, data: bytes, at: int) -> bytes | None:
-        found = super().answer(data, at)
+    def answer(self, data: bytes, at: int, file: int = -1) -> bytes | None:
+        found = super().answer(data, at, file)
         self.answered += found is not None
         return found
 

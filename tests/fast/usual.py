@@ -29,7 +29,7 @@ class EvenAnswerer:
     def say(self, headers: Headers) -> None:
         """A conversation has no date."""
 
-    def answer(self, data: bytes, at: int) -> bytes | None:
+    def answer(self, data: bytes, at: int, file: int = -1) -> bytes | None:
         self.n_called += 1
         self.end = -1
         head = HEAD.match(data, at)
@@ -60,7 +60,7 @@ class KnownAnswerer:
     def say(self, headers: Headers) -> None:
         self.headers.append(headers)
 
-    def answer(self, data: bytes, at: int) -> bytes | None:
+    def answer(self, data: bytes, at: int, file: int = -1) -> bytes | None:
         for request, answer in self.answers.items():
             if data.startswith(request, at):
                 self.end = at + len(request)

@@ -17,7 +17,7 @@ from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.booking import BOOKED_BLOCKS_MAX, Account, NewBooking
 from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger_kernels import NO_ROOM, TAKEN, assign
-from select_service.core.load.ledger_layout import CALL_LOAD, FOLLOWERS
+from select_service.core.load.ledger_layout import CALL_LOAD, FOLLOWERS, MANY_BLOCKS
 from select_service.core.load.reservations import Reservations, not_found
 from select_service.core.touched import Touched
 from select_service.errors import CapacityExceeded, Conflict
@@ -25,8 +25,6 @@ from select_service.errors import CapacityExceeded, Conflict
 TURN_WORK_MAX = 1024
 """What one turn of the event loop releases; some one to two milliseconds."""
 RELEASE_WORK = 8
-MANY_BLOCKS = 1024
-"""A load where so many are booked at once is prepared for more of that."""
 
 Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left"]
 """Who made a change.  client: one of ours."""

@@ -40,6 +40,9 @@ ROWS, ORDERS, ENDS, HEADS, CHUNKS, NEXT_CHUNK, SUMS, SCRATCH = range(0, 16, 2)
 BOOK, RENEW, COMPLETE, COMPLETE_ROW, OUTPUT_BLOCK, RELEASE, RELEASE_ROW = range(33, 40)
 HEADER_LENGTH = 40
 
+MANY_BLOCKS = 1024
+"""A load where so many are booked at once is prepared for more of that; kernels leave it to the
+owner."""
 CHUNK_WORDS = 16
 SUM_NUMBERS = 3
 FREE = -1

@@ -1,0 +1,138 @@
+"""What usual requests change: reservations, by the verbs of the ledger.
+
+Only where nobody follows the changes, nobody waits for capacity, and every block has the name that
+the client gave it (BOOKS); everything else is the verbs' of the core, and so is every refusal.
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+
+from indexer.compiled import compiled
+from indexer.index.state_kernels import i64_view, u8_view, u64_view
+from select_service.core.decide.plan_layout import LOAD, S_EFFECTIVE, SUMMARY
+from select_service.core.load.ledger_call_kernels import (
+    call_book,
+    call_complete,
+    call_output_block,
+    call_release,
+    call_renew,
+    name_in,
+)
+from select_service.core.load.ledger_kernels import UNKNOWN, float_of
+from select_service.core.load.ledger_layout import (
+    BOOK as BOOK_AT,
+)
+from select_service.core.load.ledger_layout import (
+    CALL_LOAD,
+    COMPLETE,
+    FOLLOWERS,
+    MANY_BLOCKS,
+    OUTPUT_BLOCK,
+    RELEASE,
+    RENEW,
+    TTL,
+)
+from select_service.fast import request_layout as request
+from select_service.fast.answer_kernels import record_of
+from select_service.fast.byte_kernels import NONE, U
+from select_service.fast.request_layout import (
+    ISL_TOKENS,
+    N_SEQUENCE,
+    PATH_ID,
+    RESERVATION_ID,
+    RESERVE,
+    ROUTE,
+)
+from select_service.fast.serve_layout import (
+    BEGAN_NS,
+    BOOK,
+    BOOKS,
+    BROKEN,
+    CALL,
+    COUNTS_BLOCKS,
+    COUNTS_OUTPUT,
+    COUNTS_PREFILL,
+    DP_RANK,
+    GIVE_UP,
+    ID_BYTES,
+    LEDGER,
+    NAMED,
+    NEW_ID,
+    PLAN,
+    SEQUENCE,
+    SLOT,
+    SUM,
+    UNNAMED,
+    WORKER_ID,
+)
+
+
+@compiled()
+def _is_alone(state, ledger):
+    return state[BOOKS] != 0 and ledger[FOLLOWERS] == 0
+
+
+@compiled(error_model="numpy")
+def _now(state):
+    """In seconds, as time.monotonic() says it."""
+    return float(state[BEGAN_NS]) / 1e9
+
+
+@compiled()
+def _changed(state, ledger, name):
+    """The row of the reservation whose life goes on, as the verbs of the ledger say it."""
+    route, now = state[ROUTE], _now(state)
+    if route == request.FREE:
+        return call_release(ledger[RELEASE], (ledger, name))
+    if route == request.PREFILL_COMPLETE:
+        return call_complete(ledger[COMPLETE], (ledger, name, now))
+    if route == request.OUTPUT_BLOCK and state[COUNTS_OUTPUT] != 0:
+        return call_output_block(ledger[OUTPUT_BLOCK], (ledger, name, np.nan, now))
+    return call_renew(ledger[RENEW], (ledger, name, now))
+
+
+@compiled()
+def change(data, state):
+    """Do what the route says to the reservation of its path.  0, or why it is not done."""
+    ledger = i64_view(state, LEDGER)
+    if not _is_alone(state, ledger):
+        return CALL
+    row = _changed(state, ledger, name_in(data, state[PATH_ID], state[PATH_ID + 1]))
+    if row == UNKNOWN:
+        return GIVE_UP
+    is_broken = row < 0 and state[ROUTE] != request.PREFILL_COMPLETE
+    return BROKEN if is_broken else 0
+
+
+@compiled()
+def _name_of(data, state):
+    """uint8[n]: the id that the client gives, or the new one."""
+    if state[RESERVATION_ID] == NONE:
+        return name_in(u8_view(state, NEW_ID), 0, ID_BYTES)
+    return name_in(data, state[RESERVATION_ID], state[RESERVATION_ID + 1])
+
+
+@compiled()
+def book_chosen(data, state, row, step):
+    """Book the prompt on SLOT.  0, or what has to be done instead, or before.
+
+    Where an earlier booking has called the owner of its load, a verb of the core goes there.
+    """
+    ledger, n_blocks = i64_view(state, LEDGER), state[N_SEQUENCE]
+    is_usual = state[ROUTE] != RESERVE and n_blocks < MANY_BLOCKS and row[SUM] != NONE
+    if not is_usual or ledger[CALL_LOAD] != 0 or not _is_alone(state, ledger):
+        return BOOK
+    if state[RESERVATION_ID] == NONE and step != NAMED:
+        return UNNAMED
+    plan, record, now = i64_view(row, PLAN), record_of(row, state[SLOT]), _now(state)
+    named = n_blocks if state[COUNTS_BLOCKS] != 0 else 0
+    tokens = i64_view(plan, SUMMARY)[S_EFFECTIVE] if state[COUNTS_PREFILL] != 0 else 0
+    ttl_s = float_of(ledger[TTL])
+    what = (state[SLOT], u64_view(state, SEQUENCE)[:named], named, 0, state[ISL_TOKENS], tokens)
+    where = (True, U(record[WORKER_ID]), record[DP_RANK], row[SUM])
+    when = (now, now, ttl_s if ttl_s > 0.0 else np.inf)
+    given = (ledger, i64_view(plan, LOAD), _name_of(data, state))
+    booked = call_book(ledger[BOOK_AT], given + what + where + when)
+    return 0 if booked > 0 else BOOK

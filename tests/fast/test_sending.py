@@ -1,0 +1,116 @@
+"""Answers that are sent where they are made, and those that the transport has to keep."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import pytest
+
+from tests.builders import worker_body
+from tests.fast.requests import AIOHTTP
+from tests.fast.test_equality import post, prompt_of
+from tests.fast.two_services import Side
+from tests.http.conversation import Conversation, Wire
+
+SELECT = post("/select", prompt_of(31, False), AIOHTTP)
+GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.fixture
+def side() -> Any:
+    with asyncio.Runner() as runner:
+        made = Side(runner, True, (), seed=0)
+        made.say(post("/workers", worker_body(1, model_name="default")))
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def pair() -> Any:
+    """(a socket, that of its client)."""
+    with contextlib.ExitStack() as stack:
+        ends = [stack.enter_context(end) for end in socket.socketpair()]
+        for end in ends:
+            end.setblocking(False)
+        yield ends
+
+
+def fill(end: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            end.send(b"x" * 65536)
+
+
+def test_an_answer_is_sent_at_once(side: Side, pair: Any) -> None:
+    assert side.answerer is not None
+    ours, client = pair
+    expected = side.answerer.answer(SELECT, 0)
+    assert side.answerer.answer(SELECT, 0, ours.fileno()) == b""
+    assert side.answerer.end == len(SELECT)
+    assert client.recv(1 << 16) == expected
+
+
+def test_what_does_not_go_at_once_is_returned(side: Side, pair: Any) -> None:
+    assert side.answerer is not None
+    ours, _ = pair
+    expected = side.answerer.answer(SELECT, 0)
+    fill(ours)
+    assert side.answerer.answer(SELECT, 0, ours.fileno()) == expected
+    ours.close()
+    assert side.answerer.answer(SELECT, 0, 10**6) == expected
+
+
+def test_only_an_answer_to_all_that_is_left_is_sent(side: Side, pair: Any) -> None:
+    assert side.answerer is not None
+    ours, client = pair
+    expected = side.answerer.answer(SELECT, 0)
+    assert side.answerer.answer(SELECT * 2, 0, ours.fileno()) == expected
+    assert side.answerer.end == len(SELECT)
+    with pytest.raises(BlockingIOError):
+        client.recv(1)
+
+
+class SocketWire(Wire):
+    """With a socket; `kept`: bytes that it has not sent."""
+
+    kept = 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self if name == "socket" else default
+
+    def fileno(self) -> int:
+        return 17
+
+    def get_write_buffer_size(self) -> int:
+        return self.kept
+
+
+class LeanConversation(Conversation):
+    is_lean = True
+
+
+def test_nothing_overtakes_what_the_transport_keeps() -> None:
+    async def talk() -> None:
+        wire = SocketWire()
+        conversation = LeanConversation(wire)
+        files: list[int] = []
+        answer = conversation.protocol._answer
+
+        def noting(data: bytes, at: int, file: int = -1) -> Any:
+            files.append(file)
+            return answer(data, at, file)
+
+        conversation.protocol._answer = noting
+        conversation.say(GET % 2, GET % 2)
+        wire.kept = 5
+        conversation.protocol.look()
+        conversation.say(GET % 2)
+        wire.kept = 0
+        conversation.protocol.look()
+        conversation.say(GET % 2, GET % 1)
+        conversation.protocol.look()
+        assert files == [17, -1, -1, 17, -1]
+        assert conversation.protocol._file == -1  # the ordinary path has the connection
+
+    asyncio.run(talk())
