@@ -1,8 +1,9 @@
 """The JSON body of a usual request: lists to arrays, numbers and places of texts to the fields.
 
 Usual is an object of known keys, each once and with a value of its type: lists of integers,
-integers, and texts of plain ASCII without escapes.  What the ordinary path would answer in another
-way than by choosing or booking is not usual, nor is what it would warn of.
+integers, fractions in a few digits, and texts of plain ASCII without escapes; or null, where that
+means the same as leaving the key out, as generators of clients like to write it.  What the ordinary
+path would answer in another way than by doing it is not usual, nor is what it would warn of.
 
 Source: RFC 8259; the fields are those of `bodies`.
 """
@@ -14,10 +15,14 @@ import numpy as np
 
 from indexer.compiled import compiled
 from select_service.fast.byte_kernels import (
+    DOT,
     EXACT,
     NONE,
     QUOTE,
+    TEN_TO,
     WINDOW,
+    ZERO,
+    I,
     U,
     byte_at,
     bytes_of,
@@ -31,10 +36,12 @@ from select_service.fast.byte_kernels import (
 )
 from select_service.fast.list_kernels import read_hashes, read_tokens
 from select_service.fast.request_layout import (
+    DECAY_FRACTION,
     DP_RANK,
     EFFECTIVE_PREFILL_TOKENS,
     EXPECTED_OUTPUT_TOKENS,
     ISL_TOKENS,
+    KEYS_LEFT,
     LENGTH_MAX,
     MODEL_NAME,
     N_BLOCKS,
@@ -51,11 +58,15 @@ from select_service.fast.request_layout import (
     WORKER_ID,
 )
 
-COLON, COMMA, OPEN_LIST, OPEN, CLOSE = bytes_of(b":,[{}")
+COLON, COMMA, OPEN_LIST, OPEN, CLOSE, SMALL_N = bytes_of(b":,[{}n")
 
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
-SELECTS, BOOKS, RESERVES = 0b011, 0b110, 0b100
-"""Routes by bit: those that choose, those that book, the one with a rank of the caller's."""
+SELECTS, BOOKS, RESERVES, FADES = 0b011, 0b110, 0b100, 0b10000
+"""Routes by bit: those that choose, those that book, the one with a rank of the caller's, the one
+that counts an output block."""
+HAVE_PROMPTS = 0b111
+NO_ENTRY = NONE
+"""Of a key that is only read when it is null."""
 
 KEYS = (
     (b"block_hashes", N_BLOCKS, 0b111, 0),
@@ -71,13 +82,32 @@ KEYS = (
     (b"routing_group", TENANT_ID, 0b111, 0),
     (b"selection_id", SELECTION_ID, SELECTS, 0),
     (b"reservation_id", RESERVATION_ID, BOOKS, 0),
+    (b"decay_fraction", DECAY_FRACTION, FADES, 0),
+    (b"lora_name", NO_ENTRY, HAVE_PROMPTS, 0),
+    (b"cache_salt", NO_ENTRY, HAVE_PROMPTS, 0),
+    (b"is_eagle", NO_ENTRY, HAVE_PROMPTS, 0),
+    (b"mm_routing_info", NO_ENTRY, HAVE_PROMPTS, 0),
+    (b"block_mm_infos", NO_ENTRY, HAVE_PROMPTS, 0),
+    (b"router_config_override", NO_ENTRY, HAVE_PROMPTS, 0),
+    (b"priority_jump", NO_ENTRY, SELECTS, 0),
+    (b"strict_priority", NO_ENTRY, SELECTS, 0),
+    (b"priority_tier", NO_ENTRY, SELECTS, 0),
+    (b"timeout_ms", NO_ENTRY, SELECTS, 0),
+    (b"pinned_worker", NO_ENTRY, SELECTS, 0),
+    (b"allowed_worker_ids", NO_ENTRY, SELECTS, 0),
 )
 """Key, its entry in the fields, the routes that take it, the highest number.
 
 U64_MAX itself is NONE, as its 64 bits.
 """
+NEVER_NULL = (b"worker_id", b"dp_rank", b"model_name", b"tenant_id", b"routing_group")
 KEY_WORDS = words_of(*(key for key, _, _, _ in KEYS))
 ENTRY = np.array([entry for _, entry, _, _ in KEYS])
+MAY_BE_NULL = np.array([key not in NEVER_NULL for key, _, _, _ in KEYS])
+NULL = words_of(b"null")
+FRACTION_DIGITS_MAX = 15
+"""So that the digits and the power of ten by which they are divided are exact as float64, and the
+quotient is what every correct reader says."""
 TAKEN_BY = np.array([routes for _, _, routes, _ in KEYS])
 HIGHEST = np.array([highest for _, _, _, highest in KEYS], np.uint64)
 
@@ -90,6 +120,31 @@ def read_number(data, at, end, highest):
         return U(0), UNUSUAL
     value, wrong = number_in(data, at, behind)
     return value, (behind if wrong == 0 and value <= highest else UNUSUAL)
+
+
+@compiled(_nrt=False, error_model="numpy")
+def read_fraction(data, at, end):
+    """(a number from 0 to 1 without an exponent, place behind it or UNUSUAL)."""
+    point = run_end(data, at, end, digits)
+    if point != at + 1:
+        return 0.0, UNUSUAL
+    value, behind = I(data[U(at)]) - ZERO, point
+    if byte_at(data, point, end) == DOT:
+        behind = run_end(data, point + 1, end, digits)
+        if not 1 <= behind - point - 1 <= FRACTION_DIGITS_MAX:
+            return 0.0, UNUSUAL
+        for place in range(point + 1, behind):
+            value = 10 * value + I(data[U(place)]) - ZERO
+    scale = float(TEN_TO[max(behind - point - 1, 0)])
+    fraction = float(value) / scale
+    return fraction, (behind if fraction <= 1.0 else UNUSUAL)
+
+
+@compiled(_nrt=False)
+def read_null(data, at, end, key):
+    """Place behind null where that is usual, or UNUSUAL."""
+    is_null = at + 4 < end and text_number(data, at, at + 4, NULL, EXACT) == 0
+    return at + 4 if is_null and MAY_BE_NULL[key] else UNUSUAL
 
 
 @compiled(_nrt=False)
@@ -114,6 +169,14 @@ def read_numbers(data, at, end, entry, blocks, sequence, tokens):
 def read_value(data, at, end, key, fields, blocks, sequence, tokens):
     """Read the value of a key; the place behind it or UNUSUAL."""
     entry = ENTRY[key]
+    if byte_at(data, at, end) == SMALL_N:
+        return read_null(data, at, end, key)
+    if entry == NO_ENTRY:
+        return UNUSUAL
+    if entry == DECAY_FRACTION:
+        fraction, behind = read_fraction(data, at, end)
+        fields[entry] = np.float64(fraction).view(np.int64)
+        return behind
     if entry >= SELECTION_ID:
         if byte_at(data, at, end) != QUOTE:
             return UNUSUAL
@@ -136,8 +199,11 @@ def read_member(data, at, end, fields, blocks, sequence, tokens):
     if behind < 0:
         return UNUSUAL
     key = text_number(data, at + 1, behind - 1, KEY_WORDS, EXACT)
-    if key == NONE or (TAKEN_BY[key] >> fields[ROUTE]) & 1 == 0 or fields[ENTRY[key]] != NONE:
+    if key == NONE or (TAKEN_BY[key] >> fields[ROUTE]) & (fields[KEYS_LEFT] >> key) & 1 == 0:
         return UNUSUAL
+    if ENTRY[key] == TENANT_ID and fields[TENANT_ID] != NONE:
+        return UNUSUAL
+    fields[KEYS_LEFT] ^= 1 << key
     at = skip_blanks(data, behind, end)
     if byte_at(data, at, end) != COLON:
         return UNUSUAL

@@ -89,7 +89,8 @@ def _changed(state, ledger, name):
     if route == request.PREFILL_COMPLETE:
         return call_complete(ledger[COMPLETE], (ledger, name, now))
     if route == request.OUTPUT_BLOCK and state[COUNTS_OUTPUT] != 0:
-        return call_output_block(ledger[OUTPUT_BLOCK], (ledger, name, np.nan, now))
+        weight = float_of(state[request.DECAY_FRACTION])
+        return call_output_block(ledger[OUTPUT_BLOCK], (ledger, name, weight, now))
     return call_renew(ledger[RENEW], (ledger, name, now))
 
 

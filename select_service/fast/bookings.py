@@ -31,10 +31,15 @@ class Bookings:
         self._sequence = sequence
         self._verbs: dict[int, Callable[[str, float], None]] = {
             request.PREFILL_COMPLETE: selector.prefill_complete,
-            request.OUTPUT_BLOCK: lambda name, now: selector.output_block(name, None, now),
+            request.OUTPUT_BLOCK: self._output_block,
             request.RENEW: selector.renew,
             request.FREE: selector.free,
         }
+
+    def _output_block(self, name: str, now: float) -> None:
+        bits = self._fields[request.DECAY_FRACTION]
+        decay = None if bits == NONE else float(np.int64(bits).view(np.float64))
+        self._selector.output_block(name, decay, now)
 
     def call(self, data: bytes) -> bool:
         """Call the verb of the route with the id of the path.  False: it refused."""

@@ -79,7 +79,7 @@ JSON_BYTES = 16
 KEEP_ALIVE = words_of(b"keep-alive", small=True)
 DIGITS_MAX = 7
 HOST_BYTES_MAX = 255
-EMPTY_OBJECT_BYTES_MAX = 16
+VERB_BODY_BYTES_MAX = 64
 """Of the body of a route that needs none."""
 
 
@@ -235,7 +235,7 @@ def judged(fields, given, at):
     has_prompt = fields[ROUTE] <= RESERVE
     if (given >> HOST) & 1 == 0 or ((given >> TYPE) & 1 == 0 and (has_prompt or length > 0)):
         return UNUSUAL
-    bound = BODY_BYTES_MAX if has_prompt else EMPTY_OBJECT_BYTES_MAX
+    bound = BODY_BYTES_MAX if has_prompt else VERB_BODY_BYTES_MAX
     if length > bound or (has_prompt and length == 0):
         return UNUSUAL
     fields[BODY_AT], fields[END] = at, at + length

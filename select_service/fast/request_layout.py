@@ -42,7 +42,10 @@ SELECTION_ID = 15
 RESERVATION_ID = 17
 MODEL_NAME = 19
 TENANT_ID = 21
-N_FIELDS = 23
+# And:
+KEYS_LEFT = 23  # a bit for each key that was not given
+DECAY_FRACTION = 24  # bits of a float64; NONE is NaN
+N_FIELDS = 25
 
 HEAD_BYTES_MAX = 8192
 HEADERS_MAX = 64

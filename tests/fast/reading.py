@@ -17,7 +17,7 @@ from select_service.bodies.selection import SelectAndReserveRequest, SelectReque
 from select_service.core.decide.prompt import ISL_TOKENS_MAX, booked_prompt_of, prompt_of
 from select_service.errors import SelectError
 from select_service.fast import request_layout as layout
-from select_service.fast.body_kernels import KEYS
+from select_service.fast.body_kernels import KEYS, NO_ENTRY
 from select_service.fast.list_kernels import SPARE
 from select_service.fast.request_kernels import read_request
 from select_service.fast.request_layout import INCOMPLETE, NONE, UNUSUAL, USUAL
@@ -68,6 +68,7 @@ class Request(NamedTuple):
     blocks: tuple[int, ...] | None = None
     sequence: tuple[int, ...] | None = None
     tokens: tuple[int, ...] | None = None
+    decay_fraction: float | None = None
 
 
 def state_of(data: bytes, at: int = 0, end: int | None = None) -> int:
@@ -116,6 +117,9 @@ def _request(data: bytes, begin: int) -> Request:
         numbers(layout.N_BLOCKS, BLOCKS),
         numbers(layout.N_SEQUENCE, SEQUENCE),
         numbers(layout.N_TOKENS, TOKENS),
+        None
+        if FIELDS[layout.DECAY_FRACTION] == NONE
+        else float(FIELDS.view(float)[layout.DECAY_FRACTION]),
     )
 
 
@@ -193,8 +197,9 @@ def _of_route(data: bytes, head: _Head, method: str, path: str) -> Request | Non
     if route == layout.OUTPUT_BLOCK and head.body:
         _check_content_type(dict(head.headers).get(b"content-type", b""))
         body = decoded(head.body, FORMS[route])
-        if body is None or body.decay_fraction is not None:
+        if body is None or not 0.0 <= (body.decay_fraction or 0.0) <= 1.0:
             return None
+        request = request._replace(decay_fraction=body.decay_fraction)
     return request._replace(route=route, path_id=path_id)
 
 
@@ -221,7 +226,7 @@ def _with_body(request: Request, head: _Head) -> Request | None:
     )
 
 
-KNOWN = frozenset(key.decode() for key, _, _, _ in KEYS)
+KNOWN = frozenset(key.decode() for key, entry, _, _ in KEYS if entry != NO_ENTRY)
 
 
 def _has_only_what_we_know(body: msgspec.Struct) -> bool:

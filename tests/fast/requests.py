@@ -44,6 +44,14 @@ LONG: Mapping[str, Any] = {
 }
 
 
+LEFT_OUT = (
+    *("selection_id", "expected_output_tokens", "lora_name", "cache_salt", "is_eagle"),
+    *("mm_routing_info", "block_mm_infos", "router_config_override", "priority_jump"),
+    *("strict_priority", "priority_tier", "timeout_ms", "pinned_worker", "allowed_worker_ids"),
+)
+"""Of what chooses a rank; clients write null for what they leave out."""
+
+
 def request(
     line: str, headers: Headers = HTTPX, body: object = None, compact: bool = False
 ) -> bytes:
@@ -75,6 +83,10 @@ def lifecycle() -> list[bytes]:
         request("POST /reservations/x/output_block", HTTPX, b" {\r\n}\t"),
         request("POST /reservations/x/output_block", (*HTTPX, ("Content-Length", "0"))),
         request("POST /reservations/x/prefill_complete", HTTPX, {}),
+        *(
+            request("POST /reservations/x/output_block", HTTPX, {"decay_fraction": fraction})
+            for fraction in (None, 0, 1, 0.0, 1.0, 0.5, 0.1, 0.7, 0.123456789012345)
+        ),
         request("DELETE /reservations/" + "i" * 512, AIOHTTP, {}),
     ]
 
@@ -88,6 +100,15 @@ def prompts() -> list[bytes]:
         request("POST /select", AIOHTTP, {"token_ids": [7]}, compact=True),
         request("POST /select", AIOHTTP, LONG),
         request("POST /select", AIOHTTP, LONG, compact=True),
+        request("POST /select", HTTPX, {**dict.fromkeys(LEFT_OUT), **TOKENS}),
+        request(
+            "POST /select_and_reserve",
+            HTTPX,
+            {**HASHES, **dict.fromkeys(("reservation_id", *LEFT_OUT))},
+        ),
+        request(
+            "POST /reservations", HYPER, {**dict.fromkeys(("token_ids", "lora_name")), **BOOKED}
+        ),
         request("POST /select", (*HYPER, ("x-dynamo-meta-policy-class", "batch")), TOKENS),
         request("POST /select_and_reserve", HTTPX, {**HASHES, "reservation_id": "r/1 %?"}),
         request("POST /select_and_reserve", HYPER, {**TOKENS, "routing_group": "b"}),

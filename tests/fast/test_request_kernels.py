@@ -158,6 +158,40 @@ def hashes(text: str) -> bytes:
     return raw(f'{{"block_hashes": {text}, "sequence_hashes": [1], "isl_tokens": 1}}')
 
 
+FRACTIONS = (
+    *(
+        "1.5",
+        "1.000000000000001",
+        "2",
+        "10",
+        "-0.5",
+        "-0",
+        "5e-1",
+        "5E-1",
+        "0.5e0",
+        "0.",
+        ".5",
+        "00",
+        "01.0",
+    ),
+    *(
+        "0.1234567890123456",
+        "true",
+        '"0.5"',
+        "nan",
+        "Infinity",
+        "[0.5]",
+        '0.5, "decay_fraction": 0.5',
+    ),
+)
+
+
+def faded(text: str) -> bytes:
+    """An output block with such a fraction."""
+    body = b'{"decay_fraction": %b}' % text.encode()
+    return request("POST /reservations/a/output_block", HTTPX, body)
+
+
 BODIES = [
     raw(""),
     raw(" "),
@@ -181,6 +215,16 @@ BODIES = [
     raw('{"token_ids": [1], "model_name": "a\tb"}'),
     raw('{"token_ids": [1], "model_name": ""}'),
     raw('{"token_ids": [1], "model_name": null}'),
+    raw('{"token_ids": [1], "tenant_id": null}'),
+    raw('{"token_ids": [1], "routing_constraints": null}'),
+    raw('{"token_ids": [1], "lora_name": nul}'),
+    raw('{"token_ids": [1], "lora_name": nulls}'),
+    raw('{"token_ids": [1], "lora_name": NULL}'),
+    raw('{"token_ids": [1], "lora_name": null, "lora_name": null}'),
+    raw('{"token_ids": null, "token_ids": [1]}'),
+    raw('{"token_ids": [1], "token_ids": null}'),
+    raw('{"token_ids": null}'),
+    raw('{"token_ids": [1], "reservation_id": null}'),
     raw('{"token_ids": [1], "model_name": 1}'),
     raw('{"token_ids": [1], "model_name": "%s"}' % ("m" * 513)),
     raw('{"token_ids": [1], "token_id": [1]}'),
@@ -266,8 +310,9 @@ BODIES = [
     request("POST /reservations", HTTPX, {**BOOKED, "effective_prefill_tokens": 2**63}),
     request("POST /reservations", HTTPX, {**TOKENS, "reservation_id": "r"}),
     request("POST /reservations", HTTPX, {**TOKENS, "worker_id": 1}),
-    request("POST /reservations/a/output_block", HTTPX, {"decay_fraction": 0.5}),
-    request("POST /reservations/a/output_block", HTTPX, {"decay_fraction": None}),
+    *(faded(text) for text in FRACTIONS),
+    request("POST /reservations/a/output_block", HTTPX, {"token_ids": None}),
+    request("POST /reservations/a/renew", HTTPX, {"decay_fraction": 0.5}),
     request("POST /reservations/a/output_block", HTTPX, b"[]"),
     request("POST /reservations/a/output_block", HTTPX, b"{"),
     request("POST /reservations/a/output_block", HTTPX, b"  "),
