@@ -2,9 +2,11 @@
 
 import pytest
 
+from tests.builders import worker_body
 from tests.fast.corpus import load
 from tests.fast.reading import agrees, state_of
 from tests.fast.requests import HTTPX, request
+from tests.fast.two_services import TwoServices
 
 INPUTS = load()
 
@@ -26,3 +28,13 @@ def test_no_body_like_them_is_read_in_two_ways(behind: bytes) -> None:
     for data in INPUTS:
         body = data.partition(b"\r\n\r\n")[2] + behind
         agrees(request("POST /select", HTTPX, body))
+
+
+def test_a_service_answers_the_same_on_both_paths() -> None:
+    with TwoServices() as two:
+        for worker_id, model_name in enumerate(("default", "llama", "m"), 1):
+            two.say(request("POST /workers", HTTPX, worker_body(worker_id, model_name=model_name)))
+        for data in INPUTS:
+            two.say(data, drawn=0.5)
+            two.reconnect()
+        assert two.answered
