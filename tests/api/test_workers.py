@@ -1,10 +1,12 @@
 """The catalog over HTTP, and the listeners that follow it."""
 
+import asyncio
 import logging
 
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
+from select_service.core.fleet.fleet import Fleet
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -199,3 +201,21 @@ def test_room_for_more_ranks_is_made_before_they_come(api, verb, monkeypatch):
     else:
         assert api.patch("/workers/2", {"data_parallel_size": 2}).status == 200
     assert had_room == [True]
+
+
+@pytest.mark.parametrize(("ranks", "order"), [(2, ["put", "others"]), (512, ["others", "put"])])
+def test_a_worker_of_many_ranks_is_put_in_a_turn_of_its_own(api, ranks, order, monkeypatch):
+    seen, making_room, put = [], Fleet.making_room, Fleet.put
+
+    def room_is_made(fleet, worker):
+        yield from making_room(fleet, worker)
+        asyncio.get_running_loop().call_soon(seen.append, "others")
+
+    def is_put(fleet, worker):
+        seen.append("put")
+        put(fleet, worker)
+
+    monkeypatch.setattr(Fleet, "making_room", room_is_made)
+    monkeypatch.setattr(Fleet, "put", is_put)
+    assert api.post("/workers", worker_body(1, data_parallel_size=ranks)).status == 201
+    assert seen == order
