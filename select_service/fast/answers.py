@@ -37,7 +37,9 @@ class Answers:
         self._partition = partition
         self._row = row
         self._members: dict[int, _Members] = {}
-        self._install(0)
+        self._records = np.zeros((0, layout.RECORD_LENGTH), np.int64)
+        self._texts = np.zeros((0, layout.TEXT_BYTES), np.uint8)
+        self._ensure(0)
 
     def can_tell(self, slot: int) -> bool:
         """Is there a text of a slot in which a rank stands?  It is made anew if it is old."""
@@ -49,7 +51,7 @@ class Answers:
     def tell(self, slot: int) -> None:
         """Make the text of a slot in which a rank stands."""
         if slot >= len(self._texts):
-            self._install(self._partition.table.n_slots)
+            self._ensure(slot + 1)
         version = int(self._partition.table.columns.version[slot])
         text, record = self._text(slot), self._records[slot]
         begin = text.index(_FIRST_NUMBER) + len(_FIRST_NUMBER)
@@ -65,10 +67,14 @@ class Answers:
         record[layout.RANK_LENGTH] = text.rindex(_RANK_END, 0, begin)
         record[layout.VERSION_TOLD] = version
 
-    def _install(self, n_slots: int) -> None:
-        """Have room for so many, and none of them told yet."""
-        self._records = np.zeros((n_slots, layout.RECORD_LENGTH), np.int64)
-        self._texts = np.zeros((n_slots, layout.TEXT_BYTES), np.uint8)
+    def _ensure(self, n_slots: int) -> None:
+        """Have room for so many, and twice as many as before; what was told stays."""
+        known = len(self._texts)
+        more = max(n_slots, 2 * known) - known
+        texts = np.zeros((more, layout.TEXT_BYTES), np.uint8)
+        records = np.zeros((more, layout.RECORD_LENGTH), np.int64)
+        self._texts = np.concatenate([self._texts, texts])
+        self._records = np.concatenate([self._records, records])
         name_array(self._row, layout.RECORDS, self._records)
         name_array(self._row, layout.TEXTS, self._texts)
 
