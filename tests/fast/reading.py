@@ -19,11 +19,11 @@ from select_service.errors import SelectError
 from select_service.fast import request_layout as layout
 from select_service.fast.body_kernels import KEYS, NO_ENTRY
 from select_service.fast.list_kernels import SPARE
-from select_service.fast.request_kernels import read_request
 from select_service.fast.request_layout import INCOMPLETE, NONE, UNUSUAL, USUAL
 from select_service.http.codec import _check_content_type, decoded
 from select_service.http.head import Headers, checked_head
 from select_service.http.second_reading import BodyForm
+from tests.fast.request_kernels import read_request
 
 NUMBERS = 4096
 FIELDS = np.zeros(layout.N_FIELDS, np.int64)

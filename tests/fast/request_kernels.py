@@ -1,4 +1,4 @@
-"""The entry for Python: one request, head and body."""
+"""The reader of requests, head and body, as an entry of its own."""
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
