@@ -113,11 +113,11 @@ class TheSameAnswers(RuleBasedStateMachine):
         return self.two.say(*parts, drawn=drawn)
 
     def say_to_all(self, data: bytes) -> None:
-        """What every replica is to know."""
+        """What every replica is to know.  It is not said again: its answer comes from a thread."""
         at = self.two.at
         for replica in range(self.replicas):
             self.two.turn_to(replica)
-            self.say(data)
+            self.two.say(data)
         self.two.turn_to(at)
 
     # Workers
