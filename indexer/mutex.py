@@ -4,18 +4,21 @@ Two locks meet here, the mutex and the interpreter lock, and one rule keeps them
 
     Nobody waits for a mutex while holding the interpreter lock.
 
-Whoever has the mutex may therefore wait for the interpreter lock, which those who hold it will
-give up sooner or later, and no circle can close.  In particular:
+Whoever has the mutex may therefore wait for the interpreter lock, which those who hold it give up
+sooner or later, and no circle can close.  In particular:
 
 * Python takes the mutex as a context manager, which tries with the interpreter lock, and waits
-  without it.  What is done under it may be any bounded step of bytecode.
-* A kernel with the interpreter lock only tries (`try_acquire`).  When the mutex is taken it
-  returns, having changed nothing, and says so; its caller then takes the mutex as Python does, and
-  calls the kernel again with the word that the mutex is held.
-* A kernel without the interpreter lock (`nogil`, or a thread of its own) may wait (`acquire`).
+  without it.  What is done under it may be any bounded step of bytecode: for rare things, because
+  such a step can wait for the interpreter lock while others wait for the mutex.
+* A kernel takes the mutex itself (`enter`, `leave`).  It tries; when the mutex is taken, it lets
+  the interpreter lock go if it has it, waits, does its work without it, and takes the interpreter
+  lock back after the mutex is free again.  So no bytecode runs under the mutex, and whoever waits
+  for a kernel that has it waits for some microseconds of work.
+* A kernel that never has the interpreter lock may wait at once (`acquire`, `release`).
 
-Of several mutexes those of a thread come before those of what threads share, and nobody holds two
-that are shared.  A kernel gives back what it took before it returns, unless it says otherwise.
+Of several mutexes that of a thread comes before those that threads share, and nobody takes one of
+those while holding another.  A kernel gives back what it took before it returns, unless it says
+otherwise.  Nobody raises in between.
 
 No fairness: who gives it back may have it again at once.  A step under it is short.
 """
@@ -65,5 +68,9 @@ class Mutex:
         traceback: TracebackType | None,
     ) -> None:
         """Raises RuntimeError when this thread does not have it."""
+        self.release()
+
+    def release(self) -> None:
+        """Give back what a kernel has taken and left to us.  Raises as `__exit__`."""
         if unlock(self.address):
             raise RuntimeError("the thread does not have the mutex")

@@ -9,6 +9,9 @@ machine code can be kept.  The address 0 is no mutex: taking and giving it back 
 
 from indexer.compiled import compiled, intrinsic
 
+OURS = -1
+"""Of `enter`, instead of a thread: the mutex was ours before, and stays."""
+
 
 def _pthread(name):
     """int64 -> int64, what the function says of the mutex with this address."""
@@ -35,24 +38,96 @@ _try_lock = _pthread("pthread_mutex_trylock")
 _unlock = _pthread("pthread_mutex_unlock")
 
 
-@compiled()
-def try_acquire(address):
-    """Take it, if nobody has it.  Is it ours now?  For kernels that hold the interpreter lock."""
-    return address == 0 or _try_lock(address) == 0
+@intrinsic
+def _has_interpreter(typingctx):
+    """1: this thread has the interpreter lock."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(ir.IntType(32), ())
+        check = cgutils.get_or_insert_function(builder.module, kind, "PyGILState_Check")
+        return builder.sext(builder.call(check, ()), ir.IntType(64))
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def _leave_interpreter(typingctx):
+    """Give the interpreter lock back.  Returns what brings this thread back to it."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(cgutils.voidptr_t, ())
+        leave = cgutils.get_or_insert_function(builder.module, kind, "PyEval_SaveThread")
+        return builder.ptrtoint(builder.call(leave, ()), ir.IntType(64))
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def _return_to_interpreter(typingctx, thread):
+    """Wait for the interpreter lock."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), (cgutils.voidptr_t,))
+        back = cgutils.get_or_insert_function(builder.module, kind, "PyEval_RestoreThread")
+        builder.call(back, (builder.inttoptr(args[0], cgutils.voidptr_t),))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 @compiled()
 def acquire(address):
-    """Take it, and wait for that.  For code without the interpreter lock, and for no other."""
+    """Take it, and wait for that.  For kernels without the interpreter lock, and for no other."""
     if address != 0:
         _lock(address)
 
 
 @compiled()
 def release(address):
-    """Give it back.  It is ours."""
+    """Give back what `acquire` took."""
     if address != 0:
         _unlock(address)
+
+
+@compiled()
+def enter(address):
+    """Take it, in whatever kernel.  What it returns is for `leave`.
+
+    The interpreter lock, if it is held, is let go only where we have to wait, until `leave`.
+    """
+    if address == 0 or _try_lock(address) == 0:
+        return 0
+    thread = _leave_interpreter() if _has_interpreter() != 0 else 0
+    if _lock(address) == 0:
+        return thread
+    if thread != 0:
+        _return_to_interpreter(thread)
+    return OURS
+
+
+@compiled()
+def leave(address, thread):
+    """Give back what `enter` took, then come back to the interpreter."""
+    if address != 0 and thread != OURS:
+        _unlock(address)
+        if thread != 0:
+            _return_to_interpreter(thread)
+
+
+@compiled()
+def stay(thread):
+    """Instead of `leave`: come back to the interpreter, and keep what `enter` took."""
+    if thread != 0 and thread != OURS:
+        _return_to_interpreter(thread)
 
 
 @compiled("int64(int64)")

@@ -15,7 +15,6 @@ import uvloop
 import zmq
 
 from indexer.index.prefix_index import PrefixIndex
-from indexer.mutex import Mutex
 from indexer.sockets.ingest import Ingest
 from select_service.api.application import Application
 from select_service.api.service import Service
@@ -76,7 +75,6 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
         lambda: PrefixIndex(
             config["index_blocks_max"],
             bytes_max=config["index_bytes_max"],
-            lock=Mutex(),
             copy_lock=threading.Lock(),
         ),
         rng=Random(SystemRandom().getrandbits(128)),

@@ -56,13 +56,17 @@ class BlockTree:
     def __init__(self, blocks_max: int, orphans_max: int, bytes_max: int) -> None:
         orphans_max = min(orphans_max, bytes_max // ORPHANS_SHARE // ORPHAN_BYTES)
         self.memory = IndexMemory(blocks_max, bytes_max - orphans_max * ORPHAN_BYTES)
-        self.orphans = Orphans(orphans_max)
+        self.orphans = Orphans(orphans_max, self._let_wait)
         self.bytes_max = bytes_max
         self.header = self.memory.header
         self._one = Changes(1, 0)
         self._one.used = 1
+        self._anybody = np.array([1, 0, change_kernels.NO_SLOT], np.int64)
         self.wrong_slots: set[int] = set()
         """Slots with blocks that they have removed: they are to be cleared."""
+
+    def _let_wait(self, slot: int, has_orphans: bool) -> None:
+        self.memory.column(state.WAITING)[slot] = has_orphans
 
     def nbytes(self) -> int:
         """Memory in use; never more than `bytes_max`, unless an empty index takes more."""
@@ -85,29 +89,42 @@ class BlockTree:
 
     # --- changes --------------------------------------------------------------------------------
 
-    def carry_out(self, changes: Changes) -> int:
-        """Returns how many are done: all before one whose parent is not known, or up to one that
-        makes the slot one of `wrong_slots`, or for which room had to be made.
+    def carry_out(
+        self, changes: Changes, first: int, last: int, writer: NDArray[np.int64], mutex: int
+    ) -> int:
+        """One call of the kernel, which says what it takes and returns."""
+        done: int = change_kernels.carry_out(
+            self.header,
+            changes.rows,
+            first,
+            last,
+            changes.names,
+            changes.blocks,
+            changes.totals,
+            writer,
+            mutex,
+        )
+        return done
+
+    def go_on(self, changes: Changes, done: int) -> int:
+        """Go on where the kernel has stopped.  Returns how many changes are done: all before one
+        whose parent is not known, or up to one that makes the slot one of `wrong_slots`, or for
+        which room had to be made.
         """
-        header, memory, rows, done = self.header, self.memory, changes.rows, 0
-        last = changes.used
-        while True:
-            done = change_kernels.carry_out(
-                header, rows, done, last, changes.names, changes.blocks, changes.totals
-            )
-            if done == last or rows[done, change_kernels.COUNT] < 0:
-                return int(done)
-            if header[state.NEED]:
-                memory.make_room()
+        rows, last = changes.rows, changes.used
+        while done < last and rows[done, change_kernels.COUNT] >= 0:
+            if self.header[state.NEED]:
+                self.memory.make_room()
                 last = done + 1  # making room takes as long as many changes
-                continue
-            memory.retry()
-            done += 1
-            if not rows[done - 1, change_kernels.IS_STORE]:
-                self.wrong_slots.add(int(rows[done - 1, change_kernels.HOLDER]) >> 3)
-                return int(done)
-            if done == last:
-                return int(done)
+            else:
+                self.memory.retry()
+                done += 1
+                if not rows[done - 1, change_kernels.IS_STORE]:
+                    self.wrong_slots.add(int(rows[done - 1, change_kernels.HOLDER]) >> 3)
+                    break
+            if done < last:
+                done = self.carry_out(changes, done, last, self._anybody, 0)
+        return done
 
     def store_chain(self, holder: int, parent: int | None, blocks: Hashes, engines: Hashes) -> int:
         """Blocks recorded below the parent, -1 if the slot does not know it."""
@@ -146,7 +163,7 @@ class BlockTree:
     def _carry_out_one(self, names: Hashes, blocks: Hashes) -> int:
         one = self._one
         one.names, one.blocks = names, blocks
-        self.carry_out(one)
+        self.go_on(one, self.carry_out(one, 0, 1, self._anybody, 0))
         one.names = one.blocks = _NO_HASHES
         return int(one.rows[0, change_kernels.COUNT])
 

@@ -13,13 +13,16 @@ from indexer.index.state_kernels import (
     HEADER,
     NAMES,
     NEED,
+    WAITING,
     I,
     U,
     home,
+    i64_view,
     u32_view,
     u64_view,
 )
 from indexer.index.tree_kernels import find_child
+from indexer.mutex_kernels import enter, leave, stay
 from indexer.prefetch_kernels import prefetch
 
 # Of a change.
@@ -42,6 +45,14 @@ REMOVED, STORED = range(2)
 
 FETCHED_MAX = 64
 """Names of several changes that are fetched together."""
+
+# Of the writer whose changes they are: 1 = it takes changes; 0 or 1, which of two places of its
+# stream counts; its slot, or NO_SLOT where neither orphans nor places matter.
+TAKES, PLACE, SLOT = range(3)
+WRITER_LENGTH = 3
+NO_SLOT = -1
+
+REFUSED = -1
 
 
 @compiled()
@@ -99,17 +110,16 @@ def _remove(h, change, names, totals, is_fetched):
     change[AT] = h[CURSOR]
 
 
-@compiled(f"int64({HEADER}, int64[:, ::1], int64, int64, {HASHES}, {HASHES}, int64[::1])")
-def carry_out(h, changes, first, last, names, blocks, totals):
-    """Carry out changes[first:last].  Returns the first that is not wholly done, or `last`.
+@compiled()
+def _refuses(h, writer):
+    """Is the slot closed or cleared, or do orphans wait for what it announces?"""
+    if writer[TAKES] == 0:
+        return True
+    return writer[SLOT] != NO_SLOT and i64_view(h, WAITING)[writer[SLOT]] != 0
 
-    changes: int64 [n, CHANGE_LENGTH]; one that is begun goes on where it stopped
-    names, blocks: uint64 [n], engine and content hashes
-    totals: int64 [2], what is removed and stored is added
 
-    One that stops has no known parent, or NEED is set, or the index is full: of a store the rest is
-    refused and counted, of a removal the rest is to be forgotten with everything else of the slot.
-    """
+@compiled()
+def _carry_out(h, changes, first, last, names, blocks, totals):
     are_fetched = last - first > 1 and _fetch_few(h, changes[first:last], names)
     for k in range(first, last):
         change = changes[k]
@@ -121,3 +131,34 @@ def carry_out(h, changes, first, last, names, blocks, totals):
         if change[AT] < part.shape[0] or change[COUNT] == NO_PARENT:
             return k
     return last
+
+
+@compiled(
+    f"int64({HEADER}, int64[:, ::1], int64, int64, {HASHES}, {HASHES}, int64[::1], int64[::1],"
+    " int64)"
+)
+def carry_out(h, changes, first, last, names, blocks, totals, writer, mutex):
+    """Carry out changes[first:last].  Returns the first that is not wholly done, or `last`.
+
+    changes: int64 [n, CHANGE_LENGTH]; one that is begun goes on where it stopped
+    names, blocks: uint64 [n], engine and content hashes
+    totals: int64 [2], what is removed and stored is added
+    writer: int64 [WRITER_LENGTH]; REFUSED, and nothing is done, when it takes no changes.  With the
+            last change its other place counts
+    mutex:  that of the index, which is taken, and given back with the last change or REFUSED: for
+            what is left the caller has it.  0: the caller has it anyway
+
+    One that stops has no known parent, or NEED is set, or the index is full: of a store the rest is
+    refused and counted, of a removal the rest is to be forgotten with everything else of the slot.
+    """
+    thread = enter(mutex)
+    if _refuses(h, writer):
+        leave(mutex, thread)
+        return I(REFUSED)
+    done = _carry_out(h, changes, first, last, names, blocks, totals)
+    if done < last:
+        stay(thread)
+        return done
+    writer[PLACE] ^= 1
+    leave(mutex, thread)
+    return done

@@ -5,7 +5,7 @@ Such a block has no place in the tree yet, so it is kept as a plain edge (parent
 hash of its slot. This is the cold path: plain dictionaries, bounded by `orphans_max`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
@@ -54,8 +54,10 @@ class _SlotOrphans:
 class Orphans:
     """The orphans of all slots of one index. `slot in orphans` tells whether a slot has any."""
 
-    def __init__(self, orphans_max: int) -> None:
+    def __init__(self, orphans_max: int, tell: Callable[[int, bool], None]) -> None:
+        """tell: hears of every slot that gets its first orphan, or has none any more"""
         self.dropped = 0
+        self._tell = tell
         self._orphans_max = orphans_max
         self._live = 0
         self._slots: dict[int, _SlotOrphans] = {}
@@ -82,7 +84,9 @@ class Orphans:
                 orphan = known._replace(copies=known.copies + counted)
         mine.put(orphan)
         self._live += known is None
-        self._slots[slot] = mine
+        if slot not in self._slots:
+            self._slots[slot] = mine
+            self._tell(slot, True)
         return True
 
     def remove(self, slot: int, tier: int, engine_hash: int, *, every_copy: bool) -> bool:
@@ -128,7 +132,10 @@ class Orphans:
 
     def drop_slot(self, slot: int) -> "_SlotOrphans":
         """Forget all orphans of the slot. The caller may `discard` them when it is not locked."""
-        mine = self._slots.pop(slot, None) or _SlotOrphans()
+        mine = self._slots.pop(slot, None)
+        if mine is None:
+            return _SlotOrphans()
+        self._tell(slot, False)
         self._live -= len(mine.by_name)
         return mine
 
@@ -136,6 +143,7 @@ class Orphans:
         self._live -= gone
         if not self._slots[slot].by_name:
             del self._slots[slot]
+            self._tell(slot, False)
 
     def check_invariants(self) -> None:
         """Recount. O(orphans), for tests."""

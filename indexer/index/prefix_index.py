@@ -2,7 +2,7 @@
 
 One prefix tree over block content hashes for all slots and tiers (layout: state_kernels). Every
 slot speaks its own language of engine hashes: a hash is only ever compared with what the same slot
-announced. No clock, no thread, no I/O; the lock is injected and held for one bounded step at a
+announced. No clock, no thread, no I/O; the lock is held for one bounded step at a
 time. The rules:
 
 * A slot holds a block in a tier while at least one of its announcements of it is not undone.
@@ -17,8 +17,7 @@ time. The rules:
 * What is large is done in steps, and the lock is free in between.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +30,9 @@ from indexer.index.block_tree import BlockTree
 from indexer.index.match_kernels import match
 from indexer.index.memory import BYTES_MAX
 from indexer.index.orphans import Orphan
-from indexer.index.slot_writer import Lock, Slots, SlotWriter
+from indexer.index.slot_writer import Slots, SlotWriter
 from indexer.index.snapshot import IndexSnapshot, Place, RawCopy
+from indexer.mutex import Mutex
 from indexer.tiers import N_TIERS
 
 ORPHAN_BLOCKS_MAX = 65_536
@@ -65,10 +65,10 @@ class _Moment(NamedTuple):
 
 
 class PrefixIndex:
-    """The index of one partition. Thread-safe exactly as far as the injected locks are.
+    """The index of one partition. Thread-safe, but for snapshots only as far as `copy_lock` is.
 
-    lock: around every step. copy_lock: around every snapshot, of which there is one at a time.
-    Raises MemoryError.
+    lock: around every step; None: one of its own. copy_lock: around every snapshot, of which there
+    is one at a time. Raises MemoryError.
     """
 
     def __init__(
@@ -77,20 +77,17 @@ class PrefixIndex:
         *,
         bytes_max: int = BYTES_MAX,
         orphan_blocks_max: int = ORPHAN_BLOCKS_MAX,
-        lock: Lock | None = None,
-        copy_lock: Lock | None = None,
+        lock: Mutex | None = None,
+        copy_lock: AbstractContextManager[Any] | None = None,
     ) -> None:
-        self._lock: Lock = nullcontext() if lock is None else lock
-        self._copy_lock: Lock = nullcontext() if copy_lock is None else copy_lock
+        self.lock = Mutex() if lock is None else lock
+        """Also in the header: kernels that read or change the index take it themselves."""
+        self._copy_lock = nullcontext() if copy_lock is None else copy_lock
         self._tree = BlockTree(blocks_max, orphan_blocks_max, bytes_max)
         self.header = self._tree.header
-        """How kernels reach all of it (state_kernels), under the lock; never replaced."""
+        """How kernels reach all of it (state_kernels); never replaced."""
+        self.header[state.MUTEX] = self.lock.address
         self._slots = Slots()
-
-    @property
-    def mutex(self) -> int:
-        """Address of the lock, for kernels; 0 when it is none that they can take."""
-        return int(getattr(self._lock, "address", 0))
 
     @property
     def n_slots(self) -> int:
@@ -110,9 +107,9 @@ class PrefixIndex:
         opened: list[SlotWriter] = []
         slots = self._slots
         try:
-            with self._lock:
+            with self.lock:
                 for _ in range(number):
-                    writer = SlotWriter(slots.lowest_free(), slots, self._tree, self._lock)
+                    writer = SlotWriter(slots.lowest_free(), slots, self._tree, self.lock)
                     slots.enter(writer)
                     opened.append(writer)
         except MemoryError:
@@ -128,12 +125,12 @@ class PrefixIndex:
         """
         while self.widen_on(more):
             pass
-        with self._lock:
+        with self.lock:
             return self._slots.number_with(more)
 
     def has_room(self, more: int) -> bool:
         """Can `open_slots` take so many?"""
-        with self._lock:
+        with self.lock:
             return self._has_room(more)
 
     def widen_on(self, more: int) -> bool:
@@ -141,7 +138,7 @@ class PrefixIndex:
 
         Raises MemoryError, and changes nothing, when there is no room for them.
         """
-        with self._lock:
+        with self.lock:
             if not self._has_room(more):
                 self._tree.memory.widen_on()
             return not self._has_room(more)
@@ -152,21 +149,14 @@ class PrefixIndex:
         `path` is uint64 [n_blocks], C-contiguous, content hashes, first block first. The result is
         a fresh array. O(n_blocks), plus O(n_slots) where the holders of the path change.
         """
-        with self._lock:
+        with self.lock:
             matched = np.empty((len(self._slots.writers), N_TIERS), np.int32)
             match(self.header, path, matched)
         return matched
 
-    def read(self, kernel: Callable[..., int], *arguments: Any) -> int:
-        """What a kernel of somebody else returns that reads the index, as `match` does, by its
-        header: `kernel(*arguments)`, under the lock, in one bounded step.
-        """
-        with self._lock:
-            return kernel(*arguments)
-
     def stats(self) -> IndexStats:
         """Current size and totals of everything that was turned away."""
-        with self._lock:
+        with self.lock:
             tree, value = self._tree, self._tree.memory.value
             return IndexStats(
                 blocks=value(state.NODES_LIVE),
@@ -198,10 +188,10 @@ class PrefixIndex:
             try:
                 more = True
                 while more:
-                    with self._lock:
+                    with self.lock:
                         more = copy.step()
             finally:
-                with self._lock:
+                with self.lock:
                     copy.end()
         orphans = tuple((slot, orphan) for slot, mine in moment.orphans for orphan in mine)
         return copy.snapshot(moment.slots, moment.places, orphans, moment.live_at)
@@ -211,7 +201,7 @@ class PrefixIndex:
 
     def _begin(self, copy: RawCopy) -> "_Moment | None":
         """None when the index has grown beyond the copy."""
-        with self._lock:
+        with self.lock:
             if not copy.begin():
                 return None
             writers = [writer for writer in self._slots.writers if writer is not None]
@@ -224,7 +214,7 @@ class PrefixIndex:
 
     def check_invariants(self) -> None:
         """Recompute everything that is kept incrementally. O(blocks * slots), for tests."""
-        with self._lock:
+        with self.lock:
             tree = self._tree
             invariants.check_memory(tree.memory)
             tree.orphans.check_invariants()

@@ -5,14 +5,13 @@ steps a change is made of, and what becomes of it when the slot is cleared or cl
 """
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
 from heapq import heappop, heappush
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.hashing.hashes import Hashes
+from indexer.index import change_kernels
 from indexer.index.block_tree import (
     ADOPT_STEP_MAX,
     DETACHED_STEP_MAX,
@@ -21,13 +20,12 @@ from indexer.index.block_tree import (
     holder_of,
 )
 from indexer.index.snapshot import Place
+from indexer.mutex import Mutex
 from indexer.tiers import Tier
 
 STEP_BLOCKS_MAX = 2048  # announced or removed while the lock is held
 SINGLE_COST = 64
 """A block that is placed by itself costs as much as so many of a chain."""
-
-Lock: TypeAlias = AbstractContextManager[Any]
 
 
 class Slots:
@@ -74,10 +72,12 @@ class SlotWriter:
     the same slot in another thread: it counts as having come before the clear.
     """
 
-    def __init__(self, slot: int, slots: "Slots", tree: BlockTree, lock: Lock) -> None:
+    def __init__(self, slot: int, slots: "Slots", tree: BlockTree, lock: Mutex) -> None:
         self.slot = slot
-        self.place: Place | None = None
-        """How far the stream of this slot's own rank is applied; None: nothing known."""
+        self._row = np.array([True, 0, slot], np.int64)
+        """What kernels know of it, see `change_kernels`."""
+        self._numbers = self._row.data
+        self._places: list[Place | None] = [None, None]
         self.upcoming: Place | None = None
         """What `place` will be after the next change that names this writer as its stream."""
         self.live_at: float | None = None
@@ -103,6 +103,15 @@ class SlotWriter:
     def is_open(self) -> bool:
         """Until `close` or `reopen`; the slot is nobody else's for so long."""
         return self._open
+
+    @property
+    def place(self) -> Place | None:
+        """How far the stream of this slot's own rank is applied; None: nothing known."""
+        return self._places[self._numbers[change_kernels.PLACE]]
+
+    @place.setter
+    def place(self, place: Place | None) -> None:
+        self._places[self._numbers[change_kernels.PLACE]] = place
 
     @property
     def is_whole(self) -> bool:
@@ -165,14 +174,17 @@ class SlotWriter:
         The others are not begun: they take several steps, or have to wait for `settling`.
         after: what `place` becomes; part: the same when only so many are done
         """
-        with self._lock:
-            if self._clearing or not self._open or self.slot in self._tree.orphans:
-                return 0
-            done = self._tree.carry_out(changes)
-            if done == changes.used:
-                self.place = after
-            elif done:
-                self.place = part(done)
+        self._places[1 - self._numbers[change_kernels.PLACE]] = after
+        done = self._tree.carry_out(changes, 0, changes.used, self._row, self._lock.address)
+        if done == change_kernels.REFUSED:
+            return 0
+        if done < changes.used:
+            try:  # the kernel has left the lock to us
+                done = self._tree.go_on(changes, done)
+                if done:
+                    self.place = after if done == changes.used else part(done)
+            finally:
+                self._lock.release()
         if self._tree.wrong_slots:
             self._starts_over()
         return done
@@ -302,12 +314,17 @@ class SlotWriter:
         with self._lock:
             assert self._open
             self._open, self.rest = False, None
+            self._tell_kernels()
             gone = self._tree.orphans.drop_slot(self.slot)
             fresh = SlotWriter(self.slot, self._slots, self._tree, self._lock)
             fresh._clearing = True
+            fresh._tell_kernels()
             self._slots.replace(fresh)
         gone.discard()
         return fresh
+
+    def _tell_kernels(self) -> None:
+        self._numbers[change_kernels.TAKES] = self._open and not self._clearing
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -440,6 +457,7 @@ class SlotWriter:
             self._open = not closing
             begun = self._clearing and not self.is_half_cleared
             self._clearing, self.is_half_cleared, self._changing = True, False, False
+            self._tell_kernels()
             self._clears += 1
             gone = self._tree.orphans.drop_slot(self.slot)
         gone.discard()
@@ -461,6 +479,7 @@ class SlotWriter:
         with self._lock:
             self._tree.wrong_slots.discard(self.slot)
             self._clearing = False
+            self._tell_kernels()
             if not self._open:
                 self._slots.leave(self)
 

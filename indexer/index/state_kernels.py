@@ -31,6 +31,7 @@ SET_INFO      int64   set*SET_FIELDS reference count, generation, link, hash (se
 MEMO          int64   entry*4        remembered set transitions
 LIVE          int64   slot*4+tier    nodes held
 RECORDS_OF    int64   slot           overflow records
+WAITING       int64   slot           1 = it has orphans (orphans)
 SCRATCH       uint64  PLANES*W       working set of a kernel call
 
 The COPY_ columns are those of a snapshot that is being taken (snapshot_kernels).
@@ -83,6 +84,7 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     MEMO,
     LIVE,
     RECORDS_OF,
+    WAITING,
     SCRATCH,
     COPY_LOCAL,
     COPY_ENGINE,
@@ -93,7 +95,7 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     COPIED_NODES,
     COPIED_SETS,
     COPIED_RECORDS,
-) = range(32, 74, 2)
+) = range(32, 76, 2)
 
 # Counters and limits.
 (
@@ -123,8 +125,9 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     UNKNOWN,  # hash-only announcements of blocks the slot never announced with content
     NEED,  # 1 = the last kernel stopped early: the owner has something to do
     CURSOR,  # node where a stopped store goes on
-) = range(74, 100)
-HEADER_LENGTH = 100
+    MUTEX,  # address of the lock of all of it (mutex_kernels), 0: nobody shares it
+) = range(76, 103)
+HEADER_LENGTH = 103
 
 NODE_BYTES = 28  # of one entry of every node column
 

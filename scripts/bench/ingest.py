@@ -28,7 +28,6 @@ import zmq
 
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
-from indexer.mutex import Mutex
 from indexer.sockets.ingest import Ingest
 
 BLOCK_SIZE = 16
@@ -100,7 +99,7 @@ class Receiver:
     """An Ingest with one listener."""
 
     def __init__(self, endpoint: str, blocks_max: int) -> None:
-        self.index = PrefixIndex(blocks_max, lock=Mutex())
+        self.index = PrefixIndex(blocks_max)
         self.ingest = Ingest(threads=1)
         writer = self.index.open_slot()
         source = KvSource(1, 0, endpoint, None, BLOCK_SIZE, False, True, {0: writer})

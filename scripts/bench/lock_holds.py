@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from indexer.index.prefix_index import PrefixIndex
+from indexer.mutex import Mutex
 from indexer.tiers import Tier
 
 CHAIN_BLOCKS = 4096
@@ -22,10 +23,11 @@ ORPHANS = 50_000
 PROMPT_BLOCKS = 4096
 
 
-class TimedLock:
+class TimedLock(Mutex):
     """Keeps how long it was held each time."""
 
     def __init__(self):
+        super().__init__()
         self.held_s = []
 
     def __enter__(self):

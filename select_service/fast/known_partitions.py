@@ -58,7 +58,7 @@ class KnownPartitions:
         self._known.clear()
         self._places[:] = NONE
         self._state[layout.SEEN] = self._fleet.changes[0]
-        self._state[layout.AT_ROW] = self._state[layout.LOCKED] = NONE
+        self._state[layout.AT_ROW] = NONE
 
     def learn(self, key: PartitionKey) -> bool:
         """Let AT_ROW be a row of the partition, whose names have NAMES_HASH; False: there is none.
@@ -76,7 +76,7 @@ class KnownPartitions:
         name_array(row, layout.PLAN, partition.placing.plan_for(self._reader))
         row[layout.MODEL_BYTES] = len(model)
         row[layout.IS_EAGLE] = partition.is_eagle
-        row[layout.MUTEX] = partition.index.mutex
+        row[layout.MUTEX] = partition.index.lock.address
         row[layout.SUM] = NONE
         self._known.append(Known(partition, Answers(partition, row), names))
         self._place(number)

@@ -12,7 +12,6 @@ from select_service.fast.byte_kernels import NONE, I, U
 from select_service.fast.request_layout import MODEL_NAME, TENANT_ID
 from select_service.fast.serve_layout import (
     AT_ROW,
-    LOCKED,
     MODEL_BYTES,
     NAMES,
     NAMES_HASH,
@@ -77,7 +76,6 @@ def find_row(state, data):
 
     O(1): the row of the last request is looked at first.
     """
-    state[AT_ROW] = state[LOCKED]
     if state[AT_ROW] != NONE and _is_asked_for(state, state[AT_ROW], data):
         return True
     places = i64_view(state, PLACES)

@@ -9,6 +9,7 @@ from indexer.compiled import compiled, intrinsic
 from indexer.hashing.hashes import SEED
 from indexer.hashing.kernels import chain_hashes, hash_windows
 from indexer.index.state_kernels import f64_view, i64_view, mask_view, u8_view, u32_view, u64_view
+from indexer.mutex_kernels import enter, leave
 from select_service.core.decide.placement_kernels import NOBODY, count_placement
 from select_service.core.decide.plan_layout import BLOCK_SIZE, RANKS
 from select_service.core.decide.policy_kernels import place_by_plan
@@ -47,16 +48,15 @@ from select_service.fast.serve_layout import (
     COUNT_LENGTH,
     COUNTS,
     DECIDING_NS,
-    ELSEWHERE,
     GATE,
     GIVE_UP,
     GO_ON_JUDGED,
     INCOMPLETE,
     IS_EAGLE,
     JUDGE,
-    LOCKED,
     LOG,
     MASK,
+    MUTEX,
     NO_FACTORS,
     OUT,
     PLAN,
@@ -169,22 +169,25 @@ def count_decision(state):
 
 
 @compiled()
-def decide(state, row, is_judged, draw):
-    """Let SLOT be where the prompt goes.  0, or why there is no answer yet."""
-    if state[N_TOKENS] != NONE and not hash_tokens(state, row, i64_view(row, PLAN)[BLOCK_SIZE]):
-        return GIVE_UP
-    if state[ROUTE] == RESERVE:
-        return BOOK
-    state[SLOT] = choose(state, row, is_judged, draw)
-    return GIVE_UP if state[SLOT] == NOBODY else 0
-
-
-@compiled()
 def told(row, slot):
     """0 when there is a text of the slot, or why there is no answer yet."""
     if not is_told(row, slot):
         return UNTOLD
     return GIVE_UP if record_of(row, slot)[TEXT_LENGTH] == NONE else 0
+
+
+@compiled()
+def decide(state, row, step, is_judged, draw):
+    """Let SLOT be where the prompt goes, if it is not yet.  0, or why there is no answer yet.
+
+    The index is locked meanwhile, and with it all that a placement reads.
+    """
+    thread = enter(row[MUTEX])
+    if step < TOLD:
+        state[SLOT] = choose(state, row, is_judged, draw)
+    said = GIVE_UP if state[SLOT] == NOBODY else told(row, state[SLOT])
+    leave(row[MUTEX], thread)
+    return said
 
 
 @compiled()
@@ -222,15 +225,15 @@ def answer_usual(data, at, state, step, draw):
             return UNKNOWN
     row = row_of(state, state[AT_ROW])
     if step < TOLD:
-        if state[AT_ROW] != state[LOCKED]:
-            return ELSEWHERE
         if step == READ and i64_view(state, GATE)[0] == 0 and state[ROUTE] != RESERVE:
             return JUDGE
-        said = decide(state, row, is_judged, draw)
-        if said < 0:
-            return said
+        size = i64_view(row, PLAN)[BLOCK_SIZE]
+        if state[N_TOKENS] != NONE and not hash_tokens(state, row, size):
+            return GIVE_UP
+        if state[ROUTE] == RESERVE:
+            return BOOK
     if step < RENDER:
-        said = told(row, state[SLOT])
+        said = decide(state, row, step, is_judged, draw)
         if said < 0:
             return said
         if state[ROUTE] != SELECT:
@@ -277,7 +280,6 @@ def serve(data, at, state, step, draw, file):
     step: where to begin, READ unless an earlier call of the request said why not
     draw: uniform in [0, 1), for ties and the softmax
     file: a socket, to which an answer to all that is left of `data` may be sent at once; or NONE
-    To be called under the lock of the index of the row LOCKED, if there is one.
     """
     end = I(answer_usual(data, at, state, step, draw))
     if end > 0 and file != NONE and state[END] == len(data):

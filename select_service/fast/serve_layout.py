@@ -43,13 +43,12 @@ GIVE_UP = -1
 INCOMPLETE = -2
 STALE = -3  # the fleet has changed: no row counts any more
 UNKNOWN = -4  # the partition that is asked for has no row
-ELSEWHERE = -5  # it is the one of AT_ROW, whose index has to be locked
-JUDGE = -6  # the gate has to say which ranks may be chosen
-UNTOLD = -7  # there is no text of SLOT, or an old one
-BOOK = -8  # it is to be booked: on SLOT, or on the rank that the request names
-CALL = -9  # a verb is to be called with the id of the path
-UNNAMED = -10  # NEW_ID has to be a new id
-BROKEN = -11  # the ledger does not hold what it must
+JUDGE = -5  # the gate has to say which ranks may be chosen
+UNTOLD = -6  # there is no text of SLOT, or an old one
+BOOK = -7  # it is to be booked: on SLOT, or on the rank that the request names
+CALL = -8  # a verb is to be called with the id of the path
+UNNAMED = -9  # NEW_ID has to be a new id
+BROKEN = -10  # the ledger does not hold what it must
 
 # Where a call of `serve` begins.
 READ, GO_ON, GO_ON_JUDGED, TOLD, NAMED, RENDER = range(6)
@@ -77,7 +76,6 @@ NAMED: and there is a NEW_ID.  RENDER: all is done but the answer."""
 (
     SEEN,  # the changes of the fleet up to which rows are known
     AT_ROW,  # row of the partition that is asked for
-    LOCKED,  # row of the partition whose index is locked
     NAMES_HASH,  # of the names that were not found
     SLOT,  # that was chosen, by us or by the client
     BEGAN_NS,  # when the request was read
@@ -87,14 +85,14 @@ NAMED: and there is a NEW_ID.  RENDER: all is done but the answer."""
     COUNTS_BLOCKS,
     COUNTS_OUTPUT,
     HEAD_LENGTH,  # of the first head, in bytes; those of the others follow
-) = range(N_FIELDS + 32, N_FIELDS + 44)
+) = range(N_FIELDS + 32, N_FIELDS + 43)
 STATE_LENGTH = HEAD_LENGTH + 2
 
 # Numbers of a row.
 NAMES, PLAN, RECORDS, TEXTS = range(0, 8, 2)
 MODEL_BYTES = 8
 IS_EAGLE = 9
-MUTEX = 10  # of the index, its address; 0: nobody reads it on another thread
+MUTEX = 10  # address of the lock of the index, for all that a placement reads
 SUM = 11  # of the ledger, that counts reservations of our clients in the partition; NONE at first
 ROW_LENGTH = 12
 

@@ -1,10 +1,7 @@
-"""Answers usual requests of one service: one compiled call under one lock, and what it asks for.
+"""Answers usual requests of one service: one compiled call, and what it asks for.
 
 What is not for here is given up before anything has changed.
 """
-
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +26,6 @@ _DONE = b'15\r\ncontent-type: application/json\r\n\r\n{"status":"ok"}'
 class ServiceAnswerer:
     """The `Answerer` of a service.
 
-    _read: calls a kernel under the lock of the index of the row LOCKED
     _name: a new id that the request in hand has got
     """
 
@@ -41,7 +37,6 @@ class ServiceAnswerer:
         self._partitions = KnownPartitions(selector.fleet, selector.held, self._state)
         self._counts = Counts(self._state, selector.gate.tally, metrics)
         self._gate, self._random = selector.gate, selector.random
-        self._read = _unlocked
         self._out = self._memory.out.data
         self._bookings = Bookings(selector, self._numbers, self._memory.sequence)
         metrics.before_observing.append(self._counts.pass_on)
@@ -63,17 +58,12 @@ class ServiceAnswerer:
     def say(self, headers: Headers) -> None:
         """Every answer begins with these from now on, before its own."""
         self._done = self._memory.say(headers) + _DONE
-        self._look()
-
-    def _look(self) -> None:
-        """Keep no partition alive that the fleet has no more."""
-        if self._partitions.look():
-            self._read = _unlocked
+        self._partitions.look()
 
     def answer(self, data: bytes, at: int, file: int = NONE) -> bytes | None:
         """See `Answerer`."""
         draw = self._random()
-        end = self._read(serve, data, at, self._state, layout.READ, draw, file)
+        end = serve(data, at, self._state, layout.READ, draw, file)
         if not end:
             self.end = len(data)
             return b""
@@ -99,14 +89,14 @@ class ServiceAnswerer:
             step = self._prepared(said, data)
             if step == layout.GIVE_UP:
                 return step
-            said = self._read(serve, data, at, self._state, step, draw, NONE)
+            said = serve(data, at, self._state, step, draw, NONE)
         return said
 
     def _prepared(self, said: int, data: bytes) -> int:
         """The step at which the kernel is to go on, or GIVE_UP."""
         state = self._numbers
         if said == layout.STALE:
-            self._look()
+            self._partitions.look()
             return layout.READ
         if said == layout.UNTOLD:
             self._partitions.at(state[layout.AT_ROW]).answers.tell(state[layout.SLOT])
@@ -122,8 +112,6 @@ class ServiceAnswerer:
         if said == layout.UNKNOWN and not self._partitions.learn(_key_in(data, state)):
             return layout.GIVE_UP
         partition = self._partitions.at(state[layout.AT_ROW]).partition
-        state[layout.LOCKED] = state[layout.AT_ROW]
-        self._read = partition.index.read
         if self._gate.is_open or state[request.ROUTE] == request.RESERVE:
             return layout.GO_ON
         free = self._gate.free_at_once(partition)
@@ -155,11 +143,6 @@ class ServiceAnswerer:
         """Let the reservation that is asked for be called so."""
         self._name = name
         self._memory.new_id[:] = np.frombuffer(name.encode(), np.uint8)
-
-
-def _unlocked(kernel: Callable[..., int], *arguments: Any) -> int:
-    """Without a partition there is nothing to lock."""
-    return kernel(*arguments)
 
 
 def _key_in(data: bytes, fields: memoryview) -> PartitionKey:

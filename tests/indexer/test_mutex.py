@@ -9,7 +9,7 @@ import pytest
 from numba import njit
 
 from indexer.mutex import Mutex
-from indexer.mutex_kernels import acquire, release, try_acquire
+from indexer.mutex_kernels import OURS, acquire, enter, leave, release, stay
 
 DEADLINE_S = 60.0
 
@@ -26,14 +26,33 @@ def add_waiting(address: int, counter: Any, times: int) -> None:
 
 
 @njit
-def add_trying(address: int, counter: Any, times: int) -> int:
-    """As `add_waiting`, with the interpreter lock: up to the first time that it is taken."""
-    for done in range(times):
-        if not try_acquire(address):
-            return done
+def add_entering(address: int, counter: Any, times: int) -> int:
+    """As `add_waiting`, with the interpreter lock.  Returns how often it had to wait."""
+    waited = 0
+    for _ in range(times):
+        thread = enter(address)
         counter[0] += 1
-        release(address)
-    return times
+        leave(address, thread)
+        waited += thread not in (0, OURS)
+    return waited
+
+
+@njit
+def add_and_stay(address: int, counter: Any) -> None:
+    """The mutex is the caller's afterwards."""
+    thread = enter(address)
+    counter[0] += 1
+    stay(thread)
+
+
+def warm_up(counter: Any) -> None:
+    """Compile all of them."""
+    mutex = Mutex()
+    add_waiting(mutex.address, counter, 0)
+    add_entering(mutex.address, counter, 0)
+    add_and_stay(mutex.address, counter)
+    mutex.release()
+    counter[:] = 0
 
 
 def in_threads(*works: Callable[[], None]) -> None:
@@ -58,8 +77,7 @@ def in_threads(*works: Callable[[], None]) -> None:
 def test_threads_of_python_and_of_kernels_count_behind_it() -> None:
     mutex, counter = Mutex(), np.zeros(2, np.int64)
     times = 20_000
-    add_waiting(mutex.address, counter, 0)
-    add_trying(mutex.address, counter, 0)
+    warm_up(counter)
 
     def in_bytecode() -> None:
         for _ in range(times):
@@ -74,30 +92,57 @@ def test_threads_of_python_and_of_kernels_count_behind_it() -> None:
         for _ in range(times):
             add_waiting(mutex.address, counter, 1)
 
-    def trying() -> None:
-        left = times
-        while left:
-            left -= add_trying(mutex.address, counter, left)
-            if left:
-                with mutex:
-                    left -= add_trying(0, counter, 1)
+    def entering() -> None:
+        for _ in range(times):
+            add_entering(mutex.address, counter, 1)
 
-    in_threads(in_bytecode, in_bytecode, in_kernels, in_short_kernels, trying, trying)
-    assert counter[0] == (2 + 100 + 1 + 2) * times
+    def staying() -> None:
+        for _ in range(times):
+            add_and_stay(mutex.address, counter)
+            counter[0] += 1
+            mutex.release()
+
+    in_threads(in_bytecode, in_kernels, in_short_kernels, entering, entering, staying)
+    assert counter[0] == (1 + 100 + 1 + 2 + 2) * times
 
 
-def test_who_tries_does_not_wait() -> None:
+def test_a_kernel_that_must_wait_lets_the_interpreter_go() -> None:
+    """The holder needs the interpreter lock before it gives the mutex back."""
+    mutex, counter = Mutex(), np.zeros(2, np.int64)
+    warm_up(counter)
+    is_held, waited = threading.Event(), []
+
+    def hold() -> None:
+        with mutex:
+            is_held.set()
+            while not counter[1]:  # set by a thread that runs while the others wait
+                pass
+
+    def enter_meanwhile() -> None:
+        assert is_held.wait(DEADLINE_S)
+        waited.append(add_entering(mutex.address, counter, 1))
+
+    def let_go() -> None:
+        assert is_held.wait(DEADLINE_S)
+        counter[1] = 1
+
+    in_threads(hold, enter_meanwhile, enter_meanwhile, let_go)
+    assert counter[0] == 2
+    assert len(waited) == 2
+
+
+def test_a_kernel_may_enter_what_its_caller_has() -> None:
     mutex, counter = Mutex(), np.zeros(2, np.int64)
     with mutex:
-        assert add_trying(mutex.address, counter, 3) == 0
-    assert add_trying(mutex.address, counter, 3) == 3
-    assert counter[0] == 3
+        assert add_entering(mutex.address, counter, 3) == 0
+        add_and_stay(mutex.address, counter)
+    assert counter[0] == 4
 
 
 def test_waiting_leaves_the_interpreter_to_the_one_who_has_it() -> None:
-    """The holder needs the interpreter lock before it gives the mutex back."""
+    """As above, for kernels without the interpreter lock, and for Python."""
     mutex, counter = Mutex(), np.zeros(2, np.int64)
-    add_waiting(mutex.address, counter, 0)
+    warm_up(counter)
     is_held, waits = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -156,9 +201,10 @@ def test_only_its_holder_gives_it_back() -> None:
 
 def test_without_an_address_there_is_no_lock() -> None:
     counter = np.zeros(2, np.int64)
-    assert add_trying(0, counter, 2) == 2
+    assert add_entering(0, counter, 2) == 0
     add_waiting(0, counter, 2)
-    assert counter[0] == 4
+    add_and_stay(0, counter)
+    assert counter[0] == 5
 
 
 def test_mutexes_do_not_know_each_other() -> None:

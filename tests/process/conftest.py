@@ -3,7 +3,6 @@
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
-from indexer.mutex import Mutex
 from indexer.sockets.ingest import Ingest
 from tests.process.ingest_scenes import close
 
@@ -18,4 +17,4 @@ def ingest():
 
 @pytest.fixture
 def index():
-    return PrefixIndex(1_000_000, lock=Mutex())
+    return PrefixIndex(1_000_000)

@@ -132,12 +132,10 @@ class Placing:
         if n_slots > rows:
             while rows < n_slots:
                 rows *= 2
-            self._index.read(self._install, [Scratch.of(rows) for _ in self._plans])
-
-    def _install(self, scratches: list[Scratch]) -> int:
-        for plan, scratch in zip(self._plans.values(), scratches, strict=True):
-            plan.install(scratch)
-        return 0
+            scratches = [Scratch.of(rows) for _ in self._plans]
+            with self._index.lock:
+                for plan, scratch in zip(self._plans.values(), scratches, strict=True):
+                    plan.install(scratch)
 
     def place(
         self,
@@ -152,11 +150,10 @@ class Placing:
 
         eligible: bool[n_slots];  factors: float64[n_slots], of the costs;  None: all 1
         draw:     uniform in [0, 1), for ties and the softmax
-        Changes nothing else.  O(blocks + slots), in one compiled call under the index lock.
+        Changes nothing else.  O(blocks + slots), in one compiled call that locks the index.
         """
         assert 0.0 <= draw < 1.0
-        return self._index.read(
-            self.policy.place,
+        return self.policy.place(
             self.plan if config is self._config else self._plan_of(config),
             prompt.block_hashes,
             prompt.sequence_hashes,

@@ -10,9 +10,11 @@ process runs: `place_by_plan` has one branch for each.
 import numpy as np
 
 from indexer.compiled import compiled
+from indexer.index.state_kernels import MUTEX, i64_view
+from indexer.mutex_kernels import enter, leave
 from select_service.core.decide import reference_kernels as reference
 from select_service.core.decide.placement_kernels import NOBODY, PLACE, TERMS
-from select_service.core.decide.plan_layout import POLICY
+from select_service.core.decide.plan_layout import INDEX, POLICY
 
 REFERENCE = 0
 
@@ -31,8 +33,12 @@ def place_by_plan(plan, path, sequence, eligible, factors, isl_tokens, pinned, d
 
 @compiled(PLACE)
 def place(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw):
-    """`place_by_plan`, for Python."""
-    return place_by_plan(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw)
+    """`place_by_plan` under the lock of the index, for Python."""
+    mutex = i64_view(plan, INDEX)[MUTEX]
+    thread = enter(mutex)
+    slot = place_by_plan(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw)
+    leave(mutex, thread)
+    return slot
 
 
 @compiled(TERMS)

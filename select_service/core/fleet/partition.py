@@ -36,7 +36,11 @@ class Placement(NamedTuple):
 
 
 class Partition:
-    """Ranks come and go with their workers; a rank has one slot in the index, table and load."""
+    """Ranks come and go with their workers; a rank has one slot in the index, table and load.
+
+    All that a placement reads changes under the lock of the index: kernels of other threads may
+    place prompts at any time.
+    """
 
     def __init__(
         self,
@@ -51,8 +55,8 @@ class Partition:
         self.block_size = block_size
         self.is_eagle = is_eagle
         self.index = index
-        self.table = RankTable()
-        self.account = Account(key, block_size)
+        self.table = RankTable(index.lock)
+        self.account = Account(key, block_size, index.lock)
         self.placing = Placing(index, self.table, self.account.load, block_size, config)
 
     @property

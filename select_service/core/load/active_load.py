@@ -8,11 +8,13 @@ nobody else on the slot references; the weight stays with the block until its la
 Source of the rules: the reference selection service, measured (docs/architecture.md, "Load").
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from indexer.mutex import Mutex
 from select_service.core.load import kernels
 from select_service.core.load import load_layout as layout
 from select_service.core.load.growing_table import GrowingTable, count_of, owner_of
@@ -24,9 +26,14 @@ _SLOTS_AT_FIRST = 64
 
 
 class ActiveLoad:
-    """Load of the slots of one partition.  The ledger's kernels write it, through the header."""
+    """Load of the slots of one partition.  The ledger's kernels write it, through the header.
 
-    def __init__(self) -> None:
+    Kernels of other threads may read what the header names, under `lock`.
+    """
+
+    def __init__(self, lock: Mutex | None = None) -> None:
+        """lock: None: nobody else reads it"""
+        self._lock = nullcontext() if lock is None else lock
         self.header = np.zeros(layout.HEADER_LENGTH, np.int64)
         """How kernels reach all of it (load_layout); never replaced."""
         self._references = self._table(layout.REFERENCES, kernels.REFERENCE_FIELDS)
@@ -37,6 +44,7 @@ class ActiveLoad:
         self._all_newest = np.zeros(_SLOTS_AT_FIRST, np.int64)
         self.expects_many = False
         """Bookings of many blocks were seen: those to come are prepared for."""
+        self.header[layout.MUTEX] = 0 if lock is None else lock.address
         self._show(0)
 
     def _table(self, at: int, fields: int) -> GrowingTable:
@@ -74,12 +82,14 @@ class ActiveLoad:
             self._show(n_slots)
 
     def _show(self, n_slots: int) -> None:
-        self.totals, self.fractions = self._all_totals[:n_slots], self._all_fractions[:n_slots]
-        self._name(layout.TOTALS, self.totals)
-        self.newest = self._all_newest[:n_slots]
-        self._name(layout.FRACTIONS, self.fractions)
-        self._name(layout.NEWEST, self.newest)
-        self.header[layout.N_SLOTS] = n_slots
+        with self._lock:
+            self.totals = self._all_totals[:n_slots]
+            self.fractions = self._all_fractions[:n_slots]
+            self.newest = self._all_newest[:n_slots]
+            self._name(layout.TOTALS, self.totals)
+            self._name(layout.FRACTIONS, self.fractions)
+            self._name(layout.NEWEST, self.newest)
+            self.header[layout.N_SLOTS] = n_slots
 
     def _tables(self) -> tuple[GrowingTable, GrowingTable, GrowingTable]:
         return self._references, self._prefixes, self._holders
@@ -87,7 +97,8 @@ class ActiveLoad:
     def reserve_room(self, blocks: int) -> None:
         """Let the next booking of so many blocks find room.  Raises MemoryError, loses nothing."""
         for table in self._tables():
-            table.reserve(blocks)
+            with self._lock:
+                table.reserve(blocks)
 
     def prepare(self, blocks: int) -> bool:
         """One step for a booking of so many blocks; returns whether another one is needed.

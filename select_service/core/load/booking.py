@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from indexer.hashing.hashes import Hashes
+from indexer.mutex import Mutex
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
 from select_service.core.load.active_load import ActiveLoad
@@ -25,10 +26,11 @@ class Account:
     It outlives its partition until the reservations of the last ranks have been released.
     """
 
-    def __init__(self, key: PartitionKey, block_size: int) -> None:
+    def __init__(self, key: PartitionKey, block_size: int, lock: Mutex | None = None) -> None:
+        """lock: of its load"""
         self.key = key
         self.block_size = block_size
-        self.load = ActiveLoad()
+        self.load = ActiveLoad(lock)
         self.leaving: set[int] = set()
         """Slots whose rank has left; they take no new load and come back when they are empty."""
 

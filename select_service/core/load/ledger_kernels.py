@@ -11,17 +11,8 @@ import numpy as np
 
 from indexer.compiled import compiled
 from indexer.index.state_kernels import HEADER, f64_view, i64_view, u64_view
-from select_service.core.load.kernels import (
-    CALL_OWNER,
-    add_decay,
-    add_load,
-    add_output,
-    remove_load,
-    remove_tokens,
-)
-from select_service.core.load.kernels import (
-    NO_ROOM as TABLES_FULL,
-)
+from select_service.core.load.kernels import CALL_OWNER
+from select_service.core.load.kernels import NO_ROOM as TABLES_FULL
 from select_service.core.load.ledger_layout import (
     AFTER,
     AFTER_ON_SLOT,
@@ -81,6 +72,13 @@ from select_service.core.load.name_kernels import (
     put_chain,
     seed_of,
     words_of,
+)
+from select_service.core.load.shared_kernels import (
+    add_decay,
+    add_load,
+    add_output,
+    remove_load,
+    remove_tokens,
 )
 from select_service.core.load.table_kernels import mix
 

@@ -28,7 +28,10 @@ RETIRED = 7  # 1 = the owner has memory to give back
 NEWEST = 8 + 3 * TABLE_NUMBERS
 DRAINED_TOKENS = NEWEST + 2  # running sums: prefill tokens done or given up, prompt blocks freed
 DRAINED_BLOCKS = NEWEST + 3
-HEADER_LENGTH = NEWEST + 4
+MUTEX = NEWEST + 4
+"""Address of the lock under which all of it but NEWEST and sums is changed (indexer.mutex); 0: none
+is needed."""
+HEADER_LENGTH = NEWEST + 5
 
 # Numbers of a slot in TOTALS.
 PREFILL_TOKENS, REQUESTS, WHOLE_BLOCKS, FRACTIONAL_BLOCKS = range(4)

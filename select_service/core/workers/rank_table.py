@@ -7,6 +7,7 @@ in `_rows`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.index.slot_writer import SlotWriter
+from indexer.mutex import Mutex
 from select_service.core.arrays import Floats, Mask, name_array
 from select_service.core.identity import Rank
 from select_service.core.workers import rank_layout as layout
@@ -73,9 +75,14 @@ class Columns(NamedTuple):
 
 
 class RankTable:
-    """The ranks of one partition.  Slots are those of its index, which hands them out."""
+    """The ranks of one partition.  Slots are those of its index, which hands them out.
 
-    def __init__(self) -> None:
+    Kernels of other threads may read the columns, under `lock`.
+    """
+
+    def __init__(self, lock: Mutex | None = None) -> None:
+        """lock: None: nobody else reads them"""
+        self._lock = nullcontext() if lock is None else lock
         self.version = 0
         """Another number after every change of who is there and what is known of them."""
         self.names = TaintNames()
@@ -178,10 +185,11 @@ class RankTable:
 
     def _show(self, rows: Columns, n_slots: int) -> None:
         columns = rows.first(n_slots)
-        self._all, self.columns = rows, columns
-        for pair, column in enumerate(columns):
-            name_array(self.header, 2 * pair, column)
-        self.header[layout.N_SLOTS] = n_slots
+        with self._lock:
+            self._all, self.columns = rows, columns
+            for pair, column in enumerate(columns):
+                name_array(self.header, 2 * pair, column)
+            self.header[layout.N_SLOTS] = n_slots
 
     def prepare(self, worker: Worker) -> None:
         """Note what is known of a worker before its ranks are `put`.
@@ -220,13 +228,14 @@ class RankTable:
             self._slots_of[worker.worker_id] = slots
         given, columns, at = worker.given, self.columns, np.array(slots)
         number, tokens = self._number_of[worker.worker_id], given.max_num_batched_tokens
-        columns.open[at] = True
-        columns.kv_blocks[at] = given.total_kv_blocks or np.inf
-        columns.batch_tokens[at] = np.inf if tokens is None else tokens
-        columns.worker_number[at] = number
-        columns.taints[at] = self.names.bits(number)
         self.version += 1
-        columns.version[at] = self.version
+        with self._lock:
+            columns.open[at] = True
+            columns.kv_blocks[at] = given.total_kv_blocks or np.inf
+            columns.batch_tokens[at] = np.inf if tokens is None else tokens
+            columns.worker_number[at] = number
+            columns.taints[at] = self.names.bits(number)
+            columns.version[at] = self.version
 
     def drop(self, worker_id: int, ranks: Iterable[Rank]) -> list[Row]:
         """Ranks of one worker are unknown from now on, and nobody stands in their rows.
@@ -244,10 +253,11 @@ class RankTable:
             self._free_numbers.append(number)
             self.names.drop(number)
         at = np.array(slots)
-        for column, empty in zip(self.columns, _EMPTY_ROW, strict=True):
-            column[at] = empty[0]
         self.version += 1
-        self.columns.version[left] = self.version
+        with self._lock:
+            for column, empty in zip(self.columns, _EMPTY_ROW, strict=True):
+                column[at] = empty[0]
+            self.columns.version[left] = self.version
         return [self._rows.pop(slot) for slot in slots]
 
     # --- taints

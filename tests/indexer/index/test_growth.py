@@ -13,6 +13,7 @@ from indexer.index.block_tree import ORPHANS_SHARE
 from indexer.index.orphans import ORPHAN_BYTES
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import STEP_BLOCKS_MAX
+from indexer.mutex import Mutex
 from indexer.tiers import Tier
 from tests.indexer.index_view import slot_blocks
 
@@ -24,10 +25,11 @@ def u64(values):
     return np.array(values, np.uint64)
 
 
-class Meanwhile:
+class Meanwhile(Mutex):
     """A lock; what other threads do whenever it is free."""
 
     def __init__(self):
+        super().__init__()
         self.work = None
 
     def __enter__(self):

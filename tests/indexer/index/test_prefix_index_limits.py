@@ -5,6 +5,7 @@ import numpy as np
 from indexer.index.block_tree import CLEAR_STEP_MAX
 from indexer.index.match_kernels import NARROWED_WORDS_MAX
 from indexer.index.prefix_index import PrefixIndex
+from indexer.mutex import Mutex
 from indexer.tiers import Tier
 from tests.indexer.index_view import slot_blocks
 
@@ -31,8 +32,9 @@ def gpu(index, *path):
     return [row[Tier.GPU] for row in matched(index, *path)]
 
 
-class CountingLock:
+class CountingLock(Mutex):
     def __init__(self):
+        super().__init__()
         self.held = False
         self.times = 0
 

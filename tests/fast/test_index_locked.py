@@ -1,0 +1,82 @@
+"""Requests while somebody else has the lock of the index, and how often bytecode takes it."""
+
+import json
+import threading
+
+import pytest
+
+from indexer.index.prefix_index import PrefixIndex
+from indexer.mutex import Mutex
+from tests.builders import worker_body
+from tests.fast.requests import HTTPX, request
+from tests.fast.two_services import TwoServices
+
+DEADLINE_S = 60.0
+TURNS = 20_000
+"""Of a loop in bytecode, while the other thread comes to the lock."""
+PROMPT = {
+    "model_name": "m",
+    "block_hashes": [1, 2],
+    "sequence_hashes": [1, 2],
+    "isl_tokens": 8,
+}
+SELECT = request("POST /select", HTTPX, PROMPT)
+RESERVE = request("POST /select_and_reserve", HTTPX, {**PROMPT, "reservation_id": "r"})
+
+
+@pytest.fixture
+def services():
+    with TwoServices() as both:
+        for number in (1, 2):
+            both.say(request("POST /workers", HTTPX, worker_body(number)))
+        both.say(SELECT)
+        yield both
+
+
+def index_of(side) -> PrefixIndex:
+    (partition,) = side.selector.fleet.partitions.values()
+    return partition.index
+
+
+@pytest.mark.parametrize("question", [SELECT, RESERVE])
+def test_who_finds_the_index_locked_waits_and_answers_the_same(services, question):
+    expected = services.ordinary.say(question)
+    lock, order = index_of(services.fast).lock, []
+    is_held, asks = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            is_held.set()
+            assert asks.wait(DEADLINE_S)
+            for _ in range(TURNS):
+                pass
+            order.append("given back")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(DEADLINE_S)
+    answered = services.fast.answerer.answered
+    asks.set()
+    found = services.fast.say(question)
+    order.append("answered")
+    holder.join(DEADLINE_S)
+    assert order == ["given back", "answered"]
+    assert services.fast.answerer.answered == answered + 1
+    assert json.loads(found.partition(b"\r\n\r\n")[2]) == json.loads(
+        expected.partition(b"\r\n\r\n")[2]
+    )
+
+
+def test_no_bytecode_runs_under_the_lock_while_requests_are_answered(services, monkeypatch):
+    taken = []
+    take = Mutex.__enter__
+
+    def counted(mutex):
+        taken.append(mutex)
+        take(mutex)
+
+    monkeypatch.setattr(Mutex, "__enter__", counted)
+    for side in (services.fast, services.ordinary):
+        assert b" 200 OK" in side.say(SELECT)
+        assert b" 20" in side.say(RESERVE)
+    assert not taken
