@@ -11,8 +11,8 @@ from indexer.hashing.kernels import chain_hashes, hash_windows
 from indexer.index.state_kernels import f64_view, i64_view, mask_view, u8_view, u32_view, u64_view
 from indexer.mutex_kernels import enter, leave
 from select_service.core.decide.placement_kernels import NOBODY, count_placement
-from select_service.core.decide.plan_layout import BLOCK_SIZE, RANKS
-from select_service.core.decide.policy_kernels import place_by_plan
+from select_service.core.decide.plan_layout import BLOCK_SIZE, PLACE_AT, RANKS
+from select_service.core.decide.policy_kernels import call_place
 from select_service.core.workers.rank_layout import OPEN
 from select_service.fast.answer_kernels import is_told, record_of, render, render_done
 from select_service.fast.body_kernels import read_body
@@ -138,7 +138,7 @@ def choose(state, row, is_judged, draw):
     """Place the prompt that was read; NOBODY when there is no rank."""
     plan = i64_view(row, PLAN)
     ranks = i64_view(plan, RANKS)
-    return place_by_plan(
+    given = (
         plan,
         u64_view(state, BLOCKS)[: state[N_BLOCKS]],
         u64_view(state, SEQUENCE)[: state[N_SEQUENCE]],
@@ -148,6 +148,7 @@ def choose(state, row, is_judged, draw):
         False,
         draw,
     )
+    return call_place(plan[PLACE_AT], given)
 
 
 @compiled()

@@ -11,6 +11,7 @@ from select_service.core.arrays import Floats, Mask, name_array
 from select_service.core.decide import plan_layout as layout
 from select_service.core.decide.placement_kernels import count_placement
 from select_service.core.decide.policies import policy_of
+from select_service.core.decide.policy_kernels import address_of_place
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.active_load import ActiveLoad
@@ -102,6 +103,7 @@ class Placing:
         shared = np.zeros(layout.HEADER_LENGTH, np.int64)
         shared[layout.POLICY] = self.policy.number
         shared[layout.BLOCK_SIZE] = block_size
+        shared[layout.PLACE_AT] = address_of_place()
         name_array(shared, layout.INDEX, index.header)
         name_array(shared, layout.LOAD, load.header)
         name_array(shared, layout.RANKS, table.header)

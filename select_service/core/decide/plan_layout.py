@@ -27,7 +27,9 @@ LEADING, RUNNING, KEYS, COSTS, SUMMARY, TALLY = range(12, 24, 2)
 POLICY = 24
 """Its number, see `policy_kernels`."""
 BLOCK_SIZE = 25
-HEADER_LENGTH = 26
+PLACE_AT = 26
+"""Address of `place_by_plan` (policy_kernels)."""
+HEADER_LENGTH = 27
 
 # Parameters that those of every policy begin with: the temperature of the choice, and whether
 # requests share blocks.
