@@ -15,6 +15,7 @@ from select_service.fast.serve_kernels import answer, choose, hash_tokens, read_
 from select_service.fast.serve_layout import (
     AT_ROW,
     BEGIN,
+    GATE,
     GIVE_UP,
     INCOMPLETE,
     OUT,
@@ -25,10 +26,8 @@ from select_service.fast.serve_layout import (
 from select_service.fast.serve_layout import MUTEX as INDEX_MUTEX
 from select_service.loops.libc_kernels import memmove
 from select_service.loops.loop_layout import (
-    ADMITS,
     ANSWERS,
     ASKED,
-    CLOSED,
     FILLED,
     MUTEX,
     SEED,
@@ -71,7 +70,7 @@ def served(loop, state, data, at):
     said = read_usual(data, at, state)
     if said < 0:
         return I(said)
-    if state[ROUTE] != SELECT or i64_view(loop, ADMITS)[0] == 0:
+    if state[ROUTE] != SELECT or i64_view(state, GATE)[0] == 0:
         return I(GIVE_UP)
     if not find_row(state, data):
         return I(UNKNOWN)
@@ -94,8 +93,6 @@ def put_aside(loop, state, end):
 @compiled()
 def answered(loop, row, data, at):
     """ANSWERED, WAITS, or INCOMPLETE or GIVE_UP: the request at data[at]."""
-    if loop[CLOSED] != 0:
-        return I(GIVE_UP)
     state = i64_view(loop, STATE)
     acquire(loop[MUTEX])
     said = served(loop, state, data, at)

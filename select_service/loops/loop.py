@@ -22,6 +22,9 @@ from select_service.loops import loop_layout as layout
 from select_service.loops.libc_kernels import EVENT_WORDS
 from select_service.loops.loop_kernels import run
 
+PARKED_S_MAX = 1.0
+"""How long Python may take to mend something before the connection is handed over."""
+
 _free = ctypes.CDLL(None).free
 _free.argtypes = [ctypes.c_void_p]
 _free.restype = None
@@ -34,6 +37,7 @@ class Limits(NamedTuple):
     idle_s: float = KEEP_ALIVE_S
     request_s: float = bounds.REQUEST_READ_S_MAX
     unread_s: float = bounds.UNREAD_S_MAX
+    parked_s: float = PARKED_S_MAX
 
 
 class Handed(NamedTuple):
@@ -68,32 +72,27 @@ class InputLoop:
         self,
         listener: socket.socket,
         state: npt.NDArray[np.int64],
-        admits: npt.NDArray[np.int64],
         limits: Limits,
     ) -> None:
         """listener: of this loop alone, which closes it
-        state: of the answering (fast.serve_layout);  admits: of the gate
+        state: of the answering (fast.serve_layout)
         """
         self.mutex = Mutex()
         self.header = np.zeros(layout.LOOP_LENGTH, np.int64)
         self.error: int | None = None
         """Of the system, once the loop has ended by itself."""
+        self.thread: threading.Thread | None = None
         self._listener = listener
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when there is something for `take` or `question`."""
-        self._kept: list[npt.NDArray[Any]] = [state, admits]
-        self._name_arrays(state, admits, limits)
+        self._kept: list[npt.NDArray[Any]] = [state]
+        self._name_arrays(state, limits)
         self._name_numbers(limits)
         listener.setblocking(False)
 
-    def _name_arrays(
-        self,
-        state: npt.NDArray[np.int64],
-        admits: npt.NDArray[np.int64],
-        limits: Limits,
-    ) -> None:
+    def _name_arrays(self, state: npt.NDArray[np.int64], limits: Limits) -> None:
         n = limits.connections
         self._handed = np.zeros((2 * n, layout.HANDED_LENGTH), np.int64)
         self._names = np.zeros(2 * TEXT_BYTES_MAX, np.uint8)
@@ -109,7 +108,6 @@ class InputLoop:
             layout.HANDED: self._handed,
             layout.NAMES: self._names,
             layout.WORD: np.zeros(1, np.int64),
-            layout.ADMITS: admits,
             layout.COUNTERS: self.counters,
         }
         for pair, array in arrays.items():
@@ -127,6 +125,7 @@ class InputLoop:
         header[layout.IDLE_NS] = int(limits.idle_s * 1e9)
         header[layout.REQUEST_NS] = int(limits.request_s * 1e9)
         header[layout.UNREAD_NS] = int(limits.unread_s * 1e9)
+        header[layout.PARKED_NS] = int(limits.parked_s * 1e9)
 
     def start(self, number: int, ended: Callable[[], object]) -> None:
         """ended: called on the thread, at its end.  Raises RuntimeError without a thread."""

@@ -13,7 +13,6 @@ ANSWERS      uint8  ANSWERS_BYTES                 what goes out next
 HANDED       int64  2 * connections * HANDED_L..  connections for the event loop, see below
 NAMES        uint8  2 * TEXT_BYTES_MAX            model and tenant of a question
 WORD         int64  1                             for calls that want the address of a number
-ADMITS       int64  1                             of the gate: 0 while requests are judged
 COUNTERS     int64  N_COUNTERS                    what has happened since the start
 
 Whose memory it is:
@@ -21,7 +20,7 @@ Whose memory it is:
 * STATE and all that it names is the loop's while it holds MUTEX, which is for the time of one
   request; Python changes it while it holds MUTEX.
 * So are HANDED with N_HANDED, and the question: QUESTION and what belongs to it.
-* CLOSED and STOPS are written by Python at any time, and only seen later.
+* STOPS is written by Python at any time, and only seen later.
 * Everything else is the loop's alone.
 """
 
@@ -37,9 +36,8 @@ from select_service.fast.serve_layout import OUT_BYTES
     HANDED,
     NAMES,
     WORD,
-    ADMITS,
     COUNTERS,
-) = range(0, 22, 2)
+) = range(0, 20, 2)
 (
     MUTEX,  # address of the loop's own
     EPOLL,  # descriptors, four of them
@@ -47,7 +45,6 @@ from select_service.fast.serve_layout import OUT_BYTES
     WAKE,  # an eventfd on which Python wakes the loop
     TELL,  # an eventfd on which the loop tells Python of HANDED and QUESTION
     STOPS,  # 1: the loop is to end
-    CLOSED,  # 1: every connection goes to the event loop with its first request
     SEED,  # of the random numbers
     NOW,  # nanoseconds of the monotonic clock, at the begin of the turn
     N_ROWS,  # rows of CONNECTIONS that were ever used
@@ -60,7 +57,8 @@ from select_service.fast.serve_layout import OUT_BYTES
     FILLED,  # bytes of ANSWERS that are to be sent
     IDLE_NS,  # how long a connection may be without a request,
     REQUEST_NS,  # a request may take to come in,
-    UNREAD_NS,  # and a client may take nothing of an answer
+    UNREAD_NS,  # a client may take nothing of an answer,
+    PARKED_NS,  # and Python may take to mend something before a connection is handed over
     N_HANDED,
     QUESTION,  # what Python has to mend (a status of fast.serve_layout), 0: nothing
     Q_ROW,  # its partition,
@@ -68,8 +66,8 @@ from select_service.fast.serve_layout import OUT_BYTES
     Q_HASH,  # the hash of its names,
     Q_MODEL,  # and how long these are; NONE: not given
     Q_TENANT,
-) = range(22, 49)
-LOOP_LENGTH = 49
+) = range(20, 47)
+LOOP_LENGTH = 47
 
 # A connection.
 NUMBER = 0  # of the row
@@ -125,5 +123,3 @@ BUFFERED_BYTES_MAX = 2**26
 """Of requests that have not come in completely; beyond it connections are handed over."""
 TICK_NS = 500_000_000
 """How often it is looked for what takes too long, and whether accepting can go on."""
-PARKED_NS_MAX = 1_000_000_000
-"""How long Python may take to mend something before the connection is handed over."""

@@ -1,7 +1,6 @@
 """All loops of a service: begun with its server, told what they need, ended before it."""
 
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import Iterable
@@ -14,19 +13,12 @@ from uvicorn.server import ServerState
 from select_service.core.selector import Selector
 from select_service.fast.protocol import Lean
 from select_service.http.head import Headers
-from select_service.http.protocol import CALLBACK
 from select_service.loops import loop_layout as layout
 from select_service.loops.loop import Handed, InputLoop, Limits
 from select_service.loops.publishing import Publishing
-from select_service.loops.taking_over import take_over
+from select_service.loops.taking_over import TakingOver
 from select_service.metrics.input_loops import LoopCounts
 from select_service.metrics.service_metrics import Metrics
-
-TAKEN_PER_TURN = 64
-"""Connections that begin on the event loop before others have their turn."""
-
-log = logging.getLogger("select_service")
-_decisions = logging.getLogger("select_service.decisions")
 
 
 class Served:
@@ -41,12 +33,11 @@ class Served:
         limits: Limits,
     ) -> None:
         self.publishing = Publishing(selector, metrics, number)
-        self.loop = InputLoop(listener, self.publishing.state, selector.gate.admits, limits)
+        self.loop = InputLoop(listener, self.publishing.state, limits)
         metrics.before_observing.append(self.pass_on)
 
     def say(self, headers: Headers) -> None:
-        """Decisions that are logged are made in Python."""
-        self.loop.header[layout.CLOSED] = _decisions.isEnabledFor(logging.DEBUG)
+        """Every answer begins with these from now on."""
         with self.loop.mutex:
             if self.publishing.say(headers):
                 self.loop.mended()
@@ -99,8 +90,9 @@ class Loops:
             Served(listener, selector, metrics, number, limits)
             for number, listener in enumerate(listeners, 1)
         ]
-        self._tasks: set[asyncio.Task[None]] = set()
         self._has_failed = asyncio.Event()
+        self._taking: TakingOver | None = None
+        self._has_begun = False
 
     def __call__(
         self,
@@ -116,36 +108,20 @@ class Loops:
         self._lean.say(headers)
         for served in self._served:
             served.say(headers)
+        if self._taking is not None and not self._has_begun:
+            self._has_begun = True
+            self._begin(self._taking)
 
     async def begin(self, config: uvicorn.Config, state: ServerState) -> None:
-        """Connections are accepted from now on."""
-        self._config, self._state = config, state
+        """Connections are accepted once it is known what answers begin with."""
+        self._taking = TakingOver(self._lean, config, state)
+
+    def _begin(self, taking: TakingOver) -> None:
         loop = asyncio.get_running_loop()
         for number, served in enumerate(self._served, 1):
-            loop.add_reader(served.loop.told, self._heard, served)
+            loop.add_reader(served.loop.told, _heard, served, taking)
             ended = partial(loop.call_soon_threadsafe, self._thread_ended, served)
             served.loop.start(number, ended)
-
-    def _heard(self, served: Served) -> None:
-        """The event loop's."""
-        try:
-            os.eventfd_read(served.loop.told)
-            self._take_some(served.taken())
-            served.mend()
-        except Exception:
-            app: Any = self._config.app
-            app.failed(CALLBACK)
-
-    def _take_some(self, handed: list[Handed]) -> None:
-        """A turn's share."""
-        loop = asyncio.get_running_loop()
-        for connection in handed[:TAKEN_PER_TURN]:
-            taking = take_over(connection, self._lean, self._config, self._state)
-            task = loop.create_task(taking)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        if len(handed) > TAKEN_PER_TURN:
-            loop.call_soon(self._take_some, handed[TAKEN_PER_TURN:])
 
     def _thread_ended(self, served: Served) -> None:
         if not served.loop.is_stopping:
@@ -170,9 +146,21 @@ class Loops:
         for served in self._served:
             served.loop.stop()
         for served in self._served:
-            await loop.run_in_executor(None, served.loop.thread.join)
-            loop.remove_reader(served.loop.told)
-            self._take_some(served.taken())
+            if served.loop.thread is not None:
+                await loop.run_in_executor(None, served.loop.thread.join)
+                loop.remove_reader(served.loop.told)
+                if self._taking is not None:
+                    self._taking.take(served.taken())
             served.loop.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._taking is not None:
+            await self._taking.finish()
+
+
+def _heard(served: Served, taking: TakingOver) -> None:
+    """The event loop's: a loop has told something."""
+    try:
+        os.eventfd_read(served.loop.told)
+        taking.take(served.taken())
+        served.mend()
+    except Exception:
+        taking.failed()

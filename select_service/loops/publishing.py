@@ -1,11 +1,12 @@
 """What the event loop tells a loop: partitions, texts of ranks, heads; and what it counted."""
 
 from select_service.bodies.common import DEFAULT_NAME
+from select_service.core.arrays import name_array
 from select_service.core.identity import PartitionKey
 from select_service.core.selector import Selector
 from select_service.fast.counts import Counts
 from select_service.fast.known_partitions import KnownPartitions
-from select_service.fast.serve_layout import NAMES_HASH, STALE, UNKNOWN
+from select_service.fast.serve_layout import GATE, NAMES_HASH, STALE, UNKNOWN
 from select_service.fast.serve_memory import ServeMemory
 from select_service.http.head import Headers
 from select_service.loops.loop import Question
@@ -22,6 +23,7 @@ class Publishing:
         """reader: the number of the loop, from 1 on"""
         self._memory = ServeMemory()
         self.state = self._memory.header
+        name_array(self.state, GATE, selector.gate.admits)
         self._partitions = KnownPartitions(selector.fleet, selector.held, self.state, reader)
         self._counts = Counts(self.state, selector.gate.tally, metrics)
 

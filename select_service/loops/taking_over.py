@@ -1,4 +1,4 @@
-"""A connection of a loop becomes one of the event loop, with what had come in."""
+"""Connections of loops become those of the event loop, with what had come in."""
 
 import asyncio
 import os
@@ -12,6 +12,9 @@ from select_service.fast.protocol import Lean, LeanProtocol
 from select_service.http.protocol import CALLBACK
 from select_service.loops.loop import Handed
 from select_service.loops.loop_layout import LATE, TOO_MANY
+
+TAKEN_PER_TURN = 64
+"""Connections that begin on the event loop before others have their turn."""
 
 
 class TakenOver(LeanProtocol):
@@ -45,19 +48,44 @@ class TakenOver(LeanProtocol):
             self.data_received(handed.received)
 
 
-async def take_over(handed: Handed, lean: Lean, config: uvicorn.Config, state: ServerState) -> None:
-    """Raises nothing: what fails is counted, and the connection closed."""
-    try:
-        connection = socket.socket(fileno=handed.fd)
-    except OSError:  # the client has gone
-        os.close(handed.fd)
-        return
-    try:
+class TakingOver:
+    """Of all loops of one server."""
+
+    def __init__(self, lean: Lean, config: uvicorn.Config, state: ServerState) -> None:
+        self._lean, self._config, self._state = lean, config, state
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, handed: list[Handed]) -> None:
+        """A turn's share now, the others later."""
         loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(
-            lambda: TakenOver(handed, lean, config, state), connection
-        )
-    except Exception:
-        app: Any = config.app
+        for connection in handed[:TAKEN_PER_TURN]:
+            task = loop.create_task(self._take_over(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if len(handed) > TAKEN_PER_TURN:
+            loop.call_soon(self.take, handed[TAKEN_PER_TURN:])
+
+    async def finish(self) -> None:
+        """Until all that was handed over has begun."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _take_over(self, handed: Handed) -> None:
+        """Raises nothing: what fails is counted, and the connection closed."""
+        try:
+            connection = socket.socket(fileno=handed.fd)
+        except OSError:  # the client has gone
+            os.close(handed.fd)
+            return
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: TakenOver(handed, self._lean, self._config, self._state), connection
+            )
+        except Exception:
+            self.failed()
+            connection.close()
+
+    def failed(self) -> None:
+        """Count what is being handled."""
+        app: Any = self._config.app
         app.failed(CALLBACK)
-        connection.close()

@@ -23,7 +23,7 @@ from select_service.loops.loop_layout import (
     NOW,
     PARKED,
     PARKED_LONG,
-    PARKED_NS_MAX,
+    PARKED_NS,
     READY,
     REQUEST_NS,
     SINCE,
@@ -47,7 +47,7 @@ def look_at(loop, row):
         if waited_ns > loop[UNREAD_NS]:
             close_for(loop, row, CLOSED_UNREAD)
     elif row[MODE] == PARKED:
-        if waited_ns > PARKED_NS_MAX:
+        if waited_ns > loop[PARKED_NS]:
             hand_over(loop, row, PARKED_LONG)
     elif row[MODE] == NEW or row[HELD] > 0:
         if row[MODE] != READY and waited_ns > loop[REQUEST_NS]:

@@ -3,11 +3,13 @@
 from typing import Any
 from unittest import mock
 
+from select_service.core.selector import Selector
 from select_service.loops import loop_layout as layout
 from select_service.loops import loops as loops_module
 from select_service.loops.loop import Limits
 from select_service.loops.loops import Loops, Served
 from tests.builders import worker_body
+from tests.patience import PATIENCE_S
 from tests.process.in_thread import InThread
 from tests.process.running import Client, request
 
@@ -16,13 +18,19 @@ SELECT = request("POST", "/select", PROMPT)
 HEALTH = request("GET", "/health")
 
 
+PATIENT = Limits(parked_s=PATIENCE_S)
+"""On a busy machine Python may be slow to answer a question."""
+
+
 class OnLoops(InThread):
-    """`made`: its loops."""
+    """`made`: its loops;  `selector`: its core."""
 
     made: Loops
+    selector: Selector
 
-    def __init__(self, *flags: str, loops: int = 1, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(self, *flags: str, loops: int = 1, limits: Limits = PATIENT) -> None:
         def make(*arguments: Any) -> Loops:
+            self.selector = arguments[2]
             self.made = Loops(*arguments, limits=limits)
             return self.made
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import pytest
 
 from select_service.loops import loop_layout as layout
-from select_service.loops.loop import Limits
 from tests.http.test_misbehaving import (  # noqa: F401
     test_a_body_that_would_be_refused_is_not_asked_for,
     test_a_client_that_sends_no_more_counts_as_gone,
@@ -19,7 +18,7 @@ from tests.http.test_misbehaving import (  # noqa: F401
     test_slow_clients_do_not_hold_up_others,
     test_what_is_sent_is_answered,
 )
-from tests.loops.running import SELECT, OnLoops
+from tests.loops.running import PATIENT, SELECT, OnLoops
 from tests.patience import eventually
 from tests.process.running import Client
 
@@ -37,7 +36,7 @@ def server(service: OnLoops) -> OnLoops:
 
 @contextlib.contextmanager
 def limited(**limits: float) -> Iterator[OnLoops]:
-    with OnLoops(limits=Limits()._replace(**limits)) as running:  # type: ignore[arg-type]
+    with OnLoops(limits=PATIENT._replace(**limits)) as running:  # type: ignore[arg-type]
         running.with_workers()
         yield running
 

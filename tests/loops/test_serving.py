@@ -158,7 +158,6 @@ def test_where_decisions_are_logged_or_judged_connections_go_to_the_event_loop(
             assert service.post("/workers", body).status == 201
         if is_logged:
             assert service.call("PUT", "/log_level", {"level": "debug"}).status == 200
-            eventually(lambda: service.served[0].loop.header[layout.CLOSED])
         handed = service.n_handed
         with service.client() as client:
             for _ in range(3):

@@ -15,6 +15,7 @@ from typing import Any, Self
 from unittest import mock
 
 from select_service import app
+from select_service.log import shows_debug
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import arguments_of, load
 from select_service.starting.listening import bind
@@ -39,6 +40,7 @@ class InThread(Reached):
             rules = admission_rules(config)
         self._kept = contextlib.ExitStack()
         self._kept.callback(sys.setswitchinterval, sys.getswitchinterval())
+        self._kept.callback(shows_debug.__setitem__, 0, shows_debug[0])
         for name in LEVELLED:
             logger = logging.getLogger(name)
             self._kept.callback(logger.setLevel, logger.level)
