@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from select_service.log import shows_debug
 from tests import exploring
 from tests.process import launched
 
@@ -21,6 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     launched.forget_ended()
+
+
+@pytest.fixture(autouse=True)
+def _debug_lines_are_as_before() -> Iterator[None]:
+    """Levels of loggers are put back by whoever changes them; what kernels see of them, here."""
+    before = shows_debug[0]
+    yield
+    shows_debug[0] = before
 
 
 @pytest.hookimpl(wrapper=True)
