@@ -1,8 +1,8 @@
 """The service under a stopwatch, for soak.py: `python scripts/bench/soak_service.py [its flags]`.
 
-The event loop is asyncio's own instead of uvloop, so that every step of it can be timed, and so is
-the lock of every index, and every run of the garbage collector, which is part of the step in which
-it happens.  After SIGUSR1 the longest since the last time are logged.
+The event loop is asyncio's own instead of uvloop, so that every step of it can be timed, and so are
+the mutex of every index where Python holds it and every run of the garbage collector, which is part
+of the step in which it happens.  After SIGUSR1 the longest since the last time are logged.
 
 CPU is that of the thread: what other work on the machine takes does not count.
 """
@@ -12,7 +12,6 @@ import gc
 import logging
 import signal
 import sys
-import threading
 import time
 from asyncio import events
 from collections.abc import Callable, Coroutine
@@ -21,7 +20,8 @@ from typing import Any
 
 import uvloop
 
-from indexer.index.prefix_index import PrefixIndex
+from indexer.index import prefix_index
+from indexer.mutex import Mutex
 from select_service.__main__ import main
 
 log = logging.getLogger("select_service.soak")
@@ -48,15 +48,14 @@ class Longest:
 steps, holds, collections = Longest(), Longest(), Longest()
 
 
-class TimedLock:
-    """A lock that notes for how long it is held, and by whom."""
+class TimedMutex(Mutex):
+    """One that notes for how long Python holds it, and who.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cpu = self._wall = 0.0
+    Kernels that take it themselves do not pass here: each of their calls is one bounded step.
+    """
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        super().__enter__()
         self._cpu, self._wall = time.thread_time(), time.perf_counter()
 
     def __exit__(
@@ -67,18 +66,11 @@ class TimedLock:
     ) -> None:
         cpu, wall = time.thread_time() - self._cpu, time.perf_counter() - self._wall
         holds.add(cpu, wall, lambda: sys._getframe(3).f_code.co_qualname)
-        self._lock.release()
+        super().__exit__(kind, error, at)
 
 
 def time_every_lock() -> None:
-    make = PrefixIndex.__init__
-
-    def with_timed_lock(index: PrefixIndex, *given: Any, **named: Any) -> None:
-        if named.get("lock") is not None:
-            named["lock"] = TimedLock()
-        make(index, *given, **named)
-
-    PrefixIndex.__init__ = with_timed_lock  # type: ignore[method-assign]
+    prefix_index.Mutex = TimedMutex  # type: ignore[misc]
 
 
 def time_every_collection() -> None:
