@@ -1,12 +1,13 @@
 """Shared by every test: how much Hypothesis explores, and what a failed test shows of processes."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from select_service.log import shows_debug
+from select_service.log import OWN_PACKAGES, shows_debug
 from tests import exploring
 from tests.process import launched
 
@@ -25,11 +26,14 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _debug_lines_are_as_before() -> Iterator[None]:
-    """Levels of loggers are put back by whoever changes them; what kernels see of them, here."""
-    before = shows_debug[0]
+def _levels_of_logs_are_as_before() -> Iterator[None]:
+    """Whoever changes them: a test, or a service that is asked to."""
+    loggers = [logging.getLogger(name) for name in (*OWN_PACKAGES, "uvicorn")]
+    levels, shown = [logger.level for logger in loggers], shows_debug[0]
     yield
-    shows_debug[0] = before
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    shows_debug[0] = shown
 
 
 @pytest.hookimpl(wrapper=True)

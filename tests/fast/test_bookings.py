@@ -1,8 +1,6 @@
 """Reservations that compiled code changes itself, and those that it leaves to the verbs."""
 
 import json
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -127,17 +125,7 @@ def test_what_is_unknown_or_in_use_is_refused_by_the_ordinary_path() -> None:
         assert two.answered == answered
 
 
-@pytest.fixture
-def level() -> Iterator[None]:
-    own = [logging.getLogger(package) for package in (*log.OWN_PACKAGES, "uvicorn")]
-    before = [logger.level for logger in own]
-    yield
-    log.set_level("warning")
-    for logger, was in zip(own, before, strict=True):
-        logger.setLevel(was)
-
-
-def test_what_is_logged_is_not_for_here(level: None) -> None:
+def test_what_is_logged_is_not_for_here() -> None:
     select = post("/select", prompt_of(31, False))
     with services() as two:
         two.say(select)
