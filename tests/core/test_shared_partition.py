@@ -11,10 +11,9 @@ from indexer.mutex_kernels import acquire, release
 from select_service.core.load.load_layout import N_TOTALS, PREFILL_TOKENS, REQUESTS, TOTALS
 from select_service.core.workers.rank_layout import OPEN
 from tests.builders import a_patch, a_reservation, a_selector, a_worker
+from tests.lock_holder import held_by_another
 
 DEADLINE_S = 60.0
-TURNS = 20_000
-"""Of a loop in bytecode, while the other thread comes to the lock."""
 TOKENS = 8
 
 
@@ -49,25 +48,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_waits_for_those_who_read(selector, what):
-    lock, order = partition_of(selector).index.lock, []
-    is_held, asks = threading.Event(), threading.Event()
-
-    def hold():
-        with lock:
-            is_held.set()
-            assert asks.wait(DEADLINE_S)
-            for _ in range(TURNS):
-                pass
-            order.append("read")
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert is_held.wait(DEADLINE_S)
-    asks.set()
-    CHANGES[what](selector)
-    order.append("changed")
-    holder.join(DEADLINE_S)
-    assert order == ["read", "changed"]
+    with held_by_another(partition_of(selector).index.lock) as order:
+        CHANGES[what](selector)
+        order.append("changed")
+    assert order == ["held", "changed"]
 
 
 @njit(nogil=True)

@@ -1,7 +1,6 @@
 """Requests while somebody else has the lock of the index, and how often bytecode takes it."""
 
 import json
-import threading
 
 import pytest
 
@@ -10,10 +9,8 @@ from indexer.mutex import Mutex
 from tests.builders import worker_body
 from tests.fast.requests import HTTPX, request
 from tests.fast.two_services import TwoServices
+from tests.lock_holder import held_by_another
 
-DEADLINE_S = 60.0
-TURNS = 20_000
-"""Of a loop in bytecode, while the other thread comes to the lock."""
 PROMPT = {
     "model_name": "m",
     "block_hashes": [1, 2],
@@ -41,26 +38,11 @@ def index_of(side) -> PrefixIndex:
 @pytest.mark.parametrize("question", [SELECT, RESERVE])
 def test_who_finds_the_index_locked_waits_and_answers_the_same(services, question):
     expected = services.ordinary.say(question)
-    lock, order = index_of(services.fast).lock, []
-    is_held, asks = threading.Event(), threading.Event()
-
-    def hold():
-        with lock:
-            is_held.set()
-            assert asks.wait(DEADLINE_S)
-            for _ in range(TURNS):
-                pass
-            order.append("given back")
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert is_held.wait(DEADLINE_S)
     answered = services.fast.answerer.answered
-    asks.set()
-    found = services.fast.say(question)
-    order.append("answered")
-    holder.join(DEADLINE_S)
-    assert order == ["given back", "answered"]
+    with held_by_another(index_of(services.fast).lock) as order:
+        found = services.fast.say(question)
+        order.append("answered")
+    assert order == ["held", "answered"]
     assert services.fast.answerer.answered == answered + 1
     assert json.loads(found.partition(b"\r\n\r\n")[2]) == json.loads(
         expected.partition(b"\r\n\r\n")[2]

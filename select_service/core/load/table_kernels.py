@@ -23,8 +23,9 @@ Where a table begins in a header (load_layout) its numbers stand too: entries, a
 
 import numpy as np
 
-from indexer.compiled import compiled, intrinsic
+from indexer.compiled import compiled
 from indexer.index.state_kernels import HEADER, u64_view
+from indexer.prefetch_kernels import prefetch
 from select_service.core.load.load_layout import (
     MOVED_AT_LEAST,
     MOVED_ROWS,
@@ -90,35 +91,13 @@ def find(table, fields, key, owner):
         row = (row + _ONE) & mask
 
 
-@intrinsic
-def _prefetch(typingctx, table, at):
-    """Let the cache line of table[at] come; nothing else happens, whatever `at` is."""
-    from llvmlite import ir
-    from numba import types
-    from numba.core import cgutils
-
-    def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        where = builder.bitcast(builder.gep(array.data, [args[1]]), cgutils.voidptr_t)
-        number = ir.IntType(32)
-        prefetch = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number]),
-            "llvm.prefetch.p0i8",
-        )
-        builder.call(prefetch, [where, number(1), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(table, at), codegen
-
-
 @compiled(forceinline=True)
 def fetch(table, fields, key, owner):
     """Let the row where (key, owner) belongs come into the cache while others are worked on."""
     at = _home(key, owner, _mask_of(table, fields)) * U64(fields)
-    _prefetch(table, at)
+    prefetch(table, at)
     if fields > 4:
-        _prefetch(table, at + U64(fields - 1))
+        prefetch(table, at + U64(fields - 1))
 
 
 @compiled(forceinline=True)
