@@ -1,0 +1,113 @@
+"""The core of the service as a chooser: the real `Selector`, fed and asked in virtual time."""
+
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.index.prefix_index import PrefixIndex
+from indexer.tiers import Tier
+from scripts.bench.quality.hardware import BLOCK_TOKENS, Fleet
+from scripts.bench.quality.pool import Change, Stored
+from scripts.bench.quality.world import Ask
+from select_service.bodies.selection import SelectAndReserveRequest
+from select_service.bodies.workers import WorkerRegistration
+from select_service.core.decide.prompt import Prompt, PromptRead
+from select_service.core.decide.router_config import RouterConfig
+from select_service.core.decisions import Decision
+from select_service.core.identity import Rank
+from select_service.core.selector import Selector, SelectorConfig
+
+MODEL = "m"
+Names = NDArray[np.uint64]
+"""uint64[n_blocks]: what each block is called in events and prompts."""
+
+
+class Scene(NamedTuple):
+    """What a core is made for.  The indices of a run together hold n_blocks, at the most."""
+
+    fleet: Fleet
+    n_blocks: int
+    seed: int
+
+    def names(self) -> Names:
+        """Every block's own hash, of its content and its place at once."""
+        rng = np.random.default_rng([self.seed, 1])
+        return rng.integers(1, 2**63, self.n_blocks + 1, np.int64).view(np.uint64)
+
+
+def a_selector(scene: Scene, config: RouterConfig, seed: int) -> Selector:
+    """With one worker for each rank of the fleet, whose id is its number."""
+    selector = Selector(
+        SelectorConfig(config, use_kv_events=False),
+        lambda: PrefixIndex(scene.n_blocks + 1),
+        rng=Random(seed),
+    )
+    for worker_id, hardware in enumerate(scene.fleet):
+        selector.register(
+            WorkerRegistration(
+                worker_id=worker_id,
+                model_name=MODEL,
+                endpoint=f"http://worker-{worker_id}",
+                block_size=BLOCK_TOKENS,
+                total_kv_blocks=hardware.kv_blocks,
+                max_num_batched_tokens=hardware.batch_tokens,
+            )
+        )
+    return selector
+
+
+class CoreChooser:
+    """One selector with a policy of its own.  reports: do callers say when prefill is over?"""
+
+    def __init__(
+        self,
+        scene: Scene,
+        config: RouterConfig | None = None,
+        *,
+        reports: bool = True,
+        selector_number: int = 0,
+    ) -> None:
+        seed = 1000 * scene.seed + selector_number
+        self.selector = a_selector(scene, config or RouterConfig(), seed)
+        (self.partition,) = self.selector.fleet.partitions.values()
+        self.names = scene.names()
+        self._reports = reports
+        ranks = [Rank(worker_id, 0) for worker_id in range(len(scene.fleet))]
+        self._writers = [self.partition.table.writer(rank) for rank in ranks]
+
+    def prompt_of(self, ask: Ask) -> PromptRead:
+        """As it is read from a body with hashes."""
+        hashes = self.names[ask.chain]
+        return PromptRead(BLOCK_TOKENS, False, Prompt(hashes, hashes, ask.prompt_tokens))
+
+    def choose(self, ask: Ask, now: float) -> int | None:
+        request = SelectAndReserveRequest(model_name=MODEL, reservation_id=str(ask.number))
+        decision = self.selector.select_and_reserve(request, now, read=self.prompt_of(ask))
+        assert isinstance(decision, Decision)
+        return decision.selection.worker_id
+
+    def first_token(self, number: int, now: float) -> None:
+        if self._reports:
+            self.selector.prefill_complete(str(number), now)
+
+    def output_block(self, number: int, now: float) -> None:
+        self.selector.output_block(str(number), None, now)
+
+    def finished(self, number: int, now: float) -> None:
+        self.selector.free(str(number), now)
+
+    def changed(self, rank: int, changes: Sequence[Change], now: float) -> None:
+        writer = self._writers[rank]
+        for change in changes:
+            if isinstance(change, Stored):
+                blocks = self.names[change.chain[change.first : change.end]]
+                parent = int(self.names[change.chain[change.first - 1]]) if change.first else None
+                writer.store(Tier.GPU, parent, blocks, blocks)
+            else:
+                writer.remove(Tier.GPU, self.names[change.blocks])
+
+    def released(self, now: float) -> Iterable[tuple[int, int]]:
+        return ()
