@@ -22,6 +22,9 @@ from math import ceil
 from scripts.bench.quality.hardware import BLOCK_TOKENS, Hardware
 from scripts.bench.quality.pool import Chain, Pool
 
+FILLING_STEPS = 8
+"""Blocks that answers fill are noted every so many steps, so that a stretch is some steps long."""
+
 
 @dataclass(eq=False, slots=True)
 class Job:
@@ -223,9 +226,11 @@ class Engine:
             self._drop(job)
             done.finished.append(job)
             return
-        left = min(BLOCK_TOKENS - job.goal % BLOCK_TOKENS, job.output_tokens - job.generated)
+        ends = self._iteration + job.output_tokens - job.generated
+        fills = self._iteration + BLOCK_TOKENS - job.goal % BLOCK_TOKENS
         self._pushed += 1
-        heapq.heappush(self._due, (self._iteration + left, self._pushed, job.epoch, job))
+        due = min(ends, -(-fills // FILLING_STEPS) * FILLING_STEPS)
+        heapq.heappush(self._due, (due, self._pushed, job.epoch, job))
 
     # --- memory
 

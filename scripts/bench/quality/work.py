@@ -86,8 +86,15 @@ class Costs(NamedTuple):
 
 
 class WorkChooser(CoreChooser):
-    def __init__(self, scene: Scene, rule: Rule = WORK, *, reports: bool = True) -> None:
-        super().__init__(scene, RouterConfig(), reports=reports)
+    def __init__(
+        self,
+        scene: Scene,
+        rule: Rule = WORK,
+        *,
+        reports: bool = True,
+        selector_number: int = 0,
+    ) -> None:
+        super().__init__(scene, reports=reports, selector_number=selector_number)
         self.rule = rule
         self._config = RouterConfig()
         n = len(scene.fleet)
@@ -123,7 +130,8 @@ class WorkChooser(CoreChooser):
             effective_prefill_tokens=hint,
         )
         self.selector.reserve(request, now, read)
-        self._book(ask.number, rank, Prefill(self.names[ask.chain], costs.own[rank], costs.cached[rank]))
+        prefill = Prefill(self.names[ask.chain], costs.own[rank], costs.cached[rank])
+        self._book(ask.number, rank, prefill)
         return rank
 
     def _costs(self, read: PromptRead) -> Costs:

@@ -141,16 +141,16 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "conversation": Kind(conversation, 3000),
-    "tenants": Kind(tenants, 3000),
-    "agents": Kind(agent, 3000),
-    "retrieval": Kind(retrieval, 3000),
-    "few-shot": Kind(few_shot, 4000),
+    "conversation": Kind(conversation, 2500),
+    "tenants": Kind(tenants, 2500),
+    "agents": Kind(agent, 2500),
+    "retrieval": Kind(retrieval, 2500),
+    "few-shot": Kind(few_shot, 3500),
     "completion": Kind(completion, 2500),
     "mixed lengths": Kind(mixed, 2500),
-    "bursts": Kind(anything, 3000, timed=in_bursts),
-    "conversation, mixed fleet": Kind(conversation, 3000, MIXED),
-    "tenants, mixed fleet": Kind(tenants, 3000, MIXED),
+    "bursts": Kind(anything, 2500, timed=in_bursts),
+    "conversation, mixed fleet": Kind(conversation, 2500, MIXED),
+    "tenants, mixed fleet": Kind(tenants, 2500, MIXED),
 }
 
 

@@ -85,6 +85,7 @@ class World:
         self._completing = -1
         self._turns: list[tuple[Session, int, int]] = []
         self._backlog: deque[int] = deque()
+        self._unfinished = workload.requests
         self._live = 0
         self._live_max = 0
 
@@ -92,6 +93,17 @@ class World:
 
     def at(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self._due, (when, next(self._order), what, arguments))
+
+    def every(
+        self, seconds: float, what: Callable[..., None], *arguments: Any, first: float = 0.0
+    ) -> None:
+        """Again and again, until all requests have ended."""
+        self.at(self.time + first, self._recur, seconds, what, arguments)
+
+    def _recur(self, seconds: float, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        what(*arguments)
+        if self._unfinished:
+            self.at(self.time + seconds, self._recur, seconds, what, arguments)
 
     def run_open(self, chooser: Chooser, sessions_per_s: float) -> Record:
         """Sessions start when they do, however long others take."""
@@ -197,6 +209,7 @@ class World:
         life.end_s = self.time
         self._chooser.finished(job.number, self.time)
         self._live -= 1
+        self._unfinished -= 1
         session, session_number, turn_number = self._turns[job.number]
         if turn_number + 1 < len(session):
             when = self.time + life.turn.think_s
