@@ -1,4 +1,4 @@
-"""Who knows less than the service: round robin, least requests, least load, a prefix-tree router."""
+"""Who knows less than the service: round robin, least requests or load, a prefix-tree router."""
 
 from collections.abc import Iterable, Sequence
 from random import Random

@@ -1,9 +1,9 @@
 """Real traces as workloads, from files that the caller has; nothing of them is kept here.
 
 Mooncake (jsonl, may be gzipped): `timestamp` [ms], `input_length`, `output_length` [tokens],
-`hash_ids`, one per 512 tokens of the prompt; an id names a block with all before it.  Its stamps are
-multiples of 3 s: each request is put somewhere within those, or all that come at once would be
-judged.  Answers are nobody's beginning, because the trace does not name them.
+`hash_ids`, one per 512 tokens of the prompt; an id names a block with all before it.  Its stamps
+are multiples of 3 s: each request is put somewhere within those, for what comes at the same moment
+there does not in fact.  Answers are nobody's beginning, because the trace does not name them.
 Azure (csv, may be gzipped): TIMESTAMP, ContextTokens, GeneratedTokens; no two requests share
 anything.
 

@@ -3,7 +3,8 @@
 The real core matches the prompt and holds the reservations; the account of the work booked is kept
 here.  All in tokens, the lowest wins, ties at random:
 
-    J = P_left + u + min(R / r_scale, r_max) * min(u, u_max) + per_request * R + decode * B * (A + N)
+    J = P_left + u + min(R / r_scale, r_max) * min(u, u_max) + per_request * R
+        + decode * B * (A + N)
     u       = max(1, isl - max(cached, B * leading run))
     R       = live requests of the rank;  A, N: as in `reference_kernels`
     P_left  = sum of u of its unfinished prefills, less what is done of the oldest:

@@ -1,0 +1,198 @@
+"""Whole runs: all requests end, equal seeds give equal runs, and what was booked is given back."""
+
+import json
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from scripts.bench.quality import cells, report, traces
+from scripts.bench.quality.core_choosers import CoreChooser, Scene
+from scripts.bench.quality.figures import Key, Outcome, interval, ratio
+from scripts.bench.quality.hardware import BLOCK_TOKENS, EQUAL
+from scripts.bench.quality.replicas import Link, Replicated
+from scripts.bench.quality.work import WORK, WorkChooser
+from scripts.bench.quality.workloads import KINDS, made
+from scripts.bench.quality.world import World
+
+REQUESTS = 150
+
+
+def a_run(chooser, workload="tenants", load=0.8, seed=3):
+    """The key and the outcome of a small run."""
+    key = Key(workload, load, seed, chooser)
+    return key, cells.run(key, cells.cases(None, None, REQUESTS)[workload])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_workload_is_what_its_seed_says(name):
+    first, again, other = (made(KINDS[name], seed, REQUESTS) for seed in (1, 1, 2))
+    assert first.requests >= REQUESTS
+    assert np.array_equal(first.units, again.units)
+    assert not np.array_equal(first.units, other.units[: len(first.units)])
+    for session in first.sessions:
+        for turn in session:
+            assert len(turn.chain) == (turn.prompt_tokens + turn.output_tokens) // BLOCK_TOKENS
+            assert len(set(turn.chain.tolist())) == len(turn.chain)
+            assert turn.chain.max(initial=0) < first.n_blocks
+
+
+def test_turns_of_a_conversation_begin_with_what_was_said():
+    for session in made(KINDS["conversation"], 1, REQUESTS).sessions:
+        for turn, following in pairwise(session):
+            assert following.prompt_tokens > turn.prompt_tokens + turn.output_tokens
+            assert np.array_equal(following.chain[: len(turn.chain)], turn.chain)
+
+
+@pytest.mark.parametrize("chooser", [*cells.BLIND, "reference", "trial work", "trial hold"])
+def test_equal_seeds_give_equal_runs(chooser):
+    (_, first), (_, again) = a_run(chooser), a_run(chooser)
+    assert first == again
+    assert 0.0 < first.ttft_mean <= first.ttft_p99 <= 60.0
+    assert first.ttft_mean < first.e2e_mean
+    assert 0.0 <= first.hit_rate < 1.0
+
+
+def test_the_core_finds_more_than_taking_turns():
+    assert a_run("reference")[1].hit_rate > a_run("round robin")[1].hit_rate + 0.1
+
+
+def a_world(kind="conversation", seed=1):
+    workload = made(KINDS[kind], seed, REQUESTS)
+    return World(workload, EQUAL), Scene(EQUAL, workload.n_blocks, seed)
+
+
+def test_all_requests_end_and_the_core_holds_nothing():
+    world, scene = a_world()
+    chooser = CoreChooser(scene)
+    record = world.run_open(chooser, 2.0)
+    assert all(0.0 <= life.asked_s < life.first_s <= life.end_s for life in record.lives)
+    assert len(chooser.selector.held) == 0
+    chooser.selector.check_invariants()
+    for rank, engine in enumerate(world.engines):
+        engine.check_invariants()
+        blocks = np.array(sorted(engine.pool.cached()), np.int32)
+        assert chooser.partition.index.stats().memberships >= len(blocks)
+        for block in blocks[:20]:
+            path = chooser.names[_chain_to(record, int(block))]
+            assert chooser.partition.index.match(path)[rank, 0] <= len(path)
+
+
+def _chain_to(record, block):
+    for life in record.lives:
+        at = np.flatnonzero(life.turn.chain == block)
+        if len(at):
+            return life.turn.chain[: at[0] + 1]
+    raise AssertionError(block)
+
+
+def test_the_index_holds_exactly_what_the_engines_hold():
+    world, scene = a_world("agents")
+    chooser = CoreChooser(scene)
+    world.run_open(chooser, 1.0)
+    held = sum(len(engine.pool.cached()) for engine in world.engines)
+    assert chooser.partition.index.stats().memberships == held
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_the_account_of_work_is_empty_at_the_end(reports):
+    world, scene = a_world("mixed lengths")
+    chooser = WorkChooser(scene, WORK._replace(hold_tokens=2048.0), reports=reports)
+    record = world.run_open(chooser, 6.0)
+    assert all(life.end_s > 0.0 for life in record.lives)
+    assert [len(prefills) for prefills in chooser._prefills] == [0] * len(EQUAL)
+    assert chooser._booked == pytest.approx([0.0] * len(EQUAL))
+
+
+def replicated(link, kind="tenants"):
+    world, scene = a_world(kind)
+    members = [CoreChooser(scene, selector_number=number) for number in range(link.selectors)]
+    return world, members, Replicated(members, link, world)
+
+
+def bookings(members):
+    return [{(b.reservation_id, b.rank) for b in member.selector.held} for member in members]
+
+
+def test_peers_know_of_each_others_bookings():
+    world, members, group = replicated(Link(2, 0.005))
+    seen = []
+    world.at(5.0, lambda: seen.extend(bookings(members)))
+    world.run_open(group, 30.0)
+    one, other = seen
+    assert len(one) > 20
+    assert len(one ^ other) <= 5, "only what is on its way"
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+def test_replicas_agree_in_the_end_though_events_are_lost(loss):
+    world, members, group = replicated(Link(3, 0.02, loss=loss), "conversation")
+    record = world.run_open(group, 2.0)
+    assert all(life.end_s > 0.0 for life in record.lives)
+    for member in members:
+        member.selector.check_invariants()
+    held = set().union(*bookings(members))
+    assert len(held) <= (0 if not loss else 40), "repair has mended nearly all of what was lost"
+
+
+def test_links_are_read_from_names():
+    assert cells.link_of("2 x 5 ms") == Link(2, 0.005)
+    assert cells.link_of("4 x 50 ms, loss 20, sticky") == Link(4, 0.05, 0.2, True)
+
+
+def test_a_mooncake_trace_keeps_its_prefixes(tmp_path):
+    rows = [
+        {"timestamp": 3000 * (n // 4), "input_length": 1200, "output_length": 70, "hash_ids": ids}
+        for n, ids in enumerate([[1, 2, 3], [1, 2, 4], [5, 6, 7], [1, 8, 9]] * 3)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    workload = traces.of_trace(traces.mooncake(path), 1, 12, spread_s=3.0)
+    chains = [turn.chain for (turn,) in workload.sessions]
+    assert len({len(chain) for chain in chains}) == 1
+    starts = {tuple(chain[:8].tolist()) for chain in chains}
+    assert len(starts) == 2
+    assert len(np.unique(workload.units)) == 12
+
+
+def test_an_azure_trace_shares_nothing(tmp_path):
+    path = tmp_path / "trace.csv"
+    lines = [f"2023-11-16 18:15:{n:02}.6805900,{300 + n},40" for n in range(20)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    workload = traces.of_trace(traces.azure(path), 1, 20)
+    assert workload.requests == 20
+    assert len(np.unique(np.concatenate([t.chain for (t,) in workload.sessions]))) == (
+        workload.n_blocks
+    )
+
+
+OUTCOME = Outcome(1.0, 4.0, 8.0, 0.05, 0.5, 0)
+
+
+def test_ratios_are_geometric_means_with_intervals_over_seeds():
+    halves = [OUTCOME._replace(ttft_mean=x) for x in (0.5, 0.25)]
+    results = {Key("w", 0.5, seed, "reference"): OUTCOME for seed in (1, 2)}
+    results |= {Key("w", 0.5, s, "other"): half for s, half in enumerate(halves, 1)}
+    found = ratio(results, [("w", 0.5)], "other", "reference", report.MEAN)
+    assert found.mean == pytest.approx(0.125**0.5)
+    assert found.low < 0.25 < 0.5 < found.high
+    assert interval([0.0]) == (1.0, 1.0, 1.0)
+
+
+def test_results_are_shown_and_read_again(tmp_path):
+    results = dict(
+        [
+            a_run("reference"),
+            a_run("round robin"),
+            a_run("reference", "few-shot"),
+            a_run("round robin", "few-shot"),
+        ]
+    )
+    path = tmp_path / "results.json"
+    path.write_text(report.saved(results))
+    assert report.loaded(path) == results
+    text = report.markdown(results, "reference")
+    assert "| round robin |" in text
+    assert "tenants, 0.8" in text
+    ET.fromstring(report.picture(results, "reference"))
