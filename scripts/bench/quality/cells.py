@@ -10,7 +10,7 @@ from scripts.bench.quality.figures import Key, Outcome, outcome_of
 from scripts.bench.quality.hardware import EQUAL, LARGE, Fleet
 from scripts.bench.quality.replicas import Link, Replicated
 from scripts.bench.quality.streams import Workload
-from scripts.bench.quality.work import LEAST_WORK, WORK, Rule, WorkChooser, speeds_of
+from scripts.bench.quality.work import LEAST_WORK, WORK, Rule, WorkChooser
 from scripts.bench.quality.workloads import KINDS, made
 from scripts.bench.quality.world import Chooser, World
 from select_service.core.decide.router_config import POLICY_NAMES, RouterConfig
@@ -77,6 +77,10 @@ TRIALS: dict[str, Rule] = {
     "no 256 R": WORK._replace(per_request=0.0),
     "no leading run": WORK._replace(leading=False),
     "decode": WORK._replace(decode=0.06),
+    "memory": WORK._replace(memory=4.0),
+    "memory, hold": WORK._replace(memory=4.0, hold_tokens=8192),
+    "memory, decode": WORK._replace(memory=4.0, decode=0.06),
+    "least work, memory": LEAST_WORK._replace(memory=4.0),
     "strict tail": WORK._replace(r_scale=64.0, u_max=32_768.0, decode=0.1),
 }
 """Variants of `work` that are computed in Python, named `trial NAME`."""
@@ -108,7 +112,7 @@ def core_of(name: str, scene: Scene, number: int) -> CoreChooser:
     if name.startswith("trial "):
         rule = TRIALS[name.removeprefix("trial ").removesuffix(", speeds")]
         if name.endswith(", speeds"):
-            rule = rule._replace(speeds=speeds_of(scene))
+            rule = rule._replace(speeds=True)
         return WorkChooser(scene, rule, reports=reports, selector_number=number)
     config = RouterConfig(policy=name.removesuffix(" x10"))
     if name.endswith(" x10"):
@@ -117,11 +121,13 @@ def core_of(name: str, scene: Scene, number: int) -> CoreChooser:
 
 
 def link_of(text: str) -> Link:
-    """From `2 x 5 ms`, `2 x 5 ms, loss 20` (in percent), `4 x 50 ms, sticky`."""
+    """From `2 x 5 ms`, `2 x 5 ms, loss 20` (in percent), `4 x 50 ms, sticky, no help`."""
     first, *more = text.split(", ")
     selectors, _, delay_ms, _ = first.split(" ")
     loss = next((float(x.removeprefix("loss ")) / 100 for x in more if x.startswith("loss ")), 0.0)
-    return Link(int(selectors), float(delay_ms) / 1000, loss, "sticky" in more)
+    return Link(
+        int(selectors), float(delay_ms) / 1000, loss, "sticky" in more, "no help" not in more
+    )
 
 
 # --- runs

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from scripts.bench.quality.core_choosers import CoreChooser
 from scripts.bench.quality.pool import Change
+from scripts.bench.quality.work import WorkChooser
 from scripts.bench.quality.world import Ask, World
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas import digest as replica_digest
@@ -21,6 +22,7 @@ from select_service.core.replicas.events import LoadEvent
 from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair
 
 DIGEST_S = 1.0
+PROGRESS_S = 0.1
 SEED = 77
 
 
@@ -28,12 +30,14 @@ class Link(NamedTuple):
     """How selectors reach each other.  loss: share of the events that never arrive
 
     sticky: requests of one session come to one selector
+    helped: whether choosers in Python tell their peers of own work and progress, and keep to shares
     """
 
     selectors: int
     delay_s: float
     loss: float = 0.0
     sticky: bool = False
+    helped: bool = True
 
 
 class Member:
@@ -110,6 +114,11 @@ class Member:
             self._ask(peer, wanted, partial(self._page_came, peer, agreement, repair, walk))
 
 
+def share_of(rank: int, selectors: int) -> int:
+    """The selector to whose share a rank belongs: rendezvous hashing."""
+    return max(range(selectors), key=lambda number: Random(f"{rank} {number}").random())
+
+
 class Replicated:
     """A chooser made of several."""
 
@@ -120,6 +129,9 @@ class Replicated:
         self.members = [Member(self, number, chooser) for number, chooser in enumerate(choosers)]
         for number, member in enumerate(self.members):
             world.every(DIGEST_S, self._tick, member, first=number / len(self.members))
+        workers = [chooser for chooser in choosers if isinstance(chooser, WorkChooser)]
+        if link.helped and workers:
+            self._help(workers)
 
     # --- the network
 
@@ -140,6 +152,23 @@ class Replicated:
 
     def _tick(self, member: Member) -> None:
         member.tick(self.now)
+
+    # --- what policies in Python tell each other; those of the core do so by themselves
+
+    def _help(self, choosers: Sequence[WorkChooser]) -> None:
+        """Own work comes along with the event of an admission."""
+        for number, chooser in enumerate(choosers):
+            chooser.account.peers_work = choosers[0].account.peers_work
+            for rank in range(len(chooser.outside)):
+                chooser.outside[rank] = number != share_of(rank, len(choosers))
+            others = [other for other in choosers if other is not chooser]
+            self._world.every(PROGRESS_S, self._tell_progress, chooser, others)
+
+    def _tell_progress(self, chooser: WorkChooser, others: Sequence[WorkChooser]) -> None:
+        for name, done in chooser.account.progress():
+            for other in others:
+                if self._rng.random() >= self._link.loss:
+                    self.carry(partial(other.account.told, name, done))
 
     # --- a chooser
 

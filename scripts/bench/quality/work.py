@@ -1,10 +1,11 @@
 """The rule `work` and its variants in Python, beside the core: for trying out what is not compiled.
 
-The real core matches the prompt and holds the reservations; the account of the work booked is kept
-here.  All in tokens, the lowest wins, ties at random:
+The real core matches the prompt and holds the reservations; an account of work follows its ledger.
+All in tokens, the lowest wins, ties at random:
 
     J = P_left + u + min(R / r_scale, r_max) * min(u, u_max) + per_request * R
-        + decode * B * (A + N)
+        + decode * B * (A + N) + memory * max(0, B * (A + N) - full * tokens that the rank can hold)
+        + share * u / (u + SHARE_HALF)   on ranks outside the selector's share, where it has peers
     u       = max(1, isl - max(cached, B * leading run))
     R       = live requests of the rank;  A, N: as in `reference_kernels`
     P_left  = sum of u of its unfinished prefills, less what is done of the oldest:
@@ -12,29 +13,33 @@ here.  All in tokens, the lowest wins, ties at random:
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from indexer.hashing.hashes import Hashes
 from scripts.bench.quality.core_choosers import MODEL, CoreChooser, Scene
 from scripts.bench.quality.hardware import BLOCK_TOKENS
 from scripts.bench.quality.pool import Change
+from scripts.bench.quality.work_account import Prefill, WorkAccount
 from scripts.bench.quality.world import Ask
 from select_service.bodies.reservations import ReservationRequest
 from select_service.core.decide.prompt import PromptRead
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.load_layout import N_TOTALS, REQUESTS
 
+SHARE_HALF = 2048.0
+
 
 class Rule(NamedTuple):
     """What a variant is made of; the defaults are `work`.
 
+    booked:        price of a token that is booked on the rank
     progress:      is what the oldest prefill has done taken off?
     leading:       do the blocks of live reservations count as cached?
-    decode:        price of a block that is active, or would be, per token of it
-    speeds:        declared prefill speeds by rank, relative to the fastest; empty: not declared
+    decode:        price of a token that is active on the rank, or would be
+    memory:        price of such a token beyond the share `full` of the rank's declared memory
+    speeds:        is the cost divided by the declared prefill speed of the rank?
+    share:         price of ranks outside the selector's share
     hold_tokens:   a request waits while all ranks have more work left than this; 0: never
     hold_s:        seconds that a token of its own work puts a waiting request behind others
     """
@@ -43,11 +48,14 @@ class Rule(NamedTuple):
     r_max: float = 4.0
     u_max: float = 16_384.0
     per_request: float = 256.0
+    booked: float = 1.0
     progress: bool = True
     leading: bool = True
     decode: float = 0.0
-    booked: float = 1.0
-    speeds: tuple[float, ...] = ()
+    memory: float = 0.0
+    full: float = 0.95
+    speeds: bool = False
+    share: float = 4096.0
     hold_tokens: float = 0.0
     hold_s: float = 1.2e-4
     hold_max_s: float = 30.0
@@ -57,33 +65,45 @@ WORK = Rule()
 LEAST_WORK = Rule(r_max=0.0, per_request=0.0)
 
 
-@dataclass(slots=True)
-class Prefill:
-    """Work booked on a rank that is not known to be over.
-
-    work:  tokens;  before: blocks of the prompt that the rank had, when it was booked
-    """
-
-    hashes: Hashes
-    work: float
-    before: int
-
-
 class Waiting(NamedTuple):
-    """A request on hold.  rank: what orders it, in seconds."""
+    """A request on hold.  key: what orders it, in seconds."""
 
     key: float
-    ask: Ask
     since: float
+    ask: Ask
+
+
+class Slot(NamedTuple):
+    """What a cost is made of.  left, own: P_left, u;  live: B * (A + N);  requests: R
+
+    memory: tokens that the rank can hold;  outside: is it outside the share?
+    """
+
+    left: float
+    own: float
+    requests: int
+    live: float
+    memory: float
+    outside: bool
 
 
 class Costs(NamedTuple):
-    """By rank: what a prompt would cost, its own work there, and its blocks that are there."""
+    """By rank: what a prompt would cost, its blocks that are there, and the terms."""
 
     cost: list[float]
-    own: list[float]
     cached: list[int]
-    left: list[float]
+    slots: list[Slot]
+
+
+def cost_of(slot: Slot, rule: Rule) -> float:
+    """J, in tokens."""
+    load = min(slot.requests / rule.r_scale, rule.r_max) * min(slot.own, rule.u_max)
+    j = rule.booked * slot.left + slot.own + load + rule.per_request * slot.requests
+    j += rule.decode * slot.live
+    j += rule.memory * max(0.0, slot.live - rule.full * slot.memory)
+    if slot.outside:
+        j += rule.share * slot.own / (slot.own + SHARE_HALF)
+    return j
 
 
 class WorkChooser(CoreChooser):
@@ -96,26 +116,27 @@ class WorkChooser(CoreChooser):
         selector_number: int = 0,
     ) -> None:
         super().__init__(scene, reports=reports, selector_number=selector_number)
-        self.rule = rule
-        self._config = RouterConfig()
         n = len(scene.fleet)
-        self._prefills: list[dict[int, Prefill]] = [{} for _ in range(n)]
-        self._where: dict[int, int] = {}
-        self._booked = [0.0] * n
-        self._done = [0.0] * n
-        self._stale = [False] * n
+        self.account = WorkAccount(self.partition, n, progress=rule.progress)
+        self.selector.ledger.followers.append(self.account)
+        self.outside = [False] * n
+        """Is the rank outside the share of this selector?  Of none, unless it has peers."""
+        self._rule = rule
+        self._config = RouterConfig()
         self._waiting: list[Waiting] = []
         self._changed = False
-        self._speeds = rule.speeds or (1.0,) * n
+        self._memory = [float(BLOCK_TOKENS * hardware.kv_blocks) for hardware in scene.fleet]
+        speeds = np.array([hardware.prefill_tokens_per_s for hardware in scene.fleet])
+        self._speeds = (speeds / speeds.max()).tolist() if rule.speeds else [1.0] * n
 
     # --- choosing
 
     def choose(self, ask: Ask, now: float) -> int | None:
         read = self.prompt_of(ask)
         costs = self._costs(read)
-        if self.rule.hold_tokens and self._is_full(costs):
-            key = now + self.rule.hold_s * min(costs.own)
-            self._waiting.append(Waiting(key, ask, now))
+        if self._rule.hold_tokens and self._is_full(costs):
+            key = now + self._rule.hold_s * min(slot.own for slot in costs.slots)
+            self._waiting.append(Waiting(key, now, ask))
             return None
         return self._take(ask, read, costs, now)
 
@@ -123,102 +144,68 @@ class WorkChooser(CoreChooser):
         lowest = min(costs.cost)
         ties = [rank for rank, cost in enumerate(costs.cost) if cost == lowest]
         rank = ties[int(self.selector.random() * len(ties))]
-        hint = max(0, ask.prompt_tokens - BLOCK_TOKENS * costs.cached[rank])
+        cached, work = costs.cached[rank], costs.slots[rank].own
         request = ReservationRequest(
             model_name=MODEL,
             reservation_id=str(ask.number),
             worker_id=rank,
-            effective_prefill_tokens=hint,
+            effective_prefill_tokens=max(0, ask.prompt_tokens - BLOCK_TOKENS * cached),
         )
+        self.account.upcoming = Prefill(read.prompt.block_hashes, work, cached)
+        self.account.peers_work[str(ask.number)] = work
         self.selector.reserve(request, now, read)
-        prefill = Prefill(self.names[ask.chain], costs.own[rank], costs.cached[rank])
-        self._book(ask.number, rank, prefill)
         return rank
 
     def _costs(self, read: PromptRead) -> Costs:
         """Of every rank."""
-        n, rule = len(self._prefills), self.rule
-        placing = self.partition.placing
+        n, placing = len(self._memory), self.partition.placing
         placing.place(read.prompt, self._config, self.partition.table.open)
         matched = placing.scratch.matched[:n, -1].tolist()
         leading = placing.scratch.leading[:n].tolist()
         requests = self.partition.load.totals.reshape(-1, N_TOTALS)[:n, REQUESTS].tolist()
         active = self.partition.load.active_blocks()[:n].tolist()
         isl, blocks = read.prompt.isl_tokens, len(read.prompt.sequence_hashes)
-        cost, own, left = [], [], []
+        slots = []
         for rank in range(n):
-            found = max(matched[rank], leading[rank]) if rule.leading else matched[rank]
-            u = max(1.0, isl - BLOCK_TOKENS * found)
-            p, r = self._left(rank), requests[rank]
-            j = rule.booked * p + u + min(r / rule.r_scale, rule.r_max) * min(u, rule.u_max)
-            decode = rule.decode * BLOCK_TOKENS * (active[rank] + blocks - leading[rank])
-            cost.append((j + rule.per_request * r + decode) / self._speeds[rank])
-            own.append(u)
-            left.append(p)
-        return Costs(cost, own, matched, left)
+            found = max(matched[rank], leading[rank] if self._rule.leading else 0)
+            slots.append(
+                Slot(
+                    left=self.account.left(rank),
+                    own=max(1.0, isl - BLOCK_TOKENS * found),
+                    requests=requests[rank],
+                    live=BLOCK_TOKENS * (active[rank] + blocks - leading[rank]),
+                    memory=self._memory[rank],
+                    outside=self.outside[rank],
+                )
+            )
+        paired = zip(slots, self._speeds, strict=True)
+        return Costs([cost_of(slot, self._rule) / speed for slot, speed in paired], matched, slots)
 
-    def _left(self, rank: int) -> float:
-        """Work of the rank that is not done."""
-        if not self._prefills[rank]:
-            return 0.0
-        if self._stale[rank]:
-            self._stale[rank] = False
-            self._done[rank] = self._progress(rank) if self.rule.progress else 0.0
-        return self._booked[rank] - self._done[rank]
-
-    def _progress(self, rank: int) -> float:
-        """Tokens of the oldest prefill that the rank has computed, as its events say."""
-        oldest = next(iter(self._prefills[rank].values()))
-        there = int(self.partition.index.match(oldest.hashes)[rank, -1])
-        return min(oldest.work, max(0.0, BLOCK_TOKENS * float(there - oldest.before)))
-
-    # --- the account
-
-    def _book(self, number: int, rank: int, prefill: Prefill) -> None:
-        self._stale[rank] |= not self._prefills[rank]
-        self._prefills[rank][number] = prefill
-        self._booked[rank] += prefill.work
-        self._where[number] = rank
-
-    def _end_prefill(self, number: int) -> None:
-        rank = self._where[number]
-        ended = self._prefills[rank].pop(number, None)
-        if ended is not None:
-            self._booked[rank] -= ended.work
-            self._stale[rank] = self._changed = True
+    # --- what may let a waiting request go
 
     def first_token(self, number: int, now: float) -> None:
         super().first_token(number, now)
-        if self._reports:
-            self._end_prefill(number)
+        self._changed = True
 
     def finished(self, number: int, now: float) -> None:
         super().finished(number, now)
-        self._end_prefill(number)
-        del self._where[number]
+        self._changed = True
 
     def changed(self, rank: int, changes: Sequence[Change], now: float) -> None:
         super().changed(rank, changes, now)
-        self._stale[rank] = self._changed = True
-
-    # --- the hold
+        self.account.index_changed(rank)
+        self._changed = True
 
     def _is_full(self, costs: Costs) -> bool:
-        return min(costs.left) > self.rule.hold_tokens
+        return min(slot.left for slot in costs.slots) > self._rule.hold_tokens
 
     def released(self, now: float) -> Iterable[tuple[int, int]]:
         while self._waiting and self._changed:
             first = min(self._waiting)
             read = self.prompt_of(first.ask)
             costs = self._costs(read)
-            if self._is_full(costs) and now - first.since < self.rule.hold_max_s:
+            if self._is_full(costs) and now - first.since < self._rule.hold_max_s:
                 self._changed = False
                 return
             self._waiting.remove(first)
             yield first.ask.number, self._take(first.ask, read, costs, now)
-
-
-def speeds_of(scene: Scene) -> tuple[float, ...]:
-    """Prefill speeds relative to the fastest rank, as an operator would declare them."""
-    speeds = np.array([hardware.prefill_tokens_per_s for hardware in scene.fleet])
-    return tuple((speeds / speeds.max()).tolist())

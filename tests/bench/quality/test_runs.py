@@ -101,8 +101,8 @@ def test_the_account_of_work_is_empty_at_the_end(reports):
     chooser = WorkChooser(scene, WORK._replace(hold_tokens=2048.0), reports=reports)
     record = world.run_open(chooser, 6.0)
     assert all(life.end_s > 0.0 for life in record.lives)
-    assert [len(prefills) for prefills in chooser._prefills] == [0] * len(EQUAL)
-    assert chooser._booked == pytest.approx([0.0] * len(EQUAL))
+    chooser.account.check_invariants()
+    assert [chooser.account.left(rank) for rank in range(len(EQUAL))] == [0.0] * len(EQUAL)
 
 
 def replicated(link, kind="tenants"):
@@ -139,6 +139,7 @@ def test_replicas_agree_in_the_end_though_events_are_lost(loss):
 def test_links_are_read_from_names():
     assert cells.link_of("2 x 5 ms") == Link(2, 0.005)
     assert cells.link_of("4 x 50 ms, loss 20, sticky") == Link(4, 0.05, 0.2, True)
+    assert cells.link_of("2 x 1 ms, no help") == Link(2, 0.001, helped=False)
 
 
 def test_a_mooncake_trace_keeps_its_prefixes(tmp_path):
