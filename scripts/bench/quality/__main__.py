@@ -29,7 +29,8 @@ def main() -> None:
         _measure({name: cases[name] for name in wanted})
         return
     results = report.loaded(options.json) if options.json else {}
-    keys = [Key(*key) for key in product(wanted, options.loads, options.seeds, options.choosers)]
+    cases_of_seed = product(options.seeds, wanted, options.loads, options.choosers)
+    keys = [Key(name, load, seed, chooser) for seed, name, load, chooser in cases_of_seed]
     for key in keys:
         if key not in results:
             _run(key, cases[key.workload], results)
