@@ -5,7 +5,8 @@
         [--choosers "reference:round robin"] [--requests N]
 
 Runs that --json has already are not repeated, so that it can go on where it was stopped, and a new
-policy costs only its own runs.  --capacity measures what loads are shares of.
+policy costs only its own runs; --show runs nothing, and shows what there is.  --capacity measures
+what loads are shares of.
 """
 
 import argparse
@@ -32,11 +33,11 @@ def main() -> None:
     cases_of_seed = product(options.seeds, wanted, options.loads, options.choosers)
     keys = [Key(name, load, seed, chooser) for seed, name, load, chooser in cases_of_seed]
     for key in keys:
-        if key not in results:
+        if key not in results and not options.show:
             _run(key, cases[key.workload], results)
             if options.json:
                 options.json.write_text(report.saved(results))
-    results = {key: results[key] for key in keys}
+    results = {key: results[key] for key in keys if key in results}
     text = report.markdown(results, options.base)
     print(text)
     if options.markdown:
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--base", default=BASE)
     parser.add_argument("--requests", type=int)
     parser.add_argument("--capacity", action="store_true")
+    parser.add_argument("--show", action="store_true")
     for name in ("json", "markdown", "svg"):
         parser.add_argument(f"--{name}", type=Path)
     return parser

@@ -29,8 +29,8 @@ CAPACITY = {
     "mooncake": 4.1,
     "azure": 40.0,
 }
-"""Requests per second of the fleet, chosen for by `reference`, when it always has 12 to 96 requests
-per rank, whichever is most: `--capacity` measures it.  A load is a share of it."""
+"""Requests per second of the fleet, of which a load is a share.  Set near to what `--capacity`
+measures: the most that end when `reference` chooses and 12 to 96 requests per rank are live."""
 CLOSED = (12, 24, 48, 96)
 
 TRACE_REQUESTS = 2000
@@ -76,6 +76,7 @@ TRIALS: dict[str, Rule] = {
     "no R/32": WORK._replace(r_max=0.0),
     "no 256 R": WORK._replace(per_request=0.0),
     "no leading run": WORK._replace(leading=False),
+    "no reports": WORK._replace(booked=0.3, progress=False, r_max=0.0),
     "decode": WORK._replace(decode=0.06),
     "memory": WORK._replace(memory=4.0),
     "memory, hold": WORK._replace(memory=4.0, hold_tokens=8192),
