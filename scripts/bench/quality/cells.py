@@ -79,6 +79,8 @@ TRIALS: dict[str, Rule] = {
     "no reports": WORK._replace(booked=0.3, progress=False, r_max=0.0),
     "decode": WORK._replace(decode=0.06),
     "memory": WORK._replace(memory=4.0),
+    "memory, learnt": WORK._replace(memory=4.0, declared=False),
+    "memory, own work x2": WORK._replace(memory=4.0, own=2.0),
     "memory, hold": WORK._replace(memory=4.0, hold_tokens=8192),
     "memory, decode": WORK._replace(memory=4.0, decode=0.06),
     "least work, memory": LEAST_WORK._replace(memory=4.0),

@@ -3,7 +3,7 @@
 The real core matches the prompt and holds the reservations; an account of work follows its ledger.
 All in tokens, the lowest wins, ties at random:
 
-    J = P_left + u + min(R / r_scale, r_max) * min(u, u_max) + per_request * R
+    J = P_left + own * u + min(R / r_scale, r_max) * min(u, u_max) + per_request * R
         + decode * B * (A + N) + memory * max(0, B * (A + N) - full * tokens that the rank can hold)
         + share * u / (u + SHARE_HALF)   on ranks outside the selector's share, where it has peers
     u       = max(1, isl - max(cached, B * leading run))
@@ -13,13 +13,14 @@ All in tokens, the lowest wins, ties at random:
 """
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from scripts.bench.quality.core_choosers import MODEL, CoreChooser, Scene
 from scripts.bench.quality.hardware import BLOCK_TOKENS
-from scripts.bench.quality.pool import Change
+from scripts.bench.quality.pool import Change, Stored
 from scripts.bench.quality.work_account import Prefill, WorkAccount
 from scripts.bench.quality.world import Ask
 from select_service.bodies.reservations import ReservationRequest
@@ -33,11 +34,13 @@ SHARE_HALF = 2048.0
 class Rule(NamedTuple):
     """What a variant is made of; the defaults are `work`.
 
-    booked:        price of a token that is booked on the rank
+    booked, own:   price of a token of work that is booked on the rank, and of own work
     progress:      is what the oldest prefill has done taken off?
     leading:       do the blocks of live reservations count as cached?
     decode:        price of a token that is active on the rank, or would be
-    memory:        price of such a token beyond the share `full` of the rank's declared memory
+    memory:        price of such a token beyond the share `full` of what the rank can hold
+    declared:      is that declared?  Otherwise it is the most that the rank's events showed it to
+                   hold, once they have told of the first block that went
     speeds:        is the cost divided by the declared prefill speed of the rank?
     share:         price of ranks outside the selector's share
     hold_tokens:   a request waits while all ranks have more work left than this; 0: never
@@ -49,11 +52,13 @@ class Rule(NamedTuple):
     u_max: float = 16_384.0
     per_request: float = 256.0
     booked: float = 1.0
+    own: float = 1.0
     progress: bool = True
     leading: bool = True
     decode: float = 0.0
     memory: float = 0.0
     full: float = 0.95
+    declared: bool = True
     speeds: bool = False
     share: float = 4096.0
     hold_tokens: float = 0.0
@@ -98,7 +103,7 @@ class Costs(NamedTuple):
 def cost_of(slot: Slot, rule: Rule) -> float:
     """J, in tokens."""
     load = min(slot.requests / rule.r_scale, rule.r_max) * min(slot.own, rule.u_max)
-    j = rule.booked * slot.left + slot.own + load + rule.per_request * slot.requests
+    j = rule.booked * slot.left + rule.own * slot.own + load + rule.per_request * slot.requests
     j += rule.decode * slot.live
     j += rule.memory * max(0.0, slot.live - rule.full * slot.memory)
     if slot.outside:
@@ -126,6 +131,9 @@ class WorkChooser(CoreChooser):
         self._waiting: list[Waiting] = []
         self._changed = False
         self._memory = [float(BLOCK_TOKENS * hardware.kv_blocks) for hardware in scene.fleet]
+        if not rule.declared:
+            self._memory = [inf] * n
+        self._held, self._most = [0] * n, [0] * n
         speeds = np.array([hardware.prefill_tokens_per_s for hardware in scene.fleet])
         self._speeds = (speeds / speeds.max()).tolist() if rule.speeds else [1.0] * n
 
@@ -195,6 +203,17 @@ class WorkChooser(CoreChooser):
         super().changed(rank, changes, now)
         self.account.index_changed(rank)
         self._changed = True
+        if not self._rule.declared:
+            self._learn_memory(rank, changes)
+
+    def _learn_memory(self, rank: int, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if isinstance(change, Stored):
+                self._held[rank] += change.end - change.first
+                self._most[rank] = max(self._most[rank], self._held[rank])
+            else:
+                self._held[rank] -= len(change.blocks)
+                self._memory[rank] = float(BLOCK_TOKENS * self._most[rank])
 
     def _is_full(self, costs: Costs) -> bool:
         return min(slot.left for slot in costs.slots) > self._rule.hold_tokens

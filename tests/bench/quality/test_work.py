@@ -137,3 +137,12 @@ def test_the_core_books_what_the_rule_chose():
     chooser.changed(rank, [Stored(an_ask(1).chain, 0, 4)], 0.1)
     matched = chooser.partition.index.match(chooser.names[an_ask(1).chain])
     assert matched[rank, Tier.GPU] == 4
+
+
+def test_what_a_rank_can_hold_is_learnt_from_the_first_block_that_goes():
+    chooser = a_chooser(WORK._replace(memory=4.0, declared=False))
+    chain = an_ask(1, blocks=20).chain
+    chooser.changed(0, [Stored(chain, 0, 20)], 0.0)
+    assert chooser._memory[0] == float("inf")
+    chooser.changed(0, [Removed(chain[15:]), Stored(chain, 15, 18)], 0.1)
+    assert chooser._memory == [20.0 * BLOCK_TOKENS, float("inf")]
