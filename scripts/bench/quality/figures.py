@@ -1,7 +1,7 @@
 """What a run brought, in numbers, and how choosers compare over cells and seeds."""
 
 from collections.abc import Callable, Iterable, Sequence
-from math import exp, log, sqrt
+from math import exp, log, nan, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -70,7 +70,11 @@ Metric = Callable[[Outcome], float]
 def ratio(
     results: Results, cells: Iterable[tuple[str, float]], chooser: str, base: str, metric: Metric
 ) -> Ratio:
-    """Of a metric of `chooser` to that of `base`, over cells that both have done by equal seeds."""
+    """Of a metric of `chooser` to that of `base`, by equal seeds.
+
+    Only seeds count by which both have done as many of the cells as by any other.  Not a number
+    where there is none.
+    """
     by_seed: dict[int, list[float]] = {}
     wanted = set(cells)
     for key, found in results.items():
@@ -79,7 +83,10 @@ def ratio(
             if other is not None:
                 quotient = log(metric(found) / metric(other))
                 by_seed.setdefault(key.seed, []).append(quotient)
-    return interval([sum(logs) / len(logs) for logs in by_seed.values()])
+    if not by_seed:
+        return Ratio(nan, nan, nan)
+    most = max(map(len, by_seed.values()))
+    return interval([sum(logs) / most for logs in by_seed.values() if len(logs) == most])
 
 
 def interval(logs: Sequence[float]) -> Ratio:

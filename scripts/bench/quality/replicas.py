@@ -81,9 +81,12 @@ class Member:
 
     def _repair(self, peer: int, agreement: Agreement, now: float) -> None:
         self._repairing.add(peer)
+        assert agreement.router_id is not None
         repair = Repair(self.replicas, agreement.router_id, now)
         walk = repair.walk()
-        self._ask(peer, next(walk), partial(self._page_came, peer, agreement, repair, walk))
+        first = next(walk)
+        assert first is not None
+        self._ask(peer, first, partial(self._page_came, peer, agreement, repair, walk))
 
     def _ask(
         self, peer: int, wanted: ReservationFilter, then: Callable[[PageAnswer], None]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from html import escape
-from math import log
+from math import isnan, log
 from pathlib import Path
 
 from scripts.bench.quality.figures import (
@@ -72,7 +72,8 @@ def _summary(results: Results, cells: Sequence[Cell], others: Sequence[str], bas
     rows = [[base, *["1"] * len(METRICS), "1", f"{_hits(results, base):.3f}"]]
     for chooser in others:
         ratios = [_shown(ratio(results, cells, chooser, base, m)) for m in METRICS.values()]
-        worst = max(ratio(results, [cell], chooser, base, P99).mean for cell in cells)
+        p99s = [ratio(results, [cell], chooser, base, P99).mean for cell in cells]
+        worst = max(p99 for p99 in p99s if not isnan(p99))
         rows.append([chooser, *ratios, f"{worst:.2f}", f"{_hits(results, chooser):.3f}"])
     return _table(head, rows)
 
@@ -84,7 +85,7 @@ def _by_cell(results: Results, cells: Sequence[Cell], others: Sequence[str], bas
         for chooser in others:
             mean = ratio(results, [cell], chooser, base, MEAN).mean
             p99 = ratio(results, [cell], chooser, base, P99).mean
-            row.append(f"{mean:.2f} / {p99:.2f}")
+            row.append("-" if isnan(mean) else f"{mean:.2f} / {p99:.2f}")
         rows.append(row)
     return _table(["TTFT mean / p99", *others], rows)
 
@@ -136,7 +137,10 @@ def picture(results: Results, base: str) -> str:
         parts.append(_text(LEFT - 8, y + 4, f"{cell[0]}, {cell[1]:g}", "end"))
         for colour, chooser in zip(COLOURS, others, strict=False):
             for metric, fill in ((MEAN, colour), (P99, "white")):
-                x = _x(ratio(results, [cell], chooser, base, metric).mean)
+                quotient = ratio(results, [cell], chooser, base, metric).mean
+                if isnan(quotient):
+                    continue
+                x = _x(quotient)
                 parts.append(
                     f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}" '
                     'stroke-width="1.5"/>'
