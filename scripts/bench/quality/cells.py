@@ -68,23 +68,23 @@ BLIND: dict[str, Callable[[Scene], Chooser]] = {
     "prefix tree": lambda scene: choosers.PrefixTree(len(scene.fleet), scene.seed, scene.n_blocks),
 }
 
+MEMORY = WORK._replace(memory=4.0)
+
 TRIALS: dict[str, Rule] = {
     "work": WORK,
     "least work": LEAST_WORK,
-    "hold": WORK._replace(hold_tokens=8192),
-    "no progress": WORK._replace(progress=False),
-    "no R/32": WORK._replace(r_max=0.0),
-    "no 256 R": WORK._replace(per_request=0.0),
-    "no leading run": WORK._replace(leading=False),
-    "no reports": WORK._replace(booked=0.3, progress=False, r_max=0.0),
-    "decode": WORK._replace(decode=0.06),
-    "memory": WORK._replace(memory=4.0),
-    "memory, learnt": WORK._replace(memory=4.0, declared=False),
-    "memory, own work x2": WORK._replace(memory=4.0, own=2.0),
-    "memory, hold": WORK._replace(memory=4.0, hold_tokens=8192),
-    "memory, decode": WORK._replace(memory=4.0, decode=0.06),
-    "least work, memory": LEAST_WORK._replace(memory=4.0),
+    "memory": MEMORY,
+    "memory learnt": MEMORY._replace(declared=False),
+    "hold": MEMORY._replace(hold_tokens=8192),
+    "own work x2": MEMORY._replace(own=2.0),
+    "R/16": MEMORY._replace(r_scale=16.0, r_max=8.0),
+    "no progress": MEMORY._replace(progress=False),
+    "no R/32": MEMORY._replace(r_max=0.0),
+    "no 256 R": MEMORY._replace(per_request=0.0),
+    "no leading run": MEMORY._replace(leading=False),
+    "decode": MEMORY._replace(decode=0.06),
     "strict tail": WORK._replace(r_scale=64.0, u_max=32_768.0, decode=0.1),
+    "no reports": WORK._replace(booked=0.3, progress=False, r_max=0.0),
 }
 """Variants of `work` that are computed in Python, named `trial NAME`."""
 
