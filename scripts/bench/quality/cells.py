@@ -74,6 +74,7 @@ TRIALS: dict[str, Rule] = {
     "work": WORK,
     "least work": LEAST_WORK,
     "memory": MEMORY,
+    "memory at 1": WORK._replace(memory=1.0),
     "memory learnt": MEMORY._replace(declared=False),
     "hold": MEMORY._replace(hold_tokens=8192),
     "own work x2": MEMORY._replace(own=2.0),
