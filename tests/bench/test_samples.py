@@ -3,8 +3,11 @@
 import json
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from scripts.bench.line_plot import Axis, Panel, log_ticks, svg
 from scripts.bench.suite import curves, report
+from scripts.bench.suite.earlier import OtherRunError, earlier_in
 from scripts.bench.suite.machine import Machine, Noise
 from scripts.bench.suite.samples import Measure, Row, Sample, Table
 
@@ -29,7 +32,16 @@ def a_table():
 
 def found(*tables, base="1.3.1", problems=()):
     return report.Found(
-        MACHINE, "suite", "today", 12.0, ["ours", "1.3.1"], ["ours"], base, tables, list(problems)
+        MACHINE,
+        "suite",
+        "today",
+        12.0,
+        ["ours", "1.3.1"],
+        ["ours"],
+        base,
+        tables,
+        list(problems),
+        3,
     )
 
 
@@ -55,8 +67,8 @@ def test_what_was_never_measured_has_no_median_and_no_ratio():
 
 def test_markdown_shows_goals_that_are_reached_and_missed():
     text = report.markdown(found(a_table()))
-    assert "| 8 hashes: CPU us | **2.50** | 2 |" in text
-    assert "| 512 hashes: CPU us | 2.00, missed | 3.3 |" in text
+    assert "| 8 hashes: CPU us | 1.3.1 | **2.50** | 2 |" in text
+    assert "| 512 hashes: CPU us | 1.3.1 | 2.00, missed | 3.3 |" in text
 
 
 def test_markdown_has_the_machine_and_what_disturbed_each_row():
@@ -86,6 +98,19 @@ def test_goals_are_not_about_this_service_as_it_was():
     assert "Goals" not in report.markdown(whole)
 
 
+def test_a_goal_may_be_about_this_service_as_it_was():
+    table = Table("Starting", "", [Measure("CPU s")])
+    row = Row("warm start", goal_before=2.0)
+    for name, value in (("ours", 1.0), ("before (abc)", 3.0), ("1.3.1", 0.1)):
+        table.add(row, name, Sample((value,), QUIET))
+    names = ["ours", "before (abc)", "1.3.1"]
+    whole = found(table)._replace(contenders=names, ours=names[:2])
+    for base in ("1.3.1", "before (abc)"):
+        text = report.markdown(whole._replace(base=base))
+        assert text.count("| warm start: CPU s |") == 1
+        assert "| warm start: CPU s | before (abc) | **3.00** |  | 2 |" in text
+
+
 def test_without_goals_nothing_is_said_of_them():
     table = Table("Selecting", "prompt", MEASURES)
     table.add(Row("8 hashes"), "ours", Sample((1.0, 1.0), QUIET))
@@ -107,6 +132,29 @@ def test_the_document_keeps_every_value_and_is_json():
         {"load": 1.0, "steal_percent": 0.0, "others_percent": None}
     ]
     assert document["machine"]["libraries"] == {"numba": "0.68"}
+
+
+def test_tables_of_an_earlier_run_are_those_that_it_wrote(tmp_path):
+    table = a_table()
+    table.note = "of a machine"
+    written = report.document(found(table, problems=["p"]))
+    (tmp_path / "result.json").write_text(json.dumps(written))
+    read = earlier_in(tmp_path, "abc1234", ["ours", "1.3.1"], 3)
+    assert read is not None
+    whole = found(*read.tables, problems=read.problems)
+    assert report.document(whole) == written
+    assert report.markdown(whole) == report.markdown(found(table, problems=["p"]))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [("abc", ["ours", "1.3.1"], 3), ("abc1234", ["ours"], 3), ("abc1234", ["ours", "1.3.1"], 1)],
+)
+def test_a_run_of_another_commit_or_other_services_is_not_gone_on_with(tmp_path, other):
+    assert earlier_in(tmp_path, *other) is None
+    (tmp_path / "result.json").write_text(json.dumps(report.document(found(a_table()))))
+    with pytest.raises(OtherRunError):
+        earlier_in(tmp_path, *other)
 
 
 def test_a_table_with_a_curve_is_drawn_with_one_line_per_service():

@@ -79,3 +79,43 @@ def test_every_step_of_a_life_is_about_a_reservation_that_was_made_before():
     assert second.startswith(b"POST /reservations/x-3/prefill_complete HTTP/1.1\r\n")
     assert third == b"DELETE /reservations/x-1 HTTP/1.1\r\nhost: bench\r\n\r\n"
     assert fourth.endswith(b'"reservation_id":"x-6"}')
+
+
+def test_rows_without_the_text_that_is_asked_for_are_not_measured():
+    run, asked = Run([ours()], EXTENT, ["512 hashes"]), []
+    table = run.table("T", "row", [Measure("m")])
+    for label in ("8 hashes, 8 workers", "512 hashes, 8 workers"):
+        run.turns(
+            table, Row(label), [FakeSite("ours")], lambda _, of=label: asked.append(of) or (1,)
+        )
+    assert asked == 2 * ["512 hashes, 8 workers"]
+
+
+def test_a_run_goes_on_where_another_has_ended():
+    """One row is complete, of one an answer was wrong, one was not begun."""
+    first = Run([ours()], EXTENT)
+    table, answers = first.table("T", "row", [Measure("m")]), iter((0, 0, 0, 1))
+
+    def measure(place):
+        return (float(checked(LoadResult(10, next(answers), 1.0, 1.0, 1.0)).requests),)
+
+    for label in ("a", "b"):
+        first.turns(table, Row(label), [FakeSite("ours")], measure)
+    run, measured = Run([ours()], EXTENT), []
+    run.go_on([table], first.problems)
+    again = run.table("T", "row", [Measure("m")])
+    for label in ("a", "b", "c"):
+        run.turns(
+            again, Row(label), [FakeSite("ours")], lambda _, of=label: measured.append(of) or (1,)
+        )
+    assert measured == ["b", "b", "c", "c"]
+    assert again.values("a", "ours", 0) == [10.0, 10.0]
+    assert again.values("b", "ours", 0) == [1.0, 1.0]
+    assert run.problems == ["T, b, ours: 1 errors, 10 answers"]
+
+
+def test_what_is_found_is_kept_after_each_part():
+    run, kept = a_run(), []
+    parts = [Part(name, "", (), lambda *_: None) for name in ("first", "second")]
+    work_through(run, parts, lambda: kept.append(len(kept)))
+    assert kept == [0, 1]

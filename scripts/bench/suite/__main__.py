@@ -5,6 +5,8 @@ and any commit or any flags of this service.  Servers are kept on CPU 0, everyth
 publishes on CPU 1.  Every cell is measured --repeats times, the services in turn.  CPU is that of
 the server's process, all threads, by the scheduler's own clock.  Wall times on a machine with
 neighbours move by a factor of two, CPU times by some ten percent: compare within a table only.
+Files are written after each part; with --resume a run goes on, after an end in between or part by
+part.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from pathlib import Path
 from scripts.bench.contenders import ROOT, Contender, Running, ours, pin_load, unpacked
 from scripts.bench.line_plot import svg
 from scripts.bench.suite import curves, events, reference, report, requests, scale, starts
+from scripts.bench.suite.earlier import Earlier, OtherRunError, earlier_in
 from scripts.bench.suite.machine import Machine, commit, this_machine
 from scripts.bench.suite.work import Depth, Extent, Part, Run, work_through
 
@@ -45,6 +48,8 @@ PARTS = (
 OUT = ROOT / "build" / "benchmark"
 QUICK_REPEATS, REPEATS = 3, 5
 QUICK_CELL_S, CELL_S = 1, 3
+REFERENCES = ("1.3.1", "1.6.1")
+"""Of which a quick run takes the first."""
 
 
 def main() -> int:
@@ -60,8 +65,23 @@ def main() -> int:
     ]
     with contextlib.ExitStack() as stack:
         contenders, base = _contenders(given, stack)
+        run = Run(contenders, extent, given.rows)
+        try:
+            earlier = _earlier(run, given.out) if given.resume else None
+        except OtherRunError as error:
+            print(error, file=sys.stderr)
+            return 1
         _prepare(contenders)
-        return _measure(Run(contenders, extent), chosen, base, given.out)
+        return _measure(run, chosen, base, given.out, earlier)
+
+
+def _earlier(run: Run, out: Path) -> Earlier | None:
+    """The run that is gone on with, if there is one.  Raises OtherRunError."""
+    names = [contender.name for contender in run.contenders]
+    earlier = earlier_in(out, commit(), names, run.extent.cell_s)
+    if earlier is not None:
+        run.go_on(earlier.tables, earlier.problems)
+    return earlier
 
 
 def _arguments() -> argparse.Namespace:
@@ -82,7 +102,8 @@ def _arguments() -> argparse.Namespace:
         "--reference",
         metavar="VERSION",
         action="append",
-        help="of ai-dynamo-runtime, from PyPI; may be repeated (1.3.1)",
+        help="of ai-dynamo-runtime, from PyPI; may be repeated"
+        f" ({' and '.join(REFERENCES)}, quick {REFERENCES[0]})",
     )
     parser.add_argument(
         "--reference-python",
@@ -106,6 +127,18 @@ def _arguments() -> argparse.Namespace:
         help="this service as it was; may be repeated",
     )
     parser.add_argument(
+        "--rows",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help='only rows with this in their names, as "512 hashes"; may be repeated',
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep what is complete in the files of --out, of the same commit and services",
+    )
+    parser.add_argument(
         "--repeats", type=int, help=f"of every cell ({REPEATS}, quick {QUICK_REPEATS})"
     )
     parser.add_argument("--seconds", type=int, help=f"of a load ({CELL_S}, quick {QUICK_CELL_S})")
@@ -127,13 +160,14 @@ def _contenders(
     found = [ours(), *(_with_flags(flags) for flags in given.ours)]
     for name in given.before:
         short = commit(name)
-        found.append(ours(f"before ({short})", stack.enter_context(unpacked(short))))
+        found.append(ours(f"{report.BEFORE} ({short})", stack.enter_context(unpacked(short))))
     if not given.no_reference:
         found += [reference.of_python(python) for python in given.reference_python or ()]
-        versions = given.reference or (() if given.reference_python else ("1.3.1",))
+        usual = REFERENCES[:1] if given.quick else REFERENCES
+        versions = given.reference or (() if given.reference_python else usual)
         found += [reference.of_version(version) for version in versions]
     others = [each.name for each in found if not each.is_ours] or [
-        each.name for each in found if each.name.startswith("before")
+        each.name for each in found if report.is_before(each.name)
     ]
     return found, others[0] if others else None
 
@@ -156,13 +190,22 @@ def _prepare(contenders: Sequence[Contender]) -> None:
     pin_load()
 
 
-def _measure(run: Run, chosen: Sequence[Part], base: str | None, out: Path) -> int:
-    begun, began_at, machine = time.monotonic(), datetime.datetime.now(datetime.UTC), this_machine()
+def _measure(
+    run: Run, chosen: Sequence[Part], base: str | None, out: Path, earlier: Earlier | None
+) -> int:
+    begun, machine = time.monotonic(), this_machine()
+    began_at, wall_s = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC", 0.0
+    if earlier is not None:
+        began_at, wall_s = earlier.begun, earlier.wall_s
+
+    def found() -> report.Found:
+        return _found(run, base, machine, began_at, wall_s + time.monotonic() - begun)
+
     try:
-        work_through(run, chosen)
+        work_through(run, chosen, lambda: _write(found(), out))
     finally:
-        wall_s = time.monotonic() - begun
-        _write(_found(run, base, machine, f"{began_at:%Y-%m-%d %H:%M} UTC", wall_s), out)
+        _write(found(), out)
+        print(report.markdown(found()))
     return 1 if run.problems else 0
 
 
@@ -171,19 +214,18 @@ def _found(run: Run, base: str | None, machine: Machine, begun: str, wall_s: flo
     command = shlex.join(["scripts/benchmark", *words])  # without paths of this machine
     names = [contender.name for contender in run.contenders]
     own = [contender.name for contender in run.contenders if contender.is_ours]
-    tables = list(run.tables.values())
-    return report.Found(machine, command, begun, wall_s, names, own, base, tables, run.problems)
+    tables = [table for table in run.tables.values() if table.rows]
+    problems, cell_s = run.problems, run.extent.cell_s
+    return report.Found(machine, command, begun, wall_s, names, own, base, tables, problems, cell_s)
 
 
 def _write(found: report.Found, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    text = report.markdown(found)
-    (out / "result.md").write_text(text)
+    (out / "result.md").write_text(report.markdown(found))
     (out / "result.json").write_text(json.dumps(report.document(found), indent=1) + "\n")
     panels = curves.panels(found.tables, found.contenders)
     if panels:
         (out / "curves.svg").write_text(svg(panels))
-    print(text)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ def burst(run: Run, _places: Places) -> None:
         row = Row(f"burst, {workers} workers", goal=BURST_GOAL if workers == 8 else None)
         messages = burst_messages(run.known, workers)
         n_blocks = sum(holding.depth_blocks for holding in fleet.holdings(workers))
+        if not run.wants(table, row):
+            continue
         for _ in range(run.extent.repeats):
             for contender in run.contenders:
                 with site(contender, workers) as place:

@@ -1,15 +1,17 @@
 """What a run found as Markdown and as a JSON document; no I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from scripts.bench.suite.machine import Machine
-from scripts.bench.suite.samples import Table
+from scripts.bench.suite.samples import Row, Table
+
+BEFORE = "before"
 
 
 class Found(NamedTuple):
     """A whole run.  ours: those of the contenders that goals are for;  base: the one that ratios
-    are about, None without another service."""
+    are about, None without another service;  cell_s: how long a load was."""
 
     machine: Machine
     command: str
@@ -20,6 +22,7 @@ class Found(NamedTuple):
     base: str | None
     tables: Sequence[Table]
     problems: Sequence[str]
+    cell_s: int
 
 
 def markdown(found: Found) -> str:
@@ -51,21 +54,38 @@ def _head(found: Found) -> str:
 
 
 def _goals(found: Found) -> str:
-    """Ratios of all rows with a goal, by contender; goals are about the reference."""
-    if found.base is None or found.base in found.ours:
-        return ""
-    heads = ["what", *(f"{name}, ratio" for name in found.ours), "goal"]
-    lines = []
-    for table in found.tables:
-        measure = table.measures[table.judged].name
-        for row in table.rows.values():
-            if row.goal is not None:
-                ratios = [table.ratio(row.label, n, found.base, table.judged) for n in found.ours]
-                cells = [_judged(ratio, row.goal) for ratio in ratios]
-                lines.append(_line([f"{row.label}: {measure}", *cells, f"{row.goal:g}"]))
+    """Ratios of all rows with a goal, by contender: to the reference, and to ours as it was."""
+    heads = ["what", "to", *(f"{name}, ratio" for name in found.ours), "goal"]
+    lines = [
+        line
+        for table in found.tables
+        for row in table.rows.values()
+        for line in _goals_of(found, table, row)
+    ]
     if not lines:
         return ""
     return "\n".join(["#### Goals", "", _line(heads), "|---" * len(heads) + "|", *lines])
+
+
+def _goals_of(found: Found, table: Table, row: Row) -> Iterator[str]:
+    """A line for each service to which the row has a goal."""
+    measure = table.measures[table.judged].name
+    goals = {name: row.goal_before for name in found.ours if is_before(name)}
+    if found.base is not None and found.base not in found.ours:
+        goals[found.base] = row.goal
+    for base, goal in goals.items():
+        if goal is not None:
+            ratios = [table.ratio(row.label, name, base, table.judged) for name in found.ours]
+            cells = [
+                "" if name == base else _judged(ratio, goal)
+                for name, ratio in zip(found.ours, ratios, strict=True)
+            ]
+            yield _line([f"{row.label}: {measure}", base, *cells, f"{goal:g}"])
+
+
+def is_before(name: str) -> bool:
+    """Is it this service as it was?"""
+    return name.startswith(BEFORE)
 
 
 def _table(found: Found, table: Table) -> str:
@@ -121,6 +141,7 @@ def document(found: Found) -> dict[str, Any]:
         "wall_s": round(found.wall_s, 1),
         "contenders": list(found.contenders),
         "base": found.base,
+        "cell_s": found.cell_s,
         "tables": [_table_document(found, table) for table in found.tables],
         "problems": list(found.problems),
     }
@@ -129,6 +150,9 @@ def document(found: Found) -> dict[str, Any]:
 def _table_document(found: Found, table: Table) -> dict[str, Any]:
     return {
         "title": table.title,
+        "row_name": table.row_name,
+        "note": table.note,
+        "curve": table.curve,
         "measures": [measure._asdict() for measure in table.measures],
         "judged": table.measures[table.judged].name,
         "rows": [

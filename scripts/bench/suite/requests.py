@@ -127,6 +127,8 @@ def cores(run: Run, _places: Places) -> None:
         "POST /select with two CPUs for the service and the load together", "prompt", measures
     )
     row = Row("512 hashes, 256 workers, two CPUs", goal=CORES_GOAL)
+    if not run.wants(table, row):
+        return
     bodies = run.bodies(512)
     with both_cpus(), filled(run.contenders, run.known, 256, pinned=False) as places:
         run.turns(table, row, places.sites, partial(_by_rate, run, bodies))

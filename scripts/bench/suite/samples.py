@@ -16,12 +16,14 @@ class Measure(NamedTuple):
 
 class Row(NamedTuple):
     """label: unique in its table;  x, group: its place on a curve, and which curve;
-    goal: the least ratio of the judged measure."""
+    goal: the least ratio of the judged measure;  goal_before: the same, but to this service as it
+    was at a commit that is measured beside it."""
 
     label: str
     x: float = 0.0
     group: str = ""
     goal: float | None = None
+    goal_before: float | None = None
 
 
 class Sample(NamedTuple):
@@ -55,6 +57,14 @@ class Table:
         assert sample.values is None or len(sample.values) == len(self.measures)
         self.rows[row.label] = row
         self._samples.setdefault((row.label, contender), []).append(sample)
+
+    def is_complete(self, label: str, contenders: Sequence[str], repeats: int) -> bool:
+        """Has every one of them so many right answers in the row?"""
+        return all(len(self.values(label, name, 0)) >= repeats for name in contenders)
+
+    def forget(self, label: str) -> None:
+        """What was measured of a row, which will be measured anew."""
+        self._samples = {key: found for key, found in self._samples.items() if key[0] != label}
 
     def samples(self, label: str, contender: str) -> list[Sample]:
         return self._samples.get((label, contender), [])

@@ -9,7 +9,7 @@ import numpy as np
 from scripts.bench import fleet
 from scripts.bench.contenders import Contender, Running
 from scripts.bench.http_load import hammer
-from scripts.bench.suite.samples import Measure, Row
+from scripts.bench.suite.samples import Measure, Row, Table
 from scripts.bench.suite.stages import Places, Site, site
 from scripts.bench.suite.work import Run, checked
 
@@ -43,13 +43,19 @@ def ranks(run: Run, _places: Places) -> None:
         " nothing is known: the reference opens about a thousand sockets at most.",
     )
     bodies = run.bodies(RANKS_HASHES)
+    sizes = run.extent.of((64, 1024, 4096), (8, 256))
+    rows = [Row(f"{n_ranks} ranks", n_ranks, f"{RANKS_HASHES} hashes") for n_ranks in sizes]
     with contextlib.ExitStack() as stack:
-        sites = [stack.enter_context(_deaf(each)) for each in run.contenders]
-        for n_ranks in run.extent.of((64, 1024, 4096), (8, 256)):
+        sites: list[Site] = []
+        for row in _wanted(run, table, rows):
+            sites = sites or [stack.enter_context(_deaf(each)) for each in run.contenders]
             for place in sites:
-                _grow(place, n_ranks // RANKS_PER_WORKER)
-            row = Row(f"{n_ranks} ranks", n_ranks, f"{RANKS_HASHES} hashes")
+                _grow(place, int(row.x) // RANKS_PER_WORKER)
             run.turns(table, row, sites, partial(_once, run, bodies))
+
+
+def _wanted(run: Run, table: Table, rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if run.wants(table, row)]
 
 
 @contextlib.contextmanager
@@ -80,15 +86,19 @@ def blocks(run: Run, _places: Places) -> None:
         note=f"Chains of {CHAIN_BLOCKS} blocks, each held by one worker."
         f" Ours with `{' '.join(ROOM)}`.",
     )
+    sizes = run.extent.of((100_000, 1_000_000), (10_000,), (10_000_000,))
+    rows = [Row(f"{n_blocks} blocks", n_blocks, f"{BLOCKS_HASHES} hashes") for n_blocks in sizes]
     with contextlib.ExitStack() as stack:
-        sites = [stack.enter_context(site(_roomy(each), BLOCKS_WORKERS)) for each in run.contenders]
+        sites: list[Site] = []
         held = 0
-        for n_blocks in run.extent.of((100_000, 1_000_000), (10_000,), (10_000_000,)):
-            chains = range(held, n_blocks // CHAIN_BLOCKS)
+        for row in _wanted(run, table, rows):
+            sites = sites or [
+                stack.enter_context(site(_roomy(each), BLOCKS_WORKERS)) for each in run.contenders
+            ]
+            chains = range(held, int(row.x) // CHAIN_BLOCKS)
             held = chains.stop
             for first in range(chains.start, chains.stop, CHAINS_AT_ONCE):
                 _announce(sites, range(first, min(first + CHAINS_AT_ONCE, chains.stop)))
-            row = Row(f"{n_blocks} blocks", n_blocks, f"{BLOCKS_HASHES} hashes")
             bodies = fleet.select_bodies(_sampled(held), BLOCKS_HASHES, BLOCKS_BODIES)
             run.turns(table, row, sites, partial(_once, run, bodies))
 

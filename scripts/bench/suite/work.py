@@ -52,11 +52,38 @@ class Extent(NamedTuple):
 class Run:
     """What every part gets, and where it puts what it found."""
 
-    def __init__(self, contenders: Sequence[Contender], extent: Extent) -> None:
-        self.contenders, self.extent = contenders, extent
+    def __init__(
+        self, contenders: Sequence[Contender], extent: Extent, only: Sequence[str] = ()
+    ) -> None:
+        """only: what the label of a row must have one of, to be measured; nothing: all are"""
+        self.contenders, self.extent, self._only = contenders, extent, only
         self.known = fleet.conversations()
         self.tables: dict[str, Table] = {}
         self.problems: list[str] = []
+
+    def go_on(self, tables: Sequence[Table], problems: Sequence[str]) -> None:
+        """With what an earlier run has found: its complete rows are not measured again."""
+        self.tables = {table.title: table for table in tables}
+        self.problems = list(problems)
+
+    def wants(
+        self,
+        table: Table,
+        row: Row,
+        contenders: Sequence[Contender] | None = None,
+        repeats: int | None = None,
+    ) -> bool:
+        """Is the row to be measured?  Then what there is of it is forgotten.
+
+        contenders, repeats: of whom, and how often, when that is not all, and as often as others
+        """
+        if self._only and not any(text in row.label for text in self._only):
+            return False
+        names = [each.name for each in (self.contenders if contenders is None else contenders)]
+        if table.is_complete(row.label, names, repeats or self.extent.repeats):
+            return False
+        table.forget(row.label)
+        return True
 
     def bodies(self, n_blocks: int) -> list[bytes]:
         """Prompts as hashes."""
@@ -89,6 +116,8 @@ class Run:
         self, table: Table, row: Row, sites: Sequence[Site], measure: Callable[[Site], Any]
     ) -> None:
         """One row: all sites in turn, again and again.  measure: site -> one value per measure."""
+        if not self.wants(table, row):
+            return
         _say(f"{table.title}: {row.label}")
         for _ in range(self.extent.repeats):
             for place in sites:
@@ -147,16 +176,21 @@ class Part(NamedTuple):
     depth: Depth = Depth.QUICK
 
 
-def work_through(run: Run, parts: Sequence[Part]) -> None:
-    """Parts of one fleet together, in the order of the table; a part that fails does not end it."""
+def work_through(run: Run, parts: Sequence[Part], keep: Callable[[], None] = lambda: None) -> None:
+    """Parts of one fleet together, in the order of the table; a part that fails does not end it.
+
+    keep: called after each, so that what is found is not lost with the process
+    """
     for workers in sorted({size for part in parts for size in part.workers}):
         with _reporting(run, f"a fleet of {workers}"), _fleet(run, workers) as places:
             for part in parts:
                 if workers in part.workers:
                     _do(run, part, places)
+                    keep()
     for part in parts:
         if not part.workers:
             _do(run, part, Places(0, ()))
+            keep()
 
 
 def _fleet(run: Run, workers: int) -> contextlib.AbstractContextManager[Places]:
