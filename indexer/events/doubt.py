@@ -1,4 +1,4 @@
-"""Am I still where the engine is?  Why that may be uncertain, and how it is found out.
+"""Am I still where the engine is?  Why that may be uncertain, or false, and how it is found out.
 
 A rank's index is right as long as every batch of the engine's present life was applied in order.
 The sequence numbers of live batches show a loss and some restarts, but only once the engine speaks,
@@ -14,7 +14,7 @@ from the last batch that was applied on (not from the next one):
 In the last two cases the rank is forgotten and learned anew from what the engine still has.
 """
 
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -30,6 +30,26 @@ class Why(Enum):
     INTERRUPTED = "its connection was interrupted, and what was published meanwhile is not known"
     INFLATED = "it announced more copies than it has blocks, and is learned anew without counting"
     SILENT = "it was silent, and its replay endpoint did not say whether anything is missing"
+
+
+class Missing(StrEnum):
+    """What made it certain.  The values are shown to operators."""
+
+    NO_REPLAY = "there is no replay endpoint"
+    UNHELPFUL = "the replay endpoint was of no help"
+    GONE = "the engine does not have them any more"
+    INFLATED = (
+        "it announced more copies than it has blocks; what it held is forgotten, since there is no "
+        "replay endpoint to learn it anew from"
+    )
+
+
+class Degraded(NamedTuple):
+    """Batches of the rank are known to be missing: why, as operators are told, and since when, in
+    monotonic seconds."""
+
+    why: str
+    since: float
 
 
 class Anchor(NamedTuple):

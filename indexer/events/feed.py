@@ -18,7 +18,7 @@ from indexer.events.actions import Action, StartReplay, StopReplay
 from indexer.events.catch_up import PROBE_S, CatchUp, Due, Phase, Waiting
 from indexer.events.cursor import END_OF_REPLAY, JUMP_MAX, EventCursor, Verdict
 from indexer.events.desk import Desk
-from indexer.events.doubt import Anchor, Doubt, Why, payload_digest
+from indexer.events.doubt import Anchor, Degraded, Doubt, Missing, Why, payload_digest
 from indexer.events.event_types import Batch
 from indexer.events.indexed_stream import SMALL_BYTES_MAX, IndexedStream
 from indexer.events.kv_source import KvSource
@@ -54,7 +54,7 @@ class EventFeed:
         """When to ask the replay endpoint where the engine is; None while that makes no sense."""
         self._answered_at = float("-inf")
         self.doubt: Doubt | None = None
-        self.degraded = False
+        self.degraded: Degraded | None = None
         self.last_event_at: float | None = None
         self.gaps = 0
         self.replayed = 0
@@ -259,7 +259,7 @@ class EventFeed:
         """Begin as if nothing had come yet."""
         self._waiting.clear()
         self._suspect = b""
-        self.degraded = False
+        self.degraded = None
         self.cursor.restart()
         yield from self.indexed.forgetting()
 
@@ -272,7 +272,7 @@ class EventFeed:
                     return None
                 if self._may_ask():
                     return self._ask_for_the_gap()
-                self._lose(seq)
+                self._lose(seq, Missing.UNHELPFUL if self._can_replay else Missing.NO_REPLAY)
             self._waiting.popleft()
             if seq is None:
                 yield from self._apply(payload, None)
@@ -346,7 +346,7 @@ class EventFeed:
         applier.stop_counting()
         if not self._can_replay:
             yield from applier.forgetting(self.indexed.writers)
-            self.degraded = True
+            self.degraded = Degraded(Missing.INFLATED, self._now)
             return None
         yield from self._forget()
         self.doubt = Doubt(Why.INFLATED, self._now, None)
@@ -436,7 +436,8 @@ class EventFeed:
         missing = self.cursor.next_seq
         if not catch_up.is_same_hole(missing):
             return (yield from self._retry(catch_up, f"batch {missing} is missing"))
-        self._lose(min(seq, self._target()) if self._waiting else seq)
+        until = min(seq, self._target()) if self._waiting else seq
+        self._lose(until, Missing.GONE)
         action: Action = None
         if self._waiting:
             action = yield from self._settle(replay_runs=True)
@@ -456,19 +457,20 @@ class EventFeed:
         if self._is_connected:
             self._ask_at = self._now + PROBE_S
         if self._waiting:
-            self._lose(self._target())
+            self._lose(self._target(), f"{Missing.UNHELPFUL}: {reason}")
         elif self.doubt is None:
             self.doubt = Doubt(Why.SILENT, self._now, None)
         return (yield from self._settle())
 
     # --- changes of the index
 
-    def _lose(self, until: int) -> None:
-        first = self.cursor.next_seq
+    def _lose(self, until: int, why: str) -> None:
+        lost = f"batches {self.cursor.next_seq} to {until - 1}: {why}"
         self.lost += self.cursor.skip_to(until)
         self.indexed.lose()
-        self.degraded = True
-        self._notice(Fault.LOST, f"batches {first} to {until - 1}")
+        since = self._now if self.degraded is None else self.degraded.since
+        self.degraded = Degraded(f"lost {lost}", since)
+        self._notice(Fault.LOST, lost)
 
     def _advance(self, seq: int, payload: bytes, live_at: float | None) -> None:
         self.cursor.advance(seq)
@@ -490,7 +492,7 @@ class EventFeed:
 
     def _is_empty(self) -> None:
         """The rank is known to hold nothing."""
-        self.degraded, self.doubt = False, None
+        self.degraded = self.doubt = None
 
     def _notice(self, fault: Fault, detail: str) -> None:
         self.indexed.notices.add(fault, detail, self._now)

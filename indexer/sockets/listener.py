@@ -15,6 +15,7 @@ from collections.abc import Callable
 import zmq
 
 from indexer.events.actions import Action, StartReplay
+from indexer.events.doubt import Degraded
 from indexer.events.feed import EventFeed
 from indexer.events.kv_source import KvSource
 from indexer.events.run import Run
@@ -75,6 +76,8 @@ class Listener:
         self._not_before = float("-inf")
         """No tick until then, whatever is due."""
         self._cut_off: str | None = None
+        self._faulted_at = 0.0
+        """When one of these three texts was set."""
         self._connect_at: float | None = None
         self._cut_off_noticed = float("-inf")
         self._started = False
@@ -87,7 +90,8 @@ class Listener:
         try:
             self._live = LiveConnection(self._sockets, self.source.endpoint, self._room)
         except zmq.ZMQError as error:
-            self._open_error = f"{self.source.endpoint}: {error}"
+            self._open_error = f"{self.source.endpoint}: nothing can connect there ({error})"
+            self._faulted_at = time.monotonic()
             self._log(logging.ERROR, "KV event listener failed", self._open_error)
             return
         self._readiness.watch(self._live.socket, self.drain_live)
@@ -173,7 +177,7 @@ class Listener:
     def status(self) -> ListenerStatus:
         """May be called on any thread; the numbers may stem from two adjacent messages."""
         feed, indexed, applier = self.feed, self.feed.indexed, self.feed.indexed.applier
-        live, doubt = self._live, self.feed.doubt
+        live, doubt, degraded = self._live, self.feed.doubt, self._degraded()
         return ListenerStatus(
             state=self._state(),
             endpoint=self.source.endpoint,
@@ -186,12 +190,14 @@ class Listener:
             stale=feed.stale,
             restarts=feed.restarts,
             decode_errors=indexed.decode_errors,
-            last_error=self._failure or self._open_error or self._cut_off or indexed.last_error,
+            last_error=self._fault() or indexed.last_error,
             last_event_monotonic=feed.last_event_at,
             connected=live is not None and live.is_connected,
             connect_error=self._open_error if live is None else live.error,
             is_counted=applier.is_counted,
             inflations=feed.inflations,
+            degraded=None if degraded is None else degraded.why,
+            degraded_monotonic=None if degraded is None else degraded.since,
             doubt=None if doubt is None else doubt.why.value,
             doubted_monotonic=None if doubt is None else doubt.since,
             stored_blocks=applier.stored_blocks,
@@ -257,6 +263,7 @@ class Listener:
             return step()
         except Exception as error:
             self._failure = f"internal error: {error!r}; register the worker again"
+            self._faulted_at = time.monotonic()
             fields = {"worker_id": self.source.worker_id, "dp_rank": self.source.dp_rank}
             logger.exception("KV event listener failed", extra={"fields": fields})
         self._wake(None)
@@ -309,12 +316,21 @@ class Listener:
             self.feed.indexed.applier.dropped["replay_frames"] += 1
         return 1
 
+    def _fault(self) -> str | None:
+        """What is wrong with the listener itself."""
+        return self._failure or self._open_error or self._cut_off
+
+    def _degraded(self) -> Degraded | None:
+        """Why the index lacks events of the rank; None: none are known to be missing."""
+        fault = self._fault()
+        return self.feed.degraded if fault is None else Degraded(fault, self._faulted_at)
+
     def _state(self) -> State:
         if self._failure or self._open_error:
             return "degraded"
         if self.feed.catching_up:
             return "catching_up"
-        if self.feed.degraded or self._cut_off is not None:
+        if self._degraded() is not None:
             return "degraded"
         if self.feed.doubt is not None:
             return "unverified"
@@ -336,7 +352,7 @@ class Listener:
         """Unless libzmq does it after all."""
         self._connect_at = None
         if self._live is not None and self._live.is_cut_off:
-            self._cut_off = f"{self.source.endpoint}: {CUT_OFF}"
+            self._cut_off, self._faulted_at = f"{self.source.endpoint}: {CUT_OFF}", now
             if now - self._cut_off_noticed >= CUT_OFF_NOTICE_S:
                 self._cut_off_noticed = now
                 self._log(logging.WARNING, "KV event listener is connected anew", self._cut_off)

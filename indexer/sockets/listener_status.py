@@ -11,8 +11,9 @@ class ListenerStatus:
     """Plain numbers of one rank's stream since it was opened.
 
     state: degraded means that the index may lack events of this rank (`feed` says until when;
-    after a connection that was cut off, until a message shows whether any are missing); unverified
-    that nobody knows, because of `doubt`, since so many monotonic seconds
+    after a connection that was cut off, until a message shows whether any are missing), because
+    of `degraded`; unverified that nobody knows, because of `doubt`; both since so many monotonic
+    seconds
     is_counted: duplicate stores are counted, which ends when they prove to be none (`inflations`)
     connected: there is a connection; connect_error: why not, as far as is known
     batches counts decoded and applied ones, replayed those of them that came by replay; lost are
@@ -36,6 +37,8 @@ class ListenerStatus:
     connect_error: str | None
     is_counted: bool
     inflations: int
+    degraded: str | None
+    degraded_monotonic: float | None
     doubt: str | None
     doubted_monotonic: float | None
     stored_blocks: int

@@ -82,6 +82,10 @@ def _check_strictness(service: Service, request: Request) -> None:
         raise UnknownField("; ".join(texts))
 
 
+ENDING_WORDS = frozenset(("free", "release", "delete", "remove", "cancel", "finish", "end"))
+"""What other interfaces call the end of a reservation; among our verbs the nearest is another."""
+
+
 class _Action:
     """One endpoint, ready to be called."""
 
@@ -120,9 +124,16 @@ class NoSuchRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service: Service = scope["service"]
         service.metrics.request("unknown", "any", RouteNotFound.status)
-        meant = nearest_path(scope["path"], self._paths)
+        meant = ending_path(scope["path"], self._paths) or nearest_path(scope["path"], self._paths)
         proposal = "; see /docs" if meant is None else f": did you mean `{meant}`?"
         await error_response(RouteNotFound(f"route not found{proposal}"))(scope, receive, send)
+
+
+def ending_path(path: str, paths: Sequence[str]) -> str | None:
+    """What ends the thing that a path names, when its last segment is a word for that."""
+    parent, _, verb = path[:SHOWN_CHARS_MAX].strip("/").lower().rpartition("/")
+    thing = nearest_path(parent, paths) if verb in ENDING_WORDS else None
+    return f"DELETE {thing}" if thing is not None and thing.endswith("}") else None
 
 
 def nearest_path(path: str, paths: Sequence[str]) -> str | None:

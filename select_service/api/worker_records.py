@@ -8,7 +8,7 @@ from msgspec import UnsetType
 
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.api.service import Service
-from select_service.bodies.workers import KvEventDoubt, KvEventStatus, Lifecycle, WorkerRecord
+from select_service.bodies.workers import KvEventReason, KvEventStatus, Lifecycle, WorkerRecord
 from select_service.core.admission.worker_view import (
     RANKS_PER_STEP,
     AdmissionScene,
@@ -86,7 +86,8 @@ def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
         state=status.state,
         connected=status.connected,
         connect_error=status.connect_error,
-        unverified=_doubt(status, now),
+        degraded=_reason(status.degraded, status.degraded_monotonic, now),
+        unverified=_reason(status.doubt, status.doubted_monotonic, now),
         last_sequence=status.last_sequence,
         batches=status.batches,
         gaps=status.gaps,
@@ -100,8 +101,7 @@ def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
     )
 
 
-def _doubt(status: ListenerStatus, now: float) -> KvEventDoubt | UnsetType:
-    if status.doubt is None or status.doubted_monotonic is None:
+def _reason(why: str | None, since: float | None, now: float) -> KvEventReason | UnsetType:
+    if why is None or since is None:
         return msgspec.UNSET
-    seconds = round(max(0.0, now - status.doubted_monotonic), 3)
-    return KvEventDoubt(reason=status.doubt, seconds=seconds)
+    return KvEventReason(reason=why, seconds=round(max(0.0, now - since), 3))

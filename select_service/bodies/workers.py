@@ -104,11 +104,11 @@ class WorkerPatch(WorkerFields, kw_only=True):
 KvEventState = Literal["connected", "catching_up", "degraded", "no_events_yet", "unverified"]
 
 
-class KvEventDoubt(Struct, kw_only=True):
-    """Why nobody knows whether events of a rank are missing."""
+class KvEventReason(Struct, kw_only=True):
+    """Why, and since when, the index is or may be wrong about a rank."""
 
     reason: str
-    """What made it uncertain."""
+    """What happened."""
     seconds: float
     """Since how many seconds."""
 
@@ -119,12 +119,15 @@ class KvEventStatus(Struct, kw_only=True):
     state: KvEventState
     """`no_events_yet`; `connected`; `catching_up`: a gap is being replayed; `degraded`: events were
     lost, the index may be wrong about this rank; `unverified`: events may have been missed, and
-    the engine was not heard about it yet, `unverified` says since when and why."""
+    the engine was not heard about it yet. Fields of these two names say since when and why."""
     connected: bool
     """Does the connection to the engine's events stand?"""
     connect_error: str | None
     """Why it does not, as far as is known; null while it does."""
-    unverified: KvEventDoubt | UnsetType = UNSET
+    degraded: KvEventReason | UnsetType = UNSET
+    """Why events are known to be missing; absent when they are not. It ends when the engine clears
+    its cache or restarts."""
+    unverified: KvEventReason | UnsetType = UNSET
     """Why it is uncertain whether events are missing; absent when it is not."""
     last_sequence: int | None
     """Number of the last batch that was applied; null before the first one."""

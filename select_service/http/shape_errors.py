@@ -33,6 +33,19 @@ _LENGTH = re.compile(r"^of length (?:(?P<bound><=|>=) )?(?P<n>[0-9]+)$")
 _NUMBER = re.compile(r"^(?P<bound><=|>=) (?P<n>\S+)$")
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>[0-9]+|\.\.\.)\]")
 
+ANY = "[...]"
+"""How the decoder names an entry of a mapping, or of a list in one."""
+_FIRST_BYTES: Mapping[str, bytes] = {
+    "int": b"-0123456789",
+    "float": b"-0123456789",
+    "str": b'"',
+    "bool": b"tf",
+    "array": b"[",
+    "object": b"{",
+    "null": b"n",
+}
+"""How JSON of a kind may begin."""
+
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -42,6 +55,8 @@ def in_words(error: msgspec.ValidationError, body: bytes, kind: inspect.Type) ->
     found = _PLACE.match(str(error))
     assert found is not None
     what, path = found["what"], found["path"] or ""
+    if path.endswith(ANY):
+        path = _entry(body, path, what) or path
     place = f"`{path.removeprefix('.')}`" if path else "the body"
     if what.startswith("Object missing required field "):
         return f"{'the body' if not path else place}: the field {what[30:]} is missing"
@@ -99,6 +114,19 @@ def _value(body: bytes, path: str) -> bytes | None:
         except (msgspec.MsgspecError, KeyError, IndexError, UnicodeDecodeError, RecursionError):
             return None
     return raw
+
+
+def _entry(body: bytes, path: str, what: str) -> str | None:
+    """The path of the first entry of a mapping that is not of the kind expected; None: it is of the
+    kind, and something else is wrong with it."""
+    expected, parent = _EXPECTED.match(what), _value(body, path.removesuffix(ANY))
+    if expected is None or parent is None or not parent.lstrip().startswith(b"{"):
+        return None
+    begins = b"".join(_FIRST_BYTES.get(kind, b"") for kind in expected["kinds"].split(" | "))
+    for name, raw in _OBJECT.decode(parent).items():
+        if bytes(raw).lstrip()[0] not in begins and _STEP.fullmatch(f".{name}"):
+            return f"{path.removesuffix(ANY)}.{name}"
+    return None
 
 
 def _odd_key(raw: bytes | None) -> str | None:

@@ -215,6 +215,14 @@ def test_errors_are_in_the_words_of_the_user(fleet, body, error):
             "a key of `kv_events_endpoints`: expected a whole number of at most 4294967295, "
             'got "4294967296"',
         ),
+        (
+            {"worker_id": 1, "kv_events_endpoints": {"0": "tcp://a:1", "1": 5558}},
+            "`kv_events_endpoints.1`: expected a text, got 5558",
+        ),
+        (
+            {"worker_id": 1, "topology_domains": {"a.b": 5}},
+            "`topology_domains[...]`: expected a text, got a whole number",
+        ),
         ({"worker_id": 2**64}, "18446744073709551616 does not fit in an unsigned 64-bit integer"),
         ({"worker_id": 1, "taints": ["a"] * 300}, "`taints`: expected a list of at most 256 items"),
     ],

@@ -38,6 +38,8 @@ def methods_of(path):
         ("/select-and-reserve", "/select_and_reserve"),
         ("/reservations/", "/reservations"),
         ("/reservations/x/renew/", "/reservations/{reservation_id}/renew"),
+        ("/reservations/x/free", "DELETE /reservations/{reservation_id}"),
+        ("/workers/7/remove/", "DELETE /workers/{worker_id}"),
     ],
 )
 def test_an_unknown_path_is_not_found_and_the_nearest_one_is_told(api, path, meant):

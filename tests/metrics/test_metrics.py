@@ -58,6 +58,8 @@ def a_status(**fields):
         "connected": True,
         "is_counted": True,
         "inflations": 0,
+        "degraded": None,
+        "degraded_monotonic": None,
         "connect_error": None,
         "doubt": None,
         "doubted_monotonic": None,

@@ -44,12 +44,14 @@ def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
         now = status(ingest)
         assert held(index, writer, 6) == (6 if replay else 2)
         assert (now.state, now.gaps, now.lost) == ("degraded", 2, 2 if replay else 4)
+        assert now.degraded.startswith("lost batches ")
+        assert now.degraded_monotonic is not None
         assert now.restarts == 0
         lines = [r.getMessage() for r in caplog.records if "connected anew" in r.getMessage()]
         assert len(lines) == 1
         engine.publish(["AllBlocksCleared"])
         eventually(lambda: status(ingest).state == "connected")
-        assert status(ingest).last_error is None
+        assert (status(ingest).last_error, status(ingest).degraded) == (None, None)
 
 
 def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, index, monkeypatch):
@@ -69,7 +71,8 @@ def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, ind
 def test_endpoint_that_zmq_refuses_leaves_a_degraded_listener(ingest, index):
     follow(ingest, [a_source("tcp://*:5557", index.open_slot())])
     eventually(lambda: status(ingest).state == "degraded")
-    assert "tcp://*:5557" in status(ingest).last_error
+    assert "tcp://*:5557: nothing can connect there" in status(ingest).last_error
+    assert status(ingest).degraded == status(ingest).last_error
     follow(ingest, [])
 
 

@@ -43,7 +43,7 @@ def test_gap_is_replayed_and_live_batches_wait_for_it():
     assert reply(feed, 1) is None
     assert reply(feed, 2) == StopReplay()
     assert applied(feed) == [0, 1, 2, 3, 4, 5]
-    assert (feed.gaps, feed.replayed, feed.lost, feed.degraded) == (1, 2, 0, False)
+    assert (feed.gaps, feed.replayed, feed.lost, bool(feed.degraded)) == (1, 2, 0, False)
 
 
 def test_late_joiner_asks_for_everything():
@@ -57,8 +57,36 @@ def test_gap_without_replay_endpoint_is_lost_at_once():
     feed = a_feed(replay=False)
     assert send(feed, 0, 3, 4) is None
     assert applied(feed) == [0, 3, 4]
-    assert (feed.gaps, feed.lost, feed.degraded) == (1, 2, True)
-    assert feed.indexed.notices.take() == {Fault.LOST: "batches 1 to 2"}
+    assert (feed.gaps, feed.lost, bool(feed.degraded)) == (1, 2, True)
+    told = feed.indexed.notices.take()
+    assert told == {Fault.LOST: "batches 1 to 2: there is no replay endpoint"}
+
+
+def test_degraded_says_what_is_missing_and_why_and_since_the_first_loss():
+    feed = a_feed(replay=False)
+    send(feed, 0, 2, now=5.0)
+    assert feed.degraded == ("lost batches 1 to 1: there is no replay endpoint", 5.0)
+    send(feed, 3, 7, now=9.0)
+    assert feed.degraded == ("lost batches 4 to 6: there is no replay endpoint", 5.0)
+
+
+def test_degraded_tells_of_a_replay_endpoint_that_was_of_no_help():
+    feed = a_feed()
+    send(feed, 0, 3, now=1.0)
+    tick(feed, feed.wake_at)
+    why = "the replay endpoint was of no help: no useful answer in time"
+    assert feed.degraded is not None
+    assert feed.degraded.why == f"lost batches 1 to 2: {why}"
+
+
+def test_degraded_tells_that_the_engine_dropped_the_batches():
+    feed = a_feed()
+    send(feed, 0, 9, now=1.0)
+    reply(feed, 5)
+    tick(feed, feed.wake_at)
+    reply(feed, 5)
+    assert feed.degraded is not None
+    assert feed.degraded.why == "lost batches 1 to 4: the engine does not have them any more"
 
 
 def test_replay_running_past_the_gap_closes_gaps_of_the_waiting_batches_too():
@@ -116,7 +144,7 @@ def test_replay_that_ends_early_is_retried_with_growing_pauses_and_then_lost():
     assert end(feed, now) == StopReplay()
     assert not feed.catching_up
     assert applied(feed) == [3]
-    assert (feed.lost, feed.degraded) == (3, True)
+    assert (feed.lost, bool(feed.degraded)) == (3, True)
 
 
 def test_empty_payload_ends_a_replay_whatever_its_number():
@@ -166,7 +194,7 @@ def test_hole_that_stays_is_lost_and_the_rest_is_applied():
     assert tick(feed, feed.wake_at) == StartReplay(0)
     assert reply(feed, 2, 3, 4, 5) == StopReplay()
     assert applied(feed) == [2, 3, 4, 5, 6]
-    assert (feed.lost, feed.replayed, feed.degraded) == (2, 4, True)
+    assert (feed.lost, feed.replayed, bool(feed.degraded)) == (2, 4, True)
 
 
 def test_replay_that_begins_after_the_gap_loses_the_gap_and_no_more():
@@ -265,7 +293,7 @@ def test_restart_seen_late_is_believed_at_the_second_number_and_loses_no_batch_i
     assert len(applied(feed)) == 50
     send(feed, 6, 7, life=2)
     assert feed.indexed.writers[RANK].identities() == [(2, 5), (2, 6), (2, 7)]
-    assert (feed.restarts, feed.lost, feed.degraded) == (1, 5, True)
+    assert (feed.restarts, feed.lost, bool(feed.degraded)) == (1, 5, True)
 
 
 def test_restart_seen_late_is_replayed_from_0():

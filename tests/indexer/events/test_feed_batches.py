@@ -73,7 +73,7 @@ def test_clearing_the_own_rank_ends_degraded():
     apply_to(feed, ["AllBlocksCleared"], rank=4)
     assert feed.degraded
     apply_to(feed, ["AllBlocksCleared"])
-    assert (feed.degraded, feed.lost) == (False, 5)
+    assert (bool(feed.degraded), feed.lost) == (False, 5)
 
 
 def test_batch_of_a_sibling_rank_goes_to_it_and_of_a_stranger_is_dropped():

@@ -89,7 +89,7 @@ class Side:
             "cursor": vars(feed.cursor),
             "counters": (*counters, indexed.batches, indexed.decode_errors),
             "applied": (applier.stored_blocks, applier.removed_blocks, applier.dropped),
-            "state": (feed.degraded, feed.doubt, applier.is_counted, feed.wake_at),
+            "state": (bool(feed.degraded), feed.doubt, applier.is_counted, feed.wake_at),
             "copies": applier._copies,
         }
 
