@@ -17,6 +17,7 @@ from pathlib import Path
 
 from scripts.bench.quality import cells, report
 from scripts.bench.quality.figures import Key, Results
+from scripts.bench.quality.named_choosers import BLIND, names
 
 LOADS, SEEDS = (0.6, 0.85), (1, 2, 3)
 BASE = "reference"
@@ -36,7 +37,7 @@ def main() -> None:
         if key not in results and not options.show:
             _run(key, cases[key.workload], results)
             if options.json:
-                options.json.write_text(report.saved(results))
+                _write(options.json, report.saved(results))
     results = {key: results[key] for key in keys if key in results}
     text = report.markdown(results, options.base)
     print(text)
@@ -44,6 +45,13 @@ def main() -> None:
         options.markdown.write_text(text)
     if options.svg:
         options.svg.write_text(report.picture(results, options.base))
+
+
+def _write(path: Path, text: str) -> None:
+    """Whenever it is stopped, the file is whole."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def _run(key: Key, case: cells.Case, results: Results) -> None:
@@ -74,8 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--choosers",
         type=lambda text: text.split(":"),
-        default=[BASE, "reference x10", *cells.BLIND],
-        help=f"some of: {', '.join(cells.names())}",
+        default=[BASE, "reference x10", *BLIND],
+        help=f"some of: {', '.join(names())}",
     )
     parser.add_argument("--base", default=BASE)
     parser.add_argument("--requests", type=int)

@@ -14,6 +14,9 @@ from scripts.bench.quality.pool import Change, Stored
 from scripts.bench.quality.world import Ask
 from select_service.bodies.selection import SelectAndReserveRequest
 from select_service.bodies.workers import WorkerRegistration
+from select_service.core.admission.policy_classes import QueueRules
+from select_service.core.admission.rules import AdmissionRules
+from select_service.core.admission.waiting import Ticket
 from select_service.core.decide.prompt import Prompt, PromptRead
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.decisions import Decision
@@ -21,6 +24,8 @@ from select_service.core.identity import Rank
 from select_service.core.selector import Selector, SelectorConfig
 
 MODEL = "m"
+TICK_S = 1.0
+"""Between looks at the clock of a queue, as in the service."""
 Names = NDArray[np.uint64]
 """uint64[n_blocks]: what each block is called in events and prompts."""
 
@@ -38,10 +43,27 @@ class Scene(NamedTuple):
         return rng.integers(1, 2**63, self.n_blocks + 1, np.int64).view(np.uint64)
 
 
-def a_selector(scene: Scene, config: RouterConfig, seed: int) -> Selector:
+class Setting(NamedTuple):
+    """How a selector is used.
+
+    reports: do callers say when prefill is over?
+    queue:   which requests wait for room; None: all pass
+    """
+
+    reports: bool = True
+    selector_number: int = 0
+    queue: QueueRules | None = None
+
+
+USUAL = Setting()
+
+
+def a_selector(scene: Scene, config: RouterConfig, setting: Setting) -> Selector:
     """With one worker for each rank of the fleet, whose id is its number."""
+    seed = 1000 * scene.seed + setting.selector_number
+    admission = AdmissionRules(queue=setting.queue)
     selector = Selector(
-        SelectorConfig(config, use_kv_events=False),
+        SelectorConfig(config, admission, use_kv_events=False),
         lambda: PrefixIndex(scene.n_blocks + 1),
         rng=Random(seed),
     )
@@ -60,21 +82,17 @@ def a_selector(scene: Scene, config: RouterConfig, seed: int) -> Selector:
 
 
 class CoreChooser:
-    """One selector with a policy of its own.  reports: do callers say when prefill is over?"""
+    """One selector with a policy of its own."""
 
     def __init__(
-        self,
-        scene: Scene,
-        config: RouterConfig | None = None,
-        *,
-        reports: bool = True,
-        selector_number: int = 0,
+        self, scene: Scene, config: RouterConfig | None = None, setting: Setting = USUAL
     ) -> None:
-        seed = 1000 * scene.seed + selector_number
-        self.selector = a_selector(scene, config or RouterConfig(), seed)
+        self.selector = a_selector(scene, config or RouterConfig(), setting)
         (self.partition,) = self.selector.fleet.partitions.values()
         self.names = scene.names()
-        self._reports = reports
+        self._reports = setting.reports
+        self._tickets: dict[int, Ticket] = {}
+        self._ticked_at = 0.0
         ranks = [Rank(worker_id, 0) for worker_id in range(len(scene.fleet))]
         self._writers = [self.partition.table.writer(rank) for rank in ranks]
 
@@ -86,7 +104,9 @@ class CoreChooser:
     def choose(self, ask: Ask, now: float) -> int | None:
         request = SelectAndReserveRequest(model_name=MODEL, reservation_id=str(ask.number))
         decision = self.selector.select_and_reserve(request, now, read=self.prompt_of(ask))
-        assert isinstance(decision, Decision)
+        if isinstance(decision, Ticket):
+            self._tickets[ask.number] = decision
+            return None
         return decision.selection.worker_id
 
     def first_token(self, number: int, now: float) -> None:
@@ -110,4 +130,14 @@ class CoreChooser:
                 writer.remove(Tier.GPU, self.names[change.blocks])
 
     def released(self, now: float) -> Iterable[tuple[int, int]]:
-        return ()
+        if not self._tickets:
+            return
+        self.selector.settle(now)
+        if now >= self._ticked_at + TICK_S:
+            self._ticked_at = now
+            self.selector.gate.tick(now)
+        settled = [number for number, ticket in self._tickets.items() if ticket.outcome is not None]
+        for number in settled:
+            decision = self._tickets.pop(number).outcome
+            assert isinstance(decision, Decision), decision
+            yield number, decision.selection.worker_id

@@ -8,8 +8,8 @@ import numpy as np
 
 from scripts.bench.quality.world import Record
 
-WARM_SHARE = 0.15
-"""First requests of a run that do not count: caches are cold."""
+WARM_SHARE = 0.2
+"""First requests of a run that do not count: caches are cold, and sessions still few."""
 T_95 = (0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Two-sided 95 % quantiles of Student's distribution, by degrees of freedom."""
 

@@ -23,21 +23,23 @@ from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repa
 
 DIGEST_S = 1.0
 PROGRESS_S = 0.1
-SEED = 77
+HELP = frozenset({"work", "progress", "share"})
+"""What choosers in Python may do beyond the reference's events: tell their peers of own work, and
+how far their prefills are; and prefer the ranks of their share."""
 
 
 class Link(NamedTuple):
     """How selectors reach each other.  loss: share of the events that never arrive
 
     sticky: requests of one session come to one selector
-    helped: whether choosers in Python tell their peers of own work and progress, and keep to shares
+    help:   of HELP
     """
 
     selectors: int
     delay_s: float
     loss: float = 0.0
     sticky: bool = False
-    helped: bool = True
+    help: frozenset[str] = HELP
 
 
 class Member:
@@ -125,16 +127,18 @@ def share_of(rank: int, selectors: int) -> int:
 class Replicated:
     """A chooser made of several."""
 
-    def __init__(self, choosers: Sequence[CoreChooser], link: Link, world: World) -> None:
+    def __init__(
+        self, choosers: Sequence[CoreChooser], link: Link, world: World, seed: int
+    ) -> None:
         self._world, self._link = world, link
-        self._rng = Random(SEED)
+        self._rng = Random(f"clients and losses {seed}")
         self._owner: dict[int, CoreChooser] = {}
         self.members = [Member(self, number, chooser) for number, chooser in enumerate(choosers)]
         for number, member in enumerate(self.members):
             world.every(DIGEST_S, self._tick, member, first=number / len(self.members))
         workers = [chooser for chooser in choosers if isinstance(chooser, WorkChooser)]
-        if link.helped and workers:
-            self._help(workers)
+        for chooser in workers:
+            self._help(chooser, workers)
 
     # --- the network
 
@@ -158,12 +162,16 @@ class Replicated:
 
     # --- what policies in Python tell each other; those of the core do so by themselves
 
-    def _help(self, choosers: Sequence[WorkChooser]) -> None:
-        """Own work comes along with the event of an admission."""
-        for number, chooser in enumerate(choosers):
+    def _help(self, chooser: WorkChooser, choosers: Sequence[WorkChooser]) -> None:
+        """Own work comes along with the event of an admission, and with the rows of a repair."""
+        given = self._link.help
+        if "work" in given:
             chooser.account.peers_work = choosers[0].account.peers_work
+        if "share" in given:
             for rank in range(len(chooser.outside)):
-                chooser.outside[rank] = number != share_of(rank, len(choosers))
+                owner = choosers[share_of(rank, len(choosers))]
+                chooser.outside[rank] = chooser is not owner
+        if "progress" in given:
             others = [other for other in choosers if other is not chooser]
             self._world.every(PROGRESS_S, self._tell_progress, chooser, others)
 

@@ -55,6 +55,14 @@ class Workload(NamedTuple):
         return self.requests / len(self.sessions)
 
 
+def without_pauses(workload: Workload) -> Workload:
+    """The next turn of a session comes at the end of the last one."""
+    sessions = tuple(
+        tuple(turn._replace(think_s=0.0) for turn in session) for session in workload.sessions
+    )
+    return workload._replace(sessions=sessions)
+
+
 class Blocks:
     """Gives every content behind every beginning a number of its own."""
 

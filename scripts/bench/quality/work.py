@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scripts.bench.quality.core_choosers import MODEL, CoreChooser, Scene
+from scripts.bench.quality.core_choosers import MODEL, USUAL, CoreChooser, Scene, Setting
 from scripts.bench.quality.hardware import BLOCK_TOKENS
 from scripts.bench.quality.pool import Change, Stored
 from scripts.bench.quality.work_account import Prefill, WorkAccount
@@ -43,8 +43,10 @@ class Rule(NamedTuple):
                    hold, once they have told of the first block that went
     speeds:        is the cost divided by the declared prefill speed of the rank?
     share:         price of ranks outside the selector's share
-    hold_tokens:   a request waits while all ranks have more work left than this; 0: never
+    hold_tokens:   a request waits while all ranks have more work left than this, or than their
+                   batch budget where that is larger; 0: never
     hold_s:        seconds that a token of its own work puts a waiting request behind others
+    hold_max_s:    no request waits longer
     """
 
     r_scale: float = 32.0
@@ -112,23 +114,17 @@ def cost_of(slot: Slot, rule: Rule) -> float:
 
 
 class WorkChooser(CoreChooser):
-    def __init__(
-        self,
-        scene: Scene,
-        rule: Rule = WORK,
-        *,
-        reports: bool = True,
-        selector_number: int = 0,
-    ) -> None:
-        super().__init__(scene, reports=reports, selector_number=selector_number)
+    def __init__(self, scene: Scene, rule: Rule = WORK, setting: Setting = USUAL) -> None:
+        super().__init__(scene, RouterConfig(policy="reference"), setting)
         n = len(scene.fleet)
         self.account = WorkAccount(self.partition, n, progress=rule.progress)
-        self.selector.ledger.followers.append(self.account)
+        self.selector.ledger.follow(self.account)
         self.outside = [False] * n
         """Is the rank outside the share of this selector?  Of none, unless it has peers."""
         self._rule = rule
-        self._config = RouterConfig()
+        self._config = self.selector.router
         self._waiting: list[Waiting] = []
+        self._enough = [max(rule.hold_tokens, hardware.batch_tokens) for hardware in scene.fleet]
         self._changed = False
         self._memory = [float(BLOCK_TOKENS * hardware.kv_blocks) for hardware in scene.fleet]
         if not rule.declared:
@@ -216,7 +212,8 @@ class WorkChooser(CoreChooser):
                 self._memory[rank] = float(BLOCK_TOKENS * self._most[rank])
 
     def _is_full(self, costs: Costs) -> bool:
-        return min(slot.left for slot in costs.slots) > self._rule.hold_tokens
+        pairs = zip(costs.slots, self._enough, strict=True)
+        return all(slot.left > enough for slot, enough in pairs)
 
     def released(self, now: float) -> Iterable[tuple[int, int]]:
         while self._waiting and self._changed:

@@ -47,7 +47,7 @@ def conversation(blocks: Blocks, rng: Generator) -> Session:
     turns = []
     for _ in range(int(np.clip(rng.geometric(1 / 5), 1, 16))):
         stream.append(length(rng, 90, 1.0, 4000))
-        think_s = float(rng.exponential(8.0))
+        think_s = float(rng.exponential(4.0))
         turns.append(stream.turn(length(rng, 220, 0.7, 1500), think_s))
     return tuple(turns)
 
@@ -141,7 +141,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "conversation": Kind(conversation, 2500),
+    "conversation": Kind(conversation, 4000),
     "tenants": Kind(tenants, 2500),
     "agents": Kind(agent, 2500),
     "retrieval": Kind(retrieval, 2500),
@@ -149,7 +149,7 @@ KINDS = {
     "completion": Kind(completion, 2500),
     "mixed lengths": Kind(mixed, 2500),
     "bursts": Kind(anything, 2500, timed=in_bursts),
-    "conversation, mixed fleet": Kind(conversation, 2500, MIXED),
+    "conversation, mixed fleet": Kind(conversation, 4000, MIXED),
     "tenants, mixed fleet": Kind(tenants, 2500, MIXED),
 }
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from scripts.bench.quality import cells, report, traces
-from scripts.bench.quality.core_choosers import CoreChooser, Scene
+from scripts.bench.quality.core_choosers import CoreChooser, Scene, Setting
 from scripts.bench.quality.figures import Key, Outcome, interval, ratio
 from scripts.bench.quality.hardware import BLOCK_TOKENS, EQUAL
+from scripts.bench.quality.named_choosers import BLIND, chooser_of, core_of, link_of, names
 from scripts.bench.quality.replicas import Link, Replicated
 from scripts.bench.quality.work import WORK, WorkChooser
 from scripts.bench.quality.workloads import KINDS, made
@@ -45,7 +46,7 @@ def test_turns_of_a_conversation_begin_with_what_was_said():
             assert np.array_equal(following.chain[: len(turn.chain)], turn.chain)
 
 
-@pytest.mark.parametrize("chooser", [*cells.BLIND, "reference", "trial work", "trial hold"])
+@pytest.mark.parametrize("chooser", [*BLIND, "reference", "trial work", "trial hold"])
 def test_equal_seeds_give_equal_runs(chooser):
     (_, first), (_, again) = a_run(chooser), a_run(chooser)
     assert first == again
@@ -98,7 +99,7 @@ def test_the_index_holds_exactly_what_the_engines_hold():
 @pytest.mark.parametrize("reports", [True, False])
 def test_the_account_of_work_is_empty_at_the_end(reports):
     world, scene = a_world("mixed lengths")
-    chooser = WorkChooser(scene, WORK._replace(hold_tokens=2048.0), reports=reports)
+    chooser = WorkChooser(scene, WORK._replace(hold_tokens=2048.0), Setting(reports=reports))
     record = world.run_open(chooser, 6.0)
     assert all(life.end_s > 0.0 for life in record.lives)
     chooser.account.check_invariants()
@@ -107,8 +108,8 @@ def test_the_account_of_work_is_empty_at_the_end(reports):
 
 def replicated(link, kind="tenants"):
     world, scene = a_world(kind)
-    members = [CoreChooser(scene, selector_number=number) for number in range(link.selectors)]
-    return world, members, Replicated(members, link, world)
+    members = [core_of("reference", scene, number) for number in range(link.selectors)]
+    return world, members, Replicated(members, link, world, 1)
 
 
 def bookings(members):
@@ -137,9 +138,32 @@ def test_replicas_agree_in_the_end_though_events_are_lost(loss):
 
 
 def test_links_are_read_from_names():
-    assert cells.link_of("2 x 5 ms") == Link(2, 0.005)
-    assert cells.link_of("4 x 50 ms, loss 20, sticky") == Link(4, 0.05, 0.2, True)
-    assert cells.link_of("2 x 1 ms, no help") == Link(2, 0.001, helped=False)
+    assert link_of("2 x 5 ms") == Link(2, 0.005)
+    assert link_of("4 x 50 ms, loss 20, sticky") == Link(4, 0.05, 0.2, True)
+    assert link_of("2 x 1 ms, no help") == Link(2, 0.001, help=frozenset())
+    assert link_of("2 x 1 ms, no work, no share") == Link(2, 0.001, help={"progress"})
+
+
+@pytest.mark.parametrize("name", ["nobody", "trial nobody", "reference, queue some 1", "work, x"])
+def test_names_that_there_are_not(name):
+    _, scene = a_world()
+    with pytest.raises(KeyError):
+        core_of(name, scene, 0)
+
+
+def test_every_name_is_a_chooser():
+    world, scene = a_world()
+    for name in names():
+        assert chooser_of(name, scene, world) is not None
+
+
+def test_with_a_queue_requests_wait_for_room_and_all_end():
+    world, scene = a_world("mixed lengths")
+    chooser = core_of("reference, queue fcfs 0.5", scene, 0)
+    record = world.run_open(chooser, 60.0)
+    assert all(life.first_s > life.asked_s for life in record.lives)
+    assert chooser.selector.gate.tally.waits, "somebody waited"
+    chooser.selector.check_invariants()
 
 
 def test_a_mooncake_trace_keeps_its_prefixes(tmp_path):

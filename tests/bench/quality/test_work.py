@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from indexer.tiers import Tier
-from scripts.bench.quality.core_choosers import Scene
+from scripts.bench.quality.core_choosers import Scene, Setting
 from scripts.bench.quality.hardware import BLOCK_TOKENS, EQUAL
 from scripts.bench.quality.pool import Removed, Stored
 from scripts.bench.quality.replicas import share_of
@@ -33,7 +33,7 @@ def test_a_cost_is_the_sum_of_its_terms(slot, rule, cost):
 
 
 def a_chooser(rule=WORK, number=0):
-    return WorkChooser(Scene(FLEET, 1000, 1), rule, selector_number=number)
+    return WorkChooser(Scene(FLEET, 1000, 1), rule, Setting(selector_number=number))
 
 
 def an_ask(number, first=0, blocks=10, tail=5):
@@ -89,9 +89,9 @@ def test_a_prompt_that_is_under_way_is_followed_by_its_twin(leading, together):
 
 def test_requests_wait_while_all_ranks_have_enough_to_do():
     chooser = a_chooser(WORK._replace(hold_tokens=600.0))
-    ranks = [chooser.choose(an_ask(n, first=20 * n), 0.0) for n in (1, 2)]
+    ranks = [chooser.choose(an_ask(n, first=40 * n, blocks=33), 0.0) for n in (1, 2)]
     assert sorted(ranks) == [0, 1]
-    assert chooser.choose(an_ask(3, first=60), 0.0) is None
+    assert chooser.choose(an_ask(3, first=120), 0.0) is None, "2,117 tokens are more than a batch"
     assert list(chooser.released(0.1)) == []
     chooser.first_token(2, 0.2)
     assert list(chooser.released(0.2)) == [(3, ranks[1])]
@@ -100,11 +100,17 @@ def test_requests_wait_while_all_ranks_have_enough_to_do():
 def test_a_request_waits_no_longer_than_it_may():
     chooser = a_chooser(WORK._replace(hold_tokens=600.0, hold_max_s=1.0))
     for n in (1, 2):
-        chooser.choose(an_ask(n, first=20 * n), 0.0)
-    assert chooser.choose(an_ask(3, first=60), 0.0) is None
-    chooser.output_block(1, 1.5)
+        chooser.choose(an_ask(n, first=40 * n, blocks=33), 0.0)
+    assert chooser.choose(an_ask(3, first=120), 0.0) is None
     chooser.changed(0, [], 1.5)
     assert [number for number, _ in chooser.released(1.5)] == [3]
+
+
+def test_no_request_waits_while_the_work_of_a_rank_is_less_than_a_batch():
+    chooser = a_chooser(WORK._replace(hold_tokens=600.0))
+    asks = [an_ask(n, first=20 * n) for n in range(6)]
+    assert None not in [chooser.choose(ask, 0.0) for ask in asks]
+    assert min(left(chooser)) > 600.0
 
 
 def test_peers_count_own_work_as_told_and_what_they_heard_of_its_progress():

@@ -1,0 +1,132 @@
+"""Choosers by name: a policy, a trial or a router, its options, and how many selectors there are.
+
+    NAME[, OPTION]... [ @ N x MS ms[, OPTION]...]
+
+Options of a core or a trial:  `no reports` (callers do not say when prefill is over),  `speeds` (a
+trial knows how fast ranks are),  `queue POLICY FRAC` (the core's queue is on: a rank has room below
+FRAC batch budgets).  Of several selectors: `loss 20` (percent of messages), `sticky` (a session
+stays with one selector), `no help`, or parts of it: `no work`, `no progress`, `no share`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, get_args
+
+from scripts.bench.quality import choosers
+from scripts.bench.quality.core_choosers import CoreChooser, Scene, Setting
+from scripts.bench.quality.replicas import HELP, Link, Replicated
+from scripts.bench.quality.work import LEAST_WORK, WORK, Rule, WorkChooser
+from scripts.bench.quality.world import Chooser, World
+from select_service.core.admission.policy_classes import QueuePolicy, QueueRules, single_class
+from select_service.core.decide.router_config import POLICY_NAMES, RouterConfig
+
+BLIND: dict[str, Callable[[Scene], Chooser]] = {
+    "round robin": lambda scene: choosers.RoundRobin(len(scene.fleet), scene.seed),
+    "least requests": lambda scene: choosers.LeastRequests(len(scene.fleet), scene.seed),
+    "least load": lambda scene: choosers.LeastLoad(len(scene.fleet), scene.seed),
+    "prefix tree": lambda scene: choosers.PrefixTree(len(scene.fleet), scene.seed, scene.n_blocks),
+}
+
+MEMORY = WORK._replace(memory=1.0)
+
+TRIALS: dict[str, Rule] = {
+    "work": WORK,
+    "least work": LEAST_WORK,
+    "memory": MEMORY,
+    "memory at 4": MEMORY._replace(memory=4.0),
+    "memory learnt": MEMORY._replace(declared=False),
+    "hold": MEMORY._replace(hold_tokens=8192.0),
+    "hold at 4096": MEMORY._replace(hold_tokens=4096.0),
+    "hold at 2048": MEMORY._replace(hold_tokens=2048.0),
+    "hold in order": MEMORY._replace(hold_tokens=8192.0, hold_s=0.0),
+    "own work x2": MEMORY._replace(own=2.0),
+    "no progress": MEMORY._replace(progress=False),
+    "no R/32": MEMORY._replace(r_max=0.0),
+    "no 256 R": MEMORY._replace(per_request=0.0),
+    "no leading run": MEMORY._replace(leading=False),
+    "decode": MEMORY._replace(decode=0.06),
+    "strict tail": WORK._replace(r_scale=64.0, u_max=32_768.0, decode=0.1),
+    "no reports": WORK._replace(booked=0.3, progress=False, r_max=0.0),
+}
+"""Variants of `work` that are computed in Python, named `trial NAME`."""
+
+
+def names() -> list[str]:
+    """All that may be asked to choose, without options."""
+    return [*POLICY_NAMES, "reference x10", *BLIND, *(f"trial {name}" for name in TRIALS)]
+
+
+def chooser_of(name: str, scene: Scene, world: World) -> Chooser:
+    """Raises KeyError or ValueError for a name that there is not."""
+    name, _, apart = name.partition(" @ ")
+    if name in BLIND:
+        return BLIND[name](scene)
+    if apart:
+        link = link_of(apart)
+        members = [core_of(name, scene, number) for number in range(link.selectors)]
+        return Replicated(members, link, world, scene.seed)
+    return core_of(name, scene, 0)
+
+
+class _Options(NamedTuple):
+    """What may stand behind the name of a core or a trial."""
+
+    reports: bool = True
+    speeds: bool = False
+    queue: QueueRules | None = None
+
+
+def core_of(text: str, scene: Scene, number: int) -> CoreChooser:
+    """number: of the selector, among its peers"""
+    name, *rest = text.split(", ")
+    options = _options(rest)
+    setting = Setting(reports=options.reports, selector_number=number, queue=options.queue)
+    if name.startswith("trial "):
+        rule = TRIALS[name.removeprefix("trial ")]._replace(speeds=options.speeds)
+        return WorkChooser(scene, rule, setting)
+    config = RouterConfig(policy=name.removesuffix(" x10"))
+    if config.policy not in POLICY_NAMES:
+        raise KeyError(name)
+    if name.endswith(" x10"):
+        config = config._replace(prefill_load_scale=10.0)
+    return CoreChooser(scene, config, setting)
+
+
+def _options(texts: list[str]) -> _Options:
+    options = _Options()
+    for text in texts:
+        match text.split(" "):
+            case ["no", "reports"]:
+                options = options._replace(reports=False)
+            case ["speeds"]:
+                options = options._replace(speeds=True)
+            case ["queue", policy, fraction]:
+                rules = QueueRules(single_class(_queue_policy(policy), float(fraction)))
+                options = options._replace(queue=rules)
+            case _:
+                raise KeyError(text)
+    return options
+
+
+def _queue_policy(text: str) -> QueuePolicy:
+    """Raises KeyError."""
+    return {name: name for name in get_args(QueuePolicy)}[text]
+
+
+def link_of(text: str) -> Link:
+    """From `2 x 5 ms`, `2 x 5 ms, loss 20` (in percent), `4 x 50 ms, sticky, no share`."""
+    first, *more = text.split(", ")
+    selectors, _, delay_ms, _ = first.split(" ")
+    link = Link(int(selectors), float(delay_ms) / 1000)
+    for option in more:
+        match option.split(" "):
+            case ["loss", percent]:
+                link = link._replace(loss=float(percent) / 100)
+            case ["sticky"]:
+                link = link._replace(sticky=True)
+            case ["no", "help"]:
+                link = link._replace(help=frozenset())
+            case ["no", part] if part in HELP:
+                link = link._replace(help=link.help - {part})
+            case _:
+                raise KeyError(option)
+    return link
