@@ -45,7 +45,6 @@ TRIALS: dict[str, Rule] = {
     "no leading run": MEMORY._replace(leading=False),
     "decode": MEMORY._replace(decode=0.06),
     "strict tail": WORK._replace(r_scale=64.0, u_max=32_768.0, decode=0.1),
-    "no reports": WORK._replace(booked=0.3, progress=False, r_max=0.0),
 }
 """Variants of `work` that are computed in Python, named `trial NAME`."""
 

@@ -29,6 +29,9 @@ from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.load_layout import N_TOTALS, REQUESTS
 
 SHARE_HALF = 2048.0
+REPORTED_MIN, UNREPORTED_PRICE = 0.5, 0.3
+"""Where callers report less than that share of the ends of prefills, booked work says little: a
+token of it costs so much, nothing is taken off, and the share of R is 0."""
 
 
 class Rule(NamedTuple):
@@ -69,6 +72,7 @@ class Rule(NamedTuple):
 
 
 WORK = Rule()
+REFERENCE = RouterConfig(policy="reference")
 LEAST_WORK = Rule(r_max=0.0, per_request=0.0)
 
 
@@ -83,7 +87,8 @@ class Waiting(NamedTuple):
 class Slot(NamedTuple):
     """What a cost is made of.  left, own: P_left, u;  live: B * (A + N);  requests: R
 
-    memory: tokens that the rank can hold;  outside: is it outside the share?
+    memory:   tokens that the rank can hold;  outside: is it outside the share?
+    reported: do callers report the ends of prefills?  If not, `left` is all that is booked
     """
 
     left: float
@@ -92,6 +97,7 @@ class Slot(NamedTuple):
     live: float
     memory: float
     outside: bool
+    reported: bool = True
 
 
 class Costs(NamedTuple):
@@ -105,7 +111,10 @@ class Costs(NamedTuple):
 def cost_of(slot: Slot, rule: Rule) -> float:
     """J, in tokens."""
     load = min(slot.requests / rule.r_scale, rule.r_max) * min(slot.own, rule.u_max)
-    j = rule.booked * slot.left + rule.own * slot.own + load + rule.per_request * slot.requests
+    booked = rule.booked
+    if not slot.reported:
+        load, booked = 0.0, min(booked, UNREPORTED_PRICE)
+    j = booked * slot.left + rule.own * slot.own + load + rule.per_request * slot.requests
     j += rule.decode * slot.live
     j += rule.memory * max(0.0, slot.live - rule.full * slot.memory)
     if slot.outside:
@@ -114,15 +123,21 @@ def cost_of(slot: Slot, rule: Rule) -> float:
 
 
 class WorkChooser(CoreChooser):
-    def __init__(self, scene: Scene, rule: Rule = WORK, setting: Setting = USUAL) -> None:
-        super().__init__(scene, RouterConfig(policy="reference"), setting)
+    def __init__(
+        self,
+        scene: Scene,
+        rule: Rule = WORK,
+        setting: Setting = USUAL,
+        config: RouterConfig = REFERENCE,
+    ) -> None:
+        """config: of the core, which matches and holds, and here does not choose"""
+        super().__init__(scene, config, setting)
         n = len(scene.fleet)
         self.account = WorkAccount(self.partition, n, progress=rule.progress)
         self.selector.ledger.follow(self.account)
         self.outside = [False] * n
         """Is the rank outside the share of this selector?  Of none, unless it has peers."""
         self._rule = rule
-        self._config = self.selector.router
         self._waiting: list[Waiting] = []
         self._enough = [max(rule.hold_tokens, hardware.batch_tokens) for hardware in scene.fleet]
         self._changed = False
@@ -137,8 +152,8 @@ class WorkChooser(CoreChooser):
 
     def choose(self, ask: Ask, now: float) -> int | None:
         read = self.prompt_of(ask)
-        costs = self._costs(read)
-        if self._rule.hold_tokens and self._is_full(costs):
+        costs = self.costs_of(read)
+        if self._is_full(costs):
             key = now + self._rule.hold_s * min(slot.own for slot in costs.slots)
             self._waiting.append(Waiting(key, now, ask))
             return None
@@ -148,38 +163,46 @@ class WorkChooser(CoreChooser):
         lowest = min(costs.cost)
         ties = [rank for rank, cost in enumerate(costs.cost) if cost == lowest]
         rank = ties[int(self.selector.random() * len(ties))]
-        cached, work = costs.cached[rank], costs.slots[rank].own
         request = ReservationRequest(
             model_name=MODEL,
             reservation_id=str(ask.number),
             worker_id=rank,
-            effective_prefill_tokens=max(0, ask.prompt_tokens - BLOCK_TOKENS * cached),
+            effective_prefill_tokens=max(0, ask.prompt_tokens - BLOCK_TOKENS * costs.cached[rank]),
         )
-        self.account.upcoming = Prefill(read.prompt.block_hashes, work, cached)
-        self.account.peers_work[str(ask.number)] = work
+        self.expect(read, costs)
+        self.account.peers_work[str(ask.number)] = costs.slots[rank].own
         self.selector.reserve(request, now, read)
         return rank
 
-    def _costs(self, read: PromptRead) -> Costs:
+    def expect(self, read: PromptRead, costs: Costs) -> None:
+        """The next booking is of this prompt."""
+        hashes = read.prompt.block_hashes
+        pairs = zip(costs.slots, costs.cached, strict=True)
+        self.account.upcoming = [Prefill(hashes, slot.own, cached) for slot, cached in pairs]
+
+    def costs_of(self, read: PromptRead) -> Costs:
         """Of every rank."""
         n, placing = len(self._memory), self.partition.placing
-        placing.place(read.prompt, self._config, self.partition.table.open)
+        placing.place(read.prompt, self.selector.router, self.partition.table.open)
         matched = placing.scratch.matched[:n, -1].tolist()
         leading = placing.scratch.leading[:n].tolist()
         requests = self.partition.load.totals.reshape(-1, N_TOTALS)[:n, REQUESTS].tolist()
         active = self.partition.load.active_blocks()[:n].tolist()
         isl, blocks = read.prompt.isl_tokens, len(read.prompt.sequence_hashes)
+        reported = self.account.reported >= REPORTED_MIN
+        left_of = self.account.left if reported else self.account.work
         slots = []
         for rank in range(n):
             found = max(matched[rank], leading[rank] if self._rule.leading else 0)
             slots.append(
                 Slot(
-                    left=self.account.left(rank),
+                    left=left_of(rank),
                     own=max(1.0, isl - BLOCK_TOKENS * found),
                     requests=requests[rank],
                     live=BLOCK_TOKENS * (active[rank] + blocks - leading[rank]),
                     memory=self._memory[rank],
                     outside=self.outside[rank],
+                    reported=reported,
                 )
             )
         paired = zip(slots, self._speeds, strict=True)
@@ -212,14 +235,16 @@ class WorkChooser(CoreChooser):
                 self._memory[rank] = float(BLOCK_TOKENS * self._most[rank])
 
     def _is_full(self, costs: Costs) -> bool:
+        if not self._rule.hold_tokens:
+            return False
         pairs = zip(costs.slots, self._enough, strict=True)
-        return all(slot.left > enough for slot, enough in pairs)
+        return all(slot.reported and slot.left > enough for slot, enough in pairs)
 
     def released(self, now: float) -> Iterable[tuple[int, int]]:
         while self._waiting and self._changed:
             first = min(self._waiting)
             read = self.prompt_of(first.ask)
-            costs = self._costs(read)
+            costs = self.costs_of(read)
             if self._is_full(costs) and now - first.since < self._rule.hold_max_s:
                 self._changed = False
                 return

@@ -4,7 +4,7 @@ Follows the ledger of a real selector, so that whatever ends a prefill there end
 tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from indexer.hashing.hashes import Hashes
@@ -13,6 +13,8 @@ from select_service.core.fleet.partition import Partition
 from select_service.core.load.booking import NewBooking
 from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger import Cause
+
+REPORTS_REMEMBERED = 64
 
 
 @dataclass(slots=True)
@@ -34,8 +36,10 @@ class WorkAccount:
         """progress: is what the oldest prefill of a rank has done taken off?"""
         self.peers_work: dict[str, float] = {}
         """Own work of reservations of peers, as their events say it; without, what was booked."""
-        self.upcoming: Prefill | None = None
-        """Of what is about to be booked here."""
+        self.upcoming: Sequence[Prefill] = ()
+        """By rank, of what is about to be booked here on one of them."""
+        self.reported = 1.0
+        """Share of ended prefills that the caller reported, of the last hundred or so."""
         self._partition = partition
         self._has_progress = progress
         self._prefills: list[dict[str, Prefill]] = [{} for _ in range(n_ranks)]
@@ -45,14 +49,21 @@ class WorkAccount:
 
     # --- what is asked
 
+    def work(self, rank: int) -> float:
+        """Work of the rank that is not known to be over."""
+        return self._booked[rank]
+
     def left(self, rank: int) -> float:
         """Work of the rank that is not done."""
-        if not self._prefills[rank]:
-            return 0.0
+        return self._booked[rank] - self.done(rank)
+
+    def done(self, rank: int) -> float:
+        """Work of its oldest prefill that is done."""
         if self._stale[rank]:
             self._stale[rank] = False
-            self._done[rank] = self._progress(rank) if self._has_progress else 0.0
-        return self._booked[rank] - self._done[rank]
+            looks = self._has_progress and bool(self._prefills[rank])
+            self._done[rank] = self._progress(rank) if looks else 0.0
+        return self._done[rank]
 
     def _progress(self, rank: int) -> float:
         """Tokens of the oldest prefill that the rank has computed, as events say."""
@@ -85,9 +96,10 @@ class WorkAccount:
     # --- as a follower of the ledger
 
     def booked(self, booking: NewBooking, cause: Cause, now: float) -> None:
-        prefill, self.upcoming = self.upcoming, None
         name, rank = booking.reservation_id, booking.slot
-        if prefill is None:
+        if self.upcoming:
+            prefill, self.upcoming = self.upcoming[rank], ()
+        else:
             work = self.peers_work.get(name, float(max(1, booking.prefill_tokens)))
             prefill = Prefill(None, work, 0)
         if booking.prefilling:
@@ -96,17 +108,18 @@ class WorkAccount:
             self._booked[rank] += prefill.work
 
     def prefill_completed(self, booking: Booking, cause: Cause, now: float) -> None:
-        self._end(booking)
+        self._end(booking, 1.0)
 
     def released(self, booking: Booking, cause: Cause, now: float) -> None:
-        self._end(booking)
+        self._end(booking, 0.0)
 
-    def _end(self, booking: Booking) -> None:
+    def _end(self, booking: Booking, reported: float) -> None:
         rank = booking.slot
         ended = self._prefills[rank].pop(booking.reservation_id, None)
         if ended is not None:
             self._stale[rank] = True
             self._booked[rank] -= ended.work
+            self.reported += (reported - self.reported) / REPORTS_REMEMBERED
 
     def check_invariants(self) -> None:
         """For tests."""
