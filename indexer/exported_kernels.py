@@ -16,7 +16,17 @@ def exported(signature: str, helper: InKernels) -> tuple[InKernels, InKernels]:
     address: () -> int64; the helper becomes part of the kernel that asks, and stays where it is.
     call:    (address, tuple of arguments) -> what the helper returns, errors too.
     """
-    return _address_of(signature, helper), _call_of(signature)
+    return address_of(signature, helper), call_of(signature)
+
+
+def address_of(signature: str, helper: InKernels) -> InKernels:
+    """The first of `exported`."""
+    return _address_of(signature, helper)
+
+
+def call_of(signature: str) -> InKernels:
+    """The second of `exported`, for whatever has such a signature."""
+    return _call_of(signature)
 
 
 def _types_of(signature):

@@ -25,8 +25,10 @@ from indexer.index.set_kernels import (
 from indexer.index.snapshot_kernels import keep_set
 from indexer.index.state_kernels import (
     BITS,
+    CHANGED,
     HEADER,
     LIVE,
+    LOST,
     N_TIERS,
     NODE_FREE,
     NODES_USED,
@@ -95,6 +97,9 @@ def _is_held(h, set_id, slot):
         if bits[word] >> U(slot & 63) & U(1):
             live[slot * N_TIERS + tier] -= refs
             held = True
+    if held:
+        i64_view(h, LOST)[slot] += 1
+        h[CHANGED] += 1
     return held
 
 

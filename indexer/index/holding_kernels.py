@@ -32,10 +32,12 @@ from indexer.index.set_kernels import (
 )
 from indexer.index.snapshot_kernels import keep_node
 from indexer.index.state_kernels import (
+    CHANGED,
     ENGINE,
     IMPLICIT,
     KIDS,
     LIVE,
+    LOST,
     MARK,
     N_TIERS,
     NAMES,
@@ -56,6 +58,19 @@ from indexer.index.tree_kernels import (
     set_of,
     unname_node,
 )
+
+
+@compiled()
+def _count_gain(h, slot, tier):
+    i64_view(h, LIVE)[slot * N_TIERS + tier] += 1
+    h[CHANGED] += 1
+
+
+@compiled()
+def _count_loss(h, slot, tier):
+    i64_view(h, LIVE)[slot * N_TIERS + tier] -= 1
+    i64_view(h, LOST)[slot] += 1
+    h[CHANGED] += 1
 
 
 @compiled()
@@ -132,7 +147,7 @@ def _add_alias(h, slot, tier, node, engine_hash, counted):
         copies = anchor_copies(h, slot, tier, node)
         set_anchor(h, slot, tier, node, copies, anchor_aliases(h, slot, tier, node) + 1)
     else:
-        i64_view(h, LIVE)[slot * N_TIERS + tier] += 1
+        _count_gain(h, slot, tier)
     add_record(h, slot, tier, ALIAS, engine_hash, node, 1)
     _set_state(h, node, slot, tier, IRREGULAR)
     return True
@@ -172,7 +187,7 @@ def add_holding(h, slot, tier, node, engine_hash, counted):
         return _add_alias(h, slot, tier, node, engine_hash, counted)
     if holder_state(h, old, slot, tier) != ABSENT:
         return _add_copy(h, slot, tier, node, counted)
-    i64_view(h, LIVE)[slot * N_TIERS + tier] += 1
+    _count_gain(h, slot, tier)
     move_node(h, node, old, changed_set(h, old, slot, tier, REGULAR))
     return True
 
@@ -182,7 +197,7 @@ def _settle(h, slot, tier, node, copies, aliases):
     """Make holder state and anchor say (copies, aliases), free the node if nobody is left."""
     if copies == 0 and aliases == 0:
         set_anchor(h, slot, tier, node, 0, 1)
-        i64_view(h, LIVE)[slot * N_TIERS + tier] -= 1
+        _count_loss(h, slot, tier)
         _set_state(h, node, slot, tier, ABSENT)
         drop_if_empty(h, node)
         return

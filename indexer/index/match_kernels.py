@@ -112,7 +112,7 @@ def _finish_alive(h, n_live, depth, matched):
 
 
 @compiled(forceinline=True)
-def _same_run(locals_, marks, path, mark):
+def same_run(locals_, marks, path, mark):
     """Leading nodes that continue the path on implicit edges with one holder set."""
     limit = min(path.shape[0], locals_.shape[0])
     j = 0
@@ -146,7 +146,7 @@ def _walk(h, path, matched):
     narrowed = I(0)
     while n_live != 0:
         mark = np.uint32(set_id) | IMPLICIT
-        run = _same_run(locals_[node + 1 :], marks[node + 1 :], path[depth:], mark)
+        run = same_run(locals_[node + 1 :], marks[node + 1 :], path[depth:], mark)
         node += run
         depth += run
         if depth == path.shape[0]:

@@ -41,7 +41,8 @@ _NODE_COLUMNS = (
     (state.MARK, np.uint32),
     (state.KIDS, np.int32),
 )
-_SMALL_COLUMNS = (state.MEMO, state.LIVE, state.RECORDS_OF, state.WAITING, state.SCRATCH)
+_SLOT_COLUMNS = (state.LIVE, state.RECORDS_OF, state.LOST, state.WAITING)
+_SMALL_COLUMNS = (state.MEMO, *_SLOT_COLUMNS, state.SCRATCH)
 _WIDTHS = {
     state.NAMES: 1,
     state.EDGES: 1,
@@ -222,6 +223,7 @@ class IndexMemory:
             state.SCRATCH: zeros(state.PLANES * words, np.uint64),
             state.LIVE: zeros(64 * words * state.N_TIERS, np.int64),
             state.RECORDS_OF: zeros(64 * words, np.int64),
+            state.LOST: zeros(64 * words, np.int64),
             state.WAITING: zeros(64 * words, np.int64),
         }
 
@@ -237,7 +239,7 @@ class IndexMemory:
         self._account()
 
     def _replace_sets(self) -> None:
-        for column in (state.LIVE, state.RECORDS_OF, state.WAITING):
+        for column in _SLOT_COLUMNS:
             old = self._columns[column]
             self._wide[column][: old.size] = old
         row = state.PLANES * 8 * self.value(state.WORDS)

@@ -31,6 +31,7 @@ SET_INFO      int64   set*SET_FIELDS reference count, generation, link, hash (se
 MEMO          int64   entry*4        remembered set transitions
 LIVE          int64   slot*4+tier    nodes held
 RECORDS_OF    int64   slot           overflow records
+LOST          int64   slot           how often a block was taken from it, in whatever tier
 WAITING       int64   slot           1 = it has orphans (orphans)
 SCRATCH       uint64  PLANES*W       working set of a kernel call
 
@@ -84,6 +85,7 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     MEMO,
     LIVE,
     RECORDS_OF,
+    LOST,
     WAITING,
     SCRATCH,
     COPY_LOCAL,
@@ -95,7 +97,7 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     COPIED_NODES,
     COPIED_SETS,
     COPIED_RECORDS,
-) = range(32, 76, 2)
+) = range(32, 78, 2)
 
 # Counters and limits.
 (
@@ -126,8 +128,9 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     NEED,  # 1 = the last kernel stopped early: the owner has something to do
     CURSOR,  # node where a stopped store goes on
     MUTEX,  # address of the lock of all of it (mutex_kernels), 0: nobody shares it
-) = range(76, 103)
-HEADER_LENGTH = 103
+    CHANGED,  # how often a block was given to or taken from a slot
+) = range(78, 106)
+HEADER_LENGTH = 106
 
 NODE_BYTES = 28  # of one entry of every node column
 

@@ -15,7 +15,7 @@ from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition, Placement
 from select_service.core.identity import Rank
-from select_service.core.load.booking import NewBooking, nameless
+from select_service.core.load.booking import NO_PROMPT, NewBooking, nameless
 from select_service.core.load.ledger import Ledger
 from select_service.errors import BadRequest
 
@@ -55,12 +55,19 @@ class Decision(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is to be booked besides the prompt.  prefill_tokens None: prefill is not tracked."""
+    """What is to be booked besides the prompt.
+
+    prefill_tokens: None: prefill is not tracked
+    own_work:       tokens that the rank would compute;  None: as many as are booked
+    cached_blocks:  of the prompt that the rank has
+    """
 
     reservation_id: str
     prefill_tokens: int | None
     expected_output_tokens: int | None
     lora_name: str | None
+    own_work: int | None = None
+    cached_blocks: int = 0
 
 
 class Decisions:
@@ -94,7 +101,14 @@ class Decisions:
     def _book(self, job: Job, placement: Placement, reservation_id: str, now: float) -> None:
         tokens = placement.effective_prefill_tokens if job.config.track_prefill_tokens else None
         request = job.request
-        wanted = Wanted(reservation_id, tokens, request.expected_output_tokens, request.lora_name)
+        wanted = Wanted(
+            reservation_id,
+            tokens,
+            request.expected_output_tokens,
+            request.lora_name,
+            placement.own_work,
+            placement.external,
+        )
         self.book(job.partition, placement.slot, job.prompt, job.config, wanted, now)
 
     def book_placed(
@@ -113,9 +127,10 @@ class Decisions:
         """
         reservation_id = self._free_id(reservation_id)
         self._ledger.held.refuse_unless_room(len(prompt.sequence_hashes))
-        effective = partition.placing.summary()[0]
-        tokens = effective if config.track_prefill_tokens else None
-        wanted = Wanted(reservation_id, tokens, expected_output_tokens, None)
+        placed = Placement(slot, *partition.placing.summary())
+        tokens = placed.effective_prefill_tokens if config.track_prefill_tokens else None
+        own = placed.own_work, placed.external
+        wanted = Wanted(reservation_id, tokens, expected_output_tokens, None, *own)
         self.book(partition, slot, prompt, config, wanted, now)
         return reservation_id
 
@@ -143,6 +158,9 @@ class Decisions:
             expected_output_tokens=what.expected_output_tokens,
             lora_name=what.lora_name,
             nameless=nameless(len(hashes)),
+            own_work=what.own_work,
+            cached_blocks=what.cached_blocks,
+            prompt=prompt.block_hashes if partition.placing.policy.follows else NO_PROMPT,
         )
         self._ledger.book(booking, "client", now)
 
@@ -215,6 +233,23 @@ def booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterCon
             f"effective_prefill_tokens ({tokens}) must not exceed isl_tokens ({prompt.isl_tokens})"
         )
     return tokens
+
+
+def work_on(
+    partition: Partition, slot: int, prompt: Prompt, config: RouterConfig, tokens: int | None
+) -> tuple[int | None, int]:
+    """(own work, cached blocks) of a prompt on the rank that its caller chose, as `Wanted` has it.
+
+    tokens: those that are booked, and the most that there is to do
+    """
+    placing = partition.placing
+    if tokens is None or not placing.policy.follows:
+        return None, 0
+    there = np.zeros(partition.table.n_slots, np.bool_)
+    there[slot] = True
+    placing.place(prompt, config, there, pinned=True)
+    found = Placement(slot, *placing.summary())
+    return min(tokens, found.own_work), found.external
 
 
 def booked_answer(reservation_id: str, partition: Partition, slot: int) -> Reservation:

@@ -65,6 +65,7 @@ from select_service.core.decisions import (
     Wanted,
     booked_answer,
     booked_tokens,
+    work_on,
 )
 from select_service.core.engines.engine_load import EngineLoads
 from select_service.core.fleet.fleet import Fleet
@@ -261,7 +262,8 @@ class Selector:
         self.gate.waiting.refuse_if_waiting(request.reservation_id)
         self.held.refuse_unless_room(len(prompt.sequence_hashes))
         output, lora = request.expected_output_tokens, request.lora_name
-        booked = Wanted(request.reservation_id, tokens, output, lora)
+        work = work_on(partition, slot, prompt, config, tokens)
+        booked = Wanted(request.reservation_id, tokens, output, lora, *work)
         self._decisions.book(partition, slot, prompt, config, booked, now)
         return booked_answer(request.reservation_id, partition, slot)
 

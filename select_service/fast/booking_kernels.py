@@ -11,7 +11,15 @@ import numpy as np
 
 from indexer.compiled import compiled
 from indexer.index.state_kernels import i64_view, u8_view, u64_view
-from select_service.core.decide.plan_layout import LOAD, S_EFFECTIVE, SUMMARY
+from select_service.core.decide.plan_layout import (
+    FOLLOWS,
+    LOAD,
+    S_EFFECTIVE,
+    S_EXTERNAL,
+    S_WORK,
+    SUMMARY,
+)
+from select_service.core.load.bits_kernels import float_of
 from select_service.core.load.ledger_call_kernels import (
     call_book,
     call_complete,
@@ -20,7 +28,7 @@ from select_service.core.load.ledger_call_kernels import (
     call_renew,
     name_in,
 )
-from select_service.core.load.ledger_kernels import UNKNOWN, float_of
+from select_service.core.load.ledger_kernels import UNKNOWN
 from select_service.core.load.ledger_layout import (
     BOOK as BOOK_AT,
 )
@@ -39,6 +47,7 @@ from select_service.fast.answer_kernels import record_of
 from select_service.fast.byte_kernels import NONE, U
 from select_service.fast.request_layout import (
     ISL_TOKENS,
+    N_BLOCKS,
     N_SEQUENCE,
     PATH_ID,
     RESERVATION_ID,
@@ -47,6 +56,7 @@ from select_service.fast.request_layout import (
 )
 from select_service.fast.serve_layout import (
     BEGAN_NS,
+    BLOCKS,
     BOOK,
     BOOKS,
     BROKEN,
@@ -129,11 +139,15 @@ def book_chosen(data, state, row, step):
         return UNNAMED
     plan, record, now = i64_view(row, PLAN), record_of(row, state[SLOT]), _now(state)
     named = n_blocks if state[COUNTS_BLOCKS] != 0 else 0
-    tokens = i64_view(plan, SUMMARY)[S_EFFECTIVE] if state[COUNTS_PREFILL] != 0 else 0
+    summary, tokens, work = i64_view(plan, SUMMARY), 0, 0
+    if state[COUNTS_PREFILL] != 0:
+        tokens, work = summary[S_EFFECTIVE], summary[S_WORK]
+    kept = state[N_BLOCKS] if plan[FOLLOWS] != 0 else 0
     ttl_s = float_of(ledger[TTL])
     what = (state[SLOT], u64_view(state, SEQUENCE)[:named], named, 0, state[ISL_TOKENS], tokens)
     where = (True, U(record[WORKER_ID]), record[DP_RANK], row[SUM])
     when = (now, now, ttl_s if ttl_s > 0.0 else np.inf)
     given = (ledger, i64_view(plan, LOAD), _name_of(data, state))
-    booked = call_book(ledger[BOOK_AT], given + what + where + when)
+    prefill = (work, summary[S_EXTERNAL], u64_view(state, BLOCKS)[:kept])
+    booked = call_book(ledger[BOOK_AT], given + what + where + when + prefill)
     return 0 if booked > 0 else BOOK

@@ -24,11 +24,13 @@ _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 class Bookings:
     """Books, completes, renews and frees by the fields of a request."""
 
-    def __init__(self, selector: Selector, fields: memoryview, sequence: Hashes) -> None:
-        """fields: int64[N_FIELDS], sequence: what the kernel has read last"""
+    def __init__(
+        self, selector: Selector, fields: memoryview, blocks: Hashes, sequence: Hashes
+    ) -> None:
+        """fields: int64[N_FIELDS], blocks, sequence: what the kernel has read last"""
         self._selector = selector
         self._fields = fields
-        self._sequence = sequence
+        self._blocks, self._sequence = blocks, sequence
         self._verbs: dict[int, Callable[[str, float], None]] = {
             request.PREFILL_COMPLETE: selector.prefill_complete,
             request.OUTPUT_BLOCK: self._output_block,
@@ -72,7 +74,9 @@ class Bookings:
             effective_prefill_tokens=self._number(request.EFFECTIVE_PREFILL_TOKENS),
             expected_output_tokens=self._number(request.EXPECTED_OUTPUT_TOKENS),
         )
-        read = PromptRead(partition.block_size, partition.is_eagle, self._prompt())
+        has_tokens = self._fields[request.N_TOKENS] != NONE
+        prompt = self._prompt(partition.placing.policy.follows and has_tokens)
+        read = PromptRead(partition.block_size, partition.is_eagle, prompt)
         try:
             self._selector.reserve(asked, monotonic(), read)
         except (SelectError, MemoryError):
@@ -89,16 +93,18 @@ class Bookings:
         name = self._text(data, request.RESERVATION_ID) or new_name
         expected = self._number(request.EXPECTED_OUTPUT_TOKENS)
         try:
-            return self._selector.book_placed(
-                partition, slot, self._prompt(), name, expected, monotonic()
-            )
+            prompt = self._prompt(partition.placing.policy.follows)
+            return self._selector.book_placed(partition, slot, prompt, name, expected, monotonic())
         except (SelectError, MemoryError):
             return None
 
-    def _prompt(self) -> Prompt:
-        """Of which the arrays will not be overwritten."""
-        sequence = self._sequence[: self._fields[request.N_SEQUENCE]].copy()
-        return Prompt(_NO_HASHES, sequence, self._fields[request.ISL_TOKENS])
+    def _prompt(self, has_blocks: bool) -> Prompt:
+        """Of which the arrays will not be overwritten.  has_blocks: are its block hashes needed?"""
+        fields, blocks = self._fields, _NO_HASHES
+        if has_blocks:
+            blocks = self._blocks[: fields[request.N_BLOCKS]].copy()
+        sequence = self._sequence[: fields[request.N_SEQUENCE]].copy()
+        return Prompt(blocks, sequence, fields[request.ISL_TOKENS])
 
     def _number(self, field: int) -> int | None:
         number: int = self._fields[field]

@@ -10,9 +10,8 @@ from indexer.hashing.hashes import SEED
 from indexer.hashing.kernels import chain_hashes, hash_windows
 from indexer.index.state_kernels import f64_view, i64_view, mask_view, u8_view, u32_view, u64_view
 from indexer.mutex_kernels import enter, leave
-from select_service.core.decide.placement_kernels import NOBODY, count_placement
+from select_service.core.decide.placement_kernels import NOBODY, call_place, count_placement
 from select_service.core.decide.plan_layout import BLOCK_SIZE, PLACE_AT, RANKS
-from select_service.core.decide.policy_kernels import call_place
 from select_service.core.workers.rank_layout import OPEN
 from select_service.fast.answer_kernels import is_told, record_of, render, render_done
 from select_service.fast.body_kernels import read_body

@@ -24,11 +24,11 @@ class ServeMemory:
         self.sequence = np.empty(layout.HASHES_LENGTH, np.uint64)
         self.out = np.zeros(layout.OUT_BYTES, np.uint8)
         self.new_id = np.zeros(layout.ID_BYTES, np.uint8)
-        self._blocks = np.empty(layout.HASHES_LENGTH, np.uint64)
+        self.blocks = np.empty(layout.HASHES_LENGTH, np.uint64)
         self._tokens = np.empty(layout.TOKENS_LENGTH, np.uint32)
         self._heads = np.zeros((layout.N_HEADS, layout.HEAD_BYTES), np.uint8)
         arrays: dict[int, npt.NDArray[Any]] = {
-            layout.BLOCKS: self._blocks,
+            layout.BLOCKS: self.blocks,
             layout.SEQUENCE: self.sequence,
             layout.TOKENS: self._tokens,
             layout.OUT: self.out,

@@ -38,7 +38,8 @@ class ServiceAnswerer:
         self._counts = Counts(self._state, selector.gate.tally, metrics)
         self._gate, self._random = selector.gate, selector.random
         self._out = self._memory.out.data
-        self._bookings = Bookings(selector, self._numbers, self._memory.sequence)
+        read = self._memory.blocks, self._memory.sequence
+        self._bookings = Bookings(selector, self._numbers, *read)
         metrics.before_observing.append(self._counts.pass_on)
         self._name: str | None = None
         self._new_reservation_id = selector.new_reservation_id

@@ -5,7 +5,11 @@ from math import inf
 from typing import Any, NamedTuple
 
 from select_service.bodies.common import BUSY_TOKENS_MAX
-from select_service.core.decide.router_config import POLICY_NAMES
+from select_service.core.decide.router_config import (
+    POLICY_NAMES,
+    POLICY_OPTIONS,
+    RouterConfig,
+)
 from select_service.settings import values as read
 
 ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
@@ -106,7 +110,18 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "experimental, Linux: threads that accept connections and answer usual POST /select "
             "without Python",
         ),
-        _cli("--policy", POLICY_NAMES[0], read.choice(*POLICY_NAMES), "cost function"),
+        _cli(
+            "--policy",
+            RouterConfig().policy,
+            read.choice(*POLICY_NAMES),
+            "how a rank is chosen: reference, work or least_work",
+        ),
+        _cli(
+            "--policy-options",
+            (),
+            read.some_of(*POLICY_OPTIONS),
+            "comma-separated options of the policy work: decode-sensitive, strict-tail, no-memory",
+        ),
     ),
     "The index over a restart": (
         _cli(

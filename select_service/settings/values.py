@@ -52,6 +52,16 @@ def choice(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def some_of(*words: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(part.strip().lower() for part in text.split(","))
+        if not set(found) <= set(words) or len(set(found)) < len(found):
+            raise ValueError("some of " + ", ".join(words) + ", separated by commas")
+        return found
+
+    return parse
+
+
 def flag(text: str) -> bool:
     if text.lower() in TRUE_WORDS:
         return True

@@ -1,7 +1,9 @@
 """What the placements of all policies have in common: looking, choosing, counting.
 
 A policy places a prompt in three steps, of which the second is its own: `look` fills MATCHED and
-LEADING of the plan, the policy fills COSTS from them, `choose` takes a slot.  The arguments:
+LEADING of the plan, the policy fills COSTS from them, `choose` takes a slot.  The first and the
+last are large, so they are compiled once, and policies call them by their address in the plan; so
+is the policy by everybody (`call_place`), so that nobody else is compiled with it.  The arguments:
 
     plan        the header of a `Placing` (plan_layout)
     path        uint64[n_blocks], block hashes;  sequence: uint64[n], sequence hashes
@@ -14,10 +16,12 @@ LEADING of the plan, the policy fills COSTS from them, `choose` takes a slot.  T
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 from indexer.compiled import compiled
+from indexer.exported_kernels import call_of, exported
 from indexer.index.match_kernels import match_again
 from indexer.index.state_kernels import (
     HASHES,
     HEADER,
+    MUTEX,
     N_TIERS,
     I,
     U,
@@ -27,18 +31,22 @@ from indexer.index.state_kernels import (
     tiers_view,
     u64_view,
 )
+from indexer.mutex_kernels import enter, leave
 from select_service.core.decide.pick_kernels import pick
 from select_service.core.decide.plan_layout import (
+    CHOOSE_AT,
     COSTS,
     HOLDING,
     INDEX,
     KEYS,
     LEADING,
     LOAD,
+    LOOK_AT,
     MATCHED,
     P_KV_REUSE,
     P_TEMPERATURE,
     PARAMETERS,
+    PLACE_AT,
     RUNNING,
     S_BEST,
     S_CPU,
@@ -46,6 +54,7 @@ from select_service.core.decide.plan_layout import (
     S_EFFECTIVE,
     S_EXTERNAL,
     S_GPU,
+    S_WORK,
     SUMMARY,
     T_BEST_OVERLAP,
     T_CHOSEN_OVERLAP,
@@ -73,9 +82,27 @@ PLACE = (
 TERMS = f"void({HEADER}, boolean[::1], float64[::1], float64, float64, boolean, float64[:, ::1])"
 
 
+call_place = call_of(PLACE)
+
+
+@compiled(PLACE)
+def place(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw):
+    """The slot for a prompt by the policy of the plan, NOBODY when none is eligible; for Python.
+
+    Fills MATCHED, HOLDING, LEADING, RUNNING, COSTS and SUMMARY of the plan, under the lock of the
+    index; of all else it changes only what is known of the progress of prefills.  Kernels that have
+    the lock use `call_place`.  O(blocks + slots)
+    """
+    mutex = i64_view(plan, INDEX)[MUTEX]
+    thread = enter(mutex)
+    given = (plan, path, sequence, eligible, factors, isl_tokens, pinned, draw)
+    slot = call_place(plan[PLACE_AT], given)
+    leave(mutex, thread)
+    return slot
+
+
 @compiled()
-def look(plan, path, sequence):
-    """Fill MATCHED and LEADING."""
+def _look(plan, path, sequence):
     index, load = i64_view(plan, INDEX), i64_view(plan, LOAD)
     match_again(index, path, tiers_view(plan, MATCHED), u64_view(plan, HOLDING))
     leading, running = i64_view(plan, LEADING), u64_view(plan, RUNNING)
@@ -101,8 +128,7 @@ def _best_overlap(plan, eligible):
 
 
 @compiled()
-def choose(plan, eligible, draw):
-    """The slot that COSTS say, NOBODY when none is eligible; fills the summary but S_EFFECTIVE."""
+def _choose(plan, eligible, draw):
     temperature = f64_view(plan, PARAMETERS)[P_TEMPERATURE]
     chosen = pick(f64_view(plan, COSTS)[: eligible.shape[0]], eligible, temperature, draw)
     matched, summary = tiers_view(plan, MATCHED), i64_view(plan, SUMMARY)
@@ -113,10 +139,48 @@ def choose(plan, eligible, draw):
     return chosen
 
 
+_address_of_look, _call_look = exported(f"void({HEADER}, {HASHES}, {HASHES})", _look)
+_address_of_choose, _call_choose = exported(f"int64({HEADER}, boolean[::1], float64)", _choose)
+
+
+@compiled(f"void({HEADER})")
+def say_addresses(plan):
+    """Let the plan say where `look` and `choose` are."""
+    plan[LOOK_AT], plan[CHOOSE_AT] = _address_of_look(), _address_of_choose()
+
+
 @compiled()
-def summarise_tokens(plan, effective):
-    """Note how many tokens the chosen slot would prefill."""
-    i64_view(plan, SUMMARY)[S_EFFECTIVE] = I(effective)
+def look(plan, path, sequence):
+    """Fill MATCHED and LEADING."""
+    _call_look(plan[LOOK_AT], (plan, path, sequence))
+
+
+@compiled()
+def choose(plan, eligible, draw):
+    """The slot that COSTS say, NOBODY when none is eligible; fills the summary but for tokens."""
+    return _call_choose(plan[CHOOSE_AT], (plan, eligible, draw))
+
+
+@compiled()
+def summarise_tokens(plan, effective, own_work):
+    """Note how many tokens the chosen slot would prefill: as load, and what it would compute."""
+    summary = i64_view(plan, SUMMARY)
+    summary[S_EFFECTIVE], summary[S_WORK] = I(effective), I(own_work)
+
+
+@compiled(forceinline=True)
+def own_work_of(isl_tokens, cached_tokens, leading_tokens):
+    """Tokens that a rank would compute: neither cached there nor on their way; at least 1."""
+    return max(1.0, isl_tokens - max(cached_tokens, leading_tokens))
+
+
+@compiled()
+def end_of_run(plan, word, words, found):
+    """Where the words end of whose slots none has, or some have something of the prompt."""
+    holding, running = u64_view(plan, HOLDING), u64_view(plan, RUNNING)
+    while word < words and ((holding[word] | running[word]) != 0) == found:
+        word += 1
+    return word
 
 
 @compiled(f"void({HEADER}, int64, boolean)")

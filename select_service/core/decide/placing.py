@@ -9,9 +9,8 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS
 from select_service.core.arrays import Floats, Mask, name_array
 from select_service.core.decide import plan_layout as layout
-from select_service.core.decide.placement_kernels import count_placement
+from select_service.core.decide.placement_kernels import count_placement, place, say_addresses
 from select_service.core.decide.policies import policy_of
-from select_service.core.decide.policy_kernels import address_of_place
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.active_load import ActiveLoad
@@ -101,9 +100,10 @@ class Placing:
         self.policy = policy_of(config)
         self._parameters = self.policy.parameters(config)
         shared = np.zeros(layout.HEADER_LENGTH, np.int64)
-        shared[layout.POLICY] = self.policy.number
+        shared[layout.FOLLOWS] = self.policy.follows
         shared[layout.BLOCK_SIZE] = block_size
-        shared[layout.PLACE_AT] = address_of_place()
+        shared[layout.PLACE_AT] = self.policy.address_of_place()
+        say_addresses(shared)
         name_array(shared, layout.INDEX, index.header)
         name_array(shared, layout.LOAD, load.header)
         name_array(shared, layout.RANKS, table.header)
@@ -152,10 +152,11 @@ class Placing:
 
         eligible: bool[n_slots];  factors: float64[n_slots], of the costs;  None: all 1
         draw:     uniform in [0, 1), for ties and the softmax
-        Changes nothing else.  O(blocks + slots), in one compiled call that locks the index.
+        Changes nothing that others see.  O(blocks + slots), in one compiled call that locks the
+        index.
         """
         assert 0.0 <= draw < 1.0
-        return self.policy.place(
+        slot: int = place(
             self.plan if config is self._config else self._plan_of(config),
             prompt.block_hashes,
             prompt.sequence_hashes,
@@ -165,6 +166,7 @@ class Placing:
             pinned,
             draw,
         )
+        return slot
 
     def terms(
         self,
@@ -223,7 +225,7 @@ class Placing:
             *(*plan.scratch, plan.summary, plan.tally),
         )
         pairs = [(array.ctypes.data, array.size) for array in arrays]
-        assert plan.header[: layout.POLICY].tolist() == [n for pair in pairs for n in pair]
+        assert plan.header[: layout.FOLLOWS].tolist() == [n for pair in pairs for n in pair]
         assert len(plan.scratch.costs) >= self.table.n_slots
         for marked, rows in (
             (plan.scratch.holding, plan.scratch.matched.any(axis=1)),

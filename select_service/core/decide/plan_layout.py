@@ -24,12 +24,12 @@ MATCHED to SUMMARY it is scratch, which a placement fills and the next one overw
 
 INDEX, LOAD, RANKS, PARAMETERS, MATCHED, HOLDING = range(0, 12, 2)
 LEADING, RUNNING, KEYS, COSTS, SUMMARY, TALLY = range(12, 24, 2)
-POLICY = 24
-"""Its number, see `policy_kernels`."""
+FOLLOWS = 24
+"""1 = bookings keep their prompts, because the policy follows the progress of prefills."""
 BLOCK_SIZE = 25
-PLACE_AT = 26
-"""Address of `place_by_plan` (policy_kernels)."""
-HEADER_LENGTH = 27
+# Addresses: of the `place` of the policy, and of what all policies call (placement_kernels).
+PLACE_AT, LOOK_AT, CHOOSE_AT = range(26, 29)
+HEADER_LENGTH = 29
 
 # Parameters that those of every policy begin with: the temperature of the choice, and whether
 # requests share blocks.
@@ -37,8 +37,9 @@ P_TEMPERATURE, P_KV_REUSE = range(2)
 N_COMMON_PARAMETERS = 2
 
 # Entries of the summary: of the chosen slot, and of the best there was.
-S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST = range(6)
-N_SUMMARY = 6
+# Blocks are cumulative; S_WORK is the own work of the prompt there, in tokens.
+S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST, S_WORK = range(7)
+N_SUMMARY = 7
 
 # Entries of the tally: decisions without and with a booking, and sums over them in blocks.
 (

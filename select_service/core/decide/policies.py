@@ -1,10 +1,12 @@
 """The policies that a configuration may name."""
 
+from select_service.core.decide.least_work import LEAST_WORK
 from select_service.core.decide.policy import Policy
 from select_service.core.decide.reference import REFERENCE
 from select_service.core.decide.router_config import RouterConfig
+from select_service.core.decide.work import WORK
 
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (REFERENCE,)}
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (REFERENCE, WORK, LEAST_WORK)}
 """Their names are POLICY_NAMES."""
 
 

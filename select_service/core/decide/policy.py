@@ -14,29 +14,28 @@ COMMON_TERMS = ("cached_tokens", "effective_prefill_tokens", "decode", "cost")
 """The rows that the terms of every policy begin with."""
 assert len(COMMON_TERMS) == N_COMMON_TERMS
 
-Place = Callable[..., int]
-"""Compiled with the signature PLACE; `policy_kernels.place_by_plan` says what it does."""
 FillTerms = Callable[..., None]
-"""Compiled with the signature TERMS; `policy_kernels.fill_terms` says what it does."""
+"""Compiled with the signature TERMS; `reference_kernels.fill_terms` says what it does."""
 
 
 class Policy(NamedTuple):
     """How a rank is chosen; whoever places prompts or shows a placement asks here.
 
-    number:        by which `policy_kernels` knows it
-    own_terms:     names of its rows behind COMMON_TERMS, as the decision log shows them
-    parameters_of: configuration -> its parameters behind those that all policies have
-    credit_blocks: (cumulative matched blocks of a slot by tier, configuration) -> what its overlap
-                   is worth, in blocks
+    address_of_place: of what has the signature PLACE and does what `placement_kernels.place` says
+    own_terms:        names of its rows behind COMMON_TERMS, as the decision log shows them
+    parameters_of:    configuration -> its parameters behind those that all policies have
+    credit_blocks:    (cumulative matched blocks of a slot by tier, configuration) -> what its
+                      overlap is worth, in blocks
+    follows:          does it look at the progress of prefills, so that prompts are to be kept?
     """
 
     name: str
-    number: int
-    place: Place
+    address_of_place: Callable[[], int]
     fill_terms: FillTerms
     own_terms: tuple[str, ...]
     parameters_of: Callable[[RouterConfig], Sequence[float]]
     credit_blocks: Callable[[Sequence[int], RouterConfig], float]
+    follows: bool = False
 
     @property
     def terms(self) -> tuple[str, ...]:

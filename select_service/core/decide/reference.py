@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from select_service.core.decide import policy_kernels
 from select_service.core.decide import reference_kernels as kernels
 from select_service.core.decide.policy import Policy
 from select_service.core.decide.router_config import RouterConfig
@@ -34,9 +33,8 @@ def credit_blocks(matched: Sequence[int], config: RouterConfig) -> float:
 
 REFERENCE = Policy(
     name="reference",
-    number=policy_kernels.REFERENCE,
-    place=policy_kernels.place,
-    fill_terms=policy_kernels.fill_terms,
+    address_of_place=kernels.address_of_place,
+    fill_terms=kernels.fill_terms,
     own_terms=("raw", "credit", "prefill"),
     parameters_of=parameters_of,
     credit_blocks=credit_blocks,

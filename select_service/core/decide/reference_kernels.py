@@ -28,7 +28,8 @@ from typing import NamedTuple
 import numpy as np
 
 from indexer.compiled import compiled
-from indexer.index.state_kernels import N_TIERS, I, f64_view, i32_view, i64_view, u64_view
+from indexer.exported_kernels import address_of
+from indexer.index.state_kernels import N_TIERS, I, f64_view, i32_view, i64_view
 from select_service.core.decide.placement_kernels import (
     CACHED_TOKENS,
     COST,
@@ -36,21 +37,23 @@ from select_service.core.decide.placement_kernels import (
     EFFECTIVE_PREFILL_TOKENS,
     N_COMMON_TERMS,
     NOBODY,
+    PLACE,
+    TERMS,
     choose,
+    end_of_run,
     look,
+    own_work_of,
     summarise_tokens,
 )
 from select_service.core.decide.plan_layout import (
     BLOCK_SIZE,
     COSTS,
-    HOLDING,
     LEADING,
     LOAD,
     MATCHED,
     N_COMMON_PARAMETERS,
     PARAMETERS,
     RANKS,
-    RUNNING,
 )
 from select_service.core.load.kernels import active_blocks_of
 from select_service.core.load.load_layout import (
@@ -241,15 +244,6 @@ def _costs_between(plan, query, factors, first, end, found):
         costs[at] = _cost(terms, factor, rows.weight[at])
 
 
-@compiled()
-def _end_of_run(plan, word, words, found):
-    """Where the words end of whose slots none has, or some have something of the prompt."""
-    holding, running = u64_view(plan, HOLDING), u64_view(plan, RUNNING)
-    while word < words and ((holding[word] | running[word]) != 0) == found:
-        word += 1
-    return word
-
-
 @compiled(error_model="numpy")
 def _fill_costs(plan, query, eligible, factors):
     """Most slots have nothing of a prompt: theirs cost half as much to compute."""
@@ -257,28 +251,42 @@ def _fill_costs(plan, query, eligible, factors):
     words = (n_slots + 63) >> 6
     word = I(0)
     while word < words:
-        end = _end_of_run(plan, word, words, False)
+        end = end_of_run(plan, word, words, False)
         _costs_between(plan, query, factors, word << 6, min(end << 6, n_slots), False)
-        word = _end_of_run(plan, end, words, True)
+        word = end_of_run(plan, end, words, True)
         _costs_between(plan, query, factors, end << 6, min(word << 6, n_slots), True)
 
 
 @compiled(error_model="numpy")
 def place(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw):
-    """See `policy_kernels.place_by_plan`."""
+    """See `placement_kernels.place`."""
     look(plan, path, sequence)
     query = _query(plan, eligible, isl_tokens, float(sequence.shape[0]), pinned)
     _fill_costs(plan, query, eligible, factors)
     chosen = choose(plan, eligible, draw)
     if chosen != NOBODY:
-        terms = terms_of(_slot_at(_rows(plan, chosen, chosen + 1), 0, True), query)
-        summarise_tokens(plan, terms[1])
+        slot = _slot_at(_rows(plan, chosen, chosen + 1), 0, True)
+        terms = terms_of(slot, query)
+        own_work = own_work_of(isl_tokens, terms[0], slot.leading * query.block_size)
+        summarise_tokens(plan, terms[1], own_work)
     return chosen
 
 
-@compiled(error_model="numpy")
+_address_of_place = address_of(PLACE, place)
+
+
+@compiled("int64()")
+def address_of_place():
+    """For PLACE_AT."""
+    return _address_of_place()
+
+
+@compiled(TERMS, error_model="numpy")
 def fill_terms(plan, eligible, factors, isl_tokens, n_blocks, pinned, out):
-    """See `policy_kernels.terms_by_plan`."""
+    """What the costs of the last placement were made of; nothing was booked since.
+
+    n_blocks: of the prompt;  out: float64[n_terms, n_slots], rows as the policy names them
+    """
     query = _query(plan, eligible, isl_tokens, n_blocks, pinned)
     rows = _rows(plan, 0, out.shape[1])
     for slot in range(out.shape[1]):

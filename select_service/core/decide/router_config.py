@@ -4,8 +4,10 @@ from typing import Any, NamedTuple
 
 from select_service.bodies.prompts import RouterConfigOverride
 
-POLICY_NAMES = ("reference",)
+POLICY_NAMES = ("reference", "work", "least_work")
 """What `policy` may be; see `policies`."""
+POLICY_OPTIONS = ("decode-sensitive", "strict-tail", "no-memory")
+"""What `policy_options` may hold; they are those of `work`."""
 
 
 class RouterConfig(NamedTuple):
@@ -22,6 +24,7 @@ class RouterConfig(NamedTuple):
     track_output_blocks: bool = True
     assume_kv_reuse: bool = True
     policy: str = "reference"
+    policy_options: tuple[str, ...] = ()
 
 
 def overridden(config: RouterConfig, override: RouterConfigOverride | None) -> RouterConfig:

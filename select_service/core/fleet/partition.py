@@ -33,6 +33,7 @@ class Placement(NamedTuple):
     disk: int
     external: int
     best_overlap: int
+    own_work: int
 
 
 class Partition:

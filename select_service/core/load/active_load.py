@@ -9,7 +9,7 @@ Source of the rules: the reference selection service, measured (docs/architectur
 """
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,41 @@ from select_service.core.load.table_kernels import KEY
 PerSlot = npt.NDArray[np.int64]
 
 _SLOTS_AT_FIRST = 64
+
+
+class Prefills(NamedTuple):
+    """What is booked and known of the unfinished prefills of each slot; see load_layout."""
+
+    booked: PerSlot
+    left: PerSlot
+    numbers: npt.NDArray[np.int64]
+    followed: npt.NDArray[np.uint64]
+    stale: npt.NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, rows: int) -> "Prefills":
+        return cls(
+            booked=np.zeros(rows, np.int64),
+            left=np.zeros(rows, np.int64),
+            numbers=np.zeros((rows, layout.N_PREFILLS), np.int64),
+            followed=np.zeros(rows // 64, np.uint64),
+            stale=np.zeros(rows // 64, np.uint64),
+        )
+
+    def grown(self, rows: int) -> "Prefills":
+        """A copy with so many rows."""
+        grown = Prefills.of(rows)
+        for column, old in zip(grown, self, strict=True):
+            column[: len(old)] = old
+        return grown
+
+    def first(self, n_slots: int) -> "Prefills":
+        """Views of the first rows, and of all bits."""
+        booked, left, numbers = self.booked[:n_slots], self.left[:n_slots], self.numbers[:n_slots]
+        return Prefills(booked, left, numbers, self.followed, self.stale)
+
+
+_PREFILL_PAIRS = (layout.BOOKED, layout.LEFT, layout.PREFILLS, layout.FOLLOWED, layout.STALE)
 
 
 class ActiveLoad:
@@ -42,9 +77,11 @@ class ActiveLoad:
         self._all_totals = np.zeros((_SLOTS_AT_FIRST, layout.N_TOTALS), np.int64)
         self._all_fractions = np.zeros(_SLOTS_AT_FIRST, np.float64)
         self._all_newest = np.zeros(_SLOTS_AT_FIRST, np.int64)
+        self._all_prefills = Prefills.of(_SLOTS_AT_FIRST)
         self.expects_many = False
         """Bookings of many blocks were seen: those to come are prepared for."""
         self.header[layout.MUTEX] = 0 if lock is None else lock.address
+        self.header.view(np.float64)[layout.REPORTED] = 1.0
         self._show(0)
 
     def _table(self, at: int, fields: int) -> GrowingTable:
@@ -72,7 +109,9 @@ class ActiveLoad:
         totals = np.vstack([self._all_totals, spare])
         fractions = np.concatenate([self._all_fractions, np.zeros(more)])
         newest = np.concatenate([self._all_newest, np.zeros(more, np.int64)])
+        prefills = self._all_prefills.grown(rows)
         self._all_totals, self._all_fractions, self._all_newest = totals, fractions, newest
+        self._all_prefills = prefills
         self._show(self.n_slots)
 
     def ensure_slots(self, n_slots: int) -> None:
@@ -89,6 +128,9 @@ class ActiveLoad:
             self._name(layout.TOTALS, self.totals)
             self._name(layout.FRACTIONS, self.fractions)
             self._name(layout.NEWEST, self.newest)
+            self.prefills = self._all_prefills.first(n_slots)
+            for pair, column in zip(_PREFILL_PAIRS, self.prefills, strict=True):
+                self._name(pair, column)
             self.header[layout.N_SLOTS] = n_slots
 
     def _tables(self) -> tuple[GrowingTable, GrowingTable, GrowingTable]:

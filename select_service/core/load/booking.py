@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from indexer.hashing.hashes import Hashes
 from indexer.mutex import Mutex
 from select_service.core.identity import PartitionKey, Rank
@@ -11,6 +13,8 @@ from select_service.core.load.active_load import ActiveLoad
 BOOKED_BLOCKS_MAX = 8192
 """Prompt blocks of a reservation that are booked by name, some milliseconds of work.  Those behind
 them count as load without a name: as if nobody else had the same ones."""
+
+NO_PROMPT: Hashes = np.zeros(0, np.uint64)
 
 
 class Drained(NamedTuple):
@@ -64,6 +68,9 @@ class NewBooking(NamedTuple):
     origin:          router id of the replica that admitted it; None: this one
     tracks_prefill:  are its prefill tokens to be counted; False: nobody asked for that
     nameless:        prompt blocks that count without a name
+    own_work:        tokens that the rank would compute; None: as many as are booked
+    cached_blocks:   of the prompt that the rank has
+    prompt:          uint64[n], its block hashes, where its progress is to be followed
     """
 
     reservation_id: str
@@ -80,10 +87,20 @@ class NewBooking(NamedTuple):
     lora_name: str | None = None
     prefilling: bool = True
     nameless: int = 0
+    own_work: int | None = None
+    cached_blocks: int = 0
+    prompt: Hashes = NO_PROMPT
 
     @property
     def key(self) -> PartitionKey:
         return self.account.key
+
+    @property
+    def work(self) -> int:
+        """What its prefill is entered in the account with, 0: not at all."""
+        if not self.prefilling or not self.tracks_prefill:
+            return 0
+        return max(1, self.prefill_tokens if self.own_work is None else self.own_work)
 
     @property
     def n_named(self) -> int:

@@ -131,6 +131,11 @@ class Booking:
         return bool(self._field(layout.IS_PREFILLING))
 
     @property
+    def work(self) -> int:
+        """Own work of its prefill in tokens, 0: it is not in the account, or not any more."""
+        return self._field(layout.WORK)
+
+    @property
     def mark(self) -> int:
         """Hash of its id and rank, for comparing many of them at once."""
         return self._field(layout.MARK) & U64_MASK

@@ -118,6 +118,9 @@ class Ledger:
             booking.booked_at,
             now,
             lease_s,
+            booking.work,
+            booking.cached_blocks,
+            booking.prompt,
         )
         return row
 
@@ -207,7 +210,8 @@ class Ledger:
 
     def release(self, booking: Booking, cause: Cause, now: float) -> None:
         """As `free`, of one that is held."""
-        self._released(verbs.release_row(self._memory.header, booking.row), cause, now)
+        row = verbs.release_row(self._memory.header, booking.row, cause != "rank_left")
+        self._released(row, cause, now)
 
     def _released(self, row: int, cause: Cause, now: float) -> None:
         assert row > 0, "more was released than had been booked"

@@ -26,7 +26,7 @@ _ID = "Bytes(uint8, 1, 'C')"
 _NAME = "uint8[::1]"
 _BOOKED = (
     f"{HASHES}, int64, int64, int64, int64, boolean, uint64, int64, int64, float64, float64,"
-    " float64"
+    f" float64, int64, int64, {HASHES}"
 )
 
 _address_of_book, call_book = exported(
@@ -41,7 +41,9 @@ _address_of_output_block, call_output_block = exported(
     f"int64({HEADER}, {_NAME}, float64, float64)", verbs.add_output_block
 )
 _address_of_release, call_release = exported(f"int64({HEADER}, {_NAME})", verbs.release)
-_address_of_release_row, _call_release_row = exported(f"int64({HEADER}, int64)", verbs.release_row)
+_address_of_release_row, _call_release_row = exported(
+    f"int64({HEADER}, int64, boolean)", verbs.release_row
+)
 
 
 @compiled(f"void({HEADER})")
@@ -100,10 +102,13 @@ def book(
     booked_at,
     now,
     lease_s,
+    work,
+    cached,
+    prompt,
 ):
     given = (h, load, name_in(name, 0, len(name)), slot, hashes, named, whole, isl_tokens)
     more = (prefill_tokens, prefilling, worker_id, dp_rank, number, booked_at, now, lease_s)
-    return call_book(h[BOOK], given + more)
+    return call_book(h[BOOK], given + more + (work, cached, prompt))
 
 
 @compiled(f"int64({HEADER}, {_ID}, float64)")
@@ -132,9 +137,9 @@ def release(h, name):
     return call_release(h[RELEASE], (h, name_in(name, 0, len(name))))
 
 
-@compiled(f"int64({HEADER}, int64)")
-def release_row(h, row):
-    return _call_release_row(h[RELEASE_ROW], (h, row))
+@compiled(f"int64({HEADER}, int64, boolean)")
+def release_row(h, row, tells):
+    return _call_release_row(h[RELEASE_ROW], (h, row, tells))
 
 
 @compiled(f"int64({HEADER}, {_ID})")

@@ -11,7 +11,9 @@ import numpy as np
 
 from indexer.compiled import compiled
 from indexer.index.state_kernels import HEADER, f64_view, i64_view, u64_view
-from select_service.core.load.kernels import CALL_OWNER
+from indexer.mutex_kernels import enter, leave
+from select_service.core.load.bits_kernels import bits_of, float_of
+from select_service.core.load.kernels import CALL_OWNER, add_load, remove_load, remove_tokens
 from select_service.core.load.kernels import NO_ROOM as TABLES_FULL
 from select_service.core.load.ledger_layout import (
     AFTER,
@@ -59,7 +61,7 @@ from select_service.core.load.ledger_layout import (
     WHOLE,
     WORKER_ID,
 )
-from select_service.core.load.load_layout import DRAINED_BLOCKS, DRAINED_TOKENS, NEWEST
+from select_service.core.load.load_layout import DRAINED_BLOCKS, DRAINED_TOKENS, MUTEX, NEWEST
 from select_service.core.load.name_kernels import (
     chunks_of,
     copy_words,
@@ -73,13 +75,8 @@ from select_service.core.load.name_kernels import (
     seed_of,
     words_of,
 )
-from select_service.core.load.shared_kernels import (
-    add_decay,
-    add_load,
-    add_output,
-    remove_load,
-    remove_tokens,
-)
+from select_service.core.load.prefill_kernels import begin_prefill, count_report, end_prefill
+from select_service.core.load.shared_kernels import add_decay, add_output
 from select_service.core.load.table_kernels import mix
 
 U64 = np.uint64
@@ -93,16 +90,6 @@ FULL = -3  # as many reservations as there may be
 FULL_OF_BLOCKS = -4
 FULL_OF_NAMES = -5
 BROKEN = -6  # something is not booked that must be
-
-
-@compiled()
-def float_of(bits):
-    return I64(bits).view(np.float64)
-
-
-@compiled()
-def bits_of(number):
-    return np.float64(number).view(np.int64)
 
 
 @compiled()
@@ -210,6 +197,9 @@ def book(
     booked_at,
     now,
     lease_s,
+    work,
+    cached,
+    prompt,
 ):
     """Book a reservation.  Returns its row, or why not; then nothing is changed.
 
@@ -217,23 +207,28 @@ def book(
     hashes:  uint64[n], of which the first `named` are booked by name;  whole: blocks without one
     number:  of the sum by partition and origin that counts it
     lease_s: of the first lease, in seconds
+    work, cached, prompt: of its prefill, see `begin_prefill`
     """
     name_hash = hash_of(name, seed_of(h))
     refusal = _refusal(h, name, name_hash, hashes.shape[0])
     if refusal != 0:
         return I64(refusal)
+    thread = enter(load[MUTEX])
     status = add_load(load, slot, hashes[:named], prefill_tokens, whole)
     if status == TABLES_FULL:
+        leave(load[MUTEX], thread)
         return I64(NO_ROOM)
     rows = i64_view(h, ROWS)
     row = _take_row(h, rows)
     at = row * FIELDS
+    rows[at + SLOT] = slot
+    begin_prefill(h, load, rows, row, work, cached, prompt)
+    leave(load[MUTEX], thread)
     rows[at + NAME_HASH] = I64(name_hash)
     rows[at + CHAIN] = put_chain(h, name, hashes)
     rows[at + NAME_BYTES] = len(name)
     rows[at + LOAD] = load.ctypes.data
     rows[at + LOAD_LENGTH] = load.shape[0]
-    rows[at + SLOT] = slot
     rows[at + BLOCKS], rows[at + NAMED] = hashes.shape[0], named
     rows[at + ISL_TOKENS], rows[at + TOKENS] = isl_tokens, prefill_tokens
     rows[at + IS_PREFILLING] = prefilling
@@ -265,11 +260,15 @@ def _named(h, rows, row):
 
 
 @compiled()
-def release_row(h, row):
-    """Take the whole load of a row back.  Returns it, or BROKEN."""
+def release_row(h, row, tells):
+    """Take the whole load of a row back.  Returns it, or BROKEN.
+
+    tells: does an end before that of the prefill tell that nobody reports it?
+    """
     rows = i64_view(h, ROWS)
     at = row * FIELDS
     load, tokens, blocks = i64_view(rows, at + LOAD), rows[at + TOKENS], rows[at + BLOCKS]
+    thread = enter(load[MUTEX])
     missing = remove_load(
         load,
         rows[at + SLOT],
@@ -279,6 +278,9 @@ def release_row(h, row):
         rows[at + FADED],
         float_of(rows[at + FRACTION]),
     )
+    if end_prefill(h, load, rows, row) and tells:
+        count_report(load, False)
+    leave(load[MUTEX], thread)
     load[DRAINED_TOKENS] += tokens
     load[DRAINED_BLOCKS] += blocks
     delete_name(h, row)
@@ -302,11 +304,14 @@ def complete_row(h, row):
     tokens = rows[at + TOKENS]
     h[PREFILLING] -= rows[at + IS_PREFILLING]
     rows[at + TOKENS], rows[at + IS_PREFILLING] = 0, 0
-    if tokens != 0:
-        load = i64_view(rows, at + LOAD)
-        remove_tokens(load, rows[at + SLOT], tokens)
-        load[DRAINED_TOKENS] += tokens
-        _add_to_sum(h, rows[at + SUM], 0, -tokens, 0)
+    load = i64_view(rows, at + LOAD)
+    thread = enter(load[MUTEX])
+    remove_tokens(load, rows[at + SLOT], tokens)
+    if end_prefill(h, load, rows, row):
+        count_report(load, True)
+    leave(load[MUTEX], thread)
+    load[DRAINED_TOKENS] += tokens
+    _add_to_sum(h, rows[at + SUM], 0, -tokens, 0)
     return tokens
 
 
@@ -320,7 +325,7 @@ def find(h, name):
 def release(h, name):
     """As `release_row`, or UNKNOWN."""
     row = find(h, name)
-    return row if row == UNKNOWN else release_row(h, row)
+    return row if row == UNKNOWN else release_row(h, row, True)
 
 
 @compiled()

@@ -8,7 +8,7 @@ ROWS        int64     rows * FIELDS   a reservation each, in the fields below
 ORDERS      int64     rows            number of the booking, ascending in time; FREE: no reservation
 ENDS        float64   rows            when the lease ends, in seconds; infinite: never
 HEADS       int32     buckets         first row of each bucket of names
-CHUNKS      uint64    chunks * 16     names and sequence hashes, in chains
+CHUNKS      uint64    chunks * 16     names with sequence hashes, and prompts, in chains
 NEXT_CHUNK  int32     chunks          the chunk that follows
 SUMS        int64     sums * 3        requests, prefill tokens and marks by partition and origin
 SCRATCH     uint64    named blocks    sequence hashes of the reservation that is worked on
@@ -26,6 +26,8 @@ ROWS, ORDERS, ENDS, HEADS, CHUNKS, NEXT_CHUNK, SUMS, SCRATCH = range(0, 16, 2)
     CHUNKS_USED,  # as ROWS_USED
     FREE_CHUNK,
     CHUNKS_TAKEN,  # chunks in use
+    PROMPT_CHUNKS,  # those of them that hold prompts of unfinished prefills
+    PROMPT_CHUNKS_MAX,
     BUCKETS,  # the table of names grows bucket by bucket (linear hashing): 2**k + those split
     NEXT_ORDER,
     NEXT_END,  # bits of a time before which no lease ends
@@ -35,10 +37,10 @@ ROWS, ORDERS, ENDS, HEADS, CHUNKS, NEXT_CHUNK, SUMS, SCRATCH = range(0, 16, 2)
     BLOCKS_MAX,
     CALL_LOAD,  # address of a load header whose owner has memory to give back, or 0
     FOLLOWERS,  # how many are told of changes, by Python
-) = range(16, 33)
+) = range(16, 35)
 # Addresses of compiled verbs (ledger_call_kernels).
-BOOK, RENEW, COMPLETE, COMPLETE_ROW, OUTPUT_BLOCK, RELEASE, RELEASE_ROW = range(33, 40)
-HEADER_LENGTH = 40
+BOOK, RENEW, COMPLETE, COMPLETE_ROW, OUTPUT_BLOCK, RELEASE, RELEASE_ROW = range(35, 42)
+HEADER_LENGTH = 42
 
 MANY_BLOCKS = 1024
 """A load where so many are booked at once is prepared for more of that; kernels leave it to the
@@ -74,5 +76,11 @@ FREE = -1
     RENEWED_AT,
     WORKER_ID,
     DP_RANK,
-) = range(25)
-FIELDS = 25
+    WORK,  # own work in tokens; 0: it is no unfinished prefill
+    CACHED,  # blocks of the prompt that the rank had when it was booked
+    PROMPT,  # chunk with which the block hashes of the prompt begin; 0: they are not kept
+    PROMPT_BLOCKS,
+    OLDER_PREFILL,  # the unfinished prefills of the slot
+    NEWER_PREFILL,
+) = range(31)
+FIELDS = 31

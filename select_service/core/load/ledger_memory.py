@@ -16,8 +16,11 @@ RESERVATIONS_MAX = 200_000
 RESERVED_BLOCKS_MAX = 16_777_216
 """Prompt blocks of all live reservations: 8 bytes each here, and 88 in the load tables, of
 whose rows up to two thirds are free."""
-CHUNKS_MAX = 1 << 21
-"""Chunks for names and prompt blocks: as many as all blocks and names of 400 bytes need."""
+PROMPT_CHUNKS_MAX = 1 << 19
+"""Chunks for prompts of unfinished prefills, 64 MiB; what finds no room is not followed."""
+CHUNKS_MAX = (1 << 21) + PROMPT_CHUNKS_MAX
+"""Chunks for names, prompt blocks and prompts: as many as all blocks and names of 400 bytes need,
+and the prompts."""
 _BUCKETS_AT_FIRST = 64
 _BUCKETS_MAX = 1 << 18
 
@@ -49,6 +52,7 @@ class LedgerMemory:
         say_addresses(header)
         header[layout.ROWS_USED] = header[layout.CHUNKS_USED] = 1
         header[layout.BUCKETS] = _BUCKETS_AT_FIRST
+        header[layout.PROMPT_CHUNKS_MAX] = PROMPT_CHUNKS_MAX
         header[layout.COUNT_MAX], header[layout.BLOCKS_MAX] = RESERVATIONS_MAX, RESERVED_BLOCKS_MAX
         header[layout.SEED] = SystemRandom().getrandbits(63)
         times = header.view(np.float64)

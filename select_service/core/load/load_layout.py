@@ -11,6 +11,13 @@ REFERENCES  uint64                  three tables (table_kernels); what they hold
 PREFIXES    uint64
 HOLDERS     uint64
 NEWEST      int64    n_slots        row of the newest reservation of each slot (ledger_layout)
+LEDGER      int64                   header of the ledger that books here; nothing before it does
+BOOKED      int64    n_slots        own work of the slot's unfinished prefills, in tokens
+LEFT        int64    n_slots        the same, less what is known to be done of the oldest
+PREFILLS    int64    n_slots * 8    its unfinished prefills, N_PREFILLS numbers a slot
+FOLLOWED    uint64   rows / 64      slots whose oldest prefill has its prompt, so that its progress
+                                    can be seen in the index
+STALE       uint64   rows / 64      those of them that have to be looked at, whatever the index says
 """
 
 TOTALS, FRACTIONS = 0, 2
@@ -26,13 +33,34 @@ MOVED_AT_LEAST = 6  # rows that one step moves
 RETIRED = 7  # 1 = the owner has memory to give back
 
 NEWEST = 8 + 3 * TABLE_NUMBERS
-DRAINED_TOKENS = NEWEST + 2  # running sums: prefill tokens done or given up, prompt blocks freed
-DRAINED_BLOCKS = NEWEST + 3
-MUTEX = NEWEST + 4
+LEDGER, BOOKED, LEFT, PREFILLS, FOLLOWED, STALE = range(NEWEST + 2, NEWEST + 14, 2)
+DRAINED_TOKENS = NEWEST + 14  # running sums: prefill tokens done or given up, prompt blocks freed
+DRAINED_BLOCKS = NEWEST + 15
+MUTEX = NEWEST + 16
 """Address of the lock under which all of it but NEWEST and sums is changed (indexer.mutex); 0: none
 is needed."""
-HEADER_LENGTH = NEWEST + 5
+SEEN = NEWEST + 17
+"""CHANGED of the index when progress was looked at."""
+REPORTED = NEWEST + 18
+"""Bits of a float64: the share of prefills whose end the callers reported, of the last hundred or
+so that ended."""
+HEADER_LENGTH = NEWEST + 19
 
 # Numbers of a slot in TOTALS.
 PREFILL_TOKENS, REQUESTS, WHOLE_BLOCKS, FRACTIONAL_BLOCKS = range(4)
 N_TOTALS = 4
+
+# Numbers of a slot in PREFILLS.
+(
+    OLDEST,  # rows of the ledger, 0: none
+    YOUNGEST,
+    DONE,  # tokens of the oldest
+    BLOCKS_THERE,  # leading blocks of its prompt that the index has of the slot
+    NODE,  # of the last of them, 0: none
+    CHUNK,  # where in its prompt the next stands
+    SEEN_LOST,  # LOST and LIVE of the slot in the index when that was looked at
+    SEEN_LIVE,
+) = range(8)
+N_PREFILLS = 8
+NEVER = -1
+"""Of SEEN_LOST: what is known of the oldest counts no more."""

@@ -2,7 +2,7 @@
 
 The table is linear hashing: whenever there are more names than buckets one bucket is split, so that
 no step is longer than a few names.  Chunks are the only storage of variable length: a name, padded
-to words with zeros, and the sequence hashes behind it.
+to words with zeros, and the sequence hashes behind it; or the block hashes of a prompt.
 """
 
 # mypy: ignore-errors
@@ -172,18 +172,36 @@ def _take_chunk(h, after):
 
 
 @compiled()
+def _chunk_for(h, after, chunk, number):
+    """Where word `number` of a chain goes; chunk: where the one before it is, its last."""
+    if number == 0 or number % CHUNK_WORDS != 0:
+        return chunk
+    following = _take_chunk(h, after)
+    after[chunk] = I32(following)
+    return following
+
+
+@compiled()
+def put_hashes(h, hashes):
+    """A chain with hashes alone, as `put_chain`."""
+    chunks, after = u64_view(h, CHUNKS), i32_view(h, NEXT_CHUNK)
+    first = chunk = _take_chunk(h, after)
+    for number in range(hashes.shape[0]):
+        chunk = _chunk_for(h, after, chunk, number)
+        chunks[chunk * CHUNK_WORDS + number % CHUNK_WORDS] = hashes[number]
+    h[CHUNKS_TAKEN] += chunks_of(hashes.shape[0])
+    return first
+
+
+@compiled()
 def put_chain(h, name, hashes):
     """A chain with a name and hashes, for which there are chunks; returns its first chunk."""
     chunks, after = u64_view(h, CHUNKS), i32_view(h, NEXT_CHUNK)
     n_name = words_of(len(name))
     n_words = n_name + hashes.shape[0]
-    first = _take_chunk(h, after)
-    chunk = first
+    first = chunk = _take_chunk(h, after)
     for number in range(n_words):
-        if number != 0 and number % CHUNK_WORDS == 0:
-            following = _take_chunk(h, after)
-            after[chunk] = I32(following)
-            chunk = following
+        chunk = _chunk_for(h, after, chunk, number)
         word = word_of(name, number) if number < n_name else hashes[number - n_name]
         chunks[chunk * CHUNK_WORDS + number % CHUNK_WORDS] = word
     h[CHUNKS_TAKEN] += chunks_of(n_words)

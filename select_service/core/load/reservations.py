@@ -17,13 +17,13 @@ from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.load import ledger_call_kernels as calls
 from select_service.core.load import ledger_kernels as kernels
 from select_service.core.load import ledger_layout as layout
+from select_service.core.load import load_layout
 from select_service.core.load.booking import Account
 from select_service.core.load.held_booking import Booking, Rows
 from select_service.core.load.ledger_memory import (
     RESERVATIONS_MAX,
     RESERVED_BLOCKS_MAX,
 )
-from select_service.core.load.load_layout import REQUESTS
 from select_service.core.load.origin_sums import Place
 from select_service.errors import BadRequest, CapacityExceeded, NotFound
 
@@ -210,7 +210,23 @@ class Reservations:
             totals = account.load.totals
             for slot in range(len(totals)):
                 rows = [b.row for b in self.on_slot(account, slot)]
-                assert len(set(rows)) == totals[slot, REQUESTS]
+                assert len(set(rows)) == totals[slot, load_layout.REQUESTS]
+                self._check_prefills(account, slot)
+
+    def _check_prefills(self, account: Account, slot: int) -> None:
+        """Its list has all unfinished prefills, in the order of booking, and their sum is kept."""
+        prefills = account.load.prefills
+        numbers = prefills.numbers[slot]
+        row, found = int(numbers[load_layout.OLDEST]), []
+        while row:
+            found.append(self.at(row))
+            row = self.memory.fields[row * layout.FIELDS + layout.NEWER_PREFILL]
+        assert [b for b in reversed(list(self.on_slot(account, slot))) if b.work] == found
+        assert numbers[load_layout.YOUNGEST] == (found[-1].row if found else 0)
+        assert prefills.booked[slot] == sum(booking.work for booking in found)
+        done = int(numbers[load_layout.DONE])
+        assert prefills.left[slot] == prefills.booked[slot] - done
+        assert 0 <= done <= (found[0].work if found else 0)
 
 
 def not_found(reservation_id: str) -> NotFound:

@@ -13,32 +13,6 @@ from select_service.core.load.load_layout import MUTEX
 
 
 @compiled()
-def add_load(h, slot, hashes, prefill_tokens, nameless):
-    """See `kernels.add_load`."""
-    thread = enter(h[MUTEX])
-    said = kernels.add_load(h, slot, hashes, prefill_tokens, nameless)
-    leave(h[MUTEX], thread)
-    return said
-
-
-@compiled()
-def remove_load(h, slot, hashes, prefill_tokens, whole, faded, fraction):
-    """See `kernels.remove_load`."""
-    thread = enter(h[MUTEX])
-    missing = kernels.remove_load(h, slot, hashes, prefill_tokens, whole, faded, fraction)
-    leave(h[MUTEX], thread)
-    return missing
-
-
-@compiled()
-def remove_tokens(h, slot, prefill_tokens):
-    """See `kernels.remove_tokens`."""
-    thread = enter(h[MUTEX])
-    kernels.remove_tokens(h, slot, prefill_tokens)
-    leave(h[MUTEX], thread)
-
-
-@compiled()
 def add_output(h, slot):
     """See `kernels.add_output`."""
     thread = enter(h[MUTEX])

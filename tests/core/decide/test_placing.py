@@ -11,6 +11,7 @@ from select_service.core.decide.router_config import RouterConfig, overridden
 from select_service.core.identity import Rank
 from tests.builders import a_select, a_select_and_reserve, a_selector, a_worker
 from tests.models.cost_model import Query, RankState, cost, effective_prefill_tokens
+from tests.models.work_model import own_work
 
 
 class Scene:
@@ -64,7 +65,7 @@ class Scene:
         return self.rng.random(self.n_ranks) < self.rng.choice([0.05, 0.9, 1.0])
 
     def ranks(self, prompt, eligible, factors, pinned, config):
-        """(cost, effective prefill tokens) of every rank, in the words of the naive twin."""
+        """(cost, effective prefill tokens, own work) of every rank, as the naive twins have it."""
         matched = self.partition.index.match(prompt.block_hashes)
         load = self.partition.load
         tokens, active = load.totals[:, 0].tolist(), load.active_blocks().tolist()
@@ -74,7 +75,8 @@ class Scene:
             leading = int(self.partition.placing.scratch.leading[slot])
             rank = RankState(gpu, cpu - gpu, all_tiers - cpu, tokens[slot], active[slot], leading)
             found = cost(rank, query, config) * (1.0 if factors is None else factors[slot])
-            yield found, effective_prefill_tokens(rank, query, config)
+            work = own_work(rank, prompt.isl_tokens, 16, config)
+            yield found, effective_prefill_tokens(rank, query, config), work
 
 
 CONFIGS = (
@@ -99,7 +101,7 @@ def test_every_placement_is_that_of_the_naive_twin_to_the_last_bit(n_ranks, conf
         pinned = number % 5 == 0
         slot = placing.place(prompt, config, eligible, factors, pinned, 0.0)
         expected = list(scene.ranks(prompt, eligible, factors, pinned, config))
-        costs = np.array([found for found, _ in expected])
+        costs = np.array([found for found, *_ in expected])
         assert np.array_equal(placing.scratch.costs[: scene.n_ranks], costs)
         terms = placing.terms(prompt, config, eligible, factors, pinned)
         assert np.array_equal(terms[COST], costs)
@@ -111,7 +113,8 @@ def test_every_placement_is_that_of_the_naive_twin_to_the_last_bit(n_ranks, conf
         candidates = np.flatnonzero(eligible)
         assert slot == candidates[np.argmin(costs[candidates])]
         best = int(matched[candidates, 3].max())
-        assert placing.summary() == [expected[slot][1], *matched[slot].tolist(), best]
+        _, effective, work = expected[slot]
+        assert placing.summary() == [effective, *matched[slot].tolist(), best, work]
         placing.check_invariants()
 
 
@@ -122,7 +125,7 @@ def test_a_request_with_parameters_of_its_own_leaves_the_plan_alone():
     prompt, before = scene.prompt(), placing.plan.copy()
     for config, scale in ((scene.config, 1.0), (other, 3.0), (scene.config, 1.0)):
         placing.place(prompt, config, everybody)
-        costs = [found for found, _ in scene.ranks(prompt, everybody, None, False, config)]
+        costs = [found for found, *_ in scene.ranks(prompt, everybody, None, False, config)]
         assert placing.scratch.costs[:8].tolist() == costs
         assert config.prefill_load_scale == scale
     assert np.array_equal(placing.plan, before)

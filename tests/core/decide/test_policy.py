@@ -3,6 +3,7 @@
 import pytest
 
 from indexer.compiled import compiled
+from indexer.exported_kernels import address_of
 from indexer.index.state_kernels import f64_view, i64_view, tiers_view
 from select_service.bodies.prompts import PromptQuery
 from select_service.core.decide.placement_kernels import (
@@ -43,7 +44,7 @@ def surcharge_of(plan, slot):
     return f64_view(plan, PARAMETERS)[P_PER_REQUEST] * requests
 
 
-@compiled(PLACE, error_model="numpy")
+@compiled(error_model="numpy")
 def fewest_requests(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw):
     """Requests count, then matched blocks of whatever tier."""
     look(plan, path, sequence)
@@ -53,8 +54,16 @@ def fewest_requests(plan, path, sequence, eligible, factors, isl_tokens, pinned,
     chosen = choose(plan, eligible, draw)
     if chosen != NOBODY:
         cached = matched[chosen, 3] * plan[BLOCK_SIZE]
-        summarise_tokens(plan, max(0.0, isl_tokens - cached))
+        summarise_tokens(plan, max(0.0, isl_tokens - cached), 1.0)
     return chosen
+
+
+_address_of_fewest = address_of(PLACE, fewest_requests)
+
+
+@compiled("int64()")
+def address_of_fewest():
+    return _address_of_fewest()
 
 
 @compiled(TERMS, error_model="numpy")
@@ -71,8 +80,7 @@ def terms_of_fewest(plan, eligible, factors, isl_tokens, n_blocks, pinned, out):
 
 FEWEST = Policy(
     name="fewest-requests",
-    number=99,
-    place=fewest_requests,
+    address_of_place=address_of_fewest,
     fill_terms=terms_of_fewest,
     own_terms=("surcharge",),
     parameters_of=lambda config: (PER_REQUEST,),
@@ -125,7 +133,3 @@ def test_every_view_shows_the_terms_of_the_policy(selector):
         0,
         0,
     ]
-
-
-def test_policies_are_known_by_different_numbers():
-    assert len({policy.number for policy in POLICIES.values()}) == len(POLICIES)

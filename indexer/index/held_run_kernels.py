@@ -1,0 +1,59 @@
+"""How much of a prompt one slot has: a walk that can be gone on with where it ended."""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+
+from indexer.compiled import compiled
+from indexer.index.match_kernels import same_run
+from indexer.index.state_kernels import (
+    BITS,
+    IMPLICIT,
+    LOCAL,
+    MARK,
+    N_TIERS,
+    NODES_USED,
+    PLANES,
+    WORDS,
+    I,
+    U,
+    u32_view,
+    u64_view,
+)
+from indexer.index.tree_kernels import find_child, set_of
+
+
+@compiled()
+def _has_slot(h, set_id, slot):
+    """Is the slot in a set, in whatever tier?"""
+    words, bits = h[WORDS], u64_view(h, BITS)
+    row, some = set_id * PLANES * words + (slot >> 6), U(0)
+    for tier in range(N_TIERS):
+        some |= bits[row + tier * words]
+    return (some >> U(slot & 63)) & U(1) != 0
+
+
+@compiled()
+def held_run(h, slot, node, path):
+    """(the last node, how many): leading blocks of `path` behind `node` that the slot holds.
+
+    A block counts in whatever tier it is.
+    node: 0, the root, or a node that the slot holds;  path: uint64[n], content hashes.  O(n)
+    """
+    used = h[NODES_USED]
+    locals_, marks = u64_view(h, LOCAL)[:used], u32_view(h, MARK)[:used]
+    known, n = set_of(h, node) if node != 0 else I(-1), I(0)
+    while n < path.shape[0]:
+        child = find_child(h, node, path[n])
+        if child == 0:
+            break
+        set_id = set_of(h, child)
+        if set_id != known and not _has_slot(h, set_id, slot):
+            break
+        known, node = set_id, child
+        mark = np.uint32(set_id) | IMPLICIT
+        run = same_run(locals_[node + 1 :], marks[node + 1 :], path[n + 1 :], mark)
+        node += run
+        n += 1 + run
+    return node, n

@@ -1,0 +1,350 @@
+"""`work` against its naive twin: engines that compute, forget and leave under live reservations."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from indexer.tiers import Tier
+from select_service.core.decide.placement_kernels import COST
+from select_service.core.decide.prompt import Prompt, prompt_of
+from select_service.core.decide.router_config import RouterConfig
+from select_service.core.identity import Rank
+from select_service.core.load.ledger_layout import PROMPT_CHUNKS, PROMPT_CHUNKS_MAX
+from select_service.core.load.load_layout import REPORTED, REQUESTS
+from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
+from tests.exploring import explored
+from tests.models.work_model import Prefill, RankState, WorkModel, cost, own_work
+
+SIZE = 4
+BLOCKS = 40
+TTL_S = 50.0
+WORKERS = st.integers(0, 2)
+NAMES = st.sampled_from("abcdefgh")
+TIERS = st.sampled_from([Tier.GPU, Tier.GPU, Tier.CPU, Tier.EXTERNAL])
+PATHS = [tuple(range(1, 1 + BLOCKS)), (*range(1, 11), *range(100, 70 + BLOCKS + 20))]
+PROMPTS = st.tuples(st.sampled_from(PATHS), st.integers(1, BLOCKS), st.integers(0, SIZE - 1))
+
+
+def hashes(blocks):
+    return np.array(blocks, np.uint64)
+
+
+def engine_hash(prefix):
+    """A name of its own for each block behind its prefix."""
+    return hash(prefix) % 2**64
+
+
+class WorkMatchesModel(RuleBasedStateMachine):
+    @initialize(seed=st.integers(0, 99), memory=st.sampled_from([None, 60]))
+    def start(self, seed, memory):
+        self.config = RouterConfig(policy="work", host_cache_hit_weight=0.5)
+        self.selector = a_selector(self.config, seed=seed, ttl_s=TTL_S)
+        self.model, self.memory = WorkModel(SIZE), float(memory or np.inf)
+        self.kv_blocks, self.now = memory, 0.0
+        for worker_id in range(3):
+            self.join(worker_id)
+
+    def join(self, worker_id):
+        self.selector.register(a_worker(worker_id, block_size=SIZE, total_kv_blocks=self.kv_blocks))
+        (self.partition,) = self.selector.fleet.partitions.values()
+
+    def slot(self, worker_id):
+        return self.partition.table.find(Rank(worker_id, 0))
+
+    # --- what callers do
+
+    def ranks(self, path):
+        """{slot: RankState} of all ranks, for a prompt that was placed last."""
+        load, scratch = self.partition.load, self.partition.placing.scratch
+        active = load.active_blocks().tolist()
+        for _, slot in sorted(self.partition.table.slots()):
+            gpu, cpu, _, external = self.partition.index.match(hashes(path))[slot].tolist()
+            booked = self.model.booked(slot)
+            yield (
+                slot,
+                RankState(
+                    device=gpu,
+                    host=cpu - gpu,
+                    disk=external - cpu,
+                    leading_run=int(scratch.leading[slot]),
+                    left=booked - self.model.done(slot),
+                    booked=booked,
+                    requests=self.model.requests(slot),
+                    active_blocks=active[slot],
+                    kv_blocks=self.memory,
+                ),
+            )
+
+    def costs(self, path, isl):
+        found = (
+            (slot, cost(rank, isl, len(path), SIZE, self.config, self.model.reported))
+            for slot, rank in self.ranks(path)
+        )
+        return dict(found)
+
+    @rule(prompt=PROMPTS)
+    def place(self, prompt):
+        path, isl = prompt[0][: prompt[1]], prompt[1] * SIZE + prompt[2]
+        asked = Prompt(hashes(path), hashes(path), isl)
+        everybody, placing = self.partition.table.open, self.partition.placing
+        slot = placing.place(asked, self.config, everybody)
+        expected = self.costs(path, isl)
+        assert {slot: placing.scratch.costs[slot] for slot in expected} == expected
+        assert expected[slot] == min(expected.values())
+        terms = placing.terms(asked, self.config, everybody)
+        names = placing.policy.terms
+        for slot, found in expected.items():
+            row = dict(zip(names, terms[:, slot].tolist(), strict=True))
+            assert row["cost"] == found
+            assert row["booked_work"] == self.model.booked(slot)
+            if self.model.reported >= 0.5:
+                assert row["progress"] == self.model.done(slot)
+
+    @rule(name=NAMES, prompt=PROMPTS)
+    def select_and_reserve(self, name, prompt):
+        if self.model.find(name) is not None:
+            return
+        path, isl = prompt[0][: prompt[1]], prompt[1] * SIZE + prompt[2]
+        body = {"token_ids": None, "block_hashes": list(path), "sequence_hashes": list(path)}
+        before = {slot: self.model.there(slot, path) for slot in range(8)}
+        request = a_select_and_reserve(reservation_id=name, isl_tokens=isl, **body)
+        worker_id = self.selector.select_and_reserve(request, self.now).selection.worker_id
+        slot = self.slot(worker_id)
+        matched = self.partition.index.match(hashes(path))[slot]
+        assert matched[3] <= before[slot]
+        (booked,) = (b for b in self.selector.held if b.reservation_id == name)
+        leading = self.leading(slot, path)
+        rank = RankState(
+            *(int(matched[0]), int(matched[1] - matched[0]), int(matched[3] - matched[1])),
+            *(leading, 0, 0, 0, 0),
+        )
+        work = own_work(rank, isl, SIZE, self.config)
+        assert booked.work == work
+        self.model.prefills.append(Prefill(name, slot, work, int(matched[3]), path))
+
+    def leading(self, slot, path):
+        """Leading blocks in live reservations of the slot."""
+        live = {p.path[:n] for p in self.model.prefills if p.slot == slot for n in range(99)}
+        n = 0
+        while n < len(path) and path[: n + 1] in live:
+            n += 1
+        return n
+
+    @rule(name=NAMES, worker_id=WORKERS, tokens=st.integers(1, 60))
+    def reserve(self, name, worker_id, tokens):
+        if self.model.find(name) is None:
+            self.selector.reserve(a_reservation(name, worker_id, tokens), self.now)
+            (booked,) = (b for b in self.selector.held if b.reservation_id == name)
+            assert 0 < booked.work <= tokens
+            path = tuple(range(10_000, 10_000 + tokens // SIZE))  # nobody else's
+            self.model.prefills.append(Prefill(name, self.slot(worker_id), booked.work, 0, path))
+
+    @rule(name=NAMES)
+    def prefill_complete(self, name):
+        if self.model.find(name) is not None:
+            self.selector.prefill_complete(name, self.now)
+            self.model.complete(name)
+
+    @rule(name=NAMES)
+    def free(self, name):
+        if self.model.find(name) is not None:
+            self.selector.free(name, self.now)
+            self.model.end(name)
+
+    @rule(name=NAMES, times=st.integers(1, 40))
+    def nobody_reports(self, name, times):
+        """Reservations that come and go."""
+        if self.model.find(name) is None:
+            for _ in range(times):
+                self.selector.reserve(a_reservation(name, 0, 3), self.now)
+                self.selector.free(name, self.now)
+                self.model.reported -= self.model.reported / 64
+
+    @rule()
+    def all_expire(self):
+        self.now += TTL_S + 1
+        ended = []
+        while True:
+            turn = self.selector.expire(self.now)
+            ended += turn.ended
+            if not turn.more:
+                break
+        for name in ended:
+            self.model.end(name)
+
+    # --- what engines do
+
+    @rule(worker_id=WORKERS, path=st.sampled_from(PATHS), tier=TIERS, n=st.integers(1, 20))
+    def compute(self, worker_id, path, tier, n):
+        slot = self.slot(worker_id)
+        held = self.model.tier(slot, tier)
+        first = 0
+        while first < len(path) and path[: first + 1] in held:
+            first += 1
+        end = first
+        while end < min(first + n, len(path)) and path[: end + 1] not in held:
+            end += 1
+        if end > first:
+            names = hashes([engine_hash(path[: k + 1]) for k in range(first, end)])
+            parent = engine_hash(path[:first]) if first else None
+            writer = self.partition.table.writer(Rank(worker_id, 0))
+            writer.store(tier, parent, hashes(path[first:end]), names)
+            held.update(path[: k + 1] for k in range(first, end))
+
+    @rule(worker_id=WORKERS, tier=TIERS, number=st.integers(0, 99))
+    def forget(self, worker_id, tier, number):
+        held = self.model.tier(self.slot(worker_id), tier)
+        if held:
+            prefix = sorted(held)[number % len(held)]
+            writer = self.partition.table.writer(Rank(worker_id, 0))
+            writer.remove(tier, hashes([engine_hash(prefix)]))
+            held.remove(prefix)
+
+    @rule(worker_id=WORKERS)
+    def clear(self, worker_id):
+        self.partition.table.writer(Rank(worker_id, 0)).clear()
+        self.model.held.pop(self.slot(worker_id), None)
+
+    @rule(worker_id=WORKERS)
+    def leave_and_join_again(self, worker_id):
+        slot, before = self.slot(worker_id), self.model.reported
+        self.selector.delete(worker_id, self.now)
+        while self.selector.empty_leaving(self.now):
+            pass
+        for writer in self.selector.fleet.take_changes().retired:
+            writer.close()
+        self.model.held.pop(slot, None)
+        for prefill in [p for p in self.model.prefills if p.slot == slot]:
+            self.model.end(prefill.name, tells=False)
+        assert self.model.reported == before
+        self.join(worker_id)
+
+    @invariant()
+    def they_agree(self):
+        load = self.partition.load
+        assert float(load.header.view(np.float64)[REPORTED]) == self.model.reported
+        for _, slot in self.partition.table.slots():
+            assert load.prefills.booked[slot] == self.model.booked(slot)
+            assert load.totals[slot, REQUESTS] == self.model.requests(slot)
+        self.selector.check_invariants()
+
+
+TestWork = explored(WorkMatchesModel)
+
+
+def test_the_terms_add_up_to_the_cost():
+    selector = a_selector(RouterConfig(policy="work"))
+    for worker_id in (1, 2):
+        selector.register(a_worker(worker_id, total_kv_blocks=2))
+    selector.select_and_reserve(a_select_and_reserve(40), 0.0)
+    (partition,) = selector.fleet.partitions.values()
+    placing, path = partition.placing, hashes(range(7))
+    asked, config = Prompt(path, path, 30), RouterConfig(policy="work")
+    placing.place(asked, config, partition.table.open)
+    for row in placing.terms(asked, config, partition.table.open).T:
+        terms = dict(zip(placing.policy.terms, row.tolist(), strict=True))
+        prices = sum(value for name, value in terms.items() if name.endswith("_price"))
+        assert row[COST] == terms["own_work"] + prices
+        assert terms["memory_price"] > 0
+
+
+def a_fleet(policy="work", *options, **fields):
+    selector = a_selector(RouterConfig(policy=policy, policy_options=options))
+    for worker_id in (1, 2):
+        selector.register(a_worker(worker_id, **fields))
+    (partition,) = selector.fleet.partitions.values()
+    return selector, partition
+
+
+def terms_of(selector, partition, tokens=30):
+    """Of both ranks, for a prompt that nobody has; {name: [its number for each]}."""
+    path = hashes(range(50_000, 50_000 + tokens // SIZE))
+    asked, config = Prompt(path, path, tokens), selector.router
+    partition.placing.place(asked, config, partition.table.open)
+    terms = partition.placing.terms(asked, config, partition.table.open)
+    return dict(zip(partition.placing.policy.terms, terms.tolist(), strict=True))
+
+
+def test_work_that_is_booked_counts_until_the_first_token():
+    selector, partition = a_fleet("least_work")
+    selector.reserve(a_reservation("a", 1, 40), 0.0)
+    assert terms_of(selector, partition)["cost"] == [70.0, 30.0]
+    selector.prefill_complete("a", 0.0)
+    assert terms_of(selector, partition)["cost"] == [30.0, 30.0]
+
+
+def test_what_is_on_its_way_is_no_work_for_the_next():
+    selector, _ = a_fleet("least_work")
+    selector.reserve(a_reservation("a", 1, 40), 0.0)
+    second = selector.select_and_reserve(a_select_and_reserve(44, reservation_id="b"), 0.0)
+    (booked,) = (b for b in selector.held if b.reservation_id == "b")
+    assert (second.selection.worker_id, second.selection.effective_prefill_tokens) == (2, 44)
+    assert booked.work == 44
+    third = a_reservation("c", 1, 44)
+    selector.reserve(third, 0.0)
+    (booked,) = (b for b in selector.held if b.reservation_id == "c")
+    assert (booked.work, booked.prefill_tokens) == (4, 44)
+
+
+def test_callers_that_never_report_are_noticed_and_forgiven():
+    selector, partition = a_fleet()
+    selector.reserve(a_reservation("a", 1, 40), 0.0)
+    assert terms_of(selector, partition)["left_price"] == [40.0, 0.0]
+    for _ in range(45):  # (63 / 64) ** 45 is below a half
+        selector.reserve(a_reservation("b", 2, 3), 0.0)
+        selector.free("b", 0.0)
+    terms = terms_of(selector, partition)
+    assert terms["left_price"] == [12.0, 0.0]
+    assert terms["share_price"] == [0.0, 0.0]
+    assert terms["request_price"] == [256.0, 0.0]
+    for _ in range(3):
+        selector.reserve(a_reservation("b", 2, 3), 0.0)
+        selector.prefill_complete("b", 0.0)
+        selector.free("b", 0.0)
+    assert terms_of(selector, partition)["left_price"] == [40.0, 0.0]
+
+
+def test_options_change_what_is_live_and_full_costs():
+    price = {}
+    for option in ("decode-sensitive", "strict-tail", "no-memory"):
+        selector, partition = a_fleet("work", option, total_kv_blocks=5)
+        selector.reserve(a_reservation("a", 1, 40), 0.0)
+        terms = terms_of(selector, partition)
+        price[option] = terms["live_price"][0], terms["memory_price"][0], terms["share_price"][0]
+    live, over = 4 * 17, 4 * (17 - 0.95 * 5)
+    assert price["decode-sensitive"] == (0.06 * live, over, 30 / 32)
+    assert price["strict-tail"] == (0.1 * live, over, 30 / 64)
+    assert price["no-memory"] == (0.0, 0.0, 30 / 32)
+
+
+def test_prefill_that_is_not_tracked_is_in_no_account():
+    selector = a_selector(RouterConfig(policy="work", track_prefill_tokens=False))
+    selector.register(a_worker(1))
+    selector.select_and_reserve(a_select_and_reserve(40, reservation_id="a"), 0.0)
+    (partition,) = selector.fleet.partitions.values()
+    assert partition.load.prefills.booked[0] == 0
+    selector.free("a", 0.0)
+    selector.check_invariants()
+
+
+def test_prompts_are_kept_only_where_they_are_followed_and_only_so_long():
+    for policy, kept in (("reference", 0), ("work", 1)):
+        selector, _ = a_fleet(policy)
+        numbers = selector.held.memory.numbers
+        selector.select_and_reserve(a_select_and_reserve(40, reservation_id="a"), 0.0)
+        assert numbers[PROMPT_CHUNKS] == kept
+        selector.prefill_complete("a", 0.0)
+        assert numbers[PROMPT_CHUNKS] == 0
+
+
+def test_a_prompt_that_finds_no_room_is_booked_and_not_followed():
+    selector, partition = a_fleet("least_work")
+    selector.held.memory.header[PROMPT_CHUNKS_MAX] = 0
+    worker_id = selector.select_and_reserve(
+        a_select_and_reserve(40, reservation_id="a"), 0.0
+    ).selection.worker_id
+    blocks = prompt_of(a_select(40), SIZE, False).block_hashes
+    partition.table.writer(Rank(worker_id, 0)).store(Tier.GPU, None, blocks, blocks)
+    assert sorted(terms_of(selector, partition)["left_price"]) == [0.0, 40.0]
+    selector.free("a", 0.0)
+    selector.check_invariants()

@@ -1,0 +1,115 @@
+"""Naive twin of the policies of work: every prompt walked from the root, every sum made anew.
+
+Prices in the order of the compiled kernel, so that both agree to the last bit.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from tests.models.cost_model import lower_tiers, round_half_away
+
+
+@dataclass
+class Prefill:
+    name: str
+    slot: int
+    work: int
+    cached: int
+    path: tuple
+    unfinished: bool = True
+
+
+@dataclass
+class WorkModel:
+    """held: {slot: {tier: prefixes whose last block the slot holds}}, a prefix a tuple of blocks"""
+
+    block_size: int
+    prefills: list[Prefill] = field(default_factory=list)
+    held: dict = field(default_factory=dict)
+    reported: float = 1.0
+
+    # --- the index
+
+    def tier(self, slot, tier):
+        return self.held.setdefault(slot, {}).setdefault(tier, set())
+
+    def there(self, slot, path):
+        """Leading blocks that the slot has, in whatever tier."""
+        held = set().union(*self.held.get(slot, {}).values())
+        n = 0
+        while n < len(path) and path[: n + 1] in held:
+            n += 1
+        return n
+
+    # --- the account
+
+    def find(self, name):
+        return next((p for p in self.prefills if p.name == name), None)
+
+    def complete(self, name):
+        prefill = self.find(name)
+        if prefill.unfinished:
+            prefill.unfinished = False
+            self.reported += (1.0 - self.reported) / 64
+
+    def end(self, name, tells=True):
+        prefill = self.find(name)
+        self.prefills.remove(prefill)
+        if prefill.unfinished and tells:
+            self.reported += (0.0 - self.reported) / 64
+
+    def unfinished(self, slot):
+        return [p for p in self.prefills if p.slot == slot and p.unfinished]
+
+    def booked(self, slot):
+        return sum(p.work for p in self.unfinished(slot))
+
+    def done(self, slot):
+        if not self.unfinished(slot):
+            return 0
+        oldest = self.unfinished(slot)[0]
+        done = self.block_size * (self.there(slot, oldest.path) - oldest.cached)
+        return min(max(done, 0), oldest.work)
+
+    def requests(self, slot):
+        return sum(p.slot == slot for p in self.prefills)
+
+
+@dataclass(frozen=True)
+class RankState:
+    """cached: blocks, weighed by tier;  left: tokens"""
+
+    device: int
+    host: int
+    disk: int
+    leading_run: int
+    left: int
+    booked: int
+    requests: int
+    active_blocks: int
+    kv_blocks: float = math.inf
+
+
+def own_work(rank, isl_tokens, size, config):
+    cached = round_half_away((rank.device + lower_tiers(rank, config)) * size)
+    return max(1, isl_tokens - max(cached, size * rank.leading_run))
+
+
+def cost(rank, isl_tokens, n_blocks, size, config, reported=1.0):
+    """J of `work` or `least_work`, without taints and weights."""
+    own, options, knows = own_work(rank, isl_tokens, size, config), config.policy_options, True
+    left, price = rank.left, 1.0 if config.track_prefill_tokens else 0.0
+    if reported < 0.5:
+        left, price, knows = rank.booked, min(price, 0.3), False
+    if config.policy == "least_work":
+        return price * left + own + 0.0
+    strict = "strict-tail" in options
+    most = 4.0 if knows else 0.0
+    share = min(rank.requests * (1.0 / (64.0 if strict else 32.0)), most)
+    live = rank.active_blocks + n_blocks - rank.leading_run if config.track_active_blocks else 0
+    live_price = 0.1 if strict else 0.06 if "decode-sensitive" in options else 0.0
+    total = price * left + own + share * min(own, 32_768 if strict else 16_384)
+    total += 256.0 * rank.requests
+    total += live_price * (size * live)
+    over = max(0.0, live - 0.95 * rank.kv_blocks)
+    return total + (0.0 if "no-memory" in options else 1.0) * (size * over)
