@@ -95,6 +95,7 @@ class Listener:
             self._log(logging.ERROR, "KV event listener failed", self._open_error)
             return
         self._readiness.watch(self._live.socket, self.drain_live)
+        self._readiness.watch(self._live.monitor, self.drain_monitor)
         self._log(logging.INFO, "KV event listener opened", self.source.endpoint)
 
     def start(self, *, opened_just_now: bool) -> None:
@@ -136,11 +137,14 @@ class Listener:
         self._guarded(lambda: self._tick(now))
 
     def _start(self, opened_just_now: bool) -> bool:
-        self.feed.begin(time.monotonic(), nothing_older_comes=opened_just_now)
+        now = time.monotonic()
+        self.feed.begin(now, nothing_older_comes=opened_just_now)
         self._started = True
         if self._live is not None:
+            if self._live.is_connected:
+                self._act(self.feed.connected(now), now)
             self._readiness.again(self.drain_live)
-            self._readiness.watch(self._live.monitor, self.drain_monitor)
+            self._readiness.again(self.drain_monitor)
         return False
 
     def _tick(self, now: float) -> bool:
@@ -243,7 +247,12 @@ class Listener:
         return is_left
 
     def _read_live_ahead(self) -> bool:
-        return self._live is not None and self._live.arrivals.read_ahead()
+        if self._live is None:
+            return False
+        has_more = self._live.arrivals.read_ahead()
+        if self._live.arrivals.has_news:
+            self._readiness.again(self.drain_monitor)
+        return has_more
 
     def _end_turn(self) -> None:
         for fault, detail in self.feed.indexed.notices.take().items():
@@ -285,6 +294,8 @@ class Listener:
             return False
         now = time.monotonic()
         for is_made in self._live.look(now):
+            if not self._started:
+                continue  # the feed is told when it begins
             if is_made:
                 self._act(self.feed.connected(now), now)
             else:

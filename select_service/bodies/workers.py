@@ -276,8 +276,8 @@ class RecoveryView(Struct, kw_only=True):
     """How the recovery of the index at the start goes, or went."""
 
     state: Literal["off", "running", "found", "empty", "failed", "cancelled"]
-    """`off`: nothing to recover from; `found`: blocks were taken; `empty`: there were none;
-    `failed`: nobody answered well; `cancelled`: the process was told to end."""
+    """`off`: nothing to recover from; `running`: it goes on; `found`: blocks were taken; `empty`:
+    there were none; `failed`: nobody answered well; `cancelled`: the process was told to end."""
     peer: str | None
     """URL or file that is being read, or from which most was taken; null before and without."""
     partitions: int

@@ -44,6 +44,7 @@ class HttpClient:
     async def body(self, url: str, *, accept: str, bytes_max: int, timeout_s: float) -> bytes:
         """All of the body.  timeout_s: from the name to the last byte.  Raises HttpError."""
         body = bytearray()
+        await self._loaded()
         try:
             async with asyncio.timeout(timeout_s), self.get(url, accept) as response:
                 async for chunk in response.content.iter_any():
@@ -62,8 +63,12 @@ class HttpClient:
 
         The caller limits the time and what it takes, and has its own TimeoutError back.
         """
-        if self._sessions is None:
-            module = await asyncio.to_thread(import_module, _SESSIONS)  # of half a second
-            self._sessions = self._sessions or module.Sessions(self._names, self._connections_max)
-        async with self._sessions.answered(url, accept) as response:
+        async with (await self._loaded()).answered(url, accept) as response:
             yield response
+
+    async def _loaded(self) -> "Sessions":
+        """Outside of the time limit of a request: the import takes half a second or more."""
+        if self._sessions is None:
+            module = await asyncio.to_thread(import_module, _SESSIONS)
+            self._sessions = self._sessions or module.Sessions(self._names, self._connections_max)
+        return self._sessions

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
@@ -117,7 +118,7 @@ class Sessions:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if has_begun and isinstance(error, ValueError):
                 raise  # not of the URL, but of what the caller makes of the answer
-            raise HttpError("unreachable", f"{type(error).__name__}: {error}") from None
+            raise HttpError("unreachable", _in_words(error)) from None
 
     @contextlib.asynccontextmanager
     async def _get(self, url: URL, accept: str) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -151,6 +152,21 @@ class Sessions:
             del self._kept[oldest]
         self._kept[origin] = _Kept()
         return self._kept[origin]
+
+
+def _in_words(error: Exception) -> str:
+    """Why there was no answer, without the library's own names."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"the certificate of {error.host} is not believed: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"name not found: {error.os_error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+        reason = os.strerror(cause.errno) if cause.errno else str(cause)
+        return f"cannot connect to {error.host}:{error.port}: {reason}"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the connection was closed before an answer came"
+    return str(error) or type(error).__name__
 
 
 def _opened(names: Names, **connector: Any) -> aiohttp.ClientSession:

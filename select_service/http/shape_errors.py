@@ -120,7 +120,9 @@ def _entry(body: bytes, path: str, what: str) -> str | None:
     """The path of the first entry of a mapping that is not of the kind expected; None: it is of the
     kind, and something else is wrong with it."""
     expected, parent = _EXPECTED.match(what), _value(body, path.removesuffix(ANY))
-    if expected is None or parent is None or not parent.lstrip().startswith(b"{"):
+    if expected is None or parent is None or len(parent) > VALUE_BYTES_MAX:
+        return None
+    if not parent.lstrip().startswith(b"{"):
         return None
     begins = b"".join(_FIRST_BYTES.get(kind, b"") for kind in expected["kinds"].split(" | "))
     for name, raw in _OBJECT.decode(parent).items():

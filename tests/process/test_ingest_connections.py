@@ -12,7 +12,16 @@ from indexer.sockets.ingest import Ingest
 from indexer.sockets.names import Names
 from tests.patience import PATIENCE_S, eventually
 from tests.process.fake_engine import Chain, FakeEngine
-from tests.process.ingest_scenes import CHAIN, a_source, follow, held, listen, publish_chain, status
+from tests.process.ingest_scenes import (
+    CHAIN,
+    a_source,
+    close,
+    follow,
+    held,
+    listen,
+    publish_chain,
+    status,
+)
 
 pytestmark = pytest.mark.process
 
@@ -66,6 +75,24 @@ def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, ind
         publish_chain(engine, [0])
         eventually(lambda: held(index, writer, 1) == 1)
         assert status(ingest).state == "connected"
+
+
+def test_connections_are_told_of_while_a_recovery_holds_what_comes(index):
+    ingest, writer = Ingest(1, held=True), index.open_slot()
+    with FakeEngine(replay=False) as engine:
+        follow(ingest, [a_source(engine.endpoint, writer)])
+        eventually(lambda: status(ingest).connected)
+        engine.await_subscriber()
+        publish_chain(engine, [0])
+        port = int(engine.endpoint.rpartition(":")[2])
+    eventually(lambda: status(ingest).connect_error is not None)
+    assert (status(ingest).connected, status(ingest).batches) == (False, 0)
+    with FakeEngine(port=port, replay=False):
+        eventually(lambda: status(ingest).connected)
+        ingest.release()
+        eventually(lambda: held(index, writer, 1) == 1)
+        assert status(ingest).connected
+    close(ingest)
 
 
 def test_endpoint_that_zmq_refuses_leaves_a_degraded_listener(ingest, index):
