@@ -1,12 +1,7 @@
 """How well policies choose: the core in virtual time, next to routers that know less.
 
-    python -m scripts.bench.quality --json quality.json --markdown quality.md --svg quality.svg
-        [--mooncake FILE] [--azure FILE] [--workloads A:B] [--loads 0.6:0.85] [--seeds 1:2:3]
-        [--choosers "reference:round robin"] [--requests N]
-
 Runs that --json has already are not repeated, so that it can go on where it was stopped, and a new
-policy costs only its own runs; --show runs nothing, and shows what there is.  --capacity measures
-what loads are shares of.
+policy costs only its own runs.
 """
 
 import argparse
@@ -15,7 +10,7 @@ import time
 from itertools import product
 from pathlib import Path
 
-from scripts.bench.quality import cells, report
+from scripts.bench.quality import cells, named_choosers, report
 from scripts.bench.quality.figures import Key, Results
 from scripts.bench.quality.named_choosers import BLIND, names
 
@@ -71,27 +66,35 @@ def _measure(cases: dict[str, cells.Case]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--mooncake", type=Path)
-    parser.add_argument("--azure", type=Path)
-    parser.add_argument("--workloads", type=lambda text: text.split(":"))
-    parser.add_argument("--loads", type=_numbers, default=LOADS)
-    parser.add_argument(
-        "--seeds", type=lambda text: tuple(map(int, text.split(":"))), default=SEEDS
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.quality",
+        description=__doc__,
+        epilog=f"Choosers: {', '.join(names())}.\n\n{named_choosers.__doc__}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--choosers",
-        type=lambda text: text.split(":"),
-        default=[BASE, "reference x10", *BLIND],
-        help=f"some of: {', '.join(names())}",
-    )
-    parser.add_argument("--base", default=BASE)
-    parser.add_argument("--requests", type=int)
-    parser.add_argument("--capacity", action="store_true")
-    parser.add_argument("--show", action="store_true")
-    for name in ("json", "markdown", "svg"):
-        parser.add_argument(f"--{name}", type=Path)
+    add = parser.add_argument
+    add("--mooncake", type=Path, metavar="FILE", help="conversation trace (jsonl, may be gzipped)")
+    add("--azure", type=Path, metavar="FILE", help="conversation trace (csv, may be gzipped)")
+    add("--workloads", type=_texts, metavar="A:B", help="some of them; all")
+    add("--loads", type=_numbers, default=LOADS, metavar="X:Y", help="shares of capacity; 0.6:0.85")
+    add("--seeds", type=_integers, default=SEEDS, metavar="I:J", help="1:2:3")
+    add("--choosers", type=_texts, default=[BASE, "reference x10", *BLIND], metavar="A:B")
+    add("--base", default=BASE, metavar="CHOOSER", help="what ratios are to; reference")
+    add("--requests", type=int, metavar="N", help="of a run, if not those of the workload")
+    add("--capacity", action="store_true", help="measure what loads are shares of, nothing else")
+    add("--show", action="store_true", help="run nothing, show what --json has")
+    add("--json", type=Path, metavar="FILE", help="results, read and written")
+    add("--markdown", type=Path, metavar="FILE", help="tables, which are printed anyway")
+    add("--svg", type=Path, metavar="FILE", help="a picture of the cells")
     return parser
+
+
+def _texts(text: str) -> list[str]:
+    return text.split(":")
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(":")))
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -39,6 +39,7 @@ TRIALS: dict[str, Rule] = {
     "hold at 2048": MEMORY._replace(hold_tokens=2048.0),
     "hold in order": MEMORY._replace(hold_tokens=8192.0, hold_s=0.0),
     "own work x2": MEMORY._replace(own=2.0),
+    "share at 1024": MEMORY._replace(share=1024.0),
     "no progress": MEMORY._replace(progress=False),
     "no R/32": MEMORY._replace(r_max=0.0),
     "no 256 R": MEMORY._replace(per_request=0.0),
