@@ -12,10 +12,19 @@ from pathlib import Path
 
 from scripts.bench.quality import cells, named_choosers, report
 from scripts.bench.quality.figures import Key, Results
-from scripts.bench.quality.named_choosers import BLIND, names
+from scripts.bench.quality.named_choosers import names
 
 LOADS, SEEDS = (0.6, 0.85), (1, 2, 3)
 BASE = "reference"
+CHOOSERS = [
+    BASE,
+    "round robin",
+    "least requests",
+    "prefix tree",
+    "reference x10",
+    "least_work",
+    "work",
+]
 
 
 def main() -> None:
@@ -78,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workloads", type=_texts, metavar="A:B", help="some of them; all")
     add("--loads", type=_numbers, default=LOADS, metavar="X:Y", help="shares of capacity; 0.6:0.85")
     add("--seeds", type=_integers, default=SEEDS, metavar="I:J", help="1:2:3")
-    add("--choosers", type=_texts, default=[BASE, "reference x10", *BLIND], metavar="A:B")
+    add("--choosers", type=_texts, default=CHOOSERS, metavar="A:B", help=", ".join(CHOOSERS))
     add("--base", default=BASE, metavar="CHOOSER", help="what ratios are to; reference")
     add("--requests", type=int, metavar="N", help="of a run, if not those of the workload")
     add("--capacity", action="store_true", help="measure what loads are shares of, nothing else")

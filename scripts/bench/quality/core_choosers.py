@@ -56,6 +56,7 @@ class Setting(NamedTuple):
 
 
 USUAL = Setting()
+REFERENCE = RouterConfig(policy="reference")
 
 
 def a_selector(scene: Scene, config: RouterConfig, setting: Setting) -> Selector:
@@ -85,9 +86,9 @@ class CoreChooser:
     """One selector with a policy of its own."""
 
     def __init__(
-        self, scene: Scene, config: RouterConfig | None = None, setting: Setting = USUAL
+        self, scene: Scene, config: RouterConfig = REFERENCE, setting: Setting = USUAL
     ) -> None:
-        self.selector = a_selector(scene, config or RouterConfig(), setting)
+        self.selector = a_selector(scene, config, setting)
         (self.partition,) = self.selector.fleet.partitions.values()
         self.names = scene.names()
         self._reports = setting.reports

@@ -2,10 +2,11 @@
 
     NAME[, OPTION]... [ @ N x MS ms[, OPTION]...]
 
-Options of a core or a trial:  `no reports` (callers do not say when prefill is over),  `speeds` (a
-trial knows how fast ranks are),  `queue POLICY FRAC` (the core's queue is on: a rank has room below
-FRAC batch budgets).  Of several selectors: `loss 20` (percent of messages), `sticky` (a session
-stays with one selector), `no help`, or parts of it: `no work`, `no progress`, `no share`.
+Options of a core or a trial: `no reports` (callers do not say when prefill is over), `speeds` (a
+trial knows how fast ranks are), `option NAME` (of the policy), `queue POLICY FRAC` (the core's
+queue is on: a rank has room below FRAC batch budgets).  Of several selectors: `loss 20` (percent of
+messages), `sticky` (a session stays with one selector), `no help`, or parts of it: `no work`,
+`no progress`, `no share`; these are for trials.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from scripts.bench.quality.replicas import HELP, Link, Replicated
 from scripts.bench.quality.work import LEAST_WORK, WORK, Rule, WorkChooser
 from scripts.bench.quality.world import Chooser, World
 from select_service.core.admission.policy_classes import QueuePolicy, QueueRules, single_class
-from select_service.core.decide.router_config import POLICY_NAMES, RouterConfig
+from select_service.core.decide.router_config import POLICY_NAMES, POLICY_OPTIONS, RouterConfig
 
 BLIND: dict[str, Callable[[Scene], Chooser]] = {
     "round robin": lambda scene: choosers.RoundRobin(len(scene.fleet), scene.seed),
@@ -26,25 +27,22 @@ BLIND: dict[str, Callable[[Scene], Chooser]] = {
     "prefix tree": lambda scene: choosers.PrefixTree(len(scene.fleet), scene.seed, scene.n_blocks),
 }
 
-MEMORY = WORK._replace(memory=1.0)
-
 TRIALS: dict[str, Rule] = {
     "work": WORK,
     "least work": LEAST_WORK,
-    "memory": MEMORY,
-    "memory at 4": MEMORY._replace(memory=4.0),
-    "memory learnt": MEMORY._replace(declared=False),
-    "hold": MEMORY._replace(hold_tokens=8192.0),
-    "hold at 4096": MEMORY._replace(hold_tokens=4096.0),
-    "hold at 2048": MEMORY._replace(hold_tokens=2048.0),
-    "hold in order": MEMORY._replace(hold_tokens=8192.0, hold_s=0.0),
-    "own work x2": MEMORY._replace(own=2.0),
-    "share at 1024": MEMORY._replace(share=1024.0),
-    "no progress": MEMORY._replace(progress=False),
-    "no R/32": MEMORY._replace(r_max=0.0),
-    "no 256 R": MEMORY._replace(per_request=0.0),
-    "no leading run": MEMORY._replace(leading=False),
-    "decode": MEMORY._replace(decode=0.06),
+    "no memory": WORK._replace(memory=0.0),
+    "memory at 4": WORK._replace(memory=4.0),
+    "memory learnt": WORK._replace(declared=False),
+    "hold": WORK._replace(hold_tokens=8192.0),
+    "hold at 2048": WORK._replace(hold_tokens=2048.0),
+    "hold in order": WORK._replace(hold_tokens=8192.0, hold_s=0.0),
+    "own work x2": WORK._replace(own=2.0),
+    "share at 1024": WORK._replace(share=1024.0),
+    "no progress": WORK._replace(progress=False),
+    "no R/32": WORK._replace(r_max=0.0),
+    "no 256 R": WORK._replace(per_request=0.0),
+    "no leading run": WORK._replace(leading=False),
+    "decode": WORK._replace(decode=0.06),
     "strict tail": WORK._replace(r_scale=64.0, u_max=32_768.0, decode=0.1),
 }
 """Variants of `work` that are computed in Python, named `trial NAME`."""
@@ -73,6 +71,7 @@ class _Options(NamedTuple):
     reports: bool = True
     speeds: bool = False
     queue: QueueRules | None = None
+    policy: tuple[str, ...] = ()
 
 
 def core_of(text: str, scene: Scene, number: int) -> CoreChooser:
@@ -83,7 +82,7 @@ def core_of(text: str, scene: Scene, number: int) -> CoreChooser:
     if name.startswith("trial "):
         rule = TRIALS[name.removeprefix("trial ")]._replace(speeds=options.speeds)
         return WorkChooser(scene, rule, setting)
-    config = RouterConfig(policy=name.removesuffix(" x10"))
+    config = RouterConfig(policy=name.removesuffix(" x10"), policy_options=options.policy)
     if config.policy not in POLICY_NAMES:
         raise KeyError(name)
     if name.endswith(" x10"):
@@ -99,6 +98,8 @@ def _options(texts: list[str]) -> _Options:
                 options = options._replace(reports=False)
             case ["speeds"]:
                 options = options._replace(speeds=True)
+            case ["option", option] if option in POLICY_OPTIONS:
+                options = options._replace(policy=(*options.policy, option))
             case ["queue", policy, fraction]:
                 rules = QueueRules(single_class(_queue_policy(policy), float(fraction)))
                 options = options._replace(queue=rules)

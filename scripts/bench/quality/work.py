@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scripts.bench.quality.core_choosers import MODEL, USUAL, CoreChooser, Scene, Setting
+from scripts.bench.quality.core_choosers import MODEL, REFERENCE, USUAL, CoreChooser, Scene, Setting
 from scripts.bench.quality.hardware import BLOCK_TOKENS
 from scripts.bench.quality.pool import Change, Stored
 from scripts.bench.quality.work_account import Prefill, WorkAccount
@@ -61,7 +61,7 @@ class Rule(NamedTuple):
     progress: bool = True
     leading: bool = True
     decode: float = 0.0
-    memory: float = 0.0
+    memory: float = 1.0
     full: float = 0.95
     declared: bool = True
     speeds: bool = False
@@ -72,8 +72,7 @@ class Rule(NamedTuple):
 
 
 WORK = Rule()
-REFERENCE = RouterConfig(policy="reference")
-LEAST_WORK = Rule(r_max=0.0, per_request=0.0)
+LEAST_WORK = Rule(r_max=0.0, per_request=0.0, memory=0.0)
 
 
 class Waiting(NamedTuple):

@@ -144,7 +144,17 @@ def test_links_are_read_from_names():
     assert link_of("2 x 1 ms, no work, no share") == Link(2, 0.001, help={"progress"})
 
 
-@pytest.mark.parametrize("name", ["nobody", "trial nobody", "reference, queue some 1", "work, x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nobody",
+        "trial nobody",
+        "reference, queue some 1",
+        "work, x",
+        "work, option x",
+        "nobody x10",
+    ],
+)
 def test_names_that_there_are_not(name):
     _, scene = a_world()
     with pytest.raises(KeyError):

@@ -1,0 +1,82 @@
+"""The policies as they are compiled, against the rule in Python: equal costs in equal states."""
+
+import numpy as np
+import pytest
+
+from scripts.bench.quality.core_choosers import CoreChooser, Scene, Setting
+from scripts.bench.quality.hardware import BLOCK_TOKENS, EQUAL, KV_BYTES, MIXED
+from scripts.bench.quality.work import LEAST_WORK, REPORTED_MIN, WORK, WorkChooser
+from scripts.bench.quality.workloads import KINDS, made
+from scripts.bench.quality.world import World
+from select_service.core.decide.router_config import RouterConfig
+
+REQUESTS = 120
+PROMPT_BLOCKS_MAX = 200
+"""Of a tenant, with its answer."""
+STRICT = WORK._replace(r_scale=64.0, u_max=32_768.0, decode=0.1, memory=0.0)
+RULES = {
+    ("work", ()): WORK,
+    ("work", ("no-memory",)): WORK._replace(memory=0.0),
+    ("work", ("no-memory", "decode-sensitive")): WORK._replace(memory=0.0, decode=0.06),
+    ("work", ("no-memory", "strict-tail")): STRICT,
+    ("least_work", ()): LEAST_WORK,
+}
+
+
+class Twins(WorkChooser):
+    """The core chooses and books; the rule says what every rank costs, from accounts of its own."""
+
+    def __init__(self, scene, rule, setting, config):
+        super().__init__(scene, rule, setting, config)
+        self.compared = self.with_work_left = self.with_progress = self.short_of_memory = 0
+
+    def choose(self, ask, now):
+        read = self.prompt_of(ask)
+        costs = self.costs_of(read)
+        compiled = self.partition.placing.scratch.costs[: len(costs.cost)]
+        np.testing.assert_allclose(compiled, costs.cost, rtol=1e-12)
+        self.expect(read, costs)
+        rank = CoreChooser.choose(self, ask, now)
+        assert costs.cost[rank] == pytest.approx(min(costs.cost), rel=1e-12)
+        self.compared += 1
+        self.with_work_left += any(slot.left > 0 for slot in costs.slots)
+        self.short_of_memory += any(slot.live > 0.95 * slot.memory for slot in costs.slots)
+        self.with_progress += any(self.account.done(rank) > 0 for rank in range(len(costs.cost)))
+        return rank
+
+
+def compare(workload, fleet, per_s, policy, options, reports):
+    """Run as many requests, and compare before each."""
+    made_of = made(KINDS[workload], 5, REQUESTS)
+    world = World(made_of, fleet)
+    config = RouterConfig(policy=policy, policy_options=options)
+    scene, setting = Scene(fleet, made_of.n_blocks, 5), Setting(reports=reports)
+    chooser = Twins(scene, RULES[policy, options], setting, config)
+    record = world.run_open(chooser, per_s)
+    assert chooser.compared == len(record.lives) >= REQUESTS
+    return chooser
+
+
+@pytest.mark.parametrize(("policy", "options"), RULES)
+def test_the_compiled_policy_chooses_as_the_rule_does(policy, options):
+    chooser = compare("mixed lengths", EQUAL, 14.0, policy, options, True)
+    assert chooser.with_work_left > REQUESTS / 10
+    assert chooser.with_progress > REQUESTS / 20
+
+
+@pytest.mark.parametrize("policy", ["work", "least_work"])
+def test_so_it_does_for_callers_that_do_not_report(policy):
+    chooser = compare("tenants", EQUAL, 20.0, policy, (), False)
+    assert chooser.account.reported < REPORTED_MIN
+
+
+def test_so_it_does_where_memory_is_short():
+    places = 2 * PROMPT_BLOCKS_MAX
+    short = EQUAL[0].memory - (EQUAL[0].kv_blocks - places) * KV_BYTES * BLOCK_TOKENS / 0.9
+    chooser = compare("tenants", (EQUAL[0]._replace(memory=short),) * 3, 6.0, "work", (), True)
+    assert chooser.short_of_memory > REQUESTS / 10
+
+
+def test_so_it_does_before_different_hardware_and_growing_prompts():
+    chooser = compare("agents", MIXED, 1.5, "work", (), True)
+    assert chooser.with_progress > 0
