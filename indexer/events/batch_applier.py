@@ -68,6 +68,8 @@ class BatchApplier:
         self.removed_blocks = 0
         self.dropped: Counter[str] = Counter()
         """What was not indexed: events by reason, except "rank", which counts batches."""
+        self.misfit: str | None = None
+        """What of it probably means that the worker is registered wrongly, for operators."""
 
     def applying(
         self,
@@ -85,7 +87,7 @@ class BatchApplier:
         rank = self._dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
         writer, own = writers.get(rank), writers.get(self._dp_rank)
         if writer is None:
-            self.dropped["rank"] += 1
+            self._drop_batch(rank)
             return False
         self._fed_ranks.add(rank)
         cleared = False
@@ -128,7 +130,7 @@ class BatchApplier:
         rank = self._dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
         writer, own = writers.get(rank), writers.get(self._dp_rank)
         if writer is None:
-            self.dropped["rank"] += 1
+            self._drop_batch(rank)
             return None
         self._fed_ranks.add(rank)
         if is_unsettled(writer, own):
@@ -232,7 +234,7 @@ class BatchApplier:
         else:
             hashes = local_hashes(event, self._block_size, self._is_eagle)
             if not len(hashes):
-                self.dropped["block_size"] += 1
+                self._drop_unhashable(event)
                 return True
             names = event.block_hashes
             if len(hashes) < len(names):
@@ -290,7 +292,7 @@ class BatchApplier:
         if isinstance(event, BlockStored) and len(event.tokens):
             names = names[: hashable_blocks(event, self._block_size, self._is_eagle)]
             if not len(names):
-                self.dropped["block_size"] += 1
+                self._drop_unhashable(event)
         for start in range(0, len(names), STEP_BLOCKS_MAX):
             part = slice(start, start + STEP_BLOCKS_MAX)
             stream = own if part.stop >= len(names) else None
@@ -316,6 +318,26 @@ class BatchApplier:
         return local_hashes(
             event, self._block_size, self._is_eagle, first=start, at_most=STEP_BLOCKS_MAX
         )
+
+    def _drop_batch(self, rank: int) -> None:
+        self.dropped["rank"] += 1
+        self.misfit = (
+            f"dropped: events of dp_rank {rank}, which the worker does not have; are its "
+            "data_parallel_start_rank and data_parallel_size right?"
+        )
+
+    def drop_replayed(self, rank: int | None) -> None:
+        """A batch of another rank came from the replay endpoint."""
+        self.dropped["replay_of_other_rank"] += 1
+        self.misfit = f"dropped: a replay of dp_rank {rank} from the replay endpoint of this one"
+
+    def _drop_unhashable(self, event: BlockStored) -> None:
+        self.dropped["block_size"] += 1
+        if event.block_size != self._block_size:
+            self.misfit = (
+                f"dropped: blocks of {event.block_size} tokens, while block_size is "
+                f"{self._block_size}"
+            )
 
     def _tier(self, rank: int, event: BlockStored | BlockRemoved) -> Tier | None:
         """Where the event takes place; None, and counted, when it is not to be indexed."""

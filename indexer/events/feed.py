@@ -367,7 +367,8 @@ class EventFeed:
             return None
         batch = yield from self.indexed.decoding(payload, self._now)
         if self.indexed.is_foreign(batch):
-            self.indexed.applier.dropped["replay_of_other_rank"] += 1
+            assert batch is not None
+            self.indexed.applier.drop_replayed(batch.data_parallel_rank)
             catch_up.saw_other_rank = True
             return None
         if anchor is not None and not self._is_same_life(catch_up, anchor, seq, payload):

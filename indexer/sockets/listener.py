@@ -194,7 +194,7 @@ class Listener:
             stale=feed.stale,
             restarts=feed.restarts,
             decode_errors=indexed.decode_errors,
-            last_error=self._fault() or indexed.last_error,
+            last_error=self._fault() or applier.misfit or indexed.last_error,
             last_event_monotonic=feed.last_event_at,
             connected=live is not None and live.is_connected,
             connect_error=self._open_error if live is None else live.error,

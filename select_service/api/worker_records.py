@@ -96,6 +96,7 @@ def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
         restarts=status.restarts,
         semantics="counted" if status.is_counted else "set",
         decode_errors=status.decode_errors,
+        dropped=status.dropped or msgspec.UNSET,
         last_error=status.last_error,
         seconds_since_last_event=None if last is None else round(max(0.0, now - last), 3),
     )

@@ -146,8 +146,11 @@ class KvEventStatus(Struct, kw_only=True):
     copies than `total_kv_blocks`."""
     decode_errors: int
     """Messages or events that could not be read."""
+    dropped: dict[str, int] | UnsetType = UNSET
+    """What was not indexed, by reason, as in `select_service_kv_event_dropped_total`; absent when
+    all was."""
     last_error: str | None
-    """What went wrong last; null if nothing did."""
+    """What went wrong last, or does not fit the registration; null if nothing did."""
     seconds_since_last_event: float | None
     """Seconds since the last batch; null before the first one."""
 

@@ -208,12 +208,16 @@ def _second_reading(request: Request, body: bytes, form: BodyForm[T]) -> T:
         raise _malformed(error, body) from None
 
 
+_GZIP = b"\x1f\x8b"
+
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def _malformed(error: Exception, body: bytes) -> MalformedJson:
     if not body.strip():
         return MalformedJson("the request body is empty; expected a JSON object")
+    if body.startswith(_GZIP):
+        return MalformedJson("the request body is compressed; send it as it is")
     if isinstance(error, UnicodeDecodeError):
         return MalformedJson(f"the request body is not UTF-8: {error.reason}")
     if isinstance(error, RecursionError):

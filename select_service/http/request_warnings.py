@@ -23,17 +23,23 @@ Kind = Literal["unknown_field", "unknown_parameter", "unused_field"]
 STRICT: frozenset[Kind] = frozenset(("unknown_field", "unknown_parameter"))
 """What --strict-fields refuses."""
 
-OTHER_WORDS: Mapping[str, str | None] = {
-    "prompt": "token_ids",
-    "messages": "token_ids",
-    "tokens": "token_ids",
-    "input_ids": "token_ids",
-    "prompt_token_ids": "token_ids",
-    "temperature": "router_temperature",
-    "tenant": "tenant_id",
-    "reservation_id": None,
+OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("token_ids",),
+    "messages": ("token_ids",),
+    "tokens": ("token_ids",),
+    "input_ids": ("token_ids",),
+    "prompt_token_ids": ("token_ids",),
+    "temperature": ("router_temperature",),
+    "tenant": ("tenant_id",),
+    "id": ("reservation_id", "worker_id"),
+    "url": ("endpoint",),
+    "address": ("endpoint",),
+    "dp_size": ("data_parallel_size",),
+    "zmq_endpoint": ("kv_events_endpoint",),
+    "reservation_id": (),
 }
-"""What other interfaces call our fields; None: a field of other routes, and no slip."""
+"""What other interfaces call our fields, of which the first that is known here is meant; none: a
+field of other routes, and no slip."""
 
 
 class Warned(NamedTuple):
@@ -54,8 +60,9 @@ def unknown_parameter(name: str, known: Sequence[str]) -> Warned:
 
 
 def _proposal(name: str, known: Sequence[str]) -> str:
-    meant = OTHER_WORDS.get(name, name)
-    if meant is not None and meant not in known:
+    words = OTHER_WORDS.get(name, (name,))
+    meant = next((word for word in words if word in known), None)
+    if meant is None and words:
         meant = nearest(name, known)
     return "" if meant is None else f": did you mean `{meant}`?"
 

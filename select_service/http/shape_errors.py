@@ -70,6 +70,8 @@ def in_words(error: msgspec.ValidationError, body: bytes, kind: inspect.Type) ->
     expected = _EXPECTED.match(what)
     if expected is None:
         return f"{place}: {what[:1].lower()}{what[1:]}" if path else what
+    if _LENGTH.match(expected["limit"] or "") and expected["kinds"].startswith("array"):
+        seen = _counted(value) or seen
     got = seen or _WORDS.get(expected["got"] or "")
     return f"{place}: expected {_expectation(expected)}" + (f", got {got}" if got else "")
 
@@ -138,6 +140,13 @@ def _odd_key(raw: bytes | None) -> str | None:
     keys = _OBJECT.decode(raw)
     odd = [key for key in keys if not (key.isascii() and key.isdigit())]
     return _shown(msgspec.json.encode(odd[0] if odd else max(keys, key=len)))
+
+
+def _counted(raw: bytes | None) -> str | None:
+    """How many items a list has; None where that would cost too much to find."""
+    if raw is None or len(raw) > VALUE_BYTES_MAX:
+        return None
+    return f"{len(_ARRAY.decode(raw))} items"
 
 
 def _shown(raw: bytes | None) -> str | None:

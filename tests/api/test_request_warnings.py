@@ -1,5 +1,6 @@
 """What a client is told of a request that was not understood as a whole."""
 
+import gzip
 import json
 
 import pytest
@@ -30,6 +31,7 @@ def deep_mm_infos(n_bytes):
         ({"TokenIds": []}, "unknown field `TokenIds`: did you mean `token_ids`?"),
         ({"prompt": "hello"}, "unknown field `prompt`: did you mean `token_ids`?"),
         ({"reservation_id": "x"}, "unknown field `reservation_id`"),
+        ({"id": "x"}, "unknown field `id`"),
         ({"xyz": {"deep": [1, {"a": None}]}}, "unknown field `xyz`"),
         ({"x" * 99: 1}, f"unknown field `{'x' * 64}...`"),
         ({"a\nb": 1}, "unknown field `a\\nb`"),
@@ -224,7 +226,10 @@ def test_errors_are_in_the_words_of_the_user(fleet, body, error):
             "`topology_domains[...]`: expected a text, got a whole number",
         ),
         ({"worker_id": 2**64}, "18446744073709551616 does not fit in an unsigned 64-bit integer"),
-        ({"worker_id": 1, "taints": ["a"] * 300}, "`taints`: expected a list of at most 256 items"),
+        (
+            {"worker_id": 1, "taints": ["a"] * 300},
+            "`taints`: expected a list of at most 256 items, got 300 items",
+        ),
     ],
 )
 def test_errors_of_a_registration_name_the_field_and_the_value(api, body, error):
@@ -255,3 +260,19 @@ def test_one_worker_and_one_reservation_can_be_asked_for(fleet):
         k: v for k, v in row.items() if k not in times
     }
     assert fleet.get("/reservations/x").status == 404
+
+
+def test_what_other_interfaces_call_a_field_is_known(api):
+    body = {"id": 1, "url": "http://w", "dp_size": 2, "zmq_endpoint": "tcp://w:1"}
+    told = api.post("/workers", {"worker_id": 7} | body).body["warnings"]
+    meant = ["worker_id", "endpoint", "data_parallel_size", "kv_events_endpoint"]
+    for name, field, text in zip(body, meant, told, strict=True):
+        assert text == f"unknown field `{name}`: did you mean `{field}`?"
+    told = api.post("/reservations", {"id": "r"}).body["warnings"]
+    assert told == ["unknown field `id`: did you mean `reservation_id`?"]
+
+
+def test_a_compressed_body_is_called_so(api):
+    answer = api.post("/select", gzip.compress(b'{"token_ids": [1]}'))
+    assert (answer.status, answer.body["code"]) == (400, "malformed_json")
+    assert answer.body["error"] == "the request body is compressed; send it as it is"

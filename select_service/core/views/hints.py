@@ -3,7 +3,7 @@
 Nothing is refused because of a hint.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from select_service.core.identity import Rank
@@ -30,10 +30,25 @@ def _hints(worker: Worker, users: EventUsers) -> Iterator[str]:
     endpoint = worker.given.endpoint
     if endpoint and "://" not in endpoint:
         yield f"endpoint `{endpoint}` is no URL: is `http://{endpoint}` meant?"
+    yield from _strangers(worker)
     if users.has(worker):
         for dp_rank, events in islice(worker.kv_endpoints().items(), RANKS_MAX):
             assert events is not None
             yield from _rank_hints(worker, Rank(worker.worker_id, dp_rank), events, users)
+
+
+def _strangers(worker: Worker) -> Iterator[str]:
+    """Endpoints of ranks that the worker does not have, and that nobody asks therefore."""
+    given, ranks = worker.given, worker.dp_ranks()
+    for name in ("kv_events_endpoints", "replay_endpoints"):
+        table: Mapping[int, str] = getattr(given, name)
+        stranger = next((dp_rank for dp_rank in table if dp_rank not in ranks), None)
+        if stranger is not None:
+            yield (
+                f"{name} has dp_rank {stranger}, which the worker does not have: with "
+                f"data_parallel_start_rank {ranks.start} and data_parallel_size {len(ranks)} its "
+                f"ranks are {ranks.start} to {ranks.stop - 1}"
+            )
 
 
 def _rank_hints(worker: Worker, rank: Rank, events: str, users: EventUsers) -> Iterator[str]:

@@ -43,9 +43,22 @@ def test_replays_where_the_events_are(selector):
     assert "replay endpoint of dp_rank 0 is its KV events endpoint" in hint
 
 
+def test_endpoints_of_ranks_that_it_does_not_have(selector):
+    endpoints = {0: "tcp://w:5557", 1: "tcp://w:5558"}
+    [hint] = hints(selector, kv_events_endpoints=endpoints)
+    assert hint == (
+        "kv_events_endpoints has dp_rank 1, which the worker does not have: with "
+        "data_parallel_start_rank 0 and data_parallel_size 1 its ranks are 0 to 0"
+    )
+    fields = {"data_parallel_size": 2, "data_parallel_start_rank": 1, "replay_endpoints": endpoints}
+    [hint] = hints(selector, kv_events_endpoints={1: "tcp://w:5", 2: "tcp://w:6"}, **fields)
+    assert hint.startswith("replay_endpoints has dp_rank 0, which")
+    assert hint.endswith("its ranks are 1 to 2")
+
+
 def test_two_ranks_on_one_endpoint_until_one_leaves(selector):
-    selector.register(a_worker(2, kv_events_endpoints={0: "tcp://v:1", 3: "tcp://w:5557"}))
-    assert hints(selector) == []  # its rank 3 does not exist
+    selector.register(a_worker(2, kv_events_endpoint="tcp://v:1"))
+    assert hints(selector) == []
     ranks = {0: "tcp://v:1", 1: "tcp://w:5557"}
     selector.register(a_worker(2, kv_events_endpoints=ranks, data_parallel_size=2))
     [hint] = hints(selector)

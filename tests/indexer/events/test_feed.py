@@ -119,6 +119,7 @@ def test_replay_of_another_rank_is_ignored_and_not_asked_for_again():
     assert not feed.catching_up
     assert applied(feed) == [2]
     assert feed.indexed.applier.dropped["replay_of_other_rank"] == 2
+    assert "from the replay endpoint of this one" in feed.indexed.applier.misfit
     assert (feed.lost, feed.cursor.last_sequence) == (2, 2)
 
 

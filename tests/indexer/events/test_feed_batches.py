@@ -40,6 +40,15 @@ def test_event_of_another_block_size_is_dropped_and_counted():
     feed = a_feed()
     assert apply_to(feed, stored([11], None, list(range(8)), 8)) == []
     assert feed.indexed.applier.dropped["block_size"] == 1
+    expected = "dropped: blocks of 8 tokens, while block_size is 4"
+    assert feed.indexed.applier.misfit == expected
+
+
+def test_an_event_with_too_few_tokens_for_a_block_is_no_sign_of_another_block_size():
+    feed = a_feed()
+    assert apply_to(feed, stored([11], None, [1, 2, 3])) == []
+    applier = feed.indexed.applier
+    assert (applier.dropped["block_size"], applier.misfit) == (1, None)
 
 
 def test_event_without_tokens_names_blocks_that_are_known():
@@ -83,6 +92,10 @@ def test_batch_of_a_sibling_rank_goes_to_it_and_of_a_stranger_is_dropped():
     live(feed, 1, identified(1, 1, rank=9), 0.0)
     assert (applied(feed), applied(feed, 4)) == ([], [0])
     assert feed.indexed.applier.dropped["rank"] == 1
+    assert feed.indexed.applier.misfit == (
+        "dropped: events of dp_rank 9, which the worker does not have; are its "
+        "data_parallel_start_rank and data_parallel_size right?"
+    )
     assert feed.cursor.last_sequence == 1
 
 
