@@ -74,6 +74,7 @@ class KnownPartitions:
         names = np.frombuffer(model + tenant, np.uint8)
         name_array(row, layout.NAMES, names)
         name_array(row, layout.PLAN, partition.placing.plan_for(self._reader))
+        name_array(row, layout.LIMITS, partition.limits)
         row[layout.MODEL_BYTES] = len(model)
         row[layout.IS_EAGLE] = partition.is_eagle
         row[layout.MUTEX] = partition.index.lock.address

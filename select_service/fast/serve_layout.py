@@ -28,6 +28,7 @@ NAMES       uint8                            model and tenant, without anything 
 PLAN        int64                            see core.decide.plan_layout
 RECORDS     int64   n_slots * RECORD_LENGTH  texts of answers that are made, see below
 TEXTS       uint8   n_slots * TEXT_BYTES     what an answer says of a slot, up to the first number
+LIMITS      float64 N_LIMITS                 of the gate, see core.fleet.limits_layout
 
 Of a record:
 
@@ -89,12 +90,12 @@ NAMED: and there is a NEW_ID.  RENDER: all is done but the answer."""
 STATE_LENGTH = HEAD_LENGTH + 2
 
 # Numbers of a row.
-NAMES, PLAN, RECORDS, TEXTS = range(0, 8, 2)
-MODEL_BYTES = 8
-IS_EAGLE = 9
-MUTEX = 10  # address of the lock of the index, for all that a placement reads
-SUM = 11  # of the ledger, that counts reservations of our clients in the partition; NONE at first
-ROW_LENGTH = 12
+NAMES, PLAN, RECORDS, TEXTS, LIMITS = range(0, 10, 2)
+MODEL_BYTES = 10
+IS_EAGLE = 11
+MUTEX = 12  # address of the lock of the index, for all that a placement reads
+SUM = 13  # of the ledger, that counts reservations of our clients in the partition; NONE at first
+ROW_LENGTH = 14
 
 # Numbers of a record.
 MEMBERS = 0

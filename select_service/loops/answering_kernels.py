@@ -4,10 +4,20 @@
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 from indexer.compiled import compiled
-from indexer.index.state_kernels import I, U, i64_view
+from indexer.index.state_kernels import I, U, f64_view, i64_view, mask_view
 from indexer.mutex_kernels import acquire, release
+from select_service.core.admission.busy_kernels import free_ranks
 from select_service.core.decide.placement_kernels import NOBODY
-from select_service.core.decide.plan_layout import BLOCK_SIZE
+from select_service.core.decide.plan_layout import BLOCK_SIZE, LOAD, RANKS
+from select_service.core.fleet.limits_layout import (
+    BATCHES_MAX,
+    DECODE_MAX,
+    IS_SAID,
+    PREFILL_MAX,
+    ROOM_MAX,
+)
+from select_service.core.load.load_layout import FRACTIONS, N_TOTALS, TOTALS
+from select_service.core.workers.rank_layout import BATCH_TOKENS, KV_BLOCKS, KV_USAGE, OPEN
 from select_service.fast.byte_kernels import NONE
 from select_service.fast.partition_kernels import find_row, row_of
 from select_service.fast.request_layout import N_TOKENS, ROUTE, SELECT
@@ -18,6 +28,8 @@ from select_service.fast.serve_layout import (
     GATE,
     GIVE_UP,
     INCOMPLETE,
+    LIMITS,
+    MASK,
     OUT,
     PLAN,
     SLOT,
@@ -55,12 +67,50 @@ def draw(loop):
 
 
 @compiled()
+def find_free(state, row):
+    """Let MASK be the ranks among which the gate lets choose.  False: it has to be asked itself."""
+    limits, plan = f64_view(row, LIMITS), i64_view(row, PLAN)
+    if limits[IS_SAID] == 0.0:
+        return False
+    ranks, load = i64_view(plan, RANKS), i64_view(plan, LOAD)
+    candidates = mask_view(ranks, OPEN)
+    n_slots = candidates.shape[0]
+    state[MASK + 1] = n_slots
+    n_free = free_ranks(
+        candidates,
+        i64_view(load, TOTALS)[: n_slots * N_TOTALS].reshape((n_slots, N_TOTALS)),
+        f64_view(load, FRACTIONS),
+        f64_view(ranks, KV_BLOCKS),
+        f64_view(ranks, KV_USAGE),
+        f64_view(ranks, BATCH_TOKENS),
+        limits[DECODE_MAX],
+        limits[PREFILL_MAX],
+        limits[ROOM_MAX],
+        limits[BATCHES_MAX],
+        mask_view(state, MASK),
+    )
+    return n_free > 0
+
+
+@compiled()
+def chosen(loop, state, row):
+    """Where the prompt goes; NOBODY when there is no rank, or the gate has to be asked."""
+    is_judged = i64_view(state, GATE)[0] == 0
+    if is_judged and not find_free(state, row):
+        return NOBODY
+    return choose(state, row, is_judged, draw(loop))
+
+
+@compiled()
 def place(loop, state, row):
-    """Let SLOT be where the prompt goes.  0, or why there is no answer yet."""
+    """Let SLOT be where the prompt goes.  0, or why there is no answer yet, nothing drawn."""
+    seed = loop[SEED]
     acquire(row[INDEX_MUTEX])
-    state[SLOT] = choose(state, row, False, draw(loop))
+    state[SLOT] = chosen(loop, state, row)
     said = I(GIVE_UP) if state[SLOT] == NOBODY else I(told(row, state[SLOT]))
     release(row[INDEX_MUTEX])
+    if said != 0:
+        loop[SEED] = seed
     return said
 
 
@@ -70,7 +120,7 @@ def served(loop, state, data, at):
     said = read_usual(data, at, state)
     if said < 0:
         return I(said)
-    if state[ROUTE] != SELECT or i64_view(state, GATE)[0] == 0:
+    if state[ROUTE] != SELECT:
         return I(GIVE_UP)
     if not find_row(state, data):
         return I(UNKNOWN)

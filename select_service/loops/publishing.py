@@ -1,12 +1,15 @@
 """What the event loop tells a loop: partitions, texts of ranks, heads; and what it counted."""
 
+import numpy as np
+
+from indexer.index.memory import SLOTS_MAX
 from select_service.bodies.common import DEFAULT_NAME
 from select_service.core.arrays import name_array
 from select_service.core.identity import PartitionKey
 from select_service.core.selector import Selector
 from select_service.fast.counts import Counts
 from select_service.fast.known_partitions import KnownPartitions
-from select_service.fast.serve_layout import GATE, NAMES_HASH, STALE, UNKNOWN
+from select_service.fast.serve_layout import AT_ROW, GATE, MASK, NAMES_HASH, STALE, UNKNOWN
 from select_service.fast.serve_memory import ServeMemory
 from select_service.http.head import Headers
 from select_service.loops.loop import Question
@@ -23,7 +26,10 @@ class Publishing:
         """reader: the number of the loop, from 1 on"""
         self._memory = ServeMemory()
         self.state = self._memory.header
-        name_array(self.state, GATE, selector.gate.admits)
+        self._gate = selector.gate
+        self._mask = np.zeros(SLOTS_MAX, np.bool_)  # memory is taken by those that are there
+        name_array(self.state, GATE, self._gate.admits)
+        name_array(self.state, MASK, self._mask)
         self._partitions = KnownPartitions(selector.fleet, selector.held, self.state, reader)
         self._counts = Counts(self.state, selector.gate.tally, metrics)
 
@@ -39,7 +45,8 @@ class Publishing:
         elif question.kind == UNKNOWN:
             model, tenant = (name or DEFAULT_NAME for name in question.names)
             self.state[NAMES_HASH] = question.names_hash
-            self._partitions.learn(PartitionKey(model, tenant))
+            if self._partitions.learn(PartitionKey(model, tenant)):
+                self._gate.show(self._partitions.at(self.state[AT_ROW]).partition)
         else:
             self._tell(question)
 

@@ -89,13 +89,19 @@ def reservations(text: bytes) -> list[dict[str, Any]]:
 class TheSameAnswers(RuleBasedStateMachine):
     flags: tuple[str, ...] = ()
     replicas = 1
+    services: type[TwoServices] = TwoServices
 
     def __init__(self) -> None:
         super().__init__()
-        self.two = TwoServices(*self.flags, replicas=self.replicas)
+        self.two = self.services(*self.flags, replicas=self.replicas)
         self.said: deque[bytes] = deque(maxlen=SAID_MAX)
 
     def teardown(self) -> None:
+        with self.two:
+            self.agree_in_the_end()
+
+    def agree_in_the_end(self) -> None:
+        """On all that can be seen."""
         for replica in range(self.replicas):
             self.two.turn_to(replica)
             for path in ("/loads", "/dump"):
@@ -106,7 +112,6 @@ class TheSameAnswers(RuleBasedStateMachine):
             metrics = [counted(side.say(get("/metrics"))) for side in sides]
             fast, ordinary = map(set, metrics)
             assert (fast - ordinary, ordinary - fast) == (set(), set())
-        self.two.__exit__(None, None, None)
 
     def say(self, *parts: bytes, drawn: float = 0.0) -> bytes:
         self.said.append(b"".join(parts))

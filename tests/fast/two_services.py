@@ -74,7 +74,7 @@ class Side:
                 {"DYN_USE_KV_EVENTS": "false", **variables},
             )
             self.service, self.follower, self.replicas = app.build(
-                config, admission_rules(config), "1"
+                config, admission_rules(config), "1.2.3"
             )
         self.selector = self.service.selector
         self.answerer = Counting(self.selector, self.service.metrics) if fast else None
@@ -168,12 +168,12 @@ class TwoServices:
 
     def __init__(self, *flags: str, replicas: int = 1) -> None:
         self._runner = asyncio.Runner()
-        self.pairs = [
-            [Side(self._runner, fast, flags, seed) for fast in (True, False)]
-            for seed in range(replicas)
-        ]
+        self.pairs = [self._pair(flags, seed) for seed in range(replicas)]
         self.turn_to(0)
         assert isinstance(self.ordinary.protocol, BoundedProtocol)
+
+    def _pair(self, flags: tuple[str, ...], seed: int) -> list[Any]:
+        return [Side(self._runner, fast, flags, seed) for fast in (True, False)]
 
     def turn_to(self, replica: int) -> None:
         self.at = replica

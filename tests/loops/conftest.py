@@ -12,3 +12,9 @@ def service() -> Iterator[OnLoops]:
     with OnLoops() as running:
         running.with_workers()
         yield running
+
+
+@pytest.fixture(scope="module")
+def server(service: OnLoops) -> OnLoops:
+    """Of the tests that are those of other protocols, too."""
+    return service

@@ -1,9 +1,12 @@
 """A service whose connections begin on input loops, on a thread of this process."""
 
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
 from select_service.core.selector import Selector
+from select_service.fast.request_layout import SELECT as SELECT_ROUTE
+from select_service.fast.serve_layout import ANSWERS
 from select_service.loops import loop_layout as layout
 from select_service.loops import loops as loops_module
 from select_service.loops.loop import Limits
@@ -28,7 +31,13 @@ class OnLoops(InThread):
     made: Loops
     selector: Selector
 
-    def __init__(self, *flags: str, loops: int = 1, limits: Limits = PATIENT) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        loops: int = 1,
+        limits: Limits = PATIENT,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         def make(*arguments: Any) -> Loops:
             self.selector = arguments[2]
             self.made = Loops(*arguments, limits=limits)
@@ -36,7 +45,7 @@ class OnLoops(InThread):
 
         self._patched = mock.patch.object(loops_module, "Loops", make)
         self._patched.start()
-        super().__init__("--input-loops", str(loops), *flags)
+        super().__init__("--input-loops", str(loops), *flags, environment=environment)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -50,6 +59,11 @@ class OnLoops(InThread):
         """Of all loops.  counter: of loop_layout"""
         return sum(int(served.loop.counters[counter]) for served in self.served)
 
+    def answered(self) -> int:
+        """Requests that the loops have answered themselves."""
+        counts = [served.publishing._counts._counts for served in self.served]
+        return sum(int(each[SELECT_ROUTE, ANSWERS]) for each in counts)
+
     @property
     def n_handed(self) -> int:
         return sum(self.counted(why) for why in range(layout.N_WHY))
@@ -57,6 +71,11 @@ class OnLoops(InThread):
     @property
     def n_connections(self) -> int:
         return sum(int(served.loop.header[layout.N_CONNECTIONS]) for served in self.served)
+
+    @property
+    def connections(self) -> list[Any]:
+        """All that are open, wherever they are."""
+        return [*self.rows(), *self._servers[0].server_state.connections]
 
     def client(self) -> Client:
         return Client(self.port)

@@ -28,12 +28,6 @@ SHORT_S = 0.2
 LARGE = SELECT * 200
 
 
-@pytest.fixture(scope="module")
-def server(service: OnLoops) -> OnLoops:
-    """Of the tests that are those of other protocols, too."""
-    return service
-
-
 @contextlib.contextmanager
 def limited(**limits: float) -> Iterator[OnLoops]:
     with OnLoops(limits=PATIENT._replace(**limits)) as running:  # type: ignore[arg-type]

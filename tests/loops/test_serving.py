@@ -148,22 +148,72 @@ def test_a_request_finds_what_changed_a_moment_ago(service: OnLoops) -> None:
         assert select()[0] == 503
 
 
-@pytest.mark.parametrize("is_logged", [False, True])
-def test_where_decisions_are_logged_or_judged_connections_go_to_the_event_loop(
-    is_logged: bool,
-) -> None:
-    with OnLoops(*(() if is_logged else ("--queue-threshold", "1"))) as service:
-        for number in (1, 2):
-            body = worker_body(number, max_num_batched_tokens=8192)
-            assert service.post("/workers", body).status == 201
-        if is_logged:
-            assert service.call("PUT", "/log_level", {"level": "debug"}).status == 200
+def test_where_decisions_are_logged_connections_go_to_the_event_loop() -> None:
+    with OnLoops() as service:
+        service.with_workers()
+        assert service.call("PUT", "/log_level", {"level": "debug"}).status == 200
         handed = service.n_handed
         with service.client() as client:
             for _ in range(3):
                 client.send(SELECT)
                 assert client.answer().status == 200
         assert service.n_handed == handed + 1
+
+
+def chosen(client: Client) -> object:
+    client.send(SELECT)
+    answer = client.answer()
+    return answer.body["worker_id"] if answer.status == 200 else answer.status
+
+
+def reserve(service: OnLoops, worker: int, tokens: int) -> None:
+    named = {"worker_id": worker, "reservation_id": f"on-{worker}"}
+    body = {"model_name": "m", "token_ids": list(range(tokens)), **named}
+    assert service.call("POST", "/reservations", body).status == 201
+
+
+def test_busy_ranks_are_left_out_on_the_loop() -> None:
+    with OnLoops("--active-prefill-tokens-threshold", "10") as service:
+        service.with_workers()
+        with service.client() as client:
+            for _ in range(5):
+                assert chosen(client) in (1, 2)
+            reserve(service, 1, 40)
+            assert [chosen(client) for _ in range(5)] == [2] * 5
+            change = {"model": "m", "active_prefill_tokens_threshold": 100}
+            assert service.call("POST", "/busy_threshold", change).status == 200
+            reserve(service, 2, 80)
+            assert [chosen(client) for _ in range(5)] == [1] * 5
+            assert service.answered() == 15
+            change["active_prefill_tokens_threshold"] = 20
+            assert service.call("POST", "/busy_threshold", change).status == 200
+            assert chosen(client) == 503
+            assert service.answered() == 15
+            assert service.call("DELETE", "/reservations/on-1").status == 200
+        with service.client() as client:
+            assert [chosen(client) for _ in range(5)] == [1] * 5
+        assert service.answered() == 20
+
+
+def test_nobody_is_answered_before_those_who_wait() -> None:
+    with OnLoops("--queue-threshold", "0.001") as service:
+        body = worker_body(1, max_num_batched_tokens=8192)
+        assert service.call("POST", "/workers", body).status == 201
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(service.client()) for _ in range(3)]
+            assert chosen(clients[0]) == 1
+            answered = service.answered()
+            assert answered > 0
+            reserve(service, 1, 40)
+            for n, client in enumerate(clients, 1):
+                client.send(SELECT)
+                eventually(lambda n=n: service.selector.gate.waiting.requests == n)  # type: ignore[misc]
+            assert service.call("DELETE", "/reservations/on-1").status == 200
+            assert [client.answer().status for client in clients] == [200] * 3
+            assert service.answered() == answered
+            with service.client() as client:
+                assert chosen(client) == 1
+            assert service.answered() == answered + 1
 
 
 def test_two_loops_share_the_connections() -> None:

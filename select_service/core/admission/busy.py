@@ -22,6 +22,27 @@ NO_LIMITS = BusyThresholds()
 BUSY_TEXT = "Service temporarily unavailable: All workers are busy, please retry later"
 
 
+class Limits(NamedTuple):
+    """From which load on a rank may not be chosen, see busy_kernels.free_ranks; infinite: any."""
+
+    decode_max: float
+    prefill_max: float
+    room_max: float = inf
+    batches_max: float = inf
+
+    @classmethod
+    def of(cls, thresholds: BusyThresholds, rules: PolicyClass | None) -> "Limits":
+        """rules: there has to be room for this policy class as well"""
+        busy = (_or_infinite(thresholds.decode_blocks), _or_infinite(thresholds.prefill_tokens))
+        if rules is None:
+            return cls(*busy)
+        return cls(
+            *busy,
+            _or_infinite(rules.prefill_busy_threshold),
+            _or_infinite(rules.prefill_busy_threshold_frac),
+        )
+
+
 class BusyCounts(NamedTuple):
     ranks: int
     workers: int
@@ -56,7 +77,7 @@ class BusyJudge:
         raise self._overloaded(partition, worker, limits)
 
     def free_with_room(
-        self, partition: Partition, candidates: Mask, rules: PolicyClass | None = None
+        self, partition: Partition, candidates: Mask, rules: PolicyClass
     ) -> tuple[Mask, int]:
         """The candidates that are not busy and have room for a class, and how many they are."""
         limits = self.thresholds.of(partition.key.model_name)
@@ -146,6 +167,11 @@ def free_ranks(
 
     rules: only those that also have room for this policy class
     """
+    return ranks_below(partition, candidates, Limits.of(limits, rules))
+
+
+def ranks_below(partition: Partition, candidates: Mask, limits: Limits) -> tuple[Mask, int]:
+    """The candidates below all limits, and how many they are."""
     out = np.empty(len(candidates), np.bool_)
     load = partition.load
     n_free = busy_kernels.free_ranks(
@@ -155,10 +181,7 @@ def free_ranks(
         partition.table.columns.kv_blocks,
         partition.table.columns.kv_usage,
         partition.table.columns.batch_tokens,
-        _or_infinite(limits.decode_blocks),
-        _or_infinite(limits.prefill_tokens),
-        inf if rules is None else _or_infinite(rules.prefill_busy_threshold),
-        inf if rules is None else _or_infinite(rules.prefill_busy_threshold_frac),
+        *limits,
         out,
     )
     return out, n_free

@@ -18,7 +18,13 @@ from math import inf
 import numpy as np
 
 from select_service.bodies.selection import SelectRequest
-from select_service.core.admission.busy import NO_LIMITS, BusyJudge, free_ranks
+from select_service.core.admission.busy import (
+    NO_LIMITS,
+    BusyJudge,
+    Limits,
+    free_ranks,
+    ranks_below,
+)
 from select_service.core.admission.drain import retry_after_s
 from select_service.core.admission.policy_classes import QueueBounds, QueueRules
 from select_service.core.admission.priority_tiers import SHED_RETRY_AFTER_S, PriorityTiers
@@ -36,6 +42,7 @@ from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.arrays import Mask
 from select_service.core.decide.candidates import candidates
 from select_service.core.decisions import Decision, Job, Waited
+from select_service.core.fleet.limits_layout import N_LIMITS
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
 from select_service.core.touched import Touched
@@ -50,6 +57,8 @@ SERVED_PER_TURN_MAX = 64
 """Requests that leave the queue before other work gets its turn."""
 LANES_PER_STEP = 64
 """Looking through so many lanes counts as much as serving one request more."""
+
+_NOT_SAID = (0.0,) * N_LIMITS
 
 SETTLED_PER_TURN_MAX = 256
 """Requests that are refused in one turn because their tier was shed, or their time is over."""
@@ -81,6 +90,7 @@ class Gate:
         touched.watch(self.waiting.queues)
         self._arrivals = count()
         self._sheds_on = False
+        self._shows = False
         self.admits = np.zeros(1, np.int64)
         """[0]: `is_open`.  For kernels; the array stays."""
         self.note_switches()
@@ -90,6 +100,9 @@ class Gate:
     def note_switches(self) -> None:
         """A tier, a threshold or a queue was switched on or off."""
         self.is_open = self.rules is None and not self.tiers.shedding and self.judge.thresholds.off
+        if self._shows and not self.is_open:
+            for partition in self._partitions.values():
+                self._show(partition)
         self.admits[0] = self.is_open
 
     def refuse_shed(self, request: SelectRequest) -> None:
@@ -122,17 +135,39 @@ class Gate:
         """Among whom `admit` would let a request choose that says nothing but its prompt; None: it
         might refuse the request, let it wait, or serve others first.
         """
-        key, allowed = partition.key, partition.table.open
-        if self.tiers.shedding or key in self._touched.partitions:
+        limits = self._limits_at_once(partition.key)
+        if limits is None or partition.key in self._touched.partitions:
             return None
-        if self.rules is None:
-            free, n_free = self.judge.free_with_room(partition, allowed)
-        else:
-            classes = self.rules.profile(key.model_name).classes
-            if len(classes) > 1:
-                return None
-            free, n_free = self.judge.free_with_room(partition, allowed, classes[0])
+        free, n_free = ranks_below(partition, partition.table.open, limits)
         return free if n_free else None
+
+    def _limits_at_once(self, key: PartitionKey) -> Limits | None:
+        """Of requests that say nothing but their prompt; None: each has to be judged by itself."""
+        if self.tiers.shedding:
+            return None
+        only = None
+        if self.rules is not None:
+            only, *others = self.rules.profile(key.model_name).classes
+            if others:
+                return None
+        return Limits.of(self.judge.thresholds.of(key.model_name), only)
+
+    def show(self, partition: Partition) -> None:
+        """Let `limits` of all partitions say from now on what kernels of other threads may judge.
+
+        A partition that is new says nothing until it is shown, or the next tick.
+        """
+        self._shows = True
+        self._show(partition)
+
+    def _show(self, partition: Partition) -> None:
+        """Where somebody waits nothing is said, so that nobody who comes is served before."""
+        is_idle = partition.key not in self.waiting.queues
+        limits = self._limits_at_once(partition.key) if is_idle else None
+        said = _NOT_SAID if limits is None else (*limits, 1.0)
+        if partition.limits.tolist() != [*said]:
+            with partition.index.lock:
+                partition.limits[:] = said
 
     def _free(self, job: Job, allowed: Mask) -> Mask:
         """Raises Overloaded."""
@@ -175,7 +210,8 @@ class Gate:
 
     def _enqueue(self, job: Job, class_index: int, size: Size, now: float) -> Ticket:
         assert self.rules is not None
-        request, key = job.request, job.partition.key
+        request, partition = job.request, job.partition
+        key = partition.key
         profile = self.rules.profile(key.model_name)
         rules = profile.classes[class_index]
         deadline = self._deadline(request, now)
@@ -195,6 +231,8 @@ class Gate:
         score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size)
         ticket.order = (-(request.strict_priority or 0), -score, next(self._arrivals))
         self.waiting.add(queue, ticket)
+        if self._shows:
+            self._show(partition)
         return ticket
 
     def _deadline(self, request: SelectRequest, now: float) -> float:
@@ -315,6 +353,8 @@ class Gate:
             self.waiting.forget(chosen)
             pinned = chosen.lane.pinned is not None
             self._serve(chosen, views.mask(chosen.class_index, pinned), now)
+        if self._shows and partition is not None:
+            self._show(partition)
         return left
 
     def _serve(self, ticket: Ticket, room_on: Mask, now: float) -> None:

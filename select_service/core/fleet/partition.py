@@ -6,6 +6,8 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.selection import SelectRequest
@@ -16,6 +18,7 @@ from select_service.core.decide.placement_kernels import CACHED_TOKENS, NOBODY
 from select_service.core.decide.placing import Placing
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
+from select_service.core.fleet.limits_layout import N_LIMITS
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.booking import Account
@@ -59,6 +62,8 @@ class Partition:
         self.table = RankTable(index.lock)
         self.account = Account(key, block_size, index.lock)
         self.placing = Placing(index, self.table, self.account.load, block_size, config)
+        self.limits: Floats = np.zeros(N_LIMITS, np.float64)
+        """Of the gate, for kernels (limits_layout); nothing is said at first."""
 
     @property
     def load(self) -> ActiveLoad:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.core.admission import gate
+from select_service.core.admission.busy import Limits, ranks_below
 from select_service.core.admission.policy_classes import (
     PolicyDocument,
     Profile,
@@ -94,6 +95,7 @@ class Twins(RuleBasedStateMachine):
         for worker_id, shape in enumerate(shapes, 1):
             shape = {**shape, "batch_tokens": shape["batch_tokens"] or 8}
             self.register(worker_id, self.keys[0], shape, 4, "http://e:1/metrics")
+        self.selector.gate.show(self.selector.fleet.partitions[PartitionKey(*self.keys[0])])
 
     def queue_rules(self):
         profile = self.profile or Profile(msgspec.convert(self.document, PolicyDocument))
@@ -298,6 +300,25 @@ class Twins(RuleBasedStateMachine):
             counts = self.selector.gate.judge.counts(partition)
             busy = self.model.busy(key)
             assert counts == (len(busy), len(self.model.busy_workers(key)))
+
+    @invariant()
+    def kernels_are_told_what_the_gate_would_say(self):
+        """Never while somebody waits."""
+        judged = self.selector.gate
+        for key, partition in self.selector.fleet.partitions.items():
+            *limits, is_said = partition.limits.tolist()
+            if judged.is_open or not is_said:
+                continue
+            assert key not in judged.waiting.queues
+            free, n_free = ranks_below(partition, partition.table.open, Limits(*limits))
+            expected = judged.free_at_once(partition)
+            if expected is not None:
+                assert np.array_equal(free, expected)
+            elif not self.is_touched(key):
+                assert n_free == 0
+
+    def is_touched(self, key):
+        return key in self.selector.gate._touched.partitions
 
     @invariant()
     def outcomes_are_counted(self):

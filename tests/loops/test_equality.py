@@ -1,0 +1,39 @@
+"""The same seeded service with a loop and without one, with admission on and off."""
+
+import pytest
+
+from tests.builders import worker_body
+from tests.exploring import explored
+from tests.fast.corpus import load
+from tests.fast.requests import HTTPX, request
+from tests.fast.test_equality import TheSameAnswers
+from tests.loops.two import LoopAndOrdinary
+
+pytestmark = pytest.mark.process
+
+
+class OnALoop(TheSameAnswers):
+    services = LoopAndOrdinary
+
+
+class OnALoopWithThresholds(OnALoop):
+    flags = ("--active-decode-blocks-threshold", "0.5", "--active-prefill-tokens-threshold", "40")
+
+
+class OnALoopWithQueues(OnALoop):
+    flags = ("--queue-threshold", "1.0", "--queue-timeout-secs", "0.001")
+
+
+TestOnALoop = explored(OnALoop, runs=2)
+TestOnALoopWithThresholds = explored(OnALoopWithThresholds, runs=3)
+TestOnALoopWithQueues = explored(OnALoopWithQueues, runs=3)
+
+
+def test_a_loop_answers_the_corpus_as_the_ordinary_path_does() -> None:
+    with LoopAndOrdinary() as two:
+        for worker_id, model_name in enumerate(("default", "llama", "m"), 1):
+            two.say(request("POST /workers", HTTPX, worker_body(worker_id, model_name=model_name)))
+        for data in load():
+            two.reconnect()
+            two.say(data)
+        assert two.answered
