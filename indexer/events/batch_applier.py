@@ -319,6 +319,14 @@ class BatchApplier:
             event, self._block_size, self._is_eagle, first=start, at_most=STEP_BLOCKS_MAX
         )
 
+    def drop_frames(self) -> None:
+        """A message has not the form of a batch of KV events."""
+        self.dropped["frames"] += 1
+        self.misfit = (
+            "dropped: messages that are no KV events; is kv_events_endpoint that of the engine's "
+            "publisher of KV events, and not another port of it?"
+        )
+
     def _drop_batch(self, rank: int) -> None:
         self.dropped["rank"] += 1
         self.misfit = (

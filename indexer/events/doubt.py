@@ -29,7 +29,7 @@ class Why(Enum):
     RESUMED = "its blocks come from a dump, and what followed is not known yet"
     INTERRUPTED = "its connection was interrupted, and what was published meanwhile is not known"
     INFLATED = "it announced more copies than it has blocks, and is learned anew without counting"
-    SILENT = "it was silent, and its replay endpoint did not say whether anything is missing"
+    SILENT = "its replay endpoint did not answer whether anything is missing"
 
 
 class Missing(StrEnum):

@@ -315,7 +315,7 @@ class Listener:
         if run.is_live:
             self._act(self.feed.receive(run.number, run.payload().tobytes(), now), now)
         else:
-            self.feed.indexed.applier.dropped["frames"] += 1
+            self.feed.indexed.applier.drop_frames()
         return 1
 
     def _receive_replayed(self, run: Run, now: float) -> int:

@@ -1,5 +1,6 @@
 """Connections that break, engines that come back, and addresses that lead nowhere yet."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -75,6 +76,27 @@ def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, ind
         publish_chain(engine, [0])
         eventually(lambda: held(index, writer, 1) == 1)
         assert status(ingest).state == "connected"
+
+
+def test_the_http_port_of_an_engine_at_the_place_of_its_events_is_told_of(ingest, index):
+    """What HTTP servers answer, libzmq takes for messages of an old protocol."""
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 66\r\n"
+    body = b'{"error":"Invalid HTTP request received.","code":"malformed_http"}'
+    answer = head + b"connection: close\r\n\r\n" + body
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        follow(ingest, [a_source(f"tcp://127.0.0.1:{port}", index.open_slot())])
+        client, _ = server.accept()
+        with client, contextlib.suppress(ConnectionResetError):
+            client.recv(64)
+            client.sendall(answer)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(64):
+                pass
+        eventually(lambda: status(ingest).dropped.get("frames"))
+    assert "messages that are no KV events" in status(ingest).last_error
+    assert status(ingest).state == "no_events_yet"
+    follow(ingest, [])
 
 
 def test_connections_are_told_of_while_a_recovery_holds_what_comes(index):
