@@ -4,9 +4,11 @@
 
 hardware, engine, pool and pool_kernels    one rank, vLLM-like: a batch budget, a cache, preemption
 streams, workloads, traces                 what is asked, as chains of blocks
-choosers, core_choosers, work, replicas    who chooses; the core among them
+choosers, core_choosers, replicas          who chooses; the core among them
+work, work_account                         the rule `work` and its variants in Python
+named_choosers                             all of them by name
 world                                      virtual time: clients, engines, events and their delays
-capacity, cells, figures, report           what is measured, and how it is shown
+cells, figures, report                     what is measured, and how it is shown
 
 Everything follows from a seed.  Nothing here is part of the service.
 """

@@ -28,7 +28,10 @@ CHOOSERS = [
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    if options.base not in options.choosers:
+        parser.error(f"--base {options.base} is none of --choosers")
     cases = cells.cases(options.mooncake, options.azure, options.requests)
     wanted = options.workloads or list(cases)
     if options.capacity:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from html import escape
-from math import isnan, log
+from math import isnan, log, nan
 from pathlib import Path
 
 from scripts.bench.quality.figures import (
@@ -73,7 +73,7 @@ def _summary(results: Results, cells: Sequence[Cell], others: Sequence[str], bas
     for chooser in others:
         ratios = [_shown(ratio(results, cells, chooser, base, m)) for m in METRICS.values()]
         p99s = [ratio(results, [cell], chooser, base, P99).mean for cell in cells]
-        worst = max(p99 for p99 in p99s if not isnan(p99))
+        worst = max((p99 for p99 in p99s if not isnan(p99)), default=nan)
         rows.append([chooser, *ratios, f"{worst:.2f}", f"{_hits(results, chooser):.3f}"])
     return _table(head, rows)
 
@@ -95,6 +95,8 @@ def _absolute(results: Results, cells: Sequence[Cell], base: str) -> str:
     rows = []
     for cell in cells:
         found = [o for key, o in results.items() if key.cell == cell and key.chooser == base]
+        if not found:
+            continue
         ttft, p99, e2e, tpot, hit, preempted = (
             sum(values) / len(found) for values in zip(*found, strict=True)
         )
@@ -105,7 +107,7 @@ def _absolute(results: Results, cells: Sequence[Cell], base: str) -> str:
 
 def _hits(results: Results, chooser: str) -> float:
     found = [outcome.hit_rate for key, outcome in results.items() if key.chooser == chooser]
-    return sum(found) / len(found)
+    return sum(found) / len(found) if found else nan
 
 
 def _shown(found: Ratio) -> str:

@@ -231,3 +231,10 @@ def test_results_are_shown_and_read_again(tmp_path):
     assert "| round robin |" in text
     assert "tenants, 0.8" in text
     ET.fromstring(report.picture(results, "reference"))
+
+
+def test_results_that_are_not_complete_are_shown():
+    results = {Key("w", 0.5, 1, "work"): OUTCOME, Key("v", 0.5, 1, "reference"): OUTCOME}
+    for some in (results, dict([*results.items()][:1])):
+        assert "| work |" in report.markdown(some, "reference")
+        ET.fromstring(report.picture(some, "reference"))
