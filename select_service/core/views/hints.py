@@ -3,7 +3,7 @@
 Nothing is refused because of a hint.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 
 from select_service.core.identity import Rank
@@ -38,11 +38,15 @@ def _hints(worker: Worker, users: EventUsers) -> Iterator[str]:
 
 
 def _strangers(worker: Worker) -> Iterator[str]:
-    """Endpoints of ranks that the worker does not have, and that nobody asks therefore."""
+    """Endpoints of ranks that the worker does not have, and that nobody asks therefore.
+
+    Of many the first are looked at, and the last.
+    """
     given, ranks = worker.given, worker.dp_ranks()
     for name in ("kv_events_endpoints", "replay_endpoints"):
-        table: Mapping[int, str] = getattr(given, name)
-        stranger = next((dp_rank for dp_rank in table if dp_rank not in ranks), None)
+        table: dict[int, str] = getattr(given, name)
+        some = (*islice(table, RANKS_MAX), *islice(reversed(table), 1))
+        stranger = next((dp_rank for dp_rank in some if dp_rank not in ranks), None)
         if stranger is not None:
             yield (
                 f"{name} has dp_rank {stranger}, which the worker does not have: with "

@@ -56,6 +56,17 @@ def test_endpoints_of_ranks_that_it_does_not_have(selector):
     assert hint.endswith("its ranks are 1 to 2")
 
 
+@pytest.mark.parametrize(("place", "count"), [(RANKS_MAX - 1, 1), (RANKS_MAX, 0), (-1, 1)])
+def test_of_very_many_endpoints_the_first_and_the_last_are_looked_at(selector, place, count):
+    ranks = [*range(RANKS_MAX + 9)]
+    ranks[place] = 5000
+    endpoints = {rank: f"tcp://v:{rank + 1}" for rank in ranks}
+    fields = {"data_parallel_size": RANKS_MAX + 9, "replay_endpoint": None}
+    events = {rank: f"tcp://w:{rank + 1}" for rank in range(RANKS_MAX + 9)}
+    found = hints(selector, kv_events_endpoints=events, replay_endpoints=endpoints, **fields)
+    assert len(found) == count
+
+
 def test_two_ranks_on_one_endpoint_until_one_leaves(selector):
     selector.register(a_worker(2, kv_events_endpoint="tcp://v:1"))
     assert hints(selector) == []
