@@ -15,6 +15,7 @@ from select_service.core.admission.rules import AdmissionRules
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import (
     COMPILE,
+    EXPLAIN,
     Config,
     ConfigError,
     Unusable,
@@ -58,6 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == [COMPILE]:
             with leaving_at_once(1):
                 return compile_command(words[1:])
+        if words[:1] == [EXPLAIN]:
+            from select_service.explaining import explain_command  # no start needs an HTTP client
+
+            return explain_command(words[1:])
         with leaving_at_once(0):
             judged = _judged(words, os.environ)
             if judged is None:

@@ -71,6 +71,7 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
             use_kv_events=config["use_kv_events"],
             ranks_max=ingest.ranks_max,
             reservation_ttl_s=config["reservation_ttl_s"],
+            decisions_kept=config["decisions"],
         ),
         lambda: PrefixIndex(
             config["index_blocks_max"],

@@ -13,7 +13,14 @@ from select_service.core.selector import Selector, SelectorConfig
 
 
 def a_selector(
-    config=None, *, use_kv_events=False, ttl_s=3600.0, seed=0, blocks_max=4096, ranks_max=1 << 32
+    config=None,
+    *,
+    use_kv_events=False,
+    ttl_s=3600.0,
+    seed=0,
+    blocks_max=4096,
+    ranks_max=1 << 32,
+    decisions_kept=0,
 ):
     return Selector(
         SelectorConfig(
@@ -21,6 +28,7 @@ def a_selector(
             use_kv_events=use_kv_events,
             ranks_max=ranks_max,
             reservation_ttl_s=ttl_s,
+            decisions_kept=decisions_kept,
         ),
         lambda: PrefixIndex(blocks_max),
         rng=Random(seed),

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.admission import ADMISSION
+from select_service.api.decisions import DECISIONS
 from select_service.api.inspection import INSPECTION
 from select_service.api.openapi import document
 from select_service.api.probes import SERVICE
@@ -43,7 +44,7 @@ POLICY = (
 """The viewer writes styles into its elements and has its icons in its style sheet."""
 FILE_HEADERS = {"vary": "Accept-Encoding", "cache-control": "public, max-age=3600"}
 
-NOUNS = (SELECTION, RESERVATIONS, ADMISSION, WORKERS, REPLICAS, INSPECTION, SERVICE)
+NOUNS = (SELECTION, DECISIONS, RESERVATIONS, ADMISSION, WORKERS, REPLICAS, INSPECTION, SERVICE)
 
 _VIEWER = resources.files(__package__) / "viewer"
 

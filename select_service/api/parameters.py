@@ -36,6 +36,10 @@ def _decoded(name: str, segment: str) -> str:
         raise BadRequest(f"Invalid URL: Invalid UTF-8 in `{name}`") from None
 
 
+def _decision_id(segment: str) -> str:
+    return _decoded("decision_id", segment)
+
+
 WORKER_ID = PathParameter(
     "worker_id", U64, "Id of the worker, an unsigned 64-bit integer.", 1, _worker_id
 )
@@ -45,6 +49,13 @@ RESERVATION_ID = PathParameter(
     "Id of the reservation, percent-encoded.",
     "request-123",
     _reservation_id,
+)
+DECISION_ID = PathParameter(
+    "decision_id",
+    Annotated[str, Meta(min_length=1)],
+    "The selection_id or reservation_id of the decision, percent-encoded.",
+    "request-123",
+    _decision_id,
 )
 SCOPE = (
     QueryParameter("model_name", str, "Only this model."),

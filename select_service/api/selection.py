@@ -55,7 +55,7 @@ def unused_hashes(body: PromptFields) -> str | None:
 
 _FULL = (Overloaded, CapacityShed, QueueFull, QueueTimeout)
 """Refusals of a fleet that is full; all of them name a time in `Retry-After`."""
-_POLICY_CLASS = (
+POLICY_CLASS = (
     HeaderParameter(
         POLICY_CLASS_HEADER,
         "Policy family, or the name of an explicit class, in whose queue the request waits.",
@@ -93,7 +93,7 @@ SELECTION = Noun("selection", "Choose the rank that should run a prompt.")
         },
         detail="Choosing and booking are one step: of two requests that arrive together, the "
         "second sees the load of the first. A refused request books nothing. " + PROMPT_DETAIL,
-        headers=_POLICY_CLASS,
+        headers=POLICY_CLASS,
         body=Body(
             SelectAndReserveRequest,
             {
@@ -130,7 +130,7 @@ async def select_and_reserve(
     started = perf_counter()
     explain = log.isEnabledFor(logging.DEBUG)
     outcome = service.selector.select_and_reserve(
-        body, now(), _policy_class(service, request), explain, read
+        body, now(), policy_class(service, request), explain, read
     )
     service.metrics.selection("/select_and_reserve", perf_counter() - started)
     return await _answer(service, request, outcome)
@@ -145,7 +145,7 @@ async def select_and_reserve(
         {200: Answer("The chosen rank.", Selection, {"selection_id": "turn-17", **_CHOSEN})},
         detail="Callers that ask at the same moment all see the same load and meet on one rank; "
         "prefer /select_and_reserve. " + PROMPT_DETAIL,
-        headers=_POLICY_CLASS,
+        headers=POLICY_CLASS,
         body=Body(
             SelectRequest,
             {
@@ -169,12 +169,12 @@ async def select(service: Service, request: Request, body: SelectRequest) -> Res
     read = await read_ahead(service, body) if is_long(body) else None
     started = perf_counter()
     explain = log.isEnabledFor(logging.DEBUG)
-    outcome = service.selector.select(body, now(), _policy_class(service, request), explain, read)
+    outcome = service.selector.select(body, now(), policy_class(service, request), explain, read)
     service.metrics.selection("/select", perf_counter() - started)
     return await _answer(service, request, outcome)
 
 
-def _policy_class(service: Service, request: Request) -> str | None:
+def policy_class(service: Service, request: Request) -> str | None:
     """Headers are looked through only when it matters."""
     return request.headers.get(POLICY_CLASS_HEADER) if service.selector.gate.rules else None
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from indexer.hashing.hashes import Hashes
 from select_service.bodies.reservations import Reservation, ReservationRequest
 from select_service.bodies.selection import Overlap, Selection, SelectRequest
+from select_service.core.decide.decision_ring import DecisionRing, Waited
 from select_service.core.decide.explain import Candidate
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
@@ -27,6 +28,7 @@ class Job(NamedTuple):
 
     reserves: load is booked with the choice, under `reservation_id` or, when that is None, a new id
     explains: the decision is to say what every candidate would have cost
+    waited:   how it has waited, if it had to
     """
 
     partition: Partition
@@ -36,14 +38,7 @@ class Job(NamedTuple):
     reserves: bool = False
     reservation_id: str | None = None
     explains: bool = False
-
-
-class Waited(NamedTuple):
-    """How a request waited: position counts the requests of its class at its arrival, from 1."""
-
-    policy_class: str
-    position: int
-    seconds: float
+    waited: Waited | None = None
 
 
 class Decision(NamedTuple):
@@ -73,9 +68,11 @@ class Wanted(NamedTuple):
 class Decisions:
     """Makes the decisions and bookings of one process."""
 
-    def __init__(self, ledger: Ledger, rng: Random) -> None:
+    def __init__(self, ledger: Ledger, rng: Random, ring: DecisionRing | None = None) -> None:
+        """ring: keeps them"""
         self._ledger = ledger
         self._rng = rng
+        self._ring = ring
 
     def decide(self, job: Job, eligible: npt.NDArray[np.bool_], now: float) -> Decision:
         """Choose a rank, and book the load on it if the request asks for that.
@@ -96,7 +93,10 @@ class Decisions:
         if reservation_id is not None:
             self._book(job, placement, reservation_id, now)
         partition.placing.count(len(job.prompt.sequence_hashes), job.reserves)
-        return Decision(_selection(job, placement, reservation_id), candidates)
+        if self._ring is not None:
+            selection_id = job.request.selection_id
+            self._ring.keep(now, job.reserves, selection_id, reservation_id, job.waited)
+        return Decision(_selection(job, placement, reservation_id), candidates, job.waited)
 
     def _book(self, job: Job, placement: Placement, reservation_id: str, now: float) -> None:
         tokens = placement.effective_prefill_tokens if job.config.track_prefill_tokens else None

@@ -20,6 +20,7 @@ from select_service.bodies.admission import (
     BusyThresholdView,
 )
 from select_service.bodies.common import tenant_of
+from select_service.bodies.decisions import DecisionView
 from select_service.bodies.inspection import (
     OverlapRow,
     OverlapScores,
@@ -50,6 +51,7 @@ from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import AdmissionScene, admission_scene
 from select_service.core.decide.candidates import candidates
+from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decide.prompt import (
     Prompt,
     PromptRead,
@@ -68,6 +70,7 @@ from select_service.core.decisions import (
     work_on,
 )
 from select_service.core.engines.engine_load import EngineLoads
+from select_service.core.explanations import Explanations
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
@@ -89,6 +92,7 @@ class SelectorConfig(NamedTuple):
 
     ranks_max:         how many ranks can be listened to
     reservation_ttl_s: seconds without renewal after which a reservation expires; 0: never
+    decisions_kept: newest decisions that can be looked up; 0: none
     """
 
     router: RouterConfig = RouterConfig()
@@ -96,6 +100,7 @@ class SelectorConfig(NamedTuple):
     use_kv_events: bool = True
     ranks_max: int = 1 << 32
     reservation_ttl_s: float = 3600.0
+    decisions_kept: int = 0
 
 
 class Selector:
@@ -115,6 +120,7 @@ class Selector:
         self._config = config.router
         self.router_id = rng.getrandbits(64) or 1
         self._touched = Touched(wake)
+        ring = DecisionRing(config.decisions_kept) if config.decisions_kept else None
         self.fleet = Fleet(
             new_index,
             config.use_kv_events,
@@ -122,13 +128,14 @@ class Selector:
             ranks_max=config.ranks_max,
             queueing=rules.queue is not None,
             touched=self._touched,
+            decisions=ring,
         )
         self.held = Reservations(config.reservation_ttl_s, self.router_id)
         self.ledger = Ledger(self.held, self._touched)
         self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
         if emit is not None:
             self.replicas.tell(emit)
-        self._decisions = Decisions(self.ledger, rng)
+        self._decisions = Decisions(self.ledger, rng, ring)
         self.random = rng.random
         self.gate = Gate(
             self.fleet.partitions,
@@ -141,6 +148,7 @@ class Selector:
             self._touched,
         )
         self.engines = EngineReadings(self.fleet, self.gate.judge)
+        self.explanations = Explanations(ring, self.gate, self.random)
 
     # --- workers
 
@@ -233,6 +241,14 @@ class Selector:
             self.ledger.refuse_unless_free(request.reservation_id)
             self.gate.waiting.refuse_if_waiting(request.reservation_id)
         return self.gate.admit(job, candidates(job.partition.table, request), now, policy_class)
+
+    def explain(
+        self, request: SelectRequest, policy_class: str | None, read: PromptRead | None
+    ) -> DecisionView:
+        """POST /explain: what `select` would decide now; changes nothing.  Raises like it."""
+        partition, prompt = self._asked(request, read)
+        config = overridden(self._config, request.router_config_override)
+        return self.explanations.asked(Job(partition, prompt, request, config), policy_class)
 
     def _job(
         self,

@@ -10,6 +10,7 @@ from indexer.hashing.hashes import SEED
 from indexer.hashing.kernels import chain_hashes, hash_windows
 from indexer.index.state_kernels import f64_view, i64_view, mask_view, u8_view, u32_view, u64_view
 from indexer.mutex_kernels import enter, leave
+from select_service.core.decide.decision_kernels import record_placement
 from select_service.core.decide.placement_kernels import NOBODY, call_place, count_placement
 from select_service.core.decide.plan_layout import BLOCK_SIZE, PLACE_AT, RANKS
 from select_service.core.workers.rank_layout import OPEN
@@ -18,6 +19,7 @@ from select_service.fast.body_kernels import read_body
 from select_service.fast.booking_kernels import book_chosen, change
 from select_service.fast.byte_kernels import NONE, I, U
 from select_service.fast.head_kernels import read_head
+from select_service.fast.keeping_kernels import keep_usual
 from select_service.fast.partition_kernels import find_row, row_of
 from select_service.fast.request_layout import (
     BODY_AT,
@@ -137,17 +139,12 @@ def choose(state, row, is_judged, draw):
     """Place the prompt that was read; NOBODY when there is no rank."""
     plan = i64_view(row, PLAN)
     ranks = i64_view(plan, RANKS)
-    given = (
-        plan,
-        u64_view(state, BLOCKS)[: state[N_BLOCKS]],
-        u64_view(state, SEQUENCE)[: state[N_SEQUENCE]],
-        mask_view(state, MASK) if is_judged else mask_view(ranks, OPEN),
-        f64_view(state, NO_FACTORS),
-        float(state[ISL_TOKENS]),
-        False,
-        draw,
-    )
-    return call_place(plan[PLACE_AT], given)
+    path, sequence = u64_view(state, BLOCKS), u64_view(state, SEQUENCE)[: state[N_SEQUENCE]]
+    eligible = mask_view(state, MASK) if is_judged else mask_view(ranks, OPEN)
+    given = (sequence, eligible, f64_view(state, NO_FACTORS), float(state[ISL_TOKENS]), False, draw)
+    slot = call_place(plan[PLACE_AT], (plan, path[: state[N_BLOCKS]], *given))
+    record_placement(plan, *given, slot)
+    return slot
 
 
 @compiled()
@@ -197,6 +194,7 @@ def answer(data, state, row):
         count_decision(state)
         plan, is_reserved = i64_view(row, PLAN), state[ROUTE] == SELECT_AND_RESERVE
         count_placement(plan, state[N_SEQUENCE], is_reserved)
+        keep_usual(data, state, plan)
     count_answer(state)
     return render(data, state, row)
 

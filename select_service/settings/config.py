@@ -24,8 +24,8 @@ from select_service.spelling import nearest, shown
 
 UNKNOWN_MAX = 32
 """Variables that are told of."""
-COMPILE = "compile"
-"""First word of the other command."""
+COMPILE, EXPLAIN = COMMANDS = "compile", "explain"
+"""First words of the other commands."""
 _OURS = re.compile(r"(SELECT_SERVICE|DYN_ROUTER)_(\w+)")
 _LIKE_OURS = ("SELECT_", "DYN_")
 """Other variables that begin so are told of only when they are much like one of ours."""
@@ -76,7 +76,8 @@ def parser() -> argparse.ArgumentParser:
     result = _Parser(
         prog="select-service",
         description="KV-cache-aware worker selection and load accounting for LLM inference fleets. "
-        "`select-service compile --help`: compile the kernels ahead of the first start.",
+        "`select-service compile --help`: compile the kernels ahead of the first start. "
+        "`select-service explain --help`: why a running service chose a rank.",
         epilog="Every flag can be given in the environment as "
         f"{ENVIRONMENT_PREFIX}<FLAG>, for example {ENVIRONMENT_PREFIX}PORT=8092; the command line "
         "wins, an empty variable counts as not set.",
@@ -119,10 +120,10 @@ def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _not_an_argument(word: str) -> str:
-    if word == COMPILE:
-        return f"`{COMPILE}` must be the first word of the command line"
+    if word in COMMANDS:
+        return f"`{word}` must be the first word of the command line"
     flags = [each.flag for each in SETTINGS if each.flag]
-    known = [*flags, "--version", "--help"] if word.startswith("-") else [COMPILE, *flags]
+    known = [*flags, "--version", "--help"] if word.startswith("-") else [*COMMANDS, *flags]
     meant = nearest(word, known, lambda each: each.strip("-").lower())
     proposal = "; see --help" if meant is None else f": did you mean `{meant}`?"
     return f"unknown argument `{shown(word)}`{proposal}"

@@ -20,6 +20,7 @@ INDEX_BYTES = 2**30
 
 
 INPUT_LOOPS_MAX = 16
+DECISIONS_MAX = 65_536
 
 
 class Setting(NamedTuple):
@@ -121,6 +122,12 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             (),
             read.some_of(*POLICY_OPTIONS),
             "comma-separated options of the policy work: decode-sensitive, strict-tail, no-memory",
+        ),
+        _cli(
+            "--decisions",
+            4096,
+            read.whole(0, DECISIONS_MAX),
+            "newest decisions that GET /decisions explains, 2 KiB each; 0 = none",
         ),
     ),
     "The index over a restart": (

@@ -25,7 +25,7 @@ from tests.builders import worker_body
 
 DOCUMENT = document(NOUNS, "1.2.3")
 COMPONENTS = DOCUMENT["components"]["schemas"]
-BASES = {"Struct", "RequestBody", "Scope", "WorkerFields", "PromptFields"}
+BASES = {"Struct", "RequestBody", "Scope", "WorkerFields", "PromptFields", "DecisionFacts"}
 REQUEST_EXAMPLES = [
     pytest.param(route, body, id=f"{route.operation_id}-{name}")
     for route in ROUTES
@@ -227,6 +227,7 @@ def call_all(service):
     ]
     order += ["list_peers", "register_peer", "replica_status", "deregister_peer"]
     order += ["set_busy_threshold", "busy_thresholds", "shed", "admission_state"]
+    order += ["list_decisions", "get_decision", "explain"]
     order += ["set_log_level", "openapi", "docs", "docs_file"]
     order += ["free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker"]:

@@ -5,6 +5,7 @@ from collections import deque
 from itertools import chain, pairwise
 from random import Random
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -86,6 +87,19 @@ def reservations(text: bytes) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
 
 
+def decisions(side: Side) -> list[dict[str, Any]]:
+    """All that are kept, and the last with an id in full, without what depends on time."""
+
+    def asked(path: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(side.say(get(path)).partition(b"\r\n\r\n")[2])
+        return {name: value for name, value in found.items() if name != "seconds_ago"}
+
+    rows = asked("/decisions?limit=1000")["decisions"]
+    named = [row["reservation_id"] for row in rows if "reservation_id" in row][:1]
+    found = [asked(f"/decisions/{quote(name, safe='')}") for name in named]
+    return found + [row | {"seconds_ago": None} for row in rows]
+
+
 class TheSameAnswers(RuleBasedStateMachine):
     flags: tuple[str, ...] = ()
     replicas = 1
@@ -108,6 +122,8 @@ class TheSameAnswers(RuleBasedStateMachine):
                 assert self.say(get(path)).startswith(b"HTTP/1.1 200 ")
             sides = (self.two.fast, self.two.ordinary)
             listed = [reservations(side.say(get(RESERVATIONS))) for side in sides]
+            assert listed[0] == listed[1]
+            listed = [decisions(side) for side in sides]
             assert listed[0] == listed[1]
             metrics = [counted(side.say(get("/metrics"))) for side in sides]
             fast, ordinary = map(set, metrics)

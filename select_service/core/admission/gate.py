@@ -41,7 +41,8 @@ from select_service.core.admission.waiting import (
 from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.arrays import Mask
 from select_service.core.decide.candidates import candidates
-from select_service.core.decisions import Decision, Job, Waited
+from select_service.core.decide.decision_ring import Waited
+from select_service.core.decisions import Decision, Job
 from select_service.core.fleet.limits_layout import N_LIMITS
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
@@ -130,6 +131,20 @@ class Gate:
                 return self._admit_or_queue(job, allowed, now, policy_class)
             allowed = self._free(job, allowed)
         return self._pass(job, allowed, now)
+
+    def asked(self, job: Job, allowed: Mask, policy_class: str | None) -> tuple[Mask, bool]:
+        """Among whom `admit` would let a request choose now, and whether it would wait instead.
+
+        Changes and counts nothing; arguments as those of `admit`.  Raises Overloaded.
+        """
+        free = self.judge.free(job.partition, job.request, allowed)
+        if self.rules is None:
+            return free, False
+        profile = self.rules.profile(job.partition.key.model_name)
+        size = _size(job, free)
+        index = profile.class_of(policy_class, size.isl_tokens - size.cached_tokens)
+        with_room, n_free = free_ranks(job.partition, free, NO_LIMITS, profile.classes[index])
+        return (with_room, False) if n_free else (free, True)
 
     def free_at_once(self, partition: Partition) -> Mask | None:
         """Among whom `admit` would let a request choose that says nothing but its prompt; None: it
@@ -363,18 +378,17 @@ class Gate:
         if self.tiers.is_shed(ticket.tier):
             ticket.settle(self._shed(ticket.tier))
             return
+        waited = Waited(ticket.policy_class, ticket.position, waited_s)
         try:
-            decision = self._decide(
-                job, candidates(job.partition.table, ticket.request) & room_on, now
-            )
+            allowed = candidates(job.partition.table, ticket.request) & room_on
+            decision = self._decide(job._replace(waited=waited), allowed, now)
         except SelectError as error:
             self.tally.others["no_rank"] += 1
             ticket.settle(error)
             return
         self.tally.admitted += 1
         self.tally.waited(ticket.policy_class, waited_s)
-        waited = Waited(ticket.policy_class, ticket.position, waited_s)
-        ticket.settle(decision._replace(waited=waited))
+        ticket.settle(decision)
 
     # --- refusals, counted where they are made
 

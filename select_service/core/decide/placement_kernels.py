@@ -32,6 +32,7 @@ from indexer.index.state_kernels import (
     u64_view,
 )
 from indexer.mutex_kernels import enter, leave
+from select_service.core.decide.decision_kernels import record_placement
 from select_service.core.decide.pick_kernels import pick
 from select_service.core.decide.plan_layout import (
     CHOOSE_AT,
@@ -89,14 +90,15 @@ call_place = call_of(PLACE)
 def place(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw):
     """The slot for a prompt by the policy of the plan, NOBODY when none is eligible; for Python.
 
-    Fills MATCHED, HOLDING, LEADING, RUNNING, COSTS and SUMMARY of the plan, under the lock of the
-    index; of all else it changes only what is known of the progress of prefills.  Kernels that have
-    the lock use `call_place`.  O(blocks + slots)
+    Fills MATCHED, HOLDING, LEADING, RUNNING, COSTS, SUMMARY and the next row of RING, under the
+    lock of the index; of all else it changes only what is known of the progress of prefills.
+    Kernels that have the lock use `call_place` and `record_placement`.  O(blocks + slots)
     """
     mutex = i64_view(plan, INDEX)[MUTEX]
     thread = enter(mutex)
     given = (plan, path, sequence, eligible, factors, isl_tokens, pinned, draw)
     slot = call_place(plan[PLACE_AT], given)
+    record_placement(plan, sequence, eligible, factors, isl_tokens, pinned, draw, slot)
     leave(mutex, thread)
     return slot
 

@@ -9,8 +9,10 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS
 from select_service.core.arrays import Floats, Mask, name_array
 from select_service.core.decide import plan_layout as layout
+from select_service.core.decide.decision_kernels import address_of_record
+from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decide.placement_kernels import count_placement, place, say_addresses
-from select_service.core.decide.policies import policy_of
+from select_service.core.decide.policies import policy_number, policy_of
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.active_load import ActiveLoad
@@ -91,8 +93,12 @@ class Placing:
         load: ActiveLoad,
         block_size: int,
         config: RouterConfig,
+        ring: DecisionRing | None = None,
+        partition: int = 0,
     ) -> None:
-        """config: by which prompts are placed unless a request says otherwise"""
+        """config: by which prompts are placed unless a request says otherwise
+        ring: keeps what `place` does, under the number of the partition there
+        """
         self._index = index
         self.table = table
         self.load = load
@@ -108,8 +114,13 @@ class Placing:
         name_array(shared, layout.LOAD, load.header)
         name_array(shared, layout.RANKS, table.header)
         name_array(shared, layout.PARAMETERS, self._parameters)
+        shared[layout.PARTITION], shared[layout.RECORD_AT] = partition, address_of_record()
+        shared[layout.NAMED_POLICY] = policy_number(self.policy)
         self._shared = shared
         self._own = Plan(shared, _ROWS_AT_FIRST)
+        self._ring = ring
+        if ring is not None:
+            name_array(self._own.header, layout.RING, ring.header)
         self._plans = {0: self._own}
         self.plan = self._own.header
         """How kernels place prompts by `config` (plan_layout); never replaced."""
@@ -158,6 +169,31 @@ class Placing:
         assert 0.0 <= draw < 1.0
         slot: int = place(
             self.plan if config is self._config else self._plan_of(config),
+            prompt.block_hashes,
+            prompt.sequence_hashes,
+            eligible,
+            _NO_FACTORS if factors is None else factors,
+            float(prompt.isl_tokens),
+            pinned,
+            draw,
+        )
+        return slot
+
+    def place_apart(
+        self,
+        ring: DecisionRing,
+        prompt: Prompt,
+        config: RouterConfig,
+        eligible: Mask,
+        factors: Floats | None,
+        pinned: bool,
+        draw: float,
+    ) -> int:
+        """As `place`, with its row in a ring of the caller and in no other."""
+        plan = self._plan_of(config)
+        name_array(plan, layout.RING, ring.header)
+        slot: int = place(
+            plan,
             prompt.block_hashes,
             prompt.sequence_hashes,
             eligible,

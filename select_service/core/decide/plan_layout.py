@@ -27,9 +27,14 @@ LEADING, RUNNING, KEYS, COSTS, SUMMARY, TALLY = range(12, 24, 2)
 FOLLOWS = 24
 """1 = bookings keep their prompts, because the policy follows the progress of prefills."""
 BLOCK_SIZE = 25
-# Addresses: of the `place` of the policy, and of what all policies call (placement_kernels).
-PLACE_AT, LOOK_AT, CHOOSE_AT = range(26, 29)
-HEADER_LENGTH = 29
+# Addresses: of the `place` of the policy, of what all policies call (placement_kernels), and of
+# what writes into the ring (decision_kernels).
+PLACE_AT, LOOK_AT, CHOOSE_AT, RECORD_AT = range(26, 30)
+RING = 30
+"""Address and length of the header of the ring that keeps its decisions (decision_layout)."""
+PARTITION, NAMED_POLICY = 32, 33
+"""Numbers of the partition in the ring, and of its policy (policies)."""
+HEADER_LENGTH = 34
 
 # Parameters that those of every policy begin with: the temperature of the choice, and whether
 # requests share blocks.

@@ -12,3 +12,13 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (REFERENCE, WOR
 
 def policy_of(config: RouterConfig) -> Policy:
     return POLICIES[config.policy]
+
+
+def policy_number(policy: Policy) -> int:
+    """By which decisions that are kept name it."""
+    return list(POLICIES).index(policy.name)
+
+
+def policy_numbered(number: int) -> Policy:
+    """The one of a number."""
+    return list(POLICIES.values())[number]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from select_service.core.arrays import Floats
-from select_service.core.decide.placement_kernels import N_COMMON_TERMS
+from select_service.core.decide.placement_kernels import EFFECTIVE_PREFILL_TOKENS, N_COMMON_TERMS
 from select_service.core.decide.plan_layout import N_COMMON_PARAMETERS, P_KV_REUSE, P_TEMPERATURE
 from select_service.core.decide.router_config import RouterConfig
 
@@ -41,6 +41,12 @@ class Policy(NamedTuple):
     def terms(self) -> tuple[str, ...]:
         """Names of all rows of its terms."""
         return COMMON_TERMS + self.own_terms
+
+    @property
+    def own_work_row(self) -> int:
+        """Row of the tokens that the prompt itself would compute on a rank."""
+        names = self.terms
+        return names.index("own_work") if "own_work" in names else EFFECTIVE_PREFILL_TOKENS
 
     def parameters(self, config: RouterConfig) -> Floats:
         """float64[n] for its kernels, which only read it."""

@@ -21,6 +21,7 @@ from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
+from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition
 from select_service.core.fleet.recovered import Recovered
@@ -96,9 +97,11 @@ class Fleet:
         ranks_max: int = 1 << 32,
         queueing: bool = False,
         touched: Touched,
+        decisions: DecisionRing | None = None,
     ) -> None:
         """ranks_max: how many ranks can be listened to
         queueing: workers must say their max_num_batched_tokens
+        decisions: keeps those of the partitions
         """
         self.catalog = Catalog()
         self.partitions: dict[PartitionKey, Partition] = {}
@@ -114,6 +117,7 @@ class Fleet:
         self._ranks_max = ranks_max
         self._queueing = queueing
         self._touched = touched
+        self._decisions = decisions
         self._changed: dict[int, None] = {}  # ids of workers
         self._retired: list[SlotWriter] = []
         self._renewed: list[SlotWriter] = []
@@ -260,7 +264,8 @@ class Fleet:
                 size = worker.given.block_size
                 assert size
                 partition = Partition(
-                    worker.key, size, worker.is_eagle, self._new_index(), self._router
+                    *(worker.key, size, worker.is_eagle, self._new_index(), self._router),
+                    ring=self._decisions,
                 )
             return _Entrance(partition, partition.open_slots(worker))
         except (MemoryError, OSError) as error:

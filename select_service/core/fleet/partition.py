@@ -13,6 +13,7 @@ from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.selection import SelectRequest
 from select_service.core.arrays import Floats, Mask
 from select_service.core.decide.candidates import preference_factors
+from select_service.core.decide.decision_ring import Decided, DecisionRing
 from select_service.core.decide.explain import Candidate, explained
 from select_service.core.decide.placement_kernels import CACHED_TOKENS, NOBODY
 from select_service.core.decide.placing import Placing
@@ -53,15 +54,21 @@ class Partition:
         is_eagle: bool,
         index: PrefixIndex,
         config: RouterConfig,
+        ring: DecisionRing | None = None,
     ) -> None:
-        """config: by which prompts are placed unless a request says otherwise"""
+        """config: by which prompts are placed unless a request says otherwise
+        ring: keeps the decisions
+        """
         self.key = key
         self.block_size = block_size
         self.is_eagle = is_eagle
         self.index = index
         self.table = RankTable(index.lock)
         self.account = Account(key, block_size, index.lock)
-        self.placing = Placing(index, self.table, self.account.load, block_size, config)
+        number = 0 if ring is None else ring.enter(self.decided())
+        self.placing = Placing(
+            index, self.table, self.account.load, block_size, config, ring, number
+        )
         self.limits: Floats = np.zeros(N_LIMITS, np.float64)
         """Of the gate, for kernels (limits_layout); nothing is said at first."""
 
@@ -140,6 +147,24 @@ class Partition:
         slot = self.placing.place(prompt, config, eligible, factors, pinned, draw)
         assert slot != NOBODY
         return Placement(slot, *self.placing.summary())
+
+    def place_apart(
+        self,
+        ring: DecisionRing,
+        prompt: Prompt,
+        request: SelectRequest,
+        config: RouterConfig,
+        eligible: Mask,
+        draw: float,
+    ) -> None:
+        """As `place`, with its row in a ring of the caller."""
+        pinned, factors = self._wishes(request)
+        slot = self.placing.place_apart(ring, prompt, config, eligible, factors, pinned, draw)
+        assert slot != NOBODY
+
+    def decided(self) -> Decided:
+        """As its decisions are shown."""
+        return Decided(self.key, self.block_size, self.table)
 
     def explain(
         self,

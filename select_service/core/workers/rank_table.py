@@ -20,6 +20,7 @@ from select_service.core.arrays import Floats, Mask, name_array
 from select_service.core.identity import Rank
 from select_service.core.workers import rank_layout as layout
 from select_service.core.workers.catalog import Worker
+from select_service.core.workers.rank_history import RankHistory
 from select_service.core.workers.taints import TaintNames
 
 ROWS_AT_FIRST = 8
@@ -91,6 +92,7 @@ class RankTable:
         self._slots_of: dict[int, list[int]] = {}
         self._number_of: dict[int, int] = {}
         self._free_numbers: list[int] = []
+        self._history: RankHistory | None = None
         self.header = np.zeros(layout.HEADER_LENGTH, np.int64)
         """How kernels reach the columns (rank_layout); never replaced."""
         self._show(Columns.of_nobody(ROWS_AT_FIRST), 0)
@@ -140,6 +142,22 @@ class RankTable:
 
     def row(self, slot: int) -> Row:
         return self._rows[slot]
+
+    def remember(self) -> None:
+        """From now on `rank_at` knows of those who leave."""
+        if self._history is None:
+            self._history = RankHistory()
+
+    def rank_at(self, slot: int, version: int) -> Rank | None:
+        """Who stood in the row when its version was this one; None: nobody knows any more."""
+        if self._history is not None:
+            if self._history.is_forgotten(slot, version):
+                return None
+            left = self._history.find(slot, version)
+            if left is not None:
+                return left
+        row = self._rows.get(slot)
+        return None if row is None else row.rank
 
     def writer(self, rank: Rank) -> SlotWriter:
         return self._rows[self._slot_of[rank]].writer
@@ -258,7 +276,11 @@ class RankTable:
             for column, empty in zip(self.columns, _EMPTY_ROW, strict=True):
                 column[at] = empty[0]
             self.columns.version[left] = self.version
-        return [self._rows.pop(slot) for slot in slots]
+        rows = [self._rows.pop(slot) for slot in slots]
+        if self._history is not None:
+            for slot, row in zip(slots, rows, strict=True):
+                self._history.left(slot, self.version, row.rank)
+        return rows
 
     # --- taints
 

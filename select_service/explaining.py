@@ -1,0 +1,167 @@
+"""`select-service explain`: why a running service chose a rank, as a table."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+URL = "http://127.0.0.1:8092"
+TIMEOUT_S = 10.0
+LISTED = 20
+"""Decisions that are listed when none is named."""
+_KNOWN = (
+    ("active_requests", "requests"),
+    ("prefill_tokens", "prefill"),
+    ("left_work_tokens", "left_work"),
+    ("active_blocks", "active"),
+    ("leading_run", "run"),
+    ("gpu_blocks", "gpu"),
+    ("cpu_blocks", "cpu"),
+    ("external_blocks", "all_tiers"),
+    ("extra_wait_tokens", "+wait"),
+    ("extra_prefill_tokens", "+prefill"),
+)
+"""Fields of a candidate, and the columns that show them."""
+_DECIDED = {
+    "cheapest": "it alone has the lowest cost",
+    "tie": "drawn among ranks of the lowest cost",
+    "drawn": "drawn by its cost and the temperature",
+    "pinned": "the request names it",
+    "only": "no other may be chosen",
+}
+
+
+def explain_command(argv: Sequence[str]) -> int:
+    """Exit status: 0 shown, 1 the service refuses or cannot be reached, 2 a wrong argument."""
+    arguments = _parser().parse_args(argv)
+    base, path = arguments.url.rstrip("/"), f"/decisions?limit={LISTED}"
+    try:
+        if arguments.request is not None:
+            found = _asked(base + "/explain", _body(arguments.request))
+        elif arguments.id is not None:
+            found = _asked(f"{base}/decisions/{quote(arguments.id, safe='')}")
+        else:
+            found = _asked(base + path)
+    except HTTPError as error:
+        print(f"select-service: error: {_refusal(error)}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        print(f"select-service: error: {base}: {reason}", file=sys.stderr)
+        return 1
+    lines = listed(found["decisions"]) if "decisions" in found else explained(found)
+    print("\n".join(lines))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="select-service explain",
+        description="Why a running service chose a rank: a decision by its id, what it would "
+        "decide now, or the last decisions.",
+    )
+    parser.add_argument("id", nargs="?", help="selection_id or reservation_id of a decision")
+    parser.add_argument(
+        "--request",
+        metavar="FILE",
+        help="ask what would be decided for the body of POST /select in this file; - reads stdin",
+    )
+    parser.add_argument("--url", default=URL, help=f"of the service (default {URL})")
+    return parser
+
+
+def _body(name: str) -> bytes:
+    """Raises OSError."""
+    return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+
+
+def _asked(url: str, body: bytes | None = None) -> Any:
+    """Raises OSError, of which HTTPError is a refusal, or ValueError."""
+    request = Request(url, body, {"content-type": "application/json"} if body else {})
+    with urlopen(request, timeout=TIMEOUT_S) as answer:
+        return json.load(answer)
+
+
+def _refusal(error: HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP status {error.code}"
+
+
+def listed(decisions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of a table of decisions."""
+    columns = ("decision", "s ago", "id", "model", "tokens", "rank", "cost", "next", "choice")
+    return table(columns, map(_listed, decisions))
+
+
+def _listed(row: Mapping[str, Any]) -> list[str]:
+    name = row.get("reservation_id") or row.get("selection_id") or "-"
+    next_cost = row["runner_up_cost"]
+    return [
+        *(str(row["decision"]), f"{row['seconds_ago']:g}", name, row["model_name"]),
+        *(str(row["isl_tokens"]), _rank(row), f"{row['cost']:g}"),
+        *("-" if next_cost is None else f"{next_cost:g}", row["choice"]),
+    ]
+
+
+def explained(decision: Mapping[str, Any]) -> list[str]:
+    """Lines that show a decision with its candidates; columns of zeros are left out."""
+    candidates = decision["candidates"]
+    chosen = next(each for each in candidates if each["chosen"])
+    shown = f", {len(candidates)} shown" if len(candidates) < decision["candidate_count"] else ""
+    known = [field for field in _KNOWN if any(each[field[0]] for each in candidates)]
+    names = chosen["terms"]
+    terms = [name for name in names if name == "cost" or any(c["terms"][name] for c in candidates)]
+    columns = ("", "rank", *(name for _, name in known), *terms)
+    rows = (
+        [
+            "*" if each["chosen"] else "",
+            _rank(each),
+            *(f"{each[field]}" for field, _ in known),
+            *(f"{each['terms'][name]:g}" for name in terms),
+        ]
+        for each in candidates
+    )
+    return [
+        *_heads(decision),
+        f"chosen: {_rank(chosen)} of {decision['candidate_count']} candidates{shown}: "
+        + _DECIDED[decision["choice"]],
+        "",
+        *table(columns, rows),
+    ]
+
+
+def _heads(decision: Mapping[str, Any]) -> list[str]:
+    scope = f"{decision['model_name']}, tenant {decision['tenant_id']}"
+    if decision["decision"] is None:
+        what = "now" + (", but it would wait" if decision.get("would_wait") else "")
+    else:
+        booked = "booked" if decision["reserved"] else "nothing booked"
+        what = f"decision {decision['decision']}, {decision['seconds_ago']:g} s ago, {booked}"
+    waited = decision.get("waited")
+    wait = f", waited {waited['seconds']:g} s in {waited['policy_class']}" if waited else ""
+    return [
+        f"{what}{wait}: {scope}, policy {decision['policy']}",
+        f"prompt: {decision['isl_tokens']} tokens, {decision['prompt_blocks']} blocks of "
+        f"{decision['block_size']}, hash {decision['prompt_hash'] or '-'}",
+    ]
+
+
+def _rank(row: Mapping[str, Any]) -> str:
+    return "gone" if row["worker_id"] is None else f"{row['worker_id']}/{row['dp_rank']}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of columns as wide as what is in them."""
+    lines = [list(columns), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]

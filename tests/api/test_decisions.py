@@ -1,0 +1,121 @@
+"""GET /decisions and POST /explain: why a prompt went where it went."""
+
+import pytest
+
+from tests.api.in_process import Api
+from tests.builders import worker_body
+
+PROMPT = {"model_name": "m", "token_ids": list(range(34))}
+
+
+def chosen(body):
+    (found,) = [c for c in body["candidates"] if c["chosen"]]
+    return found
+
+
+def test_a_decision_is_found_by_both_of_its_ids(fleet):
+    body = {**PROMPT, "selection_id": "s/1", "reservation_id": "r 1"}
+    selection = fleet.post("/select_and_reserve", body).body
+    for name in ("s%2F1", "r%201"):
+        found = fleet.get(f"/decisions/{name}").body
+        assert (found["selection_id"], found["reservation_id"]) == ("s/1", "r 1")
+        assert found["reserved"]
+        assert found["decision"] == 1
+        assert found["candidate_count"] == len(found["candidates"]) == 2
+        assert chosen(found)["dp_rank"] == selection["dp_rank"]
+        assert {c["terms"]["cost"] for c in found["candidates"]} == {34 / 4 + 8}
+        assert (found["isl_tokens"], found["prompt_blocks"]) == (34, 8)
+        assert found["choice"] == "tie"
+
+
+def test_the_load_of_a_decision_is_that_before_its_booking(fleet):
+    fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "a"})
+    fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "b"})
+    assert all(c["active_requests"] == 0 for c in fleet.get("/decisions/a").body["candidates"])
+    found = fleet.get("/decisions/b").body
+    busy, idle = sorted(found["candidates"], key=lambda c: -c["active_requests"])
+    assert (busy["prefill_tokens"], busy["left_work_tokens"], busy["extra_wait_tokens"]) == (
+        34,
+    ) * 3
+    assert (idle["prefill_tokens"], idle["extra_wait_tokens"]) == (0, 0)
+    assert idle["chosen"]
+    assert busy["leading_run"] == 8
+    assert found["choice"] == "cheapest"
+
+
+def test_lists_are_filtered_and_say_the_newest_first(fleet):
+    fleet.post("/workers", worker_body(2, model_name="other"))
+    for number in range(3):
+        fleet.post("/select", {**PROMPT, "selection_id": f"s{number}"})
+    fleet.post("/select", {**PROMPT, "model_name": "other"})
+    listed = fleet.get("/decisions").body
+    assert listed["kept"] == 4
+    assert [row["decision"] for row in listed["decisions"]] == [4, 3, 2, 1]
+    assert "selection_id" not in listed["decisions"][0]
+    assert listed["decisions"][0]["runner_up_cost"] is None
+    assert listed["decisions"][0]["choice"] == "only"
+    for query, expected in (
+        ("limit=2", [4, 3]),
+        ("worker_id=1", [3, 2, 1]),
+        ("worker_id=2&model_name=m", []),
+        ("model_name=other&tenant_id=default", [4]),
+        ("tenant_id=none", []),
+    ):
+        rows = fleet.get(f"/decisions?{query}").body["decisions"]
+        assert [row["decision"] for row in rows] == expected
+
+
+def test_asking_changes_nothing(fleet):
+    before = [fleet.get(path).body for path in ("/loads", "/reservations")]
+    found = fleet.post("/explain", {**PROMPT, "selection_id": "x"}).body
+    assert found["decision"] is None
+    assert "selection_id" not in found
+    assert "would_wait" not in found
+    assert [fleet.get(path).body for path in ("/loads", "/reservations")] == before
+    assert fleet.get("/decisions").body == {"decisions": [], "kept": 0}
+    pinned = fleet.post("/explain", {**PROMPT, "pinned_worker": {"worker_id": 1, "dp_rank": 1}})
+    assert pinned.body["choice"] == "pinned"
+    assert chosen(pinned.body)["dp_rank"] == 1
+
+
+def test_asking_says_the_same_as_deciding(fleet):
+    fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "a"})
+    asked = fleet.post("/explain", PROMPT).body
+    fleet.post("/select", {**PROMPT, "selection_id": "b"})
+    decided = fleet.get("/decisions/b").body
+    differ = {"decision", "seconds_ago", "selection_id", "draw"}
+    assert {k: v for k, v in asked.items() if k not in differ} == {
+        k: v for k, v in decided.items() if k not in differ
+    }
+
+
+def test_what_is_not_kept_is_refused_with_a_reason(fleet):
+    answer = fleet.get("/decisions/nobody")
+    assert (answer.status, answer.body["code"]) == (404, "not_found")
+    assert "last 0" in answer.body["error"]
+    assert fleet.get("/decisions?limit=0").status == 400
+    assert fleet.get("/decisions?worker_id=x").status == 400
+    assert fleet.post("/explain", {}).status == 400
+    assert fleet.post("/explain", {**PROMPT, "model_name": "none"}).status == 503
+    assert fleet.post("/explain", {**PROMPT, "priority_tier": "no"}).status == 400
+
+
+@pytest.mark.parametrize("path", ["/decisions", "/decisions/a"])
+def test_without_decisions_both_routes_say_so(path):
+    with Api("--decisions", "0") as api:
+        api.post("/workers", worker_body(1))
+        api.post("/select", {**PROMPT, "selection_id": "a"})
+        answer = api.get(path)
+        assert (answer.status, answer.body["error"]) == (
+            404,
+            "no decisions are kept: the service runs with --decisions 0",
+        )
+        assert chosen(api.post("/explain", PROMPT).body)["worker_id"] == 1
+
+
+def test_who_would_wait_is_told(fleet):
+    with Api("--queue-threshold", "0.5") as api:
+        api.post("/workers", worker_body(1, max_num_batched_tokens=16))
+        assert api.post("/explain", PROMPT).body["would_wait"] is False
+        api.post("/select_and_reserve", PROMPT)
+        assert api.post("/explain", PROMPT).body["would_wait"] is True

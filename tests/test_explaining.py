@@ -1,0 +1,114 @@
+"""`select-service explain` shows what a running service says."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from select_service.__main__ import main
+from tests.api.in_process import Api
+from tests.builders import worker_body
+
+PROMPT = {"model_name": "m", "token_ids": list(range(34))}
+
+
+@pytest.fixture
+def answers():
+    """(url, what is asked, answers by path) of a server that says what a service has said."""
+    asked, said = [], {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.answer(b"")
+
+        def do_POST(self):
+            self.answer(self.rfile.read(int(self.headers["content-length"])))
+
+        def answer(self, body):
+            asked.append((self.command, self.path, body))
+            status, text = said.get(self.path, (404, {"error": "not here", "code": "not_found"}))
+            data = json.dumps(text).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked, said
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def bodies():
+    """What a service says: a decision, what it would decide, a list."""
+    with Api() as api:
+        api.post("/workers", worker_body(1, data_parallel_size=2))
+        api.post("/select_and_reserve", {**PROMPT, "reservation_id": "a/b"})
+        api.post("/select_and_reserve", {**PROMPT, "reservation_id": "c"})
+        return {
+            "/decisions/a%2Fb": (200, api.get("/decisions/a%2Fb").body),
+            "/decisions/c": (200, api.get("/decisions/c").body),
+            "/explain": (200, api.post("/explain", PROMPT).body),
+            "/decisions?limit=20": (200, api.get("/decisions?limit=20").body),
+        }
+
+
+def test_a_decision_is_shown_as_a_table(answers, bodies, capsys):
+    url, asked, said = answers
+    said.update(bodies)
+    assert main(["explain", "c", "--url", url + "/"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("decision 2, ")
+    assert lines[0].endswith(" s ago, booked: m, tenant default, policy reference")
+    assert lines[1].startswith("prompt: 34 tokens, 8 blocks of 4, hash ")
+    assert lines[2].endswith(" of 2 candidates: it alone has the lowest cost")
+    assert lines[4].split()[:2] == ["rank", "requests"]
+    assert lines[4].split()[-1] == "cost"
+    chosen, other = lines[5:]
+    assert chosen.split()[0] == "*"
+    assert float(chosen.split()[-1]) < float(other.split()[-1])
+    assert asked == [("GET", "/decisions/c", b"")]
+
+
+def test_ids_are_quoted(answers, bodies, capsys):
+    url, _, said = answers
+    said.update(bodies)
+    assert main(["explain", "a/b", "--url", url]) == 0
+    assert "drawn among ranks of the lowest cost" in capsys.readouterr().out
+
+
+def test_a_request_is_sent_as_it_is(answers, bodies, capsys, tmp_path):
+    url, asked, said = answers
+    said.update(bodies)
+    file = tmp_path / "body.json"
+    file.write_text(json.dumps(PROMPT))
+    assert main(["explain", "--request", str(file), "--url", url]) == 0
+    assert asked == [("POST", "/explain", file.read_bytes())]
+    assert capsys.readouterr().out.startswith("now: m, tenant default, policy ")
+
+
+def test_without_an_id_the_last_decisions_are_listed(answers, bodies, capsys):
+    url, _, said = answers
+    said.update(bodies)
+    assert main(["explain", "--url", url]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[0] == "decision"
+    assert [row.split()[2] for row in rows] == ["c", "a/b"]
+
+
+def test_refusals_and_faults_end_with_one_line(answers, capsys, tmp_path):
+    url, *_ = answers
+    assert main(["explain", "nobody", "--url", url]) == 1
+    assert capsys.readouterr().err == "select-service: error: not here\n"
+    assert main(["explain", "--request", str(tmp_path / "none"), "--url", url]) == 1
+    assert "No such file" in capsys.readouterr().err
+    assert main(["explain", "--url", "nonsense"]) == 1
+    assert "nonsense" in capsys.readouterr().err
