@@ -14,6 +14,10 @@ class Answerer(Protocol):
 
     end: int
 
+    @property
+    def is_select(self) -> bool:
+        """Was the last answer one of POST /select?"""
+
     def answer(self, data: bytes, at: int, file: int = -1) -> bytes | None:
         """The answer to the request whose first byte is `data[at]`; at < len(data).
 

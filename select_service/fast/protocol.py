@@ -296,6 +296,10 @@ class LeanProtocol(asyncio.Protocol):
 
     # Handing over, and the end
 
+    def _is_idle(self) -> bool:
+        """Between two requests, with nothing that is unsent."""
+        return self._mode == _READY and not self._transport.get_write_buffer_size()
+
     def _hand_over(self) -> BoundedProtocol:
         """From here the ordinary path reads."""
         if self._mode == _WAITING:
@@ -327,6 +331,11 @@ class LeanProtocol(asyncio.Protocol):
     def _end(self) -> None:
         self._mode = _OVER
         self._transport.close()
+
+    def _leave(self) -> None:
+        """Let go of the transport at once; whoever has the socket beside it goes on."""
+        self._mode = _OVER
+        self._transport.abort()
 
     def _fail(self) -> None:
         """A bug.  In what state the connection is nobody knows, so it ends."""

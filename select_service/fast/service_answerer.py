@@ -61,6 +61,11 @@ class ServiceAnswerer:
         self._done = self._memory.say(headers) + _DONE
         self._partitions.look()
 
+    @property
+    def is_select(self) -> bool:
+        """See `Answerer`."""
+        return self._numbers[request.ROUTE] == request.SELECT
+
     def answer(self, data: bytes, at: int, file: int = NONE) -> bytes | None:
         """See `Answerer`."""
         draw = self._random()

@@ -119,7 +119,7 @@ def drop(loop, row):
 
 @compiled()
 def take_row(loop, fd):
-    """Enter a connection and watch it; there is a row for it."""
+    """Enter a connection and watch it; there is a row for it, whose number is returned."""
     number = loop[FREE_ROW]
     if number == NONE:
         number = loop[N_ROWS]
@@ -134,6 +134,7 @@ def take_row(loop, fd):
     loop[N_CONNECTIONS] += 1
     if tell_epoll(loop, CTL_ADD, fd, EPOLLIN, number) != 0:  # for want of memory
         drop(loop, row)
+    return number
 
 
 @compiled()

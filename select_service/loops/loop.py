@@ -44,12 +44,14 @@ class Handed(NamedTuple):
     """A connection that is the event loop's now.
 
     received: what came in and is not answered;  unsent: the rest of answers;  why: loop_layout
+    returns: how often it had come back to the loop
     """
 
     fd: int
     received: bytes
     unsent: bytes
     why: int
+    returns: int
 
 
 class Question(NamedTuple):
@@ -95,6 +97,7 @@ class InputLoop:
     def _name_arrays(self, state: npt.NDArray[np.int64], limits: Limits) -> None:
         n = limits.connections
         self._handed = np.zeros((2 * n, layout.HANDED_LENGTH), np.int64)
+        self._returned = np.zeros((n, layout.RETURN_LENGTH), np.int64)
         self._names = np.zeros(2 * TEXT_BYTES_MAX, np.uint8)
         self.connections = np.zeros(n * layout.ROW_LENGTH, np.int64)
         self.counters = np.zeros(layout.N_COUNTERS, np.int64)
@@ -109,6 +112,7 @@ class InputLoop:
             layout.NAMES: self._names,
             layout.WORD: np.zeros(1, np.int64),
             layout.COUNTERS: self.counters,
+            layout.RETURNED: self._returned,
         }
         for pair, array in arrays.items():
             name_array(self.header, pair, array)
@@ -150,6 +154,8 @@ class InputLoop:
 
     def close(self) -> None:
         """The thread has ended, or never begun."""
+        for fd, _ in self._returned[: self.header[layout.N_RETURNED]].tolist():
+            os.close(fd)
         self._listener.close()
         self._epoll.close()
         os.close(self._wake)
@@ -160,6 +166,16 @@ class InputLoop:
         n = int(self.header[layout.N_HANDED])
         self.header[layout.N_HANDED] = 0
         return [_handed(record) for record in self._handed[:n].tolist()]
+
+    def give_back(self, fd: int, returns: int) -> bool:
+        """A connection with nothing in hand comes back.  False: the loop does not take it."""
+        n = int(self.header[layout.N_RETURNED])
+        if self.is_stopping or n == len(self._returned):
+            return False
+        self._returned[n] = fd, returns
+        self.header[layout.N_RETURNED] = n + 1
+        os.eventfd_write(self._wake, 1)
+        return True
 
     def question(self) -> Question | None:
         header = self.header[layout.QUESTION : layout.Q_TENANT + 1].tolist()
@@ -183,9 +199,9 @@ class InputLoop:
 
 
 def _handed(record: list[int]) -> Handed:
-    fd, buffer, held, unsent, length, sent, why = record
+    fd, buffer, held, unsent, length, sent, why, returns = record
     received = ctypes.string_at(buffer, held) if buffer else b""
     rest = ctypes.string_at(unsent + sent, length - sent) if unsent else b""
     _free(buffer)
     _free(unsent)
-    return Handed(fd, received, rest, why)
+    return Handed(fd, received, rest, why, returns)

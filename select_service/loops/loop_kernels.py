@@ -7,7 +7,7 @@ from indexer.compiled import compiled
 from indexer.index.state_kernels import I, i32_view
 from select_service.fast.byte_kernels import NONE
 from select_service.fast.serve_kernels import now_ns
-from select_service.loops.accepting_kernels import accept_some, resume
+from select_service.loops.accepting_kernels import accept_some, resume, take_back
 from select_service.loops.connection_kernels import row_at, tell_epoll
 from select_service.loops.libc_kernels import (
     CTL_ADD,
@@ -65,6 +65,7 @@ def take_in(loop, n):
             accept_some(loop)
         elif mark == WAKE_MARK:
             read(loop[WAKE], loop[WORD], WORD_BYTES)
+            take_back(loop)
             if loop[N_PARKED] > 0:
                 serve_all(loop, I(PARKED))
         else:
@@ -104,11 +105,13 @@ def run(loop):
         stops = loop[STOPS] != 0
         if stops:
             accept_some(loop)
+            take_back(loop)
         error = turn(loop, 0 if stops or loop[N_READY] > 0 else TICK_MS)
         if loop[NOW] - ticked > TICK_NS:
             ticked = loop[NOW]
             look_at_all(loop)
             resume(loop)
+            take_back(loop)
         if stops:
             break
     end(loop)

@@ -13,13 +13,15 @@ ANSWERS      uint8  ANSWERS_BYTES                 what goes out next
 HANDED       int64  2 * connections * HANDED_L..  connections for the event loop, see below
 NAMES        uint8  2 * TEXT_BYTES_MAX            model and tenant of a question
 WORD         int64  1                             for calls that want the address of a number
+RETURNED     int64  connections * RETURN_LENGTH   connections that come back: descriptor, how often
 COUNTERS     int64  N_COUNTERS                    what has happened since the start
 
 Whose memory it is:
 
 * STATE and all that it names is the loop's while it holds MUTEX, which is for the time of one
   request; Python changes it while it holds MUTEX.
-* So are HANDED with N_HANDED, and the question: QUESTION and what belongs to it.
+* So are HANDED with N_HANDED, RETURNED with N_RETURNED, and the question: QUESTION and what belongs
+  to it.
 * STOPS is written by Python at any time, and only seen later.
 * Everything else is the loop's alone.
 """
@@ -37,7 +39,8 @@ from select_service.fast.serve_layout import OUT_BYTES
     NAMES,
     WORD,
     COUNTERS,
-) = range(0, 20, 2)
+    RETURNED,
+) = range(0, 22, 2)
 (
     MUTEX,  # address of the loop's own
     EPOLL,  # descriptors, four of them
@@ -66,8 +69,9 @@ from select_service.fast.serve_layout import OUT_BYTES
     Q_HASH,  # the hash of its names,
     Q_MODEL,  # and how long these are; NONE: not given
     Q_TENANT,
-) = range(20, 47)
-LOOP_LENGTH = 47
+    N_RETURNED,
+) = range(22, 50)
+LOOP_LENGTH = 50
 
 # A connection.
 NUMBER = 0  # of the row
@@ -81,15 +85,17 @@ UNSENT = 8  # address and length: answers that the client did not take at once
 SENT = 10  # how many bytes of these it has taken
 ASKED = 11  # the question that was asked for its request, 0: none
 NEXT_FREE = 12  # row
-ROW_LENGTH = 13
+RETURNS = 13  # how often it has come back
+ROW_LENGTH = 14
 
 NEW, READING, READY, BLOCKED, PARKED = range(5)
 """MODE.  Nothing has come yet; the next bytes are waited for; there is a request that has to wait
 for its turn; the client has to take answers first; Python has to mend something first."""
 
-# A connection that is handed over: its descriptor, BUFFER, HELD, UNSENT, its length, SENT, why.
-H_FD, H_BUFFER, H_HELD, H_UNSENT, H_LENGTH, H_SENT, H_WHY = range(7)
-HANDED_LENGTH = 7
+# A connection that is handed over: descriptor, BUFFER, HELD, UNSENT, its length, SENT, why, RETURNS
+H_FD, H_BUFFER, H_HELD, H_UNSENT, H_LENGTH, H_SENT, H_WHY, H_RETURNS = range(8)
+HANDED_LENGTH = 8
+RETURN_LENGTH = 2
 
 UNUSUAL, PARKED_LONG, NO_ROOM, LATE, TOO_MANY, ENDING = range(6)
 """Why.  A request that is not for us; it could not be mended in time; no room for what came in; the
@@ -103,8 +109,9 @@ N_WHY = 6
     CLOSED_UNREAD,  # by us, because the client took nothing of an answer for long
     QUESTIONS,
     PAUSES,  # of accepting, for want of descriptors, memory or room
-) = range(N_WHY, N_WHY + 5)
-N_COUNTERS = N_WHY + 5
+    TAKEN_BACK,
+) = range(N_WHY, N_WHY + 6)
+N_COUNTERS = N_WHY + 6
 
 LISTENER_MARK, WAKE_MARK = -1, -2
 """What epoll says instead of the number of a row."""

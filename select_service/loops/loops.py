@@ -55,12 +55,18 @@ class Served:
             closed=counters[layout.CLOSED_IDLE] + counters[layout.CLOSED_UNREAD],
             questions=counters[layout.QUESTIONS],
             pauses=counters[layout.PAUSES],
+            taken_back=counters[layout.TAKEN_BACK],
         )
 
     def taken(self) -> list[Handed]:
         """What the loop has handed over."""
         with self.loop.mutex:
             return self.loop.take()
+
+    def give_back(self, fd: int, returns: int) -> bool:
+        """See InputLoop."""
+        with self.loop.mutex:
+            return self.loop.give_back(fd, returns)
 
     def mend(self) -> None:
         """Answer the question of the loop, if it has one."""
@@ -150,7 +156,7 @@ class Loops:
                 await loop.run_in_executor(None, served.loop.thread.join)
                 loop.remove_reader(served.loop.told)
                 if self._taking is not None:
-                    self._taking.take(served.taken())
+                    self._taking.take(served.taken(), served.give_back)
             served.loop.close()
         if self._taking is not None:
             await self._taking.finish()
@@ -160,7 +166,7 @@ def _heard(served: Served, taking: TakingOver) -> None:
     """The event loop's: a loop has told something."""
     try:
         os.eventfd_read(served.loop.told)
-        taking.take(served.taken())
+        taking.take(served.taken(), served.give_back)
         served.mend()
     except Exception:
         taking.failed()

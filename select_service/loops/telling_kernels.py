@@ -21,6 +21,7 @@ from select_service.loops.loop_layout import (
     H_FD,
     H_HELD,
     H_LENGTH,
+    H_RETURNS,
     H_SENT,
     H_UNSENT,
     H_WHY,
@@ -37,6 +38,7 @@ from select_service.loops.loop_layout import (
     Q_TENANT,
     QUESTION,
     QUESTIONS,
+    RETURNS,
     SENT,
     TELL,
     UNSENT,
@@ -67,10 +69,10 @@ def next_handed(loop, fd, why):
 
 
 @compiled()
-def hand_over_new(loop, fd, why):
+def hand_over_new(loop, fd, why, returns):
     """A connection that has no row."""
     acquire(loop[MUTEX])
-    next_handed(loop, fd, why)
+    next_handed(loop, fd, why)[H_RETURNS] = returns
     release(loop[MUTEX])
     tell(loop)
 
@@ -83,7 +85,7 @@ def hand_over(loop, row, why):
     record = next_handed(loop, row[FD], why)
     record[H_BUFFER], record[H_HELD] = row[BUFFER], row[HELD]
     record[H_UNSENT], record[H_LENGTH] = row[UNSENT], row[UNSENT + 1]
-    record[H_SENT] = row[SENT]
+    record[H_SENT], record[H_RETURNS] = row[SENT], row[RETURNS]
     release(loop[MUTEX])
     loop[BUFFERED] -= row[BUFFER + 1]
     row[BUFFER] = row[BUFFER + 1] = row[UNSENT] = 0

@@ -23,6 +23,7 @@ class LoopCounts(NamedTuple):
     closed: int
     questions: int
     pauses: int
+    taken_back: int
 
 
 def _handed_over(reason: int) -> Callable[[LoopCounts], int]:
@@ -36,6 +37,12 @@ LOOPS: Sequence[Family[LoopCounts]] = (
     *(
         Family(COUNTER, HANDED_OVER, _HELP, _handed_over(number), (("reason", reason),))
         for number, reason in enumerate(REASONS)
+    ),
+    Family(
+        COUNTER,
+        "input_loop_taken_back",
+        "Connections that came back from the event loop",
+        lambda c: c.taken_back,
     ),
     Family(
         COUNTER,

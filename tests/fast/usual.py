@@ -20,6 +20,8 @@ class EvenAnswerer:
     `n_answered`, `n_called`: answers, and calls.
     """
 
+    is_select = False
+
     def __init__(
         self, is_open: Callable[[], bool], asked: Callable[[tuple[str, bytes]], None]
     ) -> None:
@@ -51,6 +53,8 @@ class EvenAnswerer:
 
 class KnownAnswerer:
     """Knows some requests by heart.  `answers`: request -> answer."""
+
+    is_select = False
 
     def __init__(self) -> None:
         self.answers: dict[bytes, bytes] = {}

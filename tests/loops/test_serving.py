@@ -1,10 +1,13 @@
 """What a loop answers, what it hands over, and how it follows the service."""
 
 import contextlib
+from random import Random
 
 import pytest
 
 from select_service.loops import loop_layout as layout
+from select_service.loops import taking_over
+from select_service.loops.taking_over import RETURN_AFTER
 from tests.builders import worker_body
 from tests.loops.running import HEALTH, PROMPT, SELECT, OnLoops
 from tests.patience import eventually
@@ -87,6 +90,48 @@ def test_long_requests_are_collected(service: OnLoops) -> None:
             assert client.answer().body["effective_prefill_tokens"] == 100_000
             assert client.answer().body["effective_prefill_tokens"] == 5
     assert service.n_handed == handed
+
+
+def test_a_connection_comes_back_once_it_asks_for_what_loops_answer(service: OnLoops) -> None:
+    """And later and later, if it goes away again."""
+    with service.client() as client:
+        for returns in range(3):
+            taken_back = service.counted(layout.TAKEN_BACK)
+            client.send(HEALTH)
+            assert client.answer().status == 200
+            for _ in range(RETURN_AFTER << returns):
+                assert service.counted(layout.TAKEN_BACK) == taken_back
+                client.send(SELECT)
+                assert client.answer().status == 200
+            eventually(lambda n=taken_back: service.counted(layout.TAKEN_BACK) == n + 1)  # type: ignore[misc]
+            answered = service.answered()
+            for _ in range(5):
+                client.send(SELECT)
+                assert client.answer().status == 200
+            assert service.answered() == answered + 5
+    eventually(lambda: not service.connections)
+
+
+def test_nothing_is_lost_on_the_way_to_and_fro(
+    service: OnLoops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking_over, "RETURN_AFTER", 0)
+    random = Random(1)
+    taken_back = service.counted(layout.TAKEN_BACK)
+    with service.client() as client:
+        for number in range(120):
+            named = {**PROMPT, "selection_id": f"number-{number}"}
+            stream = request("POST", "/select", named) * random.choice((1, 1, 2, 40))
+            stream = (HEALTH + stream, stream, stream + HEALTH, stream)[number % 4]
+            cut = random.randrange(len(stream))
+            client.send(stream[:cut])
+            client.send(stream[cut:])
+            answers = [client.answer() for _ in range(stream.count(b" HTTP/1.1\r\n"))]
+            assert [answer.status for answer in answers] == [200] * len(answers)
+            said = [answer.body.get("selection_id") for answer in answers]
+            assert said.count(f"number-{number}") == len(answers) - (number + 1) % 2
+    assert service.counted(layout.TAKEN_BACK) > taken_back + 5
+    eventually(lambda: not service.connections)
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, sel
     metrics.request("/select", "POST", 200)
     metrics.selection("/select", 1e-4)
     replicas = msgspec.convert(BY_ID["replica_status"].answers[200].example, ReplicaStatus)
-    loop = LoopCounts(1, 1, (1,) * len(REASONS), 1, 1, 1)
+    loop = LoopCounts(1, 1, (1,) * len(REASONS), 1, 1, 1, 1)
     edges = Edges(listeners.statuses, replicas, engine_scrapes={"ok": 1}, input_loops=[loop])
     seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
     exposed = {
