@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 OWN_PAGES_MIN = 1 << 18  # bytes
+LARGE_PAGES_MIN = 1 << 22  # bytes, of numpy
 GIVE_BACK_BYTES = 1 << 22
 """What one step gives back: it takes time for every page."""
 _MAP_NORESERVE = 0x4000  # of Linux: what is never touched counts for nothing
@@ -26,6 +27,15 @@ def zeros(length: int, dtype: Any) -> NDArray[Any]:
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error}") from error
     return np.frombuffer(pages, dtype, length)
+
+
+def scratch(length: int, dtype: Any) -> NDArray[Any]:
+    """Array of whatever values, of which perhaps only a part is used.  Raises MemoryError.
+
+    numpy asks for large pages for the larger ones, and the first touch of one takes milliseconds.
+    """
+    size = length * np.dtype(dtype).itemsize
+    return np.empty(length, dtype) if size < LARGE_PAGES_MIN else zeros(length, dtype)
 
 
 def has_own_pages(array: NDArray[Any]) -> bool:

@@ -8,7 +8,8 @@ module never has to describe an error.  Whenever it does not give up, its result
 parser's.
 
 A long payload is read in parts.  What stops in the midst of an event reads that event again when it
-goes on, but for the hashes and the tokens that it has.
+goes on, but for the hashes and the tokens that it has.  Whether the hashes of a stored event that
+has more than NAMES_AT_ONCE repeat one is left to the caller.
 
 Source: the engines named in `parser`.
 """
@@ -33,6 +34,7 @@ from indexer.events.msgpack_kernels import (
     skip_nils,
     skip_plain,
 )
+from indexer.events.repeat_kernels import NAMES_AT_ONCE, may_repeat
 
 # Columns of a row: one event.  Ranges are half-open; a text is its first byte and its length.
 TAG = 0
@@ -113,8 +115,6 @@ WORD_STARTS = np.cumsum([0, *map(len, WORDS)])
 
 TAIL_SPEC_FIELDS = 3  # as in parser
 PAIR_HEADER = 0x92  # an array of two
-PROBES_MAX = 128
-SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads any key over the high bits
 
 
 @compiled()
@@ -378,42 +378,18 @@ def read_map_event(buf, at, job, row, hashes, tokens):
 
 
 @compiled()
-def may_repeat(hashes):
-    """False: all of the hashes are different.  Linear in their number.
-
-    True: two are equal, or somebody chose them to collide here, which would cost quadratic time.
-    """
-    bits = 4
-    while (1 << bits) < 2 * hashes.shape[0]:
-        bits += 1
-    mask = np.uint64((1 << bits) - 1)
-    places = np.zeros(1 << bits, np.uint64)  # a hash set; 0 marks a free place
-    zeros = 0
-    for value in hashes:
-        if value == 0:
-            zeros += 1
-            continue
-        place = (value * SPREAD) >> np.uint64(64 - bits)
-        probes = 0
-        while places[place] != 0:
-            if places[place] == value or probes == PROBES_MAX:
-                return True
-            place = (place + np.uint64(1)) & mask
-            probes += 1
-        places[place] = value
-    return zeros > 1
-
-
-@compiled()
 def may_repeat_itself(row, hashes):
-    """False: the engine hashes of a stored event and its parent are all different."""
+    """False: the engine hashes of a stored event and its parent are all different.
+
+    Those of an event that has very many are not compared here but for the parent.
+    """
     own = hashes[row[HASH_START] : row[HASH_END]]
     if row[HAS_PARENT] == 1:
         parent = np.uint64(row[PARENT])
         for value in own:
             if value == parent:
                 return True
-    return own.shape[0] > 1 and may_repeat(own)
+    return 1 < own.shape[0] <= NAMES_AT_ONCE and may_repeat(own)
 
 
 @compiled()

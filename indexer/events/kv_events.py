@@ -5,7 +5,7 @@ compiled call into flat arrays, of which the events here are views: no hash and 
 becomes a Python object.  Whatever it gives up on goes to `parser`, which reads everything.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,9 @@ from indexer.events.parser import (
     parse_batch,
     parsing_batch,
 )
+from indexer.events.repeat_kernels import NAMES_AT_ONCE, may_repeat, spread
 from indexer.hashing.hashes import U64_MASK, Hashes, Tokens
+from indexer.pages import scratch
 
 __all__ = [
     "EVENTS_PER_BATCH_MAX",
@@ -54,7 +56,7 @@ __all__ = [
 ]
 
 PAYLOAD_BYTES_MAX = 16 * 2**20
-SCANNED_AT_ONCE = 1 << 18
+SCANNED_AT_ONCE = 1 << 17
 """Hashes and tokens that are read in one step of a large payload."""
 EVENT_BYTES_MIN = 9  # ["Ignored"]
 
@@ -114,6 +116,13 @@ class _Scanned(NamedTuple):
     hashes: Hashes
     tokens: Tokens
 
+    def unchecked_names(self) -> Iterator[Hashes]:
+        """Of stored events that have so many that the reader has not compared them."""
+        counts = self.rows[:, kernels.HASH_END] - self.rows[:, kernels.HASH_START]
+        for row in self.rows[counts > NAMES_AT_ONCE]:
+            if row[kernels.TAG] == kernels.STORED:
+                yield self.hashes[row[kernels.HASH_START] : row[kernels.HASH_END]]
+
     def events(self, payload: bytes, rows: NDArray[np.int64]) -> list[Event]:
         """Those of some of the rows."""
         return [_event(payload, row, self.hashes, self.tokens) for row in rows.tolist()]
@@ -136,8 +145,8 @@ def _scanning(payload: bytes, at_once: int) -> Generator[int, None, _Scanned | N
     size, bytes_ = len(payload), np.frombuffer(payload, np.uint8)
     rows_max = min(size // EVENT_BYTES_MIN + 1, EVENTS_PER_BATCH_MAX)
     rows = np.empty((rows_max, kernels.N_COLUMNS), np.int64)
-    hashes: Hashes = np.empty(size, np.uint64)
-    tokens: Tokens = np.empty(size, np.uint32)
+    hashes: Hashes = scratch(size, np.uint64)
+    tokens: Tokens = scratch(size, np.uint32)
     job = np.zeros(kernels.JOB_LENGTH, np.int64)
     while True:
         job[kernels.BUDGET] = at_once
@@ -145,18 +154,42 @@ def _scanning(payload: bytes, at_once: int) -> Generator[int, None, _Scanned | N
         if used == UNUSUAL:
             return None
         if used != kernels.STOPPED:
-            return _Scanned(None if rank == NONE else rank, rows[:used], hashes, tokens)
+            break
         yield EVENTS_AT_ONCE * EVENT_COST
+    scanned = _Scanned(None if rank == NONE else rank, rows[:used], hashes, tokens)
+    for names in scanned.unchecked_names():
+        if (yield from _repeats(names)):
+            return None
+    return scanned
+
+
+def _repeats(names: Hashes) -> Generator[int, None, bool]:
+    """Is a name there twice, or were they chosen so that this is hard to say?  In steps."""
+    n_parts = 2
+    while n_parts * NAMES_AT_ONCE < len(names):
+        n_parts *= 2
+    used = np.zeros(n_parts, np.int64)
+    room = 2 * len(names) // n_parts
+    parts = scratch(n_parts * room, np.uint64).reshape(n_parts, room)
+    for begin in range(0, len(names), NAMES_AT_ONCE):
+        if not spread(names[begin : begin + NAMES_AT_ONCE], used, parts):
+            return True
+        yield EVENTS_AT_ONCE * EVENT_COST
+    for part, n_names in enumerate(used.tolist()):
+        if may_repeat(parts[part, :n_names]):
+            return True
+        yield EVENTS_AT_ONCE * EVENT_COST
+    return False
 
 
 def _end_of(scanning: Generator[int, None, _Scanned | None]) -> _Scanned | None:
-    """Of one that takes a single step."""
-    try:
-        next(scanning)
-    except StopIteration as end:
-        scanned: _Scanned | None = end.value
-        return scanned
-    raise AssertionError("the budget was spent")
+    """After all of its steps."""
+    while True:
+        try:
+            next(scanning)
+        except StopIteration as end:
+            scanned: _Scanned | None = end.value
+            return scanned
 
 
 def _event(payload: bytes, row: list[int], hashes: Hashes, tokens: Tokens) -> Event:

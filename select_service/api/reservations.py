@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api import parameters
-from select_service.api.long_prompts import read_ahead
+from select_service.api.long_prompts import may_book, read_ahead
 from select_service.api.parameters import query_flag, query_number, scope_filter
 from select_service.api.samples import RANK, SCOPE
 from select_service.api.selection import unused_hashes
@@ -108,6 +108,7 @@ RESERVATIONS = Noun("reservations", "Load that is held for one request, from adm
 )
 async def create(service: Service, request: Request, body: ReservationRequest) -> Response:
     read = await read_ahead(service, body, booked_prompt_of) if is_long(body) else None
+    await may_book(service, body)
     if connection_of(request).gone:
         raise ClientGone
     return json_response(service.selector.reserve(body, now(), read), 201)

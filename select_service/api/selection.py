@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.api.long_prompts import read_ahead
+from select_service.api.long_prompts import may_book, read_ahead
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.service import Service, now, trace_of
 from select_service.bodies.prompts import PromptFields
@@ -125,6 +125,7 @@ async def select_and_reserve(
 ) -> Response:
     """Choose a rank and book the load on it in one step."""
     read = await read_ahead(service, body) if is_long(body) else None
+    await may_book(service, body)
     if connection_of(request).gone:
         raise ClientGone  # its booking would only hold load until it expires
     started = perf_counter()

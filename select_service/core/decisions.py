@@ -164,6 +164,10 @@ class Decisions:
         )
         self._ledger.book(booking, "client", now)
 
+    def keeps_up(self, partition: Partition) -> bool:
+        """Is whatever is booked there next a bounded step?  If not, ask again in the next turn."""
+        return self._ledger.keeps_up(partition.account.load)
+
     def new_id(self) -> str:
         return str(UUID(int=self._rng.getrandbits(128), version=4))
 

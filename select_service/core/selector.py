@@ -57,6 +57,7 @@ from select_service.core.decide.prompt import (
     PromptRead,
     ReadPrompt,
     booked_prompt_of,
+    n_blocks_of,
     prompt_of,
 )
 from select_service.core.decide.router_config import RouterConfig, overridden
@@ -144,7 +145,7 @@ class Selector:
             ),
             PriorityTiers(rules.tiers, rules.default_tier),
             rules.queue,
-            self._decisions.decide,
+            self._decisions,
             self._touched,
         )
         self.engines = EngineReadings(self.fleet, self.gate.judge)
@@ -311,6 +312,17 @@ class Selector:
         return self._decisions.book_placed(
             partition, slot, prompt, self._config, reservation_id, expected_output_tokens, now
         )
+
+    def may_book(self, partition: Partition, blocks: int) -> bool:
+        """Is a booking of so many blocks a bounded step now?  If not, ask in the next turn."""
+        return self.ledger.may_book(partition.account.load, blocks)
+
+    def may_book_prompt(self, request: PromptFields) -> bool:
+        """As `may_book`, of what a request would book if nothing refuses it."""
+        partition = self.fleet.partitions.get(_key_of(request))
+        if partition is None or not self._config.track_active_blocks:
+            return True
+        return self.may_book(partition, n_blocks_of(request, partition.block_size))
 
     def _slot_of(self, partition: Partition, rank: Rank) -> int:
         """Raises NotFound."""

@@ -53,6 +53,10 @@ class Bookings:
             return False
         return True
 
+    def may_book(self, partition: Partition) -> bool:
+        """Is the booking a bounded step?  If not, the ordinary path waits until it is."""
+        return self._selector.may_book(partition, self._fields[request.N_SEQUENCE])
+
     def slot_asked_for(self, partition: Partition) -> int | None:
         """That of the rank on which a reservation is to be."""
         return partition.table.find(self._rank())

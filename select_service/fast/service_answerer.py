@@ -131,6 +131,8 @@ class ServiceAnswerer:
         """Book what was placed, or on the rank that the request names: RENDER or GIVE_UP."""
         state = self._numbers
         partition, answers, _ = self._partitions.at(state[layout.AT_ROW])
+        if not self._bookings.may_book(partition):
+            return layout.GIVE_UP
         if state[request.ROUTE] == request.RESERVE:
             slot = self._bookings.slot_asked_for(partition)
             if slot is None or not answers.can_tell(slot):

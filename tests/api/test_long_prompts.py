@@ -2,10 +2,16 @@
 
 import threading
 
+import msgspec
 import pytest
 
+from select_service.bodies.selection import SelectRequest
 from select_service.core import selector
 from select_service.core.decide import prompt
+from select_service.core.decide.prompt import n_blocks_of
+from select_service.core.load import active_load, growing_table
+from select_service.core.load.ledger import MANY_BLOCKS, Ledger
+from select_service.core.load.load_layout import WHOLE_BLOCKS
 from tests.builders import worker_body
 
 TOKENS = list(range(40))
@@ -87,3 +93,46 @@ def test_of_a_long_booking_the_first_blocks_have_names_and_all_are_counted(api, 
         assert api.delete(f"/reservations/{name}").status == 200
     assert active() == 0
     ledger.check_invariants()
+
+
+def prompt_of_many_blocks(number):
+    first = number * MANY_BLOCKS
+    hashes = list(range(first, first + MANY_BLOCKS))
+    return {"sequence_hashes": hashes, "block_hashes": hashes, "isl_tokens": 4 * MANY_BLOCKS}
+
+
+@pytest.mark.parametrize("path", ["/select_and_reserve", "/reservations"])
+def test_a_booking_of_many_blocks_waits_until_its_tables_are_prepared(api, path, monkeypatch):
+    api.post("/workers", worker_body(1))
+    for module in (growing_table, active_load):
+        monkeypatch.setattr(module, "TOUCHED_IN_A_STEP", 1 << 13)
+    (partition,) = api.service.selector.fleet.partitions.values()
+    load, waited, book = partition.account.load, [], Ledger._put
+    prepare = type(load).prepare
+
+    def put(ledger, booking, now, lease_s):
+        assert load.is_prepared(MANY_BLOCKS)
+        return book(ledger, booking, now, lease_s)
+
+    def prepared(load, blocks):
+        waited.append(number)
+        return prepare(load, blocks)
+
+    monkeypatch.setattr(Ledger, "_put", put)
+    monkeypatch.setattr(type(load), "prepare", prepared)
+    for number in range(10):
+        body = {"model_name": "m", "reservation_id": f"r{number}", **BODIES[path]}
+        body |= {"reservation_id": f"r{number}", **prompt_of_many_blocks(number)}
+        assert api.post(path, body).status // 100 == 2
+    assert waited
+    assert load.totals[:, WHOLE_BLOCKS].sum() == 10 * MANY_BLOCKS
+
+
+def test_the_blocks_of_a_prompt_are_counted_before_it_is_read():
+    def blocks(**fields):
+        return n_blocks_of(msgspec.convert({"model_name": "m", **fields}, SelectRequest), 4)
+
+    assert blocks(token_ids=TOKENS) == 10
+    assert blocks(sequence_hashes=[1, 2], block_hashes=[1, 2], isl_tokens=9) == 2
+    assert blocks(token_ids=TOKENS, mm_routing_info={"routing_token_ids": [1] * 9}) == 2
+    assert blocks() == 0

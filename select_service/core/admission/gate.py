@@ -4,14 +4,14 @@
 2. Ranks above a busy threshold are no candidates; a request that has no other is refused.
 3. With queueing on, a request waits until one of its candidates has room for its policy class.
 
-What passes is placed and booked at once by `decide`, on ranks that passed 2 and 3.  What waits is a
-`Ticket`; it is settled by `serve`, by its deadline, by the end of its partition or by `leave`.
+What passes is placed and booked at once by `Decisions`, on ranks that passed 2 and 3.  What waits
+is a `Ticket`; it is settled by `serve`, by its deadline, by the end of its partition or by `leave`.
 
 Whatever frees capacity is noted in `Touched`, and the owner of the event loop then lets `serve`
 run.  A request that comes in between lets those before it go first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count, islice
 from math import inf
 
@@ -42,7 +42,7 @@ from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.arrays import Mask
 from select_service.core.decide.candidates import candidates
 from select_service.core.decide.decision_ring import Waited
-from select_service.core.decisions import Decision, Job
+from select_service.core.decisions import Decision, Decisions, Job
 from select_service.core.fleet.limits_layout import N_LIMITS
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
@@ -64,8 +64,6 @@ _NOT_SAID = (0.0,) * N_LIMITS
 SETTLED_PER_TURN_MAX = 256
 """Requests that are refused in one turn because their tier was shed, or their time is over."""
 
-Decide = Callable[[Job, Mask, float], Decision]
-
 
 class Gate:
     """Judges every request that asks for a rank."""
@@ -76,7 +74,7 @@ class Gate:
         judge: BusyJudge,
         tiers: PriorityTiers,
         rules: QueueRules | None,
-        decide: Decide,
+        decisions: Decisions,
         touched: Touched,
     ) -> None:
         """rules: None when queueing is off"""
@@ -85,7 +83,7 @@ class Gate:
         self.rules = rules
         self.tally = AdmissionTally()
         self._partitions = partitions
-        self._decide = decide
+        self._decisions = decisions
         self.waiting = WaitingList(QueueBounds() if rules is None else rules.bounds)
         self._touched = touched
         touched.watch(self.waiting.queues)
@@ -219,7 +217,7 @@ class Gate:
         return self._enqueue(job, class_index, size or _size(job, free), now)
 
     def _pass(self, job: Job, eligible: Mask, now: float) -> Decision:
-        decision = self._decide(job, eligible, now)
+        decision = self._decisions.decide(job, eligible, now)
         self.tally.admitted += 1
         return decision
 
@@ -355,7 +353,7 @@ class Gate:
             self._touched.partitions[key] = None
             return 0
         while partition is not None and key in self.waiting.queues:
-            if not left:
+            if not left or not self._decisions.keeps_up(partition):
                 self._touched.partitions[key] = None
                 break
             queue = self.waiting.queues[key]
@@ -364,7 +362,7 @@ class Gate:
             chosen = queue.next(views.bits)
             if chosen is None:
                 break
-            left = max(0, left - extra_work(chosen.request))
+            left = max(0, left - extra_work(chosen.request, _booked_blocks(chosen.job)))
             self.waiting.forget(chosen)
             pinned = chosen.lane.pinned is not None
             self._serve(chosen, views.mask(chosen.class_index, pinned), now)
@@ -381,7 +379,7 @@ class Gate:
         waited = Waited(ticket.policy_class, ticket.position, waited_s)
         try:
             allowed = candidates(job.partition.table, ticket.request) & room_on
-            decision = self._decide(job._replace(waited=waited), allowed, now)
+            decision = self._decisions.decide(job._replace(waited=waited), allowed, now)
         except SelectError as error:
             self.tally.others["no_rank"] += 1
             ticket.settle(error)
@@ -423,6 +421,10 @@ class Gate:
     def check_invariants(self) -> None:
         """For tests."""
         self.waiting.check_invariants()
+
+
+def _booked_blocks(job: Job) -> int:
+    return len(job.prompt.sequence_hashes) if job.reserves else 0
 
 
 def _size(job: Job, allowed: Mask) -> Size:

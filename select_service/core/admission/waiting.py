@@ -41,6 +41,9 @@ REFRESHED_PER_TURN_MAX = 64
 ALLOWED_PER_STEP = 1024
 """Looking through so many allowed workers counts as much as one lane, or one request, more."""
 
+BOOKED_PER_STEP = 128
+"""Booking so many blocks does, too."""
+
 Order = tuple[float, float, int]
 
 
@@ -61,9 +64,10 @@ def lane_of(request: SelectRequest) -> Lane:
     )
 
 
-def extra_work(request: SelectRequest) -> int:
-    """Looking for the candidates of a request with a long list of workers costs more than one."""
-    return len(request.allowed_worker_ids or ()) // ALLOWED_PER_STEP
+def extra_work(request: SelectRequest, n_booked: int = 0) -> int:
+    """Looking for the candidates of a request with a long list of workers costs more than one, and
+    so does a booking of many blocks."""
+    return len(request.allowed_worker_ids or ()) // ALLOWED_PER_STEP + n_booked // BOOKED_PER_STEP
 
 
 class Size(NamedTuple):

@@ -71,6 +71,16 @@ def is_long(body: PromptFields) -> bool:
     )
 
 
+def n_blocks_of(body: PromptFields, block_size: int) -> int:
+    """Blocks of a prompt that has not been read, or a few more."""
+    images, tokens = body.mm_routing_info, body.token_ids
+    if images is not None and images.routing_token_ids:
+        tokens = images.routing_token_ids
+    if tokens is not None:
+        return len(tokens) // block_size
+    return len(body.sequence_hashes or ())
+
+
 def prompt_of(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
     """Read the prompt of a request that looks at the index, in short steps of the interpreter.
 

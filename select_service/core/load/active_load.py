@@ -17,7 +17,12 @@ import numpy.typing as npt
 from indexer.mutex import Mutex
 from select_service.core.load import kernels
 from select_service.core.load import load_layout as layout
-from select_service.core.load.growing_table import GrowingTable, count_of, owner_of
+from select_service.core.load.growing_table import (
+    TOUCHED_IN_A_STEP,
+    GrowingTable,
+    count_of,
+    owner_of,
+)
 from select_service.core.load.table_kernels import KEY
 
 PerSlot = npt.NDArray[np.int64]
@@ -78,8 +83,8 @@ class ActiveLoad:
         self._all_fractions = np.zeros(_SLOTS_AT_FIRST, np.float64)
         self._all_newest = np.zeros(_SLOTS_AT_FIRST, np.int64)
         self._all_prefills = Prefills.of(_SLOTS_AT_FIRST)
-        self.expects_many = False
-        """Bookings of many blocks were seen: those to come are prepared for."""
+        self._lacks_memory = False
+        """The last preparation found none."""
         self.header[layout.MUTEX] = 0 if lock is None else lock.address
         self.header.view(np.float64)[layout.REPORTED] = 1.0
         self._show(0)
@@ -145,12 +150,27 @@ class ActiveLoad:
     def prepare(self, blocks: int) -> bool:
         """One step for a booking of so many blocks; returns whether another one is needed.
 
-        Where memory lacks there is none.
+        Where memory lacks there is none.  What has no bounds of its own, the first touches of
+        pages, comes first; then rows move, which bookings would do as well, some at a time.
         """
         try:
-            return any(table.prepare(blocks) for table in self._tables())
+            touched = any(table.prepare(blocks) for table in self._tables())
         except MemoryError:
+            self._lacks_memory = True
             return False
+        self._lacks_memory = False
+        if touched:
+            return True
+        with self._lock:
+            return any(table.move_some() for table in self._tables())
+
+    def is_prepared(self, blocks: int) -> bool:
+        """Does a booking of so many blocks touch no more new pages than a step of preparing does?
+
+        Where memory lacks it may try.
+        """
+        untouched = sum(table.untouched(blocks) for table in self._tables())
+        return self._lacks_memory or untouched <= TOUCHED_IN_A_STEP
 
     def give_back(self) -> None:
         """One step of giving back what tables have left behind."""

@@ -19,6 +19,8 @@ MOVED_IN_A_STEP = 32
 """Rows at least, whatever is booked."""
 TOUCHED_IN_A_STEP = 1 << 18
 """Numbers of a new table, 2 MiB: the first touch of a page takes up to some microseconds."""
+MOVED_IN_A_TURN = 4096
+"""Rows that a step of preparing takes over."""
 _PAGE = 4096 // 8
 """Numbers on a page."""
 _NOTHING: Table = np.zeros(0, np.uint64)
@@ -64,6 +66,14 @@ class GrowingTable:
         self._show(self._at + OLD, self.old)
         self._header[self._at + MOVED_ROWS] = self._header[self._at + RETIRED] = 0
 
+    def untouched(self, more: int) -> int:
+        """Numbers of the table in which so many new entries would find room that nobody has touched
+        yet, as far as is known here."""
+        size = self._size_for(more)
+        if size == len(self.table):
+            return size - self._touched[0]
+        return len(self._next) - self._touched[1] if len(self._next) >= size else size
+
     def prepare(self, more: int) -> bool:
         """One step for when so many new entries come at once; returns whether another is needed.
 
@@ -78,6 +88,13 @@ class GrowingTable:
         if len(self._next) < size:
             self._next, self._touched[1] = zeros(size, np.uint64), 0
         return self._touch(1, self._next)
+
+    def move_some(self) -> bool:
+        """Take over some rows of the table before; was there one?"""
+        if not self.is_growing:
+            return False
+        kernels.move_rows(self._header, self._at, self._fields, MOVED_IN_A_TURN)
+        return True
 
     def _touch(self, which: int, table: Table) -> bool:
         """Some more of its pages; was there one?"""

@@ -11,6 +11,7 @@ for every prompt block, about a microsecond each.
 
 from math import inf, nan
 from typing import Literal, NamedTuple, Protocol, TypeAlias
+from weakref import WeakSet
 
 from select_service.core.load import ledger_call_kernels as verbs
 from select_service.core.load.active_load import ActiveLoad
@@ -58,6 +59,8 @@ class Ledger:
         self.expired = 0
         self.dropped_with_rank = 0
         self._touched = touched
+        self._expecting: WeakSet[ActiveLoad] = WeakSet()
+        """Bookings of many blocks were seen there: it is prepared for those to come."""
         self._preparing: dict[ActiveLoad, None] = {}
 
     def follow(self, follower: LoadFollower) -> None:
@@ -76,6 +79,39 @@ class Ledger:
                 f"(worker {held.rank.worker_id} dp_rank {held.rank.dp_rank})"
             )
 
+    # --- bookings of many blocks
+
+    def may_book(self, load: ActiveLoad, blocks: int) -> bool:
+        """Is a booking of so many blocks a bounded step now?
+
+        If not, the load is prepared for it from the next turn on; ask again in each.
+        """
+        if blocks < MANY_BLOCKS or load.is_prepared(min(blocks, BOOKED_BLOCKS_MAX)):
+            return True
+        self._expecting.add(load)
+        self._prepare_again(load)
+        return False
+
+    def keeps_up(self, load: ActiveLoad) -> bool:
+        """`may_book` as many blocks as a booking may have, where such bookings were seen."""
+        return load not in self._expecting or self.may_book(load, BOOKED_BLOCKS_MAX)
+
+    def keeps_up_everywhere(self) -> bool:
+        """`keeps_up` of every load."""
+        return all(self.keeps_up(load) for load in list(self._expecting))
+
+    def _prepare_again(self, load: ActiveLoad) -> None:
+        if load in self._expecting:
+            self._preparing[load] = None
+            self._touched.wake_if(self._preparing)
+
+    def prepare(self) -> None:
+        """One step for bookings of many blocks, on loads that have seen one."""
+        load = next(iter(self._preparing), None)
+        if load is not None and not load.prepare(BOOKED_BLOCKS_MAX):
+            del self._preparing[load]
+        self._touched.wake_if(self._preparing)
+
     # --- changes
 
     def book(
@@ -93,8 +129,8 @@ class Ledger:
         if self._memory.numbers[CALL_LOAD]:
             self.give_back()
         if booking.n_named >= MANY_BLOCKS:
-            booking.account.load.expects_many = True
-            self._expect_many(booking.account.load)
+            self._expecting.add(booking.account.load)
+            self._prepare_again(booking.account.load)
         for follower in self.followers:
             follower.booked(booking, cause, now)
 
@@ -131,23 +167,11 @@ class Ledger:
         if account is not None:
             account.load.give_back()
 
-    def _expect_many(self, load: ActiveLoad) -> None:
-        if load.expects_many:
-            self._preparing[load] = None
-            self._touched.wake_if(self._preparing)
-
-    def prepare(self) -> None:
-        """One step for bookings of many blocks, on loads that have seen one."""
-        load = next(iter(self._preparing), None)
-        if load is not None and not load.prepare(BOOKED_BLOCKS_MAX):
-            del self._preparing[load]
-        self._touched.wake_if(self._preparing)
-
     def _make_way(self, refusal: int, booking: NewBooking, cause: Cause, now: float) -> None:
         """Raises MemoryError, CapacityExceeded."""
         if refusal == NO_ROOM:
             booking.account.load.reserve_room(booking.n_named)
-            self._expect_many(booking.account.load)
+            self._prepare_again(booking.account.load)
         elif refusal == TAKEN:
             booking.account.load.reserve_room(booking.n_named)
             old = self.held.get(booking.reservation_id)

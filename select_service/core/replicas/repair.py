@@ -134,7 +134,7 @@ class Repair:
     def _worked(self, work: int) -> Steps[None]:
         """Let others have a turn when there was enough work since the last one."""
         self._work += work
-        if self._work >= TURN_WORK_MAX:
+        while self._work >= TURN_WORK_MAX or not self._state.ledger.keeps_up_everywhere():
             self._work = 0
             yield None
 

@@ -54,10 +54,12 @@ class ReplicaSubscriber:
         receivers: Mapping[bytes, Receive],
         callbacks: Callbacks,
         names: Names,
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """receivers: topic -> who is given the payload; what it raises is counted and told of.
 
-        names: where the host of the endpoint is looked up
+        names:    where the host of the endpoint is looked up
+        is_ready: may a message be taken in this turn?
         """
         self.endpoint = endpoint
         self.connected = False
@@ -69,7 +71,7 @@ class ReplicaSubscriber:
         }
         self._drain = callbacks.supervised("replica_subscriber", self._take_some)
         self._dialled = callbacks.supervised("replica_subscriber", _run)
-        self._names = names
+        self._names, self._is_ready = names, is_ready
         self._calls: deque[Callable[[], None]] = deque()
         self._subscription: Subscription | None = None
         self._in_surplus = False
@@ -153,6 +155,8 @@ class ReplicaSubscriber:
         for _ in range(DRAIN_MESSAGES_MAX):
             if self._subscription is None or not has_message(self._subscription.socket):
                 return False
+            if not self._is_ready():
+                break
             if self._in_surplus:
                 self._in_surplus = _skip_frame(self._subscription.socket)
                 continue

@@ -108,12 +108,12 @@ class ReplicaSync:
             return False
         if len(self._peers) >= PEERS_MAX:
             raise CapacityExceeded(f"{PEERS_MAX} peers are registered, the most there may be")
-        now = monotonic()
+        now, keeps_up = monotonic(), self._state.ledger.keeps_up_everywhere
         receivers: dict[bytes, Receive] = {
             replica_events.TOPIC: lambda payload: self._event_came(peer, payload),
             replica_digest.TOPIC: lambda payload: self._digest_came(peer, payload),
         }
-        subscriber = ReplicaSubscriber(endpoint, receivers, self._callbacks, self._names)
+        subscriber = ReplicaSubscriber(endpoint, receivers, self._callbacks, self._names, keeps_up)
         peer = Peer(subscriber, PeerLog(endpoint, now), tried_at=now)
         try:
             peer.subscriber.connect(self._context)

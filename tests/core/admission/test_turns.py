@@ -1,13 +1,18 @@
 """However much waits, one turn of the event loop refuses and looks at a bounded part of it."""
 
+from itertools import pairwise
+
 import pytest
 
 from select_service.core.admission import gate, waiting, waiting_list
+from select_service.core.load import active_load, growing_table
+from select_service.core.load.ledger import Ledger
 from tests.builders import a_patch
-from tests.core.admission.scenes import Scene, one_class
+from tests.core.admission.scenes import Scene, hashes, one_class
 
 WAITING = 7
 PER_TURN = 3
+BLOCKS = 2000
 
 
 def waiting_scene(**fields):
@@ -29,6 +34,53 @@ def turns(scene):
         scene.serve()
         left.append(scene.gate.waiting.requests)
     return left
+
+
+def blocks_of(number):
+    first = number * BLOCKS
+    return hashes(list(range(first, first + BLOCKS)), 4 * BLOCKS)
+
+
+def long_scene(n=10):
+    """As many busy workers and requests that wait for them, with prompts of many blocks; then all
+    of the workers have room."""
+    scene = Scene(one_class(), workers=n)
+    for worker_id in range(1, n + 1):
+        scene.fill(worker_id)
+    for number in range(n):
+        scene.ask(f"r{number}", **blocks_of(number))
+    assert scene.gate.waiting.requests == n
+    for worker_id in range(1, n + 1):
+        scene.free(f"load{worker_id}")
+    return scene
+
+
+def served_per_turn(scene):
+    return [before - after for before, after in pairwise(turns(scene))]
+
+
+def test_bookings_of_many_blocks_leave_the_queue_a_few_per_turn():
+    scene = long_scene()
+    served = served_per_turn(scene)
+    assert sum(served) == 10
+    assert max(served) <= 1 + gate.SERVED_PER_TURN_MAX // (BLOCKS // waiting.BOOKED_PER_STEP)
+
+
+def test_nobody_leaves_the_queue_while_tables_are_prepared_for_many_blocks(monkeypatch):
+    for module in (growing_table, active_load):
+        monkeypatch.setattr(module, "TOUCHED_IN_A_STEP", 1 << 14)
+    scene = long_scene()
+    load, prepared, book = scene.partition.account.load, [], Ledger._put
+
+    def put(ledger, booking, now, lease_s):
+        prepared.append(load.is_prepared(len(booking.sequence_hashes)))
+        return book(ledger, booking, now, lease_s)
+
+    monkeypatch.setattr(Ledger, "_put", put)
+    served = served_per_turn(scene)
+    assert sum(served) == 10
+    assert 0 in served
+    assert all(prepared[1:])  # before the first nobody knew
 
 
 def errors(scene):

@@ -1,5 +1,6 @@
 """Tables of active load grow in bounded steps: the work is counted, whatever their size."""
 
+import resource
 from itertools import count
 
 import numpy as np
@@ -171,4 +172,68 @@ def test_what_finds_no_memory_is_not_prepared(monkeypatch):
 
     monkeypatch.setattr(growing_table, "zeros", none)
     prepared(loads.ledger)
+    loads.load.check_invariants()
+
+
+def made(loads, number):
+    """Steps of preparing until a booking of as many blocks as there may be is bounded, then it."""
+    steps, first = 0, number * BOOKED_BLOCKS_MAX
+    while not loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
+        loads.ledger.prepare()
+        steps += 1
+    loads.add(number, 0, np.arange(first, first + BOOKED_BLOCKS_MAX))
+    return steps
+
+
+def test_no_booking_of_many_blocks_touches_more_new_pages_than_a_step_of_preparing():
+    def faults():
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+    made(Loads(), 0)  # what is loaded and compiled first has pages of its own
+    loads, touched, steps = Loads(), [], []
+    for number in range(45):
+        while not loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
+            loads.ledger.prepare()
+        before = faults()
+        steps.append(made(loads, number))
+        touched.append(faults() - before)
+    assert not any(steps)
+    assert max(touched) <= 3 * growing_table.TOUCHED_IN_A_STEP * 8 // 4096
+    loads.load.check_invariants()
+
+
+def test_few_blocks_may_always_be_booked_and_prepare_nothing():
+    loads = loads_of(1)
+    assert loads.ledger.may_book(loads.load, MANY_BLOCKS - 1)
+    assert loads.ledger.keeps_up(loads.load)
+    assert loads.ledger.keeps_up_everywhere()
+    assert prepared(loads.ledger) == 0
+
+
+def test_where_memory_lacks_a_booking_of_many_blocks_may_try(monkeypatch):
+    loads = Loads()
+    for number in range(10):
+        made(loads, number)
+    number = 10
+    while loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
+        made(loads, number)
+        number += 1
+
+    def none(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(growing_table, "zeros", none)
+    loads.load._references._next = loads.load._prefixes._next = growing_table._NOTHING
+    loads.load._holders._next = growing_table._NOTHING
+    prepared(loads.ledger)
+    assert loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX)
+
+
+def test_rows_move_in_steps_of_preparing_too():
+    loads = Loads()
+    for number in range(11):
+        made(loads, number)
+    assert loads.load._references.is_growing
+    prepared(loads.ledger)
+    assert not any(table.is_growing for table in loads.load._tables())
     loads.load.check_invariants()

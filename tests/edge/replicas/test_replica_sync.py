@@ -248,7 +248,7 @@ def test_a_subscriber_of_endless_topics_is_cut_off():
     asyncio.run(scene())
 
 
-async def turns_of(messages, came):
+async def turns_of(messages, came, is_ready=lambda: True):
     """Sends all of `messages` before any is read.  Returns how many turns of the event loop there
     were when each of the payloads in `came` was read; an empty one is not counted."""
     turns, at = [], []
@@ -261,7 +261,7 @@ async def turns_of(messages, came):
             at.append(len(turns))
 
         reader = ReplicaSubscriber(
-            f"tcp://127.0.0.1:{port}", {TOPIC: receive}, Callbacks(), Names()
+            f"tcp://127.0.0.1:{port}", {TOPIC: receive}, Callbacks(), Names(), is_ready
         )
         reader.connect(context)
         reader.start(asyncio.get_running_loop())
@@ -292,6 +292,18 @@ def test_requests_have_their_turn_between_messages_that_take_long(monkeypatch):
     came = []
     turns, _ = asyncio.run(turns_of([[TOPIC, b"x"]] * 10, came))
     assert len(set(turns)) == 11
+
+
+def test_messages_wait_in_the_socket_while_nobody_is_ready_for_them():
+    came, looks = [], []
+
+    def is_ready():
+        looks.append(1)
+        return len(looks) % 10 == 0
+
+    turns, _ = asyncio.run(turns_of([[TOPIC, b"x"]] * 10, came, is_ready))
+    assert len(set(turns)) == 11
+    assert turns[-1] - turns[0] >= 90
 
 
 def test_a_message_of_endless_frames_is_skipped_a_turn_at_a_time(monkeypatch):

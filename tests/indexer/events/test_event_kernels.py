@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
 
-from indexer.events import kernels, kv_events
+from indexer.events import desk, kernels, kv_events, repeat_kernels
 from indexer.events.event_types import BlockRemoved, BlockStored, DecodeError
 from indexer.events.kernels import JOB_LENGTH, N_COLUMNS, WORDS, scan_batch
 from indexer.events.kv_events import decode, decoding, parse, scan
@@ -24,6 +24,8 @@ from indexer.events.msgpack_kernels import (
     object_end,
     read_int,
 )
+from indexer.events.repeat_kernels import NAMES_AT_ONCE
+from indexer.pages import LARGE_PAGES_MIN, has_own_pages, scratch
 from tests.exploring import explores
 
 encode = msgspec.msgpack.encode
@@ -359,6 +361,55 @@ def test_a_large_event_is_read_a_bounded_number_of_elements_at_once(tokens, as_m
     assert contents(batch) == contents(parse(payload))
     assert 20 <= len(calls) <= 23
     assert steps > len(calls)
+
+
+@pytest.mark.parametrize("n_names", [NAMES_AT_ONCE, NAMES_AT_ONCE + 1, 3 * NAMES_AT_ONCE])
+@pytest.mark.parametrize("twice", [None, 5, -1])
+def test_names_of_a_large_event_are_compared_a_bounded_number_at_once(n_names, twice, monkeypatch):
+    names = list(range(2**40, 2**40 + n_names))
+    if twice is not None:
+        names[n_names // 2] = names[twice]
+    payload = encode([1.5, [["BlockStored", names, None, [7] * n_names, 1]]])
+    compared = []
+
+    def may_repeat(names):
+        compared.append(len(names))
+        return repeat_kernels.may_repeat(names)
+
+    def spread(names, *parts):
+        assert len(names) <= NAMES_AT_ONCE
+        return repeat_kernels.spread(names, *parts)
+
+    monkeypatch.setattr(kv_events, "may_repeat", may_repeat)
+    monkeypatch.setattr(kv_events, "spread", spread)
+    batch, steps = finished(decoding(payload))
+    if twice is not None:
+        assert (batch.events, batch.bad_events) == ([], 1)
+    elif n_names <= NAMES_AT_ONCE:
+        assert not compared
+    else:
+        assert batch.events[0].block_hashes.tolist() == names
+        assert sum(compared) == n_names
+        assert max(compared) <= NAMES_AT_ONCE
+        assert steps > len(compared)
+
+
+def test_many_names_chosen_for_one_part_are_left_to_the_patient_reader():
+    inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
+    spreads = [inverse * (k << 32) % 2**64 for k in range(1, 2 * NAMES_AT_ONCE + 2)]
+    names = [spread ^ spread >> 32 for spread in spreads]  # what `spread` does is its own inverse
+    payload = encode([1.5, [["BlockStored", names, None, [], 0]]])
+    assert scan(payload) is None
+    assert decode(payload).events[0].block_hashes.tolist() == names
+
+
+def test_no_usual_message_has_names_that_nobody_compares():
+    assert desk.BYTES_MAX <= NAMES_AT_ONCE
+
+
+def test_the_memory_of_a_large_payload_is_on_small_pages():
+    assert has_own_pages(scratch(LARGE_PAGES_MIN, np.uint8))
+    assert not has_own_pages(scratch(LARGE_PAGES_MIN - 1, np.uint8))
 
 
 def test_words_are_distinct_and_fit_the_mask_of_seen_fields():
