@@ -25,7 +25,9 @@ class Orphan(NamedTuple):
     copies: int
 
 
-class _SlotOrphans:
+class SlotOrphans:
+    """Those of one slot."""
+
     def __init__(self) -> None:
         self.by_name: dict[tuple[int, int], Orphan] = {}  # (tier, engine hash)
         self.by_parent: dict[int, dict[tuple[int, int], None]] = {}
@@ -51,6 +53,9 @@ class _SlotOrphans:
             self.by_parent.popitem()
 
 
+_NONE = SlotOrphans()
+
+
 class Orphans:
     """The orphans of all slots of one index. `slot in orphans` tells whether a slot has any."""
 
@@ -60,7 +65,7 @@ class Orphans:
         self._tell = tell
         self._orphans_max = orphans_max
         self._live = 0
-        self._slots: dict[int, _SlotOrphans] = {}
+        self._slots: dict[int, SlotOrphans] = {}
 
     def __len__(self) -> int:
         return self._live
@@ -73,7 +78,7 @@ class Orphans:
 
         Returns False, and changes nothing, when there are too many.
         """
-        mine = self._slots.get(slot) or _SlotOrphans()
+        mine = self._slots.get(slot) or SlotOrphans()
         name = (orphan.tier, orphan.engine_hash)
         known = mine.by_name.get(name)
         if known is None and self._live >= self._orphans_max:
@@ -91,7 +96,7 @@ class Orphans:
 
     def remove(self, slot: int, tier: int, engine_hash: int, *, every_copy: bool) -> bool:
         """Undo one announcement, or all of them. Returns whether there was one."""
-        mine = self._slots[slot] if slot in self._slots else _SlotOrphans()
+        mine = self._slots[slot] if slot in self._slots else SlotOrphans()
         orphan = mine.by_name.get((tier, engine_hash))
         if orphan is None:
             return False
@@ -130,11 +135,11 @@ class Orphans:
         self._forget(slot, len(children))
         return children
 
-    def drop_slot(self, slot: int) -> "_SlotOrphans":
+    def drop_slot(self, slot: int) -> SlotOrphans:
         """Forget all orphans of the slot. The caller may `discard` them when it is not locked."""
         mine = self._slots.pop(slot, None)
         if mine is None:
-            return _SlotOrphans()
+            return _NONE
         self._tell(slot, False)
         self._live -= len(mine.by_name)
         return mine

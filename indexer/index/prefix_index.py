@@ -17,6 +17,7 @@ time. The rules:
 * What is large is done in steps, and the lock is free in between.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -30,12 +31,14 @@ from indexer.index.block_tree import BlockTree
 from indexer.index.match_kernels import match
 from indexer.index.memory import BYTES_MAX
 from indexer.index.orphans import Orphan
-from indexer.index.slot_writer import Slots, SlotWriter
+from indexer.index.slot_writer import SlotWriter, rows_of_writers
+from indexer.index.slots import Slots
 from indexer.index.snapshot import IndexSnapshot, Place, RawCopy
 from indexer.mutex import Mutex
 from indexer.tiers import N_TIERS
 
 ORPHAN_BLOCKS_MAX = 65_536
+WRITERS_MADE_AT_ONCE = 256
 
 
 class IndexStats(NamedTuple):
@@ -87,7 +90,9 @@ class PrefixIndex:
         self.header = self._tree.header
         """How kernels reach all of it (state_kernels); never replaced."""
         self.header[state.MUTEX] = self.lock.address
-        self._slots = Slots()
+        self._slots: Slots[SlotWriter] = Slots()
+        self._spare: list[SlotWriter] = []
+        """Writers without a slot yet."""
 
     @property
     def n_slots(self) -> int:
@@ -104,19 +109,48 @@ class PrefixIndex:
 
     def open_slots(self, number: int) -> list[SlotWriter]:
         """Take the lowest free slots, for which `reserve_slots` has made room. O(log) each."""
-        opened: list[SlotWriter] = []
-        slots = self._slots
+        writers, slots, n_opened = self._new_writers(number), self._slots, 0
         try:
             with self.lock:
-                for _ in range(number):
-                    writer = SlotWriter(slots.lowest_free(), slots, self._tree, self.lock)
+                for writer in writers:
+                    writer.begin(slots.lowest_free())
                     slots.enter(writer)
-                    opened.append(writer)
+                    n_opened += 1
         except MemoryError:
-            for writer in opened:
+            for writer in writers[:n_opened]:
                 writer.close()
             raise
-        return opened
+        return writers
+
+    def reopen_slots(self, writers: Sequence[SlotWriter]) -> list[SlotWriter]:
+        """Hand slots to new writers, which are returned; the others are closed. O(1) each.
+
+        What a slot holds goes with the new writer's `finish_clear`; until then it stores nothing.
+        """
+        fresh = self._new_writers(len(writers))
+        with self.lock:
+            gone = [old.hand_over(new) for old, new in zip(writers, fresh, strict=True)]
+        for orphans in gone:
+            orphans.discard()
+        return fresh
+
+    def make_writers(self, number: int) -> bool:
+        """One bounded step, for when so many slots are opened or reopened at once. Returns whether
+        another one is needed.
+        """
+        missing = number - len(self._spare)
+        if missing > 0:
+            self._spare += self._made_writers(min(missing, WRITERS_MADE_AT_ONCE))
+        return len(self._spare) < number
+
+    def _new_writers(self, number: int) -> list[SlotWriter]:
+        """Those that were made ahead first."""
+        spare, self._spare = self._spare[:number], self._spare[number:]
+        return spare + self._made_writers(number - len(spare))
+
+    def _made_writers(self, number: int) -> list[SlotWriter]:
+        rows = rows_of_writers(number)
+        return [SlotWriter(self._slots, self._tree, self.lock, row) for row in rows]
 
     def reserve_slots(self, more: int) -> int:
         """Let `open_slots` find room for so many. Returns how many slots that makes.

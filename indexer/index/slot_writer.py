@@ -5,7 +5,6 @@ steps a change is made of, and what becomes of it when the slot is cleared or cl
 """
 
 from collections.abc import Callable, Generator, Iterator
-from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,8 @@ from indexer.index.block_tree import (
     Changes,
     holder_of,
 )
+from indexer.index.orphans import SlotOrphans
+from indexer.index.slots import Slots
 from indexer.index.snapshot import Place
 from indexer.mutex import Mutex
 from indexer.tiers import Tier
@@ -26,39 +27,6 @@ from indexer.tiers import Tier
 STEP_BLOCKS_MAX = 2048  # announced or removed while the lock is held
 SINGLE_COST = 64
 """A block that is placed by itself costs as much as so many of a chain."""
-
-
-class Slots:
-    """Which slots are taken, and by whom.  Changed with the index locked."""
-
-    def __init__(self) -> None:
-        self.writers: list[SlotWriter | None] = []
-        """By slot, as far as they were ever in use; None: free."""
-        self._free: list[int] = []  # a heap
-
-    def lowest_free(self) -> int:
-        return self._free[0] if self._free else len(self.writers)
-
-    def number_with(self, more: int) -> int:
-        """How many there are once so many more are taken."""
-        return len(self.writers) + max(0, more - len(self._free))
-
-    def enter(self, writer: "SlotWriter") -> None:
-        """It takes the lowest free slot."""
-        assert writer.slot == self.lowest_free()
-        if self._free:
-            heappop(self._free)
-        self.writers[writer.slot : writer.slot + 1] = [writer]
-
-    def replace(self, writer: "SlotWriter") -> None:
-        """It takes its slot over from another."""
-        self.writers[writer.slot] = writer
-
-    def leave(self, writer: "SlotWriter") -> None:
-        """Its slot is free, unless another has taken it over."""
-        if self.writers[writer.slot] is writer:
-            self.writers[writer.slot] = None
-            heappush(self._free, writer.slot)
 
 
 class SlotWriter:
@@ -70,13 +38,22 @@ class SlotWriter:
 
     After `close` every method does nothing and returns 0; so does a store that meets a `clear` of
     the same slot in another thread: it counts as having come before the clear.
+
+    It is made without a slot, so that many can be made ahead; `begin` gives it one.
     """
 
-    def __init__(self, slot: int, slots: "Slots", tree: BlockTree, lock: Mutex) -> None:
-        self.slot = slot
-        self._row = np.array([True, 0, slot], np.int64)
+    def __init__(
+        self,
+        slots: "Slots[SlotWriter]",
+        tree: BlockTree,
+        lock: Mutex,
+        row: NDArray[np.int64],
+    ) -> None:
+        """row: of `rows_of_writers`"""
+        self.slot = change_kernels.NO_SLOT
+        self._row = row
         """What kernels know of it, see `change_kernels`."""
-        self._numbers = self._row.data
+        self._numbers = row.data
         self._places: list[Place | None] = [None, None]
         self.upcoming: Place | None = None
         """What `place` will be after the next change that names this writer as its stream."""
@@ -98,6 +75,10 @@ class SlotWriter:
         Dropping it is right when the slot is cleared."""
         self._changing = False  # by a change that takes several steps
         self._clears = 0
+
+    def begin(self, slot: int) -> None:
+        """The slot is its own from now on."""
+        self.slot = self._numbers[change_kernels.SLOT] = slot
 
     @property
     def is_open(self) -> bool:
@@ -306,22 +287,21 @@ class SlotWriter:
         if self._begin_clear(closing=True, stream=None):
             self.finish_clear()
 
-    def reopen(self) -> "SlotWriter":
-        """Hand the slot to a new writer, which is returned; this one is closed.  O(1).
+    def hand_over(self, fresh: "SlotWriter") -> SlotOrphans:
+        """Give the slot to a new writer; this one is closed.  O(1), with the index locked.
 
         What the slot holds goes with the new writer's `finish_clear`; until then it stores nothing.
+        Returns what the caller should `discard` when the index is not locked.
         """
-        with self._lock:
-            assert self._open
-            self._open, self.rest = False, None
-            self._tell_kernels()
-            gone = self._tree.orphans.drop_slot(self.slot)
-            fresh = SlotWriter(self.slot, self._slots, self._tree, self._lock)
-            fresh._clearing = True
-            fresh._tell_kernels()
-            self._slots.replace(fresh)
-        gone.discard()
-        return fresh
+        assert self._open
+        self._open, self.rest = False, None
+        self._tell_kernels()
+        gone = self._tree.orphans.drop_slot(self.slot)
+        fresh.begin(self.slot)
+        fresh._clearing = True
+        fresh._tell_kernels()
+        self._slots.replace(fresh)
+        return gone
 
     def _tell_kernels(self) -> None:
         self._numbers[change_kernels.TAKES] = self._open and not self._clearing
@@ -486,6 +466,14 @@ class SlotWriter:
     def _sweep_on(self, sweep: Iterator[int]) -> int:
         with self._lock:
             return next(sweep, 0)
+
+
+def rows_of_writers(number: int) -> Iterator[NDArray[np.int64]]:
+    """What kernels know of new writers: they take changes, and have no slot."""
+    rows = np.zeros((number, 3), np.int64)
+    rows[:, change_kernels.TAKES] = True
+    rows[:, change_kernels.SLOT] = change_kernels.NO_SLOT
+    return iter(rows)
 
 
 def _end_of(steps: Generator[int, None, int]) -> int:

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from indexer.index.slot_writer import Slots
+from indexer.index.slots import Slots
 from select_service.core.identity import Rank
 from select_service.core.load import ledger
 from select_service.core.selector import Selector, SelectorConfig

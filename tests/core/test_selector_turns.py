@@ -7,7 +7,9 @@ from random import Random
 import pytest
 
 from indexer import endpoints
+from indexer.index import prefix_index
 from indexer.index.prefix_index import PrefixIndex
+from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.admission import BusyThresholdChange
 from select_service.bodies.common import RANKS_PER_WORKER_MAX
 from select_service.bodies.workers import WorkerPatch
@@ -262,3 +264,51 @@ def test_all_who_know_a_rank_have_the_same_object():
     for rank in worker.ranks():
         assert table.row(table.find(rank)).rank is rank
         assert next(known for known in table.ranks() if known == rank) is rank
+
+
+def test_the_writers_of_many_ranks_are_made_in_turns_before_the_worker_is_put(monkeypatch):
+    made, real = [], SlotWriter.__init__
+
+    def init(writer, *given):
+        made.append(writer)
+        real(writer, *given)
+
+    monkeypatch.setattr(SlotWriter, "__init__", init)
+
+    def prepared(worker):
+        """Writers made in each step before a change, and then in the change."""
+        steps = [0, *(len(made) for _ in selector.fleet.making_room(worker)), len(made)]
+        return [after - before for before, after in pairwise(steps)]
+
+    ends = {rank: f"tcp://engine:{5000 + rank}" for rank in range(RANKS_PER_WORKER_MAX)}
+    given = a_worker(2, data_parallel_size=len(ends), kv_events_endpoints=ends)
+    moved = {rank: f"tcp://other:{5000 + rank}" for rank in ends} | {0: ends[0]}
+    patch = WorkerPatch(kv_events_endpoints=moved)
+    selector = a_selector(use_kv_events=True)
+    selector.register(a_worker(1, kv_events_endpoint="tcp://other:4000"))
+    catalog = selector.fleet.catalog
+    for worker_of, verb, count in (
+        (lambda: catalog.registered(given), lambda: selector.register(given), len(ends)),
+        (lambda: catalog.patched(2, patch), lambda: selector.patch(2, patch), len(ends) - 1),
+    ):
+        made.clear()
+        steps = prepared(worker_of())
+        assert max(steps) <= prefix_index.WRITERS_MADE_AT_ONCE
+        assert sum(steps) == count
+        verb()
+        assert len(made) == count
+    selector.check_invariants()
+
+
+def test_writers_that_were_made_ahead_in_vain_serve_the_next_worker():
+    selector = a_selector()
+    selector.register(a_worker(1))
+    fleet, wide = selector.fleet, a_worker(2, data_parallel_size=RANKS_PER_WORKER_MAX)
+    for _ in range(2):
+        for _ in fleet.making_room(fleet.catalog.registered(wide)):
+            pass
+    (partition,) = fleet.partitions.values()
+    assert len(partition.index._spare) == RANKS_PER_WORKER_MAX
+    selector.register(wide)
+    assert not partition.index._spare
+    selector.check_invariants()

@@ -29,6 +29,7 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.booking import Account
 from select_service.core.touched import Touched
 from select_service.core.workers.catalog import (
+    RANKS_PER_STEP,
     Catalog,
     Tombstone,
     Worker,
@@ -204,19 +205,27 @@ class Fleet:
         return new.schedulable and new.key == old.key and same_shape
 
     def making_room(self, worker: Worker) -> Iterator[None]:
-        """Before a worker is judged and put, in steps: what of that grows with the index, and the
-        endpoints of its ranks, whose form is remembered.
+        """Before a worker is judged and put, in steps: what of that grows with the index, the
+        writers of its ranks, and their endpoints, whose form is remembered.
 
         Where there is no room nothing happens: then `put` says so.
         """
         if self._use_kv_events:
             yield from looking_at_endpoints(worker)
-        partition = self.partitions.get(worker.key)
-        if partition is None or partition.index.has_room(len(worker.dp_ranks())):
+        partition, n_ranks = self.partitions.get(worker.key), len(worker.dp_ranks())
+        if partition is None or (n_ranks <= RANKS_PER_STEP and partition.index.has_room(n_ranks)):
             return
         if self._judged(worker).schedulable and not self._reshapes(partition, worker):
             with contextlib.suppress(MemoryError):
                 yield from partition.widening(worker)
+                yield
+                yield from partition.making_writers(worker, self._n_moving(worker))
+
+    def _n_moving(self, new: Worker) -> int:
+        """Ranks that will begin anew."""
+        old = self.catalog.find(new.worker_id)
+        is_there = old is not None and old.schedulable and self._continues(old, new)
+        return len(_moving_ranks(old, new)) if is_there and old is not None else 0
 
     def put(self, new: Worker) -> None:
         """Replace the worker's old state.  Raises CapacityExceeded, and has changed nothing."""
@@ -279,14 +288,8 @@ class Fleet:
 
     def _renew_indexes(self, old: Worker, new: Worker) -> dict[Rank, SlotWriter]:
         """New writers for the ranks whose events come from elsewhere now."""
-        before, partition = old.kv_endpoints(), self.partitions[old.key]
-        if before == new.kv_endpoints():
-            return {}
-        renewed = {
-            rank: partition.renewed_index(rank)
-            for rank, endpoint in zip(new.ranks(), new.kv_endpoints().values(), strict=True)
-            if rank.dp_rank in before and before[rank.dp_rank] != endpoint
-        }
+        moving = _moving_ranks(old, new)
+        renewed = self.partitions[old.key].renewed_indexes(moving) if moving else {}
         self._renewed += renewed.values()
         return renewed
 
@@ -411,6 +414,18 @@ class Fleet:
         for account in {id(left.account): left.account for left in self.leaving}.values():
             mine = [left.slot for left in self.leaving if left.account is account]
             assert sorted(mine) == sorted(account.leaving)
+
+
+def _moving_ranks(old: Worker, new: Worker) -> list[Rank]:
+    """Ranks of both whose events come from elsewhere now."""
+    before, after = old.kv_endpoints(), new.kv_endpoints()
+    if before == after:
+        return []
+    return [
+        rank
+        for rank, endpoint in zip(new.ranks(), after.values(), strict=True)
+        if rank.dp_rank in before and before[rank.dp_rank] != endpoint
+    ]
 
 
 def _check_metrics_endpoint(url: str | None) -> None:

@@ -3,7 +3,7 @@
 `place` only reads, so a request that is refused or that merely asks has changed nothing.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +83,11 @@ class Partition:
         while self.index.widen_on(len(self.table.newcomers(worker.ranks()))):
             yield
 
+    def making_writers(self, worker: Worker, n_renewed: int) -> Iterator[None]:
+        """The writers of ranks that come, and of those that begin anew, in steps."""
+        while self.index.make_writers(len(self.table.newcomers(worker.ranks())) + n_renewed):
+            yield
+
     def open_slots(self, worker: Worker) -> dict[Rank, SlotWriter]:
         """Slots for those ranks of a worker that have none, and room for all that `join` notes.
 
@@ -108,7 +113,7 @@ class Partition:
     def join(self, worker: Worker, opened: dict[Rank, SlotWriter]) -> None:
         """Give each new rank of `worker` its slot; ranks that are there keep theirs and its state.
 
-        opened: what `open_slots` and `renewed_index` gave for the ranks of this worker
+        opened: what `open_slots` and `renewed_indexes` gave for the ranks of this worker
         """
         table = self.table
         writers = {rank: opened.get(rank) or table.writer(rank) for rank in worker.ranks()}
@@ -122,12 +127,13 @@ class Partition:
         """
         return [row.writer for row in self.table.drop(worker_id, ranks)]
 
-    def renewed_index(self, rank: Rank) -> SlotWriter:
-        """Let `rank` begin anew; its old writer is dead, its load stays.
+    def renewed_indexes(self, ranks: Sequence[Rank]) -> dict[Rank, SlotWriter]:
+        """Let ranks begin anew; their old writers are dead, their load stays.
 
-        Returns the new writer, for `join`; its `finish_clear` (slow) is for the caller.
+        Returns the new writers, for `join`; their `finish_clear` (slow) is for the caller.
         """
-        return self.table.writer(rank).reopen()
+        writers = self.index.reopen_slots([self.table.writer(rank) for rank in ranks])
+        return dict(zip(ranks, writers, strict=True))
 
     # --- decisions
 

@@ -134,7 +134,7 @@ def test_after_a_booking_of_many_blocks_the_pages_for_the_next_ones_are_touched_
 
     monkeypatch.setattr(GrowingTable, "_touch", touch)
     loads = Loads()
-    for number in range(20):
+    for number in range(11):
         first = number * BOOKED_BLOCKS_MAX
         loads.add(number, 0, np.arange(first, first + BOOKED_BLOCKS_MAX))
         while loads.ledger._preparing:
@@ -191,7 +191,7 @@ def test_no_booking_of_many_blocks_touches_more_new_pages_than_a_step_of_prepari
 
     made(Loads(), 0)  # what is loaded and compiled first has pages of its own
     loads, touched, steps = Loads(), [], []
-    for number in range(45):
+    for number in range(25):
         while not loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
             loads.ledger.prepare()
         before = faults()
@@ -199,7 +199,6 @@ def test_no_booking_of_many_blocks_touches_more_new_pages_than_a_step_of_prepari
         touched.append(faults() - before)
     assert not any(steps)
     assert max(touched) <= 3 * growing_table.TOUCHED_IN_A_STEP * 8 // 4096
-    loads.load.check_invariants()
 
 
 def test_few_blocks_may_always_be_booked_and_prepare_nothing():
@@ -236,4 +235,3 @@ def test_rows_move_in_steps_of_preparing_too():
     assert loads.load._references.is_growing
     prepared(loads.ledger)
     assert not any(table.is_growing for table in loads.load._tables())
-    loads.load.check_invariants()

@@ -98,7 +98,7 @@ def test_a_slot_that_takes_no_changes_refuses_them():
     waiting, old, closed = (index.open_slot() for _ in range(3))
     u64 = np.array([77], np.uint64)
     waiting.store(Tier.GPU, 999, u64, u64)  # an orphan
-    fresh = old.reopen()
+    (fresh,) = index.reopen_slots([old])
     closed.close()
     for writer in (waiting, old, fresh, closed):
         assert carried_out(writer, one_change(writer.slot, 0), 0) == 0
