@@ -113,7 +113,6 @@ class PrefixIndex:
         try:
             with self.lock:
                 for writer in writers:
-                    writer.begin(slots.lowest_free())
                     slots.enter(writer)
                     n_opened += 1
         except MemoryError:

@@ -9,6 +9,8 @@ class HasSlot(Protocol):
 
     slot: int
 
+    def begin(self, slot: int) -> None: ...
+
 
 W = TypeVar("W", bound=HasSlot)
 
@@ -30,7 +32,7 @@ class Slots(Generic[W]):
 
     def enter(self, writer: W) -> None:
         """It takes the lowest free slot."""
-        assert writer.slot == self.lowest_free()
+        writer.begin(self.lowest_free())
         if self._free:
             heappop(self._free)
         self.writers[writer.slot : writer.slot + 1] = [writer]
