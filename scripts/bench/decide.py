@@ -1,6 +1,7 @@
 """What a decision costs in process, by ranks and hashes: CPU time of one thread.
 
     python scripts/bench/decide.py [--ranks 8 256 1024 4096] [--hashes 8 64 512] [--rounds 100]
+                                   [--decisions 4096]
 
 `place` is the compiled call as Python makes it, `decide` a placement and its answer as records,
 `select` all of POST /select but HTTP and JSON.  Microseconds: the median of the rounds and, in
@@ -39,8 +40,8 @@ SCENES = ("few", "shared", "ragged")
 NOW = 1000.0
 
 
-def selector_of(ranks):
-    config = SelectorConfig(use_kv_events=False)
+def selector_of(ranks, decisions_kept=0):
+    config = SelectorConfig(use_kv_events=False, decisions_kept=decisions_kept)
     selector = Selector(config, lambda: PrefixIndex(1 << 18), rng=Random(1))
     for worker_id in range(ranks):
         given = {"worker_id": worker_id, "endpoint": "http://w", "block_size": BLOCK_SIZE}
@@ -97,9 +98,9 @@ def us_of(rounds, work):
     return f"{median(found):.1f} ({min(found):.1f})"
 
 
-def measure(ranks, hashes, scene, rounds):
+def measure(ranks, hashes, scene, rounds, decisions_kept):
     """(place, decide, select)"""
-    selector, prompts = selector_of(ranks), prompts_of(hashes)
+    selector, prompts = selector_of(ranks, decisions_kept), prompts_of(hashes)
     fill(selector, prompts, ranks, scene)
     requests = [request_of(SelectRequest, blocks) for blocks in prompts]
     jobs = [selector._job(request, False, None) for request in requests]
@@ -125,12 +126,13 @@ def main():
     parser.add_argument("--hashes", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=SCENES)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--decisions", type=int, default=0, help="that are kept")
     options = parser.parse_args()
     print("| holders | ranks | hashes | place | decide | select |\n|---|---|---|---|---|---|")
     for scene in options.scenes:
         for ranks in options.ranks:
             for hashes in options.hashes:
-                found = measure(ranks, hashes, scene, options.rounds)
+                found = measure(ranks, hashes, scene, options.rounds, options.decisions)
                 print(f"| {scene} | {ranks} | {hashes} | {' | '.join(found)} |", flush=True)
 
 
