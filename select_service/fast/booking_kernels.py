@@ -1,7 +1,8 @@
 """What usual requests change: reservations, by the verbs of the ledger.
 
-Only where nobody follows the changes, nobody waits for capacity, and every block has the name that
-the client gave it (BOOKS); everything else is the verbs' of the core, and so is every refusal.
+Only where nobody waits for capacity at this moment, and every block has the name that the client
+gave it (BOOKS); everything else is the verbs' of the core, and so is every refusal.  Those who
+follow the changes are told of them by Python.
 """
 
 # mypy: ignore-errors
@@ -44,8 +45,9 @@ from select_service.core.load.ledger_layout import (
 )
 from select_service.fast import request_layout as request
 from select_service.fast.answer_kernels import record_of
-from select_service.fast.byte_kernels import NONE, U
+from select_service.fast.byte_kernels import NONE, I, U
 from select_service.fast.request_layout import (
+    EFFECTIVE_PREFILL_TOKENS,
     ISL_TOKENS,
     N_BLOCKS,
     N_SEQUENCE,
@@ -61,6 +63,7 @@ from select_service.fast.serve_layout import (
     BOOKS,
     BROKEN,
     CALL,
+    CHANGED,
     COUNTS_BLOCKS,
     COUNTS_OUTPUT,
     COUNTS_PREFILL,
@@ -74,14 +77,23 @@ from select_service.fast.serve_layout import (
     SEQUENCE,
     SLOT,
     SUM,
+    TELL,
     UNNAMED,
+    WAITS,
     WORKER_ID,
 )
 
 
 @compiled()
-def _is_alone(state, ledger):
-    return state[BOOKS] != 0 and ledger[FOLLOWERS] == 0
+def _may_change(state):
+    return state[BOOKS] != 0 and i64_view(state, WAITS)[0] == 0
+
+
+@compiled()
+def _told(state, ledger, row):
+    """0, or TELL where somebody has to be told of the row."""
+    state[CHANGED] = row
+    return 0 if ledger[FOLLOWERS] == 0 else TELL
 
 
 @compiled(error_model="numpy")
@@ -108,13 +120,15 @@ def _changed(state, ledger, name):
 def change(data, state):
     """Do what the route says to the reservation of its path.  0, or why it is not done."""
     ledger = i64_view(state, LEDGER)
-    if not _is_alone(state, ledger):
+    if not _may_change(state):
         return CALL
     row = _changed(state, ledger, name_in(data, state[PATH_ID], state[PATH_ID + 1]))
     if row == UNKNOWN:
         return GIVE_UP
-    is_broken = row < 0 and state[ROUTE] != request.PREFILL_COMPLETE
-    return BROKEN if is_broken else 0
+    if row < 0 and state[ROUTE] != request.PREFILL_COMPLETE:
+        return BROKEN
+    is_followed = state[ROUTE] == request.PREFILL_COMPLETE or state[ROUTE] == request.FREE
+    return _told(state, ledger, abs(row)) if is_followed else 0
 
 
 @compiled()
@@ -126,28 +140,54 @@ def _name_of(data, state):
 
 
 @compiled()
+def _asked_prefill(state):
+    """(tokens to book, or NONE when the client gives more than the prompt has; own work) on a rank
+    of the client's."""
+    given = state[EFFECTIVE_PREFILL_TOKENS]
+    if given > state[ISL_TOKENS]:
+        return I(NONE), I(0)
+    if given == NONE and state[COUNTS_PREFILL] == 0:
+        return I(0), I(0)
+    tokens = state[ISL_TOKENS] if given == NONE else given
+    return tokens, max(tokens, I(1))
+
+
+@compiled()
+def _prefill(state, plan):
+    """(tokens to book or NONE, own work, cached blocks) as `NewBooking` has them."""
+    if state[ROUTE] == RESERVE:
+        if plan[FOLLOWS] != 0:
+            return I(NONE), I(0), I(0)  # what is to do there is the core's to find out
+        tokens, work = _asked_prefill(state)
+        return tokens, work, I(0)
+    summary = i64_view(plan, SUMMARY)
+    if state[COUNTS_PREFILL] == 0:
+        return I(0), I(0), summary[S_EXTERNAL]
+    return summary[S_EFFECTIVE], summary[S_WORK], summary[S_EXTERNAL]
+
+
+@compiled()
 def book_chosen(data, state, row, step):
-    """Book the prompt on SLOT.  0, or what has to be done instead, or before.
+    """Book the prompt on SLOT.  0, or what has to be done instead, before or afterwards.
 
     Where an earlier booking has called the owner of its load, a verb of the core goes there.
     """
     ledger, n_blocks = i64_view(state, LEDGER), state[N_SEQUENCE]
-    is_usual = state[ROUTE] != RESERVE and n_blocks < MANY_BLOCKS and row[SUM] != NONE
-    if not is_usual or ledger[CALL_LOAD] != 0 or not _is_alone(state, ledger):
+    plan = i64_view(row, PLAN)
+    tokens, work, cached = _prefill(state, plan)
+    is_usual = n_blocks < MANY_BLOCKS and row[SUM] != NONE and tokens != NONE
+    if not is_usual or ledger[CALL_LOAD] != 0 or not _may_change(state):
         return BOOK
     if state[RESERVATION_ID] == NONE and step != NAMED:
         return UNNAMED
-    plan, record, now = i64_view(row, PLAN), record_of(row, state[SLOT]), _now(state)
+    record, now = record_of(row, state[SLOT]), _now(state)
     named = n_blocks if state[COUNTS_BLOCKS] != 0 else 0
-    summary, tokens, work = i64_view(plan, SUMMARY), 0, 0
-    if state[COUNTS_PREFILL] != 0:
-        tokens, work = summary[S_EFFECTIVE], summary[S_WORK]
     kept = state[N_BLOCKS] if plan[FOLLOWS] != 0 else 0
     ttl_s = float_of(ledger[TTL])
     what = (state[SLOT], u64_view(state, SEQUENCE)[:named], named, 0, state[ISL_TOKENS], tokens)
     where = (True, U(record[WORKER_ID]), record[DP_RANK], row[SUM])
     when = (now, now, ttl_s if ttl_s > 0.0 else np.inf)
     given = (ledger, i64_view(plan, LOAD), _name_of(data, state))
-    prefill = (work, summary[S_EXTERNAL], u64_view(state, BLOCKS)[:kept])
+    prefill = (work, cached, u64_view(state, BLOCKS)[:kept])
     booked = call_book(ledger[BOOK_AT], given + what + where + when + prefill)
-    return 0 if booked > 0 else BOOK
+    return _told(state, ledger, booked) if booked > 0 else BOOK

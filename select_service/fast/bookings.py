@@ -13,6 +13,7 @@ from select_service.bodies.reservations import ReservationRequest
 from select_service.core.decide.prompt import Prompt, PromptRead
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import Rank
+from select_service.core.load.booking import NewBooking
 from select_service.core.selector import Selector
 from select_service.errors import SelectError
 from select_service.fast import request_layout as request
@@ -101,6 +102,40 @@ class Bookings:
             return self._selector.book_placed(partition, slot, prompt, name, expected, monotonic())
         except (SelectError, MemoryError):
             return None
+
+    def tell_changed(self, row: int) -> None:
+        """Tell the followers of the ledger how the life of a reservation goes on."""
+        if self._fields[request.ROUTE] == request.FREE:
+            self._selector.ledger.tell_released(row, "client", monotonic())
+        else:
+            self._selector.ledger.tell_completed(row, "client", monotonic())
+
+    def tell_booked(
+        self, data: bytes, partition: Partition, row: int, new_name: str | None
+    ) -> None:
+        """Tell the followers of the ledger what was booked.
+
+        new_name: the id where the client gives none
+        """
+        held, tracks = self._selector.held.at(row), self._selector.router.track_prefill_tokens
+        name, prompt = self._text(data, request.RESERVATION_ID) or new_name, self._prompt(False)
+        assert name is not None
+        given = self._fields[request.ROUTE] == request.RESERVE and (
+            self._fields[request.EFFECTIVE_PREFILL_TOKENS] != NONE
+        )
+        booking = NewBooking(
+            reservation_id=name,
+            account=partition.account,
+            rank=held.rank,
+            slot=held.slot,
+            sequence_hashes=prompt.sequence_hashes[: held.prompt_blocks],
+            isl_tokens=prompt.isl_tokens,
+            prefill_tokens=held.prefill_tokens,
+            booked_at=held.booked_at,
+            tracks_prefill=tracks or given,
+            expected_output_tokens=self._number(request.EXPECTED_OUTPUT_TOKENS),
+        )
+        self._selector.ledger.tell_booked(booking, "client", monotonic())
 
     def _prompt(self, has_blocks: bool) -> Prompt:
         """Of which the arrays will not be overwritten.  has_blocks: are its block hashes needed?"""

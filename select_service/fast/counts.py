@@ -40,15 +40,10 @@ class Counts:
         self._tally, self._metrics = tally, metrics
         self._counts = np.zeros((N_ROUTES, layout.COUNT_LENGTH), np.int64)
         self._passed_on = self._counts.copy()
-        self._numbers = self._counts.reshape(-1).data
         self._bounds_ns = np.array(SELECTION_BUCKETS_S) * 1e9
         assert len(self._bounds_ns) + 1 == layout.N_BUCKETS
         name_array(state, layout.COUNTS, self._counts)
         name_array(state, layout.BOUNDS_NS, self._bounds_ns)
-
-    def count(self, route: int) -> None:
-        """Count an answer that the kernel did not make."""
-        self._numbers[route * layout.COUNT_LENGTH + layout.ANSWERS] += 1
 
     def pass_on(self) -> None:
         """Add what is new to the counters of the ordinary path, so that nobody need know of it."""

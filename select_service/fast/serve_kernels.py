@@ -42,13 +42,13 @@ from select_service.fast.serve_layout import (
     BEGAN_NS,
     BEGIN,
     BLOCKS,
-    BOOK,
     BOUNDS_NS,
     BUCKETS,
     CHANGES,
     COUNT_LENGTH,
     COUNTS,
     DECIDING_NS,
+    FIND_RANK,
     GATE,
     GIVE_UP,
     GO_ON_JUDGED,
@@ -200,11 +200,13 @@ def answer(data, state, row):
 
 
 @compiled()
-def life_goes_on(data, state):
-    """Change the reservation of the path, and render the answer; or why there is none yet."""
-    said = change(data, state)
-    if said < 0:
-        return said
+def life_goes_on(data, state, step):
+    """Change the reservation of the path, unless that is done, and render the answer; or why there
+    is none yet."""
+    if step == READ:
+        said = change(data, state)
+        if said < 0:
+            return said
     count_answer(state)
     return render_done(state)
 
@@ -217,10 +219,10 @@ def answer_usual(data, at, state, step, draw):
         said = read_usual(data, at, state)
         if said < 0:
             return said
-        if state[ROUTE] > RESERVE:
-            return life_goes_on(data, state)
-        if not find_row(state, data):
+        if state[ROUTE] <= RESERVE and not find_row(state, data):
             return UNKNOWN
+    if state[ROUTE] > RESERVE:
+        return life_goes_on(data, state, step)
     row = row_of(state, state[AT_ROW])
     if step < TOLD:
         if step == READ and i64_view(state, GATE)[0] == 0 and state[ROUTE] != RESERVE:
@@ -229,7 +231,7 @@ def answer_usual(data, at, state, step, draw):
         if state[N_TOKENS] != NONE and not hash_tokens(state, row, size):
             return GIVE_UP
         if state[ROUTE] == RESERVE:
-            return BOOK
+            return FIND_RANK
     if step < RENDER:
         said = decide(state, row, step, is_judged, draw)
         if said < 0:

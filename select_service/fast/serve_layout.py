@@ -19,6 +19,7 @@ NEW_ID      uint8   ID_BYTES                 id of a reservation for which the c
 GATE        int64   1                        `Gate.admits`
 LOG         int64   1                        `log.shows_debug`
 LEDGER      int64                            see core.load.ledger_layout
+WAITS       int64   1                        `WaitingList.waits`
 MASK        bool    n_slots                  ranks that may be chosen, where the gate has to say it
 BOUNDS_NS   float64 N_BUCKETS - 1            upper ends of the buckets of COUNTS
 
@@ -46,10 +47,12 @@ STALE = -3  # the fleet has changed: no row counts any more
 UNKNOWN = -4  # the partition that is asked for has no row
 JUDGE = -5  # the gate has to say which ranks may be chosen
 UNTOLD = -6  # there is no text of SLOT, or an old one
-BOOK = -7  # it is to be booked: on SLOT, or on the rank that the request names
-CALL = -8  # a verb is to be called with the id of the path
+BOOK = -7  # it is to be booked on SLOT, by a verb of the core
+CALL = -8  # a verb of the core is to be called with the id of the path
 UNNAMED = -9  # NEW_ID has to be a new id
 BROKEN = -10  # the ledger does not hold what it must
+FIND_RANK = -11  # SLOT has to be that of the rank that the request names
+TELL = -12  # followers of the ledger have to be told of the change of CHANGED; all is done but this
 
 # Where a call of `serve` begins.
 READ, GO_ON, GO_ON_JUDGED, TOLD, NAMED, RENDER = range(6)
@@ -73,7 +76,8 @@ NAMED: and there is a NEW_ID.  RENDER: all is done but the answer."""
     GATE,
     LOG,
     LEDGER,
-) = range(N_FIELDS, N_FIELDS + 32, 2)
+    WAITS,
+) = range(N_FIELDS, N_FIELDS + 34, 2)
 (
     SEEN,  # the changes of the fleet up to which rows are known
     AT_ROW,  # row of the partition that is asked for
@@ -85,8 +89,9 @@ NAMED: and there is a NEW_ID.  RENDER: all is done but the answer."""
     COUNTS_PREFILL,
     COUNTS_BLOCKS,
     COUNTS_OUTPUT,
+    CHANGED,  # row of the reservation in the ledger that was changed
     HEAD_LENGTH,  # of the first head, in bytes; those of the others follow
-) = range(N_FIELDS + 32, N_FIELDS + 43)
+) = range(N_FIELDS + 34, N_FIELDS + 46)
 STATE_LENGTH = HEAD_LENGTH + 2
 
 # Numbers of a row.

@@ -40,15 +40,11 @@ class ServeMemory:
         self.header[layout.LOG : layout.LOG + 2] = shows_debug.buffer_info()
         self.say([])
 
-    def say(self, headers: Headers) -> bytes:
-        """Let every answer begin with these, before its own.
-
-        Returns that beginning of the answers with status 200, up to the number of their bytes.
-        """
+    def say(self, headers: Headers) -> None:
+        """Let every answer begin with these, before its own."""
         said = b"".join(b"%b: %b\r\n" % header for header in headers)
         said += b"content-length: "
-        heads = {status: line + said for status, line in _STATUS_LINES.items()}
-        for status, head in heads.items():
+        for status, line in _STATUS_LINES.items():
+            head = line + said
             self._heads[status, : len(head)] = np.frombuffer(head, np.uint8)
             self.header[layout.HEAD_LENGTH + status] = len(head)
-        return heads[layout.OK]

@@ -20,8 +20,6 @@ from select_service.fast.serve_memory import ServeMemory
 from select_service.http.head import Headers
 from select_service.metrics.service_metrics import Metrics
 
-_DONE = b'15\r\ncontent-type: application/json\r\n\r\n{"status":"ok"}'
-
 
 class ServiceAnswerer:
     """The `Answerer` of a service.
@@ -51,14 +49,15 @@ class ServiceAnswerer:
         state, router = self._state, selector.router
         name_array(state, layout.GATE, self._gate.admits)
         name_array(state, layout.LEDGER, selector.held.memory.header)
-        state[layout.BOOKS] = self._gate.rules is None and router.assume_kv_reuse
+        name_array(state, layout.WAITS, self._gate.waiting.waits)
+        state[layout.BOOKS] = router.assume_kv_reuse
         state[layout.COUNTS_PREFILL] = router.track_prefill_tokens
         state[layout.COUNTS_BLOCKS] = router.track_active_blocks
         state[layout.COUNTS_OUTPUT] = router.track_output_blocks and router.track_active_blocks
 
     def say(self, headers: Headers) -> None:
         """Every answer begins with these from now on, before its own."""
-        self._done = self._memory.say(headers) + _DONE
+        self._memory.say(headers)
         self._partitions.look()
 
     @property
@@ -70,32 +69,28 @@ class ServiceAnswerer:
         """See `Answerer`."""
         draw = self._random()
         end = serve(data, at, self._state, layout.READ, draw, file)
+        if end < 0:
+            end = self._go_on(end, data, at, draw, file)
         if not end:
             self.end = len(data)
             return b""
-        if end == layout.CALL and self._bookings.call(data):
-            self._counts.count(self._numbers[request.ROUTE])
-            self.end = self._numbers[request.END]
-            return self._done
         if end < 0:
-            end = self._go_on(end, data, at, draw)
-            if end < 0:
-                self.end = self._numbers[request.END] if end == layout.INCOMPLETE else 0
-                return None
+            self.end = self._numbers[request.END] if end == layout.INCOMPLETE else 0
+            return None
         self.end = self._numbers[request.END]
         return bytes(self._out[self._numbers[layout.BEGIN] : end])
 
-    def _go_on(self, said: int, data: bytes, at: int, draw: float) -> int:
+    def _go_on(self, said: int, data: bytes, at: int, draw: float, file: int) -> int:
         """Do what the kernel needs, and call it again, until it has an answer or gives up.
 
-        Where the answer ends, INCOMPLETE or GIVE_UP.
+        SENT, where the rest of the answer ends, INCOMPLETE or GIVE_UP.
         """
         self._name = None
         while said < layout.INCOMPLETE:  # and no GIVE_UP
             step = self._prepared(said, data)
             if step == layout.GIVE_UP:
                 return step
-            said = serve(data, at, self._state, step, draw, NONE)
+            said = serve(data, at, self._state, step, draw, file)
         return said
 
     def _prepared(self, said: int, data: bytes) -> int:
@@ -107,13 +102,17 @@ class ServiceAnswerer:
         if said == layout.UNTOLD:
             self._partitions.at(state[layout.AT_ROW]).answers.tell(state[layout.SLOT])
             return layout.TOLD
+        if said == layout.FIND_RANK:
+            return self._found()
         if said == layout.BOOK:
             return self._booked(data)
+        if said == layout.TELL:
+            return self._told(data)
         if said == layout.UNNAMED:
             self._name_it(self._new_reservation_id())
             return layout.NAMED
         if said == layout.CALL:
-            return layout.GIVE_UP
+            return layout.RENDER if self._bookings.call(data) else layout.GIVE_UP
         assert said != layout.BROKEN, "more was released than had been booked"
         if said == layout.UNKNOWN and not self._partitions.learn(_key_in(data, state)):
             return layout.GIVE_UP
@@ -127,24 +126,41 @@ class ServiceAnswerer:
         name_array(self._state, layout.MASK, free)
         return layout.GO_ON_JUDGED
 
-    def _booked(self, data: bytes) -> int:
-        """Book what was placed, or on the rank that the request names: RENDER or GIVE_UP."""
+    def _found(self) -> int:
+        """Let SLOT be that of the rank which the request names: TOLD or GIVE_UP."""
         state = self._numbers
-        partition, answers, _ = self._partitions.at(state[layout.AT_ROW])
+        slot = self._bookings.slot_asked_for(self._partitions.at(state[layout.AT_ROW]).partition)
+        if slot is None:
+            return layout.GIVE_UP
+        state[layout.SLOT] = slot
+        return layout.TOLD
+
+    def _booked(self, data: bytes) -> int:
+        """Book on SLOT: RENDER or GIVE_UP."""
+        state = self._numbers
+        partition = self._partitions.at(state[layout.AT_ROW]).partition
         if not self._bookings.may_book(partition):
             return layout.GIVE_UP
         if state[request.ROUTE] == request.RESERVE:
-            slot = self._bookings.slot_asked_for(partition)
-            if slot is None or not answers.can_tell(slot):
+            if not self._bookings.reserve(data, partition):
                 return layout.GIVE_UP
-            state[layout.SLOT] = slot
-            return layout.RENDER if self._bookings.reserve(data, partition) else layout.GIVE_UP
-        name = self._bookings.book_placed(data, partition, state[layout.SLOT], self._name)
-        if name is None:
-            return layout.GIVE_UP
-        if state[request.RESERVATION_ID] == NONE:
-            self._name_it(name)
+        else:
+            name = self._bookings.book_placed(data, partition, state[layout.SLOT], self._name)
+            if name is None:
+                return layout.GIVE_UP
+            if state[request.RESERVATION_ID] == NONE:
+                self._name_it(name)
         self._partitions.booked(state[layout.AT_ROW])
+        return layout.RENDER
+
+    def _told(self, data: bytes) -> int:
+        """Tell the followers of the ledger what the kernel has changed: RENDER."""
+        state = self._numbers
+        if state[request.ROUTE] > request.RESERVE:
+            self._bookings.tell_changed(state[layout.CHANGED])
+        else:
+            partition = self._partitions.at(state[layout.AT_ROW]).partition
+            self._bookings.tell_booked(data, partition, state[layout.CHANGED], self._name)
         return layout.RENDER
 
     def _name_it(self, name: str) -> None:

@@ -1,16 +1,19 @@
 """Reservations that compiled code changes itself, and those that it leaves to the verbs."""
 
 import json
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from select_service import log
+from select_service.bodies.selection import SelectRequest
+from select_service.core.admission.waiting import Ticket
 from select_service.core.load import ledger_layout
 from tests.builders import worker_body
 from tests.fast.requests import AIOHTTP, request
 from tests.fast.test_equality import post, prompt_of
-from tests.fast.two_services import REPLICA_FLAGS, TwoServices
+from tests.fast.two_services import REPLICA_FLAGS, Side, TwoServices
 
 UNTRACKED = ("PREFILL_TOKENS", "ACTIVE_BLOCKS", "OUTPUT_BLOCKS")
 OWN_IDENTITIES = ("DYN_ROUTER_ASSUME_KV_REUSE=false",)
@@ -18,6 +21,10 @@ OWN_IDENTITIES = ("DYN_ROUTER_ASSUME_KV_REUSE=false",)
 
 class Verbs:
     """In place of those of a service.  `called`: how often one was wanted; all of them refuse."""
+
+    slot_asked_for: Any
+    tell_booked: Any
+    tell_changed: Any
 
     def __init__(self) -> None:
         self.called = 0
@@ -31,6 +38,9 @@ class Verbs:
 
     def book_placed(self, *_: Any) -> None:
         self.called += 1
+
+    def reserve(self, *_: Any) -> bool:
+        return self.call()
 
 
 def services(*flags: str) -> TwoServices:
@@ -57,10 +67,29 @@ def life_of(name: str) -> list[bytes]:
     ]
 
 
+def reserve(name: str, tokens: int | None = None, length: int = 60) -> bytes:
+    given = {} if tokens is None else {"effective_prefill_tokens": tokens}
+    body = {"reservation_id": name, "worker_id": 2, "dp_rank": 1, **given}
+    return post("/reservations", {**body, **prompt_of(length, False)})
+
+
+def reservations_and_life(name: str) -> list[bytes]:
+    """On a rank of the client's; with all tokens to prefill, and as many as are given."""
+    free = request(f"DELETE /reservations/{name}", AIOHTTP)
+    return [
+        reserve(name),
+        *life_of(name)[1:],
+        *(step for tokens in (0, 7, 60) for step in (reserve(name, tokens), free)),
+    ]
+
+
 def without_verbs(two: TwoServices) -> Verbs:
     assert two.fast.answerer is not None
-    verbs: Any = Verbs()
-    two.fast.answerer._bookings = verbs
+    verbs = Verbs()
+    real = two.fast.answerer._bookings
+    verbs.slot_asked_for = real.slot_asked_for
+    verbs.tell_booked, verbs.tell_changed = real.tell_booked, real.tell_changed
+    two.fast.answerer._bookings = verbs  # type: ignore[assignment]
     return verbs
 
 
@@ -69,39 +98,119 @@ def loads_are_the_same(two: TwoServices) -> None:
     assert fast == ordinary
 
 
+def told_is_the_same(two: TwoServices) -> None:
+    """To other replicas, where there may be some."""
+    if two.fast.replicas is not None:
+        fast, ordinary = (side.told(100) for side in (two.fast, two.ordinary))
+        assert fast == ordinary
+
+
+@pytest.mark.parametrize("flags", [(), REPLICA_FLAGS], ids=["alone", "replicas"])
 @pytest.mark.parametrize("untracked", [None, *UNTRACKED])
-def test_after_the_first_booking_no_verb_of_the_core_is_called(untracked: str | None) -> None:
-    flags = (f"DYN_ROUTER_TRACK_{untracked}=false",) if untracked else ()
+def test_after_the_first_booking_no_verb_of_the_core_is_called(
+    untracked: str | None, flags: tuple[str, ...]
+) -> None:
+    if untracked is not None:
+        flags = (*flags, f"DYN_ROUTER_TRACK_{untracked}=false")
     with services(*flags) as two:
         two.say(select_and_reserve("first"))
         verbs = without_verbs(two)
         names = []
-        for data in [*life_of("a"), select_and_reserve(None), *life_of("b")[:4]]:
+        for data in [
+            *life_of("a"),
+            select_and_reserve(None),
+            *life_of("b")[:4],
+            *reservations_and_life("c"),
+        ]:
             answer = two.say(data)
             assert answer.startswith(b"HTTP/1.1 20")
             names.append(json.loads(answer.split(b"\r\n\r\n")[1]).get("reservation_id"))
             loads_are_the_same(two)
+            told_is_the_same(two)
         assert verbs.called == 0
         assert two.answered == 1 + len(names)
-        made_up = next(name for name in names if name not in (None, "a", "b"))
+        made_up = next(name for name in names if name not in (None, "a", "b", "c"))
         two.say(request(f"DELETE /reservations/{made_up}", AIOHTTP))
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [REPLICA_FLAGS, ("--queue-threshold", "8.0"), OWN_IDENTITIES],
-    ids=["replicas", "queue", "own identities"],
-)
-def test_where_others_follow_the_verbs_are_called(
-    flags: tuple[str, ...],
-) -> None:
-    with services(*flags) as two:
+def test_where_blocks_get_identities_of_their_own_verbs_are_called() -> None:
+    with services(*OWN_IDENTITIES) as two:
         for data in life_of("a"):
             assert two.say(data).startswith(b"HTTP/1.1 20")
             loads_are_the_same(two)
         verbs = without_verbs(two)
         two.say(select_and_reserve("b"))
         assert verbs.called == 1
+
+
+@pytest.mark.parametrize("flags", [(), REPLICA_FLAGS], ids=["alone", "replicas"])
+def test_where_a_policy_follows_prefills_the_core_finds_out_what_is_to_do(
+    flags: tuple[str, ...],
+) -> None:
+    """On a rank of the client's; on one that was placed the placement has said it."""
+    with services("--policy", "work", *flags) as two:
+        two.say(select_and_reserve("first"))
+        for data in (*life_of("a"), *reservations_and_life("b"), select_and_reserve(None)):
+            assert two.say(data).startswith(b"HTTP/1.1 20")
+            loads_are_the_same(two)
+            told_is_the_same(two)
+        verbs = without_verbs(two)
+        two.say(select_and_reserve("c"))
+        assert verbs.called == 0
+        two.say(reserve("d"))
+        assert verbs.called == 1
+
+
+def waiting_on(side: Side) -> Ticket:
+    """A request that waits for capacity, of which there is none."""
+    outcome = side.selector.select(SelectRequest(token_ids=list(range(40))), monotonic())
+    assert isinstance(outcome, Ticket)
+    return outcome
+
+
+def reserve_all(name: str) -> list[bytes]:
+    """Much to prefill on every rank."""
+    prompt = {"sequence_hashes": [1], "isl_tokens": 8000}
+    return [
+        post("/reservations", {**prompt, "reservation_id": f"{name}{worker}{dp_rank}", **rank})
+        for worker in (1, 2)
+        for dp_rank in (0, 1)
+        for rank in [{"worker_id": worker, "dp_rank": dp_rank}]
+    ]
+
+
+def test_with_a_queue_verbs_are_called_only_while_somebody_waits() -> None:
+    """Then what frees capacity, or takes the name of one who waits, is the core's to look at."""
+    with services("--queue-threshold", "0.4") as two:
+        for data in (select_and_reserve("first"), select_and_reserve("a")):
+            two.say(data)
+        renew = request("POST /reservations/a/renew", AIOHTTP)
+        verbs = without_verbs(two)
+        for data in (renew, *life_of("b"), *reservations_and_life("c")):
+            assert two.say(data).startswith(b"HTTP/1.1 20")
+            loads_are_the_same(two)
+        for data in reserve_all("d"):
+            assert two.say(data).startswith(b"HTTP/1.1 201")
+        assert verbs.called == 0
+        sides = (two.fast, two.ordinary)
+        tickets = [waiting_on(side) for side in sides]
+        two.say(renew)
+        assert verbs.called == 1
+        for side, ticket in zip(sides, tickets, strict=True):
+            side.selector.gate.leave(ticket)
+        two.say(renew)
+        assert verbs.called == 1
+
+
+def test_more_tokens_to_prefill_than_there_are_is_refused() -> None:
+    with services() as two:
+        assert two.say(reserve("a", 60)).startswith(b"HTTP/1.1 201")
+        assert two.say(reserve("b", 60)).startswith(b"HTTP/1.1 201")
+        answered = two.answered
+        assert two.say(reserve("c", 61)).startswith(b"HTTP/1.1 400")
+        assert two.say(reserve("b", 1)).startswith(b"HTTP/1.1 409")
+        assert two.answered == answered
+        loads_are_the_same(two)
 
 
 def test_tables_that_are_full_grow_by_a_verb_and_give_back_what_they_left() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.builders import worker_body
-from tests.fast.requests import AIOHTTP
+from tests.fast.requests import AIOHTTP, request
 from tests.fast.test_equality import post, prompt_of
-from tests.fast.two_services import Side
+from tests.fast.two_services import REPLICA_FLAGS, Side
 from tests.http.conversation import Conversation, Wire
 
 SELECT = post("/select", prompt_of(31, False), AIOHTTP)
@@ -49,6 +49,24 @@ def test_an_answer_is_sent_at_once(side: Side, pair: Any) -> None:
     assert side.answerer.answer(SELECT, 0, ours.fileno()) == b""
     assert side.answerer.end == len(SELECT)
     assert client.recv(1 << 16) == expected
+
+
+def test_answers_of_verbs_are_sent_at_once(pair: Any) -> None:
+    """Replicas follow what changes, so the verbs are those of the core."""
+    ours, client = pair
+    with asyncio.Runner() as runner:
+        side = Side(runner, True, REPLICA_FLAGS, seed=0)
+        side.say(post("/workers", worker_body(1, model_name="default")))
+        assert side.answerer is not None
+        for data in (
+            post("/select_and_reserve", {**prompt_of(31, False), "reservation_id": "a"}),
+            request("POST /reservations/a/prefill_complete", AIOHTTP),
+            request("DELETE /reservations/a", AIOHTTP),
+        ):
+            assert side.answerer.answer(data, 0, ours.fileno()) == b""
+            assert side.answerer.end == len(data)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        side.close()
 
 
 def test_what_does_not_go_at_once_is_returned(side: Side, pair: Any) -> None:

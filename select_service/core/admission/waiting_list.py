@@ -9,6 +9,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
 from sortedcontainers import SortedDict
 
 from select_service.core.admission.policy_classes import QueueBounds
@@ -41,6 +42,8 @@ class WaitingList:
     def __init__(self, bounds: QueueBounds) -> None:
         self.queues: dict[PartitionKey, PartitionQueue] = {}
         self.requests = 0
+        self.waits = np.zeros(1, np.int64)
+        """[0]: `requests`.  For kernels; the array stays."""
         self.isl_tokens = 0
         self._bounds = bounds
         self._blocks = 0
@@ -137,6 +140,7 @@ class WaitingList:
 
     def _count(self, ticket: Ticket, sign: int) -> None:
         self.requests += sign
+        self.waits[0] = self.requests
         self.isl_tokens += sign * ticket.size.isl_tokens
         self._blocks += sign * _n_blocks(ticket)
         self._allowed_ids += sign * _n_allowed_ids(ticket)

@@ -64,7 +64,7 @@ class Ledger:
         self._preparing: dict[ActiveLoad, None] = {}
 
     def follow(self, follower: LoadFollower) -> None:
-        """Tell it of every change from now on; kernels leave their changes to us then."""
+        """Tell it of every change from now on; who changes load by kernels calls `tell_*` then."""
         self.followers.append(follower)
         self._memory.numbers[FOLLOWERS] = len(self.followers)
 
@@ -131,6 +131,10 @@ class Ledger:
         if booking.n_named >= MANY_BLOCKS:
             self._expecting.add(booking.account.load)
             self._prepare_again(booking.account.load)
+        self.tell_booked(booking, cause, now)
+
+    def tell_booked(self, booking: NewBooking, cause: Cause, now: float) -> None:
+        """Tell the followers."""
         for follower in self.followers:
             follower.booked(booking, cause, now)
 
@@ -204,6 +208,10 @@ class Ledger:
     def _completed(self, row: int, has_freed: bool, cause: Cause, now: float) -> None:
         if has_freed:
             self._touch(row)
+        self.tell_completed(row, cause, now)
+
+    def tell_completed(self, row: int, cause: Cause, now: float) -> None:
+        """Tell the followers."""
         for follower in self.followers:
             follower.prefill_completed(self.held.at(row), cause, now)
 
@@ -242,6 +250,10 @@ class Ledger:
         self.expired += cause == "expiry"
         self.dropped_with_rank += cause == "rank_left"
         self._touch(row)
+        self.tell_released(row, cause, now)
+
+    def tell_released(self, row: int, cause: Cause, now: float) -> None:
+        """Tell the followers, before something new is booked."""
         for follower in self.followers:
             follower.released(self.held.at(row), cause, now)
 
