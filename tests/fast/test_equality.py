@@ -123,11 +123,15 @@ class TheSameAnswers(RuleBasedStateMachine):
             sides = (self.two.fast, self.two.ordinary)
             listed = [reservations(side.say(get(RESERVATIONS))) for side in sides]
             assert listed[0] == listed[1]
-            listed = [decisions(side) for side in sides]
-            assert listed[0] == listed[1]
+            self.agree_on_decisions()
             metrics = [counted(side.say(get("/metrics"))) for side in sides]
             fast, ordinary = map(set, metrics)
             assert (fast - ordinary, ordinary - fast) == (set(), set())
+
+    def agree_on_decisions(self) -> None:
+        """Those that are kept."""
+        listed = [decisions(side) for side in (self.two.fast, self.two.ordinary)]
+        assert listed[0] == listed[1]
 
     def say(self, *parts: bytes, drawn: float = 0.0) -> bytes:
         self.said.append(b"".join(parts))

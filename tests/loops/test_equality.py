@@ -15,6 +15,9 @@ pytestmark = pytest.mark.process
 class OnALoop(TheSameAnswers):
     services = LoopAndOrdinary
 
+    def agree_on_decisions(self) -> None:
+        """What loops decide is not kept."""
+
 
 class OnALoopWithThresholds(OnALoop):
     flags = ("--active-decode-blocks-threshold", "0.5", "--active-prefill-tokens-threshold", "40")
