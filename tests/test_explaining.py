@@ -67,7 +67,7 @@ def test_a_decision_is_shown_as_a_table(answers, bodies, capsys):
     assert main(["explain", "c", "--url", url + "/"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("decision 2, ")
-    assert lines[0].endswith(" s ago, booked: m, tenant default, policy reference")
+    assert lines[0].endswith(" s ago, booked: m, tenant default, policy work")
     assert lines[1].startswith("prompt: 34 tokens, 8 blocks of 4, hash ")
     assert lines[2].endswith(" of 2 candidates: it alone has the lowest cost")
     assert lines[4].split()[:2] == ["rank", "requests"]

@@ -1,11 +1,13 @@
 """What a decision costs in process, by ranks and hashes: CPU time of one thread.
 
     python scripts/bench/decide.py [--ranks 8 256 1024 4096] [--hashes 8 64 512] [--rounds 100]
-                                   [--decisions 4096]
+                                   [--decisions 4096] [--policies work reference]
 
 `place` is the compiled call as Python makes it, `decide` a placement and its answer as records,
 `select` all of POST /select but HTTP and JSON.  Microseconds: the median of the rounds and, in
-parentheses, the fastest, which says what an idle machine would give.  Every rank is busy with two
+parentheses, the fastest, which says what an idle machine would give.  With several policies each
+has a row, measured in turns.  `moving` is `place` when the index has changed since the last one, so
+that `work` looks at the progress of prefills.  Every rank is busy with two
 reservations, and each of 16 prompts, which are asked in turns, is live on some.  What the index
 holds of them:
 
@@ -23,11 +25,12 @@ import msgspec
 import numpy as np
 
 from indexer.index.prefix_index import PrefixIndex
+from indexer.index.state_kernels import CHANGED
 from indexer.tiers import Tier
-from select_service.bodies.reservations import ReservationRequest
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import WorkerRegistration
 from select_service.core.decide.candidates import candidates
+from select_service.core.decide.router_config import POLICY_NAMES, RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.selector import Selector, SelectorConfig
 
@@ -40,8 +43,9 @@ SCENES = ("few", "shared", "ragged")
 NOW = 1000.0
 
 
-def selector_of(ranks, decisions_kept=0):
-    config = SelectorConfig(use_kv_events=False, decisions_kept=decisions_kept)
+def selector_of(ranks, policy, decisions_kept):
+    router = RouterConfig(policy=policy)
+    config = SelectorConfig(router, use_kv_events=False, decisions_kept=decisions_kept)
     selector = Selector(config, lambda: PrefixIndex(1 << 18), rng=Random(1))
     for worker_id in range(ranks):
         given = {"worker_id": worker_id, "endpoint": "http://w", "block_size": BLOCK_SIZE}
@@ -81,26 +85,23 @@ def fill(selector, prompts, ranks, scene):
             partition.table.writer(Rank(worker_id, 0)).store(Tier.GPU, None, held, held)
     for number in range(2 * ranks):
         blocks = rng.integers(1, 2**63, STANDING_BLOCKS)
-        where = {"worker_id": number % ranks, "reservation_id": str(number)}
-        selector.reserve(request_of(ReservationRequest, blocks, **where), NOW)
+        there = {"allowed_worker_ids": [number % ranks]}
+        selector.select_and_reserve(request_of(SelectAndReserveRequest, blocks, **there), NOW)
     for blocks in prompts * LIVE:
         selector.select_and_reserve(request_of(SelectAndReserveRequest, blocks), NOW)
 
 
-def us_of(rounds, work):
-    """Median and fastest of the rounds, as text.  work: is called with the number of a prompt"""
-    found = []
-    for _ in range(rounds):
-        begin = time.thread_time_ns()
-        for number in range(PROMPTS):
-            work(number)
-        found.append((time.thread_time_ns() - begin) / PROMPTS / 1e3)
-    return f"{median(found):.1f} ({min(found):.1f})"
+def us_of(round_of):
+    """Microseconds of a call.  round_of: is called with the number of a prompt"""
+    begin = time.thread_time_ns()
+    for number in range(PROMPTS):
+        round_of(number)
+    return (time.thread_time_ns() - begin) / PROMPTS / 1e3
 
 
-def measure(ranks, hashes, scene, rounds, decisions_kept):
-    """(place, decide, select)"""
-    selector, prompts = selector_of(ranks, decisions_kept), prompts_of(hashes)
+def calls_of(ranks, hashes, scene, policy, decisions_kept):
+    """What is measured: place, moving, decide, select"""
+    selector, prompts = selector_of(ranks, policy, decisions_kept), prompts_of(hashes)
     fill(selector, prompts, ranks, scene)
     requests = [request_of(SelectRequest, blocks) for blocks in prompts]
     jobs = [selector._job(request, False, None) for request in requests]
@@ -111,13 +112,31 @@ def measure(ranks, hashes, scene, rounds, decisions_kept):
         job = jobs[number]
         partition.placing.place(job.prompt, job.config, eligible, draw=0.5)
 
+    def moving(number):
+        partition.index.header[CHANGED] += 1
+        place(number)
+
     def decide(number):
         selector._decisions.decide(jobs[number], eligible, NOW)
 
     def select(number):
         selector.select(requests[number], NOW)
 
-    return [us_of(rounds, work) for work in (place, decide, select)]
+    return place, moving, decide, select
+
+
+def measure(ranks, hashes, scene, rounds, policies, decisions_kept):
+    """{policy: texts of what was measured, median and fastest}"""
+    calls = {p: calls_of(ranks, hashes, scene, p, decisions_kept) for p in policies}
+    found = {policy: [[] for _ in own] for policy, own in calls.items()}
+    for _ in range(rounds):
+        for policy, own in calls.items():
+            for times, call in zip(found[policy], own, strict=True):
+                times.append(us_of(call))
+    return {
+        policy: [f"{median(times):.2f} ({min(times):.2f})" for times in rows]
+        for policy, rows in found.items()
+    }
 
 
 def main():
@@ -127,13 +146,17 @@ def main():
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=SCENES)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--decisions", type=int, default=0, help="that are kept")
+    parser.add_argument("--policies", nargs="+", choices=POLICY_NAMES, default=POLICY_NAMES[:1])
     options = parser.parse_args()
-    print("| holders | ranks | hashes | place | decide | select |\n|---|---|---|---|---|---|")
+    print("| policy | holders | ranks | hashes | place | moving | decide | select |")
+    print("|---|---|---|---|---|---|---|---|")
     for scene in options.scenes:
         for ranks in options.ranks:
             for hashes in options.hashes:
-                found = measure(ranks, hashes, scene, options.rounds, options.decisions)
-                print(f"| {scene} | {ranks} | {hashes} | {' | '.join(found)} |", flush=True)
+                wanted = options.rounds, options.policies, options.decisions
+                for policy, row in measure(ranks, hashes, scene, *wanted).items():
+                    place = f"{policy} | {scene} | {ranks} | {hashes}"
+                    print(f"| {place} | {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

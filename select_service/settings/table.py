@@ -115,7 +115,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--policy",
             RouterConfig().policy,
             read.choice(*POLICY_NAMES),
-            "how a rank is chosen: reference, work or least_work",
+            "how a rank is chosen: work, least_work or reference",
         ),
         _cli(
             "--policy-options",

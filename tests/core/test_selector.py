@@ -327,7 +327,7 @@ def test_explain_gives_the_terms_of_the_moment_of_decision(selector):
     decision = selector.select_and_reserve(a_select_and_reserve(), now=0.0, explain=True)
     selector.reserve(a_reservation("later"), now=0.0)
     (row,) = decision.candidates
-    assert (row["chosen"], row["cost"], row["prefill_tokens"]) == (True, 4.0, 0)
+    assert (row["chosen"], row["cost"], row["prefill_tokens"]) == (True, 8.0, 0)
 
 
 def test_no_worker_at_all_is_told_apart_from_none_in_the_partition():

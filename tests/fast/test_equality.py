@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from collections.abc import Iterator
 from itertools import chain, pairwise
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from indexer.hashing.hashes import block_hashes, sequence_hashes
 from indexer.tiers import Tier
 from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load.load_layout import REPORTED
 from tests.builders import worker_body
 from tests.exploring import explored
 from tests.fast.mutations import mutated
@@ -340,6 +342,12 @@ class TheSameAnswers(RuleBasedStateMachine):
         for pair in self.two.pairs:
             loads = [list(side.selector.loads()) for side in pair]
             assert loads[0] == loads[1]
+            work = [list(work_of(side)) for side in pair]
+            assert work[0] == work[1]
+
+
+class TheSameAnswersByReference(TheSameAnswers):
+    flags = ("--policy", "reference")
 
 
 class TheSameAnswersWithThresholds(TheSameAnswers):
@@ -348,6 +356,14 @@ class TheSameAnswersWithThresholds(TheSameAnswers):
 
 class TheSameAnswersWithQueues(TheSameAnswers):
     flags = ("--queue-threshold", "1.0", "--queue-timeout-secs", "0.001")
+
+
+def work_of(side: Side) -> Iterator[Any]:
+    """What the account of work has of each partition."""
+    for key, partition in sorted(side.selector.fleet.partitions.items()):
+        prefills = partition.load.prefills
+        yield key, prefills.booked.tolist(), prefills.left.tolist()
+        yield int(partition.load.header[REPORTED])
 
 
 def hold(side: Side, key: PartitionKey, rank: Rank, length: int, tier: Tier) -> None:
@@ -359,7 +375,8 @@ def hold(side: Side, key: PartitionKey, rank: Rank, length: int, tier: Tier) -> 
     partition.table.writer(rank).store(tier, None, hashes, names)
 
 
-TestTheSameAnswers = explored(TheSameAnswers, runs=8)
+TestTheSameAnswers = explored(TheSameAnswers, runs=6)
+TestTheSameAnswersByReference = explored(TheSameAnswersByReference, runs=3)
 TestTheSameAnswersWithThresholds = explored(TheSameAnswersWithThresholds, runs=3)
 TestTheSameAnswersWithQueues = explored(TheSameAnswersWithQueues, runs=3)
 

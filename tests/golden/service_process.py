@@ -92,7 +92,8 @@ class ServiceProcess(ServiceClient):
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__(free_port())
-        command = own_command("--host", "127.0.0.1", "--port", str(self.port))
+        place = ("--host", "127.0.0.1", "--port", str(self.port))
+        command = own_command(*place, "--policy", "reference")
         self._launched = Launched(command, own_environment(environment), self.port)
 
     def __enter__(self) -> Self:

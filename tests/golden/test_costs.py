@@ -116,7 +116,7 @@ def _posted(action: Callable[[bytes], Any]) -> dict[str, Callable[[bytes], Any]]
 
 
 def _config(environment: dict[str, str]) -> RouterConfig:
-    config = RouterConfig()
+    config = RouterConfig(policy="reference")
     credit = environment.get("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT")
     weight = environment.get("DYN_OVERLAP_SCORE_WEIGHT")
     if credit is not None:

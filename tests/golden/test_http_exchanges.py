@@ -38,7 +38,9 @@ def test_answers_are_those_of_the_reference_except_where_listed(
     flags = exchanges.flags_of(head, ports, free_port())
     exchanges.write_policy_file(head, tmp_path)
     with (
-        InThread(*flags, *path, folder=tmp_path, environment=head["environment"]) as running,
+        InThread(
+            "--policy", "reference", *flags, *path, folder=tmp_path, environment=head["environment"]
+        ) as running,
         contextlib.closing(ServiceClient(running.port)) as service,
         BackgroundCalls(service) as background,
     ):

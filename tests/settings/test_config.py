@@ -78,7 +78,7 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--reservation-ttl-secs", "nan"], {}, "--reservation-ttl-secs: expected a number from 0"),
         (["--reservation-ttl-secs", "-1"], {}, "--reservation-ttl-secs: expected a number"),
         (["--log-format", "xml"], {}, "--log-format: expected one of text, json, got `xml`"),
-        (["--policy", "best"], {}, "--policy: expected one of reference, work, least_work"),
+        (["--policy", "best"], {}, "--policy: expected one of work, least_work, reference"),
         (
             ["--indexer-peers", "ftp://a"],
             {},

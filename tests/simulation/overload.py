@@ -20,6 +20,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.bodies.selection import SelectAndReserveRequest
 from select_service.core.admission.waiting import Ticket
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.selector import Selector, SelectorConfig
 from select_service.core.views.ranks import loads_of
@@ -87,7 +88,11 @@ class World:
 
     def _new_selector(self, fleet: Fleet, rules: Rules, seed: int) -> Selector:
         selector = Selector(
-            SelectorConfig(admission=rules.admission(), use_kv_events=False),
+            SelectorConfig(
+                RouterConfig(policy="reference"),  # by which the rules were tuned
+                admission=rules.admission(),
+                use_kv_events=False,
+            ),
             lambda: PrefixIndex(2 * fleet.n_ranks * fleet.speed.kv_blocks),
             rng=Random(seed),
             wake=lambda: self.at(self.time, lambda: self.selector.settle(self.time)),

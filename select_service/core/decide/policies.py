@@ -6,7 +6,7 @@ from select_service.core.decide.reference import REFERENCE
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.decide.work import WORK
 
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (REFERENCE, WORK, LEAST_WORK)}
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (WORK, LEAST_WORK, REFERENCE)}
 """Their names are POLICY_NAMES."""
 
 

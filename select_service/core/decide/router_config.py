@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from select_service.bodies.prompts import RouterConfigOverride
 
-POLICY_NAMES = ("reference", "work", "least_work")
+POLICY_NAMES = ("work", "least_work", "reference")
 """What `policy` may be; see `policies`."""
 POLICY_OPTIONS = ("decode-sensitive", "strict-tail", "no-memory")
 """What `policy_options` may hold; they are those of `work`."""
@@ -23,7 +23,7 @@ class RouterConfig(NamedTuple):
     track_active_blocks: bool = True
     track_output_blocks: bool = True
     assume_kv_reuse: bool = True
-    policy: str = "reference"
+    policy: str = "work"
     policy_options: tuple[str, ...] = ()
 
 

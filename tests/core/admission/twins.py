@@ -23,6 +23,7 @@ from select_service.core.admission.policy_classes import (
 )
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.engines.engine_load import EngineReading, EngineTarget
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.selector import Selector, SelectorConfig
@@ -71,6 +72,7 @@ class Twins(RuleBasedStateMachine):
         queueing = self.document is not None
         self.selector = Selector(
             SelectorConfig(
+                RouterConfig(policy="reference"),  # whose costs the model has
                 admission=AdmissionRules(
                     thresholds=BusyThresholds(*self.thresholds),
                     queue=self.queue_rules() if queueing else None,

@@ -79,11 +79,12 @@ class Scene:
             yield found, effective_prefill_tokens(rank, query, config), work
 
 
+REFERENCE = RouterConfig(policy="reference")
 CONFIGS = (
-    RouterConfig(),
-    RouterConfig(overlap_score_credit_decay=1.5, host_cache_hit_weight=0.3),
-    RouterConfig(track_prefill_tokens=False, assume_kv_reuse=False),
-    RouterConfig(track_active_blocks=False, prefill_load_scale=0.1),
+    REFERENCE,
+    REFERENCE._replace(overlap_score_credit_decay=1.5, host_cache_hit_weight=0.3),
+    REFERENCE._replace(track_prefill_tokens=False, assume_kv_reuse=False),
+    REFERENCE._replace(track_active_blocks=False, prefill_load_scale=0.1),
 )
 
 
@@ -119,7 +120,7 @@ def test_every_placement_is_that_of_the_naive_twin_to_the_last_bit(n_ranks, conf
 
 
 def test_a_request_with_parameters_of_its_own_leaves_the_plan_alone():
-    scene = Scene(8, 1, RouterConfig())
+    scene = Scene(8, 1, REFERENCE)
     placing, everybody = scene.partition.placing, np.ones(8, np.bool_)
     other = overridden(scene.config, RouterConfigOverride(prefill_load_scale=3.0))
     prompt, before = scene.prompt(), placing.plan.copy()
@@ -132,7 +133,7 @@ def test_a_request_with_parameters_of_its_own_leaves_the_plan_alone():
 
 
 def test_placements_that_are_no_decisions_are_not_counted():
-    scene = Scene(3, 1, RouterConfig())
+    scene = Scene(3, 1, REFERENCE)
     list(scene.selector.potential_loads(a_select(8)))
     assert not any(scene.partition.placing.tally)
     scene.selector.select(a_select(40), 0.0)
