@@ -43,7 +43,7 @@ def test_the_first_lines_tell_where_it_listens_and_how_it_is_configured():
         assert configuration["threads"] == "2 (command line)"
         shown = configuration["DYN_ROUTER_TEMPERATURE"]
         assert shown == "0.5 (environment DYN_ROUTER_TEMPERATURE)"
-        assert configuration["policy"] == "reference (default)"
+        assert configuration["policy"] == "work (default)"
 
 
 def test_a_port_in_use_is_one_line_and_exit_status_1(service):

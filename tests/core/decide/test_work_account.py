@@ -348,3 +348,27 @@ def test_a_prompt_that_finds_no_room_is_booked_and_not_followed():
     assert sorted(terms_of(selector, partition)["left_price"]) == [0.0, 40.0]
     selector.free("a", 0.0)
     selector.check_invariants()
+
+
+def test_taints_and_weights_scale_the_whole_cost():
+    selector, partition = a_fleet("work")
+    selector.reserve(a_reservation("a", 1, 40), 0.0)
+    asked, everybody = Prompt(hashes(()), hashes(()), 30), partition.table.open
+    placing = partition.placing
+    placing.place(asked, selector.router, everybody)
+    plain = placing.scratch.costs[:2].copy()
+    partition.table.columns.weight[:] = 0.5, 2.0
+    factors = np.array([0.1, 3.0])
+    assert placing.place(asked, selector.router, everybody, factors) == 1
+    assert placing.scratch.costs[:2].tolist() == (plain * factors / (0.5, 2.0)).tolist()
+    assert placing.place(asked, selector.router, everybody, factors / (100.0, 1.0)) == 0
+
+
+def test_with_a_temperature_ranks_are_drawn_by_their_cost():
+    selector, partition = a_fleet("work")
+    selector.reserve(a_reservation("a", 1, 40), 0.0)
+    config = selector.router._replace(temperature=1.0)
+    asked, everybody = Prompt(hashes(()), hashes(()), 30), partition.table.open
+    draws = [partition.placing.place(asked, config, everybody, draw=d / 100) for d in range(100)]
+    share = draws.count(0) / 100  # exp(-1) against 1
+    assert abs(share - 0.27) < 0.02
