@@ -59,6 +59,7 @@ _ROW = {
     "prompt_blocks": 4,
     "output_blocks": 0,
     "prefill_tokens": 38,
+    "work": 22,
     "age_seconds": 0.125,
     "expires_in_seconds": 3599.875,
     "origin": "local",

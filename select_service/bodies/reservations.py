@@ -76,6 +76,10 @@ class ReservationRow(Struct, kw_only=True):
     """Output blocks that were reported."""
     prefill_tokens: int
     """Prompt tokens booked as prefill load; given back at the first token."""
+    work: int | UnsetType = UNSET
+    """Prompt tokens that its rank computes for it, without those that are on their way there for
+    others; 0 when its prefill is over or not counted; left out only by versions that do not know
+    this field."""
     age_seconds: float
     """Seconds since it was booked."""
     expires_in_seconds: float | None

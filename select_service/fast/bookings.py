@@ -134,6 +134,7 @@ class Bookings:
             booked_at=held.booked_at,
             tracks_prefill=tracks or given,
             expected_output_tokens=self._number(request.EXPECTED_OUTPUT_TOKENS),
+            own_work=held.work,
         )
         self._selector.ledger.tell_booked(booking, "client", monotonic())
 

@@ -103,6 +103,7 @@ def test_the_listing_shows_what_is_held(fleet):
         "prompt_blocks": 8,
         "output_blocks": 0,
         "prefill_tokens": 34,
+        "work": 34,
         "origin": "local",
         "router_id": page["router_id"],
     }

@@ -9,7 +9,7 @@ class ReplicaModel:
 
     def __init__(self, own, ranks, ttl_s):
         self.own, self.ranks, self.ttl_s = own, set(ranks), ttl_s
-        self.held = {}  # id -> dict(rank, hashes, tokens, prefilling, origin, renewed)
+        self.held = {}  # id -> dict(rank, hashes, tokens, prefilling, origin, renewed, work)
         self.ended = {}  # id -> (how, when, who said so)
 
     def how_it_ended(self, name, now):
@@ -17,7 +17,7 @@ class ReplicaModel:
         memory_s = ENDING_S if how == "freed" else EARLY_S
         return how if how and now < when + memory_s else None
 
-    def admitted(self, name, rank, hashes, tokens, origin, now):
+    def admitted(self, name, rank, hashes, tokens, origin, now, work):
         if rank not in self.ranks:
             return "unknown_rank"
         if name in self.held and self.held[name]["rank"] == rank:
@@ -26,13 +26,14 @@ class ReplicaModel:
         if how == "freed early":
             return "freed_before"
         over = how == "prefilled early"
-        self.book(name, rank, hashes, 0 if over else tokens, not over, origin, now)
+        work = 0 if over else work
+        self.book(name, rank, hashes, 0 if over else tokens, not over, origin, now, work)
         if how != "freed" or self.ended[name][2] == origin:
             # Respected once, or not about this one; else kept until the two have compared.
             self.ended.pop(name, None)
         return None
 
-    def book(self, name, rank, hashes, tokens, prefilling, origin, now):
+    def book(self, name, rank, hashes, tokens, prefilling, origin, now, work):
         self.held[name] = {
             "rank": rank,
             "hashes": set(hashes),
@@ -40,6 +41,7 @@ class ReplicaModel:
             "prefilling": prefilling,
             "origin": origin,
             "renewed": now,
+            "work": work,
         }
 
     def prefilled(self, name, by, now):
@@ -47,7 +49,7 @@ class ReplicaModel:
             if self.how_it_ended(name, now) is None:
                 self.ended[name] = ("prefilled early", now, by)
             return "not_booked"
-        self.held[name].update(tokens=0, prefilling=False, renewed=now)
+        self.held[name].update(tokens=0, prefilling=False, renewed=now, work=0)
         return None
 
     def freed(self, name, by, now):
@@ -59,9 +61,9 @@ class ReplicaModel:
         self.ended[name] = ("freed", now, by)
         return None
 
-    def local(self, name, rank, hashes, tokens, now):
+    def local(self, name, rank, hashes, tokens, now, work):
         """An admission of our own: whatever was remembered of the name is about another one."""
-        self.book(name, rank, hashes, tokens, True, None, now)
+        self.book(name, rank, hashes, tokens, True, None, now, work)
         self.ended.pop(name, None)
 
     def expire(self, now):

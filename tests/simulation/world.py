@@ -238,10 +238,13 @@ class World:
     # --- what is compared
 
     def held(self):
-        """Per node: every reservation with its rank and prefill tokens."""
+        """Per node: every reservation with its rank, prefill tokens and own work."""
         return [
             {
-                b.reservation_id: (b.key, b.rank, b.prefill_tokens, sorted(b.sequence_hashes))
+                b.reservation_id: (
+                    *(b.key, b.rank, b.prefill_tokens, b.work),
+                    sorted(b.sequence_hashes),
+                )
                 for b in node.selector.held
             }
             for node in self.nodes

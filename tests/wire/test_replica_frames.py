@@ -114,6 +114,22 @@ def body(**changes):
     return frame
 
 
+def test_own_work_is_a_field_more_where_it_is_not_the_hint():
+    plain = decode(pack(body()))
+    told = decode(encode(msgspec.structs.replace(plain, work=3)))
+    assert (plain.work, told.work) == (None, 3)
+    assert len(encode(told)) - len(encode(plain)) == len(pack("work")) + len(pack(3))
+    assert b"work" not in encode(plain).replace(b"worker", b"")
+
+
+@pytest.mark.parametrize("work", [-1, 1.5, None, "3", 2**62])
+def test_own_work_out_of_range_is_no_event(work):
+    data = body()["event"]["data"]
+    data["AddRequest"]["work"] = work
+    with pytest.raises(FrameError):
+        decode(pack(body(event__data=data)))
+
+
 def test_structures_may_be_arrays():
     plain = decode(pack(body()))
     hint = [8, None]

@@ -180,6 +180,7 @@ class Reservations:
             prompt_blocks=booking.prompt_blocks,
             output_blocks=booking.output_blocks,
             prefill_tokens=booking.prefill_tokens,
+            work=booking.work,
             age_seconds=round(now - booking.booked_at, 3),
             expires_in_seconds=round(max(0.0, left), 3) if left < inf else None,
             origin="local" if origin is None else "peer",

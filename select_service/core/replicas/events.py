@@ -74,12 +74,15 @@ class Admitted(_Event, frozen=True, kw_only=True, gc=False):
 
     sequence_hashes:     uint64[n_blocks], identities of the prompt blocks
     prefill_tokens_hint: tokens to prefill; None when the sender does not say
+    work:                tokens that the rank computes for it, other prompts on their way there
+                         considered; None: as many as are to prefill, or the sender does not say
     """
 
     sequence_hashes: Hashes
     prefill_tokens_hint: int | None = None
     track_prefill_tokens: bool = True
     expected_output_tokens: int | None = None
+    work: int | None = None
 
     @property
     def prefill_tokens(self) -> int:
@@ -120,6 +123,8 @@ class _AddRequest(Struct, kw_only=True, gc=False):
     track_prefill_tokens: bool = True
     expected_output_tokens: U32 | None = None
     prefill_load_hint: _Hint | None = None
+    work: _Unsigned | UnsetType = UNSET
+    """Ours; others ignore it."""
 
 
 class _Add(Struct, gc=False):
@@ -190,6 +195,7 @@ class EventEncoder:
                 track_prefill_tokens=event.track_prefill_tokens,
                 expected_output_tokens=event.expected_output_tokens,
                 prefill_load_hint=None if hint is None else _Hint(hint),
+                work=UNSET if event.work is None else event.work,
             )
         )
 
@@ -273,14 +279,18 @@ def _event_of(frame: _Frame) -> LoadEvent:
     given = body.data.AddRequest
     hint = given.prefill_load_hint
     tokens = None if hint is None else hint.initial_effective_prefill_tokens
-    if tokens is not None and tokens > ISL_TOKENS_MAX:
-        raise FrameError(f"a prefill load of {tokens} tokens, at most {ISL_TOKENS_MAX} expected")
+    work = None if given.work is UNSET else given.work
+    if max(tokens or 0, work or 0) > ISL_TOKENS_MAX:
+        raise FrameError(
+            f"a prefill load of {tokens} tokens, work of {work}, at most {ISL_TOKENS_MAX} expected"
+        )
     return Admitted(
         **common,
         sequence_hashes=_read(given.token_sequence),
         prefill_tokens_hint=tokens,
         track_prefill_tokens=given.track_prefill_tokens,
         expected_output_tokens=given.expected_output_tokens,
+        work=work,
     )
 
 
@@ -333,6 +343,7 @@ class _AddRequestOfAny(Struct, gc=False):
     track_prefill_tokens: bool = True
     expected_output_tokens: U32 | None = None
     prefill_load_hint: Raw = _NIL
+    work: _Unsigned | UnsetType = UNSET
 
 
 class _AddRequestArray(_AddRequestOfAny, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -400,5 +411,6 @@ def _add_of(data: Raw) -> _Add:
             track_prefill_tokens=given.track_prefill_tokens,
             expected_output_tokens=given.expected_output_tokens,
             prefill_load_hint=hint,
+            work=given.work,
         )
     )

@@ -282,6 +282,8 @@ class Repair:
             origin=self._origin_of(row),
             prefilling=not is_over,
             nameless=nameless(row.prompt_blocks),
+            tracks_prefill=row.work != 0,
+            own_work=None if row.work is UNSET else row.work,
         )
         is_known = state.held.find(row.reservation_id) is not None
         if not state.book(booking, now, row.expires_in_seconds):
@@ -337,6 +339,7 @@ def _is_same(row: ReservationRow, booking: Booking) -> bool:
         and min(booking.prompt_blocks, BOOKED_BLOCKS_MAX)
         == min(row.prompt_blocks, BOOKED_BLOCKS_MAX)
         and (is_over or booking.prefill_tokens == row.prefill_tokens)
+        and (is_over or row.work in (UNSET, booking.work))
     )
 
 
@@ -351,6 +354,7 @@ def checked(row: ReservationRow) -> ReservationRow:
     hashes = [] if row.sequence_hashes is UNSET else row.sequence_hashes
     fits = 0 <= row.worker_id <= U64_MAX and 0 <= row.router_id <= U64_MAX
     fits = fits and 0 <= row.prefill_tokens <= ISL_TOKENS_MAX and row.isl_tokens >= 0
+    fits = fits and (row.work is UNSET or 0 <= row.work <= ISL_TOKENS_MAX)
     fits = fits and 0.0 <= row.age_seconds <= AGE_S_MAX
     fits = fits and 0 <= row.prompt_blocks <= RESERVED_BLOCKS_MAX
     fits = fits and (not hashes or (min(hashes) >= 0 and max(hashes) <= U64_MAX))

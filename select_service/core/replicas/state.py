@@ -176,8 +176,10 @@ class ReplicaState:
             prefill_tokens=0 if early else event.prefill_tokens,
             booked_at=now,
             origin=event.router_id,
+            tracks_prefill=event.track_prefill_tokens,
             prefilling=early is None,
             nameless=nameless(len(event.sequence_hashes)),
+            own_work=event.work,
         )
         if not self.book(booking, now):
             return "capacity"
@@ -241,6 +243,7 @@ class ReplicaState:
                 prefill_tokens_hint=tokens,
                 track_prefill_tokens=booking.tracks_prefill,
                 expected_output_tokens=booking.expected_output_tokens,
+                work=_work_to_tell(booking),
             )
         )
 
@@ -272,3 +275,9 @@ class ReplicaState:
         """For tests."""
         self.endings.check_invariants()
         self.origins.check_invariants()
+
+
+def _work_to_tell(booking: NewBooking) -> int | None:
+    """None: others think of the same work without being told."""
+    tells = booking.tracks_prefill and booking.work != max(1, booking.prefill_tokens)
+    return booking.work if tells else None

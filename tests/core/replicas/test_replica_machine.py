@@ -17,6 +17,12 @@ RANKS = st.sampled_from([Rank(1, 0), Rank(1, 1), Rank(2, 0), Rank(9, 0)])
 HERE = [Rank(1, 0), Rank(1, 1), Rank(2, 0), Rank(2, 1)]
 HASHES = st.lists(st.integers(0, 5), max_size=4)
 PEERS = st.sampled_from([7, 8])
+WORK = st.none() | st.integers(0, 9)
+
+
+def told_work(event):
+    """What an admission lets its readers book as own work."""
+    return max(1, event.prefill_tokens if event.work is None else event.work)
 
 
 class ReplicaStateMatchesModel(RuleBasedStateMachine):
@@ -44,11 +50,17 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
     def apply(self, event):
         return self.selector.replicas.apply(event, self.now)
 
-    @rule(name=NAMES, rank=RANKS, hashes=HASHES, tokens=st.integers(0, 9), peer=PEERS)
-    def admitted(self, name, rank, hashes, tokens, peer):
-        fields = {"sequence_hashes": np.array(hashes, np.uint64), "prefill_tokens_hint": tokens}
-        got = self.apply(self.event(Admitted, name, rank, peer, **fields))
-        assert got == self.model.admitted(name, rank, hashes, tokens, peer, self.now)
+    @rule(name=NAMES, rank=RANKS, hashes=HASHES, tokens=st.integers(0, 9), peer=PEERS, work=WORK)
+    def admitted(self, name, rank, hashes, tokens, peer, work):
+        fields = {
+            "sequence_hashes": np.array(hashes, np.uint64),
+            "prefill_tokens_hint": tokens,
+            "work": work,
+        }
+        event = self.event(Admitted, name, rank, peer, **fields)
+        got = self.apply(event)
+        own = told_work(event)
+        assert got == self.model.admitted(name, rank, hashes, tokens, peer, self.now, own)
 
     @rule(name=NAMES, rank=RANKS, peer=PEERS)
     def prefill_completed(self, name, rank, peer):
@@ -74,8 +86,8 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
             effective_prefill_tokens=tokens,
         )
         self.selector.reserve(request, self.now)
-        self.model.local(name, rank, hashes, tokens, self.now)
-        self.expect_said(Admitted, name)
+        event = self.expect_said(Admitted, name)
+        self.model.local(name, rank, hashes, tokens, self.now, told_work(event))
 
     @rule(name=NAMES)
     def free_here(self, name):
@@ -109,6 +121,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         self.said.clear()
         assert (type(event), event.reservation_id) == (kind, name)
         assert event.router_id == self.selector.router_id
+        return event
 
     @invariant()
     def nothing_was_said_for_others(self):
@@ -117,11 +130,11 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
     @invariant()
     def bookings_agree(self):
         got = {
-            b.reservation_id: (b.rank, b.prefill_tokens, b.prefilling, b.origin)
+            b.reservation_id: (b.rank, b.prefill_tokens, b.prefilling, b.origin, b.work)
             for b in self.selector.held
         }
         assert got == {
-            name: (b["rank"], b["tokens"], b["prefilling"], b["origin"])
+            name: (b["rank"], b["tokens"], b["prefilling"], b["origin"], b["work"])
             for name, b in self.model.held.items()
         }
 

@@ -167,6 +167,34 @@ def test_what_a_selection_books_is_what_it_says():
     assert len(selector.said) == 1
 
 
+def test_own_work_is_told_and_a_repair_does_not_undo_it():
+    """Two prompts begin alike: the second is computed as far only as the first one is not."""
+    here, there = a_replica(seed=1, workers=1), a_replica(seed=2, workers=1)
+    for name, last in (("a", 1), ("b", 2)):
+        tokens = [*range(16), *[last] * 8]
+        asked = a_select_and_reserve(
+            reservation_id=name, token_ids=tokens, pinned_worker=RANK._asdict()
+        )
+        there.select_and_reserve(asked, now=1.0)
+    works = {booking.reservation_id: booking.work for booking in there.held}
+    assert works == {"a": 24, "b": 8}
+    first, second = there.said
+    assert (first.work, second.work) == (None, 8)
+    here.replicas.apply(second, now=1.0)
+    assert here.held.get("b").work == 8
+    repair(here, there, now=2.0)
+    assert {booking.reservation_id: booking.work for booking in here.held} == works
+
+
+def test_own_work_that_a_peer_does_not_tell_is_what_it_has_to_prefill():
+    here = a_replica()
+    here.replicas.apply(an_event(Admitted, prefill_tokens_hint=8), now=1.0)
+    assert here.held.get("r").work == 8
+    untracked = an_event(Admitted, name="s", track_prefill_tokens=False)
+    here.replicas.apply(untracked, now=1.0)
+    assert here.held.get("s").work == 0
+
+
 def test_endings_are_bounded(monkeypatch):
     monkeypatch.setattr(endings, "ENDINGS_MAX", 3)
     remembered = Endings()
