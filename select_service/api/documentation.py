@@ -18,6 +18,7 @@ from select_service.api.admission import ADMISSION
 from select_service.api.decisions import DECISIONS
 from select_service.api.inspection import INSPECTION
 from select_service.api.openapi import document
+from select_service.api.policies import POLICIES
 from select_service.api.probes import SERVICE
 from select_service.api.replica_peers import REPLICAS
 from select_service.api.reservations import RESERVATIONS
@@ -44,7 +45,10 @@ POLICY = (
 """The viewer writes styles into its elements and has its icons in its style sheet."""
 FILE_HEADERS = {"vary": "Accept-Encoding", "cache-control": "public, max-age=3600"}
 
-NOUNS = (SELECTION, DECISIONS, RESERVATIONS, ADMISSION, WORKERS, REPLICAS, INSPECTION, SERVICE)
+NOUNS = (
+    *(SELECTION, DECISIONS, POLICIES, RESERVATIONS, ADMISSION),
+    *(WORKERS, REPLICAS, INSPECTION, SERVICE),
+)
 
 _VIEWER = resources.files(__package__) / "viewer"
 

@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from select_service.bodies.common import U32, U64
 from select_service.bodies.inspection import LogLevelView
+from select_service.bodies.policies import PolicyRule
 
 
 class SettingView(Struct, kw_only=True):
@@ -34,6 +35,8 @@ class ConfigView(Struct, kw_only=True):
     """By name of the setting."""
     log_level: LogLevelView
     """PUT /log_level changes what counts now."""
+    policy_rules: list[PolicyRule]
+    """What PUT /policy has set; where no rule counts it is `policy` of the settings."""
     unknown_variables: dict[str, str | None]
     """Environment variables that look like settings and are none, with the most similar setting."""
 

@@ -35,6 +35,7 @@ from select_service.bodies.prompts import PromptQuery
 from select_service.clocks import now
 from select_service.core.decide.prompt import is_long
 from select_service.core.views.dump_parts import DumpPart, by_name
+from select_service.core.views.policies import policy_rules
 from select_service.errors import BadRequest, CapacityExceeded, NoWorkers
 from select_service.http.accept import asks_for
 from select_service.http.codec import json_response
@@ -241,6 +242,7 @@ def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:
                         }
                     },
                     "log_level": _LOG_LEVEL,
+                    "policy_rules": [],
                     "unknown_variables": {"SELECT_SERVICE_PROT": "SELECT_SERVICE_PORT"},
                 },
             )
@@ -253,6 +255,7 @@ async def config(service: Service, request: Request) -> Response:
         "version": service.version,
         "settings": config.effective(),
         "log_level": _log_level(service),
+        "policy_rules": policy_rules(service.selector.fleet.policies),
         "unknown_variables": config.unknown,
     }
     return json_response(body)

@@ -228,6 +228,7 @@ def call_all(service):
     order += ["list_peers", "register_peer", "replica_status", "deregister_peer"]
     order += ["set_busy_threshold", "busy_thresholds", "shed", "admission_state"]
     order += ["list_decisions", "get_decision", "explain"]
+    order += ["set_policy", "policies", "remove_policy"]
     order += ["set_log_level", "openapi", "docs", "docs_file"]
     order += ["free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker"]:

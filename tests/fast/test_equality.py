@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, pairwise
 from random import Random
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import numpy as np
 import pytest
@@ -32,6 +32,11 @@ VERBS = ("prefill_complete", "output_block", "renew")
 HEADERS = (HTTPX, AIOHTTP, HYPER, BARE)
 LENGTHS = (1, 3, 4, 9, 16, 31, 60)
 DRAWS = (0.0, 0.3, 0.5, 0.99)
+POLICIES = (
+    {"policy": "reference"},
+    {"policy": "work", "options": ["decode-sensitive"]},
+    {"policy": "least_work"},
+)
 OUTPUTS = (None, 0, 9)
 """Expected tokens of output."""
 SAID_MAX = 30
@@ -181,6 +186,18 @@ class TheSameAnswers(RuleBasedStateMachine):
     @rule(worker=workers, endpoint=st.sampled_from(("http://b", "")))
     def move(self, worker: int, endpoint: str) -> None:
         self.say_to_all(request(f"PATCH /workers/{worker}", HTTPX, {"endpoint": endpoint}))
+
+    @rule(
+        scope=st.sampled_from(((), SCOPES[0][:1], SCOPES[0], SCOPES[2])),
+        chosen=st.sampled_from((None, *POLICIES)),
+    )
+    def switch(self, scope: tuple[str, ...], chosen: dict[str, Any] | None) -> None:
+        """Ranks of a scope are chosen by another policy from now on."""
+        named = dict(zip(("model_name", "tenant_id"), scope, strict=False))
+        if chosen is None:
+            self.say_to_all(request(f"DELETE /policy?{urlencode(named)}", HTTPX))
+        else:
+            self.say_to_all(request("PUT /policy", HTTPX, {**named, **chosen}))
 
     @rule(worker=st.integers(2, 4))
     def delete(self, worker: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from select_service.core.decide.router_config import POLICY_NAMES
 from tests.builders import worker_body
 from tests.loops.running import OnLoops
 from tests.process.running import Client, request
@@ -68,13 +69,16 @@ def change(service: OnLoops, random: Random, number: int) -> None:
         data_parallel_size=random.choice((1, 2, 40)),
         endpoint=f"http://{'w' * random.randrange(1, 600)}",
     )
-    kind = random.randrange(6)
+    kind = random.randrange(7)
     if kind < 2:
         service.call("POST", "/workers", body)
     elif kind == 2:
         service.call("PATCH", f"/workers/{worker}", {"endpoint": body["endpoint"]})
     elif kind == 3:
         service.call("DELETE", f"/workers/{worker}")
+    elif kind == 6:
+        chosen = {"policy": random.choice(POLICY_NAMES)}
+        assert service.call("PUT", "/policy", chosen).status == 200
     else:
         model = random.choice(MODELS)
         tokens = [n * number for n in range(random.choice((4, 400)))]

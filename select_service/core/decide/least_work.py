@@ -17,4 +17,4 @@ def parameters_of(config: RouterConfig) -> Sequence[float]:
     return (tracked, *no_requests, *nothing_live, *weights, config.track_active_blocks)
 
 
-LEAST_WORK = WORK._replace(name="least_work", parameters_of=parameters_of)
+LEAST_WORK = WORK._replace(name="least_work", parameters_of=parameters_of, options=())

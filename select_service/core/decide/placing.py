@@ -12,7 +12,7 @@ from select_service.core.decide import plan_layout as layout
 from select_service.core.decide.decision_kernels import address_of_record
 from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decide.placement_kernels import count_placement, place, say_addresses
-from select_service.core.decide.policies import policy_number, policy_of
+from select_service.core.decide.policies import POLICIES, PolicyChoice, choice_of, policy_number
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.active_load import ActiveLoad
@@ -23,6 +23,11 @@ _NO_FACTORS: Floats = np.zeros(0, np.float64)
 """All of them are 1."""
 _ROWS_AT_FIRST = 64
 """As many as a word has bits."""
+_OF_POLICY = [
+    *(layout.PARAMETERS, layout.PARAMETERS + 1),
+    *(layout.FOLLOWS, layout.PLACE_AT, layout.NAMED_POLICY),
+]
+"""Words of a plan that change with its policy."""
 
 
 class Scratch(NamedTuple):
@@ -96,27 +101,22 @@ class Placing:
         ring: DecisionRing | None = None,
         partition: int = 0,
     ) -> None:
-        """config: by which prompts are placed unless a request says otherwise
+        """config: by which prompts are placed unless a request says otherwise, or `follow`
         ring: keeps what `place` does, under the number of the partition there
         """
         self._index = index
         self.table = table
         self.load = load
         self._config = config
-        self.policy = policy_of(config)
-        self._parameters = self.policy.parameters(config)
         shared = np.zeros(layout.HEADER_LENGTH, np.int64)
-        shared[layout.FOLLOWS] = self.policy.follows
         shared[layout.BLOCK_SIZE] = block_size
-        shared[layout.PLACE_AT] = self.policy.address_of_place()
         say_addresses(shared)
         name_array(shared, layout.INDEX, index.header)
         name_array(shared, layout.LOAD, load.header)
         name_array(shared, layout.RANKS, table.header)
-        name_array(shared, layout.PARAMETERS, self._parameters)
         shared[layout.PARTITION], shared[layout.RECORD_AT] = partition, address_of_record()
-        shared[layout.NAMED_POLICY] = policy_number(self.policy)
         self._shared = shared
+        self._take(choice_of(config))
         self._own = Plan(shared, _ROWS_AT_FIRST)
         self._ring = ring
         if ring is not None:
@@ -124,6 +124,28 @@ class Placing:
         self._plans = {0: self._own}
         self.plan = self._own.header
         """How kernels place prompts by `config` (plan_layout); never replaced."""
+
+    def _take(self, choice: PolicyChoice) -> None:
+        """Let the header that plans are copied from say a policy."""
+        self.choice, self.policy = choice, POLICIES[choice.policy]
+        self._parameters = self.policy.parameters(choice.within(self._config))
+        shared = self._shared
+        name_array(shared, layout.PARAMETERS, self._parameters)
+        shared[layout.FOLLOWS] = self.policy.follows
+        shared[layout.PLACE_AT] = self.policy.address_of_place()
+        shared[layout.NAMED_POLICY] = policy_number(self.policy)
+
+    def follow(self, choice: PolicyChoice) -> None:
+        """Place by another policy from the next placement on, whoever makes it.
+
+        What is booked stays.  Unfinished prefills that were booked by a policy that does not follow
+        them have no prompt, so that they count as work until they end.
+        """
+        if choice != self.choice:
+            with self._index.lock:
+                self._take(choice)
+                for plan in self._plans.values():
+                    plan.header[_OF_POLICY] = self._shared[_OF_POLICY]
 
     @property
     def scratch(self) -> Scratch:
@@ -161,6 +183,7 @@ class Placing:
     ) -> int:
         """The slot for a prompt, NOBODY (-1) when none is eligible; `scratch` says why.
 
+        config:   what counts besides the policy, which is that of `choice`
         eligible: bool[n_slots];  factors: float64[n_slots], of the costs;  None: all 1
         draw:     uniform in [0, 1), for ties and the softmax
         Changes nothing that others see.  O(blocks + slots), in one compiled call that locks the
@@ -232,7 +255,7 @@ class Placing:
     def _plan_of(self, config: RouterConfig) -> npt.NDArray[np.int64]:
         """The plan of one request that overrides the configuration, but not the policy."""
         plan = self.plan.copy()
-        self._other_parameters = self.policy.parameters(config)
+        self._other_parameters = self.policy.parameters(self.choice.within(config))
         name_array(plan, layout.PARAMETERS, self._other_parameters)
         return plan
 
@@ -262,6 +285,9 @@ class Placing:
         )
         pairs = [(array.ctypes.data, array.size) for array in arrays]
         assert plan.header[: layout.FOLLOWS].tolist() == [n for pair in pairs for n in pair]
+        assert plan.header[layout.PLACE_AT] == self.policy.address_of_place()
+        assert plan.header[layout.NAMED_POLICY] == policy_number(self.policy)
+        assert plan.header[layout.FOLLOWS] == self.policy.follows
         assert len(plan.scratch.costs) >= self.table.n_slots
         for marked, rows in (
             (plan.scratch.holding, plan.scratch.matched.any(axis=1)),

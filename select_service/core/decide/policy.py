@@ -27,6 +27,7 @@ class Policy(NamedTuple):
     credit_blocks:    (cumulative matched blocks of a slot by tier, configuration) -> what its
                       overlap is worth, in blocks
     follows:          does it look at the progress of prefills, so that prompts are to be kept?
+    options:          of `policy_options`, those that it knows
     """
 
     name: str
@@ -36,6 +37,7 @@ class Policy(NamedTuple):
     parameters_of: Callable[[RouterConfig], Sequence[float]]
     credit_blocks: Callable[[Sequence[int], RouterConfig], float]
     follows: bool = False
+    options: tuple[str, ...] = ()
 
     @property
     def terms(self) -> tuple[str, ...]:

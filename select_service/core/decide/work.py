@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from select_service.core.decide import work_kernels as kernels
 from select_service.core.decide.policy import Policy
 from select_service.core.decide.reference import credit_blocks
-from select_service.core.decide.router_config import RouterConfig
+from select_service.core.decide.router_config import POLICY_OPTIONS, RouterConfig
 
 REQUEST_TOKENS = 256.0
 """What a live request of the rank costs."""
@@ -65,5 +65,6 @@ WORK = Policy(
     parameters_of=parameters_of,
     credit_blocks=credit_blocks,
     follows=True,
+    options=POLICY_OPTIONS,
 )
 assert len(WORK.terms) == kernels.N_TERMS

@@ -22,9 +22,11 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
 from select_service.core.decide.decision_ring import DecisionRing
+from select_service.core.decide.policies import choice_of
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition
 from select_service.core.fleet.recovered import Recovered
+from select_service.core.fleet.scoped_policies import ScopedPolicies
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.booking import Account
 from select_service.core.touched import Touched
@@ -115,6 +117,7 @@ class Fleet:
         self._new_index = new_index
         self._use_kv_events = use_kv_events
         self._router = router
+        self.policies = ScopedPolicies(choice_of(router), self.partitions)
         self._ranks_max = ranks_max
         self._queueing = queueing
         self._touched = touched
@@ -276,6 +279,7 @@ class Fleet:
                     *(worker.key, size, worker.is_eagle, self._new_index(), self._router),
                     ring=self._decisions,
                 )
+                partition.placing.follow(self.policies.of(worker.key))
             return _Entrance(partition, partition.open_slots(worker))
         except (MemoryError, OSError) as error:
             raise CapacityExceeded(f"no memory for the ranks of a worker: {error}") from None

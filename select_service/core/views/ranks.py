@@ -13,7 +13,6 @@ from select_service.bodies.inspection import (
     SharedCache,
 )
 from select_service.core.decide.placement_kernels import DECODE, EFFECTIVE_PREFILL_TOKENS
-from select_service.core.decide.policies import policy_of
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition
@@ -64,7 +63,7 @@ def overlap_of(
 
     The scores come without their rows, and these beside them.
     """
-    matched, policy = partition.index.match(prompt.block_hashes).tolist(), policy_of(config)
+    matched, policy = partition.index.match(prompt.block_hashes).tolist(), partition.placing.policy
     rows = (
         _overlap_row(rank, matched[slot], policy.credit_blocks(matched[slot], config))
         for rank, slot in sorted(partition.table.slots())

@@ -1,0 +1,71 @@
+"""Which policy places the prompts of which partition, as clients change it at run time."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from select_service.core.decide.policies import PolicyChoice
+from select_service.core.fleet.partition import Partition
+from select_service.core.identity import PartitionKey
+from select_service.errors import CapacityExceeded, NotFound
+from select_service.spelling import shown
+
+POLICY_RULES_MAX = 1024
+"""As many as there may be partitions."""
+
+
+class PolicyScope(NamedTuple):
+    """What a rule counts for.  model_name: None: all models;  tenant_id: None: all tenants"""
+
+    model_name: str | None = None
+    tenant_id: str | None = None
+
+    def __str__(self) -> str:
+        model, tenant = (
+            "all" if name is None else f"`{shown(name)}`"
+            for name in (self.model_name, self.tenant_id)
+        )
+        return f"model {model}, tenant {tenant}"
+
+
+class ScopedPolicies:
+    """Rules by scope; the most specific one counts, and where there is none the default.
+
+    Rules may be there before their partitions, which then begin with them.
+    """
+
+    def __init__(self, default: PolicyChoice, partitions: Mapping[PartitionKey, Partition]) -> None:
+        """default: that of the process;  partitions: those that follow the rules"""
+        self.default = default
+        self._partitions = partitions
+        self._rules: dict[PolicyScope, PolicyChoice] = {}
+
+    @property
+    def rules(self) -> Mapping[PolicyScope, PolicyChoice]:
+        return self._rules
+
+    def of(self, key: PartitionKey) -> PolicyChoice:
+        """What counts for a partition."""
+        scopes = PolicyScope(*key), PolicyScope(key.model_name), PolicyScope()
+        return next((self._rules[s] for s in scopes if s in self._rules), self.default)
+
+    def put(self, scope: PolicyScope, choice: PolicyChoice) -> None:
+        """Set the rule of a scope, for `following`.  Raises CapacityExceeded."""
+        if scope not in self._rules and len(self._rules) >= POLICY_RULES_MAX:
+            raise CapacityExceeded(
+                f"{POLICY_RULES_MAX} scopes have a policy of their own, the most there may be"
+            )
+        self._rules[scope] = choice
+
+    def remove(self, scope: PolicyScope) -> None:
+        """Take the rule of a scope back, for `following`.  Raises NotFound."""
+        if scope not in self._rules:
+            raise NotFound(f"no policy is set for exactly this scope: {scope}")
+        del self._rules[scope]
+
+    def following(self) -> Iterator[None]:
+        """Let all partitions follow the rules as they are then, one a step."""
+        for key in list(self._partitions):
+            partition = self._partitions.get(key)
+            if partition is not None:
+                partition.placing.follow(self.of(key))
+            yield
