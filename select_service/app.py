@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random, SystemRandom
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,7 @@ from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
+from select_service.edge.keeping.policy_file import PolicyFile
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
@@ -96,6 +98,10 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
     follower = CatalogFollower(selector.fleet, ingest, callbacks)
     service = Service(config, version, selector, ingest, follower, Metrics(version), replicas)
     service.callback_failures, service.callback_failed = callbacks.failures, callbacks.failed
+    if config["snapshot_path"]:
+        kept = PolicyFile(Path(config["snapshot_path"]), selector.fleet.policies)
+        kept.read()
+        service.policy_file = kept
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     return Parts(service, follower, replicas)

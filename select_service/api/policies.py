@@ -25,6 +25,7 @@ _STATE: Mapping[str, Any] = {
     "default": {"policy": "work", "options": []},
     "rules": [{"model_name": "llama-3-8b", "tenant_id": None, **_CHOSEN}],
     "partitions": [{"model_name": "llama-3-8b", "tenant_id": "default", **_CHOSEN}],
+    "kept": True,
 }
 
 POLICIES = Noun("policies", "How a rank is chosen.")
@@ -40,7 +41,7 @@ POLICIES = Noun("policies", "How a rank is chosen.")
     )
 )
 async def policies(service: Service, request: Request) -> Response:
-    return json_response(policy_state(service.selector.fleet))
+    return _state(service)
 
 
 @POLICIES.declare(
@@ -52,7 +53,7 @@ async def policies(service: Service, request: Request) -> Response:
         {200: Answer("The rules that count now.", PolicyState, _STATE)},
         detail="From the next decision on, for one tenant of a model, for all tenants of a model, "
         "or for all models. The most specific rule wins, and partitions that come later follow it, "
-        "too. What is booked stays. Not kept over a restart.",
+        "too. What is booked stays. Kept over a restart with --snapshot-path.",
         body=Body(
             PolicyChange,
             {
@@ -104,4 +105,12 @@ async def _changed(service: Service, request: Request, scope: PolicyScope) -> Re
     fields = trace_of(request) | {**scope._asdict(), "policy": said}
     log.warning("the policy of a scope changed", extra={"fields": fields})
     await in_turns(fleet.policies.following())
-    return json_response(policy_state(fleet))
+    if service.policy_file is not None:
+        await service.policy_file.keep()
+    return _state(service)
+
+
+def _state(service: Service) -> Response:
+    file = service.policy_file
+    kept = file is not None and file.is_kept
+    return json_response(policy_state(service.selector.fleet, kept))

@@ -43,6 +43,15 @@ class CatalogPlane(Protocol):
         """Wait until no rank is between waiting for recovered blocks and having them."""
 
 
+class PolicyKeeper(Protocol):
+    """Keeps the policies that were set over a restart."""
+
+    is_kept: bool
+
+    async def keep(self) -> None:
+        """Write them; afterwards `is_kept` says whether that succeeded."""
+
+
 class InternalError(SelectError):
     status, code = 500, "internal_error"
 
@@ -66,6 +75,7 @@ class Service:
     dump_slots: Slots = field(default_factory=lambda: Slots(DUMPS_MAX, "dumps are being sent"))
     json_dumps: int = 0
     compact_dumps: int = 0
+    policy_file: PolicyKeeper | None = None
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     snapshot: SnapshotStatus = field(default_factory=SnapshotStatus)
 

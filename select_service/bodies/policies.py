@@ -82,3 +82,5 @@ class PolicyState(Struct, kw_only=True):
     """What was set at run time, by model and tenant."""
     partitions: list[PartitionPolicy]
     """What follows from it, by model and tenant."""
+    kept: bool
+    """Do the rules outlive the process? Not without --snapshot-path, nor while its disk is full."""

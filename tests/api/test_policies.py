@@ -1,7 +1,12 @@
 """PUT, GET and DELETE /policy."""
 
+import json
+
+import msgspec
 import pytest
 
+from select_service.core.fleet import scoped_policies
+from tests.api.in_process import Api
 from tests.builders import worker_body
 
 WORK = {"policy": "work", "options": []}
@@ -19,7 +24,12 @@ def put(api, **body):
 def test_at_first_all_is_as_the_process_was_started(fleet):
     answer = fleet.get("/policy")
     assert answer.status == 200
-    assert answer.body == {"default": WORK, "rules": [], "partitions": [{**PARTITION, **WORK}]}
+    assert answer.body == {
+        "default": WORK,
+        "rules": [],
+        "partitions": [{**PARTITION, **WORK}],
+        "kept": False,
+    }
     assert fleet.get("/config").body["policy_rules"] == []
 
 
@@ -39,6 +49,7 @@ def test_the_most_specific_rule_counts_until_it_is_taken_back(fleet):
         "default": WORK,
         "rules": [],
         "partitions": [{**PARTITION, **WORK}],
+        "kept": False,
     }
 
 
@@ -88,3 +99,73 @@ def test_what_was_not_set_cannot_be_taken_back(fleet):
     answer = fleet.delete("/policy?model_name=m&tenant_id=default")
     assert (answer.status, answer.body["code"]) == (404, "not_found")
     assert "model `m`, tenant `default`" in answer.body["error"]
+
+
+# Over a restart
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "index"
+
+
+def a_service(path):
+    return Api("--snapshot-path", str(path))
+
+
+def test_rules_count_again_after_a_restart(path):
+    with a_service(path) as api:
+        assert put(api, **REFERENCE).body["kept"]
+        put(api, model_name="m", tenant_id="\u00e4/1", **STRICT)
+        put(api, model_name="gone", **WORK)
+        before = api.delete("/policy?model_name=gone").body
+    with a_service(path) as api:
+        assert api.get("/policy").body == before
+        api.post("/workers", worker_body(1))
+        assert api.get("/policy").body["partitions"] == [{**PARTITION, **REFERENCE}]
+        api.post("/workers", worker_body(2, tenant_id="\u00e4/1"))
+        assert api.get("/policy").body["partitions"][1]["options"] == ["strict-tail"]
+    assert [each.name for each in path.parent.iterdir()] == ["index.policies"]
+
+
+def rule(**fields):
+    return {"model_name": "m", "tenant_id": None, **WORK, **fields}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff" * 100,
+        msgspec.json.encode({"rules": [rule(), rule(policy="newer")]}),
+        msgspec.json.encode({"rules": [rule(options=["newer"])]}),
+        msgspec.json.encode({"rules": [rule()], "version": 2}),
+        msgspec.json.encode({"rules": [rule()], "newer": 2}),
+        msgspec.json.encode({"rules": [rule(model_name=str(n)) for n in range(3)]}),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_moved_aside(path, content, caplog, monkeypatch):
+    monkeypatch.setattr(scoped_policies, "POLICY_RULES_MAX", 2)
+    beside = path.with_name("index.policies")
+    beside.write_bytes(content)
+    with a_service(path) as api:
+        assert api.get("/policy").body["rules"] == []
+        put(api, **REFERENCE)
+    assert path.with_name("index.policies.refused").read_bytes() == content
+    assert json.loads(beside.read_bytes())["rules"] == [{**EVERYTHING, **REFERENCE}]
+    assert "the file of policies cannot be used" in caplog.text
+
+
+def test_rules_that_cannot_be_written_count_and_say_so(path, caplog):
+    with a_service(path) as api:
+        assert put(api, **STRICT).body["kept"]
+        blocking = path.with_name("index.policies.tmp")
+        blocking.mkdir()
+        answer = put(api, **REFERENCE)
+        assert (answer.status, answer.body["kept"]) == (200, False)
+        assert not api.get("/policy").body["kept"]
+        assert answer.body["rules"] == [{**EVERYTHING, **REFERENCE}]
+        assert "could not be written" in caplog.text
+        blocking.rmdir()
+        assert put(api, **REFERENCE).body["kept"]

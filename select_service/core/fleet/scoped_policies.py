@@ -56,6 +56,16 @@ class ScopedPolicies:
             )
         self._rules[scope] = choice
 
+    def restore(self, rules: Mapping[PolicyScope, PolicyChoice]) -> None:
+        """What counted in an earlier process, before there are partitions.
+
+        Raises CapacityExceeded, and has changed nothing.
+        """
+        assert not self._partitions
+        if len(rules) > POLICY_RULES_MAX:
+            raise CapacityExceeded(f"{len(rules)} rules, at most {POLICY_RULES_MAX} may be there")
+        self._rules = dict(rules)
+
     def remove(self, scope: PolicyScope) -> None:
         """Take the rule of a scope back, for `following`.  Raises NotFound."""
         if scope not in self._rules:

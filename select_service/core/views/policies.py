@@ -28,8 +28,11 @@ def _order(scope: PolicyScope) -> tuple[bool, str, bool, str]:
     return model is not None, model or "", tenant is not None, tenant or ""
 
 
-def policy_state(fleet: Fleet) -> PolicyState:
-    """The rules and what follows from them.  O(rules + partitions), some ms for the most."""
+def policy_state(fleet: Fleet, kept: bool) -> PolicyState:
+    """The rules and what follows from them.  O(rules + partitions), some ms for the most.
+
+    kept: do the rules outlive the process?
+    """
     default, partitions = fleet.policies.default, fleet.partitions
     return PolicyState(
         default=ChosenPolicy(policy=default.policy, options=list(default.options)),
@@ -43,4 +46,5 @@ def policy_state(fleet: Fleet) -> PolicyState:
             )
             for key in sorted(partitions)
         ],
+        kept=kept,
     )

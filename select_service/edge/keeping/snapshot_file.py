@@ -73,7 +73,7 @@ def _tell(path: Path, reading: Reading) -> None:
     log.info("the snapshot file was read", extra={"fields": fields})
 
 
-def _move_aside(path: Path) -> Path:
+def move_aside(path: Path) -> Path:
     """Where the file is afterwards; a rename that fails lets the next snapshot fail too."""
     names = [".refused", *(f".refused.{number}" for number in range(2, REFUSED_FILES_MAX + 1))]
     places = [path.with_name(path.name + name) for name in names]
@@ -92,7 +92,7 @@ def refuse(path: Path, error: Exception) -> None:
         return
     is_expected = isinstance(error, DumpError | OSError)
     text = str(error) if is_expected else f"{type(error).__name__}: {error}"
-    fields = {"path": str(path), "error": text[:200], "kept_as": str(_move_aside(path))}
+    fields = {"path": str(path), "error": text[:200], "kept_as": str(move_aside(path))}
     log.warning(
         "the snapshot file cannot be used; starting without it",
         extra={"fields": fields},
@@ -175,7 +175,7 @@ class SnapshotFile:
         try:
             size = _write_through(temporary, partitions, is_over)
             temporary.replace(self._path)
-            _sync_directory(self._path.parent)
+            sync_directory(self._path.parent)
         except BaseException as error:
             with contextlib.suppress(OSError):  # a full disk needs the room
                 temporary.unlink()
@@ -203,7 +203,7 @@ def _write_through(
     return size
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

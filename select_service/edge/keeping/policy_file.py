@@ -1,0 +1,101 @@
+"""The policies that were set at run time, in a small file beside that of the snapshot.
+
+It is written whole at every change, before the change is answered, and read at the start.
+"""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from select_service.bodies.policies import PolicyRule
+from select_service.core.decide.policies import checked_choice
+from select_service.core.fleet.scoped_policies import PolicyScope, ScopedPolicies
+from select_service.core.views.policies import policy_rules
+from select_service.edge.keeping.snapshot_file import move_aside, sync_directory
+from select_service.errors import SelectError
+
+FILE_BYTES_MAX = 16 << 20
+"""As many rules as there may be take less."""
+
+log = logging.getLogger("select_service.policy")
+
+
+class KeptPolicies(msgspec.Struct, forbid_unknown_fields=True):
+    """What the file holds, as JSON."""
+
+    rules: list[PolicyRule]
+    format: Literal["select-service policies"] = "select-service policies"
+    version: Literal[1] = 1
+
+
+class PolicyFile:
+    """`is_kept`: does the file hold the rules that count?"""
+
+    def __init__(self, snapshot: Path, policies: ScopedPolicies) -> None:
+        """snapshot: the file beside which it is"""
+        self.path = snapshot.with_name(snapshot.name + ".policies")
+        self.is_kept = True
+        self._policies = policies
+        self._writing = asyncio.Lock()
+
+    def read(self) -> None:
+        """Let the rules of the file count.  One that cannot be used is moved aside, and told of."""
+        try:
+            _restore(self.path, self._policies)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, SelectError) as error:
+            fields = {"path": str(self.path), "error": str(error)[:200]}
+            fields["kept_as"] = str(move_aside(self.path))
+            log.warning(
+                "the file of policies cannot be used; starting without it", extra={"fields": fields}
+            )
+
+    async def keep(self) -> None:
+        """Write the rules as they are now; whoever waits for it may stop to."""
+        await asyncio.shield(asyncio.create_task(self._keep()))
+
+    async def _keep(self) -> None:
+        async with self._writing:
+            content = msgspec.json.encode(KeptPolicies(policy_rules(self._policies)))
+            error = await asyncio.to_thread(_write, self.path, content)
+        self.is_kept = error is None
+        if error is not None:
+            fields = {"path": str(self.path), "error": error}
+            log.warning("the file of policies could not be written", extra={"fields": fields})
+
+
+def _restore(path: Path, policies: ScopedPolicies) -> None:
+    """All of its rules or none.  Raises OSError, ValueError, SelectError."""
+    with path.open("rb") as file:
+        content = file.read(FILE_BYTES_MAX + 1)
+    if len(content) > FILE_BYTES_MAX:
+        raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
+    kept = msgspec.json.decode(content, type=KeptPolicies)
+    policies.restore(
+        {
+            PolicyScope(rule.model_name, rule.tenant_id): checked_choice(rule.policy, rule.options)
+            for rule in kept.rules
+        }
+    )
+    fields = {"path": str(path), "rules": len(kept.rules)}
+    log.info("policies that were set at run time count again", extra={"fields": fields})
+
+
+def _write(path: Path, content: bytes) -> str | None:
+    """What went wrong, or None: it is on the disk."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        return str(error)
+    return None
