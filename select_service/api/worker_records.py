@@ -8,13 +8,20 @@ from msgspec import UnsetType
 
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.api.service import Service
-from select_service.bodies.workers import KvEventReason, KvEventStatus, Lifecycle, WorkerRecord
+from select_service.bodies.workers import (
+    KvEventReason,
+    KvEventStatus,
+    Lifecycle,
+    RankPredictions,
+    WorkerRecord,
+)
 from select_service.core.admission.worker_view import (
     RANKS_PER_STEP,
     AdmissionScene,
     worker_admission,
 )
 from select_service.core.identity import PartitionKey
+from select_service.core.trust.rank_trust import RankTrust
 from select_service.core.workers.catalog import Worker
 
 WORKERS_AT_ONCE = 32
@@ -63,6 +70,7 @@ def _record(
             scene = scenes[worker.key] = selector.admission_scene(worker.key, now)
         record.admission = (yield from worker_admission(scene, worker)) or msgspec.UNSET
         record.kv_events = (yield from _kv_events(service, worker, now)) or msgspec.UNSET
+        record.predictions = (yield from _predictions(service, worker)) or msgspec.UNSET
     return record
 
 
@@ -78,6 +86,54 @@ def _kv_events(
         if number % RANKS_PER_STEP == 0:
             yield
     return found
+
+
+def _predictions(
+    service: Service, worker: Worker
+) -> Generator[None, None, dict[int, RankPredictions]]:
+    """By dp_rank, of the ranks of which something was found out."""
+    found: dict[int, RankPredictions] = {}
+    checks = service.selector.checks
+    partition = service.selector.fleet.partitions.get(worker.key)
+    if checks is None or partition is None:
+        return found
+    for number, rank in enumerate(worker.ranks(), 1):
+        slot = partition.table.find(rank)
+        known = None if slot is None else checks.of_rank(partition.table.row(slot).writer)
+        if known is not None:
+            found[rank.dp_rank] = shown_trust(known, service.ingest.status_of(rank))
+        if number % RANKS_PER_STEP == 0:
+            yield
+    return found
+
+
+def shown_trust(known: RankTrust, status: ListenerStatus | None) -> RankPredictions:
+    """status: of the rank's listener, None: there is none"""
+    rate = known.tokens_per_s
+    return RankPredictions(
+        checks=known.checks,
+        trust=round(known.trust, 3) if known.checks else None,
+        waits=known.waits,
+        wait_error=round(known.wait_error, 3) if known.waits else None,
+        tokens_per_s=None if rate is None else round(rate, 1),
+        suspect=_likely_cause(status) if known.is_suspect else msgspec.UNSET,
+    )
+
+
+def _likely_cause(status: ListenerStatus | None) -> str:
+    """Why the blocks of prompts are not announced."""
+    if status is None:
+        return "nobody listens to its KV events"
+    if not status.connected:
+        return f"its KV events do not arrive: {status.connect_error or 'there is no connection'}"
+    if not status.batches:
+        return "it has published no KV events: are they switched on, and is it the right endpoint?"
+    if status.degraded is not None:
+        return f"KV events were lost: {status.degraded}"
+    return (
+        "KV events arrive, but not for the blocks of its prompts: another block size, salt or LoRA "
+        "name than the requests have, the events of another rank, or prefix caching is off"
+    )
 
 
 def _shown(status: ListenerStatus, now: float) -> KvEventStatus:

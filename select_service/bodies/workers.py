@@ -207,6 +207,24 @@ class WorkerAdmission(Struct, kw_only=True):
     """By data-parallel rank."""
 
 
+class RankPredictions(Struct, kw_only=True):
+    """What became of what was believed of a rank, from a few of its reservations a second."""
+
+    checks: int
+    """Prompts whose new blocks were looked for in the index after their prefill."""
+    trust: float | None
+    """Mean share of those blocks that the engine had announced, 0 to 1, over about the last 32
+    checks; null before the first."""
+    waits: int
+    """Waits for the end of a prefill that were compared with what was believed."""
+    wait_error: float | None
+    """Mean of |observed - believed wait| / the longer of them, 0 to 1; null before the first."""
+    tokens_per_s: float | None
+    """How fast the rank came through what lay before the ends of these prefills."""
+    suspect: str | UnsetType = UNSET
+    """What is probably wrong; absent unless `trust` is below 0.5 after 8 checks or more."""
+
+
 Lifecycle = Literal["incomplete", "schedulable", "unschedulable"]
 
 
@@ -264,6 +282,9 @@ class WorkerRecord(Struct, kw_only=True):
     """URL of the engine's own metrics; absent when there is none."""
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET
     """What the event listener of each rank has seen; only where workers are listed."""
+    predictions: dict[int, RankPredictions] | UnsetType = UNSET
+    """What became of predictions, by data-parallel rank; only where workers are listed, of ranks of
+    which something is known."""
     hints: list[str] | UnsetType = UNSET
     """What is probably not meant in the registration, in words; absent when there is nothing."""
     admission: WorkerAdmission | UnsetType = UNSET

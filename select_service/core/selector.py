@@ -80,6 +80,7 @@ from select_service.core.load.reservations import ReservationFilter, Reservation
 from select_service.core.replicas.events import LoadEvent
 from select_service.core.replicas.state import ReplicaState
 from select_service.core.touched import Touched
+from select_service.core.trust.checks import Checks
 from select_service.core.views.absence import nobody_serves
 from select_service.core.views.dump_parts import DumpPart, dump_parts
 from select_service.core.views.hints import worker_hints
@@ -150,6 +151,10 @@ class Selector:
         )
         self.engines = EngineReadings(self.fleet, self.gate.judge)
         self.explanations = Explanations(ring, self.gate, self.random)
+        self.checks: Checks | None = None
+        """Of predictions; None: no decisions are kept, or no events that could prove them."""
+        if ring is not None and config.use_kv_events:
+            self.checks = Checks(ring, self.held, self.fleet.partitions)
 
     # --- workers
 

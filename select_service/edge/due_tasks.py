@@ -6,6 +6,7 @@ from time import monotonic
 
 from indexer.sockets.ingest import Ingest
 from select_service.core.selector import Selector
+from select_service.core.trust.checks import STEP_S
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due import DueTask, DueTasks
 from select_service.edge.rejection_log import RejectionLog
@@ -38,6 +39,8 @@ def due_tasks(
         _once("catalog", lambda now: follower.look()),
         _once("names", lambda now: ingest.names.tend()),
     ]
+    if selector.checks is not None:
+        tasks.append(DueTask("predictions", STEP_S, selector.checks.step))
     if replicas is not None:
         tasks.append(_once("replicas", lambda now: replicas.tick()))
     return DueTasks(tasks, monotonic())

@@ -23,6 +23,7 @@ from select_service.core.admission.admission_report import AdmissionReport, admi
 from select_service.core.fleet.recovered import STATES, KeepingReport
 from select_service.core.histogram import Histogram
 from select_service.core.selector import Selector
+from select_service.core.trust.checks import TrustReport
 from select_service.core.views.state_report import Load, PartitionReport, Report, report
 from select_service.metrics.admission import of_admission
 from select_service.metrics.families import (
@@ -54,6 +55,7 @@ from select_service.metrics.series import (
     summed_series_of,
 )
 from select_service.metrics.tasks import TaskCounts, of_tasks
+from select_service.metrics.trust import of_trust
 
 PARTITION_SERIES_MAX = 100
 """Partitions with series of their own: the first ones, each for as long as it exists."""
@@ -108,6 +110,8 @@ class Observation(NamedTuple):
     warnings: Mapping[tuple[str, str], int]
     selections: Mapping[str, Histogram]
     admission: AdmissionReport
+    trust: TrustReport | None
+    """None: predictions are not checked."""
     now: float
 
 
@@ -151,6 +155,7 @@ class Metrics:
         now = self._clock()
         state = yield from report(selector.fleet, selector.ledger, RANK_SERIES_MAX)
         admission = yield from admission_report(selector.gate, selector.fleet.partitions, now)
+        checks = selector.checks
         return Observation(
             report=state,
             edges=edges.copied(),
@@ -158,6 +163,7 @@ class Metrics:
             warnings=dict(self._warnings),
             selections={route: durations.copy() for route, durations in self._selections.items()},
             admission=admission,
+            trust=None if checks is None else checks.report(RANK_SERIES_MAX),
             now=now,
         )
 
@@ -204,6 +210,8 @@ class _Scrape(Collector):
         yield from self._of_partitions(seen.report)
         yield from self._of_listeners(seen)
         yield from of_admission(seen.admission, seen.edges.engine_scrapes)
+        if seen.trust is not None:
+            yield from of_trust(seen.trust)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)
 

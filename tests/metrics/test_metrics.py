@@ -26,6 +26,7 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
+from tests.core.trust.test_checks import Scene, served
 from tests.steps import result_of
 from tests.ticks import ticked
 
@@ -328,10 +329,33 @@ def test_a_counter_that_started_anew_counts_from_zero():
     assert sums.grow("x", {"b": 1}) == 15
 
 
+def test_ranks_are_shown_with_what_became_of_predictions(metrics, listeners, monkeypatch):
+    scene = Scene()
+    for number in range(8):
+        served(scene, 1, 2 * number, 10.0 * number, announced=10)
+        served(scene, 2, 2 * number + 500, 10.0 * number + 5, announced=0)
+    scene.reserve(1, [5] * 40, 100.0)
+    scene.checks.step(100.0)
+    seen = scraped(metrics, scene.selector, listeners)
+    assert seen.value("rank_trust", worker_id=1, dp_rank=0) == 1
+    assert seen.value("rank_trust", worker_id=2, dp_rank=0) == 0
+    assert seen.value("rank_wait_error", worker_id=2, dp_rank=0) == pytest.approx(0)
+    assert seen.value("ranks_suspect") == 1
+    assert seen.value("prediction_checks_pending") == 1
+    assert seen.value("prediction_proved_ratio_bucket", le="0.0") == 8
+    assert seen.value("prediction_proved_ratio_count") == 16
+    assert seen.value("prediction_wait_ratio_count") == 14
+    monkeypatch.setattr(metrics_module, "RANK_SERIES_MAX", 1)
+    fewer = scraped(metrics, scene.selector, listeners)
+    assert len(fewer.series("rank_trust")) == 1
+
+
 # --- the document
 
 
-def test_every_family_is_documented_and_every_documented_one_exists(metrics, selector, listeners):
+def test_every_family_is_documented_and_every_documented_one_exists(metrics, listeners):
+    selector = a_selector(use_kv_events=True, decisions_kept=1)
+    selector.register(a_worker(1, kv_events_endpoint="ipc:///nowhere/a"))
     listeners.statuses = {(1, 0): a_status(last_event_monotonic=NOW, dropped={"medium": 1})}
     metrics.request("/select", "POST", 200)
     metrics.selection("/select", 1e-4)

@@ -109,6 +109,17 @@ class Booking:
         return out
 
     @property
+    def cached_blocks(self) -> int:
+        """Of its prompt, those that the rank had when it was booked."""
+        return self._field(layout.CACHED)
+
+    def first_of_prompt(self, n: int) -> Hashes:
+        """uint64[n at most], a copy: block hashes of its prompt, while its prefill is followed."""
+        chunk = self._field(layout.PROMPT) if self.work else 0
+        n = min(n, self._field(layout.PROMPT_BLOCKS)) if chunk else 0
+        return self._rows.memory.chain(chunk, n)
+
+    @property
     def prompt_blocks(self) -> int:
         """Sequence hashes that are kept."""
         return self._field(layout.BLOCKS)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from indexer.hashing.hashes import Hashes
 from indexer.pages import zeros
 from select_service.core.load import ledger_layout as layout
 from select_service.core.load.booking import BOOKED_BLOCKS_MAX
@@ -57,6 +58,15 @@ class LedgerMemory:
         header[layout.SEED] = SystemRandom().getrandbits(63)
         times = header.view(np.float64)
         times[layout.TTL], times[layout.NEXT_END] = ttl_s, inf
+
+    def chain(self, chunk: int, n: int) -> Hashes:
+        """uint64[n], a copy: the first words of the chain that begins with a chunk."""
+        size, out = layout.CHUNK_WORDS, np.empty(n, np.uint64)
+        for begin in range(0, n, size):
+            part = out[begin : begin + size]
+            part[:] = self._chunks[chunk * size : chunk * size + len(part)]
+            chunk = int(self._next_chunk[chunk])
+        return out
 
     def _column(self, at: int, length: int, dtype: Any) -> npt.NDArray[Any]:
         array = zeros(length, dtype)

@@ -87,6 +87,10 @@ class Reservations:
     def at(self, row: int) -> Booking:
         return Booking(self.rows, row)
 
+    def is_live(self, booking: Booking) -> bool:
+        """Has it not been released since the view was made?"""
+        return int(self.memory.orders[booking.row]) == booking.order
+
     def refuse_unless_room(self, blocks: int) -> None:
         """Raises CapacityExceeded when one more reservation of so many blocks does not fit."""
         if len(self) >= RESERVATIONS_MAX:

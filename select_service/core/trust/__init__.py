@@ -1,0 +1,4 @@
+"""What became of decisions: were the predictions about a rank true?
+
+rank_trust: what is known of one rank;  checks: the few bookings that are followed to find out.
+"""
