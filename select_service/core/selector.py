@@ -428,6 +428,7 @@ class Selector:
             "engines": self.engines.tick,
             "admission": self.gate.tick,
             "endings": self.replicas.endings.tick,
+            "shares": self.replicas.shares.tick,
             "recovered": self.fleet.recovered.tick,
         }
 

@@ -88,6 +88,7 @@ class RankState:
     requests: int
     active_blocks: int
     kv_blocks: float = math.inf
+    outside: bool = False
 
 
 def own_work(rank, isl_tokens, size, config):
@@ -112,4 +113,5 @@ def cost(rank, isl_tokens, n_blocks, size, config, reported=1.0):
     total += 256.0 * rank.requests
     total += live_price * (size * live)
     over = max(0.0, live - 0.95 * rank.kv_blocks)
-    return total + (0.0 if "no-memory" in options else 1.0) * (size * over)
+    total += (0.0 if "no-memory" in options else 1.0) * (size * over)
+    return total + (4096.0 * (own / (own + 2048.0)) if rank.outside else 0.0)

@@ -40,6 +40,7 @@ from select_service.core.decide.decision_layout import (
     ID_WORDS,
     KEPT,
     NONE,
+    OUTSIDE_BIT,
     PINNED,
     RESERVED,
     ROW_WORDS,
@@ -72,7 +73,7 @@ from select_service.core.load.load_layout import (
     TOTALS,
     WHOLE_BLOCKS,
 )
-from select_service.core.workers.rank_layout import KV_BLOCKS, VERSION, WEIGHT
+from select_service.core.workers.rank_layout import KV_BLOCKS, OUTSIDE, VERSION, WEIGHT
 
 LARGEST = I(np.iinfo(np.int64).max)
 LARGEST_COST = np.finfo(np.float64).max
@@ -95,6 +96,7 @@ class Known(NamedTuple):
     version: np.ndarray
     kv_blocks: np.ndarray
     weight: np.ndarray
+    outside: np.ndarray
     costs: np.ndarray
 
 
@@ -126,6 +128,7 @@ def _known(plan):
         i64_view(ranks, VERSION),
         f64_view(ranks, KV_BLOCKS),
         f64_view(ranks, WEIGHT),
+        f64_view(ranks, OUTSIDE),
         f64_view(plan, COSTS),
     )
 
@@ -142,7 +145,8 @@ def _put_candidate(words, at, known, slot):
     words[at + U(row.WHO)] = (known.version[slot] << SLOT_BITS) | I(slot)
     words[at + U(row.PREFILL_TOKENS)] = totals[total + U(PREFILL_TOKENS)]
     words[at + U(row.ACTIVE_BLOCKS)] = active
-    words[at + U(row.LIVE)] = (totals[total + U(REQUESTS)] << HALF) | known.leading[slot]
+    live = (totals[total + U(REQUESTS)] << HALF) | known.leading[slot]
+    words[at + U(row.LIVE)] = (I(known.outside[slot]) << OUTSIDE_BIT) | live
     words[at + U(row.MATCHED_LOW)] = known.matched[U(2) * slot]
     words[at + U(row.MATCHED_HIGH)] = known.matched[U(2) * slot + U(1)]
     words[at + U(row.BOOKED)] = known.booked[slot]

@@ -73,7 +73,7 @@ RESERVED, PINNED, FACTORED = 1, 2, 4
     WHO,  # slot, and from SLOT_BITS on the version of its row in the rank table
     PREFILL_TOKENS,
     ACTIVE_BLOCKS,
-    LIVE,  # leading run in blocks, and from bit 32 on live requests
+    LIVE,  # leading run in blocks, from bit 32 on live requests, bit 62: outside the share
     MATCHED_LOW,  # blocks on GPU, and from bit 32 on with those on CPU
     MATCHED_HIGH,  # with those on disk, and from bit 32 on in external storage
     BOOKED,  # own work of its unfinished prefills in tokens, and what is left of it
@@ -85,5 +85,6 @@ RESERVED, PINNED, FACTORED = 1, 2, 4
 CANDIDATE_WORDS = 11
 SLOT_BITS = 24
 HALF = 32
+OUTSIDE_BIT = 62
 
 ROW_WORDS_MAX = ROW_WORDS + CANDIDATES_MAX * (CANDIDATE_WORDS + 1)

@@ -14,7 +14,11 @@ def parameters_of(config: RouterConfig) -> Sequence[float]:
     no_requests, nothing_live = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, FULL)
     weights = config.host_cache_hit_weight, config.disk_cache_hit_weight
     tracked = float(config.track_prefill_tokens)
-    return (tracked, *no_requests, *nothing_live, *weights, config.track_active_blocks)
+    no_shares = 0.0
+    return (
+        *(tracked, *no_requests, *nothing_live),
+        *(*weights, config.track_active_blocks, no_shares),
+    )
 
 
 LEAST_WORK = WORK._replace(name="least_work", parameters_of=parameters_of, options=())

@@ -21,6 +21,7 @@ from select_service.core.load import load_layout
 from select_service.core.workers import rank_layout
 
 _LOW = (1 << layout.HALF) - 1
+_REQUESTS = (1 << layout.OUTSIDE_BIT - layout.HALF) - 1
 
 
 class Recorded(NamedTuple):
@@ -29,7 +30,8 @@ class Recorded(NamedTuple):
     slots, versions: int64[n], who they are (RankTable.rank_at)
     matched:  int32[n, N_TIERS], cumulative blocks
     booked, left: own work of unfinished prefills, and what is left of it, int64[n] in tokens
-    weights:  float64[n];  factors: of the costs, float64[n] or empty: all 1
+    weights:  float64[n];  outside: 1 for ranks of another replica's share, else 0
+    factors: of the costs, float64[n] or empty: all 1
     costs:    float64[n], as they were compared
     """
 
@@ -45,6 +47,7 @@ class Recorded(NamedTuple):
     left: npt.NDArray[np.int64]
     kv_blocks: Floats
     weights: Floats
+    outside: Floats
     factors: Floats
     costs: Floats
 
@@ -64,12 +67,13 @@ def recorded(row: Words) -> Recorded:
         prefill_tokens=table[:, layout.PREFILL_TOKENS],
         active_blocks=table[:, layout.ACTIVE_BLOCKS],
         leading=live & _LOW,
-        requests=live >> layout.HALF,
+        requests=(live >> layout.HALF) & _REQUESTS,
         matched=matched.view(np.int32),
         booked=np.ascontiguousarray(table[:, layout.BOOKED]),
         left=np.ascontiguousarray(table[:, layout.LEFT]),
         kv_blocks=np.ascontiguousarray(table[:, layout.KV_BLOCKS]).view(np.float64),
         weights=np.ascontiguousarray(table[:, layout.WEIGHT]).view(np.float64),
+        outside=(live >> layout.OUTSIDE_BIT).astype(np.float64),
         factors=row[end : end + n_factors].view(np.float64),
         costs=np.ascontiguousarray(table[:, layout.COST]).view(np.float64),
     )
@@ -122,6 +126,7 @@ class _Plan:
         of_ranks = {
             rank_layout.WEIGHT: _filled(found.weights, more, 1),
             rank_layout.KV_BLOCKS: _filled(found.kv_blocks, more, 1),
+            rank_layout.OUTSIDE: _filled(found.outside, more, 0),
         }
         load = _header(of_load, load_layout.HEADER_LENGTH)
         load[load_layout.REPORTED] = row[layout.REPORTED]

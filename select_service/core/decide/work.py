@@ -24,6 +24,9 @@ MEMORY_PRICE = 1.0
 as long to become free as one takes to be computed.  Higher prices are worse where all are full."""
 FULL = 0.95
 """The share of the KV cache from which on that counts."""
+OUTSIDE_PRICE = 4096.0
+"""At most, for ranks outside the share of this replica: two that do not know yet of each other's
+bookings seldom compute much on the same rank then."""
 
 OWN_TERMS = (
     "own_work",
@@ -34,6 +37,7 @@ OWN_TERMS = (
     "request_price",
     "live_price",
     "memory_price",
+    "outside_price",
 )
 
 
@@ -54,6 +58,7 @@ def parameters_of(config: RouterConfig) -> Sequence[float]:
         config.host_cache_hit_weight,
         config.disk_cache_hit_weight,
         config.track_active_blocks,
+        OUTSIDE_PRICE,
     )
 
 

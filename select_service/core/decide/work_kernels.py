@@ -13,9 +13,10 @@ B is the block size, isl the length of the prompt, both in tokens:
                + request_price * R
                + live_price * live
                + memory_price * max(0, live - full * B * blocks of its KV cache)
+               + outside_price * u / (u + OUTSIDE_HALF)     if it is of another replica's share
     cost       = J, times the factor of its taints, divided by its weight
 
-The last term of J is 0 for ranks whose `total_kv_blocks` nobody declared.  Where callers do not
+The term of memory is 0 for ranks whose `total_kv_blocks` nobody declared.  Where callers do not
 report the ends of prefills (REPORTED of the load is below REPORTED_MIN), P says little: it costs
 UNREPORTED_PRICE a token, nothing is taken off, and the share of own work is 0.
 """
@@ -70,7 +71,7 @@ from select_service.core.load.load_layout import (
     WHOLE_BLOCKS,
 )
 from select_service.core.load.progress_kernels import look_at_progress
-from select_service.core.workers.rank_layout import KV_BLOCKS, WEIGHT
+from select_service.core.workers.rank_layout import KV_BLOCKS, OUTSIDE, WEIGHT
 
 # Rows of the terms float64[N_TERMS, n_slots] behind the common ones: tokens, then prices.
 (
@@ -82,8 +83,9 @@ from select_service.core.workers.rank_layout import KV_BLOCKS, WEIGHT
     REQUEST_PRICE,
     LIVE_PRICE,
     MEMORY_PRICE,
-) = range(N_COMMON_TERMS, N_COMMON_TERMS + 8)
-N_TERMS = N_COMMON_TERMS + 8
+    OUTSIDE_PRICE,
+) = range(N_COMMON_TERMS, N_COMMON_TERMS + 9)
+N_TERMS = N_COMMON_TERMS + 9
 
 # Entries of the parameters behind the common ones.
 (
@@ -98,11 +100,14 @@ N_TERMS = N_COMMON_TERMS + 8
     P_HOST,
     P_DISK,
     P_TRACK_ACTIVE,
-) = range(N_COMMON_PARAMETERS, N_COMMON_PARAMETERS + 11)
-N_PARAMETERS = N_COMMON_PARAMETERS + 11
+    P_OUTSIDE,
+) = range(N_COMMON_PARAMETERS, N_COMMON_PARAMETERS + 12)
+N_PARAMETERS = N_COMMON_PARAMETERS + 12
 
 REPORTED_MIN = 0.5
 UNREPORTED_PRICE = 0.3
+OUTSIDE_HALF = 2048.0
+"""Tokens of own work that cost half of the price of ranks outside the share."""
 
 
 class Query(NamedTuple):
@@ -120,6 +125,7 @@ class Query(NamedTuple):
     live_price: float
     memory_price: float
     full: float
+    outside_price: float
     host_weight: float
     disk_weight: float
     tracks_active: bool
@@ -129,12 +135,16 @@ class Query(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """What is known of a slot.  device, cpu, external: matched blocks, cumulative"""
+    """What is known of a slot.  device, cpu, external: matched blocks, cumulative
+
+    outside: 1: of another replica's share, else 0
+    """
 
     left: float
     requests: float
     active_blocks: float
     kv_blocks: float
+    outside: float
     device: float
     cpu: float
     external: float
@@ -151,6 +161,7 @@ class Rows(NamedTuple):
     leading: np.ndarray
     kv_blocks: np.ndarray
     weight: np.ndarray
+    outside: np.ndarray
 
 
 @compiled()
@@ -160,18 +171,21 @@ def _are_reported(load):
 
 @compiled()
 def _query(plan, isl_tokens, n_blocks):
-    parameters, reported = f64_view(plan, PARAMETERS), _are_reported(i64_view(plan, LOAD))
-    left_price = parameters[P_LEFT]
+    parameters = f64_view(plan, PARAMETERS)
+    left_at, left_price, share_max = LEFT, parameters[P_LEFT], parameters[P_SHARE_MAX]
+    if not _are_reported(i64_view(plan, LOAD)):
+        left_at, left_price, share_max = BOOKED, min(left_price, UNREPORTED_PRICE), 0.0
     return Query(
-        left_at=LEFT if reported else BOOKED,
-        left_price=left_price if reported else min(left_price, UNREPORTED_PRICE),
+        left_at=left_at,
+        left_price=left_price,
         request_share=parameters[P_REQUEST_SHARE],
-        share_max=parameters[P_SHARE_MAX] if reported else 0.0,
+        share_max=share_max,
         own_work_max=parameters[P_OWN_WORK_MAX],
         request_price=parameters[P_REQUEST],
         live_price=parameters[P_LIVE],
         memory_price=parameters[P_MEMORY],
         full=parameters[P_FULL],
+        outside_price=parameters[P_OUTSIDE],
         host_weight=parameters[P_HOST],
         disk_weight=parameters[P_DISK],
         tracks_active=parameters[P_TRACK_ACTIVE] != 0.0,
@@ -184,7 +198,7 @@ def _query(plan, isl_tokens, n_blocks):
 @compiled(error_model="numpy")
 def prices_of(slot, query):
     """(cached tokens, own work, live blocks, and the prices: of what is left, of the share of own
-    work, of requests, of what is live, of memory) of a slot.
+    work, of requests, of what is live, of memory, of other shares) of a slot.
     """
     lower = query.host_weight * (slot.cpu - slot.device)
     lower += query.disk_weight * (slot.external - slot.cpu)
@@ -202,14 +216,15 @@ def prices_of(slot, query):
         query.request_price * slot.requests,
         query.live_price * (query.block_size * live),
         query.memory_price * (query.block_size * over),
+        query.outside_price * slot.outside * (own / (own + OUTSIDE_HALF)),
     )
 
 
 @compiled(error_model="numpy")
 def _cost(prices, factor, weight):
     """Never NaN."""
-    _, own, _, left, share, requests, live, memory = prices
-    cost = (left + own + share + requests + live + memory) * factor / weight
+    _, own, _, left, share, requests, live, memory, outside = prices
+    cost = (left + own + share + requests + live + memory + outside) * factor / weight
     return cost if cost < np.inf else np.inf
 
 
@@ -225,6 +240,7 @@ def _rows(plan, query, first, end):
         i64_view(plan, LEADING)[first:end],
         f64_view(ranks, KV_BLOCKS)[first:end],
         f64_view(ranks, WEIGHT)[first:end],
+        f64_view(ranks, OUTSIDE)[first:end],
     )
 
 
@@ -232,6 +248,7 @@ def _rows(plan, query, first, end):
 def _slot_at(rows, at, found):
     """found: may it have anything of the prompt?"""
     row, left, kv_blocks = at * N_TOTALS, float(rows.left[at]), rows.kv_blocks[at]
+    outside = rows.outside[at]
     requests = float(rows.totals[row + REQUESTS])
     blocks = active_blocks_of(
         rows.totals[row + WHOLE_BLOCKS],
@@ -239,11 +256,11 @@ def _slot_at(rows, at, found):
         rows.fractions[at],
     )
     if not found:
-        return Slot(left, requests, blocks, kv_blocks, 0.0, 0.0, 0.0, 0.0)
+        return Slot(left, requests, blocks, kv_blocks, outside, 0.0, 0.0, 0.0, 0.0)
     tiers, leading = at * N_TIERS, float(rows.leading[at])
     device, cpu = float(rows.matched[tiers]), float(rows.matched[tiers + 1])
     external = float(rows.matched[tiers + 3])
-    return Slot(left, requests, blocks, kv_blocks, device, cpu, external, leading)
+    return Slot(left, requests, blocks, kv_blocks, outside, device, cpu, external, leading)
 
 
 @compiled(error_model="numpy", forceinline=True)

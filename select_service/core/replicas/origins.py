@@ -43,6 +43,12 @@ class Origins:
         times = () if heard is None else (heard.digest_at, heard.event_at)
         return all(at is None or at + SILENT_S <= now for at in times)
 
+    def alive(self, now: float) -> tuple[int, ...]:
+        """The other replicas whose digests come, by router id."""
+        times = ((name, heard.digest_at) for name, heard in self._heard.items())
+        some = (name for name, at in times if at is not None and now < at + SILENT_S)
+        return tuple(sorted(some))
+
     def _put(self, router_id: int, heard: _Heard) -> None:
         self._heard[router_id] = heard
         self._heard.move_to_end(router_id)

@@ -45,6 +45,7 @@ class Columns(NamedTuple):
     worker_number: a small number, the same for all ranks of one worker (0)
     taints:        bits of its taints, see `TaintNames` (0)
     version:       that of the table since which nothing of its worker has changed (0)
+    outside:       1 for a rank of another replica's share, else 0 (0)
     """
 
     open: Mask
@@ -55,6 +56,7 @@ class Columns(NamedTuple):
     worker_number: npt.NDArray[np.int64]
     taints: npt.NDArray[np.uint64]
     version: npt.NDArray[np.int64]
+    outside: Floats
 
     @classmethod
     def of_nobody(cls, n_rows: int) -> "Columns":
@@ -67,6 +69,7 @@ class Columns(NamedTuple):
             worker_number=np.zeros(n_rows, np.int64),
             taints=np.zeros(n_rows, np.uint64),
             version=np.zeros(n_rows, np.int64),
+            outside=np.zeros(n_rows, np.float64),
         )
 
     def first(self, n_rows: int) -> "Columns":
@@ -303,6 +306,16 @@ class RankTable:
             return False
         self.columns.kv_usage[slot] = new
         return True
+
+    # --- which selectors share them
+
+    def set_outside(self, slots: list[int], outside: Mask) -> None:
+        """Say of slots in which ranks stand whether other replicas are to be preferred there.
+
+        outside: bool[len(slots)]
+        """
+        with self._lock:
+            self.columns.outside[slots] = outside
 
     def check_invariants(self) -> None:
         """Recompute everything that is kept incrementally, for tests."""

@@ -13,6 +13,7 @@ from select_service.core.decide.placement_kernels import COST
 from select_service.core.decide.recorded import number_in, recorded, terms_of
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
+from select_service.core.replicas.shares import outside
 from select_service.core.views.decisions import DecisionFilter
 from tests.builders import a_select, a_select_and_reserve, a_selector, a_worker
 from tests.core.decide.test_placing import CONFIGS, Scene
@@ -89,9 +90,13 @@ WAITS = st.sampled_from((None, Waited("default", 3, 0.5), Waited("batch", 1, 2.0
 class Kept(RuleBasedStateMachine):
     """A selector whose ranks come and go, against a list of all that it decided."""
 
-    @initialize(kept=st.integers(1, 12), workers=st.sampled_from((1, 2, 3, 5, 70)))
-    def begin(self, kept, workers):
-        self.selector = a_selector(CONFIGS[1], decisions_kept=kept)
+    @initialize(
+        config=st.sampled_from((CONFIGS[1], WORK)),
+        kept=st.integers(1, 12),
+        workers=st.sampled_from((1, 2, 3, 5, 70)),
+    )
+    def begin(self, config, kept, workers):
+        self.selector = a_selector(config, decisions_kept=kept)
         self.kept, self.expected, self.workers_max = kept, [], workers
         self.newcomer = 1000
         for worker_id in range(workers):
@@ -139,6 +144,12 @@ class Kept(RuleBasedStateMachine):
                 writer.close()
         self.selector.register(a_worker(self.newcomer, taints=["x"]))
         self.newcomer += 1
+
+    @rule(peer=st.integers(0, 3))
+    def share_ranks(self, peer):
+        """Some of them are dearer than they were, in what is decided from now on."""
+        ranks, slots = zip(*self.partition.table.slots(), strict=True)
+        self.partition.table.set_outside(list(slots), outside(ranks, 77, range(peer)))
 
     @rule()
     def change_some(self):

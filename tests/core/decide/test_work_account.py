@@ -40,7 +40,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
         self.config = RouterConfig(policy="work", host_cache_hit_weight=0.5)
         self.selector = a_selector(self.config, seed=seed, ttl_s=TTL_S)
         self.model, self.memory = WorkModel(SIZE), float(memory or np.inf)
-        self.kv_blocks, self.now = memory, 0.0
+        self.kv_blocks, self.now, self.outside = memory, 0.0, set()
         for worker_id in range(3):
             self.join(worker_id)
 
@@ -72,6 +72,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
                     requests=self.model.requests(slot),
                     active_blocks=active[slot],
                     kv_blocks=self.memory,
+                    outside=slot in self.outside,
                 ),
             )
 
@@ -81,6 +82,13 @@ class WorkMatchesModel(RuleBasedStateMachine):
             for slot, rank in self.ranks(path)
         )
         return dict(found)
+
+    @rule(outside=st.sets(WORKERS))
+    def peers_come_or_go(self, outside):
+        slots = {worker_id: self.slot(worker_id) for worker_id in range(3)}
+        self.outside = {slots[worker_id] for worker_id in outside}
+        others = np.array([slot in self.outside for slot in slots.values()], np.bool_)
+        self.partition.table.set_outside(list(slots.values()), others)
 
     @rule(prompt=PROMPTS)
     def place(self, prompt):
@@ -214,6 +222,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
         for writer in self.selector.fleet.take_changes().retired:
             writer.close()
         self.model.held.pop(slot, None)
+        self.outside.discard(slot)
         for prefill in [p for p in self.model.prefills if p.slot == slot]:
             self.model.end(prefill.name, tells=False)
         assert self.model.reported == before
