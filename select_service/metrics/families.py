@@ -250,6 +250,10 @@ WORKERS: Sequence[Family[int]] = (
     ),
 )
 
+POLICY: Sequence[Family[int]] = (
+    Family(GAUGE, "policy", "1 for the policy by which ranks are chosen now.", itself),
+)
+
 LISTENER_LAGS: Sequence[Family[float]] = (
     Family(
         GAUGE,

@@ -35,6 +35,7 @@ from select_service.metrics.families import (
     LISTENERS,
     LOADS,
     PARTITIONS,
+    POLICY,
     PROCESS,
     RECOVERY_STATES,
     TRUNCATED,
@@ -222,6 +223,8 @@ class _Scrape(Collector):
         own = {scope: p for scope, p in by_scope.items() if scope in chosen}
         others = {scope: p for scope, p in by_scope.items() if scope not in chosen}
         yield from summed_series_of(PARTITIONS, SCOPE_LABELS, own, others, self._sums)
+        policies = {(*scope, p.policy): 1 for scope, p in own.items()}
+        yield from series_of(POLICY, (*SCOPE_LABELS, "policy"), policies)
         loads, ranks_shown = _loads(own.values(), others.values())
         yield from series_of(LOADS, SCOPE_LABELS + RANK_LABELS, loads)
         truncated = Truncated(len(others), seen.n_ranks - ranks_shown)

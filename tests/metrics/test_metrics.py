@@ -13,6 +13,8 @@ from indexer.hashing.hashes import block_hashes
 from indexer.sockets.listener_status import ListenerStatus
 from indexer.tiers import Tier
 from select_service.bodies.replicas import ReplicaStatus
+from select_service.core.decide.policies import PolicyChoice
+from select_service.core.fleet.scoped_policies import PolicyScope
 from select_service.core.identity import PartitionKey, Rank
 from select_service.metrics import service_metrics as metrics_module
 from select_service.metrics.input_loops import REASONS, LoopCounts
@@ -202,6 +204,18 @@ def test_workers_are_shown_by_lifecycle(selector, scrape):
     assert seen.value("workers", lifecycle="schedulable") == 1
     assert seen.value("workers", lifecycle="incomplete") == 1
     assert seen.value("workers", lifecycle="unschedulable") == 0
+
+
+def test_the_policy_of_a_partition_is_a_label(selector, scrape):
+    selector.register(a_worker(2, tenant_id="t"))
+    policies = selector.fleet.policies
+    policies.put(PolicyScope("m", "t"), PolicyChoice("least_work"))
+    for _ in policies.following():
+        pass
+    assert scrape().series("policy") == [
+        {**SCOPE, "policy": "work"},
+        {**SCOPE, "tenant_id": "t", "policy": "least_work"},
+    ]
 
 
 def test_decisions_and_overlap_are_counters_of_blocks(selector, scrape):

@@ -47,6 +47,7 @@ class PartitionReport(NamedTuple):
     model_name: str
     tenant_id: str
     block_size: int
+    policy: str
     prefix_index: IndexStats
     tally: Tally
     n_ranks: int
@@ -111,6 +112,7 @@ def _partition(partition: Partition, ranks_max: int) -> PartitionReport:
         model_name=partition.key.model_name,
         tenant_id=partition.key.tenant_id,
         block_size=partition.block_size,
+        policy=partition.placing.choice.policy,
         prefix_index=partition.index.stats(),
         tally=partition.placing.tally,
         n_ranks=len(partition.table),
