@@ -110,9 +110,10 @@ def test_blocks_may_come_until_a_second_after_the_end():
     scene.checks.step(0.0)
     scene.selector.prefill_complete(name, 0.5)
     scene.checks.step(0.6)
-    assert scene.trust(1).checks == 0
     scene.announce(1, tokens)
-    scene.checks.step(1.6)
+    scene.checks.step(0.5 + checks_module.GRACE_S - 0.1)
+    assert scene.trust(1).checks == 0
+    scene.checks.step(0.5 + checks_module.GRACE_S)
     assert scene.trust(1).trust == 1.0
 
 
