@@ -13,6 +13,8 @@ from select_service.edge.rejection_log import RejectionLog
 from select_service.edge.replicas.sync import ReplicaSync
 
 TICK_S = 1.0
+HOLD_LOOK_S = 0.02
+"""Between looks whether engines have made room for requests on hold; a batch takes them longer."""
 NAMED_MAX = 5
 """Expired reservations named in one log line."""
 
@@ -41,6 +43,8 @@ def due_tasks(
     ]
     if selector.checks is not None:
         tasks.append(DueTask("predictions", STEP_S, selector.checks.step))
+    if selector.gate.holds:
+        tasks.append(DueTask("hold", HOLD_LOOK_S, selector.gate.look_for_progress))
     if replicas is not None:
         tasks.append(_once("replicas", lambda now: replicas.tick()))
     return DueTasks(tasks, monotonic())

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from select_service.core.admission.policy_classes import (
+    PolicyClass,
     PolicyDocument,
     PolicyError,
     PolicyFile,
@@ -21,6 +22,8 @@ POLICY_BYTES_MAX = 1 << 20
 CLASS_THRESHOLD_FRAC = 16.0
 """Of classes that name no threshold, when --queue-threshold is not given either.  Source: the
 reference's default."""
+HOLD_THRESHOLD_FRAC = 1.0
+"""The same, of classes with the queue policy `work`."""
 _YAML_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
 """What the YAML reader lets out for dates, numbers and tagged scalars that it cannot make."""
 
@@ -47,18 +50,40 @@ def admission_rules(config: Config) -> AdmissionRules:
 def _queue_rules(config: Config) -> QueueRules | None:
     path, threshold = config["policy_config"], config["queue_threshold"]
     of_model: dict[str, Profile] = {}
+    _check_hold(config)
     if path is not None:
-        frac = CLASS_THRESHOLD_FRAC if threshold is None else threshold
-        default, of_model = _profiles(path, frac)
+        default, of_model = _profiles(path, threshold)
     elif threshold is not None:
         default = single_class(config["queue_policy"], threshold)
     else:
         return None
     bounds = QueueBounds(config["queue_max_requests"], config["queue_max_tokens"])
-    return QueueRules(default, of_model, timeout_s=config["queue_timeout_s"], bounds=bounds)
+    rules = QueueRules(default, of_model, timeout_s=config["queue_timeout_s"], bounds=bounds)
+    if rules.holds and config["policy"] == "reference":
+        what = "--queue-policy work" if path is None else f"policy file {path}: queue_policy work"
+        raise ConfigError(
+            f"{what} goes by the work that is left on ranks, which --policy reference does not "
+            "follow: use --policy work, or another queue policy"
+        )
+    return rules
 
 
-def _profiles(path: str, threshold_frac: float) -> tuple[Profile, dict[str, Profile]]:
+def _check_hold(config: Config) -> None:
+    """Raises ConfigError where `--queue-policy work` would count for nothing."""
+    if config["queue_policy"] != "work":
+        return
+    if config["policy_config"] is not None:
+        raise ConfigError(
+            "--queue-policy work counts for nothing beside --policy-config: give the classes of "
+            "that file `queue_policy: work`"
+        )
+    if config["queue_threshold"] is None:
+        raise ConfigError(
+            "--queue-policy work needs --queue-threshold, such as 1: nobody waits without one"
+        )
+
+
+def _profiles(path: str, threshold_frac: float | None) -> tuple[Profile, dict[str, Profile]]:
     """The profile of all models, and those of single ones."""
     document = _read(path)
     try:
@@ -74,14 +99,17 @@ def _profiles(path: str, threshold_frac: float) -> tuple[Profile, dict[str, Prof
     return default, of_model
 
 
-def _profile(document: PolicyDocument, threshold_frac: float) -> Profile:
-    classes = [
-        each
-        if each.prefill_busy_threshold is not None or each.prefill_busy_threshold_frac is not None
-        else msgspec.structs.replace(each, prefill_busy_threshold_frac=threshold_frac)
-        for each in document.policy_classes
-    ]
+def _profile(document: PolicyDocument, threshold_frac: float | None) -> Profile:
+    classes = [_with_threshold(each, threshold_frac) for each in document.policy_classes]
     return Profile(msgspec.structs.replace(document, policy_classes=classes))
+
+
+def _with_threshold(rules: PolicyClass, frac: float | None) -> PolicyClass:
+    if rules.prefill_busy_threshold is not None or rules.prefill_busy_threshold_frac is not None:
+        return rules
+    if frac is None:
+        frac = HOLD_THRESHOLD_FRAC if rules.holds else CLASS_THRESHOLD_FRAC
+    return msgspec.structs.replace(rules, prefill_busy_threshold_frac=frac)
 
 
 def _read(path: str) -> PolicyFile:

@@ -289,8 +289,9 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         _cli(
             "--queue-policy",
             "fcfs",
-            read.choice("fcfs", "wspt"),
-            "who goes first: fcfs, the first to come, or wspt, the least work",
+            read.choice("fcfs", "wspt", "work"),
+            "who goes first: fcfs, the first to come, wspt, the least work, or work: either, and "
+            "requests wait by the work that is left on ranks",
             also=("DYN_ROUTER_QUEUE_POLICY",),
         ),
         _cli(

@@ -375,6 +375,10 @@ class TheSameAnswersWithQueues(TheSameAnswers):
     flags = ("--queue-threshold", "1.0", "--queue-timeout-secs", "0.001")
 
 
+class TheSameAnswersWithHolds(TheSameAnswers):
+    flags = (*TheSameAnswersWithQueues.flags, "--queue-policy", "work")
+
+
 def work_of(side: Side) -> Iterator[Any]:
     """What the account of work has of each partition."""
     for key, partition in sorted(side.selector.fleet.partitions.items()):
@@ -396,6 +400,7 @@ TestTheSameAnswers = explored(TheSameAnswers, runs=6)
 TestTheSameAnswersByReference = explored(TheSameAnswersByReference, runs=3)
 TestTheSameAnswersWithThresholds = explored(TheSameAnswersWithThresholds, runs=3)
 TestTheSameAnswersWithQueues = explored(TheSameAnswersWithQueues, runs=3)
+TestTheSameAnswersWithHolds = explored(TheSameAnswersWithHolds, runs=3)
 
 
 @pytest.fixture

@@ -203,8 +203,18 @@ class AdmissionModel(SelectorModel):
     def room(self, waiter):
         """Where one who waits could run now."""
         asked = waiter.asked
-        fitting = self.candidates(asked) & self.not_busy(asked)
-        return fitting & self.unloaded(asked.key, waiter.policy)
+        return self.fitting(asked) & self.unloaded(asked.key, waiter.policy)
+
+    def fitting(self, asked):
+        return self.candidates(asked) & self.not_busy(asked)
+
+    def eligible(self, room, free):
+        """Among whom a request chooses that has room somewhere."""
+        return room
+
+    def own_s(self, asked, free):
+        """What its own work puts a waiting request behind others."""
+        return 0.0
 
     def arrive(self, asked, now):
         """served, waits, or the name of an error."""
@@ -241,7 +251,7 @@ class AdmissionModel(SelectorModel):
         policy = policy_of(self.document, asked.header, asked.isl - cached)
         room = free & self.unloaded(asked.key, policy)
         if room and not others_first:
-            return self.decide(asked, room, now)
+            return self.decide(asked, self.eligible(room, free), now)
         waiter = Waiter(
             asked=asked,
             cached=cached,
@@ -250,6 +260,7 @@ class AdmissionModel(SelectorModel):
             deadline=now + min(asked.timeout_s, self.timeout_s or math.inf),
             number=self.numbers,
             block_size=self.block_size(asked.key),
+            own_s=self.own_s(asked, free),
         )
         if waiter.deadline <= now:
             self.refuse("QueueTimeout", "queue_timeout")
@@ -345,7 +356,8 @@ class AdmissionModel(SelectorModel):
                 return False
             left -= 1
             try:
-                outcome = self.decide(waiter.asked, self.room(waiter), now)
+                eligible = self.eligible(self.room(waiter), self.fitting(waiter.asked))
+                outcome = self.decide(waiter.asked, eligible, now)
             except Refused as refusal:
                 self.tally["no_rank"] += 1
                 outcome = refusal.args[0]

@@ -36,6 +36,8 @@ class Waiter:
     deadline: float
     number: int
     block_size: int
+    own_s: float = 0.0
+    """What its own work takes, for those that wait by the work that is left."""
 
     @property
     def cost(self):
@@ -49,6 +51,7 @@ class Waiter:
             "fcfs": jump - self.arrived,
             "lcfs": jump + self.arrived,
             "wspt": (1.0 + jump) / self.cost,
+            "work": jump - self.arrived - self.own_s,
         }[self.policy.get("queue_policy", "fcfs")]
         return (-self.asked.strict, -score, self.number)
 

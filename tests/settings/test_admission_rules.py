@@ -60,8 +60,37 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         ("quantum: 2", ["--queue-threshold", "0.5"], 0.5),
         ("prefill_busy_threshold_frac: 3.0", ["--queue-threshold", "0.5"], 3.0),
         ("prefill_busy_threshold: 100", ["--queue-threshold", "0.5"], None),
+        ("queue_policy: work", [], 1.0),
+        ("queue_policy: work", ["--queue-threshold", "0.5"], 0.5),
     ],
 )
 def test_a_class_without_a_threshold_has_that_of_the_process(tmp_path, own, flags, frac):
     rules = rules_of(tmp_path / "policy.yaml", ONE_CLASS % own, *flags)
     assert rules.queue.profile("m").classes[0].prefill_busy_threshold_frac == frac
+
+
+def test_a_queue_that_goes_by_work_left_has_the_threshold_of_the_process():
+    rules = admission_rules(parse(["--queue-policy", "work", "--queue-threshold", "2"], {}))
+    (only,) = rules.queue.profile("m").classes
+    assert (only.queue_policy, only.prefill_busy_threshold_frac) == ("work", 2.0)
+    assert only.prefill_busy_threshold is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "needs --queue-threshold"),
+        (["--policy-config", "p.yaml"], "give the classes of that file"),
+        (["--queue-threshold", "1", "--policy", "reference"], "use --policy work"),
+    ],
+)
+def test_a_queue_that_goes_by_work_left_needs_what_says_it(flags, says):
+    with pytest.raises(ConfigError, match=f"^--queue-policy work .*{says}"):
+        admission_rules(parse(["--queue-policy", "work", *flags], {}))
+
+
+def test_no_class_goes_by_work_left_where_the_policy_does_not_follow_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"policy\.yaml: queue_policy work .*use --policy work"):
+        rules_of(tmp_path / "policy.yaml", ONE_CLASS % "queue_policy: work", "--policy=reference")
+    text = ONE_CLASS % "queue_policy: work"
+    assert rules_of(tmp_path / "policy.yaml", text, "--policy=least_work").queue.holds

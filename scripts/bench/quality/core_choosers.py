@@ -133,6 +133,7 @@ class CoreChooser:
     def released(self, now: float) -> Iterable[tuple[int, int]]:
         if not self._tickets:
             return
+        self.selector.gate.look_for_progress(now)
         self.selector.settle(now)
         if now >= self._ticked_at + TICK_S:
             self._ticked_at = now

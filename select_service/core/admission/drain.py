@@ -14,6 +14,11 @@ RETRY_AFTER_UNKNOWN_S = 5
 """When nothing has drained yet."""
 RETRY_AFTER_S_MAX = 60
 
+TOKEN_S = 1.2e-4
+"""What a token of prefill takes a rank when nothing has drained yet."""
+TOKEN_S_MIN, TOKEN_S_MAX = 1e-5, 1e-3
+"""Rates of fleets that were idle, or are cached, say less than what a rank can do."""
+
 
 class DrainRate:
     """Tokens and blocks per second that one partition sheds."""
@@ -39,6 +44,12 @@ class DrainRate:
         self.tokens_per_s = keep * self.tokens_per_s + (1.0 - keep) * tokens
         self.blocks_per_s = keep * self.blocks_per_s + (1.0 - keep) * blocks
         self._seen, self._at = seen, now
+
+    def token_s(self, n_ranks: int) -> float:
+        """Seconds that a token of prefill takes one of so many ranks, within the bounds."""
+        if self.tokens_per_s <= 0.0:
+            return TOKEN_S
+        return min(TOKEN_S_MAX, max(TOKEN_S_MIN, n_ranks / self.tokens_per_s))
 
 
 def retry_after_s(work: float, per_second: float) -> int:

@@ -17,18 +17,14 @@ from math import inf
 
 import numpy as np
 
+from indexer.index.state_kernels import CHANGED
 from select_service.bodies.selection import SelectRequest
-from select_service.core.admission.busy import (
-    NO_LIMITS,
-    BusyJudge,
-    Limits,
-    free_ranks,
-    ranks_below,
-)
+from select_service.core.admission.busy import BusyJudge, Limits, ranks_below
 from select_service.core.admission.drain import retry_after_s
 from select_service.core.admission.policy_classes import QueueBounds, QueueRules
 from select_service.core.admission.priority_tiers import SHED_RETRY_AFTER_S, PriorityTiers
 from select_service.core.admission.queue_view import QueueView
+from select_service.core.admission.room import room_for
 from select_service.core.admission.tally import AdmissionTally
 from select_service.core.admission.waiting import (
     PartitionQueue,
@@ -81,6 +77,8 @@ class Gate:
         self.judge = judge
         self.tiers = tiers
         self.rules = rules
+        self.holds = rules is not None and rules.holds
+        """Do requests wait for work to be done, of which nothing but KV events tells?"""
         self.tally = AdmissionTally()
         self._partitions = partitions
         self._decisions = decisions
@@ -123,12 +121,18 @@ class Gate:
         Raises Overloaded, QueueFull, QueueTimeout, and what `decide` raises.
         """
         if not self.is_open:
-            if self._touched.partitions and job.partition.key in self._touched.partitions:
+            if self._others_first(job.partition.key):
                 self._serve_room(job.partition.key, now, SERVED_PER_TURN_MAX)
             if self.rules is not None:
                 return self._admit_or_queue(job, allowed, now, policy_class)
             allowed = self._free(job, allowed)
         return self._pass(job, allowed, now)
+
+    def _others_first(self, key: PartitionKey) -> bool:
+        """May somebody who waits there go now?  That progress has made room nobody notes."""
+        if self._touched.partitions and key in self._touched.partitions:
+            return True
+        return self.holds and key in self.waiting.queues
 
     def asked(self, job: Job, allowed: Mask, policy_class: str | None) -> tuple[Mask, bool]:
         """Among whom `admit` would let a request choose now, and whether it would wait instead.
@@ -141,18 +145,30 @@ class Gate:
         profile = self.rules.profile(job.partition.key.model_name)
         size = _size(job, free)
         index = profile.class_of(policy_class, size.isl_tokens - size.cached_tokens)
-        with_room, n_free = free_ranks(job.partition, free, NO_LIMITS, profile.classes[index])
-        return (with_room, False) if n_free else (free, True)
+        room = room_for(job.partition, free, profile.classes[index])
+        return (room.eligible, False) if room.n_ranks else (free, True)
 
     def free_at_once(self, partition: Partition) -> Mask | None:
         """Among whom `admit` would let a request choose that says nothing but its prompt; None: it
         might refuse the request, let it wait, or serve others first.
         """
-        limits = self._limits_at_once(partition.key)
-        if limits is None or partition.key in self._touched.partitions:
+        if partition.key in self._touched.partitions:
             return None
+        limits = self._limits_at_once(partition.key)
+        if limits is None:
+            return self._free_of_hold(partition) if self.holds else None
         free, n_free = ranks_below(partition, partition.table.open, limits)
         return free if n_free else None
+
+    def _free_of_hold(self, partition: Partition) -> Mask | None:
+        """As `free_at_once`, where the only class waits for work to be done."""
+        assert self.rules is not None
+        key = partition.key
+        only = self.rules.profile(key.model_name).only
+        if only is None or self.tiers.shedding or key in self.waiting.queues:
+            return None
+        room = room_for(partition, self.judge.free_of_all(partition), only)
+        return room.eligible if room.n_ranks else None
 
     def _limits_at_once(self, key: PartitionKey) -> Limits | None:
         """Of requests that say nothing but their prompt; None: each has to be judged by itself."""
@@ -160,8 +176,8 @@ class Gate:
             return None
         only = None
         if self.rules is not None:
-            only, *others = self.rules.profile(key.model_name).classes
-            if others:
+            only = self.rules.profile(key.model_name).only_by_load
+            if only is None:
                 return None
         return Limits.of(self.judge.thresholds.of(key.model_name), only)
 
@@ -196,24 +212,24 @@ class Gate:
         assert self.rules is not None
         partition, key = job.partition, job.partition.key
         profile = self.rules.profile(key.model_name)
-        only = profile.classes[0] if len(profile.classes) == 1 else None
+        by_load = profile.only_by_load
         if (
-            only is not None
+            by_load is not None
             and job.request.pinned_worker is None
             and key not in self._touched.partitions
         ):
             # The usual case in one step; what follows comes to the same.
-            mask, n_free = self.judge.free_with_room(partition, allowed, only)
+            mask, n_free = self.judge.free_with_room(partition, allowed, by_load)
             if n_free:
                 return self._pass(job, mask, now)
         free = self._free(job, allowed)
         size, class_index = None, 0
-        if only is None:
+        if profile.only is None:
             size = _size(job, free)
             class_index = profile.class_of(wanted, size.isl_tokens - size.cached_tokens)
-        mask, n_free = free_ranks(partition, free, NO_LIMITS, profile.classes[class_index])
-        if n_free and key not in self._touched.partitions:
-            return self._pass(job, mask, now)
+        room = room_for(partition, free, profile.classes[class_index])
+        if room.n_ranks and key not in self._touched.partitions:
+            return self._pass(job, room.eligible, now)
         return self._enqueue(job, class_index, size or _size(job, free), now)
 
     def _pass(self, job: Job, eligible: Mask, now: float) -> Decision:
@@ -241,12 +257,17 @@ class Gate:
             deadline=deadline,
         )
         self._refuse_if_full(queue, ticket, deadline <= now)
-        score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size)
+        token_s = self._token_s(partition) if rules.holds else 0.0
+        score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size, token_s)
         ticket.order = (-(request.strict_priority or 0), -score, next(self._arrivals))
         self.waiting.add(queue, ticket)
         if self._shows:
             self._show(partition)
         return ticket
+
+    def _token_s(self, partition: Partition) -> float:
+        """What a token of prefill takes one of its ranks, as they drain now."""
+        return self.judge.rate(partition).token_s(int(partition.table.open.sum()))
 
     def _deadline(self, request: SelectRequest, now: float) -> float:
         """The sooner of the request's own and the common one."""
@@ -301,6 +322,16 @@ class Gate:
         self.look_everywhere()
         self.serve(now)
         return len(late) == SETTLED_PER_TURN_MAX
+
+    def look_for_progress(self, now: float) -> bool:
+        """Let those be served for whom engines, by their KV events, may have made room."""
+        for key, queue in self.waiting.queues.items():
+            partition = self._partitions.get(key)
+            if not queue.holds or partition is None:
+                continue
+            if queue.changes != _changes_of(partition):
+                self._touched.capacity(key)
+        return False
 
     def time_out(self, ticket: Ticket, now: float) -> None:
         """Its time is over; nothing happens when it is settled already."""
@@ -357,6 +388,7 @@ class Gate:
                 self._touched.partitions[key] = None
                 break
             queue = self.waiting.queues[key]
+            queue.changes = _changes_of(partition)
             left = max(0, left - 1 - queue.n_lanes // LANES_PER_STEP)
             views = QueueView(self.judge, partition, queue)
             chosen = queue.next(views.bits)
@@ -365,12 +397,12 @@ class Gate:
             left = max(0, left - extra_work(chosen.request, _booked_blocks(chosen.job)))
             self.waiting.forget(chosen)
             pinned = chosen.lane.pinned is not None
-            self._serve(chosen, views.mask(chosen.class_index, pinned), now)
+            self._serve(chosen, views.room(chosen.class_index, pinned).eligible, now)
         if self._shows and partition is not None:
             self._show(partition)
         return left
 
-    def _serve(self, ticket: Ticket, room_on: Mask, now: float) -> None:
+    def _serve(self, ticket: Ticket, eligible: Mask, now: float) -> None:
         """Decide anew, with what is known now."""
         job, waited_s = ticket.job, now - ticket.arrived
         if self.tiers.is_shed(ticket.tier):
@@ -378,7 +410,7 @@ class Gate:
             return
         waited = Waited(ticket.policy_class, ticket.position, waited_s)
         try:
-            allowed = candidates(job.partition.table, ticket.request) & room_on
+            allowed = candidates(job.partition.table, ticket.request) & eligible
             decision = self._decisions.decide(job._replace(waited=waited), allowed, now)
         except SelectError as error:
             self.tally.others["no_rank"] += 1
@@ -428,8 +460,13 @@ def _booked_blocks(job: Job) -> int:
 
 
 def _size(job: Job, allowed: Mask) -> Size:
-    cached = job.partition.best_cached_tokens(job.prompt, job.config, allowed)
-    return Size(job.prompt.isl_tokens, min(cached, job.prompt.isl_tokens))
+    cached, own_work = job.partition.best_tokens(job.prompt, job.config, allowed)
+    return Size(job.prompt.isl_tokens, min(cached, job.prompt.isl_tokens), own_work)
+
+
+def _changes_of(partition: Partition) -> int:
+    """Counts what KV events changed."""
+    return int(partition.index.header[CHANGED])
 
 
 def _without_prompt(request: SelectRequest) -> SelectRequest:

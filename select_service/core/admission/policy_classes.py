@@ -6,7 +6,8 @@ of the prompt no candidate has cached, which puts it in a *bucket*; family and b
 one class.  A class without family and bucket is *explicit*: only its exact name selects it.
 Unknown names count as the default family.
 
-Source: the policy file of the reference (Dynamo router, "Policy-Class Queues"); `lcfs` is ours.
+Source: the policy file of the reference (Dynamo router, "Policy-Class Queues"); `lcfs` and `work`
+are ours.
 """
 
 from bisect import bisect_right
@@ -22,7 +23,7 @@ MODELS_MAX = 1024
 CLASS_NAME_CHARS_MAX = 128
 TOKENS_MAX = 2**53
 
-QueuePolicy = Literal["fcfs", "wspt", "lcfs"]
+QueuePolicy = Literal["fcfs", "wspt", "lcfs", "work"]
 
 _Name = Annotated[str, Meta(min_length=1, max_length=CLASS_NAME_CHARS_MAX)]
 _Count = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
@@ -37,7 +38,8 @@ class PolicyClass(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     quantum: tokens of credit per round of the deficit round robin
     prefill_busy_threshold, ..._frac: a rank is busy for this class when its active prefill tokens
-        exceed the first, or the second times its max_num_batched_tokens; none given: 16 times
+        exceed the first, or the second times its max_num_batched_tokens; none given: 16 times.
+        With the queue policy `work` its work left must exceed both (see `room`)
     ..._limit_per_worker: bounds of what may wait, times the number of workers
     """
 
@@ -51,6 +53,11 @@ class PolicyClass(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     request_queue_limit_per_worker: _Count | None = None
     raw_isl_token_queue_limit_per_worker: _Count | None = None
     cached_token_queue_limit_per_worker: _Count | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Is room for it said by the work that is left, and not by the load?"""
+        return self.queue_policy == "work"
 
 
 class Bucket(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,6 +87,10 @@ class Profile:
     def __init__(self, document: PolicyDocument) -> None:
         """Raises PolicyError unless every pair of family and bucket names exactly one class."""
         self.classes: Sequence[PolicyClass] = tuple(document.policy_classes)
+        self.only = self.classes[0] if len(self.classes) == 1 else None
+        """The class of all requests, if there are no others."""
+        self.holds = any(each.holds for each in self.classes)
+        self.only_by_load = None if self.holds else self.only
         self._floors = [bucket.min_tokens for bucket in document.uncached_isl_buckets]
         self._buckets = [bucket.bucket for bucket in document.uncached_isl_buckets]
         self._default = document.default_policy_family
@@ -174,6 +185,8 @@ class QueueRules:
         self._of_model = dict(of_model or {})
         self.timeout_s = timeout_s
         self.bounds = bounds or QueueBounds()
+        self.holds = any(profile.holds for profile in (default, *self._of_model.values()))
+        """Does any class have room by the work that is left?"""
 
     def profile(self, model_name: str) -> Profile:
         return self._of_model.get(model_name, self._default)

@@ -4,7 +4,7 @@ A request waits in the queue of its policy class.  Within a class the order is: 
 strict_priority first, then higher score, then arrival.  Scores, with j = max(0, priority_jump):
 
     fcfs  j - arrival in seconds                   wspt  (1 + j) / uncached prompt tokens
-    lcfs  j + arrival in seconds
+    lcfs  j + arrival in seconds                   work  j - arrival - seconds of its own work
 
 Requests of a class with the same constraints stand in one *lane*: all of them can run on the same
 ranks.  The head of a class is the first request, in the order of the class, of the lanes that have
@@ -71,10 +71,13 @@ def extra_work(request: SelectRequest, n_booked: int = 0) -> int:
 
 
 class Size(NamedTuple):
-    """Prompt tokens of a request, and those of them that the best candidate has cached."""
+    """Prompt tokens of a request, those of them that the best candidate has cached, and what is the
+    least that a candidate would compute.
+    """
 
     isl_tokens: int
     cached_tokens: int
+    own_work: int = 1
 
     @property
     def cost(self) -> int:
@@ -118,11 +121,15 @@ class Ticket:
         self.settled()
 
 
-def score_of(policy: QueuePolicy, jump: float, arrived: float, size: Size) -> float:
-    """Higher goes first."""
+def score_of(
+    policy: QueuePolicy, jump: float, arrived: float, size: Size, token_s: float = 0.0
+) -> float:
+    """Higher goes first.  token_s: seconds that a token takes, for `work`"""
     jump = max(0.0, jump)
     if policy == "wspt":
         return (1.0 + jump) / size.cost
+    if policy == "work":
+        return jump - arrived - token_s * size.own_work
     return jump + arrived if policy == "lcfs" else jump - arrived
 
 
@@ -229,6 +236,9 @@ class PartitionQueue:
 
     def __init__(self, classes: Sequence[PolicyClass]) -> None:
         self._queues = [_Queue(rules) for rules in classes]
+        self.holds = any(rules.holds for rules in classes)
+        self.changes = -1
+        """Of the index when room was looked for, where it says what work is left."""
         self._cursor = 0
         self._credited = False
         self._version = -1

@@ -192,14 +192,16 @@ class Partition:
             return True, None
         return False, preference_factors(self.table, preferred) if preferred else None
 
-    def best_cached_tokens(self, prompt: Prompt, config: RouterConfig, allowed: Mask) -> int:
-        """Most prompt tokens that any of the allowed ranks has cached, in the weights of the cost.
+    def best_tokens(self, prompt: Prompt, config: RouterConfig, allowed: Mask) -> tuple[int, int]:
+        """Most prompt tokens that any of the allowed ranks has cached, in the weights of the cost,
+        and the fewest that one of them would compute.
 
         allowed: bool[n_slots], at least one
         """
         self.placing.place(prompt, config, allowed)
-        cached = self.placing.terms(prompt, config, allowed)[CACHED_TOKENS]
-        return int(cached[allowed].max())
+        terms = self.placing.terms(prompt, config, allowed)[:, allowed]
+        own_work = terms[self.placing.policy.own_work_row]
+        return int(terms[CACHED_TOKENS].max()), int(own_work.min())
 
     def check_invariants(self) -> None:
         """For tests."""

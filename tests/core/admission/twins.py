@@ -54,6 +54,8 @@ class Twins(RuleBasedStateMachine):
     timeout_s = 0.0
     bounds = (100, 10_000)
     turn_max = 64
+    policy = "reference"  # whose costs the model has
+    model_class = AdmissionModel
 
     # --- the two
 
@@ -72,7 +74,7 @@ class Twins(RuleBasedStateMachine):
         queueing = self.document is not None
         self.selector = Selector(
             SelectorConfig(
-                RouterConfig(policy="reference"),  # whose costs the model has
+                RouterConfig(policy=self.policy),
                 admission=AdmissionRules(
                     thresholds=BusyThresholds(*self.thresholds),
                     queue=self.queue_rules() if queueing else None,
@@ -85,7 +87,7 @@ class Twins(RuleBasedStateMachine):
             rng=Random(seed),
             wake=self.wake,
         )
-        self.model = AdmissionModel(
+        self.model = self.model_class(
             self.document,
             ttl_s=TTL_S,
             stale_s=STALE_S,

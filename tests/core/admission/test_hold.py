@@ -1,0 +1,155 @@
+"""Requests that wait while every candidate has much work left, by example."""
+
+import numpy as np
+import pytest
+
+from select_service.core.admission.drain import TOKEN_S, TOKEN_S_MAX, TOKEN_S_MIN, DrainRate
+from select_service.core.load.booking import Drained
+from tests.builders import a_reservation
+from tests.core.admission.scenes import Scene, hashes, one_class, pinned, store, where
+
+MUCH, LITTLE, BLOCK = 9000, 8, 1024
+
+
+def holding(**options):
+    """Two workers, each with a batch budget of 8,192 tokens at most."""
+    return Scene(one_class("work", 1.0), workers=2, **options)
+
+
+def busy(scene, worker_id, tokens, name=None):
+    """Work that the rank is sent by a caller."""
+    name = name or f"load{worker_id}"
+    scene.selector.reserve(
+        a_reservation(
+            name, worker_id, token_ids=None, sequence_hashes=[worker_id], isl_tokens=tokens
+        ),
+        scene.now,
+    )
+
+
+def test_who_finds_much_work_left_everywhere_waits_until_a_prefill_ends():
+    scene = holding()
+    for worker_id in (1, 2):
+        busy(scene, worker_id, MUCH)
+    scene.ask("a")
+    assert scene.gate.waiting.requests == 1
+    scene.selector.prefill_complete("load2", scene.now)
+    scene.serve()
+    assert where(scene.outcomes["a"]) == (2, 0)
+
+
+def test_so_much_is_left_no_more_as_fits_into_one_batch():
+    scene = holding(max_num_batched_tokens=MUCH)
+    for worker_id in (1, 2):
+        busy(scene, worker_id, MUCH)
+    scene.ask("a")
+    assert scene.served == ["a"]
+
+
+def test_one_rank_with_room_opens_all_of_them():
+    """The full one has the prompt, and is worth waiting for in the engine."""
+    scene, prompt = holding(block_size=BLOCK), list(range(1, 41))
+    busy(scene, 1, MUCH)
+    store(scene, 1, prompt)
+    scene.ask("a", **hashes(prompt, 40 * BLOCK))
+    assert where(scene.outcomes["a"]) == (1, 0)
+    busy(scene, 2, MUCH)
+    scene.ask("b", **hashes(prompt, 40 * BLOCK))
+    assert scene.gate.waiting.requests == 1
+
+
+def test_what_an_engine_has_computed_makes_room_and_nothing_else_says_so():
+    scene, prompt = holding(block_size=BLOCK), list(range(1, 13))
+    scene.ask("long", **hashes(prompt, 12 * BLOCK))
+    (worker_id, _) = where(scene.outcomes["long"])
+    busy(scene, 3 - worker_id, MUCH)
+    scene.ask("a")
+    scene.gate.look_for_progress(scene.now)
+    scene.serve()
+    assert scene.gate.waiting.requests == 1
+    scene.wakes = 0
+    scene.gate.look_for_progress(scene.now)
+    assert not scene.wakes
+    store(scene, worker_id, prompt[:6])
+    scene.gate.look_for_progress(scene.now)
+    assert scene.wakes == 1
+    scene.serve()
+    assert where(scene.outcomes["a"]) == (worker_id, 0)
+
+
+def test_nobody_who_comes_is_served_before_those_for_whom_an_engine_made_room():
+    scene, prompt = holding(block_size=BLOCK), list(range(1, 13))
+    scene.ask("long", **hashes(prompt, 12 * BLOCK))
+    (worker_id, _) = where(scene.outcomes["long"])
+    busy(scene, 3 - worker_id, MUCH)
+    scene.ask("a", **hashes([70], MUCH))
+    store(scene, worker_id, prompt[:6])
+    scene.ask("b")
+    assert scene.served == ["long", "a"]
+    assert scene.gate.waiting.requests == 1
+
+
+def test_less_own_work_goes_before_who_came_a_little_earlier():
+    scene = Scene(one_class("work", 1.0))
+    busy(scene, 1, MUCH)
+    scene.ask("long", **hashes([70], 20_000))
+    scene.now += 1.0
+    scene.ask("short")
+    scene.now += 5.0
+    scene.ask("late")
+    scene.selector.prefill_complete("load1", scene.now)
+    scene.serve()
+    assert scene.served == ["short", "long"]  # 20,000 tokens are 2.4 s
+    assert scene.gate.waiting.requests == 1
+
+
+def test_who_is_pinned_waits_for_its_own_rank():
+    scene = holding()
+    busy(scene, 1, MUCH)
+    scene.ask("a", **pinned(1))
+    scene.ask("b")
+    assert scene.served == ["b"]
+    assert scene.gate.waiting.requests == 1
+
+
+def test_nobody_waits_longer_than_the_queue_lets_them():
+    scene = Scene(one_class("work", 1.0, timeout_s=2.0))
+    busy(scene, 1, MUCH)
+    scene.ask("a")
+    scene.tick(1.0)
+    assert scene.gate.waiting.requests == 1
+    scene.tick(1.0)
+    assert scene.outcomes["a"].code == "queue_timeout"
+
+
+def test_nobody_waits_where_callers_do_not_report_the_ends_of_prefills():
+    scene = Scene(one_class("work", 1.0))
+    busy(scene, 1, MUCH)
+    for number in range(45):  # (63 / 64) ** 45 is below a half
+        busy(scene, 1, LITTLE, f"silent{number}")
+        scene.free(f"silent{number}")
+    scene.ask("a")
+    assert scene.served == ["a"]
+
+
+def test_kernels_of_input_loops_are_told_nothing_and_the_fast_path_the_ranks():
+    scene = holding()
+    scene.gate.show(scene.partition)
+    assert not scene.partition.limits.any()
+    busy(scene, 1, MUCH)
+    assert np.flatnonzero(scene.gate.free_at_once(scene.partition)).tolist() == [0, 1]
+    busy(scene, 2, MUCH)
+    assert scene.gate.free_at_once(scene.partition) is None
+    scene.ask("a")
+    assert scene.gate.free_at_once(scene.partition) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(0, TOKEN_S), (80_000, 2 / 80_000), (1, TOKEN_S_MAX), (10**9, TOKEN_S_MIN)],
+)
+def test_a_token_takes_what_ranks_drain_in(tokens, expected):
+    rate = DrainRate(Drained(), 0.0)
+    rate.observe(Drained(tokens), 1e9)
+    rate.tokens_per_s = float(tokens)
+    assert rate.token_s(2) == expected

@@ -1,0 +1,112 @@
+"""Requests that wait by the work that is left on ranks, against their naive twin."""
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from select_service.core.admission import drain
+from select_service.core.admission.policy_classes import PolicyDocument, Profile
+from select_service.core.load.load_layout import REPORTED
+from tests.core.admission.cases import ANY, PATHS, SHAPES, with_policy
+from tests.core.admission.test_admission_machine import AdmissionMatchesModel
+from tests.core.admission.twins import MEDIA
+from tests.exploring import explored
+from tests.models.hold import TOKEN_S, HoldModel
+
+HELD = {"queue_policy": "work", "prefill_busy_threshold": 6, "prefill_busy_threshold_frac": 0.5}
+
+
+class HoldMatchesModel(AdmissionMatchesModel):
+    """One class; a rank has room while 6 tokens are left on it, or half a batch."""
+
+    document = with_policy(HELD)
+    profile = Profile(msgspec.convert(document, PolicyDocument))
+    keys = (("m", "default"),)
+    policy = "work"
+    model_class = HoldModel
+    partition = None
+
+    def __init__(self):
+        super().__init__()
+        for name in ("TOKEN_S", "TOKEN_S_MIN", "TOKEN_S_MAX"):
+            self.patched.setattr(drain, name, TOKEN_S)
+
+    @initialize(
+        seed=st.integers(0, 2**32),
+        shapes=st.tuples(SHAPES, SHAPES),
+        share=st.sampled_from([1.0, 1.0, 0.52, 0.51]),
+        some=st.integers(2, 6),
+    )
+    def start(self, seed, shapes, share, some):
+        """share: of the prefills that ended before, those whose end was reported"""
+        super().start(seed, shapes)
+        (self.partition,) = self.selector.fleet.partitions.values()
+        self.partition.load.header.view(np.float64)[REPORTED] = share
+        self.model.reported = share
+        for number in range(some):
+            self.a_caller_reserves_where_it_went(number, (1,), 9, "new")
+
+    @rule(
+        number=ANY, path=PATHS, tokens=st.integers(0, 9), own_id=st.sampled_from(["new", "taken"])
+    )
+    def a_caller_reserves_where_it_went(self, number, path, tokens, own_id):
+        found = self.some_rank(number)
+        if found:
+            rank, key = found
+            self.model.upcoming = self.model.callers_work(key, rank, path, 9, tokens)
+        super().a_caller_reserves_where_it_went(number, path, tokens, own_id)
+        self.model.upcoming = None
+
+    def goes_on(self, name, verb):
+        super().goes_on(name, verb)
+        if verb == "prefill_complete":
+            self.model.ends(name, True)
+
+    @precondition(lambda self: self.ranks())
+    @rule(number=ANY, medium=st.sampled_from(sorted(MEDIA)), path=PATHS)
+    def blocks_are_stored(self, number, medium, path):
+        super().blocks_are_stored(number, medium, path)
+        self.selector.gate.look_for_progress(self.now)
+
+    @precondition(lambda self: any(p.path for p in self.model.unfinished))
+    @rule(number=ANY, blocks=st.integers(1, 4))
+    def an_engine_computes(self, number, blocks):
+        """A part of a prompt that was sent to it."""
+        sent = [p for p in self.model.unfinished if p.path]
+        prefill = sent[number % len(sent)]
+        at = sorted(self.ranks()).index((prefill.rank, prefill.key))
+        self.blocks_are_stored(at, "gpu", prefill.path[: prefill.cached + blocks])
+
+    @invariant()
+    def a_new_partition_begins_anew(self):
+        """All workers of a model were replaced by others."""
+        found = next(iter(self.selector.fleet.partitions.values()), None)
+        if self.partition is not None and found is not self.partition:
+            self.model.reported = 1.0
+        self.partition = found
+
+    @invariant()
+    def who_asks_at_once_is_told_the_same(self):
+        for key, partition in self.selector.fleet.partitions.items():
+            free = self.selector.gate.free_at_once(partition)
+            if free is not None:
+                ranks = [tuple(partition.table.row(slot).rank) for slot in np.flatnonzero(free)]
+                assert not self.model.line.of(key)
+                assert set(ranks) == self.model.ranks(key) - self.model.busy(key)
+                (policy,) = self.model.document["policy_classes"]
+                assert set(ranks) & self.model.unloaded(key, policy)
+
+
+class ByBatchesWithThresholds(HoldMatchesModel):
+    """A batch, since so much is left on no rank; busy thresholds beside it; small turns."""
+
+    document = with_policy({**HELD, "prefill_busy_threshold": 0, "prefill_busy_threshold_frac": 1})
+    profile = Profile(msgspec.convert(document, PolicyDocument))
+    thresholds = (0.9, 40)
+    timeout_s = 2.0
+    turn_max = 2
+
+
+TestHold = explored(HoldMatchesModel)
+TestByBatchesWithThresholds = explored(ByBatchesWithThresholds)
