@@ -66,7 +66,9 @@ class Member:
         self.replicas.apply(event, now)
 
     def tick(self, now: float) -> None:
-        """Once a second: say what is held, and look for what a peer holds otherwise."""
+        """Once a second: say what is held, look for what a peer holds otherwise, share ranks."""
+        while self.replicas.shares.tick(now):
+            pass
         self._digests += 1
         digest = self.replicas.digest(self._digests, self._sent, 1, None)
         self._group.broadcast(self._number, "compare", replica_digest.encode(digest))
