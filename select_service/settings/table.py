@@ -290,8 +290,8 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--queue-policy",
             "fcfs",
             read.choice("fcfs", "wspt", "work"),
-            "who goes first: fcfs, the first to come, wspt, the least work, or work: either, and "
-            "requests wait by the work that is left on ranks",
+            "who goes first: fcfs, the first to come, wspt, the least work, or work, both weighed; "
+            "then requests wait by the work that is left on ranks",
             also=("DYN_ROUTER_QUEUE_POLICY",),
         ),
         _cli(
