@@ -15,6 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from indexer.hashing.hashes import block_hashes, sequence_hashes
 from indexer.tiers import Tier
+from select_service.core.admission.room_kernels import fill_room
+from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.load_layout import REPORTED
 from tests.builders import worker_body
@@ -382,9 +384,16 @@ class TheSameAnswersWithHolds(TheSameAnswers):
 def work_of(side: Side) -> Iterator[Any]:
     """What the account of work has of each partition."""
     for key, partition in sorted(side.selector.fleet.partitions.items()):
+        look_for_progress(partition)
         prefills = partition.load.prefills
         yield key, prefills.booked.tolist(), prefills.left.tolist()
         yield int(partition.load.header[REPORTED])
+
+
+def look_for_progress(partition: Partition) -> None:
+    """As every placement does, and they may differ in those whose requests are refused."""
+    everybody = np.ones(partition.table.n_slots, np.bool_)
+    fill_room(partition.placing.plan, everybody, np.inf, 0.0, everybody.copy())
 
 
 def hold(side: Side, key: PartitionKey, rank: Rank, length: int, tier: Tier) -> None:
