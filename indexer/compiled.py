@@ -8,6 +8,7 @@ makes compiling fast: of every entry LLVM makes a further copy.
 Entries do not compare the types of their arguments.  With NUMBA_BOUNDSCHECK=1 they do.
 """
 
+import importlib
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NoReturn
@@ -58,6 +59,9 @@ def compiled(signature: str | None = None, **options: Any) -> Callable[[Callable
     def compile_kernel(function: Callable[..., Any]) -> Any:
         if signature is None:
             return _helper(function, options)
+        if _put_off is not None:
+            _put_off.setdefault(function.__module__, []).append((function, signature, options))
+            return _helper(function, options)
         entry = _entry(function, signature, options)
         kernel_cache.made(function)
         return entry
@@ -94,6 +98,30 @@ def _helper(function: Callable[..., Any], options: dict[str, Any]) -> InKernels:
         return kernel_compiler.helper(function, options)
 
     return InKernels(function.__name__, make, function.__doc__)
+
+
+_put_off: dict[str, list[tuple[Callable[..., Any], str, dict[str, Any]]]] | None = None
+"""Module -> kernels of it that are neither compiled nor loaded yet, with signature and options."""
+
+
+def put_off() -> None:
+    """From now on a module that is imported compiles nothing; its kernels cannot be called.
+
+    So several processes can share the kernels of modules that import each other.
+    """
+    global _put_off
+    _put_off = {}
+
+
+def compile_put_off(module: str) -> None:
+    """Leave the machine code of the module's kernels in the cache.  After `put_off`."""
+    assert _put_off is not None
+    importlib.import_module(module)
+    for function, signature, options in _put_off.pop(module, ()):
+        if kernel_cache.find(module, function.__name__) is None:
+            code = _compile(function, signature, options)
+            kernel_cache.keep(module, function.__name__, code)
+        kernel_cache.made(function)
 
 
 _entries: dict[Callable[..., Any], InKernels] = {}

@@ -19,6 +19,7 @@ from numba.core.registry import cpu_target
 from numba.core.types import Array
 from numba.core.typing.typeof import typeof
 
+from indexer.kernel_passes import Pipeline, only_what_kernels_need
 from indexer.machine_code import MachineCode
 
 Options = Mapping[str, Any]
@@ -105,9 +106,9 @@ def compile_kernel(function: Callable[..., Any], signature: str, options: Option
     same = function.__globals__, function.__name__, function.__defaults__, function.__closure__
     entry = FunctionType(function.__code__, *same)
     entry.__qualname__ = _ENTRY
-    dispatcher = _njit(no_cfunc_wrapper=True, **options)(entry)
+    dispatcher = _njit(pipeline_class=Pipeline, no_cfunc_wrapper=True, **options)(entry)
     dispatcher._cache = taken = _Taken()
-    with _only_machine_code_of_the_entry():
+    with only_what_kernels_need(), _only_machine_code_of_the_entry():
         dispatcher.compile(signature)
     return taken.code
 
@@ -133,7 +134,8 @@ def helper(function: Callable[..., Any], options: Options) -> Any:
 
     It is compiled once for the types of its arguments; numba would do so for every constant.
     """
-    made = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(function)
+    without = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    made = _njit(pipeline_class=Pipeline, **without, **options)(function)
     template_of = made.get_call_template
 
     def template(args: Iterable[Any], kws: Mapping[str, Any]) -> Any:

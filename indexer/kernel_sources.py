@@ -24,7 +24,8 @@ from llvmlite import binding
 
 PACKAGES = ("indexer", "select_service")
 
-_DECORATOR, _COMPILER = "indexer.compiled", "indexer.kernel_compiler"
+_DECORATOR = "indexer.compiled"
+_COMPILER = ["indexer.kernel_compiler", "indexer.kernel_passes"]
 _IMPORT = re.compile(
     r"^from ((?:indexer|select_service)[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE
 )
@@ -161,8 +162,8 @@ def _imports_of(module: str) -> list[str]:
 
     Of what the decorator needs only the compiler shapes machine code.
     """
-    if module in (_DECORATOR, _COMPILER):
-        return [_COMPILER]
+    if module in (_DECORATOR, *_COMPILER):
+        return _COMPILER
     found = []
     for parent, names in _IMPORT.findall(_source_of(module).text.decode()):
         parts = (part.split(" as ")[0].strip() for part in names.strip("()\n ").split(","))

@@ -47,7 +47,14 @@ import numpy as np
 from indexer.some_kernels import first
 print(first(np.array([10, 20])), "numba" not in sys.modules)
 """
-COPIED = ("__init__", "compiled", "kernel_cache", "kernel_compiler", "kernel_sources")
+COPIED = (
+    "__init__",
+    "compiled",
+    "kernel_cache",
+    "kernel_compiler",
+    "kernel_passes",
+    "kernel_sources",
+)
 NO_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 AGE_NS = 50_000_000
 """A source that is older than this is known to be older than a process that is started now."""
