@@ -16,6 +16,7 @@ from tests.fast.test_equality import post, prompt_of
 from tests.fast.two_services import REPLICA_FLAGS, Side, TwoServices
 
 UNTRACKED = ("PREFILL_TOKENS", "ACTIVE_BLOCKS", "OUTPUT_BLOCKS")
+NOT_FOLLOWING = ("--policy", "reference")
 OWN_IDENTITIES = ("DYN_ROUTER_ASSUME_KV_REUSE=false",)
 
 
@@ -112,7 +113,7 @@ def test_after_the_first_booking_no_verb_of_the_core_is_called(
 ) -> None:
     if untracked is not None:
         flags = (*flags, f"DYN_ROUTER_TRACK_{untracked}=false")
-    with services(*flags) as two:
+    with services(*NOT_FOLLOWING, *flags) as two:
         two.say(select_and_reserve("first"))
         verbs = without_verbs(two)
         names = []
@@ -181,7 +182,7 @@ def reserve_all(name: str) -> list[bytes]:
 
 def test_with_a_queue_verbs_are_called_only_while_somebody_waits() -> None:
     """Then what frees capacity, or takes the name of one who waits, is the core's to look at."""
-    with services("--queue-threshold", "0.4") as two:
+    with services(*NOT_FOLLOWING, "--queue-threshold", "0.4") as two:
         for data in (select_and_reserve("first"), select_and_reserve("a")):
             two.say(data)
         renew = request("POST /reservations/a/renew", AIOHTTP)
