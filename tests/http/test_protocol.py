@@ -99,7 +99,8 @@ def test_a_client_that_reads_no_answers_is_not_read_either_and_cut_off(server):
 
 
 def test_a_client_that_reads_late_gets_every_answer_in_order(server, monkeypatch):
-    monkeypatch.setattr(protocol, "UNREAD_S_MAX", 60)
+    for bound in ("UNREAD_S_MAX", "REQUEST_READ_S_MAX"):
+        monkeypatch.setattr(protocol, bound, 60)
     n = 3000
     fast, slow = request("POST", "/select", PROMPT), request("GET", "/ready")
     with Client(server.port) as client:
