@@ -20,6 +20,7 @@ from indexer.sockets.ingest import Ingest
 from select_service.api.application import Application
 from select_service.api.service import Service
 from select_service.core.admission.rules import AdmissionRules
+from select_service.core.decide.policies import choice_named
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
 from select_service.core.selector import Selector, SelectorConfig
@@ -74,6 +75,7 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
             ranks_max=ingest.ranks_max,
             reservation_ttl_s=config["reservation_ttl_s"],
             decisions_kept=config["decisions"],
+            shadow=choice_named(config["shadow_policy"]) if config["shadow_policy"] else None,
         ),
         lambda: PrefixIndex(
             config["index_blocks_max"],

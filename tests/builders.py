@@ -21,6 +21,7 @@ def a_selector(
     blocks_max=4096,
     ranks_max=1 << 32,
     decisions_kept=0,
+    shadow=None,
 ):
     return Selector(
         SelectorConfig(
@@ -29,6 +30,7 @@ def a_selector(
             ranks_max=ranks_max,
             reservation_ttl_s=ttl_s,
             decisions_kept=decisions_kept,
+            shadow=shadow,
         ),
         lambda: PrefixIndex(blocks_max),
         rng=Random(seed),

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.admission import ADMISSION
+from select_service.api.comparing import COMPARING
 from select_service.api.decisions import DECISIONS
 from select_service.api.inspection import INSPECTION
 from select_service.api.openapi import document
@@ -46,7 +47,7 @@ POLICY = (
 FILE_HEADERS = {"vary": "Accept-Encoding", "cache-control": "public, max-age=3600"}
 
 NOUNS = (
-    *(SELECTION, DECISIONS, POLICIES, RESERVATIONS, ADMISSION),
+    *(SELECTION, DECISIONS, POLICIES, COMPARING, RESERVATIONS, ADMISSION),
     *(WORKERS, REPLICAS, INSPECTION, SERVICE),
 )
 

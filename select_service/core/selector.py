@@ -50,8 +50,10 @@ from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import AdmissionScene, admission_scene
+from select_service.core.comparing.shadow import Shadow
 from select_service.core.decide.candidates import candidates
 from select_service.core.decide.decision_ring import DecisionRing
+from select_service.core.decide.policies import PolicyChoice
 from select_service.core.decide.prompt import (
     Prompt,
     PromptRead,
@@ -95,6 +97,7 @@ class SelectorConfig(NamedTuple):
     ranks_max:         how many ranks can be listened to
     reservation_ttl_s: seconds without renewal after which a reservation expires; 0: never
     decisions_kept: newest decisions that can be looked up; 0: none
+    shadow: a policy that looks at them, too
     """
 
     router: RouterConfig = RouterConfig()
@@ -103,6 +106,7 @@ class SelectorConfig(NamedTuple):
     ranks_max: int = 1 << 32
     reservation_ttl_s: float = 3600.0
     decisions_kept: int = 0
+    shadow: PolicyChoice | None = None
 
 
 class Selector:
@@ -155,6 +159,10 @@ class Selector:
         """Of predictions; None: no decisions are kept, or no events that could prove them."""
         if ring is not None and config.use_kv_events:
             self.checks = Checks(ring, self.held, self.fleet.partitions)
+        self.shadow: Shadow | None = None
+        """None: no policy looks on."""
+        if ring is not None and config.shadow is not None:
+            self.shadow = Shadow(ring, config.shadow, config.router)
 
     # --- workers
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from indexer.sockets.ingest import Ingest
+from select_service.core.comparing import shadow
 from select_service.core.selector import Selector
 from select_service.core.trust.checks import STEP_S
 from select_service.edge.catalog_follower import CatalogFollower
@@ -45,6 +46,8 @@ def due_tasks(
         tasks.append(DueTask("predictions", STEP_S, selector.checks.step))
     if selector.gate.holds:
         tasks.append(DueTask("hold", HOLD_LOOK_S, selector.gate.look_for_progress))
+    if selector.shadow is not None:
+        tasks.append(DueTask("shadow", shadow.STEP_S, selector.shadow.step))
     if replicas is not None:
         tasks.append(_once("replicas", lambda now: replicas.tick()))
     return DueTasks(tasks, monotonic())

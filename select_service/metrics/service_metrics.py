@@ -20,12 +20,14 @@ from prometheus_client.registry import Collector
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.admission.admission_report import AdmissionReport, admission_report
+from select_service.core.comparing.shadow import ShadowReport
 from select_service.core.fleet.recovered import STATES, KeepingReport
 from select_service.core.histogram import Histogram
 from select_service.core.selector import Selector
 from select_service.core.trust.checks import TrustReport
 from select_service.core.views.state_report import Load, PartitionReport, Report, report
 from select_service.metrics.admission import of_admission
+from select_service.metrics.comparing import of_shadow
 from select_service.metrics.families import (
     BUILD,
     EVENTS_DROPPED,
@@ -113,6 +115,8 @@ class Observation(NamedTuple):
     admission: AdmissionReport
     trust: TrustReport | None
     """None: predictions are not checked."""
+    shadow: ShadowReport | None
+    """None: no policy looks on."""
     now: float
 
 
@@ -165,6 +169,7 @@ class Metrics:
             selections={route: durations.copy() for route, durations in self._selections.items()},
             admission=admission,
             trust=None if checks is None else checks.report(RANK_SERIES_MAX),
+            shadow=None if selector.shadow is None else selector.shadow.report(),
             now=now,
         )
 
@@ -213,6 +218,8 @@ class _Scrape(Collector):
         yield from of_admission(seen.admission, seen.edges.engine_scrapes)
         if seen.trust is not None:
             yield from of_trust(seen.trust)
+        if seen.shadow is not None:
+            yield from of_shadow(seen.shadow)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)
 

@@ -147,6 +147,8 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Confi
             values["overlap_score_credit"] = weight
     if values["replica_sync_peers"].value and values["replica_sync_port"].value is None:
         raise ConfigError("--replica-sync-peers requires --replica-sync-port")
+    if values["shadow_policy"].value and not values["decisions"].value:
+        raise ConfigError("--shadow-policy needs decisions: it cannot be used with --decisions 0")
     if values["input_loops"].value:
         if sys.platform != "linux":
             raise ConfigError("--input-loops: only Linux has what they need")

@@ -129,6 +129,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.whole(0, DECISIONS_MAX),
             "newest decisions that GET /decisions explains, 2 KiB each; 0 = none",
         ),
+        _cli(
+            "--shadow-policy",
+            None,
+            read.policy(POLICY_NAMES, POLICY_OPTIONS),
+            "policy that GET /shadow compares with what was decided, for example reference or "
+            "work+strict-tail; none = nothing is compared",
+        ),
     ),
     "The index over a restart": (
         _cli(

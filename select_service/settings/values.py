@@ -62,6 +62,19 @@ def some_of(*words: str) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def policy(names: tuple[str, ...], options: tuple[str, ...]) -> Callable[[str], str]:
+    """A policy, the first one perhaps with options behind it, as `policies.choice_named` reads."""
+
+    def parse(text: str) -> str:
+        name, *given = text.lower().split("+")
+        is_known = name in names and set(given) <= set(options) and len(set(given)) == len(given)
+        if not is_known or (given and name != names[0]):
+            raise ValueError(f"{', '.join(names)}, or {names[0]}+{options[0]} and the like")
+        return text.lower()
+
+    return parse
+
+
 def flag(text: str) -> bool:
     if text.lower() in TRUE_WORDS:
         return True

@@ -20,6 +20,7 @@ from select_service.api.documentation import HTML, MEDIA_TYPES, NOUNS
 from select_service.api.openapi import U32_KEY, document
 from select_service.api.reservations import PAGE_ROWS, PAGE_ROWS_MAX
 from select_service.errors import Overloaded
+from tests.api.in_process import Api
 from tests.api.routes import BY_ID, ROUTES, path_of
 from tests.builders import worker_body
 
@@ -228,7 +229,7 @@ def call_all(service):
     order += ["list_peers", "register_peer", "replica_status", "deregister_peer"]
     order += ["set_busy_threshold", "busy_thresholds", "shed", "admission_state"]
     order += ["list_decisions", "get_decision", "explain"]
-    order += ["set_policy", "policies", "remove_policy"]
+    order += ["set_policy", "policies", "remove_policy", "shadow"]
     order += ["set_log_level", "openapi", "docs", "docs_file"]
     order += ["free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker"]:
@@ -244,9 +245,16 @@ def _call(service, operation_id, worker_id=1):
     yield route, service.call(route.method, path_of(route), body)
 
 
-def test_the_documented_examples_succeed_and_their_answers_are_as_documented(replica):
+@pytest.fixture
+def complete():
+    """A service in which every route finds what it is about."""
+    with Api("--replica-sync-port", "65535", "--shadow-policy", "reference") as service:
+        yield service
+
+
+def test_the_documented_examples_succeed_and_their_answers_are_as_documented(complete):
     seen = set()
-    for route, answer in call_all(replica):
+    for route, answer in call_all(complete):
         seen.add(route.operation_id)
         assert answer.status in route.answers, (route.operation_id, answer.body)
         expected = route.answers[answer.status]

@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from select_service.core.decide.policies import choice_named
 from select_service.settings import values as read
 from select_service.settings.config import ConfigError, parse, parser
 from select_service.settings.table import GROUPS, SETTINGS
@@ -267,6 +268,17 @@ def test_input_loops_need_the_fast_path():
     assert parse(["--input-loops", "2"], {})["input_loops"] == 2
     with pytest.raises(ConfigError, match="--no-fast-path"):
         parse(["--input-loops", "2", "--no-fast-path"], {})
+
+
+def test_a_shadow_policy_has_the_name_of_a_policy_and_perhaps_options():
+    for text in ("reference", "work", "work+strict-tail+no-memory"):
+        assert parse(["--shadow-policy", text.upper()], {})["shadow_policy"] == text
+        assert str(choice_named(text)) == text
+    for text in ("wrok", "reference+strict-tail", "work+strict", "work+no-memory+no-memory", "+"):
+        with pytest.raises(ConfigError, match="expected work, least_work, reference, or work\\+"):
+            parse(["--shadow-policy", text], {})
+    with pytest.raises(ConfigError, match="cannot be used with --decisions 0"):
+        parse(["--shadow-policy", "work", "--decisions", "0"], {})
 
 
 def test_input_loops_need_linux(monkeypatch):

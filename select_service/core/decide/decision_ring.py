@@ -113,12 +113,24 @@ class DecisionRing:
 
         Rows that have been overwritten meanwhile are left out.
         """
-        for number in range(self._numbers[layout.KEPT], 0, -1):
-            place = int(self._begins[(number - 1) % len(self._begins)])
-            row = self._row(place)
-            if place < self._whole_from() or row[layout.NUMBER] != number:
+        for number in range(self.newest, 0, -1):
+            row = self.numbered(number)
+            if row is None:
                 break
             yield row
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest decision; they count from 1."""
+        return self._numbers[layout.KEPT]
+
+    def numbered(self, number: int) -> Words | None:
+        """A decision, as `rows` has it; None: it has been overwritten."""
+        assert 0 < number <= self.newest
+        if self.newest - number >= len(self._begins):
+            return None
+        place = int(self._begins[(number - 1) % len(self._begins)])
+        return self._row(place) if place >= self._whole_from() else None
 
     def find(self, text: str) -> Words | None:
         """The newest decision with this selection or reservation id."""

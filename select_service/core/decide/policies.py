@@ -25,6 +25,10 @@ class PolicyChoice(NamedTuple):
         """A configuration with this policy in place of its own."""
         return config._replace(policy=self.policy, policy_options=self.options)
 
+    def __str__(self) -> str:
+        """As `choice_named` reads it."""
+        return "+".join((self.policy, *self.options))
+
 
 def choice_of(config: RouterConfig) -> PolicyChoice:
     return PolicyChoice(config.policy, config.policy_options)
@@ -42,6 +46,12 @@ def checked_choice(policy: str, options: Sequence[str]) -> PolicyChoice:
             text = _unknown("options", option, f"options of `{policy}`", known)
             raise InvalidBody(text)
     return PolicyChoice(policy, tuple(option for option in known if option in options))
+
+
+def choice_named(text: str) -> PolicyChoice:
+    """As `work`, or with options `work+strict-tail`.  Raises InvalidBody."""
+    policy, *options = text.split("+")
+    return checked_choice(policy, options)
 
 
 def _unknown(field: str, name: str, kind: str, known: Sequence[str]) -> str:

@@ -91,15 +91,25 @@ def parameters_in(row: Words) -> Floats:
 
 
 def terms_of(row: Words, found: Recorded, block_size: int) -> Floats:
-    """float64[n_terms, n]: what the costs were made of, rows as the policy names them.
+    """float64[n_terms, n]: what the costs were made of, rows as the policy names them."""
+    terms = terms_under(found.policy, parameters_in(row), row, found, block_size)
+    assert np.array_equal(terms[COST], found.costs)
+    return terms
 
+
+def terms_under(
+    policy: Policy, parameters: Floats, row: Words, found: Recorded, block_size: int
+) -> Floats:
+    """float64[n_terms, n]: as `terms_of`, but of what a policy would have made of the same numbers.
+
+    parameters: of that policy
     Where not all candidates are in the row one more is laid out: it has the least prefill tokens.
     """
     n = len(found.slots)
     more = int(row[layout.N_ELIGIBLE] > n)
-    terms = np.empty((len(found.policy.terms), n + more), np.float64)
-    laid_out = _Plan(row, found, more, block_size)
-    found.policy.fill_terms(
+    terms = np.empty((len(policy.terms), n + more), np.float64)
+    laid_out = _Plan(row, found, more, block_size, parameters)
+    policy.fill_terms(
         laid_out.header,
         np.ones(n + more, np.bool_),
         _filled(found.factors, more, 1) if len(found.factors) else found.factors.copy(),
@@ -108,14 +118,15 @@ def terms_of(row: Words, found: Recorded, block_size: int) -> Floats:
         bool(row[layout.FLAGS] & layout.PINNED),
         terms,
     )
-    assert np.array_equal(terms[COST, :n], found.costs)
     return terms[:, :n]
 
 
 class _Plan:
     """A plan (plan_layout) in which slots are the candidates of a row, in their order."""
 
-    def __init__(self, row: Words, found: Recorded, more: int, block_size: int) -> None:
+    def __init__(
+        self, row: Words, found: Recorded, more: int, block_size: int, parameters: Floats
+    ) -> None:
         """more: further candidates, of which only the prefill tokens are known"""
         of_load = {
             load_layout.TOTALS: _totals(row, found, more),
@@ -135,7 +146,7 @@ class _Plan:
             plan_layout.RANKS: _header(of_ranks, rank_layout.HEADER_LENGTH),
             plan_layout.MATCHED: _filled(found.matched, more, 0),
             plan_layout.LEADING: _filled(found.leading, more, 0),
-            plan_layout.PARAMETERS: parameters_in(row),
+            plan_layout.PARAMETERS: parameters,
         }
         self.header = _header(arrays, plan_layout.HEADER_LENGTH)
         self.header[plan_layout.BLOCK_SIZE] = block_size
