@@ -40,6 +40,10 @@ def _decision_id(segment: str) -> str:
     return _decoded("decision_id", segment)
 
 
+def _experiment_id(segment: str) -> str:
+    return _decoded("experiment_id", segment)
+
+
 WORKER_ID = PathParameter(
     "worker_id", U64, "Id of the worker, an unsigned 64-bit integer.", 1, _worker_id
 )
@@ -56,6 +60,13 @@ DECISION_ID = PathParameter(
     "The selection_id or reservation_id of the decision, percent-encoded.",
     "request-123",
     _decision_id,
+)
+EXPERIMENT_ID = PathParameter(
+    "experiment_id",
+    Annotated[str, Meta(min_length=1)],
+    "Id of the experiment, percent-encoded.",
+    "1",
+    _experiment_id,
 )
 SCOPE = (
     QueryParameter("model_name", str, "Only this model."),

@@ -14,7 +14,7 @@ from select_service.bodies.policies import PolicyChange, PolicyState
 from select_service.core.decide.policies import checked_choice
 from select_service.core.fleet.scoped_policies import PolicyScope
 from select_service.core.views.policies import policy_state
-from select_service.errors import BadRequest, NotFound
+from select_service.errors import BadRequest, Conflict, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 
@@ -53,7 +53,8 @@ async def policies(service: Service, request: Request) -> Response:
         {200: Answer("The rules that count now.", PolicyState, _STATE)},
         detail="From the next decision on, for one tenant of a model, for all tenants of a model, "
         "or for all models. The most specific rule wins, and partitions that come later follow it, "
-        "too. What is booked stays. Kept over a restart with --snapshot-path.",
+        "too. What is booked stays. Kept over a restart with --snapshot-path. Refused where an "
+        "experiment runs.",
         body=Body(
             PolicyChange,
             {
@@ -61,11 +62,11 @@ async def policies(service: Service, request: Request) -> Response:
                 "a model": {"model_name": "llama-3-8b", **_CHOSEN},
             },
         ),
-        refusals=WITH_BODY,
+        refusals=(*WITH_BODY, Conflict),
     )
 )
 async def set_policy(service: Service, request: Request, body: PolicyChange) -> Response:
-    scope = _scope(body.of_model, body.of_tenant)
+    scope = policy_scope(body.of_model, body.of_tenant)
     choice = checked_choice(body.policy, body.options)
     service.selector.fleet.policies.put(scope, choice)
     return await _changed(service, request, scope)
@@ -81,16 +82,16 @@ async def set_policy(service: Service, request: Request, body: PolicyChange) -> 
         detail="The scope is named as it was set. What counts there then is the most specific of "
         "the rules that are left, or else the policy that the process was started with.",
         query=SCOPE,
-        refusals=(BadRequest, NotFound),
+        refusals=(BadRequest, NotFound, Conflict),
     )
 )
 async def remove_policy(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    scope = _scope(*scope_filter(query))
+    scope = policy_scope(*scope_filter(query))
     service.selector.fleet.policies.remove(scope)
     return await _changed(service, request, scope)
 
 
-def _scope(model_name: str | None, tenant_id: str | None) -> PolicyScope:
+def policy_scope(model_name: str | None, tenant_id: str | None) -> PolicyScope:
     """Raises BadRequest for a tenant without its model."""
     if model_name is None and tenant_id is not None:
         raise BadRequest("a `tenant_id` is that of a model: give its `model_name`, too")

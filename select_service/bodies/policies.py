@@ -12,8 +12,8 @@ NAME_BYTES_MAX = 64
 Option = Annotated[str, Meta(max_length=NAME_BYTES_MAX)]
 
 
-class PolicyChange(RequestBody, kw_only=True):
-    """PUT /policy: by which policy ranks are chosen in a scope."""
+class ScopeOfPolicy(RequestBody, kw_only=True):
+    """What a policy, or an experiment, counts for."""
 
     model_name: Name | UnsetType = UNSET
     """Model that it counts for; all of them when left out."""
@@ -21,10 +21,6 @@ class PolicyChange(RequestBody, kw_only=True):
     """Tenant of that model that it counts for; all of them when left out."""
     routing_group: Name | UnsetType = UNSET
     """Another name of `tenant_id`; when both are given they must be equal."""
-    policy: Annotated[str, Meta(max_length=NAME_BYTES_MAX)]
-    """Name of the policy: `reference`, `work` or `least_work`."""
-    options: Annotated[tuple[Option, ...], Meta(max_length=OPTIONS_MAX)] = ()
-    """Names of its options, as --policy-options has them; none when left out."""
 
     @property
     def of_model(self) -> str | None:
@@ -36,6 +32,15 @@ class PolicyChange(RequestBody, kw_only=True):
         if self.tenant_id is UNSET and self.routing_group is UNSET:
             return None
         return tenant_of(self.tenant_id, self.routing_group)
+
+
+class PolicyChange(ScopeOfPolicy, kw_only=True):
+    """PUT /policy: by which policy ranks are chosen in a scope."""
+
+    policy: Annotated[str, Meta(max_length=NAME_BYTES_MAX)]
+    """Name of the policy: `reference`, `work` or `least_work`."""
+    options: Annotated[tuple[Option, ...], Meta(max_length=OPTIONS_MAX)] = ()
+    """Names of its options, as --policy-options has them; none when left out."""
 
 
 class ChosenPolicy(Struct, kw_only=True):

@@ -50,6 +50,7 @@ from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import AdmissionScene, admission_scene
+from select_service.core.comparing.experiments import Experiments
 from select_service.core.comparing.shadow import Shadow
 from select_service.core.decide.candidates import candidates
 from select_service.core.decide.decision_ring import DecisionRing
@@ -159,6 +160,7 @@ class Selector:
         """Of predictions; None: no decisions are kept, or no events that could prove them."""
         if ring is not None and config.use_kv_events:
             self.checks = Checks(ring, self.held, self.fleet.partitions)
+        self.experiments = Experiments(self.fleet.policies, self.ledger, self.random)
         self.shadow: Shadow | None = None
         """None: no policy looks on."""
         if ring is not None and config.shadow is not None:
@@ -438,6 +440,7 @@ class Selector:
             "endings": self.replicas.endings.tick,
             "shares": self.replicas.shares.tick,
             "recovered": self.fleet.recovered.tick,
+            "experiments": self.experiments.step,
         }
 
     # --- inspection
@@ -511,6 +514,7 @@ class Selector:
         self.replicas.check_invariants()
         self.gate.check_invariants()
         self.engines.check_invariants()
+        self.experiments.check_invariants()
         for booking in self.held:
             if booking.is_leaving:
                 where = (left[:2] for left in self.fleet.leaving)

@@ -1,12 +1,22 @@
-"""Policies compared: what another one would have chosen."""
+"""Policies compared: what another one would have chosen, and which counts in an experiment."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
+from select_service.core.comparing.experiments import ExperimentReport
 from select_service.core.comparing.shadow import ShadowReport, ShadowTally
-from select_service.metrics.series import COUNTER, GAUGE, Family, series_of
+from select_service.core.histogram import Histogram
+from select_service.metrics.series import (
+    COUNTER,
+    GAUGE,
+    HISTOGRAM,
+    SCOPE_LABELS,
+    Family,
+    itself,
+    series_of,
+)
 
 SHADOW: Sequence[Family[ShadowReport]] = (
     Family(
@@ -85,3 +95,36 @@ def of_shadow(seen: ShadowReport) -> Iterator[Metric]:
         extra[name, "made"] = Extra(tally.wait_made, tally.prefill_made)
         extra[name, "shadow"] = Extra(tally.wait_shadow, tally.prefill_shadow)
     yield from series_of(EXTRA, ("policy", "choice"), extra)
+
+
+MEASURED: Sequence[Family[bool]] = (
+    Family(
+        GAUGE,
+        "experiment_measured",
+        "1 for the policy that counts now, behind the dropped beginning of its slot; else 0.",
+        itself,
+    ),
+)
+
+TTFT: Sequence[Family[Histogram]] = (
+    Family(
+        HISTOGRAM,
+        "experiment_ttft_seconds",
+        "Time from a measured booking to prefill_complete.",
+        itself,
+    ),
+)
+
+
+def of_experiments(seen: Iterable[ExperimentReport]) -> Iterator[Metric]:
+    """Nothing when there is none."""
+    measured, ttft = {}, {}
+    for each in seen:
+        scope = each.scope.model_name or "", each.scope.tenant_id or ""
+        for policy, is_measured, times in each.arms:
+            labels = (each.id, *scope, policy)
+            measured[labels] = is_measured
+            ttft[labels] = times
+    labels = ("experiment", *SCOPE_LABELS, "policy")
+    yield from series_of(MEASURED, labels, measured)
+    yield from series_of(TTFT, labels, ttft)

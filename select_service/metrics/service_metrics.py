@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.admission.admission_report import AdmissionReport, admission_report
+from select_service.core.comparing.experiments import ExperimentReport
 from select_service.core.comparing.shadow import ShadowReport
 from select_service.core.fleet.recovered import STATES, KeepingReport
 from select_service.core.histogram import Histogram
@@ -27,7 +28,7 @@ from select_service.core.selector import Selector
 from select_service.core.trust.checks import TrustReport
 from select_service.core.views.state_report import Load, PartitionReport, Report, report
 from select_service.metrics.admission import of_admission
-from select_service.metrics.comparing import of_shadow
+from select_service.metrics.comparing import of_experiments, of_shadow
 from select_service.metrics.families import (
     BUILD,
     EVENTS_DROPPED,
@@ -117,6 +118,7 @@ class Observation(NamedTuple):
     """None: predictions are not checked."""
     shadow: ShadowReport | None
     """None: no policy looks on."""
+    experiments: Sequence[ExperimentReport]
     now: float
 
 
@@ -170,6 +172,7 @@ class Metrics:
             admission=admission,
             trust=None if checks is None else checks.report(RANK_SERIES_MAX),
             shadow=None if selector.shadow is None else selector.shadow.report(),
+            experiments=selector.experiments.report(now),
             now=now,
         )
 
@@ -220,6 +223,8 @@ class _Scrape(Collector):
             yield from of_trust(seen.trust)
         if seen.shadow is not None:
             yield from of_shadow(seen.shadow)
+        if seen.experiments:
+            yield from of_experiments(seen.experiments)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)
 

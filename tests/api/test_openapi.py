@@ -230,6 +230,7 @@ def call_all(service):
     order += ["set_busy_threshold", "busy_thresholds", "shed", "admission_state"]
     order += ["list_decisions", "get_decision", "explain"]
     order += ["set_policy", "policies", "remove_policy", "shadow"]
+    order += ["begin_experiment", "list_experiments", "get_experiment", "end_experiment"]
     order += ["set_log_level", "openapi", "docs", "docs_file"]
     order += ["free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker"]:

@@ -1,7 +1,19 @@
 """Comparisons, as the bodies that clients read."""
 
-from select_service.bodies.comparing import ExtraTokens, ShadowRow, ShadowState
+from msgspec import UNSET
+
+from select_service.bodies.comparing import (
+    ArmView,
+    DifferenceView,
+    ExperimentView,
+    ExtraTokens,
+    PairView,
+    ShadowRow,
+    ShadowState,
+)
+from select_service.core.comparing.experiment import DROPPED_S, Experiment, Pair, Result, Slot
 from select_service.core.comparing.shadow import ShadowReport, ShadowTally
+from select_service.core.comparing.t_interval import CONFIDENCE
 
 
 def shadow_state(seen: ShadowReport) -> ShadowState:
@@ -30,3 +42,62 @@ def _row(name: str, tally: ShadowTally) -> ShadowRow:
         made=ExtraTokens(wait=mean(tally.wait_made), prefill=mean(tally.prefill_made)),
         shadow=ExtraTokens(wait=mean(tally.wait_shadow), prefill=mean(tally.prefill_shadow)),
     )
+
+
+def experiment_view(experiment: Experiment, now: float, has_pairs: bool) -> ExperimentView:
+    """O(slots)"""
+    result = experiment.result()
+    scope, until = experiment.scope, experiment.ended_at
+    return ExperimentView(
+        experiment_id=experiment.id,
+        state="running" if experiment.is_running else "ended",
+        ending=experiment.ending,
+        model_name=scope.model_name,
+        tenant_id=scope.tenant_id,
+        policies=[_arm(experiment, result, arm) for arm in (0, 1)],
+        slot_s=experiment.slot_s,
+        dropped_s=DROPPED_S,
+        seconds=round((now if until is None else until) - experiment.begun_at, 3),
+        current=str(experiment.current) if experiment.is_running else None,
+        pairs_measured=result.pairs,
+        pairs_left_out=result.left_out,
+        difference=_difference(result),
+        unreported=experiment.unreported,
+        unfollowed=experiment.unfollowed,
+        pairs=[_pair(pair) for pair in experiment.pairs()] if has_pairs else UNSET,
+    )
+
+
+def _arm(experiment: Experiment, result: Result, arm: int) -> ArmView:
+    return ArmView(
+        policy=str(experiment.policies[arm]),
+        requests=sum(experiment.ttft[arm].counts),
+        mean_ttft_s=None if result.means_s is None else round(result.means_s[arm], 6),
+    )
+
+
+def _difference(result: Result) -> DifferenceView | None:
+    found = result.difference
+    if found is None or result.means_s is None:
+        return None
+    first = result.means_s[0]
+    return DifferenceView(
+        mean_s=round(found.mean, 6),
+        low_s=round(found.low, 6),
+        high_s=round(found.high, 6),
+        confidence=CONFIDENCE,
+        relative=round(found.mean / first, 6) if first else 0.0,
+    )
+
+
+def _pair(pair: Pair) -> PairView:
+    slots = pair.of_first, pair.of_second
+    return PairView(
+        began=pair.began,
+        requests=[slot.requests for slot in slots],
+        mean_ttft_s=[_mean(slot) for slot in slots],
+    )
+
+
+def _mean(slot: Slot) -> float | None:
+    return round(slot.mean_s, 6) if slot.requests else None

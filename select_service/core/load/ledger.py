@@ -68,6 +68,10 @@ class Ledger:
         self.followers.append(follower)
         self._memory.numbers[FOLLOWERS] = len(self.followers)
 
+    def unfollow(self, follower: LoadFollower) -> None:
+        self.followers.remove(follower)
+        self._memory.numbers[FOLLOWERS] = len(self.followers)
+
     # --- refusals, before anything is written
 
     def refuse_unless_free(self, reservation_id: str) -> None:
