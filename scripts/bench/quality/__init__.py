@@ -5,6 +5,7 @@
 hardware, engine, pool and pool_kernels    one rank, vLLM-like: a batch budget, a cache, preemption
 streams, workloads, traces                 what is asked, as chains of blocks
 choosers, core_choosers, replicas          who chooses; the core among them
+switchback                                 an experiment next to runs of either policy alone
 work, work_account                         the rule `work` and its variants in Python
 named_choosers                             all of them by name
 world                                      virtual time: clients, engines, events and their delays

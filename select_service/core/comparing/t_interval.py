@@ -8,8 +8,8 @@ of differences of pairs, and 1.3.6.7.2 (the table).
 """
 
 from collections.abc import Sequence
-from math import sqrt
-from statistics import NormalDist, fmean, stdev
+from math import fsum, sqrt
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
@@ -35,7 +35,8 @@ def t_interval(differences: Sequence[float]) -> Interval | None:
     if n < 2:
         return None
     mean = fmean(differences)
-    half = t_quantile(n - 1) * stdev(differences) / sqrt(n)
+    variance = fsum((each - mean) ** 2 for each in differences) / (n - 1)
+    half = t_quantile(n - 1) * sqrt(variance / n)
     return Interval(mean, mean - half, mean + half)
 
 

@@ -11,7 +11,14 @@ from select_service.bodies.comparing import (
     ShadowRow,
     ShadowState,
 )
-from select_service.core.comparing.experiment import DROPPED_S, Experiment, Pair, Result, Slot
+from select_service.core.comparing.experiment import (
+    DROPPED_S,
+    Experiment,
+    Pair,
+    Result,
+    Slot,
+    result_of,
+)
 from select_service.core.comparing.shadow import ShadowReport, ShadowTally
 from select_service.core.comparing.t_interval import CONFIDENCE
 
@@ -46,7 +53,8 @@ def _row(name: str, tally: ShadowTally) -> ShadowRow:
 
 def experiment_view(experiment: Experiment, now: float, has_pairs: bool) -> ExperimentView:
     """O(slots)"""
-    result = experiment.result()
+    pairs = experiment.pairs()
+    result = result_of(pairs)
     scope, until = experiment.scope, experiment.ended_at
     return ExperimentView(
         experiment_id=experiment.id,
@@ -64,7 +72,7 @@ def experiment_view(experiment: Experiment, now: float, has_pairs: bool) -> Expe
         difference=_difference(result),
         unreported=experiment.unreported,
         unfollowed=experiment.unfollowed,
-        pairs=[_pair(pair) for pair in experiment.pairs()] if has_pairs else UNSET,
+        pairs=[_pair(pair) for pair in pairs] if has_pairs else UNSET,
     )
 
 
