@@ -2,6 +2,7 @@
 
 import pytest
 
+from select_service.edge.due_tasks import due_tasks
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -170,3 +171,16 @@ def test_metrics_say_which_policy_is_measured(fleet):
     assert f"select_service_experiment_ttft_seconds_count{{{labels}}} 0.0" in (
         fleet.get("/metrics").body
     )
+
+
+# --- time
+
+
+def tasks_of(api):
+    return due_tasks(api.service.selector, api.service.ingest, api.follower, None).counts
+
+
+def test_the_shadow_has_a_task_of_its_own_where_there_is_one(shadowed, api):
+    assert "shadow" in tasks_of(shadowed)
+    assert "shadow" not in tasks_of(api)
+    assert "experiments" in tasks_of(api)
