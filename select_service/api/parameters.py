@@ -1,6 +1,7 @@
 """Parameters of paths and queries: what several endpoints declare, and how all are read."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Annotated
 from urllib.parse import unquote_to_bytes
@@ -24,10 +25,6 @@ def _worker_id(segment: str) -> int:
     )
 
 
-def _reservation_id(segment: str) -> str:
-    return _decoded("reservation_id", segment)
-
-
 def _decoded(name: str, segment: str) -> str:
     """Percent-decoded once.  Raises BadRequest when it is not UTF-8."""
     try:
@@ -36,38 +33,23 @@ def _decoded(name: str, segment: str) -> str:
         raise BadRequest(f"Invalid URL: Invalid UTF-8 in `{name}`") from None
 
 
-def _decision_id(segment: str) -> str:
-    return _decoded("decision_id", segment)
-
-
-def _experiment_id(segment: str) -> str:
-    return _decoded("experiment_id", segment)
+def _text_in_path(name: str, description: str, example: str) -> PathParameter:
+    text = Annotated[str, Meta(min_length=1)]
+    return PathParameter(name, text, description, example, partial(_decoded, name))
 
 
 WORKER_ID = PathParameter(
     "worker_id", U64, "Id of the worker, an unsigned 64-bit integer.", 1, _worker_id
 )
-RESERVATION_ID = PathParameter(
-    "reservation_id",
-    Annotated[str, Meta(min_length=1)],
-    "Id of the reservation, percent-encoded.",
-    "request-123",
-    _reservation_id,
+RESERVATION_ID = _text_in_path(
+    "reservation_id", "Id of the reservation, percent-encoded.", "request-123"
 )
-DECISION_ID = PathParameter(
+DECISION_ID = _text_in_path(
     "decision_id",
-    Annotated[str, Meta(min_length=1)],
     "The selection_id or reservation_id of the decision, percent-encoded.",
     "request-123",
-    _decision_id,
 )
-EXPERIMENT_ID = PathParameter(
-    "experiment_id",
-    Annotated[str, Meta(min_length=1)],
-    "Id of the experiment, percent-encoded.",
-    "1",
-    _experiment_id,
-)
+EXPERIMENT_ID = _text_in_path("experiment_id", "Id of the experiment, percent-encoded.", "1")
 SCOPE = (
     QueryParameter("model_name", str, "Only this model."),
     QueryParameter("tenant_id", str, "Only this tenant."),

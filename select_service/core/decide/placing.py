@@ -180,41 +180,21 @@ class Placing:
         factors: Floats | None = None,
         pinned: bool = False,
         draw: float = 0.0,
+        ring: DecisionRing | None = None,
     ) -> int:
         """The slot for a prompt, NOBODY (-1) when none is eligible; `scratch` says why.
 
         config:   what counts besides the policy, which is that of `choice`
         eligible: bool[n_slots];  factors: float64[n_slots], of the costs;  None: all 1
         draw:     uniform in [0, 1), for ties and the softmax
+        ring:     of the caller, gets the row of the decision instead of that of the partition
         Changes nothing that others see.  O(blocks + slots), in one compiled call that locks the
         index.
         """
         assert 0.0 <= draw < 1.0
-        slot: int = place(
-            self.plan if config is self._config else self._plan_of(config),
-            prompt.block_hashes,
-            prompt.sequence_hashes,
-            eligible,
-            _NO_FACTORS if factors is None else factors,
-            float(prompt.isl_tokens),
-            pinned,
-            draw,
-        )
-        return slot
-
-    def place_apart(
-        self,
-        ring: DecisionRing,
-        prompt: Prompt,
-        config: RouterConfig,
-        eligible: Mask,
-        factors: Floats | None,
-        pinned: bool,
-        draw: float,
-    ) -> int:
-        """As `place`, with its row in a ring of the caller and in no other."""
-        plan = self._plan_of(config)
-        name_array(plan, layout.RING, ring.header)
+        plan = self.plan if config is self._config and ring is None else self._plan_of(config)
+        if ring is not None:
+            name_array(plan, layout.RING, ring.header)
         slot: int = place(
             plan,
             prompt.block_hashes,

@@ -165,7 +165,7 @@ class Partition:
     ) -> None:
         """As `place`, with its row in a ring of the caller."""
         pinned, factors = self._wishes(request)
-        slot = self.placing.place_apart(ring, prompt, config, eligible, factors, pinned, draw)
+        slot = self.placing.place(prompt, config, eligible, factors, pinned, draw, ring)
         assert slot != NOBODY
 
     def decided(self) -> Decided:

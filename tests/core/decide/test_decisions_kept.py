@@ -39,7 +39,7 @@ def test_rows_have_the_terms_of_the_placement_to_the_last_bit(n_ranks, config):
             continue
         factors = None if number % 3 else scene.rng.random(n_ranks)
         given = (prompt, config, eligible, factors, number % 5 == 0)
-        chosen = placing.place_apart(ring, *given, 0.25)
+        chosen = placing.place(*given, 0.25, ring)
         assert placing.place(*given, draw=0.25) == chosen
         terms = placing.terms(*given)
         row = ring.draft()

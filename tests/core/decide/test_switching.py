@@ -161,11 +161,11 @@ def test_decisions_that_were_kept_keep_their_policy():
     side, path, ring = Side(CHOICES[0]), np.arange(1, 9, dtype=np.uint64), DecisionRing(4)
     side.book(2, path, "older")
     given = Prompt(path, path, 33), CONFIG, np.ones(N_RANKS, np.bool_), None, False, 0.0
-    side.partition.placing.place_apart(ring, *given)
+    side.partition.placing.place(*given, ring)
     row = ring.draft().copy()
     side.switch(CHOICES[3])
     found = recorded(row)
     assert found.policy.name == "work"
     assert terms_of(row, found, SIZE)[COST].tolist() == found.costs.tolist()
-    side.partition.placing.place_apart(ring, *given)
+    side.partition.placing.place(*given, ring)
     assert recorded(ring.draft()).policy.name == "reference"
