@@ -101,7 +101,7 @@ COMPARING = Noun("comparing", "Which policy is better for one's own traffic.")
     )
 )
 async def shadow(service: Service, request: Request) -> Response:
-    found = service.selector.shadow
+    found = service.selector.hindsight.shadow
     if found is None:
         raise NotFound("no policy looks on: the service runs without --shadow-policy")
     return json_response(shadow_state(found.report()))
@@ -138,7 +138,7 @@ async def begin(service: Service, request: Request, body: ExperimentRequest) -> 
     given = body.scope if isinstance(body.scope, ScopeOfPolicy) else ScopeOfPolicy()
     scope = policy_scope(given.of_model, given.of_tenant)
     selector = service.selector
-    experiment = selector.experiments.begin((first, second), body.slot_s, scope, now())
+    experiment = selector.hindsight.experiments.begin((first, second), body.slot_s, scope, now())
     _tell("an experiment began", experiment, request)
     await in_turns(selector.fleet.policies.following())
     return json_response(experiment_view(experiment, now(), True), 201)
@@ -155,7 +155,7 @@ async def begin(service: Service, request: Request, body: ExperimentRequest) -> 
     )
 )
 async def listing(service: Service, request: Request) -> Response:
-    known = list(service.selector.experiments)
+    known = list(service.selector.hindsight.experiments)
     rows = await encoded_in_turns(experiment_view(each, now(), False) for each in known)
     return json_response({"experiments": rows})
 
@@ -172,7 +172,7 @@ async def listing(service: Service, request: Request) -> Response:
     )
 )
 async def show(service: Service, request: Request, experiment_id: str) -> Response:
-    experiment = service.selector.experiments.get(experiment_id)
+    experiment = service.selector.hindsight.experiments.get(experiment_id)
     return json_response(experiment_view(experiment, now(), True))
 
 
@@ -203,7 +203,7 @@ async def show(service: Service, request: Request, experiment_id: str) -> Respon
 )
 async def end(service: Service, request: Request, experiment_id: str) -> Response:
     selector = service.selector
-    experiment = selector.experiments.end(experiment_id, now())
+    experiment = selector.hindsight.experiments.end(experiment_id, now())
     _tell("an experiment was ended", experiment, request)
     await in_turns(selector.fleet.policies.following())
     return json_response(experiment_view(experiment, now(), True))

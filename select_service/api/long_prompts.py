@@ -15,7 +15,7 @@ async def read_ahead(
     service: Service, body: PromptFields, read: ReadPrompt = prompt_of
 ) -> PromptRead:
     """The prompt, of which `is_long` is true.  Raises BadRequest, InvalidBody, ShuttingDown."""
-    hashing = service.selector.hashing_of(body)
+    hashing = service.selector.prompts.hashing(body)
     try:
         return PromptRead(*hashing, await asyncio.to_thread(read, body, *hashing))
     except asyncio.CancelledError:

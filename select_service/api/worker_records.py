@@ -93,7 +93,7 @@ def _predictions(
 ) -> Generator[None, None, dict[int, RankPredictions]]:
     """By dp_rank, of the ranks of which something was found out."""
     found: dict[int, RankPredictions] = {}
-    checks = service.selector.checks
+    checks = service.selector.hindsight.predictions
     partition = service.selector.fleet.partitions.get(worker.key)
     if checks is None or partition is None:
         return found

@@ -19,7 +19,6 @@ from select_service.bodies.admission import (
     BusyThresholdList,
     BusyThresholdView,
 )
-from select_service.bodies.common import tenant_of
 from select_service.bodies.decisions import DecisionView
 from select_service.bodies.inspection import (
     OverlapRow,
@@ -50,18 +49,14 @@ from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import AdmissionScene, admission_scene
-from select_service.core.comparing.experiments import Experiments
-from select_service.core.comparing.shadow import Shadow
 from select_service.core.decide.candidates import candidates
 from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decide.policies import PolicyChoice
 from select_service.core.decide.prompt import (
     Prompt,
     PromptRead,
-    ReadPrompt,
     booked_prompt_of,
     n_blocks_of,
-    prompt_of,
 )
 from select_service.core.decide.router_config import RouterConfig, overridden
 from select_service.core.decisions import (
@@ -73,22 +68,23 @@ from select_service.core.decisions import (
     booked_tokens,
     work_on,
 )
+from select_service.core.due_task import SECOND_S, DueTask
 from select_service.core.engines.engine_load import EngineLoads
 from select_service.core.explanations import Explanations
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
+from select_service.core.hindsight import Hindsight, HindsightConfig
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import TURN_WORK_MAX, Expired, Ledger
 from select_service.core.load.reservations import ReservationFilter, Reservations
+from select_service.core.prompts import Prompts
 from select_service.core.replicas.events import LoadEvent
 from select_service.core.replicas.state import ReplicaState
 from select_service.core.touched import Touched
-from select_service.core.trust.checks import Checks
-from select_service.core.views.absence import nobody_serves
 from select_service.core.views.dump_parts import DumpPart, dump_parts
 from select_service.core.views.hints import worker_hints
 from select_service.core.views.ranks import loads_of, overlap_of, potential_loads_of
-from select_service.core.workers.catalog import BLOCK_SIZE_MAX, Tombstone, Worker
+from select_service.core.workers.catalog import Tombstone, Worker
 from select_service.errors import BadRequest, NotFound
 
 
@@ -137,6 +133,7 @@ class Selector:
             touched=self._touched,
             decisions=ring,
         )
+        self.prompts = Prompts(self.fleet)
         self.held = Reservations(config.reservation_ttl_s, self.router_id)
         self.ledger = Ledger(self.held, self._touched)
         self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
@@ -156,15 +153,13 @@ class Selector:
         )
         self.engines = EngineReadings(self.fleet, self.gate.judge)
         self.explanations = Explanations(ring, self.gate, self.random)
-        self.checks: Checks | None = None
-        """Of predictions; None: no decisions are kept, or no events that could prove them."""
-        if ring is not None and config.use_kv_events:
-            self.checks = Checks(ring, self.held, self.fleet.partitions)
-        self.experiments = Experiments(self.fleet.policies, self.ledger, self.random)
-        self.shadow: Shadow | None = None
-        """None: no policy looks on."""
-        if ring is not None and config.shadow is not None:
-            self.shadow = Shadow(ring, config.shadow, config.router)
+        self.hindsight = Hindsight(
+            HindsightConfig(config.use_kv_events, config.shadow, config.router),
+            ring,
+            self.fleet,
+            self.ledger,
+            self.random,
+        )
 
     # --- workers
 
@@ -262,7 +257,7 @@ class Selector:
         self, request: SelectRequest, policy_class: str | None, read: PromptRead | None
     ) -> DecisionView:
         """POST /explain: what `select` would decide now; changes nothing.  Raises like it."""
-        partition, prompt = self._asked(request, read)
+        partition, prompt = self.prompts.read(request, read)
         config = overridden(self._config, request.router_config_override)
         return self.explanations.asked(Job(partition, prompt, request, config), policy_class)
 
@@ -275,7 +270,7 @@ class Selector:
         reservation_id: str | None = None,
     ) -> Job:
         self.gate.refuse_shed(request)
-        partition, prompt = self._asked(request, read)
+        partition, prompt = self.prompts.read(request, read)
         config = overridden(self._config, request.router_config_override)
         return Job(partition, prompt, request, config, reserves, reservation_id, explains)
 
@@ -286,7 +281,7 @@ class Selector:
 
         Raises NoWorkers, BadRequest, InvalidBody, NotFound, Conflict, CapacityExceeded.
         """
-        partition, prompt = self._asked(request, read, booked_prompt_of)
+        partition, prompt = self.prompts.read(request, read, booked_prompt_of)
         config = overridden(self._config, request.router_config_override)
         tokens = booked_tokens(request, prompt, config)
         slot = self._slot_of(partition, Rank(request.worker_id, request.dp_rank))
@@ -334,7 +329,7 @@ class Selector:
 
     def may_book_prompt(self, request: PromptFields) -> bool:
         """As `may_book`, of what a request would book if nothing refuses it."""
-        partition = self.fleet.partitions.get(_key_of(request))
+        partition = self.prompts.partition(request)
         if partition is None or not self._config.track_active_blocks:
             return True
         return self.may_book(partition, n_blocks_of(request, partition.block_size))
@@ -429,19 +424,17 @@ class Selector:
         """Free what nobody renewed in time, as much as one turn may."""
         return self.ledger.expire(now, work_max)
 
-    def upkeep(self) -> dict[str, Callable[[float], bool]]:
-        """What is due once a second besides `expire`, by name.
-
-        Steps of one turn each: they take the time and return whether more is to be done.
-        """
-        return {
+    def upkeep(self) -> list[DueTask]:
+        """What is due besides `expire`."""
+        by_name = {
             "engines": self.engines.tick,
             "admission": self.gate.tick,
             "endings": self.replicas.endings.tick,
             "shares": self.replicas.shares.tick,
             "recovered": self.fleet.recovered.tick,
-            "experiments": self.experiments.step,
         }
+        tasks = [DueTask(name, SECOND_S, step) for name, step in by_name.items()]
+        return tasks + self.hindsight.upkeep()
 
     # --- inspection
 
@@ -469,7 +462,7 @@ class Selector:
         self, query: PromptQuery, read: PromptRead | None = None
     ) -> Iterator[RankLoad]:
         """By worker and rank.  Raises like `select`."""
-        partition, prompt = self._asked(query, read)
+        partition, prompt = self.prompts.read(query, read)
         config = overridden(self._config, query.router_config_override)
         return potential_loads_of(partition, prompt, config)
 
@@ -477,31 +470,9 @@ class Selector:
         self, query: PromptQuery, read: PromptRead | None = None
     ) -> tuple[OverlapScores, Iterator[OverlapRow]]:
         """The scores without their rows, and the rows.  Raises like `select`."""
-        partition, prompt = self._asked(query, read)
+        partition, prompt = self.prompts.read(query, read)
         config = overridden(self._config, query.router_config_override)
         return overlap_of(partition, prompt, config)
-
-    def hashing_of(self, query: PromptFields) -> tuple[int, bool]:
-        """How prompts of this scope are hashed: in which block size, and as with EAGLE?"""
-        partition = self.fleet.partitions.get(_key_of(query))
-        if partition is None:
-            return BLOCK_SIZE_MAX, False
-        return partition.block_size, partition.is_eagle
-
-    def _asked(
-        self, query: PromptFields, known: PromptRead | None = None, read: ReadPrompt = prompt_of
-    ) -> tuple[Partition, Prompt]:
-        """known: the prompt, if it was read ahead.  Raises BadRequest, InvalidBody, NoWorkers."""
-        key = _key_of(query)
-        partition = self.fleet.partitions.get(key)
-        if partition is None:
-            if known is None:
-                read(query, BLOCK_SIZE_MAX, False)  # what the client can mend is said first
-            raise nobody_serves(key, self.fleet.partitions, len(self.fleet.catalog))
-        hashing = partition.block_size, partition.is_eagle
-        if known is not None and (known.block_size, known.is_eagle) == hashing:
-            return partition, known.prompt
-        return partition, read(query, *hashing)
 
     def dumps(self) -> list[DumpPart]:
         """All that is known of the index."""
@@ -514,7 +485,7 @@ class Selector:
         self.replicas.check_invariants()
         self.gate.check_invariants()
         self.engines.check_invariants()
-        self.experiments.check_invariants()
+        self.hindsight.check_invariants()
         for booking in self.held:
             if booking.is_leaving:
                 where = (left[:2] for left in self.fleet.leaving)
@@ -523,7 +494,3 @@ class Selector:
                 partition = self.fleet.partitions[booking.key]
                 assert partition.account is booking.account
                 assert partition.table.find(booking.rank) == booking.slot
-
-
-def _key_of(query: PromptFields) -> PartitionKey:
-    return PartitionKey(query.model_name, tenant_of(query.tenant_id, query.routing_group))

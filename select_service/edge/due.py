@@ -5,22 +5,14 @@ others and the requests have their turns in between.  Nothing else has a timer.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic, perf_counter
-from typing import NamedTuple
 
+from select_service.core.due_task import DueTask
 from select_service.metrics.tasks import TaskCounts
 
 STEP_S = 0.005
 """What a step should take at most; longer ones are counted."""
-
-
-class DueTask(NamedTuple):
-    """step: takes the time, in seconds of the monotonic clock; returns whether more is to do."""
-
-    name: str
-    interval_s: float
-    step: Callable[[float], bool]
 
 
 class DueTasks:

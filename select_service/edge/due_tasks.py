@@ -5,15 +5,13 @@ from collections.abc import Callable
 from time import monotonic
 
 from indexer.sockets.ingest import Ingest
-from select_service.core.comparing import shadow
+from select_service.core.due_task import SECOND_S, DueTask
 from select_service.core.selector import Selector
-from select_service.core.trust.checks import STEP_S
 from select_service.edge.catalog_follower import CatalogFollower
-from select_service.edge.due import DueTask, DueTasks
+from select_service.edge.due import DueTasks
 from select_service.edge.rejection_log import RejectionLog
 from select_service.edge.replicas.sync import ReplicaSync
 
-TICK_S = 1.0
 HOLD_LOOK_S = 0.02
 """Between looks whether engines have made room for requests on hold; a batch takes them longer."""
 NAMED_MAX = 5
@@ -35,19 +33,15 @@ def due_tasks(
             raise failure
 
     tasks = [
-        DueTask("expiry", TICK_S, LeaseExpiry(selector).step),
+        DueTask("expiry", SECOND_S, LeaseExpiry(selector).step),
         _once("ingest", look_at_ingest),
-        *(DueTask(name, TICK_S, step) for name, step in selector.upkeep().items()),
+        *selector.upkeep(),
         _once("rejections", lambda now: rejections.tick(selector.gate.tally, now)),
         _once("catalog", lambda now: follower.look()),
         _once("names", lambda now: ingest.names.tend()),
     ]
-    if selector.checks is not None:
-        tasks.append(DueTask("predictions", STEP_S, selector.checks.step))
     if selector.gate.holds:
         tasks.append(DueTask("hold", HOLD_LOOK_S, selector.gate.look_for_progress))
-    if selector.shadow is not None:
-        tasks.append(DueTask("shadow", shadow.STEP_S, selector.shadow.step))
     if replicas is not None:
         tasks.append(_once("replicas", lambda now: replicas.tick()))
     return DueTasks(tasks, monotonic())
@@ -60,7 +54,7 @@ def _once(name: str, act: Callable[[float], object]) -> DueTask:
         act(now)
         return False
 
-    return DueTask(name, TICK_S, step)
+    return DueTask(name, SECOND_S, step)
 
 
 class LeaseExpiry:

@@ -20,12 +20,10 @@ from prometheus_client.registry import Collector
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.admission.admission_report import AdmissionReport, admission_report
-from select_service.core.comparing.experiments import ExperimentReport
-from select_service.core.comparing.shadow import ShadowReport
 from select_service.core.fleet.recovered import STATES, KeepingReport
+from select_service.core.hindsight import HindsightReport
 from select_service.core.histogram import Histogram
 from select_service.core.selector import Selector
-from select_service.core.trust.checks import TrustReport
 from select_service.core.views.state_report import Load, PartitionReport, Report, report
 from select_service.metrics.admission import of_admission
 from select_service.metrics.comparing import of_experiments, of_shadow
@@ -114,11 +112,7 @@ class Observation(NamedTuple):
     warnings: Mapping[tuple[str, str], int]
     selections: Mapping[str, Histogram]
     admission: AdmissionReport
-    trust: TrustReport | None
-    """None: predictions are not checked."""
-    shadow: ShadowReport | None
-    """None: no policy looks on."""
-    experiments: Sequence[ExperimentReport]
+    hindsight: HindsightReport
     now: float
 
 
@@ -162,7 +156,6 @@ class Metrics:
         now = self._clock()
         state = yield from report(selector.fleet, selector.ledger, RANK_SERIES_MAX)
         admission = yield from admission_report(selector.gate, selector.fleet.partitions, now)
-        checks = selector.checks
         return Observation(
             report=state,
             edges=edges.copied(),
@@ -170,9 +163,7 @@ class Metrics:
             warnings=dict(self._warnings),
             selections={route: durations.copy() for route, durations in self._selections.items()},
             admission=admission,
-            trust=None if checks is None else checks.report(RANK_SERIES_MAX),
-            shadow=None if selector.shadow is None else selector.shadow.report(),
-            experiments=selector.experiments.report(now),
+            hindsight=selector.hindsight.report(now, RANK_SERIES_MAX),
             now=now,
         )
 
@@ -219,12 +210,7 @@ class _Scrape(Collector):
         yield from self._of_partitions(seen.report)
         yield from self._of_listeners(seen)
         yield from of_admission(seen.admission, seen.edges.engine_scrapes)
-        if seen.trust is not None:
-            yield from of_trust(seen.trust)
-        if seen.shadow is not None:
-            yield from of_shadow(seen.shadow)
-        if seen.experiments:
-            yield from of_experiments(seen.experiments)
+        yield from _of_hindsight(seen.hindsight)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)
 
@@ -265,6 +251,15 @@ class _Scrape(Collector):
             counts = {key: status.dropped.get(reason, 0) for key, status in listeners.items()}
             dropped[reason,] = self._sums.grow(("dropped", reason), counts)
         return dropped
+
+
+def _of_hindsight(seen: HindsightReport) -> Iterator[Metric]:
+    if seen.predictions is not None:
+        yield from of_trust(seen.predictions)
+    if seen.shadow is not None:
+        yield from of_shadow(seen.shadow)
+    if seen.experiments:
+        yield from of_experiments(seen.experiments)
 
 
 def _loads(

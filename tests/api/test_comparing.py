@@ -27,7 +27,7 @@ def test_the_shadow_says_what_it_would_have_chosen(shadowed):
     for _ in range(3):
         shadowed.post("/select", PROMPT)
     assert shadowed.get("/shadow").body["backlog"] == 3
-    shadowed.service.selector.shadow.step(0.0)
+    shadowed.service.selector.hindsight.shadow.step(0.0)
     (row,) = shadowed.get("/shadow").body["policies"]
     assert row == {
         "policy": "work",
@@ -85,7 +85,7 @@ def test_an_experiment_runs_until_it_is_ended(fleet):
 
 
 def test_what_was_measured_is_shown(fleet):
-    experiments = fleet.service.selector.experiments
+    experiments = fleet.service.selector.hindsight.experiments
     begin(fleet, slot_s=120)
     experiment = experiments.get("1")
     for number in range(5):

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from select_service.bodies.selection import SelectRequest
-from select_service.core import selector
 from select_service.core.decide import prompt
 from select_service.core.decide.prompt import n_blocks_of
 from select_service.core.load import active_load, growing_table
 from select_service.core.load.ledger import MANY_BLOCKS, Ledger
 from select_service.core.load.load_layout import WHOLE_BLOCKS
+from select_service.core.prompts import Prompts
 from tests.builders import worker_body
 
 TOKENS = list(range(40))
@@ -65,7 +65,7 @@ def test_a_long_prompt_without_workers_is_refused_like_any_other(api, monkeypatc
 
 def test_a_prompt_that_was_read_for_other_blocks_is_read_again(fleet, threads, monkeypatch):
     monkeypatch.setattr(prompt, "LONG_PROMPT", 0)
-    monkeypatch.setattr(selector.Selector, "hashing_of", lambda self, query: (8, False))
+    monkeypatch.setattr(Prompts, "hashing", lambda self, query: (8, False))
     scores = fleet.post("/overlap_scores", {"model_name": "m", "token_ids": TOKENS}).body
     assert (scores["num_blocks"], len(threads)) == (10, 2)
 

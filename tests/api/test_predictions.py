@@ -14,7 +14,7 @@ def one_request(api, number, now):
     tokens = [number * 100 + k for k in range(40)]
     body = {"model_name": "m", "token_ids": tokens, "reservation_id": "r"}
     assert api.post("/select_and_reserve", body).status == 200
-    checks = api.service.selector.checks
+    checks = api.service.selector.hindsight.predictions
     checks.step(now)
     assert api.post("/reservations/r/prefill_complete").status == 200
     assert api.delete("/reservations/r").status == 200

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from select_service.core.due_task import DueTask
 from select_service.core.load.ledger import Expired
-from select_service.edge.due import DueTask, DueTasks
+from select_service.edge.due import DueTasks
 from select_service.edge.due_tasks import LeaseExpiry
 
 

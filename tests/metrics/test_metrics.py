@@ -371,9 +371,9 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, lis
     selector = a_selector(use_kv_events=True, decisions_kept=1, shadow=PolicyChoice("reference"))
     selector.register(a_worker(1, kv_events_endpoint="ipc:///nowhere/a"))
     selector.select(a_select(), NOW)
-    selector.shadow.step(NOW)
+    selector.hindsight.shadow.step(NOW)
     policies = PolicyChoice("work"), PolicyChoice("reference")
-    selector.experiments.begin(policies, 120.0, PolicyScope("m"), NOW)
+    selector.hindsight.experiments.begin(policies, 120.0, PolicyScope("m"), NOW)
     listeners.statuses = {(1, 0): a_status(last_event_monotonic=NOW, dropped={"medium": 1})}
     metrics.request("/select", "POST", 200)
     metrics.selection("/select", 1e-4)

@@ -70,7 +70,7 @@ def _made(plan: Plan, policy: PolicyChoice) -> tuple[World, CoreChooser, float]:
 
 def _begun(plan: Plan, world: World, chooser: CoreChooser) -> Experiment:
     selector = chooser.selector
-    experiments = selector.experiments
+    experiments = selector.hindsight.experiments
     experiment = experiments.begin(plan.policies, plan.slot_s, PolicyScope(), world.time)
     for _ in selector.fleet.policies.following():
         pass

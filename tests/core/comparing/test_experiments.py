@@ -31,7 +31,7 @@ class Scene:
 
     def __init__(self):
         self.selector, self.now = a_selector(), 0.0
-        self.experiments = self.selector.experiments
+        self.experiments = self.selector.hindsight.experiments
         for worker_id, (model, tenant) in enumerate(KEYS):
             self.selector.register(a_worker(worker_id, model_name=model, tenant_id=tenant))
         self.names = map(str, count())

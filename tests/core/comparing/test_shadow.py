@@ -54,7 +54,7 @@ class Scene:
         return self.selector.explanations.find(name, 0.0), other
 
     def report(self):
-        return self.selector.shadow.report()
+        return self.selector.hindsight.shadow.report()
 
 
 def test_another_policy_would_have_gone_where_the_cache_is():
@@ -67,7 +67,7 @@ def test_another_policy_would_have_gone_where_the_cache_is():
     )
     scene.select(400)
     assert scene.report().backlog == 2
-    scene.selector.shadow.step(0.0)
+    scene.selector.hindsight.shadow.step(0.0)
     tally = scene.report().tallies["work"]
     assert (tally.decisions, tally.no_choice, scene.report().backlog) == (1, 1, 0)
     assert (tally.others, tally.regret) == (1, 10.0)
@@ -79,7 +79,7 @@ def test_the_same_policy_never_regrets():
     scene = Scene("work")
     for number in range(8):
         scene.selector.select_and_reserve(a_select_and_reserve(8 * number + 1), 0.0)
-    scene.selector.shadow.step(0.0)
+    scene.selector.hindsight.shadow.step(0.0)
     tally = scene.report().tallies["work"]
     assert (tally.decisions, tally.others, tally.regret) == (8, 0, 0.0)
     assert tally.wait_made == tally.wait_shadow
@@ -88,14 +88,14 @@ def test_the_same_policy_never_regrets():
 def test_of_many_candidates_only_those_that_were_kept_are_seen():
     scene = Scene("reference", workers=range(70))
     scene.select()
-    scene.selector.shadow.step(0.0)
+    scene.selector.hindsight.shadow.step(0.0)
     assert scene.report().tallies["work"].partial == 1
 
 
 def test_a_single_candidate_is_no_choice():
     scene = Scene("reference", workers=[1])
     scene.select()
-    scene.selector.shadow.step(0.0)
+    scene.selector.hindsight.shadow.step(0.0)
     assert scene.report().tallies["work"].no_choice == 1
 
 
@@ -104,7 +104,7 @@ def test_decisions_that_come_too_fast_are_passed_over_and_counted(monkeypatch):
     scene = Scene("reference", kept=8)
     for _ in range(30):
         scene.selector.select(a_select(), 0.0)
-    scene.selector.shadow.step(0.0)
+    scene.selector.hindsight.shadow.step(0.0)
     report = scene.report()
     kept = report.tallies["work"].decisions
     assert (report.skipped, report.backlog) == (18 + 10 - kept, 2)
@@ -112,8 +112,8 @@ def test_decisions_that_come_too_fast_are_passed_over_and_counted(monkeypatch):
 
 
 def test_nobody_looks_on_unless_asked():
-    assert a_selector(decisions_kept=8).shadow is None
-    assert a_selector(shadow=PolicyChoice("work")).shadow is None
+    assert a_selector(decisions_kept=8).hindsight.shadow is None
+    assert a_selector(shadow=PolicyChoice("work")).hindsight.shadow is None
 
 
 class Shadowed(RuleBasedStateMachine):
@@ -154,7 +154,7 @@ class Shadowed(RuleBasedStateMachine):
 
     @rule()
     def step(self):
-        assert not self.scene.selector.shadow.step(0.0)
+        assert not self.scene.selector.hindsight.shadow.step(0.0)
         self.model.step()
 
     @invariant()

@@ -31,7 +31,7 @@ class Scene:
 
     def __init__(self, workers=(1, 2), config=WORK):
         self.selector = a_selector(config, use_kv_events=True, decisions_kept=256)
-        self.checks = self.selector.checks
+        self.checks = self.selector.hindsight.predictions
         for worker_id in workers:
             self.selector.register(listened_to(worker_id))
         self.names = map(str, count())
@@ -127,8 +127,8 @@ def test_waits_are_compared_with_how_fast_the_rank_was_before():
 
 
 def test_nothing_is_followed_without_decisions_or_without_prompts():
-    assert a_selector(WORK, use_kv_events=True).checks is None
-    assert a_selector(WORK, decisions_kept=8).checks is None
+    assert a_selector(WORK, use_kv_events=True).hindsight.predictions is None
+    assert a_selector(WORK, decisions_kept=8).hindsight.predictions is None
     scene = Scene([1], RouterConfig(policy="reference"))
     served(scene, 1, 2, 0.0, announced=10)
     assert scene.trust(1) is None
