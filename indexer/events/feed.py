@@ -15,21 +15,18 @@ missing, but something may be (`doubt`).
 """
 
 from indexer.events.actions import Action, StartReplay, StopReplay
-from indexer.events.catch_up import PROBE_S, CatchUp, Due, Phase, Waiting
+from indexer.events.ask_times import SETTLE_S, AskTimes
+from indexer.events.catch_up import CatchUp, Due, Phase, Waiting
 from indexer.events.cursor import END_OF_REPLAY, JUMP_MAX, EventCursor, Verdict
 from indexer.events.desk import Desk
-from indexer.events.doubt import Anchor, Degraded, Doubt, Missing, Why, payload_digest
+from indexer.events.doubt import Anchor, Degraded, Doubt, Missing, payload_digest
 from indexer.events.event_types import Batch
 from indexer.events.indexed_stream import SMALL_BYTES_MAX, IndexedStream
 from indexer.events.kv_source import KvSource
 from indexer.events.notices import Fault
 from indexer.events.run import Run
+from indexer.events.standing import Standing
 from indexer.events.stepping import Stepping, Steps, Work
-
-SETTLE_S = 0.05
-"""After a connection, before the question: by then the engine must know of the subscription."""
-IDLE_S = 60.0
-"""After so long without a live batch it is asked whether one is missing."""
 
 
 class EventFeed:
@@ -39,6 +36,8 @@ class EventFeed:
         """desk: shared by all feeds of a thread"""
         self.indexed = IndexedStream(source, desk or Desk())
         self._can_replay = source.replay_endpoint is not None
+        self._standing = Standing(self._can_replay)
+        self._ask_times = AskTimes(self._can_replay)
         self.cursor = EventCursor()
         self._now = float("-inf")
         """When the present verb was called."""
@@ -48,13 +47,6 @@ class EventFeed:
         self._catch_up: CatchUp | None = None
         self._suspect = b""
         """Payload of the message the cursor suspects to begin a new life."""
-        self._no_replay_before = float("-inf")
-        self._is_connected = False
-        self._ask_at: float | None = None
-        """When to ask the replay endpoint where the engine is; None while that makes no sense."""
-        self._answered_at = float("-inf")
-        self.doubt: Doubt | None = None
-        self.degraded: Degraded | None = None
         self.last_event_at: float | None = None
         self.gaps = 0
         self.replayed = 0
@@ -64,6 +56,14 @@ class EventFeed:
         self.inflations = 0
 
     # --- what others see
+
+    @property
+    def doubt(self) -> Doubt | None:
+        return self._standing.doubt
+
+    @property
+    def degraded(self) -> Degraded | None:
+        return self._standing.degraded
 
     @property
     def catching_up(self) -> bool:
@@ -90,7 +90,8 @@ class EventFeed:
         """When `tick` should be called next; None while nothing is pending."""
         if self._catch_up is not None:
             return self._catch_up.wake_at
-        return self._now if self.indexed.applier.inflated_rank is not None else self._ask_at
+        is_inflated = self.indexed.applier.inflated_rank is not None
+        return self._now if is_inflated else self._ask_times.due_at
 
     # --- verbs
 
@@ -104,11 +105,9 @@ class EventFeed:
 
     def connected(self, now: float) -> Action:
         """Live batches come from now on; those before may have been missed."""
-        self._now, self._is_connected = now, True
+        self._now = now
         self._doubt_the_gap()
-        if not self._can_replay:
-            return None
-        self._ask_at = now + SETTLE_S
+        self._ask_times.connected(now)
         if self._catch_up is None:
             return None
         # The question went to what was there before.  So did what waits: if it counts, the engine
@@ -119,9 +118,9 @@ class EventFeed:
 
     def disconnected(self, now: float) -> None:
         """Until the next `connected` nothing can come."""
-        self._now, self._is_connected = now, False
+        self._now = now
         self._doubt_the_gap()
-        self._ask_at = None
+        self._ask_times.disconnected()
 
     def receive_run(self, run: Run, now: float) -> int:
         """Those of the next live batches that are usual, and follow what is applied already.
@@ -134,7 +133,7 @@ class EventFeed:
         if n_applied:
             self._now = self.last_event_at = now
             self.cursor.follow(n_applied)
-            self._settle_doubt()
+            self._standing.applied_next()
         if self.indexed.is_half_cleared:
             self._run(self.indexed.settling())
         return n_applied
@@ -147,7 +146,7 @@ class EventFeed:
             batch = self.indexed.decoded(payload, now)
             if self.indexed.apply_small(batch, seq, payload, now):
                 self.cursor.advance(seq)
-                self._settle_doubt()
+                self._standing.applied_next()
                 return None
             return self._run(self._apply_next(batch, seq, payload))
         return self._run(self._receive(verdict, seq, payload))
@@ -162,7 +161,7 @@ class EventFeed:
         self._now = now
         if self._catch_up is None:
             return None
-        self._no_replay_before = now + PROBE_S
+        self._ask_times.leave_alone(now)
         return self._run(self._give_up(self._catch_up, reason))
 
     def tick(self, now: float) -> Action:
@@ -178,7 +177,7 @@ class EventFeed:
             return None
         if due is Due.RETRY:
             return self._ask(catch_up)
-        self._no_replay_before = now + PROBE_S
+        self._ask_times.leave_alone(now)
         return self._run(self._give_up(catch_up, "no useful answer in time"))
 
     def go_on(self, now: float) -> Action:
@@ -207,12 +206,7 @@ class EventFeed:
         if place is not None:
             self.cursor.resume(place.next_seq, nothing_older_comes=nothing_older_comes)
         if place is not None or self.indexed.has_unplaced_blocks:
-            self.doubt = Doubt(Why.RESUMED, self._now, self.indexed.last)
-
-    def _settle_doubt(self) -> None:
-        """The next batch was applied as it came."""
-        if self.doubt is not None and (not self._can_replay or self.doubt.why is Why.SILENT):
-            self.doubt = None
+            self._standing.resumed(self.indexed.last, self._now)
 
     def _receive(self, verdict: Verdict, seq: int, payload: bytes) -> Work:
         if verdict is Verdict.UNPLACED and not self._waiting:
@@ -239,8 +233,9 @@ class EventFeed:
         """Forget the old life; the suspect before any number but 0 belongs to the new one."""
         was_asking, suspect = self._catch_up is not None, self._suspect
         yield from self._forget_life(f"sequence number {seq} again")
-        self._catch_up = self.doubt = None
-        self._no_replay_before = float("-inf")
+        self._catch_up = None
+        self._standing.empty()
+        self._ask_times.begin_anew()
         first = (yield from self._receive_again(seq - 1, suspect)) if seq else None
         then = yield from self._receive_again(seq, payload)
         return then or first or (StopReplay() if was_asking else None)
@@ -259,7 +254,7 @@ class EventFeed:
         """Begin as if nothing had come yet."""
         self._waiting.clear()
         self._suspect = b""
-        self.degraded = None
+        self._standing.forgotten()
         self.cursor.restart()
         yield from self.indexed.forgetting()
 
@@ -290,41 +285,35 @@ class EventFeed:
         if catch_up is None:
             return None
         is_answered = catch_up.phase is Phase.LISTENING and catch_up.anchor is None
-        if is_answered and self._is_connected:
-            self.doubt = None
-            self._answered_at = self._now
-            self._ask_at = self._now + IDLE_S
+        if is_answered and self._ask_times.answered(self._now):
+            self._standing.answered()
         return StopReplay()
 
     # --- questions
 
     def _doubt_the_gap(self) -> None:
-        is_open = self.doubt is None or self.doubt.why is Why.SILENT
-        if is_open and not self.knows_nothing:
-            self.doubt = Doubt(Why.INTERRUPTED, self._now, self.indexed.last)
+        if not self.knows_nothing:
+            self._standing.interrupted(self.indexed.last, self._now)
 
     def _ask_when_due(self) -> Action:
-        if self._ask_at is None or self._now < self._ask_at:
+        times = self._ask_times
+        if not times.is_due(self._now):
             return None
-        if self.doubt is None and not self.knows_nothing:
-            heard_at = max(self.last_event_at or float("-inf"), self._answered_at)
-            self._ask_at = heard_at + IDLE_S
-            if self._now < self._ask_at:
-                return None
+        is_certain = self.doubt is None and not self.knows_nothing
+        if is_certain and not times.is_due_when_idle(self._now, self.last_event_at):
+            return None
         self._catch_up = CatchUp(self._now)
         return self._ask(self._catch_up)
 
     def _ask(self, catch_up: CatchUp) -> StartReplay:
         """From the last batch that is known on, so that the answer shows whose it is."""
-        anchor = self.indexed.last
-        if self.doubt is not None and self.doubt.anchor is not None:
-            anchor = self.doubt.anchor
+        anchor = self._standing.anchor(self.indexed.last)
         catch_up.listen(self._now, anchor)
         return StartReplay(self.cursor.next_seq if anchor is None else anchor.seq)
 
     def _may_ask(self) -> bool:
         """May the gap in front be replayed?  If so, the waiting for it begins."""
-        if not self._can_replay or self._now < self._no_replay_before:
+        if not self._ask_times.may_ask(self._now):
             return False
         if self._catch_up is None:
             self._catch_up = CatchUp(self._now)
@@ -346,10 +335,10 @@ class EventFeed:
         applier.stop_counting()
         if not self._can_replay:
             yield from applier.forgetting(self.indexed.writers)
-            self.degraded = Degraded(Missing.INFLATED, self._now)
+            self._standing.inflated(self._now)
             return None
         yield from self._forget()
-        self.doubt = Doubt(Why.INFLATED, self._now, None)
+        self._standing.inflated(self._now)
         self._catch_up = CatchUp(self._now)
         return self._ask(self._catch_up)
 
@@ -378,7 +367,7 @@ class EventFeed:
         if seq > cursor.next_seq:
             return (yield from self._hole(catch_up, seq, payload))
         if (yield from self.indexed.applying_replayed(batch, seq)):
-            self._is_empty()
+            self._standing.empty()
         self._advance(seq, payload, None)
         self.replayed += 1
         catch_up.progressed(self._now)
@@ -391,40 +380,34 @@ class EventFeed:
 
         One that begins later proves nothing; it is only believed of an unbroken connection.
         """
-        if seq > anchor.seq and self._was_cut_off:
+        if seq > anchor.seq and self._standing.was_cut_off:
             return False
         if seq == anchor.seq and anchor.digest not in (None, payload_digest(payload)):
             return False
         catch_up.anchor = None
-        if self.doubt is not None:
-            self.doubt = self.doubt._replace(anchor=None)
+        self._standing.anchored()
         return True
 
     def _begin_anew(self, catch_up: CatchUp, reason: str) -> Work:
         """The engine is in another life than the index: learn what it has now."""
         yield from self._forget_life(reason)
-        if self.doubt is None:
-            self.doubt = Doubt(Why.INTERRUPTED, self._now, None)
-        self.doubt = self.doubt._replace(anchor=None)
+        self._standing.new_life_replayed(self._now)
         catch_up.aim(self._now)
         return self._ask(catch_up)
 
     def _replay_ended(self, catch_up: CatchUp) -> Work:
-        if catch_up.anchor is not None and not catch_up.saw_other_rank and self._was_cut_off:
-            reason = f"its replay has neither batch {catch_up.anchor.seq} nor later ones"
+        anchor = catch_up.anchor
+        is_proof = self._standing.was_cut_off and not catch_up.saw_other_rank
+        if anchor is not None and is_proof:
+            reason = f"its replay has neither batch {anchor.seq} nor later ones"
             return (yield from self._begin_anew(catch_up, reason))
         if self._waiting:
             return (yield from self._retry(catch_up, "it ended before the gap was closed"))
-        if catch_up.anchor is not None or catch_up.saw_other_rank:
+        if anchor is not None or catch_up.saw_other_rank:
             return (yield from self._give_up(catch_up, "it does not have what came live"))
         if self.cursor.next_seq == 0:
             yield from self.indexed.forgetting_unplaced()  # it has published nothing
         return (yield from self._settle())
-
-    @property
-    def _was_cut_off(self) -> bool:
-        """Could the engine have restarted unseen?"""
-        return self.doubt is not None and self.doubt.why is not Why.SILENT
 
     def _target(self) -> int:
         """The live number that ends the open gap: while one is open, it waits in front."""
@@ -455,12 +438,11 @@ class EventFeed:
         """No answer.  The open gap stays open: its batches are lost, the live ones go on."""
         self._notice(Fault.REPLAY_FAILED, reason)
         catch_up.phase = Phase.GIVEN_UP
-        if self._is_connected:
-            self._ask_at = self._now + PROBE_S
+        self._ask_times.given_up(self._now)
         if self._waiting:
             self._lose(self._target(), f"{Missing.UNHELPFUL}: {reason}")
-        elif self.doubt is None:
-            self.doubt = Doubt(Why.SILENT, self._now, None)
+        else:
+            self._standing.unanswered(self._now)
         return (yield from self._settle())
 
     # --- changes of the index
@@ -469,8 +451,7 @@ class EventFeed:
         lost = f"batches {self.cursor.next_seq} to {until - 1}: {why}"
         self.lost += self.cursor.skip_to(until)
         self.indexed.lose()
-        since = self._now if self.degraded is None else self.degraded.since
-        self.degraded = Degraded(f"lost {lost}", since)
+        self._standing.lost(lost, self._now)
         self._notice(Fault.LOST, lost)
 
     def _advance(self, seq: int, payload: bytes, live_at: float | None) -> None:
@@ -480,20 +461,16 @@ class EventFeed:
     def _apply(self, payload: bytes, seq: int | None) -> Steps:
         batch = yield from self.indexed.decoding(payload, self._now)
         if (yield from self.indexed.applying(batch, seq)):
-            self._is_empty()
+            self._standing.empty()
 
     def _apply_next(self, batch: Batch | None, seq: int, payload: bytes) -> Work:
         if seq == 0:
             yield from self.indexed.forgetting_unplaced()
         if (yield from self.indexed.applying(batch, seq)):
-            self._is_empty()
+            self._standing.empty()
         self._advance(seq, payload, self._now)
-        self._settle_doubt()
+        self._standing.applied_next()
         return None
-
-    def _is_empty(self) -> None:
-        """The rank is known to hold nothing."""
-        self.degraded = self.doubt = None
 
     def _notice(self, fault: Fault, detail: str) -> None:
         self.indexed.notices.add(fault, detail, self._now)

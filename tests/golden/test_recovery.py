@@ -7,7 +7,7 @@ import pytest
 
 from select_service.edge.keeping import recovery as keeping_recovery
 from tests.process.in_thread import InThread
-from tests.process.test_recovery import Liar, ended, head, says
+from tests.process.recovery_scenes import Liar, ended, head, says
 
 pytestmark = pytest.mark.process
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.patience import eventually
 from tests.process.fake_engine import Chain, FakeEngine
+from tests.process.recovery_scenes import KV, Liar, ended, head, overlap, register, says
 from tests.process.running import Running, complaint, run_to_end
-from tests.process.test_recovery import KV, Liar, ended, head, overlap, register, says
 
 pytestmark = pytest.mark.process
 

@@ -4,9 +4,9 @@ import pytest
 
 from indexer.events import stepping
 from indexer.events.actions import StartReplay, StopReplay
+from indexer.events.ask_times import IDLE_S, SETTLE_S
 from indexer.events.catch_up import FRAME_S_MAX, PROBE_S
 from indexer.events.doubt import DIGESTED_BYTES_MAX, Why, payload_digest
-from indexer.events.feed import IDLE_S, SETTLE_S
 from indexer.index.snapshot import Place
 from tests.indexer.events.feed_scenes import (
     a_feed,

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from indexer.events.actions import StartReplay, StopReplay
-from indexer.events.feed import SETTLE_S
+from indexer.events.ask_times import SETTLE_S
 from tests.exploring import explored
 from tests.indexer.events.feed_scenes import a_feed, finish
 from tests.models.event_feed_model import RANK, Publisher, RecordingWriter, batch, identified
