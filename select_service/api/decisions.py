@@ -149,4 +149,4 @@ async def show(service: Service, request: Request, decision_id: str) -> Response
 )
 async def explain(service: Service, request: Request, body: SelectRequest) -> Response:
     read = await read_ahead(service, body) if is_long(body) else None
-    return json_response(service.selector.explain(body, policy_class(service, request), read))
+    return json_response(service.selector.explain(body, policy_class(service, request, body), read))

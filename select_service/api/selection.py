@@ -33,6 +33,7 @@ from select_service.errors import (
 from select_service.http.codec import json_response
 from select_service.http.connection import ClientGone, connection_of
 from select_service.http.endpoint import WITH_BODY, Answer, Body, HeaderParameter, Noun, Route
+from select_service.http.request_warnings import unknown_policy_class, warn
 
 log = logging.getLogger("select_service.decisions")
 
@@ -131,7 +132,7 @@ async def select_and_reserve(
     started = perf_counter()
     explain = log.isEnabledFor(logging.DEBUG)
     outcome = service.selector.select_and_reserve(
-        body, now(), policy_class(service, request), explain, read
+        body, now(), policy_class(service, request, body), explain, read
     )
     service.metrics.selection("/select_and_reserve", perf_counter() - started)
     return await _answer(service, request, outcome)
@@ -170,14 +171,25 @@ async def select(service: Service, request: Request, body: SelectRequest) -> Res
     read = await read_ahead(service, body) if is_long(body) else None
     started = perf_counter()
     explain = log.isEnabledFor(logging.DEBUG)
-    outcome = service.selector.select(body, now(), policy_class(service, request), explain, read)
+    wanted = policy_class(service, request, body)
+    outcome = service.selector.select(body, now(), wanted, explain, read)
     service.metrics.selection("/select", perf_counter() - started)
     return await _answer(service, request, outcome)
 
 
-def policy_class(service: Service, request: Request) -> str | None:
-    """Headers are looked through only when it matters."""
-    return request.headers.get(POLICY_CLASS_HEADER) if service.selector.gate.rules else None
+def policy_class(service: Service, request: Request, body: SelectRequest) -> str | None:
+    """What the header says, with a warning where nothing is called so.
+
+    Headers are looked through only when it matters.
+    """
+    rules = service.selector.gate.rules
+    wanted = None if rules is None else request.headers.get(POLICY_CLASS_HEADER)
+    if rules is None or not wanted:
+        return None
+    profile = rules.profile(body.model_name)
+    if not profile.knows(wanted):
+        warn(request, [unknown_policy_class(wanted, profile.names(), profile.default_family)])
+    return wanted
 
 
 async def _answer(service: Service, request: Request, outcome: Decision | Ticket) -> Response:

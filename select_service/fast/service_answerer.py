@@ -119,12 +119,20 @@ class ServiceAnswerer:
         partition = self._partitions.at(state[layout.AT_ROW]).partition
         if self._gate.is_open or state[request.ROUTE] == request.RESERVE:
             return layout.GO_ON
-        free = self._gate.free_at_once(partition)
+        free = None if self._is_misnamed(data) else self._gate.free_at_once(partition)
         if free is None:
             return layout.GIVE_UP
         self._mask = free
         name_array(self._state, layout.MASK, free)
         return layout.GO_ON_JUDGED
+
+    def _is_misnamed(self, data: bytes) -> bool:
+        """Does the request ask for a policy class that its model does not have?"""
+        at, rules = self._numbers[request.POLICY_CLASS], self._gate.rules
+        if at == NONE or rules is None:
+            return False
+        wanted = data[at : at + self._numbers[request.POLICY_CLASS + 1]].decode("ascii")
+        return not rules.profile(_key_in(data, self._numbers).model_name).knows(wanted)
 
     def _found(self) -> int:
         """Let SLOT be that of the rank which the request names: TOLD or GIVE_UP."""

@@ -19,7 +19,7 @@ HEADER = "x-select-warnings"
 WARNINGS_MAX = 16
 """Of one request; further ones are left out."""
 
-Kind = Literal["unknown_field", "unknown_parameter", "unused_field"]
+Kind = Literal["unknown_field", "unknown_parameter", "unused_field", "unknown_policy_class"]
 STRICT: frozenset[Kind] = frozenset(("unknown_field", "unknown_parameter"))
 """What --strict-fields refuses."""
 
@@ -57,6 +57,12 @@ def unknown_parameter(name: str, known: Sequence[str]) -> Warned:
     return Warned(
         "unknown_parameter", f"unknown query parameter `{shown(name)}`{_proposal(name, known)}"
     )
+
+
+def unknown_policy_class(name: str, known: Sequence[str], default: str) -> Warned:
+    """known: families and explicit classes;  default: the family that is taken instead"""
+    text = f"no policy class or family is called `{shown(name)}`, the request counts as `{default}`"
+    return Warned("unknown_policy_class", text + _proposal(name, known))
 
 
 def _proposal(name: str, known: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from select_service.core.load.load_layout import FRACTIONS, N_TOTALS, TOTALS
 from select_service.core.workers.rank_layout import BATCH_TOKENS, KV_BLOCKS, KV_USAGE, OPEN
 from select_service.fast.byte_kernels import NONE
 from select_service.fast.partition_kernels import find_row, row_of
-from select_service.fast.request_layout import N_TOKENS, ROUTE, SELECT
+from select_service.fast.request_layout import N_TOKENS, POLICY_CLASS, ROUTE, SELECT
 from select_service.fast.serve_kernels import answer, choose, hash_tokens, read_usual, told
 from select_service.fast.serve_layout import (
     AT_ROW,
@@ -96,7 +96,7 @@ def find_free(state, row):
 def chosen(loop, state, row):
     """Where the prompt goes; NOBODY when there is no rank, or the gate has to be asked."""
     is_judged = i64_view(state, GATE)[0] == 0
-    if is_judged and not find_free(state, row):
+    if is_judged and (state[POLICY_CLASS] != NONE or not find_free(state, row)):
         return NOBODY
     return choose(state, row, is_judged, draw(loop))
 

@@ -276,3 +276,49 @@ def test_a_compressed_body_is_called_so(api):
     answer = api.post("/select", gzip.compress(b'{"token_ids": [1]}'))
     assert (answer.status, answer.body["code"]) == (400, "malformed_json")
     assert answer.body["error"] == "the request body is compressed; send it as it is"
+
+
+CLASSES = """
+default_policy_family: chat
+uncached_isl_buckets: [{min_tokens: 0, bucket: all}]
+policy_classes:
+  - {name: chat_all, policy_family: chat, cache_bucket: all}
+  - {name: batch}
+"""
+CLASS_HEADER = "x-dynamo-meta-policy-class"
+
+
+@pytest.fixture
+def classed(tmp_path):
+    """A service with a waiting queue and two policy classes."""
+    path = tmp_path / "classes.yaml"
+    path.write_text(CLASSES)
+    with Api("--policy-config", str(path), "--strict-fields") as service:
+        service.post("/workers", worker_body(1, max_num_batched_tokens=8192))
+        yield service
+
+
+@pytest.mark.parametrize("path", ["/select", "/select_and_reserve", "/explain"])
+def test_an_unknown_policy_class_is_told_and_changes_nothing_else(classed, path):
+    said = classed.post(path, PROMPT, **{CLASS_HEADER: "batches"})
+    assert said.status == 200
+    assert said.body.pop("warnings") == [
+        "no policy class or family is called `batches`, the request counts as `chat`: "
+        "did you mean `batch`?"
+    ]
+    without = classed.post(path, PROMPT)
+    assert said.body.keys() == without.body.keys()
+    text = classed.get("/metrics").body
+    name = "select_service_request_warnings_total"
+    assert f'{name}{{kind="unknown_policy_class",route="{path}"}} 1.0' in text
+
+
+@pytest.mark.parametrize("wanted", ["chat", "batch", ""])
+def test_known_policy_classes_and_families_are_no_reason_to_warn(classed, wanted):
+    answer = classed.post("/select", PROMPT, **{CLASS_HEADER: wanted})
+    assert (answer.status, "warnings" in answer.body) == (200, False)
+
+
+def test_where_nobody_waits_the_policy_class_is_not_looked_at(fleet):
+    answer = fleet.post("/select", PROMPT, **{CLASS_HEADER: "batches"})
+    assert (answer.status, "warnings" in answer.body) == (200, False)

@@ -261,6 +261,20 @@ def test_nobody_is_answered_before_those_who_wait() -> None:
             assert service.answered() == answered + 1
 
 
+def test_a_policy_class_is_judged_by_the_event_loop() -> None:
+    with OnLoops("--queue-threshold", "8.0") as service:
+        body = worker_body(1, max_num_batched_tokens=8192)
+        assert service.call("POST", "/workers", body).status == 201
+        with service.client() as client:
+            assert chosen(client) == 1
+        answered = service.answered()
+        with service.client() as client:
+            client.send(request("POST", "/select", PROMPT, **{"x-dynamo-meta-policy-class": "b"}))
+            (warning,) = client.answer().body["warnings"]
+        assert warning.startswith("no policy class or family is called `b`,")
+        assert service.answered() == answered
+
+
 def test_two_loops_share_the_connections() -> None:
     with OnLoops(loops=2) as service, contextlib.ExitStack() as stack:
         service.with_workers()

@@ -93,7 +93,7 @@ class Profile:
         self.only_by_load = None if self.holds else self.only
         self._floors = [bucket.min_tokens for bucket in document.uncached_isl_buckets]
         self._buckets = [bucket.bucket for bucket in document.uncached_isl_buckets]
-        self._default = document.default_policy_family
+        self.default_family = document.default_policy_family
         self._explicit = {c.name: i for i, c in enumerate(self.classes) if c.policy_family is None}
         self._matrix: dict[str, dict[str, int]] = {}
         _check_buckets(document.uncached_isl_buckets)
@@ -101,11 +101,20 @@ class Profile:
         self._fill_matrix()
         self._check_matrix()
 
+    def knows(self, wanted: str) -> bool:
+        """Is it a family or an explicit class?  If not, it counts as the default family."""
+        return wanted in self._matrix or wanted in self._explicit
+
+    def names(self) -> Sequence[str]:
+        """What a request may ask for."""
+        return (*self._matrix, *self._explicit)
+
     def class_of(self, wanted: str | None, uncached_tokens: int) -> int:
         """Index of the class of a request."""
         if wanted in self._explicit:
             return self._explicit[wanted]
-        family = self._matrix.get(wanted or self._default) or self._matrix[self._default]
+        family = self._matrix.get(wanted or self.default_family)
+        family = family or self._matrix[self.default_family]
         return family[self._buckets[bisect_right(self._floors, uncached_tokens) - 1]]
 
     def _fill_matrix(self) -> None:
@@ -137,8 +146,10 @@ class Profile:
                 raise PolicyError(
                     f"the family `{family}` has no policy class for the bucket `{missing[0]}`"
                 )
-        if self._default not in self._matrix:
-            raise PolicyError(f"no policy class has the default_policy_family `{self._default}`")
+        if self.default_family not in self._matrix:
+            raise PolicyError(
+                f"no policy class has the default_policy_family `{self.default_family}`"
+            )
         both = self._explicit.keys() & self._matrix.keys()
         if both:
             raise PolicyError(f"`{min(both)}` is an explicit policy class and a policy family")
