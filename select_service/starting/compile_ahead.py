@@ -10,6 +10,7 @@ from pathlib import Path
 from select_service.starting.signals import before_end
 
 LOOPS = "select_service.loops"
+REPLAYING = "select_service.replaying"
 STAGES = 4
 """Lines that tell of the progress where there is no terminal."""
 
@@ -50,7 +51,7 @@ def compile_command(argv: Sequence[str]) -> int:
     try:
         count = compiling.compile_missing(
             _progress(lambda text: print(text, file=sys.stderr)),
-            _left_out(has_loops=arguments.input_loops),
+            () if arguments.input_loops else (LOOPS,),
         )
     except compiling.CompileError as error:
         print(f"select-service: error: {error}", file=sys.stderr)
@@ -84,8 +85,8 @@ def compile_before_start(*, has_loops: bool) -> None:
 
 
 def _left_out(*, has_loops: bool) -> tuple[str, ...]:
-    """Packages whose kernels are not needed."""
-    return () if has_loops else (LOOPS,)
+    """Packages whose kernels no start needs."""
+    return (REPLAYING,) if has_loops else (REPLAYING, LOOPS)
 
 
 def _progress(say: Callable[[str], None]) -> Callable[[int, int], None]:

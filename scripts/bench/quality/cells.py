@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.bench.quality import traces
-from scripts.bench.quality.core_choosers import CoreChooser, Scene
 from scripts.bench.quality.figures import Key, Outcome, outcome_of
-from scripts.bench.quality.hardware import EQUAL, LARGE, Fleet
 from scripts.bench.quality.named_choosers import chooser_of
-from scripts.bench.quality.streams import Workload, without_pauses
 from scripts.bench.quality.workloads import KINDS, made
-from scripts.bench.quality.world import World
+from select_service.replaying.core_choosers import CoreChooser, Scene
+from select_service.replaying.hardware import EQUAL, LARGE, Fleet
+from select_service.replaying.streams import Workload, without_pauses
+from select_service.replaying.world import World
 
 CAPACITY = {
     "conversation": 42.0,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scripts.bench.quality.world import Record
+from select_service.replaying.world import Record
 
 WARM_SHARE = 0.2
 """First requests of a run that do not count: caches are cold, and sessions still few."""

@@ -12,13 +12,13 @@ messages), `sticky` (a session stays with one selector), `no help`, or parts of 
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-from scripts.bench.quality import choosers
-from scripts.bench.quality.core_choosers import CoreChooser, Scene, Setting
 from scripts.bench.quality.replicas import HELP, Link, Replicated
 from scripts.bench.quality.work import LEAST_WORK, WORK, Rule, WorkChooser
-from scripts.bench.quality.world import Chooser, World
 from select_service.core.admission.policy_classes import QueuePolicy, QueueRules, single_class
 from select_service.core.decide.router_config import POLICY_NAMES, POLICY_OPTIONS, RouterConfig
+from select_service.replaying import choosers
+from select_service.replaying.core_choosers import CoreChooser, Scene, Setting
+from select_service.replaying.world import Chooser, World
 
 BLIND: dict[str, Callable[[Scene], Chooser]] = {
     "round robin": lambda scene: choosers.RoundRobin(len(scene.fleet), scene.seed),

@@ -10,16 +10,16 @@ from itertools import chain
 from random import Random
 from typing import Any, NamedTuple
 
-from scripts.bench.quality.core_choosers import CoreChooser
-from scripts.bench.quality.pool import Change
 from scripts.bench.quality.work import WorkChooser
-from scripts.bench.quality.world import Ask, World
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
 from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.events import LoadEvent
 from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair
+from select_service.replaying.core_choosers import CoreChooser
+from select_service.replaying.pool import Change
+from select_service.replaying.world import Ask, World
 
 DIGEST_S = 1.0
 PROGRESS_S = 0.1

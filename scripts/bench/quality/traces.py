@@ -23,9 +23,9 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from scripts.bench.quality.hardware import BLOCK_TOKENS
-from scripts.bench.quality.pool import Chain
-from scripts.bench.quality.streams import Blocks, Turn, Workload
+from select_service.replaying.hardware import BLOCK_TOKENS
+from select_service.replaying.pool import Chain
+from select_service.replaying.streams import Blocks, Turn, Workload
 
 TRACE_BLOCK_TOKENS = 512
 STAMP_S = 3.0

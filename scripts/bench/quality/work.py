@@ -18,15 +18,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scripts.bench.quality.core_choosers import MODEL, REFERENCE, USUAL, CoreChooser, Scene, Setting
-from scripts.bench.quality.hardware import BLOCK_TOKENS
-from scripts.bench.quality.pool import Change, Stored
 from scripts.bench.quality.work_account import Prefill, WorkAccount
-from scripts.bench.quality.world import Ask
 from select_service.bodies.reservations import ReservationRequest
 from select_service.core.decide.prompt import PromptRead
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.load_layout import N_TOTALS, REQUESTS
+from select_service.replaying.core_choosers import (
+    MODEL,
+    REFERENCE,
+    USUAL,
+    CoreChooser,
+    Scene,
+    Setting,
+)
+from select_service.replaying.hardware import BLOCK_TOKENS
+from select_service.replaying.pool import Change, Stored
+from select_service.replaying.world import Ask
 
 SHARE_HALF = 2048.0
 REPORTED_MIN, UNREPORTED_PRICE = 0.5, 0.3

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from indexer.hashing.hashes import Hashes
-from scripts.bench.quality.hardware import BLOCK_TOKENS
 from select_service.core.fleet.partition import Partition
 from select_service.core.load.booking import NewBooking
 from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger import Cause
+from select_service.replaying.hardware import BLOCK_TOKENS
 
 REPORTS_REMEMBERED = 64
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from scripts.bench.quality.hardware import BLOCK_TOKENS, EQUAL, MIXED, Fleet
-from scripts.bench.quality.streams import Blocks, Session, Stream, Turn, Workload, at_once
+from select_service.replaying.hardware import BLOCK_TOKENS, EQUAL, MIXED, Fleet
+from select_service.replaying.streams import Blocks, Session, Stream, Turn, Workload, at_once
 
 BURST_S, CYCLE_S = 8.0, 24.0
 """All arrivals of a cycle come within its first seconds."""

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from scripts.bench.quality.core_choosers import CoreChooser, Scene, Setting
-from scripts.bench.quality.hardware import BLOCK_TOKENS, EQUAL, KV_BYTES, MIXED
 from scripts.bench.quality.work import LEAST_WORK, REPORTED_MIN, WORK, WorkChooser
 from scripts.bench.quality.workloads import KINDS, made
-from scripts.bench.quality.world import World
 from select_service.core.decide.router_config import RouterConfig
+from select_service.replaying.core_choosers import CoreChooser, Scene, Setting
+from select_service.replaying.hardware import BLOCK_TOKENS, EQUAL, KV_BYTES, MIXED
+from select_service.replaying.world import World
 
 REQUESTS = 120
 PROMPT_BLOCKS_MAX = 200

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from scripts.bench.quality import cells, report, traces
-from scripts.bench.quality.core_choosers import CoreChooser, Scene, Setting
 from scripts.bench.quality.figures import Key, Outcome, interval, ratio
-from scripts.bench.quality.hardware import BLOCK_TOKENS, EQUAL
 from scripts.bench.quality.named_choosers import BLIND, chooser_of, core_of, link_of, names
 from scripts.bench.quality.replicas import Link, Replicated
 from scripts.bench.quality.work import WORK, WorkChooser
 from scripts.bench.quality.workloads import KINDS, made
-from scripts.bench.quality.world import World
+from select_service.replaying.core_choosers import CoreChooser, Scene, Setting
+from select_service.replaying.hardware import BLOCK_TOKENS, EQUAL
+from select_service.replaying.world import World
 
 REQUESTS = 150
 

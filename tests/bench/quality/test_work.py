@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from indexer.tiers import Tier
-from scripts.bench.quality.core_choosers import Scene, Setting
-from scripts.bench.quality.hardware import BLOCK_TOKENS, EQUAL
-from scripts.bench.quality.pool import Removed, Stored
 from scripts.bench.quality.replicas import share_of
 from scripts.bench.quality.work import LEAST_WORK, WORK, Slot, WorkChooser, cost_of
-from scripts.bench.quality.world import Ask
+from select_service.replaying.core_choosers import Scene, Setting
+from select_service.replaying.hardware import BLOCK_TOKENS, EQUAL
+from select_service.replaying.pool import Removed, Stored
+from select_service.replaying.world import Ask
 
 FLEET = EQUAL[:2]
 IDLE = Slot(left=0.0, own=1000.0, requests=0, live=1000.0, memory=100_000.0, outside=False)

@@ -6,8 +6,8 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.bench.quality.pool import Change
-from scripts.bench.quality.world import Ask
+from select_service.replaying.pool import Change
+from select_service.replaying.world import Ask
 
 
 class Counting:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from scripts.bench.quality.pool import Pool, Removed, Stored
+from select_service.replaying.pool import Pool, Removed, Stored
 
 PLACES, N_BLOCKS = 12, 40
 CHAINS = [

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from scripts.bench.quality.engine import Engine, Job
-from scripts.bench.quality.hardware import A100_40, BLOCK_TOKENS, H100_80, KV_BYTES
+from select_service.replaying.engine import Engine, Job
+from select_service.replaying.hardware import A100_40, BLOCK_TOKENS, H100_80, KV_BYTES
 
 SMALL = A100_40._replace(
     name="small", memory=A100_40.memory - (A100_40.kv_blocks - 60) * KV_BYTES * BLOCK_TOKENS / 0.9

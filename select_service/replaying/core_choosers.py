@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
-from scripts.bench.quality.hardware import BLOCK_TOKENS, Fleet
-from scripts.bench.quality.pool import Change, Stored
-from scripts.bench.quality.world import Ask
 from select_service.bodies.selection import SelectAndReserveRequest
 from select_service.bodies.workers import WorkerRegistration
 from select_service.core.admission.policy_classes import QueueRules
@@ -22,6 +19,9 @@ from select_service.core.decide.router_config import RouterConfig
 from select_service.core.decisions import Decision
 from select_service.core.identity import Rank
 from select_service.core.selector import Selector, SelectorConfig
+from select_service.replaying.hardware import BLOCK_TOKENS, Fleet
+from select_service.replaying.pool import Change, Stored
+from select_service.replaying.world import Ask
 
 MODEL = "m"
 TICK_S = 1.0

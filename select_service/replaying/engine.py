@@ -19,8 +19,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
 
-from scripts.bench.quality.hardware import BLOCK_TOKENS, Hardware
-from scripts.bench.quality.pool import Chain, Pool
+from select_service.replaying.hardware import BLOCK_TOKENS, Hardware
+from select_service.replaying.pool import Chain, Pool
 
 FILLING_STEPS = 8
 """Blocks that answers fill are noted every so many steps, so that a stretch is some steps long."""

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.bench.quality import pool_kernels as kernels
-from scripts.bench.quality.pool_kernels import CACHED, IDLE, PLACES, TAILS
+from select_service.replaying import pool_kernels as kernels
+from select_service.replaying.pool_kernels import CACHED, IDLE, PLACES, TAILS
 
 Chain: TypeAlias = NDArray[np.int32]
 """Blocks of a prompt and its answer, first one first."""

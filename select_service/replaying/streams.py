@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.bench.quality.hardware import BLOCK_TOKENS
-from scripts.bench.quality.pool import Chain
+from select_service.replaying.hardware import BLOCK_TOKENS
+from select_service.replaying.pool import Chain
 
 NOTHING: Chain = np.empty(0, np.int32)
 

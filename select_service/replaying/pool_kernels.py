@@ -11,12 +11,12 @@ A block is a small integer, which stands for its content and all before it.
 # The decorator erases the signature, so that checking types here would prove nothing.
 # mypy: ignore-errors
 
-from numba import njit
+from indexer.compiled import compiled
 
 CACHED, IDLE, TAILS, PLACES = range(4)
 
 
-@njit(cache=True)
+@compiled("int64(int32[::1], int32[::1])")
 def leading_hits(references, chain):
     """Leading blocks of the chain that are cached."""
     for at in range(chain.shape[0]):
@@ -25,7 +25,7 @@ def leading_hits(references, chain):
     return chain.shape[0]
 
 
-@njit(cache=True)
+@compiled("int64(int32[::1], int32[::1])")
 def idle_among(references, chain):
     """Blocks of the chain that are cached and that nobody refers to."""
     found = 0
@@ -35,13 +35,13 @@ def idle_among(references, chain):
     return found
 
 
-@njit(cache=True)
+@compiled()
 def _unlink(older, newer, block):
     newer[older[block]] = newer[block]
     older[newer[block]] = older[block]
 
 
-@njit(cache=True)
+@compiled("int64(int32[::1], int32[::1], int32[::1], int64[::1])")
 def evict(references, older, newer, numbers):
     """The block that has been idle for the longest is no more cached; returns it."""
     block = newer[references.shape[0] - 1]
@@ -52,7 +52,10 @@ def evict(references, older, newer, numbers):
     return block
 
 
-@njit(cache=True)
+@compiled(
+    "UniTuple(int64, 3)(int32[::1], int32[::1], int32[::1], int64[::1], int32[::1], int64, int64, "
+    "int32[::1], int32[::1])"
+)
 def take(references, older, newer, numbers, chain, first, end, stored, evicted):
     """Refer to the blocks of the chain from `first` to `end`, as far as there are places.
 
@@ -82,7 +85,7 @@ def take(references, older, newer, numbers, chain, first, end, stored, evicted):
     return end, n_stored, n_evicted
 
 
-@njit(cache=True)
+@compiled("void(int32[::1], int32[::1], int32[::1], int64[::1], int32[::1], int64)")
 def release(references, older, newer, numbers, chain, end):
     """Refer no more to the first `end` blocks; the last one will be the first to go."""
     head = references.shape[0] - 1

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
-from scripts.bench.quality.engine import Engine, Job, Work
-from scripts.bench.quality.hardware import BLOCK_TOKENS, Fleet
-from scripts.bench.quality.pool import Chain, Change
-from scripts.bench.quality.streams import Session, Turn, Workload
+from select_service.replaying.engine import Engine, Job, Work
+from select_service.replaying.hardware import BLOCK_TOKENS, Fleet
+from select_service.replaying.pool import Chain, Change
+from select_service.replaying.streams import Session, Turn, Workload
 
 EVENT_DELAY_S = 0.005
 """From the end of a step to the index: publishing, the network, reading."""

@@ -1,0 +1,10 @@
+"""What other policies would have done with one's own traffic: the core against simulated engines.
+
+hardware, engine, pool and pool_kernels    one rank, vLLM-like: a batch budget, a cache, preemption
+streams                                    what is asked, as chains of blocks
+choosers, core_choosers                    who chooses: routers that know less, and the core
+world                                      virtual time: clients, engines, events and their delays
+
+Everything follows from a seed, and nothing of it runs in a service.  `scripts/bench/quality`
+compares policies with the same engines.
+"""
