@@ -7,9 +7,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uvloop
@@ -36,12 +37,15 @@ from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from select_service.errors import SelectError
 from select_service.http.server import Server, duplicates, server_of
+from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
 from select_service.starting.collector import Freezing
 from select_service.starting.listening import listen, siblings
 
 if TYPE_CHECKING:
+    from select_service.core.decision_log import DecisionLog
+    from select_service.edge.decision_log import DecisionFiles
     from select_service.fast.protocol import Lean
     from select_service.loops.loops import Loops
 
@@ -58,6 +62,17 @@ class Parts(NamedTuple):
     service: Service
     follower: CatalogFollower
     replicas: ReplicaSync | None
+    logged: "Logged | None"
+
+
+class Logged(NamedTuple):
+    """Makes lines of decisions, and writes them."""
+
+    decisions: "DecisionLog"
+    files: "DecisionFiles"
+
+    def counts(self) -> LogCounts:
+        return replace(self.files.counts, missed=self.decisions.missed)
 
 
 def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
@@ -106,7 +121,30 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
         service.policy_file = kept
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
-    return Parts(service, follower, replicas)
+    return Parts(service, follower, replicas, _logged(service))
+
+
+def _logged(service: Service) -> Logged | None:
+    """Raises Unusable."""
+    path = service.config["decision_log"]
+    if path is None:
+        return None
+    from select_service.core.decision_log import DecisionLog
+    from select_service.edge.decision_log import DecisionFiles
+
+    selector = service.selector
+    assert selector.ring is not None, "see settings.config"
+    try:
+        files = DecisionFiles(Path(path))
+    except OSError as error:
+        service.ingest.close()
+        raise Unusable(f"--decision-log: {error}") from None
+    lines = DecisionLog(
+        selector.ring, selector.held, selector.fleet.partitions, files.offer, time() - monotonic()
+    )
+    logged = Logged(lines, files)
+    service.decision_log = logged.counts
+    return logged
 
 
 def opened(config: Config, rules: AdmissionRules, listener: socket.socket, version: str) -> Parts:
@@ -180,7 +218,7 @@ def _as_logged(setting: dict[str, Any]) -> str:
 async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
-    service, follower, replicas = parts
+    service, follower, replicas, logged = parts
     front = _front(service)
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     server = server_of(Application(service), front if loops is None else loops)
@@ -192,6 +230,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     if keeping is not None:
         keeping.start(service.ingest, follower)
     engines = _engines(service, http)
+    if logged is not None:
+        logged.files.start()
     Freezing()
     try:
         background = [following, engines.start()]
@@ -207,6 +247,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         if replicas is not None:
             replicas.close()
         await http.close()
+        if logged is not None:
+            logged.files.close(logged.decisions.rest(monotonic()))
 
 
 def _front(service: Service) -> "Lean | None":
@@ -265,7 +307,13 @@ async def _supervised(
 ) -> int:
     """background: tasks that were started elsewhere and shall not end by themselves"""
     service = parts.service
-    due = due_tasks(service.selector, service.ingest, parts.follower, parts.replicas)
+    due = due_tasks(
+        service.selector,
+        service.ingest,
+        parts.follower,
+        parts.replicas,
+        None if parts.logged is None else parts.logged.decisions,
+    )
     service.tasks = due.counts
     ticker = asyncio.create_task(due.run())
     serving = asyncio.create_task(server.serve(listeners))

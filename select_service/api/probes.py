@@ -99,6 +99,7 @@ async def metrics(service: Service, request: Request) -> Response:
         service.callback_failures,
         service.tasks,
         service.input_loops(),
+        service.decision_log(),
     )
     seen = await result_in_turns(service.metrics.observe(service.selector, edges))
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

@@ -139,7 +139,7 @@ class Selector:
         self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
         if emit is not None:
             self.replicas.tell(emit)
-        self._decisions = Decisions(self.ledger, rng, ring)
+        self._decisions, self.ring = Decisions(self.ledger, rng, ring), ring
         self.random = rng.random
         self.gate = Gate(
             self.fleet.partitions,

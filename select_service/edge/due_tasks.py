@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from indexer.sockets.ingest import Ingest
 from select_service.core.due_task import SECOND_S, DueTask
@@ -11,6 +12,9 @@ from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due import DueTasks
 from select_service.edge.rejection_log import RejectionLog
 from select_service.edge.replicas.sync import ReplicaSync
+
+if TYPE_CHECKING:
+    from select_service.core.decision_log import DecisionLog
 
 HOLD_LOOK_S = 0.02
 """Between looks whether engines have made room for requests on hold; a batch takes them longer."""
@@ -21,7 +25,11 @@ log = logging.getLogger("select_service.leases")
 
 
 def due_tasks(
-    selector: Selector, ingest: Ingest, follower: CatalogFollower, replicas: ReplicaSync | None
+    selector: Selector,
+    ingest: Ingest,
+    follower: CatalogFollower,
+    replicas: ReplicaSync | None,
+    logged: "DecisionLog | None" = None,
 ) -> DueTasks:
     """All of them, for one process."""
     rejections = RejectionLog()
@@ -42,6 +50,8 @@ def due_tasks(
     ]
     if selector.gate.holds:
         tasks.append(DueTask("hold", HOLD_LOOK_S, selector.gate.look_for_progress))
+    if logged is not None:
+        tasks.append(DueTask("decision_log", logged.interval_s, logged.step))
     if replicas is not None:
         tasks.append(_once("replicas", lambda now: replicas.tick()))
     return DueTasks(tasks, monotonic())

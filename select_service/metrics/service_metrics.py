@@ -27,6 +27,7 @@ from select_service.core.selector import Selector
 from select_service.core.views.state_report import Load, PartitionReport, Report, report
 from select_service.metrics.admission import of_admission
 from select_service.metrics.comparing import of_experiments, of_shadow
+from select_service.metrics.decision_log import LogCounts, of_decision_log
 from select_service.metrics.families import (
     BUILD,
     EVENTS_DROPPED,
@@ -83,6 +84,7 @@ class Edges(NamedTuple):
     callback_failures: by the name of the callback
     tasks:             by the name of the task
     input_loops:       by their numbers, from 1 on
+    decision_log:      None: there is none
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -92,6 +94,7 @@ class Edges(NamedTuple):
     callback_failures: Mapping[str, int] = MappingProxyType({})
     tasks: Mapping[str, TaskCounts] = MappingProxyType({})
     input_loops: Sequence[LoopCounts] = ()
+    decision_log: LogCounts | None = None
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -100,6 +103,7 @@ class Edges(NamedTuple):
             engine_scrapes=scrapes,
             callback_failures=dict(self.callback_failures),
             tasks={name: replace(counts) for name, counts in self.tasks.items()},
+            decision_log=None if self.decision_log is None else replace(self.decision_log),
         )
 
 
@@ -211,6 +215,8 @@ class _Scrape(Collector):
         yield from self._of_listeners(seen)
         yield from of_admission(seen.admission, seen.edges.engine_scrapes)
         yield from _of_hindsight(seen.hindsight)
+        if seen.edges.decision_log is not None:
+            yield from of_decision_log(seen.edges.decision_log)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)
 

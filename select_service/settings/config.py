@@ -24,7 +24,7 @@ from select_service.spelling import nearest, shown
 
 UNKNOWN_MAX = 32
 """Variables that are told of."""
-COMPILE, EXPLAIN = COMMANDS = "compile", "explain"
+COMPILE, EXPLAIN, REPLAY = COMMANDS = "compile", "explain", "replay"
 """First words of the other commands."""
 _OURS = re.compile(r"(SELECT_SERVICE|DYN_ROUTER)_(\w+)")
 _LIKE_OURS = ("SELECT_", "DYN_")
@@ -77,7 +77,8 @@ def parser() -> argparse.ArgumentParser:
         prog="select-service",
         description="KV-cache-aware worker selection and load accounting for LLM inference fleets. "
         "`select-service compile --help`: compile the kernels ahead of the first start. "
-        "`select-service explain --help`: why a running service chose a rank.",
+        "`select-service explain --help`: why a running service chose a rank. "
+        "`select-service replay --help`: what other policies would have done with one's traffic.",
         epilog="Every flag can be given in the environment as "
         f"{ENVIRONMENT_PREFIX}<FLAG>, for example {ENVIRONMENT_PREFIX}PORT=8092; the command line "
         "wins, an empty variable counts as not set.",
@@ -149,6 +150,8 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Confi
         raise ConfigError("--replica-sync-peers requires --replica-sync-port")
     if values["shadow_policy"].value and not values["decisions"].value:
         raise ConfigError("--shadow-policy needs decisions: it cannot be used with --decisions 0")
+    if values["decision_log"].value and not values["decisions"].value:
+        raise ConfigError("--decision-log requires --decisions of 1 or more")
     if values["input_loops"].value:
         if sys.platform != "linux":
             raise ConfigError("--input-loops: only Linux has what they need")

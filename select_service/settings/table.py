@@ -136,6 +136,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "policy that GET /shadow compares with what was decided, for example reference or "
             "work+strict-tail; none = nothing is compared",
         ),
+        _cli(
+            "--decision-log",
+            None,
+            read.text,
+            "file for a line of each decision, for `select-service replay`; 8 files of 64 MiB at "
+            "most; none = not written",
+        ),
     ),
     "The index over a restart": (
         _cli(

@@ -36,7 +36,7 @@ class Api:
 
     def __init__(self, *flags: str, **environment: str) -> None:
         config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false", **environment})
-        self.service, self.follower, _ = build(config, admission_rules(config), "1.2.3")
+        self.service, self.follower, *_ = build(config, admission_rules(config), "1.2.3")
         self._levels = {name: logging.getLogger(name).level for name in LEVELLED}
         transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://service")

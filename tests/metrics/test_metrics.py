@@ -17,6 +17,7 @@ from select_service.core.decide.policies import PolicyChoice
 from select_service.core.fleet.scoped_policies import PolicyScope
 from select_service.core.identity import PartitionKey, Rank
 from select_service.metrics import service_metrics as metrics_module
+from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.input_loops import REASONS, LoopCounts
 from select_service.metrics.series import Chosen, GrowingSums
 from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Edges, Metrics
@@ -379,7 +380,13 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, lis
     metrics.selection("/select", 1e-4)
     replicas = msgspec.convert(BY_ID["replica_status"].answers[200].example, ReplicaStatus)
     loop = LoopCounts(1, 1, (1,) * len(REASONS), 1, 1, 1, 1)
-    edges = Edges(listeners.statuses, replicas, engine_scrapes={"ok": 1}, input_loops=[loop])
+    edges = Edges(
+        listeners.statuses,
+        replicas,
+        engine_scrapes={"ok": 1},
+        input_loops=[loop],
+        decision_log=LogCounts(),
+    )
     seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
     exposed = {
         name + ("_total" if family.type == "counter" else "")

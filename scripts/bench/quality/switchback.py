@@ -11,11 +11,11 @@ from statistics import fmean
 from typing import NamedTuple
 
 from scripts.bench.quality import cells
-from select_service.replaying.core_choosers import REFERENCE, CoreChooser, Scene
-from select_service.replaying.world import World
 from select_service.core.comparing.experiment import Experiment, Result
 from select_service.core.decide.policies import PolicyChoice, choice_named
 from select_service.core.fleet.scoped_policies import PolicyScope
+from select_service.replaying.core_choosers import REFERENCE, CoreChooser, Scene
+from select_service.replaying.world import World
 
 LOAD = 0.85
 STEP_S = 1.0

@@ -121,8 +121,8 @@ class DecisionRing:
 
     @property
     def newest(self) -> int:
-        """Number of the newest decision; they count from 1."""
-        return self._numbers[layout.KEPT]
+        """Number of the newest decision; they count from 1, so 0: there is none."""
+        return int(self._numbers[layout.KEPT])
 
     def numbered(self, number: int) -> Words | None:
         """A decision, as `rows` has it; None: it has been overwritten."""
@@ -131,6 +131,15 @@ class DecisionRing:
             return None
         place = int(self._begins[(number - 1) % len(self._begins)])
         return self._row(place) if place >= self._whole_from() else None
+
+    def after(self, number: int, at_most: int) -> list[Words]:
+        """The decisions behind that number, the oldest first, as far as they can be read."""
+        newest = self.newest
+        if newest <= number:
+            return []
+        first = max(number, newest - len(self._begins)) + 1
+        places = self._begins[(np.arange(first, newest + 1) - 1) % len(self._begins)]
+        return [self._row(int(p)) for p in places[places >= self._whole_from()][:at_most]]
 
     def find(self, text: str) -> Words | None:
         """The newest decision with this selection or reservation id."""

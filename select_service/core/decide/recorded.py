@@ -84,6 +84,11 @@ def number_in(row: Words, word: int) -> float:
     return float(row[word : word + 1].view(np.float64)[0])
 
 
+def policy_in(row: Words) -> Policy:
+    """By which it was decided."""
+    return policy_numbered(int(row[layout.POLICY]))
+
+
 def parameters_in(row: Words) -> Floats:
     """As the plan had them."""
     end = layout.PARAMETERS + int(row[layout.N_PARAMETERS])
