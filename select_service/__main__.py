@@ -16,6 +16,7 @@ from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import (
     COMPILE,
     EXPLAIN,
+    REPLAY,
     Config,
     ConfigError,
     Unusable,
@@ -63,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from select_service.explaining import explain_command  # no start needs an HTTP client
 
             return explain_command(words[1:])
+        if words[:1] == [REPLAY]:
+            compile_before_start(has_loops=False)
+            from select_service.replaying.command import replay_command  # nor a simulator
+
+            return replay_command(words[1:])
         with leaving_at_once(0):
             judged = _judged(words, os.environ)
             if judged is None:

@@ -37,6 +37,7 @@ class Hardware(NamedTuple):
 
     flops:      16-bit peak times the share of it that prompts reach [1/s]
     bandwidth:  of the memory, data sheet [bytes/s];  memory: [bytes]
+    declared_blocks: of its cache, where they are known; 0: as many as fit
     """
 
     name: str
@@ -45,10 +46,13 @@ class Hardware(NamedTuple):
     memory: float
     batch_tokens: int
     running_max: int = 256
+    declared_blocks: int = 0
 
     @property
     def kv_blocks(self) -> int:
-        """Blocks that fit beside weights and activations."""
+        """Those that are declared, else what fits beside weights and activations."""
+        if self.declared_blocks:
+            return self.declared_blocks
         free = 0.9 * self.memory - 2 * PARAMETERS - ACTIVATION_BYTES
         return int(free / (KV_BYTES * BLOCK_TOKENS))
 
