@@ -4,6 +4,7 @@ Knows routes and bodies, deliberately without the service's own schema: what is 
 what a program in another language would read.
 """
 
+import math
 import time
 from collections import defaultdict
 from typing import Any
@@ -12,6 +13,7 @@ import httpx
 import msgspec
 
 CALL_TIMEOUT_S = 30.0
+DECISIONS_LISTED, DECISIONS_LOOKED_AT = 400, 20
 
 
 class CallFailed(Exception):
@@ -117,6 +119,33 @@ class SelectorClient:
     async def workers(self) -> list[Worker]:
         """GET /workers."""
         return msgspec.json.decode(await self._call("GET", "/workers"), type=list[Worker])
+
+    async def policy(self) -> str:
+        """By which the service chooses, from GET /config."""
+        answer = await self._call("GET", "/config")
+        return str(msgspec.json.decode(answer)["settings"]["policy"]["value"])
+
+    async def telling_decision(self) -> dict[str, Any] | None:
+        """One of the last decisions, in the form of GET /decisions/{id}; None: none is kept.
+
+        Of the close ones one where another rank had more of the prompt in its cache than the chosen
+        one, if there is any.
+        """
+        try:
+            listed = await self._call("GET", f"/decisions?limit={DECISIONS_LISTED}")
+        except CallFailed:
+            return None
+        rows = msgspec.json.decode(listed)["decisions"]
+        rows.sort(key=lambda row: (row["runner_up_cost"] or math.inf) - row["cost"])
+        closest: dict[str, Any] | None = None
+        for row in rows[:DECISIONS_LOOKED_AT]:
+            path = f"/decisions/{row['reservation_id']}"
+            found = msgspec.json.decode(await self._call("GET", path))
+            chosen = next(each for each in found["candidates"] if each["chosen"])
+            if any(each["gpu_blocks"] > chosen["gpu_blocks"] for each in found["candidates"]):
+                return dict(found)
+            closest = closest or dict(found)
+        return closest
 
     async def loads(self) -> list[Loads]:
         """GET /loads."""

@@ -135,9 +135,11 @@ async def _on_stage(stage: Stage) -> int:
     with stages.stage("checking the end state"):
         await driver.audit(stage.workload)
     with stages.stage("the same workload under the other policies"):
-        worlds = {"selector": world} | await asyncio.to_thread(_baselines, stage)
+        policy = await stage.client.policy()
+        worlds = {policy: world} | await asyncio.to_thread(_baselines, stage, policy)
     timings = summary.latencies(stage.client.latencies_s)
     summary.show_summary(console, worlds, driver.run, stage.fleet, timings)
+    summary.show_decision(console, await stage.client.telling_decision())
     return await _conclude(stage, world, driver.run.problems())
 
 
@@ -181,12 +183,18 @@ def _bar(stage: Stage) -> Iterator[Callable[[float, float], None]]:
         )
 
 
-def _baselines(stage: Stage) -> dict[str, World]:
+def _baselines(stage: Stage, policy: str) -> dict[str, World]:
+    """policy: that of the service"""
+    from select_service.simulator.core_baseline import run_core  # half a second of kernels
+
+    shape, other = stage.fleet.shape, "work" if policy == "reference" else "reference"
+    of_core = run_core(stage.workload, fresh_engines(shape), other, stage.options.seed)
     policies = {"round robin": round_robin(), "least loaded": least_loaded(stage.options.seed)}
-    return {
-        name: run_baseline(stage.workload, fresh_engines(stage.fleet.shape), policy)
-        for name, policy in policies.items()
+    blind = {
+        name: run_baseline(stage.workload, fresh_engines(shape), choose)
+        for name, choose in policies.items()
     }
+    return {other: of_core} | blind
 
 
 async def _conclude(stage: Stage, world: World, problems: list[str]) -> int:

@@ -16,6 +16,7 @@ from select_service.simulator.publisher import Publisher
 SUBSCRIBE_S_MAX = 15.0
 CATCH_UP_S_MAX = 10.0
 CATCH_UP_POLL_S = 0.05
+BATCH_TOKENS = 8192
 
 
 class FleetShape(NamedTuple):
@@ -99,7 +100,7 @@ class Fleet:
             "replay_endpoints": {str(r): p.replay_endpoint for r, p in publishers.items()},
             "total_kv_blocks": self.shape.blocks_per_rank * self.shape.ranks_per_worker,
             # Only asked for when the service queues; harmless otherwise.
-            "max_num_batched_tokens": 8192,
+            "max_num_batched_tokens": BATCH_TOKENS,
         }
 
     async def register(self, client: SelectorClient) -> None:

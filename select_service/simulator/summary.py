@@ -4,24 +4,24 @@ Every figure is a count or a percentile taken during the run; those in virtual t
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from select_service.explaining import explained
 from select_service.simulator.drive import Predictions, ServiceRun
 from select_service.simulator.figures import mean, percentile, variation
 from select_service.simulator.fleet import Fleet
 from select_service.simulator.world import World
 
-RANKS_SHOWN_MAX = 4
-
 
 def comparison(worlds: Mapping[str, World]) -> Table:
     """One column per policy, the same workload in each."""
-    table = Table(title="The same workload under three policies", box=box.SIMPLE_HEAD)
-    table.add_column("")
+    table = Table(title=f"The same workload under {len(worlds)} policies", box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
     for name in worlds:
         table.add_column(name, justify="right")
     for label, cells in _comparison_rows(list(worlds.values())):
@@ -87,6 +87,16 @@ def show_summary(
         console.print(part)
 
 
+def show_decision(console: Console, decision: Mapping[str, Any] | None) -> None:
+    """Print one decision as `select-service explain` does; None: there is none."""
+    if decision is None:
+        return
+    console.print("\n[italic]One decision explained[/], see docs/explaining.md\n")
+    for line in explained(decision):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print()
+
+
 def _predictions(predictions: Predictions) -> str:
     text = f"{predictions.exact:,} of {predictions.total:,} exact"
     if predictions.exact < predictions.total:
@@ -100,9 +110,7 @@ def _share(part: int, whole: int) -> str:
 
 def _shares(world: World) -> str:
     shares = [line.requests / max(1, world.tally.requests) for line in world.lines]
-    if len(shares) > RANKS_SHOWN_MAX:
-        return f"{min(shares):.1%} to {max(shares):.1%}"
-    return " ".join(f"{share:.0%}" for share in shares)
+    return f"{min(shares):.0%} to {max(shares):.0%}"
 
 
 def _rank_variation(world: World, figure: str) -> str:

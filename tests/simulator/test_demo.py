@@ -69,7 +69,10 @@ def send_like_curl(line: str) -> httpx.Response:
 
 def test_a_short_run_succeeds_and_shows_what_it_measured() -> None:
     shown = run_once("--requests", "60", "--workers", "3", "--ranks", "2", "--seed", "4")
-    for expected in ("selector", "round robin", "least loaded", "hit rate in blocks", "p99 ms"):
+    policies = ("work", "reference", "round robin", "least loaded")
+    (heads,) = [line for line in shown.splitlines() if "round robin" in line]
+    assert re.split(r"\s{2,}", heads.strip()) == list(policies)
+    for expected in ("hit rate in blocks", "p99 ms", "One decision explained", "chosen: "):
         assert expected in shown
     assert re.search(r"overlap of every rank at the end\s+([\d,]+) of \1 exact", shown)
     assert re.search(r"load left after the last request\s+none", shown)
