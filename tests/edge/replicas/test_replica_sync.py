@@ -16,10 +16,10 @@ import zmq
 from indexer.sockets import dial
 from indexer.sockets.names import Names
 from indexer.sockets.options import REACHED_S_MAX
+from select_service.core.due_task import SECOND_S
 from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, RETRY_S, RETRY_S_MAX
 from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC
 from select_service.core.replicas.origins import SILENT_S
-from select_service.edge.due_tasks import TICK_S
 from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas import subscriber
 from select_service.edge.replicas import sync as replica_sync
@@ -228,7 +228,7 @@ def test_how_long_it_takes_to_agree_follows_from_the_constants():
     text = (Path(__file__).parents[3] / "docs" / "replicas.md").read_text()
     promised = float(re.search(r"hold the same reservations within (\d+) s", text)[1])
     begin = max(REACHED_S_MAX, MUTE_S + CONNECT_ANEW_S, SILENT_S, PAGE_S_MAX + RETRY_S)
-    assert promised >= begin + (1 + PERSISTENT_DIGESTS) * TICK_S + RETRY_S_MAX
+    assert promised >= begin + (1 + PERSISTENT_DIGESTS) * SECOND_S + RETRY_S_MAX
 
 
 def test_a_subscriber_of_endless_topics_is_cut_off():
