@@ -42,8 +42,11 @@ ANSWER_S_MAX = 3600.0
 """A reservation that lives longer is waited for no more."""
 FLEETS_MAX = 256
 """Partitions whose ranks are remembered as they were told."""
-SAME_S = 0.001
-"""Between a decision and its booking; compiled code rounds the one otherwise than the other."""
+BOOKED_S_MAX = 1.0
+"""From a decision to its booking: what compiled code has decided is booked later where tables must
+grow for it."""
+ROUNDED_S = 1e-6
+"""Compiled code rounds the one time otherwise than the other."""
 RANKS_MAX = 1024
 """Of a partition, its first ones; the log has no more."""
 
@@ -123,8 +126,7 @@ class DecisionLog:
             self._offer(line)
             return
         booking = self._held.find(id_in(row, layout.RESERVATION_ID) or "")
-        decided_at = number_in(row, layout.DECIDED_AT)
-        if booking is None or abs(booking.booked_at - decided_at) > SAME_S:
+        if booking is None or not _is_of(booking, row):
             self.missed += 1
             return
         every = line.hash_blocks
@@ -199,6 +201,13 @@ class DecisionLog:
         assert self._hashes == sum(len(followed.hashes) for followed in self._pending)
         assert len(self._pending) <= PENDING_MAX
         assert self._hashes <= PENDING_HASHES_MAX
+
+
+def _is_of(booking: Booking, row: Words) -> bool:
+    """Was it booked by this decision, and not under the same id by another one?"""
+    late_s = booking.booked_at - number_in(row, layout.DECIDED_AT)
+    is_then = -ROUNDED_S <= late_s <= BOOKED_S_MAX
+    return is_then and booking.isl_tokens == int(row[layout.ISL_TOKENS])
 
 
 def _fleet_of(partition: Partition) -> LoggedFleet:

@@ -4,6 +4,7 @@ request."""
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -123,6 +124,29 @@ def test_another_reservation_in_the_same_row_is_not_taken_for_the_one_that_ended
     scene.selector.output_block("b", None, 3.0)
     scene.log.step(3.0)
     assert [line.output_tokens for line in scene.decisions] == [None]
+
+
+def test_what_is_booked_a_moment_after_the_decision_is_not_missed():
+    scene = Scene()
+    scene.reserve("a", [1] * 200, 1.0)
+    booked = scene.selector.held.find("a")
+    with patch.object(type(booked), "booked_at", 1.5):
+        scene.log.step(1.6)
+    assert (scene.log.missed, scene.log.pending) == (0, 1)
+
+
+@pytest.mark.parametrize(("n", "again_at"), [(200, 3.0), (100, 1.1)])
+def test_a_later_reservation_of_the_same_name_is_not_taken_for_the_one_that_was_decided(
+    n, again_at
+):
+    scene = Scene()
+    scene.reserve("a", [1] * 200, 1.0)
+    scene.selector.free("a", 1.05)
+    scene.reserve("a", [2] * n, again_at)
+    scene.log.step(again_at)
+    scene.finish(again_at)
+    assert scene.log.missed == 1
+    assert [line.at for line in scene.decisions] == [UNIX_S + again_at]
 
 
 class LogMachine(RuleBasedStateMachine):
