@@ -36,7 +36,13 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
         the table in that column
     keep(h, i): called before slot i of the table, not of the next one, is written to
     """
+    put_next = _putting(table_id, width, home_of)
+    find_next = _finding(table_id, width, key_fields, home_of)
+    erase = _erasing(table_id, find_next, _closing(table_id, width, home_of, keep))
+    return put_next, find_next, erase, _moving(table_id, width, home_of, put_next)
 
+
+def _putting(table_id, width, home_of):
     @compiled()
     def put_next(h, i):
         """Enter slot i, whose home is below MOVED, into the next table."""
@@ -49,6 +55,10 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
         for field in range(width):
             following[j * width + field] = table[i * width + field]
 
+    return put_next
+
+
+def _finding(table_id, width, key_fields, home_of):
     @compiled()
     def find_next(h, i):
         """Slot in the next table of the entry in slot i, -1 when it has not moved."""
@@ -68,6 +78,10 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
                 return j
             j = (j + 1) & mask
 
+    return find_next
+
+
+def _closing(table_id, width, home_of, keep):
     @compiled()
     def close_gap(h, column, i):
         """Free slot i; entries behind it move up where their search would end there."""
@@ -89,6 +103,10 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
             keep(h, i)
         table[i * width] = 0
 
+    return close_gap
+
+
+def _erasing(table_id, find_next, close_gap):
     @compiled()
     def erase(h, i):
         """Take the entry in slot i out of the table, and out of the next one."""
@@ -97,6 +115,10 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
             close_gap(h, table_id + NEXT, j)
         close_gap(h, table_id, i)
 
+    return erase
+
+
+def _moving(table_id, width, home_of, put_next):
     @compiled()
     def move_on(h, homes):
         """Move the entries of the next `homes` homes; the owner is called when all have moved.
@@ -122,7 +144,7 @@ def table_functions(table_id, width, key_fields, home_of, keep=keep_nothing):
         if stop > mask:
             h[table_id + CALL_AT] = 0
 
-    return put_next, find_next, erase, move_on
+    return move_on
 
 
 @compiled()

@@ -165,12 +165,16 @@ class ActiveLoad:
             return any(table.move_some() for table in self._tables())
 
     def is_prepared(self, blocks: int) -> bool:
-        """Does a booking of so many blocks touch no more new pages than a step of preparing does?
+        """Does a booking of so many blocks touch no more new pages than a step of preparing does,
+        and no table in its two generations?
 
         Where memory lacks it may try.
         """
+        if self._lacks_memory:
+            return True
         untouched = sum(table.untouched(blocks) for table in self._tables())
-        return self._lacks_memory or untouched <= TOUCHED_IN_A_STEP
+        is_growing = any(table.is_growing for table in self._tables())
+        return untouched <= TOUCHED_IN_A_STEP and not is_growing
 
     def give_back(self) -> None:
         """One step of giving back what tables have left behind."""

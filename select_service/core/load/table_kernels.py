@@ -45,6 +45,8 @@ FIELDS = 2
 MOVED_PER_ENTRY = 2
 """Rows taken over for every entry that may be new.  The successor of a table of N rows begins with
 5/8 N entries and takes 10/8 N before it would grow in turn; at 2 a row all have moved by 9/8 N."""
+MOVED_AT_ONCE_MAX = 4096
+"""Rows that one step moves, whatever is entered, as long as there is time for the others."""
 MOVED = U64(0xFFFFFFFF_00000000)
 GOLDEN = U64(0x9E3779B97F4A7C15)
 
@@ -172,10 +174,20 @@ def has_room(h, t, fields, more):
 
 
 @compiled()
+def overdue(h, t, fields, entries):
+    """Rows that have to move before so many entries are written, so that those behind them need not
+    move more than MOVED_PER_ENTRY each until the table is full."""
+    left = h[t + OLD + 1] // fields - h[t + MOVED_ROWS]
+    room = h[t + 1] // fields * 5 // 8 - h[t + USED] - entries
+    return left - MOVED_PER_ENTRY * room
+
+
+@compiled()
 def step(h, t, fields, entries):
     """One bounded step of growth, before so many entries are written."""
     if h[t + OLD + 1] != 0:
-        move_rows(h, t, fields, h[t + MOVED_AT_LEAST] + MOVED_PER_ENTRY * entries)
+        some = h[t + MOVED_AT_LEAST] + min(MOVED_PER_ENTRY * entries, MOVED_AT_ONCE_MAX)
+        move_rows(h, t, fields, max(some, overdue(h, t, fields, entries)))
 
 
 @compiled(f"int64({TABLE}, int64, uint64, uint64)")

@@ -97,6 +97,13 @@ class ReplicaState:
             self.ledger.follow(self)
         self._emit = emit
 
+    def may_apply(self, event: LoadEvent) -> bool:
+        """Is following an event of a peer a bounded step now?  If not, ask in the next turn."""
+        partition = self._fleet.partitions.get(event.key)
+        if partition is None or not isinstance(event, Admitted):
+            return True
+        return self.ledger.may_book(partition.account.load, len(event.sequence_hashes))
+
     def apply(self, event: LoadEvent, now: float) -> Reason | None:
         """Follow an event of a peer.  None when it was followed, else why nothing changed."""
         if event.router_id == self.router_id:

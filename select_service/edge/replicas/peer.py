@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from select_service.bodies.replicas import ReplicaDifference, ReplicaPeer, ReplicaRepairs
 from select_service.core.replicas.agreement import Agreement
+from select_service.core.replicas.events import LoadEvent
 from select_service.core.replicas.repair import Repaired
 from select_service.edge.replicas.log import PeerLog
 from select_service.edge.replicas.subscriber import ReplicaSubscriber
@@ -22,6 +23,7 @@ class Peer:
     speaker: router id in its last readable message; heard: messages with it since it first came.
     frames_out: how many messages of ours the peer says have arrived.
     tried_at: when its connection was last seen in order, or got a new socket.
+    held_back: its last event, while following that would not be a bounded step.
     """
 
     subscriber: ReplicaSubscriber
@@ -40,6 +42,7 @@ class Peer:
     last_error_at: float | None = None
     done: Repaired = field(default_factory=Repaired)
     task: asyncio.Task[None] | None = None
+    held_back: LoadEvent | None = None
 
     def hear(self, router_id: int) -> None:
         """A readable message came."""

@@ -59,7 +59,8 @@ class ReplicaSubscriber:
         """receivers: topic -> who is given the payload; what it raises is counted and told of.
 
         names:    where the host of the endpoint is looked up
-        is_ready: may a message be taken in this turn?
+        is_ready: may a message be taken in this turn?  Asked in each until it is so, even if there
+            is none
         """
         self.endpoint = endpoint
         self.connected = False
@@ -75,6 +76,8 @@ class ReplicaSubscriber:
         self._calls: deque[Callable[[], None]] = deque()
         self._subscription: Subscription | None = None
         self._in_surplus = False
+        self._goes_on = False
+        """In the next turn, whatever the descriptor tells."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def connect(self, context: "zmq.Context[Socket]") -> None:
@@ -146,17 +149,22 @@ class ReplicaSubscriber:
         except Exception:
             self._loop.call_later(FAILED_PAUSE_S, self._drain)
             raise
-        if leaves_some:
-            self._loop.call_soon(self._drain)
+        if leaves_some and not self._goes_on:
+            self._goes_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self._drain()
 
     def _leaves_some(self) -> bool:
-        """Take messages until the turn is over.  False: there are no more."""
+        """Take messages until the turn is over.  False: there are no more, and nothing waits."""
         size, until = 0, monotonic() + DRAIN_S_MAX
         for _ in range(DRAIN_MESSAGES_MAX):
-            if self._subscription is None or not has_message(self._subscription.socket):
-                return False
             if not self._is_ready():
                 break
+            if self._subscription is None or not has_message(self._subscription.socket):
+                return False
             if self._in_surplus:
                 self._in_surplus = _skip_frame(self._subscription.socket)
                 continue

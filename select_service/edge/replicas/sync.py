@@ -19,7 +19,7 @@ from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
 from select_service.core.replicas.digest import Receipt
-from select_service.core.replicas.events import FrameError
+from select_service.core.replicas.events import FrameError, LoadEvent
 from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair, Repaired
 from select_service.core.replicas.state import ReplicaState
 from select_service.edge.http_client import HttpClient
@@ -108,12 +108,14 @@ class ReplicaSync:
             return False
         if len(self._peers) >= PEERS_MAX:
             raise CapacityExceeded(f"{PEERS_MAX} peers are registered, the most there may be")
-        now, keeps_up = monotonic(), self._state.ledger.keeps_up_everywhere
+        now = monotonic()
         receivers: dict[bytes, Receive] = {
             replica_events.TOPIC: lambda payload: self._event_came(peer, payload),
             replica_digest.TOPIC: lambda payload: self._digest_came(peer, payload),
         }
-        subscriber = ReplicaSubscriber(endpoint, receivers, self._callbacks, self._names, keeps_up)
+        subscriber = ReplicaSubscriber(
+            endpoint, receivers, self._callbacks, self._names, lambda: self._is_ready(peer)
+        )
         peer = Peer(subscriber, PeerLog(endpoint, now), tried_at=now)
         try:
             peer.subscriber.connect(self._context)
@@ -146,6 +148,22 @@ class ReplicaSync:
             return
         peer.hear(event.router_id)
         peer.agreement.event_came(event.router_id)
+        if self._state.may_apply(event):
+            self._apply(peer, event, now)
+        else:
+            peer.held_back = event
+
+    def _is_ready(self, peer: Peer) -> bool:
+        """May the next message of the peer be taken?  An event that is held back comes first."""
+        event = peer.held_back
+        if event is not None:
+            if not self._state.may_apply(event):
+                return False
+            peer.held_back = None
+            self._apply(peer, event, monotonic())
+        return self._state.ledger.keeps_up_everywhere()
+
+    def _apply(self, peer: Peer, event: LoadEvent, now: float) -> None:
         reason = self._state.apply(event, now)
         if reason is None:
             peer.applied += 1

@@ -15,7 +15,7 @@ from select_service.core.load.growing_table import (
     GrowingTable,
 )
 from select_service.core.load.ledger import MANY_BLOCKS
-from select_service.core.load.table_kernels import MOVED_PER_ENTRY, move_rows
+from select_service.core.load.table_kernels import MOVED_AT_ONCE_MAX, MOVED_PER_ENTRY, move_rows
 from tests.core.load.loads import Loads
 
 PROMPT = 32
@@ -226,6 +226,20 @@ def test_where_memory_lacks_a_booking_of_many_blocks_may_try(monkeypatch):
     loads.load._holders._next = growing_table._NOTHING
     prepared(loads.ledger)
     assert loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX)
+
+
+def test_no_booking_of_many_blocks_moves_more_rows_than_a_step_of_preparing():
+    loads, steps, before = Loads(), [], 0
+    for number in range(60):
+        first = number * BOOKED_BLOCKS_MAX
+        while not loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
+            loads.ledger.prepare()
+        before = moved_rows(loads.load)
+        loads.add(number, 0, np.arange(first, first + BOOKED_BLOCKS_MAX))
+        steps.append(moved_rows(loads.load) - before)
+    late = steps[5:]  # before, tables are hardly larger than a booking
+    assert sum(step > 0 for step in late) > 2
+    assert max(late) <= len(TABLES) * (MOVED_IN_A_STEP + MOVED_AT_ONCE_MAX)
 
 
 def test_rows_move_in_steps_of_preparing_too():
