@@ -204,6 +204,9 @@ def _announce(service: Service, listener: socket.socket) -> None:
     if weight.value is not None:
         fields = {"setting": weight.origin, "instead": "DYN_ROUTER_PREFILL_LOAD_SCALE"}
         log.warning("deprecated variable", extra={"fields": fields})
+    for origin in service.config.not_heeded:
+        fields = {"setting": origin, "policy": service.config["policy"], "heeded_by": "reference"}
+        log.warning("the policy does not heed a setting", extra={"fields": fields})
     for variable in service.config.without_effect:
         log.warning("variable has no effect", extra={"fields": {"variable": variable}})
     for variable, similar in service.config.unknown.items():

@@ -11,7 +11,13 @@ from select_service.api import parameters
 from select_service.api.long_prompts import read_ahead
 from select_service.api.parameters import query_number, scope_filter
 from select_service.api.samples import RANK, SCOPE, TOKENS
-from select_service.api.selection import POLICY_CLASS, PROMPT_DETAIL, policy_class, unused_hashes
+from select_service.api.selection import (
+    POLICY_CLASS,
+    PROMPT_DETAIL,
+    policy_class,
+    unused_hashes,
+    warn_of_overrides,
+)
 from select_service.api.service import Service, now
 from select_service.api.turns import encoded_in_turns
 from select_service.bodies.common import U64, U64_MAX
@@ -148,5 +154,6 @@ async def show(service: Service, request: Request, decision_id: str) -> Response
     )
 )
 async def explain(service: Service, request: Request, body: SelectRequest) -> Response:
+    warn_of_overrides(service, request, body)
     read = await read_ahead(service, body) if is_long(body) else None
     return json_response(service.selector.explain(body, policy_class(service, request, body), read))

@@ -33,7 +33,7 @@ from select_service.errors import (
 from select_service.http.codec import json_response
 from select_service.http.connection import ClientGone, connection_of
 from select_service.http.endpoint import WITH_BODY, Answer, Body, HeaderParameter, Noun, Route
-from select_service.http.request_warnings import unknown_policy_class, warn
+from select_service.http.request_warnings import not_heeded, unknown_policy_class, warn
 
 log = logging.getLogger("select_service.decisions")
 
@@ -125,6 +125,7 @@ async def select_and_reserve(
     service: Service, request: Request, body: SelectAndReserveRequest
 ) -> Response:
     """Choose a rank and book the load on it in one step."""
+    warn_of_overrides(service, request, body)
     read = await read_ahead(service, body) if is_long(body) else None
     await may_book(service, body)
     if connection_of(request).gone:
@@ -168,6 +169,7 @@ async def select_and_reserve(
 )
 async def select(service: Service, request: Request, body: SelectRequest) -> Response:
     """Choose a rank; nothing is booked."""
+    warn_of_overrides(service, request, body)
     read = await read_ahead(service, body) if is_long(body) else None
     started = perf_counter()
     explain = log.isEnabledFor(logging.DEBUG)
@@ -190,6 +192,15 @@ def policy_class(service: Service, request: Request, body: SelectRequest) -> str
     if not profile.knows(wanted):
         warn(request, [unknown_policy_class(wanted, profile.names(), profile.default_family)])
     return wanted
+
+
+def warn_of_overrides(service: Service, request: Request, body: SelectRequest) -> None:
+    """Where the policy that decides has no use for what the request overrides."""
+    override = body.router_config_override
+    names = [] if override is None else override.of_reference()
+    partition = service.selector.prompts.partition(body) if names else None
+    if partition is not None and (policy := partition.placing.policy.name) != "reference":
+        warn(request, [not_heeded(names, policy)])
 
 
 async def _answer(service: Service, request: Request, outcome: Decision | Ticket) -> Response:

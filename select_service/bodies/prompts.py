@@ -83,9 +83,9 @@ class RouterConfigOverride(RequestBody, kw_only=True):
     """Values that stand in for the configuration of the process, for this request."""
 
     overlap_score_credit: Fraction | None = None
-    """Credit for a block in GPU memory, 0 to 1."""
+    """Credit for a block in GPU memory, 0 to 1; only the policy `reference` heeds it."""
     prefill_load_scale: NonNegative | None = None
-    """Weight of the prefill part of the cost."""
+    """Weight of the prefill part of the cost; only the policy `reference` heeds it."""
     router_temperature: NonNegative | None = None
     """0 takes the cheapest rank; above, ranks are drawn by cost."""
     shared_cache_multiplier: Fraction | None = None
@@ -96,6 +96,11 @@ class RouterConfigOverride(RequestBody, kw_only=True):
     """May the request share blocks with others of its rank?"""
     overlap_score_weight: NonNegative | None = None
     """Deprecated: sets `prefill_load_scale`; 0 also sets `overlap_score_credit` to 0."""
+
+    def of_reference(self) -> list[str]:
+        """Names of the values given that only the policy `reference` heeds."""
+        names = "overlap_score_credit", "prefill_load_scale", "overlap_score_weight"
+        return [name for name in names if getattr(self, name) is not None]
 
 
 class PinnedWorker(RequestBody, kw_only=True):

@@ -59,6 +59,16 @@ def unknown_parameter(name: str, known: Sequence[str]) -> Warned:
     )
 
 
+def not_heeded(names: Sequence[str], policy: str) -> Warned:
+    """names: of `router_config_override`, for which the policy that decides has no use"""
+    shown_names = ", ".join(f"`{name}`" for name in names)
+    return Warned(
+        "unused_field",
+        f"{shown_names} of `router_config_override`: heeded by the policy `reference` alone, and "
+        f"`{policy}` decides here",
+    )
+
+
 def unknown_policy_class(name: str, known: Sequence[str], default: str) -> Warned:
     """known: families and explicit classes;  default: the family that is taken instead"""
     text = f"no policy class or family is called `{shown(name)}`, the request counts as `{default}`"

@@ -16,6 +16,7 @@ from select_service.settings import values as read
 from select_service.settings.table import (
     ENVIRONMENT_PREFIX,
     GROUPS,
+    OF_REFERENCE,
     SETTINGS,
     WITHOUT_EFFECT,
     Setting,
@@ -32,6 +33,10 @@ _LIKE_OURS = ("SELECT_", "DYN_")
 _MUCH_LIKE = 0.85
 _OF_KUBERNETES = re.compile(r"SELECT_SERVICE_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")
 """What a pod finds in its environment beside a service of the name `select-service`."""
+
+
+DEFAULT = "default"
+"""The origin of a value that nobody gave."""
 
 
 class ConfigError(Exception):
@@ -57,6 +62,14 @@ class Config:
     without_effect: tuple[str, ...]
     unknown: Mapping[str, str | None]
     """Variables that look like ours and are not -> the most similar one of ours."""
+
+    @property
+    def not_heeded(self) -> list[str]:
+        """Where settings were given that the policy of this process does not heed."""
+        if self["policy"] == "reference":
+            return []
+        origins = (self.values[name].origin for name in OF_REFERENCE)
+        return list(dict.fromkeys(origin for origin in origins if origin != DEFAULT))
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name].value
@@ -190,7 +203,7 @@ def _value(setting: Setting, given: str | None, environment: Mapping[str, str]) 
     for variable in setting.variables:
         if text := environment.get(variable):
             return Value(_parsed(setting, variable, text), f"environment {variable}")
-    return Value(setting.default, "default")
+    return Value(setting.default, DEFAULT)
 
 
 def _parsed(setting: Setting, source: str, text: str) -> Any:

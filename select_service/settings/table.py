@@ -203,21 +203,21 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "overlap_score_credit",
             1.0,
             read.number(0, 1),
-            "credit for blocks on the GPU",
+            "policy reference: credit for blocks on the GPU",
             variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",),
         ),
         Setting(
             "overlap_score_credit_decay",
             0.0,
             read.number(0, inf),
-            "how fast that credit fades with a rank's prefill load",
+            "policy reference: how fast that credit fades with a rank's prefill load",
             variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
         ),
         Setting(
             "prefill_load_scale",
             1.0,
             read.number(0, inf),
-            "weight of the prefill part of the cost",
+            "policy reference: weight of the prefill part of the cost",
             variables=("DYN_ROUTER_PREFILL_LOAD_SCALE",),
         ),
         Setting(
@@ -370,6 +370,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
 
 SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)
 
+OF_REFERENCE = (
+    "overlap_score_credit",
+    "overlap_score_credit_decay",
+    "prefill_load_scale",
+    "overlap_score_weight",
+)
+"""Settings that only the policy `reference` heeds."""
 WITHOUT_EFFECT = (
     "DYN_ROUTER_REPLICA_SYNC",
     "DYN_ROUTER_PREDICTED_TTL_SECS",

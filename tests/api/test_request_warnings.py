@@ -322,3 +322,16 @@ def test_known_policy_classes_and_families_are_no_reason_to_warn(classed, wanted
 def test_where_nobody_waits_the_policy_class_is_not_looked_at(fleet):
     answer = fleet.post("/select", PROMPT, **{CLASS_HEADER: "batches"})
     assert (answer.status, "warnings" in answer.body) == (200, False)
+
+
+def test_overrides_that_the_policy_does_not_heed_are_told(fleet):
+    override = {"prefill_load_scale": 2.0, "router_temperature": 0.0}
+    for path in ("/select", "/select_and_reserve", "/explain"):
+        answer = fleet.post(path, PROMPT | {"router_config_override": override})
+        assert answer.body["warnings"] == [
+            "`prefill_load_scale` of `router_config_override`: heeded by the policy `reference` "
+            "alone, and `work` decides here"
+        ]
+    fleet.call("PUT", "/policy", {"policy": "reference"})
+    answer = fleet.post("/select", PROMPT | {"router_config_override": override})
+    assert (answer.status, "warnings" in answer.body) == (200, False)

@@ -4,6 +4,7 @@ from functools import partial
 from itertools import pairwise
 from random import Random
 
+import numpy as np
 import pytest
 
 from indexer import endpoints
@@ -311,4 +312,20 @@ def test_writers_that_were_made_ahead_in_vain_serve_the_next_worker():
     assert len(partition.index._spare) == RANKS_PER_WORKER_MAX
     selector.register(wide)
     assert not partition.index._spare
+    selector.check_invariants()
+
+
+@pytest.mark.parametrize("block_size", [4, 8])
+def test_the_first_worker_of_a_partition_has_its_writers_made_ahead(monkeypatch, block_size):
+    made = []
+    monkeypatch.setattr(prefix_index, "SlotWriter", lambda *_: made.append(1) or SlotWriter(*_))
+    selector = a_selector()
+    fleet, wide = selector.fleet, a_worker(2, data_parallel_size=RANKS_PER_WORKER_MAX)
+    steps = [0, *(len(made) for _ in fleet.making_room(fleet.catalog.registered(wide))), len(made)]
+    assert max(np.diff(steps)) <= prefix_index.WRITERS_MADE_AT_ONCE
+    assert not fleet.partitions
+    made.clear()
+    selector.register(a_worker(2, data_parallel_size=RANKS_PER_WORKER_MAX, block_size=block_size))
+    assert len(made) == (0 if block_size == 4 else RANKS_PER_WORKER_MAX)
+    assert fleet._draft is None
     selector.check_invariants()

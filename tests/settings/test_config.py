@@ -220,6 +220,16 @@ def test_variables_without_effect_are_reported():
     )
 
 
+def test_settings_that_the_policy_does_not_heed_are_reported():
+    environment = {"DYN_ROUTER_PREFILL_LOAD_SCALE": "4", "DYN_ROUTER_TEMPERATURE": "0.5"}
+    assert parse([], environment).not_heeded == ["environment DYN_ROUTER_PREFILL_LOAD_SCALE"]
+    assert parse([], {"DYN_OVERLAP_SCORE_WEIGHT": "0"}).not_heeded == [
+        "environment DYN_OVERLAP_SCORE_WEIGHT"
+    ]
+    assert parse(["--policy", "reference"], environment).not_heeded == []
+    assert parse([], {}).not_heeded == []
+
+
 def test_every_setting_is_shown_with_its_value_and_origin():
     shown = parse([], {"DYN_ROUTER_QUEUE_THRESHOLD": "inf"}).effective()
     assert shown.keys() == {setting.name for setting in SETTINGS}

@@ -12,7 +12,7 @@ listeners of KV events have to follow is noted, and taken in one place (`take_ch
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -67,6 +67,10 @@ class _Entrance(NamedTuple):
 
     partition: Partition
     writers: dict[Rank, SlotWriter]
+
+
+_Shape: TypeAlias = tuple[PartitionKey, int, bool]
+"""Key, block size, and is it of EAGLE?"""
 
 
 class CatalogChanges(NamedTuple):
@@ -126,6 +130,8 @@ class Fleet:
         self._retired: list[SlotWriter] = []
         self._renewed: list[SlotWriter] = []
         self._adoptions: list[Adoption] = []
+        self._draft: Partition | None = None
+        """Made ahead for a worker of many ranks, the first of its partition."""
 
     def registered(self, given: WorkerRegistration) -> Worker:
         """The worker as it would stand after a POST.  Changes nothing.
@@ -216,10 +222,15 @@ class Fleet:
         if self._use_kv_events:
             yield from looking_at_endpoints(worker)
         partition, n_ranks = self.partitions.get(worker.key), len(worker.dp_ranks())
-        if partition is None or (n_ranks <= RANKS_PER_STEP and partition.index.has_room(n_ranks)):
+        is_narrow = n_ranks <= RANKS_PER_STEP
+        if is_narrow and (partition is None or partition.index.has_room(n_ranks)):
             return
-        if self._judged(worker).schedulable and not self._reshapes(partition, worker):
-            with contextlib.suppress(MemoryError):
+        if not self._judged(worker).schedulable:
+            return
+        with contextlib.suppress(MemoryError, OSError):
+            if partition is None:
+                partition = self._draft = self._new_partition(worker)
+            if not self._reshapes(partition, worker):
                 yield from partition.widening(worker)
                 yield
                 yield from partition.making_writers(worker, self._n_moving(worker))
@@ -271,24 +282,26 @@ class Fleet:
     def _entrance(self, worker: Worker) -> _Entrance:
         """All that needs memory when the worker joins.  Raises CapacityExceeded."""
         try:
-            partition = self.partitions.get(worker.key)
+            partition, draft = self.partitions.get(worker.key), self._draft
+            self._draft = None
             if partition is None or self._reshapes(partition, worker):
-                size = worker.given.block_size
-                assert size
-                partition = Partition(
-                    *(worker.key, size, worker.is_eagle, self._new_index(), self._router),
-                    ring=self._decisions,
-                )
+                is_drafted = draft is not None and _shape(draft) == _wanted_shape(worker)
+                partition = draft if is_drafted else self._new_partition(worker)
+                assert partition is not None
                 partition.placing.follow(self.policies.of(worker.key))
             return _Entrance(partition, partition.open_slots(worker))
         except (MemoryError, OSError) as error:
             raise CapacityExceeded(f"no memory for the ranks of a worker: {error}") from None
 
+    def _new_partition(self, worker: Worker) -> Partition:
+        return Partition(
+            *(*_wanted_shape(worker), self._new_index(), self._router), ring=self._decisions
+        )
+
     def _reshapes(self, partition: Partition, worker: Worker) -> bool:
         """Is it alone in its partition and has another shape now?"""
         alone = partition.table.has_only(worker.worker_id)
-        shape = partition.block_size, partition.is_eagle
-        return alone and (worker.given.block_size, worker.is_eagle) != shape
+        return alone and _wanted_shape(worker) != _shape(partition)
 
     def _renew_indexes(self, old: Worker, new: Worker) -> dict[Rank, SlotWriter]:
         """New writers for the ranks whose events come from elsewhere now."""
@@ -418,6 +431,17 @@ class Fleet:
         for account in {id(left.account): left.account for left in self.leaving}.values():
             mine = [left.slot for left in self.leaving if left.account is account]
             assert sorted(mine) == sorted(account.leaving)
+
+
+def _shape(partition: Partition) -> _Shape:
+    return partition.key, partition.block_size, partition.is_eagle
+
+
+def _wanted_shape(worker: Worker) -> _Shape:
+    """Of the partition of a schedulable worker."""
+    size = worker.given.block_size
+    assert size
+    return worker.key, size, worker.is_eagle
 
 
 def _moving_ranks(old: Worker, new: Worker) -> list[Rank]:
