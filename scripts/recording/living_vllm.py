@@ -1,6 +1,5 @@
 """Ranks of a real vLLM: its block pool, block hashing and event publisher with replay server."""
 
-import inspect
 import os
 import random
 import time
@@ -9,25 +8,18 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["PYTHONHASHSEED"] = "0"
 
-import torch
 from recording.living import BLOCK_SIZE, POOL_BLOCKS, on_loopback, prompts, published
+from recording.vllm_pool import block_pool
+from recording.wire import call_known
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
 kv_cache_utils.init_none_hash(sha256)
 
 _Publisher = on_loopback(ZmqEventPublisher)
-
-
-def call_known(make: Any, **given: Any) -> Any:
-    """With those of the arguments that this version of vLLM knows."""
-    known = inspect.signature(make).parameters
-    return make(**{name: value for name, value in given.items() if name in known})
 
 
 class Rank:
@@ -37,30 +29,7 @@ class Rank:
         self._rng = random.Random(seed)
         self._prompts = prompts()
         self._hasher = kv_cache_utils.get_request_block_hasher(BLOCK_SIZE, sha256)
-        spec = call_known(
-            FullAttentionSpec,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=1,
-            head_size=8,
-            dtype=torch.float32,
-        )
-        cache = call_known(
-            KVCacheConfig,
-            num_blocks=POOL_BLOCKS,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        )
-        self._pool = call_known(
-            KVCacheManager,
-            kv_cache_config=cache,
-            max_model_len=65_536,
-            scheduler_block_size=BLOCK_SIZE,
-            hash_block_size=BLOCK_SIZE,
-            enable_caching=True,
-            enable_kv_cache_events=True,
-            use_eagle=False,
-            log_stats=False,
-        )
+        self._pool = block_pool(POOL_BLOCKS)
         self._publisher: Any = None
 
     def bind(self, events: int, replay: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["PYTHONHASHSEED"] = "0"
 
-import torch
+from recording.vllm_pool import block_pool
 from recording.wire import BLOCK_SIZE, RNG, TOKENS, Prompt, Stream, call_known, count_while
 from vllm.distributed.kv_events import (
     BlockRemoved,
@@ -29,8 +29,6 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.kv_offload.base import ReqContext, get_offload_block_hash, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.request import Request
@@ -121,30 +119,7 @@ class EngineRank:
         self._start()
 
     def _start(self) -> None:
-        spec = call_known(
-            FullAttentionSpec,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=1,
-            head_size=8,
-            dtype=torch.float32,
-        )
-        cache = call_known(
-            KVCacheConfig,
-            num_blocks=self._options.num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        )
-        self._pool = call_known(
-            KVCacheManager,
-            kv_cache_config=cache,
-            max_model_len=65_536,
-            scheduler_block_size=BLOCK_SIZE,
-            hash_block_size=BLOCK_SIZE,
-            enable_caching=True,
-            enable_kv_cache_events=True,
-            use_eagle=False,
-            log_stats=False,
-        )
+        self._pool = block_pool(self._options.num_blocks)
         self._cpu: CpuTier | None = None
         if self._options.cpu_blocks:
             self._cpu = CpuTier(self._options.cpu_blocks, self._options.cpu_tokens)

@@ -192,22 +192,31 @@ class Decisions:
 
 def _selection(job: Job, placement: Placement, reservation_id: str | None) -> Selection:
     partition = job.partition
-    row = partition.table.row(placement.slot)
-    selection = Selection(
+    overlap = _overlap(partition, partition.table.row(placement.slot).rank, placement)
+    tokens = placement.effective_prefill_tokens
+    selection = selection_of(partition, placement.slot, overlap, tokens)
+    if job.request.selection_id is not None:
+        selection.selection_id = job.request.selection_id
+    if reservation_id is not None:
+        selection.reservation_id = reservation_id
+    return selection
+
+
+def selection_of(
+    partition: Partition, slot: int, overlap: Overlap, effective_prefill_tokens: int
+) -> Selection:
+    """Without ids."""
+    row = partition.table.row(slot)
+    return Selection(
         model_name=partition.key.model_name,
         tenant_id=partition.key.tenant_id,
         worker_id=row.rank.worker_id,
         dp_rank=row.rank.dp_rank,
         endpoint=row.worker.given.endpoint or "",
         block_size=partition.block_size,
-        overlap=_overlap(partition, row.rank, placement),
-        effective_prefill_tokens=placement.effective_prefill_tokens,
+        overlap=overlap,
+        effective_prefill_tokens=effective_prefill_tokens,
     )
-    if job.request.selection_id is not None:
-        selection.selection_id = job.request.selection_id
-    if reservation_id is not None:
-        selection.reservation_id = reservation_id
-    return selection
 
 
 def _overlap(partition: Partition, rank: Rank, placement: Placement) -> Overlap:

@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from select_service.bodies.selection import Overlap, Selection
+from select_service.bodies.selection import Overlap
 from select_service.core.arrays import name_array
+from select_service.core.decisions import selection_of
 from select_service.core.fleet.partition import Partition
 from select_service.fast import serve_layout as layout
 from select_service.fast.request_layout import NONE
@@ -80,19 +81,8 @@ class Answers:
 
     def _text(self, slot: int) -> bytes:
         """An answer without ids, from its first member on."""
-        partition = self._partition
-        row = partition.table.row(slot)
-        selection = Selection(
-            model_name=partition.key.model_name,
-            tenant_id=partition.key.tenant_id,
-            worker_id=row.rank.worker_id,
-            dp_rank=row.rank.dp_rank,
-            endpoint=row.worker.given.endpoint or "",
-            block_size=partition.block_size,
-            overlap=Overlap(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0),
-            effective_prefill_tokens=0,
-        )
-        return _encode(selection)[1:]
+        nothing = Overlap(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0)
+        return _encode(selection_of(self._partition, slot, nothing, 0))[1:]
 
     def _members_of(self, slot: int, version: int) -> _Members:
         """All ranks of a worker are of one version and share one array."""

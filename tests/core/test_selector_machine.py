@@ -8,6 +8,7 @@ from select_service.errors import Conflict, NoEligibleRank, NotFound, NoWorkers
 from tests.builders import a_patch, a_reservation, a_select_and_reserve, a_selector, a_worker
 from tests.exploring import explored
 from tests.models.selector_model import ModelWorker, SelectorModel
+from tests.refusals import is_refused
 from tests.ticks import ticked
 
 TTL_S = 50.0
@@ -60,7 +61,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         change = a_patch(endpoint=endpoint, block_size=block_size, data_parallel_size=dp_size)
         old = self.model.workers.get(worker_id)
         if old is None:
-            self.refused(NotFound, self.selector.patch, worker_id, change)
+            is_refused(NotFound, self.selector.patch, worker_id, change)
             return
         record = self.selector.patch(worker_id, change)
         self.selector.settle(self.now)
@@ -76,7 +77,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
     @rule(worker_id=WORKER_IDS)
     def delete(self, worker_id):
         if worker_id not in self.model.workers:
-            self.refused(NotFound, self.selector.delete, worker_id, self.now)
+            is_refused(NotFound, self.selector.delete, worker_id, self.now)
             return
         assert self.selector.delete(worker_id, 0.0).lifecycle == "unschedulable"
         self.selector.settle(self.now)
@@ -101,11 +102,11 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         )
         workers = self.model.schedulable(key)
         if not workers:
-            self.refused(NoWorkers, self.selector.select_and_reserve, request, self.now)
+            is_refused(NoWorkers, self.selector.select_and_reserve, request, self.now)
         elif name in self.model.held:
-            self.refused(Conflict, self.selector.select_and_reserve, request, self.now)
+            is_refused(Conflict, self.selector.select_and_reserve, request, self.now)
         elif allowed is not None and not workers.keys() & set(allowed):
-            self.refused(NoEligibleRank, self.selector.select_and_reserve, request, self.now)
+            is_refused(NoEligibleRank, self.selector.select_and_reserve, request, self.now)
         else:
             selection = self.selector.select_and_reserve(request, self.now).selection
             rank = (selection.worker_id, selection.dp_rank)
@@ -135,11 +136,11 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         )
         workers = self.model.schedulable(key)
         if not workers:
-            self.refused(NoWorkers, self.selector.reserve, request, self.now)
+            is_refused(NoWorkers, self.selector.reserve, request, self.now)
         elif worker_id not in workers or dp_rank >= workers[worker_id].dp_size:
-            self.refused(NotFound, self.selector.reserve, request, self.now)
+            is_refused(NotFound, self.selector.reserve, request, self.now)
         elif name in self.model.held:
-            self.refused(Conflict, self.selector.reserve, request, self.now)
+            is_refused(Conflict, self.selector.reserve, request, self.now)
         else:
             self.selector.reserve(request, self.now)
             booked = 7 if tokens is None else tokens
@@ -172,18 +173,11 @@ class SelectorMatchesModel(RuleBasedStateMachine):
 
     def lifecycle(self, name, verb, *arguments):
         if name not in self.model.held:
-            self.refused(NotFound, verb, *arguments)
+            is_refused(NotFound, verb, *arguments)
             return False
         verb(*arguments)
         self.model.held[name].renewed_at = self.now
         return True
-
-    def refused(self, error, verb, *arguments):
-        try:
-            verb(*arguments)
-        except error:
-            return
-        raise AssertionError(f"{verb} was not refused with {error}")
 
     @invariant()
     def loads_agree(self):

@@ -11,7 +11,8 @@ from tests.builders import worker_body
 from tests.fast.requests import AIOHTTP, request
 from tests.fast.test_equality import post, prompt_of
 from tests.fast.two_services import REPLICA_FLAGS, Side
-from tests.http.conversation import Conversation, Wire
+from tests.http.conversation import Conversation
+from tests.http.wire import Wire
 
 SELECT = post("/select", prompt_of(31, False), AIOHTTP)
 GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"

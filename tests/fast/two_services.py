@@ -26,7 +26,7 @@ from select_service.http.protocol import BoundedProtocol
 from select_service.http.server import server_of
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
-from tests.http.conversation import Wire
+from tests.http.wire import Wire
 from tests.patience import eventually_on_loop
 
 DATE = [(b"date", b"Sun, 06 Nov 1994 08:49:37 GMT")]
@@ -73,7 +73,7 @@ class Side:
                 ["--threads", "1", *(flag for flag in flags if "=" not in flag)],
                 {"DYN_USE_KV_EVENTS": "false", **variables},
             )
-            self.service, self.follower, self.replicas = app.build(
+            self.service, self.follower, self.replicas, _ = app.build(
                 config, admission_rules(config), "1.2.3"
             )
         self.selector = self.service.selector

@@ -10,37 +10,7 @@ from select_service.fast.protocol import Lean
 from select_service.http.protocol import BoundedProtocol
 from select_service.http.server import KEEP_ALIVE_S
 from tests.fast.usual import EvenAnswerer
-
-
-class Wire(asyncio.Transport):
-    """Remembers what the protocol does to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closed = False
-        self.reading = True
-
-    def write(self, data: Any) -> None:
-        self.written += bytes(data)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
+from tests.http.wire import Wire
 
 
 class Conversation:

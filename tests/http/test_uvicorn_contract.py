@@ -17,6 +17,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from tests.http.wire import Wire
+
 POST = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 PROTOCOL_STATE = """
     access_log access_logger app app_state asgi_version client config connections cycle
@@ -37,31 +39,6 @@ REPLACED = {
 """What we have instead of something of uvicorn's: the digest of its source."""
 
 
-class Transport(asyncio.Transport):
-    """Remembers what the protocol does to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closed = False
-        self.reading = True
-
-    def write(self, data: Any) -> None:
-        self.written += bytes(data)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-
 class Scene:
     """uvicorn's own protocol, and an application that reads and answers when it is told to."""
 
@@ -69,7 +46,7 @@ class Scene:
         self.scopes: list[dict[str, Any]] = []
         self.received: list[dict[str, Any]] = []
         self.may_read, self.may_answer = asyncio.Event(), asyncio.Event()
-        self.transport = Transport()
+        self.transport = Wire()
         self.config = uvicorn.Config(
             self, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None
         )

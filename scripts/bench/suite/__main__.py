@@ -93,11 +93,33 @@ def _arguments() -> argparse.Namespace:
         epilog=f"parts:\n{parts}\n\nFiles: result.md, result.json and curves.svg in --out.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = [part.name for part in PARTS]
+    _add_what(parser)
+    _add_contenders(parser)
+    _add_how(parser)
+    given = parser.parse_args()
+    if unknown := set(given.parts) - {part.name for part in PARTS}:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if len(os.sched_getaffinity(0)) < 2:
+        parser.error("needs two CPUs: one for the service, one for what asks it")
+    return given
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    """What is measured."""
     parser.add_argument("parts", nargs="*", metavar="part", help="all without any; see below")
     depth = parser.add_mutually_exclusive_group()
     depth.add_argument("--quick", action="store_true", help="under four minutes, two services")
     depth.add_argument("--slow", action="store_true", help="also ten million blocks, and compiling")
+    _add_texts(
+        parser,
+        "--rows",
+        "TEXT",
+        'only rows with this in their names, as "512 hashes"; may be repeated',
+    )
+
+
+def _add_contenders(parser: argparse.ArgumentParser) -> None:
+    """Which services are measured."""
     parser.add_argument(
         "--reference",
         metavar="VERSION",
@@ -112,27 +134,13 @@ def _arguments() -> argparse.Namespace:
         help="instead: the Python of an environment that has it",
     )
     parser.add_argument("--no-reference", action="store_true")
-    parser.add_argument(
-        "--ours",
-        metavar="FLAGS",
-        action="append",
-        default=[],
-        help='this service once more, as --ours="--threads 1"; may be repeated',
-    )
-    parser.add_argument(
-        "--before",
-        metavar="COMMIT",
-        action="append",
-        default=[],
-        help="this service as it was; may be repeated",
-    )
-    parser.add_argument(
-        "--rows",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help='only rows with this in their names, as "512 hashes"; may be repeated',
-    )
+    ours = 'this service once more, as --ours="--threads 1"; may be repeated'
+    _add_texts(parser, "--ours", "FLAGS", ours)
+    _add_texts(parser, "--before", "COMMIT", "this service as it was; may be repeated")
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    """How long it takes, and where results go."""
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -145,12 +153,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=OUT, help="folder for the files (build/benchmark here)"
     )
-    given = parser.parse_args()
-    if unknown := set(given.parts) - set(names):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    if len(os.sched_getaffinity(0)) < 2:
-        parser.error("needs two CPUs: one for the service, one for what asks it")
-    return given
+
+
+def _add_texts(parser: argparse.ArgumentParser, flag: str, metavar: str, text: str) -> None:
+    """A flag that may be repeated."""
+    parser.add_argument(flag, metavar=metavar, action="append", default=[], help=text)
 
 
 def _contenders(

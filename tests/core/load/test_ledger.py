@@ -13,6 +13,7 @@ from select_service.core.touched import Touched
 from select_service.errors import Conflict, NotFound
 from tests.exploring import explored
 from tests.models.ledger_model import Held, LedgerModel
+from tests.refusals import is_refused
 
 TTL_S = 20.0
 SLOTS = 3
@@ -78,7 +79,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         old = self.model.held.get(name)
         taken = old is not None and (old.account, old.slot) not in self.model.leaving
         if cause == "client" and taken:
-            self.refused(Conflict, self.ledger.refuse_unless_free, name)
+            is_refused(Conflict, self.ledger.refuse_unless_free, name)
             return
         booking = NewBooking(
             name,
@@ -125,10 +126,10 @@ class LedgerMatchesModel(RuleBasedStateMachine):
     @rule(name=NAMES)
     def nobody_has_the_name(self, name):
         if name not in self.model.held:
-            self.refused(NotFound, self.ledger.renew, name, self.now)
-            self.refused(NotFound, self.ledger.complete, name, "client", self.now)
-            self.refused(NotFound, self.ledger.add_output_block, name, None, self.now)
-            self.refused(NotFound, self.ledger.free, name, "client", self.now)
+            is_refused(NotFound, self.ledger.renew, name, self.now)
+            is_refused(NotFound, self.ledger.complete, name, "client", self.now)
+            is_refused(NotFound, self.ledger.add_output_block, name, None, self.now)
+            is_refused(NotFound, self.ledger.free, name, "client", self.now)
             assert self.ledger.held.find(name) is None
 
     @rule(name=NAMES, cause=CAUSES, by_name=st.booleans())
@@ -188,13 +189,6 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         self.touched.turn_begins()
         self.touched.partitions.clear()
         self.wakes = 0
-
-    def refused(self, error, verb, *arguments):
-        try:
-            verb(*arguments)
-        except error:
-            return
-        raise AssertionError(f"{verb} was not refused with {error}")
 
     @invariant()
     def they_agree(self):

@@ -6,30 +6,10 @@ import pytest
 from indexer.index import block_tree
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS, Tier
+from tests.indexer.index.rules import CONTENTS, NAMES, an_index, gpu, matched, u64
 from tests.indexer.index_view import slot_blocks
 
 U64_MAX = 2**64 - 1
-CONTENTS = [1, 2, 3, 4]
-NAMES = [11, 12, 13, 14]
-
-
-def u64(*values):
-    return np.array(values, np.uint64)
-
-
-def an_index(slots=1, **limits):
-    index = PrefixIndex(limits.pop("blocks_max", 1000), **limits)
-    return index, *(index.open_slot() for _ in range(slots))
-
-
-def matched(index, *path):
-    """One row per slot, tiers cumulated; checks the invariants on the way."""
-    index.check_invariants()
-    return index.match(u64(*path)).tolist()
-
-
-def gpu(index, *path):
-    return [row[Tier.GPU] for row in matched(index, *path)]
 
 
 # --- match ---------------------------------------------------------------------------------------

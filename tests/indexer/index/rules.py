@@ -1,0 +1,28 @@
+"""Small indexes, and what of a path they say each slot has."""
+
+import numpy as np
+
+from indexer.index.prefix_index import PrefixIndex
+from indexer.tiers import Tier
+
+CONTENTS = [1, 2, 3, 4]
+NAMES = [11, 12, 13, 14]
+
+
+def u64(*values):
+    return np.array(values, np.uint64)
+
+
+def an_index(slots=1, **limits):
+    index = PrefixIndex(limits.pop("blocks_max", 1000), **limits)
+    return index, *(index.open_slot() for _ in range(slots))
+
+
+def matched(index, *path):
+    """One row per slot, tiers cumulated; checks the invariants on the way."""
+    index.check_invariants()
+    return index.match(u64(*path)).tolist()
+
+
+def gpu(index, *path):
+    return [row[Tier.GPU] for row in matched(index, *path)]
