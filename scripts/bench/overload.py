@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.bench.line_plot import Axis, Panel, Points, svg  # noqa: E402
 from select_service.core.admission.thresholds import BusyThresholds  # noqa: E402
+from select_service.core.decide.router_config import POLICY_NAMES  # noqa: E402
 from tests.simulation.overload import World, capacity  # noqa: E402
 from tests.simulation.overload_record import WARM_MINUTES, Figures, Record, figures  # noqa: E402
 from tests.simulation.overload_rules import OVERLOAD, SCENARIOS, Fleet, Rules  # noqa: E402
@@ -104,17 +105,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--policy", choices=POLICY_NAMES, default="reference", help="the tables' one"
+    )
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--tuning", action="store_true")
     options = parser.parse_args()
 
-    at_best = capacity(Fleet(), options.seed, CAPACITY_MINUTES)
+    at_best = capacity(Fleet(), options.seed, CAPACITY_MINUTES, options.policy)
     print(f"capacity {at_best:.2f} answers/s, offered {OVERLOAD * at_best:.2f} requests/s")
     print_head()
     records = {}
     for name, rules in (TUNED if options.tuning else SCENARIOS).items():
         begin = time.monotonic()
-        _, record = run(rules, OVERLOAD * at_best, options.minutes, options.seed)
+        _, record = run(
+            rules._replace(policy=options.policy), OVERLOAD * at_best, options.minutes, options.seed
+        )
         found = figures(record, WARM_MINUTES, options.minutes)
         print_row(name, found, record, at_best)
         print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)

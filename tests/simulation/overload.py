@@ -89,7 +89,7 @@ class World:
     def _new_selector(self, fleet: Fleet, rules: Rules, seed: int) -> Selector:
         selector = Selector(
             SelectorConfig(
-                RouterConfig(policy="reference"),  # by which the rules were tuned
+                RouterConfig(policy=rules.policy),
                 admission=rules.admission(),
                 use_kv_events=False,
             ),
@@ -335,11 +335,11 @@ CLIENTS_PER_RANK = (36, 40)
 cache until requests push each other out."""
 
 
-def capacity(fleet: Fleet, seed: int, minutes: int) -> float:
+def capacity(fleet: Fleet, seed: int, minutes: int, policy: str) -> float:
     """Answers per second of the fleet at its best: clients that ask without pause, no limits."""
     return max(
         figures(
-            World(fleet, Rules(), seed).run_closed(n * fleet.n_ranks, 60.0 * minutes),
+            World(fleet, Rules(policy=policy), seed).run_closed(n * fleet.n_ranks, 60.0 * minutes),
             WARM_MINUTES,
             minutes,
         ).answers_per_s

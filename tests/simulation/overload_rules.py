@@ -10,7 +10,7 @@ from tests.simulation.overload_engine import Speed
 
 
 class Rules(NamedTuple):
-    """How one run is protected; by default not at all.
+    """How one run is protected, by default not at all, and by which policy ranks are chosen.
 
     queue_frac: a rank has room while it prefills at most so many times its batch; None: no queue
     queue_s:    longest wait in the queue
@@ -21,6 +21,7 @@ class Rules(NamedTuple):
     queue_frac: float | None = None
     queue_s: float = 10.0
     shedding: bool = False
+    policy: str = "work"
 
     def admission(self) -> AdmissionRules:
         queue = None

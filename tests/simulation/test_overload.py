@@ -20,8 +20,9 @@ LIMITED = [name for name in SCENARIOS if name != "nothing"]
 
 WAIT_P99_S_MAX = 5.0
 """From acceptance to the first token."""
-GOODPUT_SHARE_MIN = 0.95
-"""Of the measured capacity."""
+GOODPUT_SHARE_MIN = {"reference": 0.95, "work": 0.92}
+"""Of the measured capacity, by policy.  Where most ranks are refused there is little to choose, and
+a policy that makes more of its choice has more to lose: docs/overload.md."""
 LOAD_CV_MAX = 0.1
 """Of the blocks booked on any one rank: standard deviation / mean."""
 GOODPUT_CV_MAX = 0.1
@@ -30,15 +31,22 @@ WAVE_MAX = 2.0
 """Most attempts in ten seconds / the mean."""
 
 
-@cache
-def short_capacity():
-    return capacity(Fleet((1, 1, 2)), SEED, minutes=MINUTES)
+@pytest.fixture(params=["work", pytest.param("reference", marks=pytest.mark.slow)])
+def policy(request):
+    """By which ranks are chosen."""
+    return request.param
 
 
 @cache
-def short(name):
+def short_capacity(policy):
+    return capacity(Fleet((1, 1, 2)), SEED, MINUTES, policy)
+
+
+@cache
+def short(name, policy):
     """The world after some minutes of overload, and its figures once the fleet was full."""
-    return after_overload(Fleet((1, 1, 2)), SCENARIOS[name], short_capacity(), minutes=MINUTES)
+    rules = SCENARIOS[name]._replace(policy=policy)
+    return after_overload(Fleet((1, 1, 2)), rules, short_capacity(policy), MINUTES)
 
 
 def after_overload(fleet, rules, at_best, minutes):
@@ -47,9 +55,9 @@ def after_overload(fleet, rules, at_best, minutes):
     return world, figures(record, WARM_MINUTES, minutes)
 
 
-def assert_all_is_well(found, at_best):
+def assert_all_is_well(found, at_best, policy):
     assert found.wait_p99_s <= WAIT_P99_S_MAX
-    assert found.answers_per_s >= GOODPUT_SHARE_MIN * at_best
+    assert found.answers_per_s >= GOODPUT_SHARE_MIN[policy] * at_best
     assert found.load_cv <= LOAD_CV_MAX
     assert found.goodput_cv <= GOODPUT_CV_MAX
     assert found.wave <= WAVE_MAX
@@ -77,63 +85,67 @@ def assert_every_request_has_ended(record):
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_with_limits_the_wait_is_bounded_and_throughput_stays_and_nothing_swings(name):
-    assert_all_is_well(short(name)[1], short_capacity())
+def test_with_limits_the_wait_is_bounded_and_throughput_stays_and_nothing_swings(name, policy):
+    found = short(name, policy)[1]
+    assert_all_is_well(found, short_capacity(policy), policy)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_nothing_is_left_when_all_clients_have_gone(name):
-    world, _ = short(name)
+def test_nothing_is_left_when_all_clients_have_gone(name, policy):
+    world, _ = short(name, policy)
     assert_nothing_is_left(world)
     assert_every_request_has_ended(world.record)
 
 
-def test_thresholds_alone_keep_the_throughput_at_the_capacity_on_both_sides():
-    found = short("thresholds")[1]
-    assert abs(found.answers_per_s / short_capacity() - 1.0) <= 1.0 - GOODPUT_SHARE_MIN
+def test_thresholds_alone_keep_the_throughput_at_the_capacity_on_both_sides(policy):
+    found = short("thresholds", policy)[1]
+    share = found.answers_per_s / short_capacity(policy)
+    assert abs(share - 1.0) <= 1.0 - GOODPUT_SHARE_MIN[policy]
 
 
-def test_thresholds_alone_do_not_know_tiers():
-    served = short("thresholds")[1].served
+def test_thresholds_alone_do_not_know_tiers(policy):
+    served = short("thresholds", policy)[1].served
     assert max(served.values()) - min(served.values()) <= 0.05
 
 
-def test_the_lowest_tier_is_shed_first():
+def test_the_lowest_tier_is_shed_first(policy):
     """The other two still offer 105 % of the capacity."""
-    served = short("thresholds, shedding")[1].served
+    served = short("thresholds, shedding", policy)[1].served
     assert served["best_effort"] <= 0.1
     assert min(served["premium"], served["standard"]) >= 0.85
 
 
 @pytest.mark.parametrize("name", ["queue", "thresholds, queue, shedding"])
-def test_a_queue_accepts_the_higher_of_two_tiers_more_often(name):
-    found = short(name)[1]
+def test_a_queue_accepts_the_higher_of_two_tiers_more_often(name, policy):
+    found = short(name, policy)[1]
     accepted = found.acceptance
     assert accepted["premium"] > accepted["standard"] > accepted["best_effort"]
     assert found.served["premium"] >= 0.97
 
 
-def test_the_tier_switch_does_not_flap():
-    assert short("thresholds, shedding")[1].shed_changes <= 4
-    assert short("thresholds, queue, shedding")[1].shed_changes <= 4
+def test_the_tier_switch_does_not_flap(policy):
+    assert short("thresholds, shedding", policy)[1].shed_changes <= 4
+    assert short("thresholds, queue, shedding", policy)[1].shed_changes <= 4
 
 
-def test_without_limits_the_fleet_melts_down():
-    world, found = short("nothing")
+def test_without_limits_the_fleet_melts_down(policy):
+    world, found = short("nothing", policy)
+    at_best = short_capacity(policy)
     at_the_end = figures(world.record, MINUTES - 2, MINUTES)
-    assert at_the_end.answers_per_s <= 0.2 * short_capacity()
+    assert at_the_end.answers_per_s <= 0.2 * at_best
     assert at_the_end.wait_p50_s >= 10 * WAIT_P99_S_MAX
-    assert at_the_end.timed_out_per_s >= short_capacity()
-    assert at_the_end.attempts_per_s >= 2 * OVERLOAD * short_capacity()
+    assert at_the_end.timed_out_per_s >= at_best
+    assert at_the_end.attempts_per_s >= 2 * OVERLOAD * at_best
     assert found.goodput_cv > GOODPUT_CV_MAX
 
 
 ENDLESS_S = 36_000.0
 
 
-def test_without_limits_and_with_endless_patience_the_wait_grows_without_end():
-    world = World(Fleet((1, 1, 2)), Rules(), SEED, patience_s=(ENDLESS_S, ENDLESS_S))
-    record = world.run_open(OVERLOAD * short_capacity(), 480.0)
+def test_without_limits_and_with_endless_patience_the_wait_grows_without_end(policy):
+    rules, patience_s = Rules(policy=policy), (ENDLESS_S, ENDLESS_S)
+    world = World(Fleet((1, 1, 2)), rules, SEED, patience_s=patience_s)
+    record = world.run_open(OVERLOAD * short_capacity(policy), 480.0)
     early, late = figures(record, 2, 4).wait_p50_s, figures(record, 6, 8).wait_p50_s
     assert late >= 2 * early >= 2 * WAIT_P99_S_MAX
     assert_nothing_is_left(world)
@@ -141,15 +153,17 @@ def test_without_limits_and_with_endless_patience_the_wait_grows_without_end():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_whole_hour_of_overload_is_like_its_first_minutes():
+def test_a_whole_hour_of_overload_is_like_its_first_minutes(policy):
     fleet = Fleet()
-    at_best = capacity(fleet, SEED, minutes=20)
+    at_best = capacity(fleet, SEED, 20, policy)
     for name in LIMITED:
-        world, found = after_overload(fleet, SCENARIOS[name], at_best, minutes=60)
-        assert_all_is_well(found, at_best)
-        assert_all_is_well(figures(world.record, 30, 60), at_best)
+        rules = SCENARIOS[name]._replace(policy=policy)
+        world, found = after_overload(fleet, rules, at_best, minutes=60)
+        assert_all_is_well(found, at_best, policy)
+        assert_all_is_well(figures(world.record, 30, 60), at_best, policy)
         assert_nothing_is_left(world)
-    world, _ = after_overload(fleet, SCENARIOS["nothing"], at_best, minutes=60)
+    rules = SCENARIOS["nothing"]._replace(policy=policy)
+    world, _ = after_overload(fleet, rules, at_best, minutes=60)
     assert figures(world.record, 30, 60).answers_per_s <= 0.2 * at_best
     assert_nothing_is_left(world)
 
