@@ -125,8 +125,13 @@ class World:
 
     def _run(self) -> None:
         while self._due:
-            self.time, _, what, arguments = heapq.heappop(self._due)
+            when, _, what, arguments = heapq.heappop(self._due)
+            self.pass_time(when)
             what(*arguments)
+
+    def pass_time(self, until: float) -> None:
+        """Overridden where virtual time waits for a clock."""
+        self.time = until
 
     # --- clients
 
@@ -159,7 +164,8 @@ class World:
             ends = began + self.engines[rank].cut(self.time - began)
             self._end_stretch_at(rank, max(ends, self.time))
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Send what the chooser lets wait no more."""
         for number, rank in self._chooser.released(self.time):
             self._send(number, rank)
 
@@ -191,13 +197,13 @@ class World:
             self._chooser.output_block(job.number, self.time)
         for job in progress.finished:
             self._finished(job)
-        self._let_go()
+        self.let_go()
         self._completing = -1
         self._plan(rank)
 
     def _tell(self, rank: int, changes: Sequence[Change]) -> None:
         self._chooser.changed(rank, changes, self.time)
-        self._let_go()
+        self.let_go()
 
     def _first_token(self, job: Job) -> None:
         life = self.record.lives[job.number]

@@ -70,10 +70,11 @@ async def compile_kernels(on_line: Callable[[str], None]) -> None:
 class ServiceProcess:
     """One running service on the loopback interface.  Its log goes to a file, removed on stop."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *flags: str) -> None:
         self.base_url = f"http://{HOST}:{port}"
         self._log = tempfile.NamedTemporaryFile(prefix="select-service-", suffix=".log")  # noqa: SIM115
-        command = [sys.executable, "-m", "select_service", "--host", HOST, "--port", str(port)]
+        place = ["--host", HOST, "--port", str(port)]
+        command = [sys.executable, "-m", "select_service", *place, *flags]
         # Its own session: Ctrl-C in the terminal must reach the demo alone, which then ends it.
         self._process = subprocess.Popen(
             command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
