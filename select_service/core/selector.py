@@ -123,7 +123,10 @@ class Selector:
         self._config = config.router
         self.router_id = rng.getrandbits(64) or 1
         self._touched = Touched(wake)
-        ring = DecisionRing(config.decisions_kept) if config.decisions_kept else None
+        ring = None
+        if config.decisions_kept:
+            fades = config.router.overlap_score_credit_decay != 0.0
+            ring = DecisionRing(config.decisions_kept, credit_fades=fades)
         self.fleet = Fleet(
             new_index,
             config.use_kv_events,

@@ -22,15 +22,18 @@ from indexer.index.state_kernels import (
     f64_view,
     i32_view,
     i64_view,
+    lowest_bit,
     u8_view,
 )
 from select_service.core.decide import decision_layout as row
+from select_service.core.decide.cheap_kernels import cost_bits, cost_bounds, fill_minima
 from select_service.core.decide.decision_layout import (
     BEGINS,
     BYTES,
     CANDIDATE_WORDS,
+    CANDIDATES_ENOUGH,
     CANDIDATES_MAX,
-    CANDIDATES_MIN,
+    CREDIT_FADES,
     DRAFT_WORDS,
     FACTORED,
     HALF,
@@ -39,6 +42,8 @@ from select_service.core.decide.decision_layout import (
     ID_BYTES_KEPT,
     ID_WORDS,
     KEPT,
+    LANES,
+    MINIMA,
     NONE,
     OUTSIDE_BIT,
     PINNED,
@@ -76,9 +81,7 @@ from select_service.core.load.load_layout import (
 from select_service.core.workers.rank_layout import KV_BLOCKS, OUTSIDE, VERSION, WEIGHT
 
 LARGEST = I(np.iinfo(np.int64).max)
-LARGEST_COST = np.finfo(np.float64).max
-HALVINGS = 16
-"""Looks for a cost below which some, but not too many candidates are."""
+ALL_LANES = np.ones(LANES, np.bool_)
 
 
 class Known(NamedTuple):
@@ -175,46 +178,42 @@ def _count(eligible):
     return n
 
 
-@compiled(fastmath=True)
-def _sum_to(costs, eligible, cost):
-    """(number, sum of the costs) of the candidates that cost so much at most."""
-    n, total = I(0), 0.0
-    for slot in range(eligible.shape[0]):
-        inside = eligible[slot] & (costs[slot] <= cost)
-        n += I(inside)
-        total += costs[slot] if inside else 0.0
-    return n, total
-
-
-@compiled(error_model="numpy")
-def _bounds(costs, eligible):
-    """(low, high): all candidates up to `low` fit, and of those up to `high` the first ones.
-
-    The mean of the costs parts the candidates again and again; each time about half are left.
-    """
-    high = LARGEST_COST
-    n, total = _sum_to(costs, eligible, high)
-    for _ in range(HALVINGS):
-        if n <= CANDIDATES_MAX:
-            return high, high
-        low = total / n
-        fewer, total = _sum_to(costs, eligible, low)
-        if fewer == n or fewer < CANDIDATES_MIN:
-            return low, high
-        n, high = fewer, low
-    return -np.inf, high
-
-
 @compiled()
-def _put_between(words, at, n, known, eligible, above, cost, chosen):
-    """Put candidates that cost more than `above` and at most `cost` behind n others; how many."""
-    for slot in range(eligible.shape[0]):
-        if eligible[slot] and above < known.costs[slot] <= cost and slot != chosen:
-            if n == CANDIDATES_MAX:
-                break
+def _put_between(words, at, n, most, known, eligible, above, cost, chosen):
+    """Put candidates that cost more than `above` and at most `cost` behind n others, until there
+    are `most`.  Returns how many there are then, or one more where some are left out."""
+    n_slots = eligible.shape[0]
+    for first in range(0, n_slots, 64):
+        bits = cost_bits(known.costs, first, n_slots, above, cost)
+        while bits != 0:
+            slot = first + I(lowest_bit(bits))
+            bits &= bits - U(1)
+            if slot == chosen or not eligible[slot]:
+                continue
+            if n == most:
+                return n + 1
             _put_candidate(words, at + n * CANDIDATE_WORDS, known, slot)
             n += 1
     return n
+
+
+@compiled()
+def _put_cheapest(words, at, minima, known, eligible, chosen):
+    """Put those that cost least behind the chosen one; how many there are with it.
+
+    The minima say up to which cost there are enough and, unless the cheapest ones share a few
+    lanes, not too many.
+    """
+    fill_minima(minima, known.costs, eligible)
+    low, high = cost_bounds(minima, ALL_LANES)
+    n = _put_between(words, at, I(1), CANDIDATES_MAX, known, eligible, -np.inf, low, chosen)
+    if n > CANDIDATES_MAX:
+        low, high = cost_bounds(known.costs, eligible)
+        n = _put_between(words, at, I(1), CANDIDATES_MAX, known, eligible, -np.inf, low, chosen)
+    if low < high and n < CANDIDATES_ENOUGH:
+        n = _put_between(words, at, n, CANDIDATES_ENOUGH, known, eligible, low, high, chosen)
+        return min(n, CANDIDATES_ENOUGH)
+    return min(n, CANDIDATES_MAX)
 
 
 @compiled()
@@ -227,18 +226,16 @@ def _least_prefill(totals, eligible):
 
 
 @compiled()
-def _put_candidates(words, at, plan, eligible, chosen):
+def _put_candidates(ring, words, at, plan, eligible, chosen):
     """The chosen one, then as many of the others as the row takes; how many those are."""
     n_eligible, known, first, least = _count(eligible), _known(plan), at + ROW_WORDS, I(0)
     _put_candidate(words, first, known, chosen)
     if n_eligible <= CANDIDATES_MAX:
         n = _put_all(words, first, known, eligible, chosen)
     else:
-        least = _least_prefill(known.totals, eligible)
-        low, high = _bounds(known.costs, eligible)
-        n = _put_between(words, first, I(1), known, eligible, -np.inf, low, chosen)
-        if high > low:
-            n = _put_between(words, first, n, known, eligible, low, high, chosen)
+        n = _put_cheapest(words, first, f64_view(ring, MINIMA), known, eligible, chosen)
+        if ring[CREDIT_FADES] != 0:
+            least = _least_prefill(known.totals, eligible)
     words[at + row.N_ELIGIBLE], words[at + row.N_ROWS] = n_eligible, n
     words[at + row.LEAST_PREFILL] = least
     return n
@@ -280,7 +277,7 @@ def _record(plan, sequence, eligible, factors, isl_tokens, pinned, draw, chosen)
     words[at + row.DRAW] = _bits(draw)
     words[at + row.REPORTED] = i64_view(plan, LOAD)[REPORTED]
     _put_parameters(words, at, plan)
-    n = _put_candidates(words, at, plan, eligible, chosen)
+    n = _put_candidates(ring, words, at, plan, eligible, chosen)
     ring[DRAFT_WORDS] = ROW_WORDS + n * CANDIDATE_WORDS + _put_factors(words, at, n, factors)
     return n
 
@@ -302,7 +299,8 @@ def record_placement(plan, sequence, eligible, factors, isl_tokens, pinned, draw
     """Write the row of the placement that the plan holds, if the plan has a ring.
 
     Of more than CANDIDATES_MAX candidates the chosen one and the CANDIDATES_MIN cheapest are in the
-    row at least; of some that cost nearly the same the first ones.  Arguments: as those of the
+    row at least; of some that cost nearly the same the first ones.  The least prefill tokens of all
+    are only looked for where costs may depend on them (CREDIT_FADES).  Arguments: as those of the
     placement, of which `chosen` is the slot, or less than 0.  O(slots)
     """
     if plan[RING + 1] != 0 and chosen >= 0:

@@ -8,6 +8,7 @@ pair     type    length           meaning
 WORDS    int64   n_words          rows of decisions, one behind the other
 BYTES    uint8   8 * n_words      the same memory
 BEGINS   int64   decisions_max    where the row of a decision begins, by its number
+MINIMA   float64 LANES            scratch: lowest cost of every LANES-th candidate
 
 Places count all words since the start; what lies at a place is WORDS[place % n_words].  A row is
 never split: where it might not fit before the end of WORDS it begins at the next multiple.  It is
@@ -19,18 +20,21 @@ each cost.  The chosen rank is the first candidate.  Of more than CANDIDATES_MAX
 some are in the row; see `decision_kernels`.
 """
 
-WORDS, BYTES, BEGINS = range(0, 6, 2)
-HEAD = 6
+WORDS, BYTES, BEGINS, MINIMA = range(0, 8, 2)
+HEAD = 8
 """Place of the next row."""
-KEPT = 7
+KEPT = 9
 """Decisions kept since the start; also the number of the newest, from 1."""
-DRAFT_WORDS = 8
+DRAFT_WORDS = 10
 """Length of the row that was written last, behind HEAD; 0: it is kept already."""
-RING_LENGTH = 9
+CREDIT_FADES = 11
+"""1: costs may depend on the least prefill tokens of all candidates, so rows say them."""
+RING_LENGTH = 12
 
+LANES = 64
 CANDIDATES_MAX = 64
-CANDIDATES_MIN = 32
-"""Of more candidates than the most at least so many are in a row."""
+CANDIDATES_MIN, CANDIDATES_ENOUGH = 16, 32
+"""Of more candidates than the most at least so many are in a row, and usually no more than this."""
 PARAMETERS_MAX = 16
 """Of a policy."""
 ID_WORDS = 6
@@ -51,7 +55,7 @@ NONE = -1
     DRAW,  # bits of a float64, as DECIDED_AT and WAITED_S
     N_ELIGIBLE,
     N_ROWS,  # candidates in the row
-    LEAST_PREFILL,  # tokens, over all candidates
+    LEAST_PREFILL,  # tokens, over all candidates; 0 where nothing depends on it
     DECIDED_AT,  # in seconds, as `now` of the core
     WAITED_S,
     POLICY_CLASS,  # number of the class in whose queue it waited; NONE: it did not

@@ -42,8 +42,10 @@ class Waited(NamedTuple):
 class DecisionRing:
     """Written by kernels (`header`, see decision_layout), read here by the same thread."""
 
-    def __init__(self, decisions_max: int) -> None:
-        """decisions_max: from 1;  2 KiB each on the average"""
+    def __init__(self, decisions_max: int, credit_fades: bool = True) -> None:
+        """decisions_max: from 1;  2 KiB each on the average
+        credit_fades: may the costs of a policy depend on the least prefill tokens of all ranks?
+        """
         n_words = max(decisions_max * WORDS_PER_DECISION, WORDS_MIN)
         self._words: Words = np.zeros(n_words, np.int64)
         self._begins: Words = np.zeros(decisions_max, np.int64)
@@ -51,6 +53,9 @@ class DecisionRing:
         name_array(self.header, layout.WORDS, self._words)
         name_array(self.header, layout.BYTES, self._words.view(np.uint8))
         name_array(self.header, layout.BEGINS, self._begins)
+        self._minima = np.zeros(layout.LANES, np.float64)
+        name_array(self.header, layout.MINIMA, self._minima)
+        self.header[layout.CREDIT_FADES] = credit_fades
         self._numbers = self.header.data
         self._partitions: dict[int, Decided] = {}
         self._named = 0
