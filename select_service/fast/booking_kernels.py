@@ -51,6 +51,7 @@ from select_service.fast.request_layout import (
     ISL_TOKENS,
     N_BLOCKS,
     N_SEQUENCE,
+    N_TOKENS,
     PATH_ID,
     RESERVATION_ID,
     RESERVE,
@@ -153,14 +154,21 @@ def _asked_prefill(state):
 
 
 @compiled()
+def has_path(state):
+    """Does the prompt have block hashes?  Those that a client gives beside its rank count for
+    nothing."""
+    return state[ROUTE] != RESERVE or state[N_TOKENS] != NONE
+
+
+@compiled()
 def _prefill(state, plan):
     """(tokens to book or NONE, own work, cached blocks) as `NewBooking` has them."""
-    if state[ROUTE] == RESERVE:
-        if plan[FOLLOWS] != 0:
-            return I(NONE), I(0), I(0)  # what is to do there is the core's to find out
-        tokens, work = _asked_prefill(state)
-        return tokens, work, I(0)
     summary = i64_view(plan, SUMMARY)
+    if state[ROUTE] == RESERVE:
+        tokens, work = _asked_prefill(state)
+        if plan[FOLLOWS] == 0 or work == 0:
+            return tokens, work, I(0)
+        return tokens, max(min(tokens, summary[S_WORK]), I(1)), summary[S_EXTERNAL]
     if state[COUNTS_PREFILL] == 0:
         return I(0), I(0), summary[S_EXTERNAL]
     return summary[S_EFFECTIVE], summary[S_WORK], summary[S_EXTERNAL]
@@ -182,7 +190,7 @@ def book_chosen(data, state, row, step):
         return UNNAMED
     record, now = record_of(row, state[SLOT]), _now(state)
     named = n_blocks if state[COUNTS_BLOCKS] != 0 else 0
-    kept = state[N_BLOCKS] if plan[FOLLOWS] != 0 else 0
+    kept = state[N_BLOCKS] if plan[FOLLOWS] != 0 and has_path(state) else 0
     ttl_s = float_of(ledger[TTL])
     what = (state[SLOT], u64_view(state, SEQUENCE)[:named], named, 0, state[ISL_TOKENS], tokens)
     where = (True, U(record[WORKER_ID]), record[DP_RANK], row[SUM])

@@ -12,11 +12,11 @@ from indexer.index.state_kernels import f64_view, i64_view, mask_view, u8_view, 
 from indexer.mutex_kernels import enter, leave
 from select_service.core.decide.decision_kernels import record_placement
 from select_service.core.decide.placement_kernels import NOBODY, call_place, count_placement
-from select_service.core.decide.plan_layout import BLOCK_SIZE, PLACE_AT, RANKS
+from select_service.core.decide.plan_layout import BLOCK_SIZE, FOLLOWS, PLACE_AT, RANKS
 from select_service.core.workers.rank_layout import OPEN
 from select_service.fast.answer_kernels import is_told, record_of, render, render_done
 from select_service.fast.body_kernels import read_body
-from select_service.fast.booking_kernels import book_chosen, change
+from select_service.fast.booking_kernels import book_chosen, change, has_path
 from select_service.fast.byte_kernels import NONE, I, U
 from select_service.fast.head_kernels import read_head
 from select_service.fast.keeping_kernels import keep_usual
@@ -148,6 +148,17 @@ def choose(state, row, is_judged, draw):
 
 
 @compiled()
+def place_there(state, row):
+    """Let the summary say what the prompt has on SLOT, of which the mask says that it is the only
+    candidate, and what is to do there."""
+    plan, n_blocks = i64_view(row, PLAN), state[N_BLOCKS] if has_path(state) else 0
+    path, sequence = u64_view(state, BLOCKS)[:n_blocks], u64_view(state, SEQUENCE)
+    mask, factors = mask_view(state, MASK), f64_view(state, NO_FACTORS)
+    given = (sequence[: state[N_SEQUENCE]], mask, factors, float(state[ISL_TOKENS]), True, 0.0)
+    call_place(plan[PLACE_AT], (plan, path, *given))
+
+
+@compiled()
 def count_answer(state):
     counts = i64_view(state, COUNTS)[state[ROUTE] * COUNT_LENGTH :]
     counts[ANSWERS] += 1
@@ -182,6 +193,8 @@ def decide(state, row, step, is_judged, draw):
     thread = enter(row[MUTEX])
     if step < TOLD:
         state[SLOT] = choose(state, row, is_judged, draw)
+    elif state[ROUTE] == RESERVE and i64_view(row, PLAN)[FOLLOWS] != 0:
+        place_there(state, row)
     said = GIVE_UP if state[SLOT] == NOBODY else told(row, state[SLOT])
     leave(row[MUTEX], thread)
     return said

@@ -20,7 +20,7 @@ GATE        int64   1                        `Gate.admits`
 LOG         int64   1                        `log.shows_debug`
 LEDGER      int64                            see core.load.ledger_layout
 WAITS       int64   1                        `WaitingList.waits`
-MASK        bool    n_slots                  ranks that may be chosen, where the gate has to say it
+MASK        bool    n_slots                  ranks that may be chosen, as the gate or a client says
 BOUNDS_NS   float64 N_BUCKETS - 1            upper ends of the buckets of COUNTS
 
 Of a row:

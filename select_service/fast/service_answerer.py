@@ -6,7 +6,7 @@ What is not for here is given up before anything has changed.
 import numpy as np
 
 from select_service.bodies.common import DEFAULT_NAME
-from select_service.core.arrays import name_array
+from select_service.core.arrays import Mask, name_array
 from select_service.core.identity import PartitionKey
 from select_service.core.selector import Selector
 from select_service.fast import request_layout as request
@@ -122,8 +122,7 @@ class ServiceAnswerer:
         free = None if self._is_misnamed(data) else self._gate.free_at_once(partition)
         if free is None:
             return layout.GIVE_UP
-        self._mask = free
-        name_array(self._state, layout.MASK, free)
+        self._let_choose_among(free)
         return layout.GO_ON_JUDGED
 
     def _is_misnamed(self, data: bytes) -> bool:
@@ -135,13 +134,23 @@ class ServiceAnswerer:
         return not rules.profile(_key_in(data, self._numbers).model_name).knows(wanted)
 
     def _found(self) -> int:
-        """Let SLOT be that of the rank which the request names: TOLD or GIVE_UP."""
+        """Let SLOT be that of the rank which the request names, and the mask its own: TOLD or
+        GIVE_UP."""
         state = self._numbers
-        slot = self._bookings.slot_asked_for(self._partitions.at(state[layout.AT_ROW]).partition)
+        partition = self._partitions.at(state[layout.AT_ROW]).partition
+        slot = self._bookings.slot_asked_for(partition)
         if slot is None:
             return layout.GIVE_UP
         state[layout.SLOT] = slot
+        if partition.placing.policy.follows:
+            there = np.zeros(partition.table.n_slots, np.bool_)
+            there[slot] = True
+            self._let_choose_among(there)
         return layout.TOLD
+
+    def _let_choose_among(self, mask: Mask) -> None:
+        self._mask = mask
+        name_array(self._state, layout.MASK, mask)
 
     def _booked(self, data: bytes) -> int:
         """Book on SLOT: RENDER or GIVE_UP."""

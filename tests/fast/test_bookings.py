@@ -4,11 +4,15 @@ import json
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import pytest
 
+from indexer.hashing.hashes import block_hashes
+from indexer.tiers import Tier
 from select_service import log
 from select_service.bodies.selection import SelectRequest
 from select_service.core.admission.waiting import Ticket
+from select_service.core.identity import Rank
 from select_service.core.load import ledger_layout
 from tests.builders import worker_body
 from tests.fast.requests import AIOHTTP, request
@@ -68,10 +72,16 @@ def life_of(name: str) -> list[bytes]:
     ]
 
 
-def reserve(name: str, tokens: int | None = None, length: int = 60) -> bytes:
+def _of_sequence(length: int) -> dict[str, Any]:
+    prompt = prompt_of(length, False)
+    del prompt["block_hashes"]
+    return prompt
+
+
+def reserve(name: str, tokens: int | None = None, prompt: dict[str, Any] | None = None) -> bytes:
     given = {} if tokens is None else {"effective_prefill_tokens": tokens}
     body = {"reservation_id": name, "worker_id": 2, "dp_rank": 1, **given}
-    return post("/reservations", {**body, **prompt_of(length, False)})
+    return post("/reservations", {**body, **(prompt or prompt_of(60, False))})
 
 
 def reservations_and_life(name: str) -> list[bytes]:
@@ -107,13 +117,14 @@ def told_is_the_same(two: TwoServices) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), REPLICA_FLAGS], ids=["alone", "replicas"])
+@pytest.mark.parametrize("policy", ["reference", "work"])
 @pytest.mark.parametrize("untracked", [None, *UNTRACKED])
 def test_after_the_first_booking_no_verb_of_the_core_is_called(
-    untracked: str | None, flags: tuple[str, ...]
+    untracked: str | None, policy: str, flags: tuple[str, ...]
 ) -> None:
     if untracked is not None:
         flags = (*flags, f"DYN_ROUTER_TRACK_{untracked}=false")
-    with services(*NOT_FOLLOWING, *flags) as two:
+    with services("--policy", policy, *flags) as two:
         two.say(select_and_reserve("first"))
         verbs = without_verbs(two)
         names = []
@@ -144,22 +155,42 @@ def test_where_blocks_get_identities_of_their_own_verbs_are_called() -> None:
         assert verbs.called == 1
 
 
+def hold_in_index(side: Side, rank: Rank, n_blocks: int) -> None:
+    """Let the rank have so many of the first blocks of every prompt."""
+    (partition,) = side.selector.fleet.partitions.values()
+    blocks = block_hashes(np.arange(60, dtype=np.uint32), partition.block_size)[:n_blocks]
+    partition.table.writer(rank).store(Tier.GPU, None, blocks, blocks)
+
+
+def account_of(side: Side, name: str) -> tuple[object, ...]:
+    """What is known of the prefill of a reservation."""
+    held = side.selector.held.find(name)
+    assert held is not None
+    return held.work, held.cached_blocks, held.first_of_prompt(64).tolist(), held.prefill_tokens
+
+
 @pytest.mark.parametrize("flags", [(), REPLICA_FLAGS], ids=["alone", "replicas"])
-def test_where_a_policy_follows_prefills_the_core_finds_out_what_is_to_do(
-    flags: tuple[str, ...],
+@pytest.mark.parametrize("cached", [0, 9])
+def test_what_is_to_do_on_a_rank_of_the_clients_is_found_out_as_by_the_verb(
+    cached: int, flags: tuple[str, ...]
 ) -> None:
-    """On a rank of the client's; on one that was placed the placement has said it."""
+    """There is less to do than the whole prompt where the rank has some of it."""
     with services("--policy", "work", *flags) as two:
         two.say(select_and_reserve("first"))
-        for data in (*life_of("a"), *reservations_and_life("b"), select_and_reserve(None)):
-            assert two.say(data).startswith(b"HTTP/1.1 20")
-            loads_are_the_same(two)
-            told_is_the_same(two)
-        verbs = without_verbs(two)
-        two.say(select_and_reserve("c"))
+        verbs, sides = without_verbs(two), (two.fast, two.ordinary)
+        for side in sides:
+            hold_in_index(side, Rank(2, 1), cached)
+        names = iter("abcdefgh")
+        for tokens in (None, 0, 7, 60):
+            for prompt in (prompt_of(60, True), _of_sequence(60)):
+                name = next(names)
+                assert two.say(reserve(name, tokens, prompt)).startswith(b"HTTP/1.1 201")
+                fast, ordinary = (account_of(side, name) for side in sides)
+                assert fast == ordinary
+                loads_are_the_same(two)
+                told_is_the_same(two)
+                assert two.say(request(f"DELETE /reservations/{name}", AIOHTTP))
         assert verbs.called == 0
-        two.say(reserve("d"))
-        assert verbs.called == 1
 
 
 def waiting_on(side: Side) -> Ticket:
