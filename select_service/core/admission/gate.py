@@ -55,6 +55,9 @@ SERVED_PER_TURN_MAX = 64
 LANES_PER_STEP = 64
 """Looking through so many lanes counts as much as serving one request more."""
 
+ROOMS_AT_ONCE_MAX = 8
+"""Classes with different room that are compared for one request, some microseconds each."""
+
 _NOT_SAID = (0.0,) * N_LIMITS
 
 SETTLED_PER_TURN_MAX = 256
@@ -156,19 +159,27 @@ class Gate:
             return None
         limits = self._limits_at_once(partition.key)
         if limits is None:
-            return self._free_of_hold(partition) if self.holds else None
+            return self._free_for_all(partition)
         free, n_free = ranks_below(partition, partition.table.open, limits)
         return free if n_free else None
 
-    def _free_of_hold(self, partition: Partition) -> Mask | None:
-        """As `free_at_once`, where the only class waits for work to be done."""
-        assert self.rules is not None
+    def _free_for_all(self, partition: Partition) -> Mask | None:
+        """As `free_at_once`, where there are several classes, or one waits for work to be done:
+        where all would choose among the same ranks, it does not matter of which a request is.
+        """
         key = partition.key
-        only = self.rules.profile(key.model_name).only
-        if only is None or self.tiers.shedding or key in self.waiting.queues:
+        if self.rules is None or self.tiers.shedding:
             return None
-        room = room_for(partition, self.judge.free_of_all(partition), only)
-        return room.eligible if room.n_ranks else None
+        if self.holds and key in self.waiting.queues:
+            return None
+        classes = self.rules.profile(key.model_name).rooms
+        if len(classes) > ROOMS_AT_ONCE_MAX:
+            return None
+        not_busy = self.judge.free_of_all(partition)
+        rooms = [room_for(partition, not_busy, each) for each in classes]
+        eligible = rooms[0].eligible
+        is_same = all(r.n_ranks and np.array_equal(r.eligible, eligible) for r in rooms)
+        return eligible if is_same else None
 
     def _limits_at_once(self, key: PartitionKey) -> Limits | None:
         """Of requests that say nothing but their prompt; None: each has to be judged by itself."""

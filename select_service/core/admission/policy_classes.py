@@ -59,6 +59,11 @@ class PolicyClass(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Is room for it said by the work that is left, and not by the load?"""
         return self.queue_policy == "work"
 
+    @property
+    def room(self) -> tuple[bool, int | None, float | None]:
+        """What says on which ranks there is room for it."""
+        return self.holds, self.prefill_busy_threshold, self.prefill_busy_threshold_frac
+
 
 class Bucket(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Prompts of at least `min_tokens` uncached tokens, up to the next bucket."""
@@ -91,6 +96,8 @@ class Profile:
         """The class of all requests, if there are no others."""
         self.holds = any(each.holds for each in self.classes)
         self.only_by_load = None if self.holds else self.only
+        self.rooms: Sequence[PolicyClass] = tuple({c.room: c for c in self.classes}.values())
+        """One class for each way to have room."""
         self._floors = [bucket.min_tokens for bucket in document.uncached_isl_buckets]
         self._buckets = [bucket.bucket for bucket in document.uncached_isl_buckets]
         self.default_family = document.default_policy_family
