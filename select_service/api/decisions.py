@@ -68,6 +68,7 @@ _CANDIDATE = {
     "extra_wait_tokens": 0,
     "extra_prefill_tokens": 0,
     "weight": 1.0,
+    "speed": 1.0,
     "factor": 1.0,
     "terms": {"cached_tokens": 32, "effective_prefill_tokens": 38, "decode": 5, "cost": 7.375},
 }

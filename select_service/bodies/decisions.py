@@ -52,6 +52,9 @@ class CandidateView(Struct, kw_only=True):
     """What the prompt itself would compute here, above the least of the candidates shown."""
     weight: float
     """What its cost was divided by."""
+    speed: float
+    """Its declared prefill speed (`prefill_tokens_per_s`) over the median of the declared ones; 1
+    where it is not declared. Policies of work divided its cost by this, too."""
     factor: float
     """What the preferred taints of the request multiplied its cost by; 1: nothing."""
     terms: dict[str, float]

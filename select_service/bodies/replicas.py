@@ -65,6 +65,8 @@ class ReplicaPeer(Struct, kw_only=True):
     """Events that were followed."""
     digests: int
     """Digests that were compared."""
+    progress: int
+    """Messages about the progress of prefills that were followed."""
     lost: int
     """Events of the peer that are known not to have arrived."""
     dropped: dict[str, int]
@@ -101,6 +103,8 @@ class ReplicaStatus(Struct, kw_only=True):
     """Events handed to the network."""
     digests_out: int
     """Digests handed to the network, one a second."""
+    progress_out: int
+    """Messages about the progress of prefills that were handed to the network."""
     frames_dropped_out: int
     """Events that were not published: the queue was full, or the prompt too long."""
     frames_queued: int

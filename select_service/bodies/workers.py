@@ -19,6 +19,7 @@ from select_service.bodies.common import (
 
 ByRank = Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)]
 Taints = Annotated[list[Name], Meta(max_length=TAINTS_MAX)]
+Speed = Annotated[float, Meta(ge=1, le=1e9)]
 Domains = Annotated[dict[Name, Name], Meta(max_length=TAINTS_MAX)]
 
 
@@ -59,6 +60,10 @@ class WorkerFields(RequestBody, kw_only=True):
     engines that announce a block again without a new copy."""
     metrics_endpoint: Endpoint | None = None
     """URL of the engine's own Prometheus metrics, which say how full its KV cache is."""
+    prefill_tokens_per_s: Speed | None = None
+    """How many prompt tokens a rank of it computes in a second, measured on one engine without
+    other load; policies of work divide costs by what that is relative to the median of the
+    workers of the model and tenant that say it. Left out: as the median."""
 
 
 class WorkerRegistration(WorkerFields, kw_only=True):
@@ -280,6 +285,8 @@ class WorkerRecord(Struct, kw_only=True):
     """`counted` or `set`, as registered; absent when left out."""
     metrics_endpoint: str | UnsetType = UNSET
     """URL of the engine's own metrics; absent when there is none."""
+    prefill_tokens_per_s: float | UnsetType = UNSET
+    """Declared prefill speed of a rank; absent when it was left out."""
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET
     """What the event listener of each rank has seen; only where workers are listed."""
     predictions: dict[int, RankPredictions] | UnsetType = UNSET

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from indexer.sockets.ingest import Ingest
 from select_service.core.due_task import SECOND_S, DueTask
+from select_service.core.replicas.progress import PROGRESS_S
 from select_service.core.selector import Selector
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due import DueTasks
@@ -54,6 +55,7 @@ def due_tasks(
         tasks.append(DueTask("decision_log", logged.interval_s, logged.step))
     if replicas is not None:
         tasks.append(_once("replicas", lambda now: replicas.tick()))
+        tasks.append(DueTask("progress", PROGRESS_S, replicas.tell_progress))
     return DueTasks(tasks, monotonic())
 
 

@@ -15,6 +15,12 @@ _REPAIRED = "Reservations that repairs added, dropped or changed."
 OUT: Sequence[Family[ReplicaStatus]] = (
     Family(COUNTER, "replica_frames_out", "Events published.", lambda s: s.frames_out),
     Family(COUNTER, "replica_digests_out", "Digests published.", lambda s: s.digests_out),
+    Family(
+        COUNTER,
+        "replica_progress_out",
+        "Messages about the progress of prefills published.",
+        lambda s: s.progress_out,
+    ),
     Family(GAUGE, "replica_subscribers", "Replicas that listen.", lambda s: s.subscribers),
     Family(
         COUNTER,
@@ -29,6 +35,12 @@ PEERS: Sequence[Family[ReplicaPeer]] = (
     Family(COUNTER, "replica_frames_in", "Messages of the peer.", lambda p: p.frames_in),
     Family(
         COUNTER, "replica_applied", "Events of the peer that were followed.", lambda p: p.applied
+    ),
+    Family(
+        COUNTER,
+        "replica_progress",
+        "Messages of the peer about the progress of prefills that were followed.",
+        lambda p: p.progress,
     ),
     Family(
         COUNTER,

@@ -48,11 +48,13 @@ class Setting(NamedTuple):
 
     reports: do callers say when prefill is over?
     queue:   which requests wait for room; None: all pass
+    speeds:  do workers declare how fast they prefill?
     """
 
     reports: bool = True
     selector_number: int = 0
     queue: QueueRules | None = None
+    speeds: bool = False
 
 
 USUAL = Setting()
@@ -69,6 +71,7 @@ def a_selector(scene: Scene, config: RouterConfig, setting: Setting) -> Selector
         rng=Random(seed),
     )
     for worker_id, hardware in enumerate(scene.fleet):
+        speed = hardware.prefill_tokens_per_s if setting.speeds else None
         selector.register(
             WorkerRegistration(
                 worker_id=worker_id,
@@ -77,6 +80,7 @@ def a_selector(scene: Scene, config: RouterConfig, setting: Setting) -> Selector
                 block_size=BLOCK_TOKENS,
                 total_kv_blocks=hardware.kv_blocks,
                 max_num_batched_tokens=hardware.batch_tokens,
+                prefill_tokens_per_s=speed,
             )
         )
     return selector

@@ -119,3 +119,12 @@ def test_who_would_wait_is_told(fleet):
         assert api.post("/explain", PROMPT).body["would_wait"] is False
         api.post("/select_and_reserve", PROMPT)
         assert api.post("/explain", PROMPT).body["would_wait"] is True
+
+
+def test_candidates_show_their_declared_speed_next_to_the_median(api):
+    for worker_id, speed in ((1, 4000), (2, 12000)):
+        api.post("/workers", worker_body(worker_id, prefill_tokens_per_s=speed))
+    api.post("/select_and_reserve", {**PROMPT, "reservation_id": "a"})
+    found = api.get("/decisions/a").body["candidates"]
+    shown = [(c["worker_id"], c["speed"], c["terms"]["cost"]) for c in found]
+    assert shown == [(2, 1.5, round(34 / 1.5, 3)), (1, 0.5, 68.0)]

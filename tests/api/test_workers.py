@@ -219,3 +219,20 @@ def test_a_worker_of_many_ranks_is_put_in_a_turn_of_its_own(api, ranks, order, m
     monkeypatch.setattr(Fleet, "put", is_put)
     assert api.post("/workers", worker_body(1, data_parallel_size=ranks)).status == 201
     assert seen == order
+
+
+def test_a_declared_speed_is_shown_and_changed(api):
+    body = api.post("/workers", worker_body(7, prefill_tokens_per_s=9700)).body
+    assert (body["prefill_tokens_per_s"], body["lifecycle"]) == (9700.0, "schedulable")
+    assert api.patch("/workers/7", {"prefill_tokens_per_s": 24600.5}).status == 200
+    assert api.patch("/workers/7", {"taints": ["x"]}).body["prefill_tokens_per_s"] == 24600.5
+    assert api.get("/workers").body[0]["prefill_tokens_per_s"] == 24600.5
+    assert "prefill_tokens_per_s" not in api.post("/workers", worker_body(7)).body
+
+
+@pytest.mark.parametrize("speed", [0, -1, 0.5, 1e10, "fast", True])
+def test_a_speed_that_cannot_be_meant_is_refused(api, speed):
+    answer = api.post("/workers", worker_body(7, prefill_tokens_per_s=speed))
+    assert answer.status == 422
+    assert "prefill_tokens_per_s" in answer.body["error"]
+    assert api.get("/workers").body == []

@@ -18,6 +18,7 @@ from select_service import app
 from select_service.api.application import Application
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
+from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.agreement import Agreement
 from select_service.fast.protocol import Lean, LeanProtocol
 from select_service.fast.service_answerer import ServiceAnswerer
@@ -143,6 +144,8 @@ class Side:
         """What a replica has told.  Why that changed nothing, or how far both are apart."""
         if topic == replica_events.TOPIC:
             return self.selector.replicas.apply(replica_events.decode(payload), monotonic())
+        if topic == replica_progress.TOPIC:
+            return self.selector.replicas.progress.hear(replica_progress.decode(payload))
         digest = replica_digest.decode(payload)
         reason = self.selector.replicas.compare(digest, self._agreement, monotonic())
         return reason or self._agreement.difference
@@ -215,9 +218,11 @@ class TwoServices:
                 assert heard[0] == heard[1]
 
     def tick(self, replica: int) -> None:
-        """It tells a digest."""
+        """It tells how far its prefills are, and a digest."""
         for side in self.pairs[replica]:
             assert side.replicas is not None
+            while side.replicas.tell_progress(monotonic()):
+                pass
             side.replicas.tick()
 
     @property

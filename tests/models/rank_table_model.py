@@ -1,6 +1,7 @@
 """Naive twin of RankTable: a dictionary of rows, everything else derived from it when asked."""
 
 import math
+import statistics
 from dataclasses import dataclass
 
 
@@ -35,10 +36,10 @@ class RankTableModel:
         return [slot for _, slot in sorted(mine)]
 
     def columns(self, slot):
-        """open, weight, kv_blocks, batch_tokens, kv_usage"""
+        """open, weight, kv_blocks, batch_tokens, kv_usage, speed"""
         row = self.rows.get(slot)
         if row is None:
-            return False, 1.0, math.inf, math.inf, math.nan
+            return False, 1.0, math.inf, math.inf, math.nan, 0.0
         blocks, tokens = row.given.total_kv_blocks, row.given.max_num_batched_tokens
         return (
             True,
@@ -46,7 +47,13 @@ class RankTableModel:
             blocks or math.inf,
             math.inf if tokens is None else tokens,
             math.nan if row.kv_usage is None else row.kv_usage,
+            row.given.prefill_tokens_per_s or 0.0,
         )
+
+    def usual_speed(self):
+        speeds = {row.rank[0]: row.given.prefill_tokens_per_s for row in self.rows.values()}
+        declared = [speed for speed in speeds.values() if speed is not None]
+        return statistics.median(declared) if declared else 0.0
 
     def having_all(self, wanted):
         return {s for s, row in self.rows.items() if wanted <= set(row.given.taints)}

@@ -11,12 +11,16 @@ from tests.models.cost_model import lower_tiers, round_half_away
 
 @dataclass
 class Prefill:
+    """told: tokens done, as the peer says that admitted it, or as peers were told of one of ours"""
+
     name: str
     slot: int
     work: int
     cached: int
     path: tuple
     unfinished: bool = True
+    told: int = 0
+    of_peer: bool = False
 
 
 @dataclass
@@ -68,8 +72,24 @@ class WorkModel:
         if not self.unfinished(slot):
             return 0
         oldest = self.unfinished(slot)[0]
+        if oldest.of_peer:
+            return oldest.told
         done = self.block_size * (self.there(slot, oldest.path) - oldest.cached)
         return min(max(done, 0), oldest.work)
+
+    def hear(self, name, done):
+        """Its peer says that so many tokens are done."""
+        prefill = self.find(name)
+        prefill.told = max(prefill.told, min(done, prefill.work))
+
+    def to_tell(self, slots):
+        """{name: tokens done} of our oldest prefills that are further than was told."""
+        found = {}
+        for slot in slots:
+            for oldest in self.unfinished(slot)[:1]:
+                if not oldest.of_peer and self.done(slot) > oldest.told:
+                    found[oldest.name] = oldest.told = self.done(slot)
+        return found
 
     def requests(self, slot):
         return sum(p.slot == slot for p in self.prefills)
@@ -89,6 +109,7 @@ class RankState:
     active_blocks: int
     kv_blocks: float = math.inf
     outside: bool = False
+    speed: float | None = None
 
 
 def own_work(rank, isl_tokens, size, config):
@@ -96,14 +117,15 @@ def own_work(rank, isl_tokens, size, config):
     return max(1, isl_tokens - max(cached, size * rank.leading_run))
 
 
-def cost(rank, isl_tokens, n_blocks, size, config, reported=1.0):
-    """J of `work` or `least_work`, without taints and weights."""
+def cost(rank, isl_tokens, n_blocks, size, config, reported=1.0, usual_speed=None):
+    """J of `work` or `least_work` / relative speed, without taints and weights."""
+    pace = usual_speed / rank.speed if usual_speed and rank.speed else 1.0
     own, options, knows = own_work(rank, isl_tokens, size, config), config.policy_options, True
     left, price = rank.left, 1.0 if config.track_prefill_tokens else 0.0
     if reported < 0.5:
         left, price, knows = rank.booked, min(price, 0.3), False
     if config.policy == "least_work":
-        return price * left + own + 0.0
+        return (price * left + own + 0.0) * pace
     strict = "strict-tail" in options
     most = 4.0 if knows else 0.0
     share = min(rank.requests * (1.0 / (64.0 if strict else 32.0)), most)
@@ -114,4 +136,4 @@ def cost(rank, isl_tokens, n_blocks, size, config, reported=1.0):
     total += live_price * (size * live)
     over = max(0.0, live - 0.95 * rank.kv_blocks)
     total += (0.0 if "no-memory" in options else 1.0) * (size * over)
-    return total + (4096.0 * (own / (own + 2048.0)) if rank.outside else 0.0)
+    return (total + (4096.0 * (own / (own + 2048.0)) if rank.outside else 0.0)) * pace

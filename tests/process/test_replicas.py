@@ -7,6 +7,7 @@ import zmq
 
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
+from select_service.core.replicas import progress as replica_progress
 from tests.patience import eventually
 from tests.process.replica_processes import Replica, mesh, until_equal
 
@@ -78,6 +79,7 @@ def test_hostile_frames_change_nothing_and_stop_nothing(pair):
             [replica_events.TOPIC, b"\xdd\xff\xff\xff\xff"],
             [replica_events.TOPIC + b"x", b"\x80"],
             [replica_digest.TOPIC, b"\x00"],
+            [replica_progress.TOPIC, b"\x81"],
             [replica_events.TOPIC] + [b"y"] * 1000,
         ]
 
@@ -86,7 +88,7 @@ def test_hostile_frames_change_nothing_and_stop_nothing(pair):
                 publisher.send_multipart(frames)
             peers = b.get("/replica_sync/status")[1]["peers"]
             (dropped,) = [peer["dropped"] for peer in peers if peer["endpoint"] == endpoint]
-            return dropped.keys() >= {"frames", "decode", "topic", "digest"}
+            return dropped.keys() >= {"frames", "decode", "topic", "digest", "progress"}
 
         eventually(has_seen_all)
         assert b.requests() == 0

@@ -9,9 +9,14 @@ import heapq
 from itertools import count
 from random import Random
 
+import numpy as np
+
+from indexer.tiers import Tier
+from select_service.core.decide.router_config import RouterConfig
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
+from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair
 from select_service.errors import NotFound
@@ -53,7 +58,8 @@ class Node:
         self.agreements = {}
         self.encode = replica_events.EventEncoder().encode
         self.repairing = set()
-        self.selector = a_selector(seed=world.rng.getrandbits(64), ttl_s=ttl_s)
+        config = RouterConfig(policy="work")
+        self.selector = a_selector(config, seed=world.rng.getrandbits(64), ttl_s=ttl_s)
         self.selector.replicas.tell(self.publish_event)
         for worker_id in range(n_workers):
             self.selector.register(a_worker(worker_id, data_parallel_size=2))
@@ -74,7 +80,22 @@ class Node:
             if agreement.repair_due(self.now()) and peer not in self.repairing:
                 self.start_repair(peer, agreement)
 
+    def tell_progress(self):
+        def say(payload):
+            self.world.broadcast(self, "progress", payload)
+
+        while self.selector.replicas.progress.step(self.now(), say):
+            pass
+
+    def compute(self, rank, blocks):
+        """An engine announces that it has computed them."""
+        (partition,) = self.selector.fleet.partitions.values()
+        partition.table.writer(rank).store(Tier.GPU, None, blocks, blocks)
+
     def receive(self, sender, kind, payload):
+        if kind == "progress":
+            self.selector.replicas.progress.hear(replica_progress.decode(payload))
+            return
         agreement = self.agreements.setdefault(sender, Agreement())
         if kind == "event":
             event = replica_events.decode(payload)
@@ -136,6 +157,7 @@ class World:
         self.lives = [0] * n_nodes
         for number in range(n_nodes):
             self.at(self.rng.uniform(0, DIGEST_S), lambda n=number: self._tick(n))
+            self.at(self.rng.uniform(0, DIGEST_S), lambda n=number: self._tell_progress(n))
 
     # --- time
 
@@ -152,6 +174,10 @@ class World:
     def _tick(self, number):
         self.nodes[number].tick()
         self.at(DIGEST_S, lambda: self._tick(number))
+
+    def _tell_progress(self, number):
+        self.nodes[number].tell_progress()
+        self.at(replica_progress.PROGRESS_S, lambda: self._tell_progress(number))
 
     # --- network
 
@@ -213,6 +239,14 @@ class World:
             node.now(),
         )
         self.running[name] = node.number
+        rank = node.selector.held.get(name).rank
+        computed = np.array(hashes[: self.rng.randrange(len(hashes) + 1)], np.uint64)
+        if len(computed):
+            self.at(self.rng.uniform(0, 1), lambda: self._computed(rank, computed))
+
+    def _computed(self, rank, blocks):
+        for node in self.nodes:
+            node.compute(rank, blocks)
 
     def end(self, name):
         if name in self.running and self._anywhere(name, "free"):

@@ -2,8 +2,8 @@
 
     NAME[, OPTION]... [ @ N x MS ms[, OPTION]...]
 
-Options of a core or a trial: `no reports` (callers do not say when prefill is over), `speeds` (a
-trial knows how fast ranks are), `option NAME` (of the policy), `queue POLICY FRAC` (the core's
+Options of a core or a trial: `no reports` (callers do not say when prefill is over), `speeds`
+(workers declare how fast they are), `option NAME` (of the policy), `queue POLICY FRAC` (the core's
 queue is on: a rank has room below FRAC batch budgets).  Of several selectors: `loss 20` (percent of
 messages), `sticky` (a session stays with one selector), `no help`, or parts of it: `no work`,
 `no progress`, `no share`; these are for trials.
@@ -78,7 +78,7 @@ def core_of(text: str, scene: Scene, number: int) -> CoreChooser:
     """number: of the selector, among its peers"""
     name, *rest = text.split(", ")
     options = _options(rest)
-    setting = Setting(reports=options.reports, selector_number=number, queue=options.queue)
+    setting = Setting(options.reports, number, options.queue, options.speeds)
     if name.startswith("trial "):
         rule = TRIALS[name.removeprefix("trial ")]._replace(speeds=options.speeds)
         return WorkChooser(scene, rule, setting)

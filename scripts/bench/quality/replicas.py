@@ -14,6 +14,7 @@ from scripts.bench.quality.work import WorkChooser
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
+from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.events import LoadEvent
 from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair
@@ -22,10 +23,10 @@ from select_service.replaying.pool import Change
 from select_service.replaying.world import Ask, World
 
 DIGEST_S = 1.0
-PROGRESS_S = 0.1
+PROGRESS_S = replica_progress.PROGRESS_S
 HELP = frozenset({"work", "progress", "share"})
-"""What choosers in Python may do beyond the reference's events: tell their peers of own work, and
-how far their prefills are; and prefer the ranks of their share."""
+"""What choosers may do beyond the reference's events: tell their peers of own work (the core always
+does), and how far their prefills are; and prefer the ranks of their share."""
 
 
 class Link(NamedTuple):
@@ -67,7 +68,7 @@ class Member:
 
     def tick(self, now: float) -> None:
         """Once a second: say what is held, look for what a peer holds otherwise, share ranks."""
-        while self.replicas.shares.tick(now):
+        while self._group.shares and self.replicas.shares.tick(now):
             pass
         self._digests += 1
         digest = self.replicas.digest(self._digests, self._sent, 1, None)
@@ -79,6 +80,16 @@ class Member:
     def compare(self, sender: int, payload: bytes, now: float) -> None:
         """A digest of a peer arrives."""
         self.replicas.compare(replica_digest.decode(payload), self._agreement(sender), now)
+
+    def tell_progress(self) -> None:
+        """Every PROGRESS_S: say how far prefills are."""
+        say = partial(self._group.broadcast, self._number, "hear_progress")
+        while self.replicas.progress.step(self._group.now, say):
+            pass
+
+    def hear_progress(self, sender: int, payload: bytes, now: float) -> None:
+        """A peer says how far its prefills are."""
+        self.replicas.progress.hear(replica_progress.decode(payload))
 
     def _agreement(self, peer: int) -> Agreement:
         return self._agreements.setdefault(peer, Agreement())
@@ -135,9 +146,12 @@ class Replicated:
         self._world, self._link = world, link
         self._rng = Random(f"clients and losses {seed}")
         self._owner: dict[int, CoreChooser] = {}
+        self.shares = "share" in link.help
         self.members = [Member(self, number, chooser) for number, chooser in enumerate(choosers)]
         for number, member in enumerate(self.members):
             world.every(DIGEST_S, self._tick, member, first=number / len(self.members))
+            if "progress" in link.help:
+                world.every(PROGRESS_S, member.tell_progress)
         workers = [chooser for chooser in choosers if isinstance(chooser, WorkChooser)]
         for chooser in workers:
             self._help(chooser, workers)

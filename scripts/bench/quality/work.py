@@ -152,7 +152,7 @@ class WorkChooser(CoreChooser):
             self._memory = [inf] * n
         self._held, self._most = [0] * n, [0] * n
         speeds = np.array([hardware.prefill_tokens_per_s for hardware in scene.fleet])
-        self._speeds = (speeds / speeds.max()).tolist() if rule.speeds else [1.0] * n
+        self._speeds = (speeds / np.median(speeds)).tolist() if rule.speeds else [1.0] * n
 
     # --- choosing
 

@@ -78,7 +78,14 @@ from select_service.core.load.load_layout import (
     TOTALS,
     WHOLE_BLOCKS,
 )
-from select_service.core.workers.rank_layout import KV_BLOCKS, OUTSIDE, VERSION, WEIGHT
+from select_service.core.workers.rank_layout import (
+    KV_BLOCKS,
+    OUTSIDE,
+    SPEED,
+    USUAL_SPEED,
+    VERSION,
+    WEIGHT,
+)
 
 LARGEST = I(np.iinfo(np.int64).max)
 ALL_LANES = np.ones(LANES, np.bool_)
@@ -100,6 +107,7 @@ class Known(NamedTuple):
     kv_blocks: np.ndarray
     weight: np.ndarray
     outside: np.ndarray
+    speed: np.ndarray
     costs: np.ndarray
 
 
@@ -132,6 +140,7 @@ def _known(plan):
         f64_view(ranks, KV_BLOCKS),
         f64_view(ranks, WEIGHT),
         f64_view(ranks, OUTSIDE),
+        f64_view(ranks, SPEED),
         f64_view(plan, COSTS),
     )
 
@@ -156,6 +165,7 @@ def _put_candidate(words, at, known, slot):
     words[at + U(row.LEFT)] = known.left[slot]
     words[at + U(row.KV_BLOCKS)] = _bits(known.kv_blocks[slot])
     words[at + U(row.WEIGHT)] = _bits(known.weight[slot])
+    words[at + U(row.SPEED)] = _bits(known.speed[slot])
     words[at + U(row.COST)] = _bits(known.costs[slot])
 
 
@@ -276,6 +286,7 @@ def _record(plan, sequence, eligible, factors, isl_tokens, pinned, draw, chosen)
     words[at + row.PROMPT] = I(sequence[n_blocks - 1]) if n_blocks else 0
     words[at + row.DRAW] = _bits(draw)
     words[at + row.REPORTED] = i64_view(plan, LOAD)[REPORTED]
+    words[at + row.USUAL_SPEED] = i64_view(plan, RANKS)[USUAL_SPEED]
     _put_parameters(words, at, plan)
     n = _put_candidates(ring, words, at, plan, eligible, chosen)
     ring[DRAFT_WORDS] = ROW_WORDS + n * CANDIDATE_WORDS + _put_factors(words, at, n, factors)

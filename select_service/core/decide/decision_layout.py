@@ -61,9 +61,10 @@ NONE = -1
     POLICY_CLASS,  # number of the class in whose queue it waited; NONE: it did not
     POSITION,  # in that queue
     REPORTED,  # of the load, bits of a float64
+    USUAL_SPEED,  # of the rank table, bits of a float64
     N_PARAMETERS,
-) = range(17)
-PARAMETERS = 17
+) = range(18)
+PARAMETERS = 18
 """Bits of the float64 of the plan, PARAMETERS_MAX of them."""
 SELECTION_ID = PARAMETERS + PARAMETERS_MAX
 RESERVATION_ID = SELECTION_ID + 1 + ID_WORDS
@@ -82,11 +83,12 @@ RESERVED, PINNED, FACTORED = 1, 2, 4
     MATCHED_HIGH,  # with those on disk, and from bit 32 on in external storage
     BOOKED,  # own work of its unfinished prefills in tokens, and what is left of it
     LEFT,
-    KV_BLOCKS,  # bits of a float64, as WEIGHT and COST
+    KV_BLOCKS,  # bits of a float64, as all that follow
     WEIGHT,
+    SPEED,  # declared, in tokens per second; 0: it is not
     COST,
-) = range(11)
-CANDIDATE_WORDS = 11
+) = range(12)
+CANDIDATE_WORDS = 12
 SLOT_BITS = 24
 HALF = 32
 OUTSIDE_BIT = 62

@@ -31,6 +31,7 @@ class Recorded(NamedTuple):
     matched:  int32[n, N_TIERS], cumulative blocks
     booked, left: own work of unfinished prefills, and what is left of it, int64[n] in tokens
     weights:  float64[n];  outside: 1 for ranks of another replica's share, else 0
+    speeds:   declared ones, float64[n] in tokens per second; 0: it is not
     factors: of the costs, float64[n] or empty: all 1
     costs:    float64[n], as they were compared
     """
@@ -48,6 +49,7 @@ class Recorded(NamedTuple):
     kv_blocks: Floats
     weights: Floats
     outside: Floats
+    speeds: Floats
     factors: Floats
     costs: Floats
 
@@ -74,6 +76,7 @@ def recorded(row: Words) -> Recorded:
         kv_blocks=np.ascontiguousarray(table[:, layout.KV_BLOCKS]).view(np.float64),
         weights=np.ascontiguousarray(table[:, layout.WEIGHT]).view(np.float64),
         outside=(live >> layout.OUTSIDE_BIT).astype(np.float64),
+        speeds=np.ascontiguousarray(table[:, layout.SPEED]).view(np.float64),
         factors=row[end : end + n_factors].view(np.float64),
         costs=np.ascontiguousarray(table[:, layout.COST]).view(np.float64),
     )
@@ -143,12 +146,15 @@ class _Plan:
             rank_layout.WEIGHT: _filled(found.weights, more, 1),
             rank_layout.KV_BLOCKS: _filled(found.kv_blocks, more, 1),
             rank_layout.OUTSIDE: _filled(found.outside, more, 0),
+            rank_layout.SPEED: _filled(found.speeds, more, 0),
         }
+        ranks = _header(of_ranks, rank_layout.HEADER_LENGTH)
+        ranks[rank_layout.USUAL_SPEED] = row[layout.USUAL_SPEED]
         load = _header(of_load, load_layout.HEADER_LENGTH)
         load[load_layout.REPORTED] = row[layout.REPORTED]
         arrays = {
             plan_layout.LOAD: load,
-            plan_layout.RANKS: _header(of_ranks, rank_layout.HEADER_LENGTH),
+            plan_layout.RANKS: ranks,
             plan_layout.MATCHED: _filled(found.matched, more, 0),
             plan_layout.LEADING: _filled(found.leading, more, 0),
             plan_layout.PARAMETERS: parameters,

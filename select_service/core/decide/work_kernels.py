@@ -14,7 +14,8 @@ B is the block size, isl the length of the prompt, both in tokens:
                + live_price * live
                + memory_price * max(0, live - full * B * blocks of its KV cache)
                + outside_price * u / (u + OUTSIDE_HALF)     if it is of another replica's share
-    cost       = J, times the factor of its taints, divided by its weight
+    speed      = its declared prefill speed / the median of the declared ones; 1: not declared
+    cost       = J / speed, times the factor of its taints, divided by its weight
 
 The term of memory is 0 for ranks whose `total_kv_blocks` nobody declared.  Where callers do not
 report the ends of prefills (REPORTED of the load is below REPORTED_MIN), P says little: it costs
@@ -71,7 +72,13 @@ from select_service.core.load.load_layout import (
     WHOLE_BLOCKS,
 )
 from select_service.core.load.progress_kernels import look_at_progress
-from select_service.core.workers.rank_layout import KV_BLOCKS, OUTSIDE, WEIGHT
+from select_service.core.workers.rank_layout import (
+    KV_BLOCKS,
+    OUTSIDE,
+    SPEED,
+    USUAL_SPEED,
+    WEIGHT,
+)
 
 # Rows of the terms float64[N_TERMS, n_slots] behind the common ones: tokens, then prices.
 (
@@ -114,6 +121,7 @@ class Query(NamedTuple):
     """What of a prompt and of the policy is the same for all slots.
 
     left_at: the pair of the load that says what is left
+    usual_speed: in tokens per second, of a rank whose cost is J; 0: that of all
     """
 
     left_at: int
@@ -126,6 +134,7 @@ class Query(NamedTuple):
     memory_price: float
     full: float
     outside_price: float
+    usual_speed: float
     host_weight: float
     disk_weight: float
     tracks_active: bool
@@ -138,6 +147,7 @@ class Slot(NamedTuple):
     """What is known of a slot.  device, cpu, external: matched blocks, cumulative
 
     outside: 1: of another replica's share, else 0
+    pace: what J is multiplied by, because it is slower or faster than the usual rank
     """
 
     left: float
@@ -145,6 +155,7 @@ class Slot(NamedTuple):
     active_blocks: float
     kv_blocks: float
     outside: float
+    pace: float
     device: float
     cpu: float
     external: float
@@ -162,6 +173,7 @@ class Rows(NamedTuple):
     kv_blocks: np.ndarray
     weight: np.ndarray
     outside: np.ndarray
+    speed: np.ndarray
 
 
 @compiled()
@@ -186,6 +198,7 @@ def _query(plan, isl_tokens, n_blocks):
         memory_price=parameters[P_MEMORY],
         full=parameters[P_FULL],
         outside_price=parameters[P_OUTSIDE],
+        usual_speed=float_of(i64_view(plan, RANKS)[USUAL_SPEED]),
         host_weight=parameters[P_HOST],
         disk_weight=parameters[P_DISK],
         tracks_active=parameters[P_TRACK_ACTIVE] != 0.0,
@@ -221,10 +234,10 @@ def prices_of(slot, query):
 
 
 @compiled(error_model="numpy")
-def _cost(prices, factor, weight):
+def _cost(prices, pace, factor, weight):
     """Never NaN."""
     _, own, _, left, share, requests, live, memory, outside = prices
-    cost = (left + own + share + requests + live + memory + outside) * factor / weight
+    cost = (left + own + share + requests + live + memory + outside) * pace * factor / weight
     return cost if cost < np.inf else np.inf
 
 
@@ -241,14 +254,21 @@ def _rows(plan, query, first, end):
         f64_view(ranks, KV_BLOCKS)[first:end],
         f64_view(ranks, WEIGHT)[first:end],
         f64_view(ranks, OUTSIDE)[first:end],
+        f64_view(ranks, SPEED)[first:end],
     )
 
 
+@compiled(error_model="numpy")
+def _pace(speed, usual_speed):
+    """speed: 0: it is not declared"""
+    return usual_speed / speed if usual_speed > 0.0 and speed > 0.0 else 1.0
+
+
 @compiled()
-def _slot_at(rows, at, found):
+def _slot_at(rows, query, at, found):
     """found: may it have anything of the prompt?"""
     row, left, kv_blocks = at * N_TOTALS, float(rows.left[at]), rows.kv_blocks[at]
-    outside = rows.outside[at]
+    outside, pace = rows.outside[at], _pace(rows.speed[at], query.usual_speed)
     requests = float(rows.totals[row + REQUESTS])
     blocks = active_blocks_of(
         rows.totals[row + WHOLE_BLOCKS],
@@ -256,11 +276,11 @@ def _slot_at(rows, at, found):
         rows.fractions[at],
     )
     if not found:
-        return Slot(left, requests, blocks, kv_blocks, outside, 0.0, 0.0, 0.0, 0.0)
+        return Slot(left, requests, blocks, kv_blocks, outside, pace, 0.0, 0.0, 0.0, 0.0)
     tiers, leading = at * N_TIERS, float(rows.leading[at])
     device, cpu = float(rows.matched[tiers]), float(rows.matched[tiers + 1])
     external = float(rows.matched[tiers + 3])
-    return Slot(left, requests, blocks, kv_blocks, outside, device, cpu, external, leading)
+    return Slot(left, requests, blocks, kv_blocks, outside, pace, device, cpu, external, leading)
 
 
 @compiled(error_model="numpy", forceinline=True)
@@ -269,9 +289,9 @@ def _costs_between(plan, query, factors, first, end, found):
     rows, costs = _rows(plan, query, first, end), f64_view(plan, COSTS)[first:end]
     own = factors[first:end]
     for at in range(end - first):
-        prices = prices_of(_slot_at(rows, at, found), query)
+        slot = _slot_at(rows, query, at, found)
         factor = own[at] if own.shape[0] != 0 else 1.0
-        costs[at] = _cost(prices, factor, rows.weight[at])
+        costs[at] = _cost(prices_of(slot, query), slot.pace, factor, rows.weight[at])
 
 
 @compiled(error_model="numpy")
@@ -297,7 +317,7 @@ def place(plan, path, sequence, eligible, factors, isl_tokens, pinned, draw):
     _fill_costs(plan, query, eligible.shape[0], factors)
     chosen = choose(plan, eligible, draw)
     if chosen != NOBODY:
-        slot = _slot_at(_rows(plan, query, chosen, chosen + 1), 0, True)
+        slot = _slot_at(_rows(plan, query, chosen, chosen + 1), query, 0, True)
         prices = prices_of(slot, query)
         summarise_tokens(plan, max(0.0, isl_tokens - prices[0]), prices[1])
     return chosen
@@ -319,13 +339,14 @@ def fill_terms(plan, eligible, factors, isl_tokens, n_blocks, pinned, out):
     rows = _rows(plan, query, 0, out.shape[1])
     booked, left = i64_view(load, BOOKED), i64_view(load, LEFT)
     for slot in range(out.shape[1]):
-        prices = prices_of(_slot_at(rows, slot, True), query)
+        known = _slot_at(rows, query, slot, True)
+        prices = prices_of(known, query)
         cached, own, live = prices[0], prices[1], prices[2]
         out[CACHED_TOKENS, slot] = cached
         out[EFFECTIVE_PREFILL_TOKENS, slot] = max(0.0, isl_tokens - cached)
         out[DECODE, slot] = live
         factor = factors[slot] if factors.shape[0] != 0 else 1.0
-        out[COST, slot] = _cost(prices, factor, rows.weight[slot])
+        out[COST, slot] = _cost(prices, known.pace, factor, rows.weight[slot])
         out[OWN_WORK, slot] = own
         out[BOOKED_WORK, slot] = booked[slot]
         out[PROGRESS, slot] = booked[slot] - left[slot]

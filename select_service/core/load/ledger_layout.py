@@ -82,5 +82,7 @@ FREE = -1
     PROMPT_BLOCKS,
     OLDER_PREFILL,  # the unfinished prefills of the slot
     NEWER_PREFILL,
-) = range(31)
-FIELDS = 31
+    TOLD,  # tokens of its prefill that are done: what peers were told, if its prompt is kept, else
+    # what the peer has said that answers for it
+) = range(32)
+FIELDS = 32

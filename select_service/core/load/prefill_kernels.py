@@ -3,7 +3,8 @@
 Own work is what a prompt computes on its rank: the tokens that are neither cached there nor on
 their way.  The unfinished prefills of a slot are a list in the order of booking, through the rows
 of the ledger, so that any of them ends in O(1).  Of the oldest the engine's progress can be seen in
-the index (`progress_kernels`), if its prompt is kept.
+the index (`progress_kernels`), if its prompt is kept; else it is what a peer tells
+(`told_kernels`).
 
 All of it is done under the lock of the load.
 """
@@ -27,6 +28,7 @@ from select_service.core.load.ledger_layout import (
     PROMPT_CHUNKS,
     PROMPT_CHUNKS_MAX,
     SLOT,
+    TOLD,
     WORK,
 )
 from select_service.core.load.load_layout import (
@@ -46,6 +48,7 @@ from select_service.core.load.load_layout import (
 from select_service.core.load.name_kernels import chunks_of, free_chain, has_chunks, put_hashes
 
 U64 = np.uint64
+I64 = np.int64
 
 FOLLOWED_BLOCKS_MAX = 4096
 """Of a prompt, its first ones; what lies behind counts as work until the prefill ends."""
@@ -70,11 +73,13 @@ def _set_bit(words, slot, is_set):
 
 @compiled()
 def _begin_anew(load, rows, slot, prefills):
-    """Another prefill is the oldest of the slot, or none: nothing is known of its progress."""
-    oldest = prefills[OLDEST]
-    prefills[DONE], prefills[SEEN_LOST] = 0, NEVER
-    i64_view(load, LEFT)[slot] = i64_view(load, BOOKED)[slot]
-    is_followed = oldest != 0 and rows[oldest * FIELDS + PROMPT] != 0
+    """Another prefill is the oldest of the slot, or none: known is what was told of it."""
+    at, is_followed, done = prefills[OLDEST] * FIELDS, False, I64(0)
+    if at != 0:
+        is_followed = rows[at + PROMPT] != 0
+        done = I64(0) if is_followed else rows[at + TOLD]
+    prefills[DONE], prefills[SEEN_LOST] = done, NEVER
+    i64_view(load, LEFT)[slot] = i64_view(load, BOOKED)[slot] - done
     _set_bit(u64_view(load, FOLLOWED), slot, is_followed)
     _set_bit(u64_view(load, STALE), slot, is_followed)
 
@@ -110,6 +115,7 @@ def begin_prefill(h, load, rows, row, work, cached, prompt):
     at = row * FIELDS
     slot = rows[at + SLOT]
     rows[at + WORK], rows[at + CACHED], rows[at + PROMPT] = work, cached, 0
+    rows[at + TOLD] = 0
     if work == 0:
         return
     load[layout.LEDGER], load[layout.LEDGER + 1] = h.ctypes.data, h.shape[0]

@@ -108,7 +108,10 @@ def _look_at(index, load, ledger, slot, block_size):
 
 @compiled()
 def look_at_progress(index, load, block_size):
-    """Bring LEFT of all slots up to date, to be called under the lock of both."""
+    """Bring LEFT of all slots up to date, to be called under the lock of both.
+
+    Returns the work that it took, in blocks.
+    """
     stale = u64_view(load, STALE)
     if index[CHANGED] != load[SEEN]:
         load[SEEN] = index[CHANGED]
@@ -120,3 +123,4 @@ def look_at_progress(index, load, block_size):
             ledger = i64_view(load, LEDGER)
             budget -= LOOK_WORK + _look_at(index, load, ledger, slot, block_size)
             stale[word] &= stale[word] - U64(1)
+    return WALKED_BLOCKS_MAX - budget

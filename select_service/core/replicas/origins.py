@@ -49,6 +49,11 @@ class Origins:
         some = (name for name, at in times if at is not None and now < at + SILENT_S)
         return tuple(sorted(some))
 
+    def is_any_alive(self, now: float) -> bool:
+        """Are there others whose digests come?"""
+        times = (heard.digest_at for heard in self._heard.values())
+        return any(at is not None and now < at + SILENT_S for at in times)
+
     def _put(self, router_id: int, heard: _Heard) -> None:
         self._heard[router_id] = heard
         self._heard.move_to_end(router_id)

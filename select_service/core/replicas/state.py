@@ -42,6 +42,7 @@ from select_service.core.replicas.digest import (
 from select_service.core.replicas.endings import Endings
 from select_service.core.replicas.events import Admitted, Freed, LoadEvent, PrefillCompleted
 from select_service.core.replicas.origins import Origins
+from select_service.core.replicas.progress import ProgressExchange
 from select_service.core.replicas.shares import Shares
 from select_service.errors import CapacityExceeded
 
@@ -84,6 +85,7 @@ class ReplicaState:
         self.endings = Endings()
         self.origins = Origins(router_id)
         self.shares = Shares(fleet.partitions, self.origins, router_id)
+        self.progress = ProgressExchange(fleet.partitions, self.held, self.origins, router_id)
         self.doubted: dict[str, Booking] = {}
         self._emit: Callable[[LoadEvent], None] | None = None
         self._fleet = fleet

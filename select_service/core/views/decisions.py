@@ -78,12 +78,13 @@ def view_of(ring: DecisionRing, row: Words, decided: Decided, now: float | None)
     numbers = recorded(row)
     terms = terms_of(row, numbers, decided.block_size)
     order = np.argsort(numbers.costs, kind="stable").tolist()
+    usual = number_in(row, layout.USUAL_SPEED)
     return DecisionView(
         **asdict(_facts(ring, row, decided, numbers, now)),
         block_size=decided.block_size,
         temperature=float(parameters_in(row)[P_TEMPERATURE]),
         draw=round(number_in(row, layout.DRAW), 6),
-        candidates=[_candidate(decided, numbers, terms, at) for at in order],
+        candidates=[_candidate(decided, numbers, terms, at, usual) for at in order],
     )
 
 
@@ -146,12 +147,14 @@ def _rank_of(decided: Decided, who: int) -> Rank | None:
     return decided.table.rank_at(slot, version)
 
 
-def _candidate(decided: Decided, numbers: Recorded, terms: Floats, at: int) -> CandidateView:
+def _candidate(
+    decided: Decided, numbers: Recorded, terms: Floats, at: int, usual_speed: float
+) -> CandidateView:
     rank = decided.table.rank_at(int(numbers.slots[at]), int(numbers.versions[at]))
     gpu, cpu, disk, external = numbers.matched[at].tolist()
     own = terms[numbers.policy.own_work_row]
     named = dict(zip(numbers.policy.terms, terms[:, at].tolist(), strict=True))
-    cost = named.pop(numbers.policy.terms[COST])
+    cost, speed = named.pop(numbers.policy.terms[COST]), float(numbers.speeds[at])
     return CandidateView(
         worker_id=None if rank is None else rank.worker_id,
         dp_rank=None if rank is None else rank.dp_rank,
@@ -169,6 +172,7 @@ def _candidate(decided: Decided, numbers: Recorded, terms: Floats, at: int) -> C
         extra_wait_tokens=int(numbers.left[at] - numbers.left.min()),
         extra_prefill_tokens=int(own[at] - own.min()),
         weight=float(numbers.weights[at]),
+        speed=round(speed / usual_speed, 6) if speed and usual_speed else 1.0,
         factor=round(float(numbers.factors[at]), 6) if len(numbers.factors) else 1.0,
         terms={name: round(value, 3) for name, value in named.items()} | {"cost": round(cost, 3)},
     )

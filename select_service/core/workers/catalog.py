@@ -124,6 +124,7 @@ class Worker:
             replay_endpoints=given.replay_endpoints or unset,
             kv_event_semantics=given.kv_event_semantics or unset,
             metrics_endpoint=given.metrics_endpoint or unset,
+            prefill_tokens_per_s=given.prefill_tokens_per_s or unset,
         )
 
 

@@ -20,6 +20,7 @@ from select_service.core.arrays import Floats, Mask, name_array
 from select_service.core.identity import Rank
 from select_service.core.workers import rank_layout as layout
 from select_service.core.workers.catalog import Worker
+from select_service.core.workers.declared_speeds import DeclaredSpeeds
 from select_service.core.workers.rank_history import RankHistory
 from select_service.core.workers.taints import TaintNames
 
@@ -46,6 +47,7 @@ class Columns(NamedTuple):
     taints:        bits of its taints, see `TaintNames` (0)
     version:       that of the table since which nothing of its worker has changed (0)
     outside:       1 for a rank of another replica's share, else 0 (0)
+    speed:         declared prefill speed in tokens per second; 0 when it is not (0)
     """
 
     open: Mask
@@ -57,6 +59,7 @@ class Columns(NamedTuple):
     taints: npt.NDArray[np.uint64]
     version: npt.NDArray[np.int64]
     outside: Floats
+    speed: Floats
 
     @classmethod
     def of_nobody(cls, n_rows: int) -> "Columns":
@@ -70,6 +73,7 @@ class Columns(NamedTuple):
             taints=np.zeros(n_rows, np.uint64),
             version=np.zeros(n_rows, np.int64),
             outside=np.zeros(n_rows, np.float64),
+            speed=np.zeros(n_rows, np.float64),
         )
 
     def first(self, n_rows: int) -> "Columns":
@@ -90,6 +94,7 @@ class RankTable:
         self.version = 0
         """Another number after every change of who is there and what is known of them."""
         self.names = TaintNames()
+        self._speeds = DeclaredSpeeds()
         self._rows: dict[int, Row] = {}
         self._slot_of: dict[Rank, int] = {}
         self._slots_of: dict[int, list[int]] = {}
@@ -250,8 +255,11 @@ class RankTable:
         given, columns, at = worker.given, self.columns, np.array(slots)
         number, tokens = self._number_of[worker.worker_id], given.max_num_batched_tokens
         self.version += 1
+        self._speeds.put(worker.worker_id, given.prefill_tokens_per_s)
         with self._lock:
             columns.open[at] = True
+            columns.speed[at] = given.prefill_tokens_per_s or 0.0
+            self._show_usual_speed()
             columns.kv_blocks[at] = given.total_kv_blocks or np.inf
             columns.batch_tokens[at] = np.inf if tokens is None else tokens
             columns.worker_number[at] = number
@@ -273,17 +281,22 @@ class RankTable:
             number = self._number_of.pop(worker_id)
             self._free_numbers.append(number)
             self.names.drop(number)
+            self._speeds.put(worker_id, None)
         at = np.array(slots)
         self.version += 1
         with self._lock:
             for column, empty in zip(self.columns, _EMPTY_ROW, strict=True):
                 column[at] = empty[0]
             self.columns.version[left] = self.version
+            self._show_usual_speed()
         rows = [self._rows.pop(slot) for slot in slots]
         if self._history is not None:
             for slot, row in zip(slots, rows, strict=True):
                 self._history.left(slot, self.version, row.rank)
         return rows
+
+    def _show_usual_speed(self) -> None:
+        self.header.view(np.float64)[layout.USUAL_SPEED] = self._speeds.median
 
     # --- taints
 
@@ -331,8 +344,10 @@ class RankTable:
         used = sorted([*self._number_of.values(), *self._free_numbers])
         assert used == list(range(len(used)))
         self._check_rows()
+        self._speeds.check_invariants()
         pairs = [(column.ctypes.data, column.size) for column in self.columns]
-        assert self.header.tolist() == [*(n for pair in pairs for n in pair), self.n_slots]
+        usual = int(np.float64(self._speeds.median).view(np.int64))
+        assert self.header.tolist() == [*(n for pair in pairs for n in pair), self.n_slots, usual]
 
     def _check_rows(self) -> None:
         for slot, row in self._rows.items():

@@ -32,6 +32,7 @@ class Peer:
     agreement: Agreement = field(default_factory=Agreement)
     dropped: Counter[str] = field(default_factory=Counter)
     applied: int = 0
+    progress: int = 0
     speaker: int | None = None
     heard: int = 0
     frames_out: int | None = None
@@ -91,6 +92,7 @@ def shown(peer: Peer, own_router_id: int, now: float) -> ReplicaPeer:
         frames_out=peer.frames_out,
         applied=peer.applied,
         digests=agreement.digests,
+        progress=peer.progress,
         lost=agreement.lost,
         dropped=peer.all_dropped(),
         seconds_since_last_frame=_age(peer.last_frame_at, now),

@@ -3,7 +3,8 @@
 `offer` is called inside a request, so it only appends to a bounded queue; the bytes are made and
 sent between requests, on the same thread.  (A thread of its own would have to take the interpreter
 away from the requests.)  A digest goes through the same queue, so that it stands in the stream
-exactly behind the events that it sums up.
+exactly behind the events that it sums up; and so does the progress of prefills, which must not
+overtake their admission.
 
 Nothing waits for a slow or absent subscriber: libzmq keeps up to SUBSCRIBER_MESSAGES_MAX messages
 for each and then drops that subscriber's, which it notices by the count in the next digest.
@@ -13,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import zmq
 import zmq.backend
@@ -20,6 +22,7 @@ import zmq.backend
 from indexer.sockets.monitor import waiting_events
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
+from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.events import EventEncoder, LoadEvent
 from select_service.edge.supervised import Callbacks
 
@@ -39,6 +42,13 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
+class _Encoded(NamedTuple):
+    """A message that is no event."""
+
+    topic: bytes
+    payload: bytes
+
+
 class ReplicaPublisher:
     """offered, sent and dropped count events; last_drop: why the last of those was dropped.
 
@@ -50,8 +60,8 @@ class ReplicaPublisher:
         self.sent = 0
         self.dropped = 0
         self.last_drop: str | None = None
-        self.digests_sent = 0
-        self._queue: deque[LoadEvent | bytes] = deque()
+        self.digests_sent = self.progress_sent = 0
+        self._queue: deque[LoadEvent | _Encoded] = deque()
         self._encode = EventEncoder().encode
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
@@ -87,8 +97,16 @@ class ReplicaPublisher:
         """Queue an encoded digest.  One that finds no room is no loss: another one follows."""
         if len(payload) > replica_digest.DIGEST_BYTES_MAX:
             self._drop(f"a digest of {len(payload)} bytes")
-        elif len(self._queue) < REPLICA_QUEUE_EVENTS_MAX:
-            self._put(payload)
+        else:
+            self._offer(_Encoded(replica_digest.TOPIC, payload))
+
+    def offer_progress(self, payload: bytes) -> None:
+        """Queue an encoded message of progress, or leave it out when the queue is full."""
+        self._offer(_Encoded(replica_progress.TOPIC, payload))
+
+    def _offer(self, message: _Encoded) -> None:
+        if len(self._queue) < REPLICA_QUEUE_EVENTS_MAX:
+            self._put(message)
 
     def bind(self, context: "zmq.Context[zmq.Socket[bytes]]", port: int) -> None:
         """Raises zmq.ZMQError when the port cannot be had."""
@@ -136,7 +154,7 @@ class ReplicaPublisher:
         self.dropped += 1
         self.last_drop = reason
 
-    def _put(self, message: LoadEvent | bytes) -> None:
+    def _put(self, message: LoadEvent | _Encoded) -> None:
         self._queue.append(message)
         if not self._scheduled and self._loop is not None:
             self._schedule()
@@ -177,9 +195,12 @@ class ReplicaPublisher:
         messages: list[tuple[bytes, bytes]] = []
         while queue and len(messages) < BATCH_EVENTS_MAX and size < BATCH_BYTES:
             message = queue.popleft()
-            if isinstance(message, bytes):
-                messages.append((replica_digest.TOPIC, message))
-                self.digests_sent += 1
+            if isinstance(message, _Encoded):
+                messages.append(message)
+                size += len(message.payload)
+                is_digest = message.topic == replica_digest.TOPIC
+                self.digests_sent += is_digest
+                self.progress_sent += not is_digest
                 continue
             try:
                 payload = encode(message)

@@ -1,7 +1,8 @@
 """EDGE: the replica plane of one process: its publisher, its peers, and what is known of each.
 
-Brings events and digests of peers into the core, publishes a digest with every tick, and carries
-out repairs that the core finds due.  Everything runs on the event loop but the fetching of lists.
+Brings what peers say into the core, tells them how far prefills are, publishes a digest with every
+tick, and carries out repairs that the core finds due.  Everything runs on the event loop but the
+fetching of lists.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from indexer.sockets.names import Names
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
+from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.digest import Receipt
 from select_service.core.replicas.events import FrameError, LoadEvent
 from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair, Repaired
@@ -112,6 +114,7 @@ class ReplicaSync:
         receivers: dict[bytes, Receive] = {
             replica_events.TOPIC: lambda payload: self._event_came(peer, payload),
             replica_digest.TOPIC: lambda payload: self._digest_came(peer, payload),
+            replica_progress.TOPIC: lambda payload: self._progress_came(peer, payload),
         }
         subscriber = ReplicaSubscriber(
             endpoint, receivers, self._callbacks, self._names, lambda: self._is_ready(peer)
@@ -187,6 +190,22 @@ class ReplicaSync:
         if self._repair and peer.agreement.repair_due(now) and peer.task is None:
             peer.task = asyncio.create_task(self._repair_from(peer))
 
+    def _progress_came(self, peer: Peer, payload: bytes) -> None:
+        now = peer.last_frame_at = monotonic()
+        progress = _decoded(replica_progress.decode, payload, peer, "progress", now)
+        if progress is None:
+            return
+        if self._state.progress.hear(progress):
+            peer.progress += 1
+        else:
+            peer.dropped["own"] += 1
+
+    # --- what is done every tenth of a second
+
+    def tell_progress(self, now: float) -> bool:
+        """One turn of telling peers how far prefills are.  Returns whether there is more to do."""
+        return self._state.progress.step(now, self._publisher.offer_progress)
+
     # --- what is done every second
 
     def tick(self) -> None:
@@ -256,6 +275,7 @@ class ReplicaSync:
             repair=self._repair,
             frames_out=self._publisher.sent,
             digests_out=self._publisher.digests_sent,
+            progress_out=self._publisher.progress_sent,
             frames_dropped_out=self._publisher.dropped,
             frames_queued=self._publisher.queued,
             subscribers=self._publisher.subscribers(),

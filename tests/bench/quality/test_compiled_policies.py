@@ -64,6 +64,15 @@ def test_the_compiled_policy_chooses_as_the_rule_does(policy, options):
     assert chooser.with_progress > REQUESTS / 20
 
 
+def test_so_it_does_where_speeds_are_declared():
+    made_of = made(KINDS["mixed lengths"], 5, REQUESTS)
+    world, scene = World(made_of, MIXED), Scene(MIXED, made_of.n_blocks, 5)
+    rule, setting = WORK._replace(speeds=True), Setting(speeds=True)
+    chooser = Twins(scene, rule, setting, RouterConfig(policy="work"))
+    world.run_open(chooser, 20.0)
+    assert chooser.compared >= REQUESTS
+
+
 @pytest.mark.parametrize("policy", ["work", "least_work"])
 def test_so_it_does_for_callers_that_do_not_report(policy):
     chooser = compare("tenants", EQUAL, 20.0, policy, (), False)

@@ -180,7 +180,9 @@ class Kept(RuleBasedStateMachine):
     @rule()
     def change_some(self):
         for rank in self.partition.table.ranks()[:3]:
-            self.selector.register(a_worker(rank.worker_id, taints=["y"]))
+            speed = 100.0 + rank.worker_id
+            given = a_worker(rank.worker_id, taints=["y"], prefill_tokens_per_s=speed)
+            self.selector.register(given)
 
     @invariant()
     def the_newest_are_there(self):

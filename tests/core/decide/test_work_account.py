@@ -1,6 +1,12 @@
-"""`work` against its naive twin: engines that compute, forget and leave under live reservations."""
+"""`work` against its naive twin: engines that compute, forget and leave under live reservations.
+
+Peers book, too, and tell how far they are.
+"""
+
+from statistics import median
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -11,7 +17,17 @@ from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
 from select_service.core.load.ledger_layout import PROMPT_CHUNKS, PROMPT_CHUNKS_MAX
 from select_service.core.load.load_layout import REPORTED, REQUESTS
-from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
+from select_service.core.replicas import progress as replica_progress
+from select_service.core.replicas.events import Admitted
+from select_service.core.replicas.progress import Progress, Told
+from tests.builders import (
+    a_patch,
+    a_reservation,
+    a_select,
+    a_select_and_reserve,
+    a_selector,
+    a_worker,
+)
 from tests.exploring import explored
 from tests.models.work_model import Prefill, RankState, WorkModel, cost, own_work
 
@@ -21,6 +37,8 @@ TTL_S = 50.0
 WORKERS = st.integers(0, 2)
 NAMES = st.sampled_from("abcdefgh")
 TIERS = st.sampled_from([Tier.GPU, Tier.GPU, Tier.CPU, Tier.EXTERNAL])
+SPEEDS = [(None,) * 3, (100.0,) * 3, (100.0, 250.5, None), (30.0, 10.0, 70.0)]
+PEER = 7
 PATHS = [tuple(range(1, 1 + BLOCKS)), (*range(1, 11), *range(100, 70 + BLOCKS + 20))]
 PROMPTS = st.tuples(st.sampled_from(PATHS), st.integers(1, BLOCKS), st.integers(0, SIZE - 1))
 
@@ -35,17 +53,30 @@ def engine_hash(prefix):
 
 
 class WorkMatchesModel(RuleBasedStateMachine):
-    @initialize(seed=st.integers(0, 99), memory=st.sampled_from([None, 60]))
-    def start(self, seed, memory):
+    @initialize(
+        seed=st.integers(0, 99),
+        memory=st.sampled_from([None, 60]),
+        speeds=st.sampled_from(SPEEDS),
+    )
+    def start(self, seed, memory, speeds):
         self.config = RouterConfig(policy="work", host_cache_hit_weight=0.5)
         self.selector = a_selector(self.config, seed=seed, ttl_s=TTL_S)
         self.model, self.memory = WorkModel(SIZE), float(memory or np.inf)
         self.kv_blocks, self.now, self.outside = memory, 0.0, set()
+        self.speeds, declared = speeds, [speed for speed in speeds if speed]
+        self.usual_speed = median(declared) if declared else None
         for worker_id in range(3):
             self.join(worker_id)
 
     def join(self, worker_id):
-        self.selector.register(a_worker(worker_id, block_size=SIZE, total_kv_blocks=self.kv_blocks))
+        self.selector.register(
+            a_worker(
+                worker_id,
+                block_size=SIZE,
+                total_kv_blocks=self.kv_blocks,
+                prefill_tokens_per_s=self.speeds[worker_id],
+            )
+        )
         (self.partition,) = self.selector.fleet.partitions.values()
 
     def slot(self, worker_id):
@@ -57,7 +88,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
         """{slot: RankState} of all ranks, for a prompt that was placed last."""
         load, scratch = self.partition.load, self.partition.placing.scratch
         active = load.active_blocks().tolist()
-        for _, slot in sorted(self.partition.table.slots()):
+        for rank, slot in sorted(self.partition.table.slots()):
             gpu, cpu, _, external = self.partition.index.match(hashes(path))[slot].tolist()
             booked = self.model.booked(slot)
             yield (
@@ -73,15 +104,13 @@ class WorkMatchesModel(RuleBasedStateMachine):
                     active_blocks=active[slot],
                     kv_blocks=self.memory,
                     outside=slot in self.outside,
+                    speed=self.speeds[rank.worker_id],
                 ),
             )
 
     def costs(self, path, isl):
-        found = (
-            (slot, cost(rank, isl, len(path), SIZE, self.config, self.model.reported))
-            for slot, rank in self.ranks(path)
-        )
-        return dict(found)
+        shared = isl, len(path), SIZE, self.config, self.model.reported, self.usual_speed
+        return {slot: cost(rank, *shared) for slot, rank in self.ranks(path)}
 
     @rule(outside=st.sets(WORKERS))
     def peers_come_or_go(self, outside):
@@ -146,6 +175,57 @@ class WorkMatchesModel(RuleBasedStateMachine):
             assert 0 < booked.work <= tokens
             path = tuple(range(10_000, 10_000 + tokens // SIZE))  # nobody else's
             self.model.prefills.append(Prefill(name, self.slot(worker_id), booked.work, 0, path))
+
+    # --- what peers do
+
+    @rule(
+        name=NAMES,
+        worker_id=WORKERS,
+        tokens=st.integers(1, 60),
+        work=st.none() | st.integers(1, 60),
+    )
+    def peer_admits(self, name, worker_id, tokens, work):
+        if self.model.find(name) is not None:
+            return
+        path = tuple(range(20_000, 20_000 + tokens // SIZE))  # nobody else's
+        event = Admitted(
+            model_name="m",
+            tenant_id="default",
+            block_size=SIZE,
+            reservation_id=name,
+            rank=Rank(worker_id, 0),
+            router_id=PEER,
+            sequence_hashes=hashes(path),
+            prefill_tokens_hint=tokens,
+            work=work,
+        )
+        assert self.selector.replicas.apply(event, self.now) is None
+        work = tokens if work is None else work
+        prefill = Prefill(name, self.slot(worker_id), work, 0, path, of_peer=True)
+        self.model.prefills.append(prefill)
+
+    @rule(
+        rows=st.lists(st.tuples(NAMES, st.integers(0, 70)), max_size=4),
+        sender=st.sampled_from([PEER, PEER, PEER + 1]),
+    )
+    def peer_tells(self, rows, sender):
+        told = Progress(router_id=sender, rows=[Told(name, done) for name, done in rows])
+        assert self.selector.replicas.progress.hear(told)
+        for name, done in rows:
+            prefill = self.model.find(name)
+            if prefill is not None and prefill.of_peer and sender == PEER:
+                self.model.hear(name, done)
+
+    @rule()
+    def peers_are_told(self):
+        self.selector.replicas.origins.heard_digest(PEER, self.now)
+        said = []
+        assert not self.selector.replicas.progress.step(self.now, said.append)
+        rows = [row for payload in said for row in replica_progress.decode(payload).rows]
+        slots = [slot for _, slot in self.partition.table.slots()]
+        assert sorted((row.reservation_id, row.done) for row in rows) == sorted(
+            self.model.to_tell(slots).items()
+        )
 
     @rule(name=NAMES)
     def prefill_complete(self, name):
@@ -381,3 +461,32 @@ def test_with_a_temperature_ranks_are_drawn_by_their_cost():
     draws = [partition.placing.place(asked, config, everybody, draw=d / 100) for d in range(100)]
     share = draws.count(0) / 100  # exp(-1) against 1
     assert abs(share - 0.27) < 0.02
+
+
+@pytest.mark.parametrize("policy", ["work", "least_work"])
+def test_a_declared_speed_divides_the_cost_by_what_it_is_to_the_median(policy):
+    _, partition = loaded = a_fleet(policy)
+    loaded[0].reserve(a_reservation("a", 1, 40), 0.0)
+    plain = np.array(terms_of(*loaded)["cost"])
+    for speeds, expected in (
+        ((100.0, 300.0), plain / (0.5, 1.5)),
+        ((49.0, 49.0), plain),
+        ((49.0, None), plain),
+    ):
+        for worker_id, speed in zip((1, 2), speeds, strict=True):
+            loaded[0].register(a_worker(worker_id, prefill_tokens_per_s=speed))
+        found = terms_of(*loaded)
+        if speeds[0] == 49.0:
+            assert found["cost"] == plain.tolist(), "to the last bit"
+        np.testing.assert_allclose(found["cost"], expected, rtol=1e-15)
+    assert len(partition.table) == 2
+
+
+def test_the_reference_knows_no_speeds():
+    costs = []
+    for speed in (None, 100.0):
+        selector, partition = a_fleet("reference")
+        selector.patch(1, a_patch(prefill_tokens_per_s=speed))
+        selector.patch(2, a_patch(prefill_tokens_per_s=speed and 5 * speed))
+        costs.append(terms_of(selector, partition)["cost"])
+    assert costs[0] == costs[1]

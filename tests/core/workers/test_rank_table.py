@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from indexer.index.prefix_index import PrefixIndex
 from select_service.core.identity import Rank
-from select_service.core.workers import taints
+from select_service.core.workers import rank_layout, taints
 from select_service.core.workers.catalog import Worker
 from select_service.core.workers.rank_table import RankTable
 from tests.builders import a_worker
@@ -32,12 +32,17 @@ class RankTableMatchesModel(RuleBasedStateMachine):
         names=st.lists(NAMES, max_size=4),
         blocks=st.sampled_from([None, 7]),
         tokens=st.sampled_from([None, 5]),
+        speed=st.sampled_from([None, 100.0, 250.5, 7.0]),
     )
-    def put(self, worker_id, dp_ranks, names, blocks, tokens):
+    def put(self, worker_id, dp_ranks, names, blocks, tokens, speed):
         """Ranks that the worker had and that are not among these leave."""
         ranks = [Rank(worker_id, dp_rank) for dp_rank in sorted(dp_ranks)]
         given = a_worker(
-            worker_id, taints=names, total_kv_blocks=blocks, max_num_batched_tokens=tokens
+            worker_id,
+            taints=names,
+            total_kv_blocks=blocks,
+            max_num_batched_tokens=tokens,
+            prefill_tokens_per_s=speed,
         )
         old = dict(self.table.slots())
         known = {rank: self.table.writer(rank) for rank in old}
@@ -86,8 +91,11 @@ class RankTableMatchesModel(RuleBasedStateMachine):
             assert set(np.flatnonzero(table.mask_of(worker_id))) == set(table.slots_of(worker_id))
             assert table.has_only(worker_id) == (self.model.workers() <= {worker_id})
         for slot in range(table.n_slots):
-            got = tuple(column[slot] for column in table.columns[:5])
+            columns = *table.columns[:5], table.columns.speed
+            got = tuple(column[slot] for column in columns)
             np.testing.assert_equal(got, self.model.columns(slot))
+        usual = table.header.view(np.float64)[rank_layout.USUAL_SPEED]
+        assert usual == self.model.usual_speed()
         assert (table.columns.worker_number < max(1, table.n_slots)).all()
         table.check_invariants()
 

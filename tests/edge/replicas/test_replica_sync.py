@@ -19,6 +19,7 @@ from indexer.sockets.options import REACHED_S_MAX
 from select_service.core.due_task import SECOND_S
 from select_service.core.load import active_load
 from select_service.core.load.ledger_layout import MANY_BLOCKS
+from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, RETRY_S, RETRY_S_MAX
 from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC, EventEncoder
 from select_service.core.replicas.origins import SILENT_S
@@ -144,6 +145,40 @@ def test_a_replica_that_is_its_own_peer_is_told_so_once(caplog):
 
 def test_another_replica_is_not_oneself():
     run((0, 1), until=lambda a, b: a.peer().digests > 0 and not a.peer().is_self)
+
+
+def test_progress_is_told_to_the_peer_and_counted_by_both():
+    def is_followed(a, b):
+        if not list(a.selector.held):  # it does not listen yet, or has just begun to
+            b.selector.reserve(a_reservation(f"x{len(b.selector.held)}"), 0.0)
+            return False
+        oldest, *_ = a.selector.held
+        b.publisher.offer_progress(progress_of(b, oldest.reservation_id))
+        if not a.peer().progress:
+            return False
+        assert a.peer().dropped.get("progress", 0) == 0
+        assert b.sync.status().progress_out >= a.peer().progress
+        (partition,) = a.selector.fleet.partitions.values()
+        work = sum(booking.work for booking in a.selector.held)
+        return partition.load.prefills.left.tolist() == [work - 1]
+
+    run((0, 1), until=is_followed)
+
+
+def progress_of(plane, name):
+    """A message that one token of a prefill is done."""
+    rows = [replica_progress.Told(name, 1)]
+    message = replica_progress.Progress(router_id=plane.selector.router_id, rows=rows)
+    return replica_progress.encode(message)
+
+
+def test_progress_that_cannot_be_read_is_counted_and_told_of():
+    def is_counted(a, b):
+        b.publisher.offer_progress(b"\x00")
+        shown = a.peer()
+        return shown.dropped.get("progress", 0) > 0 and shown.last_error is not None
+
+    run((0, 1), until=is_counted)
 
 
 def test_an_error_has_an_age():
