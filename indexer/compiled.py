@@ -37,7 +37,7 @@ class InKernels:
         """Types refer to it weakly."""
         return self._make()
 
-    @property
+    @cached_property
     def _numba_type_(self) -> Any:
         """The compiler asks for it."""
         from indexer.kernel_compiler import type_of

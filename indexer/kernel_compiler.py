@@ -4,6 +4,7 @@ Every source of the project that shapes machine code is part of the checksum und
 kept (`kernel_sources`), this one too.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
@@ -14,7 +15,7 @@ from llvmlite.binding import ModuleRef
 from numba import njit
 from numba.core import sigutils, types
 from numba.core.caching import _Cache
-from numba.core.codegen import JITCodeLibrary
+from numba.core.codegen import CodeLibrary, JITCodeLibrary
 from numba.core.registry import cpu_target
 from numba.core.types import Array
 from numba.core.typing.typeof import typeof
@@ -30,6 +31,8 @@ _typeof: Any = typeof
 _unliteral: Any = types.unliteral
 _WRAPPER = "_ZN7cpython"
 """How the names of the functions begin that Python calls."""
+_ALLOCATE = re.compile("NRT_(MemInfo_(new|.*alloc)|.*Allocate)")
+"""What the functions are called with which numba allocates."""
 _ENTRY = "the entry"
 """What the function that Python calls is called while it is compiled; no helper can be."""
 _normalize_signature: Any = sigutils.normalize_signature
@@ -65,40 +68,74 @@ class _Library(JITCodeLibrary):
 
     Numba would optimize each helper together with all that it calls, level by level up to the
     entry, and translate each to machine code of its own, which took most of all compiling.  Here a
-    helper is only tidied, and optimized once it is part of the entry.  There all but the wrapper
-    that Python calls is private: LLVM then knows every caller, which makes better code, and drops
-    what it inlined.  It may also change how a function is called, so that no other code must find
-    it: numba keeps one table of symbols for all code of the process, in which names of functions
-    that are only internal appear, too.
+    helper is its own code alone, tidied once, and all of them are linked into the entry and
+    optimized there.  There all but the wrapper that Python calls is private: LLVM then knows every
+    caller, which makes better code, and drops what it inlined.  It may also change how a function
+    is called, so that no other code must find it: numba keeps one table of symbols for all code of
+    the process, in which names of functions that are only internal appear, too.
     """
+
+    _final_module: ModuleRef
+    _linking_libraries: list[CodeLibrary]
+    _with_callees: ModuleRef | None = None
+
+    def finalize(self) -> None:
+        if self.name == _ENTRY:
+            self._link_callees(self._final_module)
+            self._optimize_final_module()
+            self._final_module.verify()
+            self._finalize_final_module()  # type: ignore[no-untyped-call]
+            return
+        for function in self._final_module.functions:
+            if not function.is_declaration:
+                function.linkage = "linkonce_odr"
+        self._finalized = True
+
+    def _link_callees(self, module: ModuleRef) -> None:
+        """Each once, after all that call it: what nobody has called until then is left out."""
+        found: dict[CodeLibrary, None] = {}
+        self._find_callees(found)
+        for library in reversed(found):
+            if isinstance(library, _Library):
+                module.link_in(library._final_module, preserve=True)
+            else:
+                other: Any = library
+                module.link_in(other._get_module_for_linking(), preserve=True)
+
+    def _find_callees(self, found: dict[CodeLibrary, None]) -> None:
+        """Each after all that it calls."""
+        for library in self._linking_libraries:
+            if library not in found:
+                if isinstance(library, _Library):
+                    library._find_callees(found)
+                found[library] = None
+
+    def _get_module_for_linking(self) -> ModuleRef:
+        """For other code of numba."""
+        if self._with_callees is None:
+            module = self._final_module.clone()
+            self._link_callees(module)
+            self._with_callees = module
+        return self._with_callees
 
     def _optimize_functions(self, ll_module: ModuleRef) -> None:
         codegen: Any = self._codegen
         ll_module.data_layout = codegen._data_layout
-        passes, builder = codegen._function_pass_manager()
+        builder = codegen._pass_builder()
+        passes = builder.getFunctionPassManager()
         for function in ll_module.functions:
             if not function.is_declaration:
                 passes.run(function, builder)
 
     def _optimize_final_module(self) -> None:
         codegen: Any = self._codegen
-        tidy, builder = codegen._module_pass_manager(
-            cost="cheap", opt=0, loop_vectorize=False, slp_vectorize=False
-        )
-        tidy.run(self._final_module, builder)
-        if self.name == _ENTRY:
-            for function in self._final_module.functions:
-                if not function.is_declaration and not function.name.startswith(_WRAPPER):
-                    function.linkage = "private"
-            optimize, builder = codegen._module_pass_manager()
-            optimize.run(self._final_module, builder)
-
-    def _finalize_final_module(self) -> None:
-        if self.name == _ENTRY:
-            super()._finalize_final_module()  # type: ignore[no-untyped-call]
-        else:
-            self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
-            self._finalized = True
+        for function in self._final_module.functions:
+            if not function.is_declaration and not function.name.startswith(_WRAPPER):
+                function.linkage = "private"
+        builder = codegen._pass_builder()
+        builder.getModulePassManager().run(self._final_module, builder)
+        if any(_ALLOCATE.match(each.name) for each in self._final_module.functions):
+            raise TypeError("a kernel that allocates arrays, which nobody would free")
 
 
 def compile_kernel(function: Callable[..., Any], signature: str, options: Options) -> MachineCode:

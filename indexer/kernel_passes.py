@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from numba.core import event, types
+from numba.core import event, ir_utils, ssa, transforms, types
 from numba.core.compiler import CompilerBase
-from numba.core.compiler_machinery import PassManager
+from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
 from numba.core.registry import cpu_target
 from numba.core.typed_passes import (
-    IRLegalization,
-    NativeLowering,
     NoPythonBackend,
     NopythonTypeInference,
     PreLowerStripPhis,
@@ -27,13 +25,18 @@ from numba.core.typed_passes import (
 from numba.core.untyped_passes import (
     FixupArgs,
     GenericRewrites,
-    IRProcessing,
     ReconstructSSA,
     TranslateByteCode,
 )
 
+from indexer.kernel_lowering import Lowering
+
 _typing: Any = cpu_target.typing_context
 _events: Any = event
+_register_pass: Any = register_pass
+_loops_of_one_way_back: Any = transforms.canonicalize_cfg
+_with_one_assignment_each: Any = ssa.reconstruct_ssa
+_definitions: Any = ir_utils.build_definitions
 _Resolve = Callable[[Any, Any, Any], Any]
 
 
@@ -42,24 +45,61 @@ class _Passes(PassManager):
     """No analysis of lifetimes after each pass: those that need it make it."""
 
 
+@_register_pass(mutates_CFG=True, analysis_only=False)
+class OneWayBack(FunctionPass):
+    """What the analysis of lifetimes does besides: a loop goes back to its begin in one place."""
+
+    _name = "kernel_loops"
+
+    def __init__(self) -> None:
+        """Numba wants every pass to have one."""
+
+    def run_pass(self, state: Any) -> bool:
+        state.func_ir.blocks = _loops_of_one_way_back(state.func_ir.blocks)
+        return True
+
+
+@_register_pass(mutates_CFG=False, analysis_only=False)
+class AssignedOnce(ReconstructSSA):
+    """Without an analysis of lifetimes, for which lowering has no use."""
+
+    _name = "kernel_ssa"
+
+    def run_pass(self, state: Any) -> bool:
+        state.func_ir = _with_one_assignment_each(state.func_ir)
+        state.func_ir._definitions = _definitions(state.func_ir.blocks)
+        return True
+
+
+@_register_pass(mutates_CFG=False, analysis_only=False)
+class WithoutPhis(PreLowerStripPhis):
+    """Without it, too."""
+
+    _name = "kernel_phis"
+
+    def run_pass(self, state: Any) -> bool:
+        state.func_ir = self._strip_phi_nodes(state.func_ir)  # type: ignore[no-untyped-call]
+        return True
+
+
 class Pipeline(CompilerBase):
     """The passes without which a kernel does not compile.
 
-    Left out: closures, comprehensions, `with`, unrolling over tuples of several types, branches
-    that types decide, exceptions with values that are not constant, fused expressions of arrays.
-    A kernel that needs one of them does not compile, but for the last.
+    Left out: lifetimes of variables, closures, comprehensions, `with`, `try`, unrolling over tuples
+    of several types, branches that types decide, exceptions with values that are not constant,
+    fused expressions of arrays.  A kernel that needs one of them does not compile, but for the
+    first and the last.
     """
 
     PASSES = (
         TranslateByteCode,
         FixupArgs,
-        IRProcessing,
+        OneWayBack,
         GenericRewrites,
-        ReconstructSSA,
+        AssignedOnce,
         NopythonTypeInference,
-        PreLowerStripPhis,
-        IRLegalization,
-        NativeLowering,
+        WithoutPhis,
+        Lowering,
         NoPythonBackend,
     )
 

@@ -25,7 +25,7 @@ from llvmlite import binding
 PACKAGES = ("indexer", "select_service")
 
 _DECORATOR = "indexer.compiled"
-_COMPILER = ["indexer.kernel_compiler", "indexer.kernel_passes"]
+_COMPILER = ["indexer.kernel_compiler", "indexer.kernel_lowering", "indexer.kernel_passes"]
 _IMPORT = re.compile(
     r"^from ((?:indexer|select_service)[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE
 )

@@ -5,21 +5,13 @@
 
 import numpy as np
 
-from indexer.compiled import compiled
+from indexer.compiled import carray, compiled
+from indexer.memory_kernels import give_back, pointer, take_zeroed
 
 
-@compiled("int64(int32[::1], int32[::1])", nogil=True)
-def preorder(parents, order):
-    """Depth-first order of a tree.
-
-    parents: int32 [nodes], node 0 is the root, negative for nodes not in use
-    order:   int32 [nodes], out; the nodes without the root, each child right after its parent or
-             after the subtree of a sibling
-
-    Returns how many nodes `order` got. O(nodes), on copies: other threads may run meanwhile.
-    """
-    first_child = np.zeros(parents.shape[0], np.int32)
-    next_sibling = np.zeros(parents.shape[0], np.int32)
+@compiled()
+def _in_preorder(parents, first_child, next_sibling, order):
+    """first_child, next_sibling: int32 [nodes], all 0"""
     for node in range(parents.shape[0] - 1, 0, -1):
         if parents[node] >= 0:
             next_sibling[node] = first_child[parents[node]]
@@ -35,6 +27,25 @@ def preorder(parents, order):
         while node != 0 and next_sibling[node] == 0:
             node = parents[node]
         node = next_sibling[node]
+    return count
+
+
+@compiled("int64(int32[::1], int32[::1])", nogil=True)
+def preorder(parents, order):
+    """Depth-first order of a tree.
+
+    parents: int32 [nodes], node 0 is the root, negative for nodes not in use
+    order:   int32 [nodes], out; the nodes without the root, each child right after its parent or
+             after the subtree of a sibling
+
+    Returns how many nodes `order` got. O(nodes), on copies: other threads may run meanwhile.
+    """
+    address = take_zeroed(8 * parents.shape[0])
+    if address == 0:
+        raise MemoryError
+    kin = carray(pointer(address), (2, parents.shape[0]), np.int32)
+    count = _in_preorder(parents, kin[0], kin[1], order)
+    give_back(address)
     return count
 
 

@@ -13,6 +13,7 @@ Source: https://github.com/msgpack/msgpack/blob/master/spec.md
 import numpy as np
 
 from indexer.compiled import READ_ONLY, compiled
+from indexer.memory_kernels import on_stack
 
 NESTING_MAX = 32
 
@@ -27,6 +28,8 @@ NIL = 0xC0
 U32_MAX = 2**32 - 1
 
 BYTES = READ_ONLY.format("uint8")
+
+levels = on_stack("int64", NESTING_MAX)
 
 
 @compiled()
@@ -80,7 +83,7 @@ def object_end(buf, start):
 
     buf: uint8 [n].  Linear in the bytes of the object, whatever lengths it declares.
     """
-    waiting = np.empty(NESTING_MAX, np.int64)  # members still to come, per open container
+    waiting = levels()  # members still to come, per open container
     depth, at = 0, start
     while True:
         size, members = header_at(buf, at)

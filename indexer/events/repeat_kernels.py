@@ -6,7 +6,8 @@ there are, so that many names are first spread over parts and then looked at par
 
 import numpy as np
 
-from indexer.compiled import compiled
+from indexer.compiled import carray, compiled
+from indexer.memory_kernels import give_back, pointer, take_zeroed
 
 U = np.uint64
 
@@ -16,18 +17,10 @@ PROBES_MAX = 128
 SPREAD = U(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads any key over the high bits
 
 
-@compiled("boolean(uint64[::1])")
-def may_repeat(names):
-    """False: all of the names are different.  Linear in their number.
-
-    True: two are equal, or somebody chose them to collide here, which would cost quadratic time.
-    """
-    bits = 4
-    while (1 << bits) < 2 * names.shape[0]:
-        bits += 1
-    mask = U((1 << bits) - 1)
-    places = np.zeros(1 << bits, np.uint64)  # a hash set; 0 marks a free place
-    zeros = 0
+@compiled()
+def _repeats(names, places, bits):
+    """places: uint64 [1 << bits], a hash set; 0 marks a free place"""
+    mask, zeros = U((1 << bits) - 1), 0
     for name in names:
         if name == 0:
             zeros += 1
@@ -41,6 +34,23 @@ def may_repeat(names):
             probes += 1
         places[place] = name
     return zeros > 1
+
+
+@compiled("boolean(uint64[::1])")
+def may_repeat(names):
+    """False: all of the names are different.  Linear in their number.
+
+    True: two are equal, or somebody chose them to collide here, which would cost quadratic time.
+    """
+    bits = 4
+    while (1 << bits) < 2 * names.shape[0]:
+        bits += 1
+    address = take_zeroed(8 << bits)
+    if address == 0:
+        raise MemoryError
+    said = _repeats(names, carray(pointer(address), 1 << bits, U), bits)
+    give_back(address)
+    return said
 
 
 @compiled("boolean(uint64[::1], int64[::1], uint64[:, ::1])")

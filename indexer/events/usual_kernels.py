@@ -45,10 +45,13 @@ from indexer.events.run_layout import (
     NUMBER,
     PAYLOAD,
 )
-from indexer.hashing.kernels import derive_secret, hash_window
+from indexer.hashing.kernels import a_secret, derive_secret, hash_window
 from indexer.index import change_kernels as changing
+from indexer.memory_kernels import on_stack
 
 U = np.uint64
+
+a_job = on_stack("int64", JOB_LENGTH)
 
 NAMES_MAX = 2048
 """Once a run has so many, no other message of it is read."""
@@ -160,9 +163,9 @@ def read_run(buf, messages, first, number, usual, rows, tokens, changes, names, 
     names, blocks: uint64 [n], out, the hashes that changes refer to
     ends:    int64 [n], out, by message, beginning with 0: the changes up to its end
     """
-    shifted = np.empty(24, np.uint64)
+    shifted = a_secret()
     derive_secret(U(usual[SEED]), shifted)
-    job = np.empty(JOB_LENGTH, np.int64)
+    job = a_job()
     n_read, n_names, n_changes = 0, 0, 0
     while first + n_read < messages.shape[0] and n_read < ends.shape[0] and n_names < NAMES_MAX:
         message = messages[first + n_read]

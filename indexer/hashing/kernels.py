@@ -18,6 +18,7 @@ Source: the XXH3 specification, https://github.com/Cyan4973/xxHash/blob/dev/doc/
 import numpy as np
 
 from indexer.compiled import READ_ONLY, compiled, intrinsic
+from indexer.memory_kernels import on_stack
 
 U32 = np.uint32
 U64 = np.uint64
@@ -52,6 +53,9 @@ TOKENS, WORDS = READ_ONLY.format("uint32"), READ_ONLY.format("uint64")
 STRIPE_WORDS = 16  # of 32 bits: one stripe is 64 bytes
 STRIPES_PER_ROUND = 16  # (192 - 64) / 8: the accumulators are scrambled after this many
 CHAIN_SEED = U64(1337)
+
+a_secret = on_stack("uint64", len(SECRET))
+eight_lanes = on_stack("uint64", 8)
 
 
 @intrinsic
@@ -214,7 +218,7 @@ def scramble(lanes, secret):
 @compiled()
 def hash_long(tokens, at, words, shifted):
     """Messages of more than 240 bytes."""
-    lanes = np.empty(8, np.uint64)
+    lanes = eight_lanes()
     lanes[0], lanes[1], lanes[2], lanes[3] = P32_3, P64_1, P64_2, P64_3
     lanes[4], lanes[5], lanes[6], lanes[7] = P64_4, P32_2, P64_5, P32_1
     # The last stripe always ends with the message and is added apart, so it is left out here.
@@ -260,7 +264,7 @@ def hash_windows(tokens, window, stride, seed, out):
     seed:   uint64, any value
     out:    uint64 [n_blocks]
     """
-    shifted = np.empty(24, np.uint64)
+    shifted = a_secret()
     derive_secret(seed, shifted)
     for i in range(out.shape[0]):
         out[i] = hash_window(tokens, U64(i) * U64(stride), U64(window), seed, shifted)

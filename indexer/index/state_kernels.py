@@ -44,6 +44,7 @@ The COPY_ columns are those of a snapshot that is being taken (snapshot_kernels)
 import numpy as np
 
 from indexer.compiled import READ_ONLY, carray, compiled, intrinsic
+from indexer.memory_kernels import pointer
 
 HEADER = "int64[::1]"
 # Inputs may be views of received bytes, which are not writable.
@@ -135,56 +136,45 @@ HEADER_LENGTH = 106
 NODE_BYTES = 28  # of one entry of every node column
 
 
-@intrinsic
-def _pointer(typingctx, address):
-    from numba import types
-    from numba.core import cgutils
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), codegen
-
-
 @compiled()
 def u64_view(h, column):
-    return carray(_pointer(h[column]), h[column + 1], np.uint64)
+    return carray(pointer(h[column]), h[column + 1], np.uint64)
 
 
 @compiled()
 def u32_view(h, column):
-    return carray(_pointer(h[column]), h[column + 1], np.uint32)
+    return carray(pointer(h[column]), h[column + 1], np.uint32)
 
 
 @compiled()
 def i64_view(h, column):
-    return carray(_pointer(h[column]), h[column + 1], np.int64)
+    return carray(pointer(h[column]), h[column + 1], np.int64)
 
 
 @compiled()
 def i32_view(h, column):
-    return carray(_pointer(h[column]), h[column + 1], np.int32)
+    return carray(pointer(h[column]), h[column + 1], np.int32)
 
 
 @compiled()
 def f64_view(h, column):
-    return carray(_pointer(h[column]), h[column + 1], np.float64)
+    return carray(pointer(h[column]), h[column + 1], np.float64)
 
 
 @compiled()
 def u8_view(h, column):
-    return carray(_pointer(h[column]), h[column + 1], np.uint8)
+    return carray(pointer(h[column]), h[column + 1], np.uint8)
 
 
 @compiled()
 def mask_view(h, column):
-    return carray(_pointer(h[column]), h[column + 1], np.bool_)
+    return carray(pointer(h[column]), h[column + 1], np.bool_)
 
 
 @compiled()
 def tiers_view(h, column):
     """int32 [rows, N_TIERS], as `match` fills it."""
-    return carray(_pointer(h[column]), (h[column + 1] // N_TIERS, N_TIERS), np.int32)
+    return carray(pointer(h[column]), (h[column + 1] // N_TIERS, N_TIERS), np.int32)
 
 
 @compiled()

@@ -112,7 +112,7 @@ TAKEN_BY = np.array([routes for _, _, routes, _ in KEYS])
 HIGHEST = np.array([highest for _, _, _, highest in KEYS], np.uint64)
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_number(data, at, end, highest):
     """(an unsigned integer that is no more than `highest`, place behind it or UNUSUAL)."""
     behind = run_end(data, at, end, digits)
@@ -122,7 +122,7 @@ def read_number(data, at, end, highest):
     return value, (behind if wrong == 0 and value <= highest else UNUSUAL)
 
 
-@compiled(_nrt=False, error_model="numpy")
+@compiled(error_model="numpy")
 def read_fraction(data, at, end):
     """(a number from 0 to 1 without an exponent, place behind it or UNUSUAL)."""
     point = run_end(data, at, end, digits)
@@ -140,14 +140,14 @@ def read_fraction(data, at, end):
     return fraction, (behind if fraction <= 1.0 else UNUSUAL)
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_null(data, at, end, key):
     """Place behind null where that is usual, or UNUSUAL."""
     is_null = at + 4 < end and text_number(data, at, at + 4, NULL, EXACT) == 0
     return at + 4 if is_null and MAY_BE_NULL[key] else UNUSUAL
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_text(data, at, end):
     """Place behind the quote that ends the text whose first byte is at `at`, or UNUSUAL."""
     behind = run_end(data, at, end, plain_text)
@@ -155,7 +155,7 @@ def read_text(data, at, end):
     return behind + 1 if usual else UNUSUAL
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def read_numbers(data, at, end, entry, blocks, sequence, tokens):
     """(how many numbers the list has that begins at `at`, place behind it)."""
     if byte_at(data, at, end) != OPEN_LIST:
@@ -165,7 +165,7 @@ def read_numbers(data, at, end, entry, blocks, sequence, tokens):
     return read_hashes(data, at + 1, end, blocks if entry == N_BLOCKS else sequence)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def read_value(data, at, end, key, fields, blocks, sequence, tokens):
     """Read the value of a key; the place behind it or UNUSUAL."""
     entry = ENTRY[key]
@@ -190,7 +190,7 @@ def read_value(data, at, end, key, fields, blocks, sequence, tokens):
     return behind
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def read_member(data, at, end, fields, blocks, sequence, tokens):
     """Read a key and its value; the place behind them or UNUSUAL."""
     if byte_at(data, at, end) != QUOTE:
@@ -211,7 +211,7 @@ def read_member(data, at, end, fields, blocks, sequence, tokens):
     return read_value(data, at, end, key, fields, blocks, sequence, tokens)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def read_object(data, at, end, fields, blocks, sequence, tokens):
     """Place behind the object that begins at `at`, or UNUSUAL."""
     if byte_at(data, at, end) != OPEN:
@@ -230,7 +230,7 @@ def read_object(data, at, end, fields, blocks, sequence, tokens):
     return UNUSUAL
 
 
-@compiled(_nrt=False)
+@compiled()
 def is_whole(fields):
     """Does a prompt stand in the fields, in one form, and what else the route needs?"""
     if fields[ROUTE] > RESERVE:
@@ -248,7 +248,7 @@ def is_whole(fields):
     return fields[N_BLOCKS] == fields[N_SEQUENCE]
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_body(data, at, end, fields, blocks, sequence, tokens):
     """Read the body [at, end) of the request whose head has been read: USUAL or UNUSUAL.
 

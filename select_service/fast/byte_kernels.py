@@ -154,26 +154,26 @@ def settled(typingctx, bits):
     return types.uint64(types.uint64), codegen
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def word_at(data, at):
     """Eight bytes, the first of them lowest."""
     _first, _last = data[U(at)], data[U(at + 7)]
     return _word(data, at)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def between(data, at, low, high):
     """uint64: bit k says that byte at + k is in low..high."""
     _first, _last = data[U(at)], data[U(at + (WINDOW - 1))]
     return _between(data, at, low, high)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def equal(data, at, byte):
     return between(data, at, byte, byte)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def byte_at(data, at, end):
     """0 from the end on."""
     return I(data[U(at)]) if at < end else 0
@@ -182,24 +182,24 @@ def byte_at(data, at, end):
 # Kinds of bytes: uint64 of a window, for run_end
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def digits(data, at):
     return between(data, at, ZERO, NINE)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def printable(data, at):
     """ASCII without control codes."""
     return between(data, at, BLANK, TILDE)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def plain_text(data, at):
     """What may stand in a JSON string as it is, in ASCII."""
     return between(data, at, BLANK, DELETE) & ~(equal(data, at, QUOTE) | equal(data, at, BACKSLASH))
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def word_bytes(data, at):
     """Letters, digits and - . _ ~, which stand for themselves wherever they stand in a head."""
     letters = between(data, at, SMALL_A, SMALL_Z) | between(data, at, LARGE_A, LARGE_Z)
@@ -207,7 +207,7 @@ def word_bytes(data, at):
     return letters | digits(data, at) | signs
 
 
-@compiled(_nrt=False)
+@compiled()
 def run_end(data, at, end, kind):
     """Place of the first byte from `at` on that is not of the kind, or `end`."""
     while at < end:
@@ -219,7 +219,7 @@ def run_end(data, at, end, kind):
     return end
 
 
-@compiled(_nrt=False)
+@compiled()
 def skip_blanks(data, at, end):
     while at < end:
         byte = data[U(at)]
@@ -229,7 +229,7 @@ def skip_blanks(data, at, end):
     return at
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def first_word(data, at, end):
     """The text [at, end) up to its eighth byte, filled up with zeros."""
     over = at + 8 - end
@@ -238,7 +238,7 @@ def first_word(data, at, end):
     return word_at(data, end - 8) >> U(8 * over) if over < 8 else U(0)
 
 
-@compiled(_nrt=False)
+@compiled()
 def text_number(data, at, end, known, bits):
     """Which of the known texts [at, end) is, or NONE.
 
@@ -348,14 +348,14 @@ def _four_small_numbers(typingctx, data, places, k, first, gap):
     return types.uint64(data, places, types.int64, types.int64, types.int64), codegen
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def digits_before(data, end, n):
     """The number of the n digits before `end`, at most 24, as three numbers of eight digits."""
     _first, _last = data[U(end - DIGIT_WINDOW)], data[U(end - 1)]
     return _digits_before(data, end, n)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def number_in(data, first, end):
     """(the number that the digits [first, end) are, is it none).
 
@@ -369,7 +369,7 @@ def number_in(data, first, end):
     return value, I(few) | I(value < LEAST[n & U(31)])
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def integer_in(data, first, end):
     """As number_in, with or without a minus: its 64 bits.  No number is -0, either."""
     minus = I(data[U(first)] == DASH)
@@ -378,7 +378,7 @@ def integer_in(data, first, end):
     return (value ^ U(-minus)) + U(minus), wrong
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def four_small_numbers(data, places, k, first, gap):
     """Numbers of at most eight digits, in place of the places where they end: places[k : k + 4].
 
@@ -390,7 +390,7 @@ def four_small_numbers(data, places, k, first, gap):
     return _four_small_numbers(data, places, k, first, gap)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def put_number(out, at, value):
     """Write a uint64 in decimal digits; the place behind them."""
     n = 1
@@ -408,7 +408,7 @@ def put_number(out, at, value):
     return at + n
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def copy(out, at, data, first, length):
     """Write `length` bytes of data from `first` on; the place behind them."""
     for k in range(length):

@@ -83,7 +83,7 @@ VERB_BODY_BYTES_MAX = 64
 """Of the body of a route that needs none."""
 
 
-@compiled(_nrt=False)
+@compiled()
 def line_ends(data, at, end):
     """Is `at`, the end of what is printable, the end of a line?"""
     if at < end and data[U(at)] != CR:
@@ -93,7 +93,7 @@ def line_ends(data, at, end):
     return USUAL if data[U(at + 1)] == LF else UNUSUAL
 
 
-@compiled(_nrt=False)
+@compiled()
 def begins_well(data, at, end):
     """USUAL when it is worth reading on; a whole request that is shorter than a window is not."""
     if end - at >= 8 and text_number(data, at, at + 8, BEGINNINGS, EXACT) == NONE:
@@ -106,7 +106,7 @@ def begins_well(data, at, end):
     return INCOMPLETE
 
 
-@compiled(_nrt=False)
+@compiled()
 def words_end(data, at, end):
     """Place behind words and colons."""
     while True:
@@ -116,7 +116,7 @@ def words_end(data, at, end):
         at += 1
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_id(data, at, end, fields):
     """The id of a path from `at` on; the place behind it or UNUSUAL."""
     behind = words_end(data, at, end)
@@ -124,7 +124,7 @@ def read_id(data, at, end, fields):
     return behind if 0 < behind - at <= TEXT_BYTES_MAX else UNUSUAL
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_route(data, at, end, fields):
     """[at, end): method and target.  The route, or NONE."""
     route = text_number(data, at, end, PLAIN, EXACT)
@@ -141,7 +141,7 @@ def read_route(data, at, end, fields):
     return NONE if verb == NONE else PREFILL_COMPLETE + verb
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_request_line(data, at, end, fields):
     """0 or UNUSUAL."""
     target_end = end - 9
@@ -153,7 +153,7 @@ def read_request_line(data, at, end, fields):
     return 0 if fields[ROUTE] != NONE else UNUSUAL
 
 
-@compiled(_nrt=False)
+@compiled()
 def number_at(data, at, end):
     """The short number that [at, end) is, or NONE."""
     n = end - at
@@ -168,7 +168,7 @@ def number_at(data, at, end):
     return value
 
 
-@compiled(_nrt=False)
+@compiled()
 def is_host(data, at, end):
     """A name, an IPv4 address or an IPv6 address in brackets; with or without a port."""
     if byte_at(data, at, end) == OPEN:
@@ -185,7 +185,7 @@ def is_host(data, at, end):
     return data[U(behind)] == COLON and number_at(data, behind + 1, end) != NONE
 
 
-@compiled(_nrt=False)
+@compiled()
 def is_json(data, at, end):
     """The media type application/json, whatever its parameters."""
     behind = at + JSON_BYTES
@@ -194,7 +194,7 @@ def is_json(data, at, end):
     return behind == end or data[U(behind)] == SEMICOLON
 
 
-@compiled(_nrt=False)
+@compiled()
 def is_usual(name, data, at, end, fields):
     """Is [at, end) a usual value of the header?  Notes what it says."""
     if name == HOST:
@@ -210,7 +210,7 @@ def is_usual(name, data, at, end, fields):
     return name == CLASS and at < end and words_end(data, at, end) == end
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_header(data, at, end, fields, given):
     """Read the line [at, end); `given` with the bit of its name when that means something.
 
@@ -228,7 +228,7 @@ def read_header(data, at, end, fields, given):
     return given | (1 << name) if usual else UNUSUAL
 
 
-@compiled(_nrt=False)
+@compiled()
 def judged(fields, given, at):
     """The head ends at `at`; given: bit by number of the headers that mean something."""
     length = max(fields[END], 0)
@@ -242,7 +242,7 @@ def judged(fields, given, at):
     return USUAL
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_lines(data, at, end, fields):
     """The request line and the headers: USUAL, INCOMPLETE or UNUSUAL."""
     given, n = I(0), 0
@@ -261,7 +261,7 @@ def read_lines(data, at, end, fields):
     return UNUSUAL
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_head(data, at, end, fields):
     """Read the head of the request at `at`: USUAL, INCOMPLETE or UNUSUAL.
 

@@ -38,7 +38,7 @@ SPARE = WINDOW + int(TOKENS_AT_ONCE)
 BEHIND_COMMA, BEHIND_BLANK = U(1), U(2)
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def write_places(bits, base, out, n, at_once):
     """Append base + k for each bit k; what stands behind is overwritten, too."""
     after = n + count_bits(bits)
@@ -51,7 +51,7 @@ def write_places(bits, base, out, n, at_once):
             return after
 
 
-@compiled(_nrt=False, forceinline=True)
+@compiled(forceinline=True)
 def number_ends(data, at, end, out, at_once):
     """Places of the commas and of the bracket behind the numbers, to `out`.
 
@@ -84,7 +84,7 @@ def number_ends(data, at, end, out, at_once):
     return NONE, 0
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_hashes(data, at, end, out):
     """Integers of 64 bits, signed or unsigned, of a list whose bracket is before `at`.
 
@@ -101,7 +101,7 @@ def read_hashes(data, at, end, out):
     return (n, first - gap + 1) if n > 0 and wrong == 0 else (NONE, at)
 
 
-@compiled(_nrt=False)
+@compiled()
 def read_tokens(data, at, end, out):
     """As read_hashes, for numbers of at most eight digits.  out: uint32"""
     n, gap = number_ends(data, at, end, out, TOKENS_AT_ONCE)

@@ -13,9 +13,7 @@ BYTES = "Bytes(uint8, 1, 'C', readonly=True)"
 than to read a short request."""
 
 
-@compiled(
-    f"int64({BYTES}, int64, int64, int64[::1], uint64[::1], uint64[::1], uint32[::1])", _nrt=False
-)
+@compiled(f"int64({BYTES}, int64, int64, int64[::1], uint64[::1], uint64[::1], uint32[::1])")
 def read_request(data, at, end, fields, blocks, sequence, tokens):
     """Read the request that begins at `at`: USUAL, INCOMPLETE or UNUSUAL.
 

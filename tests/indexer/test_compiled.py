@@ -52,6 +52,7 @@ COPIED = (
     "compiled",
     "kernel_cache",
     "kernel_compiler",
+    "kernel_lowering",
     "kernel_passes",
     "kernel_sources",
 )

@@ -19,6 +19,7 @@ MODULES = (
     "compiling",
     "kernel_cache",
     "kernel_compiler",
+    "kernel_lowering",
     "kernel_passes",
     "kernel_sources",
     "machine_code",

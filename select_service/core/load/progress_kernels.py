@@ -115,7 +115,9 @@ def look_at_progress(index, load, block_size):
     stale = u64_view(load, STALE)
     if index[CHANGED] != load[SEEN]:
         load[SEEN] = index[CHANGED]
-        stale[:] = u64_view(load, FOLLOWED)
+        followed = u64_view(load, FOLLOWED)
+        for word in range(stale.shape[0]):
+            stale[word] = followed[word]
     budget = I64(WALKED_BLOCKS_MAX)
     for word in range(stale.shape[0]):
         while stale[word] != 0 and budget > 0:

@@ -1,0 +1,49 @@
+"""Memory for kernels, which own none."""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+from numba import njit
+
+from indexer.compiled import carray, compiled
+from indexer.memory_kernels import give_back, on_stack, pointer, take_zeroed
+
+four = on_stack("uint64", 4)
+
+
+@compiled()
+def backwards(depth):
+    """Every call has an array of its own."""
+    mine = four()
+    for k in range(len(mine)):
+        mine[k] = depth * 10 + k
+    below = backwards(depth - 1) if depth > 0 else 0
+    return below + np.int64(mine[0] + mine[3])
+
+
+@njit
+def depths(n):
+    return backwards(n)
+
+
+@njit
+def squares(n):
+    """(sum of what was there, sum of what is there)"""
+    address = take_zeroed(8 * n)
+    numbers = carray(pointer(address), n, np.int64)
+    before = numbers.sum()
+    for k in range(n):
+        numbers[k] = k * k
+    after = numbers.sum()
+    give_back(address)
+    return before, after
+
+
+def test_an_array_on_the_stack_is_of_one_call() -> None:
+    assert depths(5) == sum(20 * depth + 3 for depth in range(6))
+
+
+def test_what_is_taken_is_zero_and_goes_back() -> None:
+    for _ in range(50):
+        assert squares(1000) == (0, sum(k * k for k in range(1000)))
