@@ -6,7 +6,7 @@ Options of a core or a trial: `no reports` (callers do not say when prefill is o
 (workers declare how fast they are), `option NAME` (of the policy), `queue POLICY FRAC` (the core's
 queue is on: a rank has room below FRAC batch budgets).  Of several selectors: `loss 20` (percent of
 messages), `sticky` (a session stays with one selector), `no help`, or parts of it: `no work`,
-`no progress`, `no share`; these are for trials.
+`no progress`, `no share`; a core always tells own work.
 """
 
 from collections.abc import Callable

@@ -13,6 +13,7 @@ from scripts.bench.quality.named_choosers import BLIND, chooser_of, core_of, lin
 from scripts.bench.quality.replicas import Link, Replicated
 from scripts.bench.quality.work import WORK, WorkChooser
 from scripts.bench.quality.workloads import KINDS, made
+from select_service.core.load.ledger_layout import FIELDS, TOLD
 from select_service.replaying.core_choosers import CoreChooser, Scene, Setting
 from select_service.replaying.hardware import BLOCK_TOKENS, EQUAL
 from select_service.replaying.world import World
@@ -135,6 +136,29 @@ def test_replicas_agree_in_the_end_though_events_are_lost(loss):
         member.selector.check_invariants()
     held = set().union(*bookings(members))
     assert len(held) <= (0 if not loss else 40), "repair has mended nearly all of what was lost"
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_cores_tell_each_other_how_far_prefills_are(helps):
+    """What a rank has left is the same for both, but for the last tenth of a second."""
+    world, scene = a_world("mixed lengths")
+    members = [core_of("work", scene, number) for number in range(2)]
+    link = Link(2, 0.005) if helps else Link(2, 0.005, help=frozenset())
+    group = Replicated(members, link, world, 1)
+    told = [0, 0]
+
+    def look():
+        for at, member in enumerate(members):
+            for booking in member.selector.held:
+                rows = member.selector.held.memory.fields
+                of_peer = booking.origin is not None and booking.work
+                told[at] += bool(of_peer and rows[booking.row * FIELDS + TOLD])
+
+    world.every(0.1, look, first=1.05)
+    world.run_open(group, 20.0)
+    assert all(told) == any(told) == helps
+    for member in members:
+        member.selector.check_invariants()
 
 
 def test_links_are_read_from_names():
