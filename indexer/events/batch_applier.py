@@ -28,6 +28,8 @@ FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_
 Source: kv_cache_spec_kind of vLLM's KV events."""
 STEP_BLOCKS_MAX = 4096
 """Blocks of one event that are changed at once."""
+MM_STEP_BLOCKS_MAX = 256
+"""The same where blocks hold images: their hashes are made one by one."""
 SMALL_EVENTS_MAX = 64
 """Events of a batch that are applied at once, if they are short."""
 GROUPS_MAX = 1024
@@ -37,6 +39,11 @@ GROUPS_MAX = 1024
 def is_unsettled(writer: SlotWriter, own: SlotWriter | None) -> bool:
     """Is there anything that a stream before this one has left undone?"""
     return writer.is_half_cleared or (own is not None and own.rest is not None)
+
+
+def _step_blocks(event: BlockStored | BlockRemoved) -> int:
+    has_images = isinstance(event, BlockStored) and event.mm_hashes is not None
+    return MM_STEP_BLOCKS_MAX if has_images else STEP_BLOCKS_MAX
 
 
 def settling(writer: SlotWriter, own: SlotWriter | None) -> Iterator[int]:
@@ -155,7 +162,7 @@ class BatchApplier:
         own: SlotWriter | None,
     ) -> bool:
         """At once; False, and nothing is done, when that takes several steps."""
-        if len(event.block_hashes) > STEP_BLOCKS_MAX:
+        if len(event.block_hashes) > _step_blocks(event):
             return False
         tier = self._tier(rank, event)
         if tier is None:
@@ -287,14 +294,15 @@ class BatchApplier:
         event: BlockStored | BlockRemoved,
         own: SlotWriter | None,
     ) -> Iterator[int]:
-        """As `_change`, at most STEP_BLOCKS_MAX blocks each time something is asked of it."""
+        """As `_change`, at most `_step_blocks` blocks each time something is asked of it."""
         names, counted = event.block_hashes, self._counts
         if isinstance(event, BlockStored) and len(event.tokens):
             names = names[: hashable_blocks(event, self._block_size, self._is_eagle)]
             if not len(names):
                 self._drop_unhashable(event)
-        for start in range(0, len(names), STEP_BLOCKS_MAX):
-            part = slice(start, start + STEP_BLOCKS_MAX)
+        step_blocks = _step_blocks(event)
+        for start in range(0, len(names), step_blocks):
+            part = slice(start, start + step_blocks)
             stream = own if part.stop >= len(names) else None
             if isinstance(event, BlockRemoved):
                 removed = writer.remove(tier, names[part], stream=stream, sweep=False)
@@ -316,7 +324,7 @@ class BatchApplier:
 
     def _hashes(self, event: BlockStored, start: int) -> Hashes:
         return local_hashes(
-            event, self._block_size, self._is_eagle, first=start, at_most=STEP_BLOCKS_MAX
+            event, self._block_size, self._is_eagle, first=start, at_most=_step_blocks(event)
         )
 
     def drop_frames(self) -> None:

@@ -15,8 +15,8 @@ for TensorRT-LLM, https://github.com/ai-dynamo/dynamo.
 """
 
 from array import array
-from collections.abc import Generator
-from typing import TypeAlias
+from collections.abc import Generator, Iterator
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -31,12 +31,17 @@ from indexer.events.event_types import (
     DecodeError,
     Event,
 )
-from indexer.hashing.hashes import U64_MASK, Tokens, salt_parts, sha256_hex_prefix
+from indexer.events.part_decoding import PART, WHOLE_BYTES_MAX, decoding
+from indexer.hashing.hashes import U64_MASK, Hashes, Tokens, salt_parts, sha256_hex_prefix
 
 EVENTS_PER_BATCH_MAX = 131_072
 EVENTS_AT_ONCE = 128
 """Events of a large batch that are read in one step."""
 EVENT_BLOCK_SIZE_MAX = 2**32 - 1
+STEP_COST = EVENTS_AT_ONCE * EVENT_COST
+"""That of a whole step."""
+KEYS_COST = 4
+"""To read the extra keys of a block costs as much as so many blocks."""
 
 STORED_FIELDS = (
     "block_hashes",
@@ -83,6 +88,8 @@ def parsing_batch(payload: bytes) -> Generator[int, None, Batch]:
     try:
         body = _BATCH_DECODER.decode(payload)
         raw_events, rank = _split_array(body) if isinstance(body, list) else _split_map(body)
+        if len(payload) > WHOLE_BYTES_MAX:
+            yield STEP_COST  # where members end is looked for in each of these
         parts = _EVENTS_DECODER.decode(raw_events)
     except _UNREADABLE as error:
         raise DecodeError(f"not a batch of KV events: {error}") from error
@@ -90,13 +97,15 @@ def parsing_batch(payload: bytes) -> Generator[int, None, Batch]:
         raise DecodeError(
             f"{len(parts)} events in a batch, at most {EVENTS_PER_BATCH_MAX} expected"
         )
+    if len(payload) > WHOLE_BYTES_MAX:
+        yield STEP_COST
     events: list[Event] = []
     bad_events, last_error = 0, None
     for index, part in enumerate(parts, 1):
         if index % EVENTS_AT_ONCE == 0:
-            yield EVENTS_AT_ONCE * EVENT_COST
+            yield STEP_COST
         try:
-            event = _parse_event(part)
+            event = yield from _parsing_event(part)
         except _BadEvent as error:
             bad_events, last_error = bad_events + 1, f"event {index - 1}: {error}"
             continue
@@ -122,19 +131,19 @@ def _rank(raw: msgspec.Raw) -> int | None:
     return msgspec.msgpack.decode(raw, type=int | None)
 
 
-def _parse_event(raw: msgspec.Raw) -> Event | None:
+def _parsing_event(raw: msgspec.Raw) -> Generator[int, None, Event | None]:
     """None for an event that says nothing to us: Ignored, or about blocks of another machine."""
     try:
-        event = msgspec.msgpack.decode(raw)
+        event = yield from decoding(raw)
     except _UNREADABLE as error:
         raise _BadEvent(f"not readable: {error}") from error
     tag, fields = _tag_and_fields(event)
     if tag == "Ignored" or _is_elsewhere(fields):
         return None
     if tag == "BlockStored":
-        return _block_stored(fields)
+        return (yield from _block_stored(fields))
     if tag == "BlockRemoved":
-        return _block_removed(fields)
+        return (yield from _block_removed(fields))
     return AllBlocksCleared()
 
 
@@ -198,25 +207,26 @@ def _is_elsewhere(fields: Fields) -> bool:
     return locality is not None and not (isinstance(locality, str) and locality.upper() == "LOCAL")
 
 
-def _block_stored(fields: Fields) -> BlockStored:
-    hashes = _hashes(fields)
+def _block_stored(fields: Fields) -> Generator[int, None, BlockStored]:
+    hashes = yield from _hashes(fields)
     parent = fields.get("parent_block_hash")
     parent_hash = None if parent is None else _hash(parent, "parent_block_hash")
-    if len({*hashes, parent_hash}) <= len(hashes):
+    if (yield from _repeats(hashes, parent_hash)):
         raise _BadEvent("block_hashes and parent_block_hash repeat a hash")
-    tokens, is_bigram = _tokens(fields.get("token_ids"))
+    tokens, is_bigram = yield from _tokens(fields.get("token_ids"))
     lora_name = _text(fields, "lora_name") or None
-    mm_hashes, extra_salt = _extra_keys(fields.get("extra_keys"), lora_name, len(hashes))
+    keys = fields.get("extra_keys")
+    mm_hashes, extra_salt = yield from _extra_keys(keys, lora_name, len(hashes))
     explicit = fields.get("block_mm_infos")
     if explicit is not None:
-        mm_hashes = _block_mm_infos(explicit, len(hashes))
+        mm_hashes = yield from _block_mm_infos(explicit, len(hashes))
     salt = None
-    if parent_hash is None and hashes:
+    if parent_hash is None and len(hashes):
         salt, salt_mm_hash = salt_parts(_text(fields, "cache_salt") or extra_salt)
         if salt_mm_hash is not None:
             mm_hashes[0].append(salt_mm_hash)
     return BlockStored(
-        block_hashes=np.array(hashes, np.uint64),
+        block_hashes=hashes,
         parent=parent_hash,
         tokens=tokens,
         block_size=_block_size(fields.get("block_size")),
@@ -230,20 +240,41 @@ def _block_stored(fields: Fields) -> BlockStored:
     )
 
 
-def _block_removed(fields: Fields) -> BlockRemoved:
+def _block_removed(fields: Fields) -> Generator[int, None, BlockRemoved]:
     return BlockRemoved(
-        block_hashes=np.array(_hashes(fields), np.uint64),
+        block_hashes=(yield from _hashes(fields)),
         medium=_text(fields, "medium"),
         group_idx=_group_idx(fields),
         kind=_text(fields, "kv_cache_spec_kind"),
     )
 
 
-def _hashes(fields: Fields) -> list[int]:
+def _parts(n: int) -> Iterator[tuple[int, slice]]:
+    """(what the part before has cost, the next part of n members), at least one."""
+    for start in range(0, max(n, 1), PART):
+        yield PART if start else 0, slice(start, min(start + PART, n))
+
+
+def _hashes(fields: Fields) -> Generator[int, None, Hashes]:
     values = fields.get("block_hashes")
     if not isinstance(values, list):
         raise _BadEvent(f"block_hashes is {_shown(values)}, expected an array")
-    return [_hash(value, "block_hashes") for value in values]
+    found = np.empty(len(values), np.uint64)
+    for cost, part in _parts(len(values)):
+        if cost:
+            yield cost
+        found[part] = [_hash(value, "block_hashes") for value in values[part]]
+    return found
+
+
+def _repeats(hashes: Hashes, parent: int | None) -> Generator[int, None, bool]:
+    """Is one of them, or the parent, there twice?"""
+    seen: set[int | None] = {parent}
+    for cost, part in _parts(len(hashes)):
+        if cost:
+            yield cost
+        seen.update(hashes[part].tolist())
+    return len(seen) <= len(hashes)
 
 
 def _hash(value: object, name: str) -> int:
@@ -257,19 +288,33 @@ def _hash(value: object, name: str) -> int:
     raise _BadEvent(f"{name} holds {_shown(value)}, expected an integer or bytes")
 
 
-def _tokens(value: object) -> tuple[Tokens, bool]:
+def _tokens(value: object) -> Generator[int, None, tuple[Tokens, bool]]:
     """(uint32 [n], whether they came as EAGLE pairs [[t0, t1], [t1, t2], ...])."""
     if not isinstance(value, list):
         raise _BadEvent(f"token_ids is {_shown(value)}, expected an array")
     is_bigram = bool(value) and isinstance(value[0], list)
+    found = np.empty(len(value) + is_bigram, np.uint32)
+    for cost, part in _parts(len(value)):
+        if cost:
+            yield cost
+        tokens = _firsts(value[part]) if is_bigram else value[part]
+        found[part] = _token_array(tokens)
     if is_bigram:
-        if any(type(pair) is not list or len(pair) != 2 for pair in value):
-            raise _BadEvent("token_ids mixes pairs with something else")
-        value = [pair[0] for pair in value] + [value[-1][1]]
-    if not set(map(type, value)) <= {int}:
+        found[-1:] = _token_array([value[-1][1]])
+    return found, is_bigram
+
+
+def _firsts(pairs: list[Any]) -> list[object]:
+    if any(type(pair) is not list or len(pair) != 2 for pair in pairs):
+        raise _BadEvent("token_ids mixes pairs with something else")
+    return [pair[0] for pair in pairs]
+
+
+def _token_array(values: list[Any]) -> "array[int]":
+    if not set(map(type, values)) <= {int}:
         raise _BadEvent("token_ids holds something that is not an integer")
     try:
-        return np.frombuffer(array("I", value), np.uint32), is_bigram
+        return array("I", values)
     except OverflowError as error:
         raise _BadEvent("token_ids holds an integer outside 0..2^32-1") from error
 
@@ -296,31 +341,41 @@ def _text(fields: Fields, name: str) -> str | None:
 
 def _extra_keys(
     value: object, lora_name: str | None, n_blocks: int
-) -> tuple[list[list[int]], str | None]:
+) -> Generator[int, None, tuple[list[list[int]], str | None]]:
     """(multimodal hashes per block, the text in the first block that may be the cache salt).
 
     vLLM puts into a block's keys its LoRA name, an [identifier, offset] per image or sound, and in
     the first block of a sequence the salt.
     """
-    mm_hashes: list[list[int]] = [[] for _ in range(n_blocks)]
-    salt = None
     if value is None:
-        return mm_hashes, salt
+        return [[] for _ in range(n_blocks)], None
     if not isinstance(value, list):
         raise _BadEvent(f"extra_keys is {_shown(value)}, expected an array")
-    for block, (keys, found) in enumerate(zip(value, mm_hashes, strict=False)):
-        if keys is None:
-            continue
-        if not isinstance(keys, list):
-            raise _BadEvent(f"extra_keys holds {_shown(keys)}, expected an array or nil")
-        texts = [key for key in keys if isinstance(key, str) and key]
-        if lora_name in texts:
-            texts.remove(lora_name)
-        found += [mm for mm in map(sha256_hex_prefix, texts) if mm is not None]
-        found += [mm for mm in map(_paired_mm_hash, keys) if mm is not None]
-        if block == 0:
-            salt = next((text for text in reversed(texts) if sha256_hex_prefix(text) is None), None)
-    return mm_hashes, salt
+    mm_hashes: list[list[int]] = []
+    salt = None
+    for cost, part in _parts(n_blocks):
+        if cost:
+            yield KEYS_COST * cost
+        for keys in value[part]:
+            found, text = _keys_of_block(keys, lora_name)
+            salt = salt if mm_hashes else text
+            mm_hashes.append(found)
+    return mm_hashes + [[] for _ in range(n_blocks - len(mm_hashes))], salt
+
+
+def _keys_of_block(keys: object, lora_name: str | None) -> tuple[list[int], str | None]:
+    """(its multimodal hashes, the text that may be the salt)."""
+    if keys is None:
+        return [], None
+    if not isinstance(keys, list):
+        raise _BadEvent(f"extra_keys holds {_shown(keys)}, expected an array or nil")
+    texts = [key for key in keys if isinstance(key, str) and key]
+    if lora_name in texts:
+        texts.remove(lora_name)
+    found = [mm for mm in map(sha256_hex_prefix, texts) if mm is not None]
+    found += [mm for mm in map(_paired_mm_hash, keys) if mm is not None]
+    salt = next((text for text in reversed(texts) if sha256_hex_prefix(text) is None), None)
+    return found, salt
 
 
 def _paired_mm_hash(key: object) -> int | None:
@@ -331,23 +386,29 @@ def _paired_mm_hash(key: object) -> int | None:
     return xxh3_64_intdigest(key[0].encode()) if mm_hash is None else mm_hash
 
 
-def _block_mm_infos(value: object, n_blocks: int) -> list[list[int]]:
+def _block_mm_infos(value: object, n_blocks: int) -> Generator[int, None, list[list[int]]]:
     """Per block nil or {"mm_objects": [{"mm_hash": u64, ...}, ...]}."""
     if not isinstance(value, list):
         raise _BadEvent(f"block_mm_infos is {_shown(value)}, expected an array")
-    mm_hashes: list[list[int]] = [[] for _ in range(n_blocks)]
-    for info, found in zip(value, mm_hashes, strict=False):
-        if info is None:
-            continue
-        objects = info.get("mm_objects") if isinstance(info, dict) else None
-        if not isinstance(objects, list):
-            raise _BadEvent("block_mm_infos holds something else than nil or mm_objects")
-        for item in objects:
-            mm_hash = item.get("mm_hash") if isinstance(item, dict) else None
-            if type(mm_hash) is not int:
-                raise _BadEvent(f"mm_hash is {_shown(mm_hash)}, expected an integer")
-            found.append(mm_hash & U64_MASK)
-    return mm_hashes
+    mm_hashes: list[list[int]] = []
+    for cost, part in _parts(n_blocks):
+        if cost:
+            yield KEYS_COST * cost
+        mm_hashes += [[] if info is None else _mm_objects(info) for info in value[part]]
+    return mm_hashes + [[] for _ in range(n_blocks - len(mm_hashes))]
+
+
+def _mm_objects(info: object) -> list[int]:
+    objects = info.get("mm_objects") if isinstance(info, dict) else None
+    if not isinstance(objects, list):
+        raise _BadEvent("block_mm_infos holds something else than nil or mm_objects")
+    found = []
+    for item in objects:
+        mm_hash = item.get("mm_hash") if isinstance(item, dict) else None
+        if type(mm_hash) is not int:
+            raise _BadEvent(f"mm_hash is {_shown(mm_hash)}, expected an integer")
+        found.append(mm_hash & U64_MASK)
+    return found
 
 
 def _shown(value: object) -> str:

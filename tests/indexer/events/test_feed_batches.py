@@ -119,7 +119,7 @@ def test_bad_event_is_counted_and_its_neighbours_are_applied():
 def test_a_large_batch_is_read_and_applied_in_short_steps(tail, monkeypatch):
     """No step reads more than some events, whichever of the readers it is."""
     read = []
-    for module, name in ((kv_events, "_event"), (parser, "_parse_event")):
+    for module, name in ((kv_events, "_event"), (parser, "_parsing_event")):
         one = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, one=one: read.append(1) or one(*given))
     feed = a_feed()

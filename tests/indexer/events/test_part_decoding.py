@@ -1,0 +1,121 @@
+"""Events that only the patient reader knows are read in parts, and say the same."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexer.events import parser, part_decoding
+from indexer.events.event_types import BlockStored
+from indexer.events.parser import parse_batch, parsing_batch
+from tests.exploring import explores
+from tests.steps import result_of
+
+encode = msgspec.msgpack.encode
+SHA = "0123456789abcdef" * 4
+LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
+OBJECTS = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=40)
+        | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=9)
+    ),
+    max_leaves=60,
+)
+NUMBERS = st.integers(0, 2**32 - 1)
+KEYS = st.none() | st.lists(
+    st.sampled_from(["salt", "lora", SHA, [SHA, 3], ["an image", 0], [], 7]), max_size=3
+)
+INFOS = st.none() | st.fixed_dictionaries(
+    {"mm_objects": st.lists(st.fixed_dictionaries({"mm_hash": st.integers(0, 2**64 - 1)}))}
+)
+STORED = st.fixed_dictionaries(
+    {
+        "type": st.just("BlockStored"),
+        "block_hashes": st.lists(st.integers(0, 50) | st.binary(min_size=1), max_size=12),
+        "token_ids": st.lists(NUMBERS, max_size=60)
+        | st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30)
+        | st.lists(NUMBERS | st.text(max_size=1), max_size=30),
+        "block_size": st.just(4),
+    },
+    optional={
+        "parent_block_hash": st.none() | st.integers(0, 50),
+        "cache_salt": st.none() | st.text(),
+        "lora_name": st.sampled_from([None, "lora"]),
+        "extra_keys": st.none() | st.lists(KEYS, max_size=15),
+        "block_mm_infos": st.none() | st.lists(INFOS, max_size=15) | st.just([{}]),
+    },
+)
+REMOVED = st.fixed_dictionaries(
+    {"type": st.just("BlockRemoved"), "block_hashes": st.lists(st.integers(0, 50), max_size=20)}
+)
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def small_parts(request):
+    """Parts so small that everything has several."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (parser, part_decoding):
+            patch.setattr(module, "PART", request.param)
+            patch.setattr(module, "WHOLE_BYTES_MAX", 0)
+        yield
+
+
+def shown(event):
+    """All that it says."""
+    return {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in msgspec.structs.asdict(event).items()
+    }
+
+
+@explores(60)
+@given(value=OBJECTS)
+def test_an_object_in_parts_is_the_object(small_parts, value):
+    raw = encode(value)
+    assert result_of(part_decoding.decoding(raw)) == msgspec.msgpack.decode(raw)
+
+
+@explores(60)
+@given(events=st.lists(STORED | REMOVED, min_size=1, max_size=4))
+def test_events_in_parts_are_the_events(small_parts, events):
+    payload = encode([0.0, events, None])
+    found = result_of(parsing_batch(payload))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (parser, part_decoding):
+            patch.setattr(module, "PART", 1024)
+            patch.setattr(module, "WHOLE_BYTES_MAX", 2**20)
+        whole = parse_batch(payload)
+    assert list(map(shown, found.events)) == list(map(shown, whole.events))
+    assert found.bad_events == whole.bad_events
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"cache_salt": "a"}, {"extra_keys": [[[SHA, 1]]] * 5000}],
+    ids=["salt", "images"],
+)
+def test_a_long_event_has_a_step_for_every_so_many_of_its_members(more):
+    n_blocks = 5000
+    event = {
+        "type": "BlockStored",
+        "block_hashes": list(range(1, n_blocks + 1)),
+        "parent_block_hash": None,
+        "token_ids": [1] * (16 * n_blocks),
+        "block_size": 16,
+        **more,
+    }
+    steps = parsing_batch(encode([0.0, [event], None]))
+    n_steps = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            batch = end.value
+            break
+        n_steps += 1
+    n_members = 2 * n_blocks * (1 + 16) + 2 * n_blocks * ("extra_keys" in more)
+    assert n_steps >= n_members // part_decoding.PART
+    (found,) = batch.events
+    assert isinstance(found, BlockStored)
+    assert len(found.block_hashes) == n_blocks
