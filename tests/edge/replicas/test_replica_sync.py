@@ -16,13 +16,17 @@ import zmq
 from indexer.sockets import dial
 from indexer.sockets.names import Names
 from indexer.sockets.options import REACHED_S_MAX
+from indexer.tiers import Tier
+from select_service.core.decide.prompt import prompt_of
 from select_service.core.due_task import SECOND_S
+from select_service.core.identity import Rank
 from select_service.core.load import active_load
 from select_service.core.load.ledger_layout import MANY_BLOCKS
 from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, RETRY_S, RETRY_S_MAX
 from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC, EventEncoder
 from select_service.core.replicas.origins import SILENT_S
+from select_service.edge.due_tasks import due_tasks
 from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas import subscriber
 from select_service.edge.replicas import sync as replica_sync
@@ -36,7 +40,13 @@ from select_service.edge.replicas.subscriber import (
 )
 from select_service.edge.replicas.sync import CONNECT_ANEW_S, PEERS_MAX, ReplicaSync
 from select_service.edge.supervised import Callbacks
-from tests.builders import a_reservation, a_selector, a_worker
+from tests.builders import (
+    a_reservation,
+    a_select,
+    a_select_and_reserve,
+    a_selector,
+    a_worker,
+)
 from tests.patience import PATIENCE_S, eventually_on_loop
 from tests.process.launched import free_port
 
@@ -163,6 +173,38 @@ def test_progress_is_told_to_the_peer_and_counted_by_both():
         return partition.load.prefills.left.tolist() == [work - 1]
 
     run((0, 1), until=is_followed)
+
+
+def test_a_peer_knows_what_the_events_of_an_engine_have_shown_to_the_one_who_admitted():
+    """The peer itself hears nothing of that engine."""
+    attempts = []
+
+    def is_known(a, b):
+        if not list(a.selector.held):
+            for missed in list(b.selector.held):
+                b.selector.free(missed.reservation_id, 0.0)
+            attempts.append(f"x{len(attempts)}")
+            request = a_select_and_reserve(40, reservation_id=attempts[-1])
+            b.selector.select_and_reserve(request, 0.0)
+            return False
+        (here,), (there,) = (plane.selector.fleet.partitions.values() for plane in (a, b))
+        if not there.index.stats().memberships:
+            blocks = prompt_of(a_select(40), there.block_size, False).block_hashes[:3]
+            there.table.writer(Rank(1, 0)).store(Tier.GPU, None, blocks, blocks)
+        b.sync.tell_progress(time.monotonic())
+        return here.load.prefills.left.tolist() == [40 - 12]
+
+    run((0, 1), (1, 0), until=is_known)
+
+
+def test_progress_is_a_task_of_its_own_where_there_is_a_plane():
+    plane = Plane(1)
+    try:
+        for sync in (plane.sync, None):
+            tasks = due_tasks(plane.selector, None, None, sync)  # none of them runs
+            assert ("progress" in tasks.counts) == (sync is not None)
+    finally:
+        plane.sync.close()
 
 
 def progress_of(plane, name):
