@@ -72,11 +72,12 @@ def current_level() -> str:
 
 
 def _adopt_uvicorn() -> None:
-    """Let uvicorn's loggers pass through the root handler."""
+    """Let uvicorn's loggers pass through the root handler, at the level of their common parent."""
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+        logger.setLevel(logging.NOTSET)
 
 
 class TextLines(logging.Formatter):

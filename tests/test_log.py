@@ -157,6 +157,7 @@ def test_lines_below_the_level_are_not_written(lines):
 
 def test_uvicorn_speaks_through_the_same_lines_and_not_twice(lines):
     logging.getLogger("uvicorn.error").addHandler(logging.StreamHandler())
+    logging.getLogger("uvicorn.error").setLevel(logging.INFO)
     written = lines(form="json")
     logging.getLogger("uvicorn.error").info("Started server process")
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")

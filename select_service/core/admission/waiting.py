@@ -30,6 +30,7 @@ from sortedcontainers import SortedDict
 from select_service.bodies.selection import SelectRequest
 from select_service.core.admission.policy_classes import PolicyClass, QueuePolicy
 from select_service.core.identity import Rank
+from select_service.core.workers.rank_table import RankTable
 from select_service.errors import QueueFull, SelectError
 
 LANES_MAX = 1024
@@ -45,6 +46,13 @@ BOOKED_PER_STEP = 128
 """Booking so many blocks does, too."""
 
 Order = tuple[float, float, int]
+
+
+class TableVersion(NamedTuple):
+    """The ranks of a partition at some time; tables of different partitions count alike."""
+
+    table: RankTable
+    version: int
 
 
 class Lane(NamedTuple):
@@ -137,13 +145,13 @@ def score_of(
 class _Waiting:
     """The tickets of one lane, in order.
 
-    bits:    its candidates, bit s for slot s
-    version: of the rank table that they were found in
+    bits:     its candidates, bit s for slot s
+    found_in: which rank table, and its version then
     """
 
     request: SelectRequest
     bits: int
-    version: int = -1
+    found_in: TableVersion | None = None
     tickets: SortedDict[Order, Ticket] = field(default_factory=SortedDict)
 
 
@@ -241,7 +249,7 @@ class PartitionQueue:
         """Of the index when room was looked for, where it says what work is left."""
         self._cursor = 0
         self._credited = False
-        self._version = -1
+        self._refreshed: TableVersion | None = None
 
     def __len__(self) -> int:
         return sum(queue.requests for queue in self._queues)
@@ -279,26 +287,26 @@ class PartitionQueue:
         self._queues[ticket.class_index].remove(ticket)
 
     def refresh(
-        self, version: int, candidates: Callable[[SelectRequest], int]
+        self, table: TableVersion, candidates: Callable[[SelectRequest], int]
     ) -> tuple[list[tuple[Ticket, SelectError]], bool]:
         """Recompute who may run where, for so many lanes as one turn may; takes out and returns
         those that no rank fits any more, and whether there are other lanes to be looked at.
 
-        version:    changes with the ranks of the partition
+        table:      changes with the ranks of the partition, and with the partition
         candidates: bits of a request's candidates; raises SelectError when there are none
         """
         stranded: list[tuple[Ticket, SelectError]] = []
-        if version == self._version:
+        if table == self._refreshed:
             return stranded, False
         lanes = (waiting for queue in self._queues for waiting in queue.lanes.values())
-        stale = [waiting for waiting in lanes if waiting.version != version]
+        stale = [waiting for waiting in lanes if waiting.found_in != table]
         left, looked_at = REFRESHED_PER_TURN_MAX, 0
         for waiting in stale:
             if left <= 0:
                 break
             left -= 1 + extra_work(waiting.request)
             looked_at += 1
-            waiting.version = version
+            waiting.found_in = table
             try:
                 waiting.bits = candidates(waiting.request)
             except SelectError as error:
@@ -306,7 +314,7 @@ class PartitionQueue:
         for ticket, _ in stranded:
             self.remove(ticket)
         more = len(stale) > looked_at
-        self._version = self._version if more else version
+        self._refreshed = self._refreshed if more else table
         return stranded, more
 
     def next(self, free: Callable[[int, bool], int]) -> Ticket | None:

@@ -14,7 +14,7 @@ from sortedcontainers import SortedDict
 
 from select_service.core.admission.policy_classes import QueueBounds
 from select_service.core.admission.queue_view import bits_of
-from select_service.core.admission.waiting import PartitionQueue, Ticket
+from select_service.core.admission.waiting import PartitionQueue, TableVersion, Ticket
 from select_service.core.decide.candidates import candidates
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
@@ -132,7 +132,8 @@ class WaitingList:
         else:
             stranded = _rebound(queue, partition)
             table = partition.table
-            unfit, more = queue.refresh(table.version, lambda r: bits_of(candidates(table, r)))
+            seen = TableVersion(table, table.version)
+            unfit, more = queue.refresh(seen, lambda r: bits_of(candidates(table, r)))
             stranded += unfit
         for ticket, _ in stranded:
             self.forget(ticket)

@@ -352,6 +352,20 @@ def test_requests_follow_to_the_workers_that_replace_all_others():
     assert scene.served == ["a", "b"]
 
 
+def test_requests_that_followed_know_all_ranks_of_the_new_workers():
+    """Their candidates are found anew, although the new table is as young as the old one was."""
+    scene = full_scene()
+    scene.ask("a")
+    scene.tick()
+    version = scene.partition.table.version
+    scene.selector.delete(1, 0.0)
+    scene.register(2, data_parallel_size=2)
+    assert scene.partition.table.version == version
+    scene.fill(2)
+    scene.serve()
+    assert where(scene.outcomes["a"]) == (2, 1)
+
+
 def test_requests_do_not_follow_to_workers_with_another_block_size():
     scene = full_scene()
     scene.ask("a")
