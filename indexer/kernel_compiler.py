@@ -132,6 +132,10 @@ class _Library(JITCodeLibrary):
         for function in self._final_module.functions:
             if not function.is_declaration and not function.name.startswith(_WRAPPER):
                 function.linkage = "private"
+        tidy, builder = codegen._module_pass_manager(
+            cost="cheap", opt=0, loop_vectorize=False, slp_vectorize=False
+        )
+        tidy.run(self._final_module, builder)  # without it long prompts take 1.06 of their time
         builder = codegen._pass_builder()
         builder.getModulePassManager().run(self._final_module, builder)
         if any(_ALLOCATE.match(each.name) for each in self._final_module.functions):
