@@ -228,15 +228,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _parse(self, data: bytes | memoryview) -> None:
         self._body_fed = 0
+        again = b""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._parse(self._head_without_offer() + bytes(data[offer.args[0] :]))
+            again = self._head_without_offer() + bytes(data[offer.args[0] :])
         except httptools.HttpParserError as error:
             self._refuse(_reason(error))
         else:
             if self._stage != _BETWEEN:
                 self._charge(len(data) - self._body_fed)
+        if again:
+            self._parse(again)  # here, so that the offer is not the context of what is raised
 
     def _head_without_offer(self) -> bytes:
         """The head that offers another protocol, to be parsed anew without.

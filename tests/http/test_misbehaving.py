@@ -102,6 +102,16 @@ def test_what_is_sent_is_answered(server: Server, name: str) -> None:
     assert server.is_alive()
 
 
+def test_what_is_wrong_behind_an_offer_of_another_protocol_is_said(server: Server) -> None:
+    with server.client() as client:
+        offer = request("GET", "/health", connection="Upgrade", upgrade="h2c")
+        client.send(offer + b"GET /health HTTP/1.1\r\n\r\n")
+        assert client.answer().status == 200
+        refusal = client.answer()
+        assert refusal.status == 400
+        assert "must have a `Host` header" in refusal.body["error"]
+
+
 def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server: Server) -> None:
     with server.client() as client:
         for _ in range(2):
