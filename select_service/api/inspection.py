@@ -40,7 +40,7 @@ from select_service.errors import BadRequest, CapacityExceeded, NoWorkers
 from select_service.http.accept import asks_for
 from select_service.http.codec import json_response
 from select_service.http.endpoint import JSON, WITH_BODY, Answer, Body, Noun, Route
-from select_service.http.slots import SlottedResponse, Stream
+from select_service.http.streams import BoundedStream, Stream
 
 log = logging.getLogger("select_service")
 
@@ -174,14 +174,14 @@ async def overlap_scores(service: Service, request: Request, body: PromptQuery) 
 )
 async def dump(service: Service, request: Request) -> Response:
     """The index, streamed; each dump holds a copy of one partition until its client has read it."""
-    slots = service.dump_slots
+    permits = service.dump_permits
     accept = ",".join(request.headers.getlist("accept"))
     is_compact = asks_for(accept, MEDIA_TYPE, JSON)
     if request.method == "HEAD":  # nothing is copied for it
         return Stream(_nothing(), 200, _VARY, MEDIA_TYPE if is_compact else JSON)
     if is_compact:
-        return SlottedResponse(slots, _compact_dump(service), _VARY, MEDIA_TYPE)
-    return SlottedResponse(slots, _dump(service), _VARY, JSON)
+        return BoundedStream(permits, _compact_dump(service), _VARY, MEDIA_TYPE)
+    return BoundedStream(permits, _dump(service), _VARY, JSON)
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import SelectError
-from select_service.http.slots import Slots
+from select_service.http.streams import Permits
 from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.input_loops import LoopCounts
 from select_service.metrics.service_metrics import Metrics
@@ -74,7 +74,9 @@ class Service:
     tasks: Mapping[str, TaskCounts] = field(default_factory=dict)
     input_loops: Callable[[], Sequence[LoopCounts]] = tuple
     decision_log: Callable[[], LogCounts | None] = lambda: None
-    dump_slots: Slots = field(default_factory=lambda: Slots(DUMPS_MAX, "dumps are being sent"))
+    dump_permits: Permits = field(
+        default_factory=lambda: Permits(DUMPS_MAX, "dumps are being sent")
+    )
     json_dumps: int = 0
     compact_dumps: int = 0
     policy_file: PolicyKeeper | None = None

@@ -88,13 +88,15 @@ def parser() -> argparse.ArgumentParser:
     """The command line; values stay texts and are read like those of the environment."""
     result = _Parser(
         prog="select-service",
-        description="KV-cache-aware worker selection and load accounting for LLM inference fleets. "
-        "`select-service compile --help`: compile the kernels ahead of the first start. "
-        "`select-service explain --help`: why a running service chose a rank. "
-        "`select-service replay --help`: what other policies would have done with one's traffic.",
-        epilog="Every flag can be given in the environment as "
-        f"{ENVIRONMENT_PREFIX}<FLAG>, for example {ENVIRONMENT_PREFIX}PORT=8092; the command line "
-        "wins, an empty variable counts as not set.",
+        description="""\
+KV-cache-aware worker selection and load accounting for LLM inference fleets.
+
+  select-service compile --help    compile the kernels ahead of the first start
+  select-service explain --help    why a running service chose a rank
+  select-service replay --help     what other policies would have done with one's traffic""",
+        epilog=f"""\
+Every flag can be given in the environment as {ENVIRONMENT_PREFIX}<FLAG>, for example
+{ENVIRONMENT_PREFIX}PORT=8092; the command line wins, an empty variable counts as not set.""",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -144,11 +146,18 @@ def _not_an_argument(word: str) -> str:
 
 
 def _default_of(setting: Setting) -> str:
-    return "" if setting.default is None else f" (default {_default_text(setting.default)})"
+    """Nothing for what is off or empty."""
+    text = "" if setting.default is None else _default_text(setting.default)
+    return f" (default {text})" if text else ""
 
 
 def _default_text(default: Any) -> str:
-    return ",".join(default) if isinstance(default, tuple) else str(default)
+    """As one would write it in the environment."""
+    if isinstance(default, tuple):
+        return ",".join(default)
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:

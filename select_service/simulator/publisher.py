@@ -68,7 +68,6 @@ class Publisher:
         self._last_was_lost = False
         self.batches = 0
         self.lost_batches = 0
-        self.replayed_batches = 0
 
     @property
     def endpoint(self) -> str:
@@ -129,6 +128,5 @@ class Publisher:
     async def _answer(self, identity: bytes, first: int) -> None:
         for sequence, payload in list(self._buffer):
             if int.from_bytes(sequence, "big") >= first:
-                self.replayed_batches += 1
                 await self._replay.send_multipart([identity, b"", TOPIC, sequence, payload])
         await self._replay.send_multipart([identity, b"", b"", END_OF_REPLAY, b""])

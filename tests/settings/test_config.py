@@ -1,5 +1,6 @@
 """Flags, environment, and what stops the start."""
 
+import re
 import subprocess
 import sys
 from math import inf
@@ -8,7 +9,7 @@ import pytest
 
 from select_service.core.decide.policies import choice_named
 from select_service.settings import values as read
-from select_service.settings.config import ConfigError, parse, parser
+from select_service.settings.config import ConfigError, _default_of, parse, parser
 from select_service.settings.table import GROUPS, SETTINGS
 from tests.patience import PATIENCE_S
 
@@ -212,6 +213,12 @@ def test_the_help_shows_every_flag_and_every_variable_in_its_group():
             assert (setting.flag or setting.variables[0]) in text
             if len(setting.variables) > 1:
                 assert all(variable in text for variable in setting.variables[1:])
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_the_help_shows_a_default_that_can_be_given(setting):
+    (given,) = re.findall(r"\(default (.*)\)", _default_of(setting)) or [""]
+    assert parse([], {setting.variables[0]: given})[setting.name] == setting.default
 
 
 def test_variables_without_effect_are_reported():

@@ -28,16 +28,11 @@ from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC, Even
 from select_service.core.replicas.origins import SILENT_S
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.http_client import HttpClient
-from select_service.edge.replicas import subscriber
 from select_service.edge.replicas import sync as replica_sync
 from select_service.edge.replicas.peer import MUTE_S
 from select_service.edge.replicas.peer_list import PAGE_S_MAX
 from select_service.edge.replicas.publisher import SUBSCRIPTION_BYTES_MAX, ReplicaPublisher
-from select_service.edge.replicas.subscriber import (
-    DRAIN_BYTES_MAX,
-    MESSAGE_BYTES_MAX,
-    ReplicaSubscriber,
-)
+from select_service.edge.replicas.subscriber import MESSAGE_BYTES_MAX
 from select_service.edge.replicas.sync import CONNECT_ANEW_S, PEERS_MAX, ReplicaSync
 from select_service.edge.supervised import Callbacks
 from tests.builders import (
@@ -327,64 +322,6 @@ def test_a_subscriber_of_endless_topics_is_cut_off():
     asyncio.run(scene())
 
 
-async def turns_of(messages, came, is_ready=lambda: True):
-    """Sends all of `messages` before any is read.  Returns how many turns of the event loop there
-    were when each of the payloads in `came` was read; an empty one is not counted."""
-    turns, at = [], []
-    with zmq.Context() as context, context.socket(zmq.PUB) as peer:
-        peer.linger = 0
-        port = peer.bind_to_random_port("tcp://127.0.0.1")
-
-        def receive(payload):
-            came.append(payload)
-            at.append(len(turns))
-
-        reader = ReplicaSubscriber(
-            f"tcp://127.0.0.1:{port}", {TOPIC: receive}, Callbacks(), Names(), is_ready
-        )
-        reader.connect(context)
-        reader.start(asyncio.get_running_loop())
-        await eventually_on_loop(lambda: peer.send_multipart([TOPIC, b""]) or came)
-        for message in messages:
-            peer.send_multipart(message)
-        peer.send_multipart([TOPIC, b"last"])
-
-        def turn():
-            turns.append(1)
-            if b"last" not in came:
-                asyncio.get_running_loop().call_soon(turn)
-
-        turn()
-        await eventually_on_loop(lambda: b"last" in came)
-        reader.close()
-    return [n for n, payload in zip(at, came, strict=True) if payload], reader.dropped
-
-
-def test_requests_have_their_turn_between_long_messages():
-    came = []
-    turns, _ = asyncio.run(turns_of([[TOPIC, bytes(DRAIN_BYTES_MAX + 1)]] * 10, came))
-    assert len(set(turns)) == 11
-
-
-def test_requests_have_their_turn_between_messages_that_take_long(monkeypatch):
-    monkeypatch.setattr(subscriber, "DRAIN_S_MAX", -1.0)
-    came = []
-    turns, _ = asyncio.run(turns_of([[TOPIC, b"x"]] * 10, came))
-    assert len(set(turns)) == 11
-
-
-def test_messages_wait_in_the_socket_while_nobody_is_ready_for_them():
-    came, looks = [], []
-
-    def is_ready():
-        looks.append(1)
-        return len(looks) % 10 == 0
-
-    turns, _ = asyncio.run(turns_of([[TOPIC, b"x"]] * 10, came, is_ready))
-    assert len(set(turns)) == 11
-    assert turns[-1] - turns[0] >= 50
-
-
 def test_a_long_booking_of_a_peer_waits_until_it_is_a_bounded_step(monkeypatch):
     monkeypatch.setattr(active_load, "TOUCHED_IN_A_STEP", 1)
     theirs = a_selector(seed=1)
@@ -410,27 +347,6 @@ def test_a_long_booking_of_a_peer_waits_until_it_is_a_bounded_step(monkeypatch):
         assert (peer.applied, ours.selector.held.find("long")) == (2, None)
     finally:
         ours.sync.close()
-
-
-def test_a_message_of_endless_frames_is_skipped_a_turn_at_a_time(monkeypatch):
-    monkeypatch.setattr(subscriber, "DRAIN_MESSAGES_MAX", 4)
-    came = []
-    turns, dropped = asyncio.run(turns_of([[TOPIC, *[b"x"] * 100], [TOPIC, b"next"]], came))
-    assert [payload for payload in came if payload] == [b"next", b"last"]
-    assert dropped == {"frames": 1}
-    assert turns[0] > 20
-
-
-def test_what_waits_for_the_event_loop_is_bounded_in_bytes():
-    with zmq.Context() as context:
-        reader = ReplicaSubscriber(
-            "ipc:///nowhere/a", {TOPIC: lambda payload: None}, Callbacks(), Names()
-        )
-        reader.connect(context)
-        socket = reader._subscription.socket
-        messages, size = socket.rcvhwm, socket.maxmsgsize
-        reader.close()
-    assert messages * size <= 80 << 20
 
 
 def test_reservations_that_nothing_was_known_to_book_on_are_asked_for_when_workers_come():

@@ -11,8 +11,8 @@ import pytest
 from select_service.api.application import Application
 from select_service.api.service import DUMPS_MAX
 from select_service.errors import CapacityExceeded
-from select_service.http import slots
-from select_service.http.slots import Slots
+from select_service.http import streams
+from select_service.http.streams import Permits
 from tests.api.in_process import Api
 
 AT_ONCE = 24
@@ -67,7 +67,7 @@ def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet: Api, accept: byte
         readers = [Reader(accept, may_go_on) for _ in range(AT_ONCE)]
         asked = [asyncio.create_task(app(r.scope, r.receive, r.send)) for r in readers]
         await settled(fleet, readers)
-        assert fleet.service.dump_slots.taken == DUMPS_MAX
+        assert fleet.service.dump_permits.taken == DUMPS_MAX
         may_go_on.set()
         await asyncio.gather(*asked)
         return readers
@@ -75,11 +75,11 @@ def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet: Api, accept: byte
     readers = fleet.wait_for(ask())
     assert len(refused(readers)) == AT_ONCE - DUMPS_MAX
     assert {json.loads(reader.body)["code"] for reader in refused(readers)} == {"capacity_exceeded"}
-    assert fleet.service.dump_slots.taken == 0
+    assert fleet.service.dump_permits.taken == 0
 
 
 @pytest.mark.parametrize("accept", FORMS)
-def test_a_client_that_goes_away_leaves_its_slot(fleet: Api, accept: bytes) -> None:
+def test_a_client_that_goes_away_gives_its_permit_back(fleet: Api, accept: bytes) -> None:
     app = Application(fleet.service)
 
     async def ask_and_leave() -> None:
@@ -92,10 +92,10 @@ def test_a_client_that_goes_away_leaves_its_slot(fleet: Api, accept: bytes) -> N
             await asked
 
     fleet.wait_for(ask_and_leave())
-    assert fleet.service.dump_slots.taken == 0
+    assert fleet.service.dump_permits.taken == 0
 
 
-def test_an_answer_that_cannot_be_sent_leaves_its_slot(fleet: Api) -> None:
+def test_an_answer_that_cannot_be_sent_gives_its_permit_back(fleet: Api) -> None:
     app = Application(fleet.service)
 
     async def ask() -> None:
@@ -107,18 +107,18 @@ def test_an_answer_that_cannot_be_sent_leaves_its_slot(fleet: Api) -> None:
         await app(reader.scope, reader.receive, send)
 
     fleet.wait_for(ask())
-    assert fleet.service.dump_slots.taken == 0
+    assert fleet.service.dump_permits.taken == 0
 
 
-def test_slots_are_entered_and_left() -> None:
-    slots = Slots(2, "things are there")
-    slots.enter()
-    slots.enter()
+def test_permits_are_taken_and_given_back() -> None:
+    permits = Permits(2, "things are there")
+    permits.enter()
+    permits.enter()
     with pytest.raises(CapacityExceeded, match="2 things are there already"):
-        slots.enter()
-    slots.leave()
-    slots.enter()
-    assert slots.taken == 2
+        permits.enter()
+    permits.leave()
+    permits.enter()
+    assert permits.taken == 2
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -131,7 +131,7 @@ def test_what_streams_need_is_not_imported_on_the_event_loop(
         threads.append(threading.current_thread())
         importlib.import_module(name)
 
-    monkeypatch.setattr(slots, "import_module", noting)
+    monkeypatch.setattr(streams, "import_module", noting)
     assert fleet.call(method, "/dump").status == 200
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()

@@ -1,4 +1,4 @@
-"""At most so many at one time: something large that is sent for as long as its client takes."""
+"""Answers that are sent for as long as their clients take; of large ones so many at one time."""
 
 import asyncio
 from collections.abc import AsyncIterable, Mapping
@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 from select_service.errors import CapacityExceeded
 
 
-class Slots:
-    """`taken` of `n` slots.  What enters leaves; nothing else counts."""
+class Permits:
+    """`taken` of `n` permits.  What enters leaves; nothing else counts."""
 
     def __init__(self, n: int, what: str) -> None:
         self.n = n
@@ -41,25 +41,25 @@ class Stream(StreamingResponse):
         await super().__call__(scope, receive, send)
 
 
-class SlottedResponse(Stream):
-    """A stream that has a slot from now until it is sent, cut short, or given up before its begin.
+class BoundedStream(Stream):
+    """A stream that has a permit from now until it is sent, cut short, or given up unbegun.
 
     Raises CapacityExceeded.
     """
 
     def __init__(
         self,
-        slots: Slots,
+        permits: Permits,
         content: AsyncIterable[bytes],
         headers: Mapping[str, str],
         media_type: str,
     ) -> None:
         super().__init__(content, headers=headers, media_type=media_type)
-        slots.enter()
-        self._slots = slots
+        permits.enter()
+        self._permits = permits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._slots.leave()
+            self._permits.leave()
