@@ -39,14 +39,17 @@ _DECIDED = {
 def explain_command(argv: Sequence[str]) -> int:
     """Exit status: 0 shown, 1 the service refuses or cannot be reached, 2 a wrong argument."""
     arguments = _parser().parse_args(argv)
-    base, path = arguments.url.rstrip("/"), f"/decisions?limit={LISTED}"
+    base, path, body = arguments.url.rstrip("/"), f"/decisions?limit={LISTED}", None
+    if arguments.id is not None:
+        path = f"/decisions/{quote(arguments.id, safe='')}"
+    if arguments.request is not None:
+        try:
+            path, body = "/explain", _body(arguments.request)
+        except OSError as error:
+            print(f"select-service: error: {error}", file=sys.stderr)
+            return 2
     try:
-        if arguments.request is not None:
-            found = _asked(base + "/explain", _body(arguments.request))
-        elif arguments.id is not None:
-            found = _asked(f"{base}/decisions/{quote(arguments.id, safe='')}")
-        else:
-            found = _asked(base + path)
+        found = _asked(base + path, body)
     except HTTPError as error:
         print(f"select-service: error: {_refusal(error)}", file=sys.stderr)
         return 1

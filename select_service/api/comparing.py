@@ -129,10 +129,11 @@ async def shadow(service: Service, request: Request) -> Response:
             },
         ),
         refusals=(*WITH_BODY, Conflict),
+        is_strict=True,
     )
 )
 async def begin(service: Service, request: Request, body: ExperimentRequest) -> Response:
-    first, second = map(choice_named, body.policies)
+    first, second = (choice_named(text, f"policies[{at}]") for at, text in enumerate(body.policies))
     if first == second:
         raise InvalidBody(f"`policies`: two different ones are compared, got `{first}` twice")
     given = body.scope if isinstance(body.scope, ScopeOfPolicy) else ScopeOfPolicy()

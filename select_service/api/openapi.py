@@ -55,7 +55,8 @@ Chooses the rank of an inference fleet that should run a prompt, and keeps accou
 * Unknown fields of a body and unknown query parameters are ignored and told of, as are fields that
   do not count beside others: answers that are objects get a field `warnings`, others, and
   `{"status": "ok"}`, a header `x-select-warnings` (a JSON array). With `--strict-fields` what is
-  unknown is refused, 422 `unknown_field`.
+  unknown is refused, 422 `unknown_field`; where a misspelt scope would be a wider one (`PUT` and
+  `DELETE /policy`, `POST /experiments`) it always is.
 * null means the same as leaving a field out, unless the field says otherwise.
 * `tenant_id` and `routing_group` are two names of one field; both default to `default`.
 * Integers may use all 64 bits. Clients whose JSON numbers are doubles must not touch `worker_id`

@@ -14,7 +14,7 @@ from select_service.bodies.policies import PolicyChange, PolicyState
 from select_service.core.decide.policies import checked_choice
 from select_service.core.fleet.scoped_policies import PolicyScope
 from select_service.core.views.policies import policy_state
-from select_service.errors import BadRequest, Conflict, NotFound
+from select_service.errors import BadRequest, Conflict, NotFound, UnknownField
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 
@@ -63,6 +63,7 @@ async def policies(service: Service, request: Request) -> Response:
             },
         ),
         refusals=(*WITH_BODY, Conflict),
+        is_strict=True,
     )
 )
 async def set_policy(service: Service, request: Request, body: PolicyChange) -> Response:
@@ -82,7 +83,8 @@ async def set_policy(service: Service, request: Request, body: PolicyChange) -> 
         detail="The scope is named as it was set. What counts there then is the most specific of "
         "the rules that are left, or else the policy that the process was started with.",
         query=SCOPE,
-        refusals=(BadRequest, NotFound, Conflict),
+        refusals=(BadRequest, NotFound, Conflict, UnknownField),
+        is_strict=True,
     )
 )
 async def remove_policy(service: Service, request: Request, query: Mapping[str, str]) -> Response:

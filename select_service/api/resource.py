@@ -55,7 +55,7 @@ class Resource:
         try:
             arguments = await action.arguments(request)
             if "warnings" in request.scope:
-                _check_strictness(service, request)
+                _check_strictness(service, request, action.is_strict)
             response = await action.handler(service, request, *arguments)
             in_body = response.status_code in action.extensible
         except SelectError as error:
@@ -73,10 +73,10 @@ class Resource:
         return response
 
 
-def _check_strictness(service: Service, request: Request) -> None:
-    """Raises UnknownField with --strict-fields."""
+def _check_strictness(service: Service, request: Request, is_strict: bool) -> None:
+    """Raises UnknownField, of routes that are strict or with --strict-fields."""
     texts = [each.text for each in warned(request) if each.kind in STRICT]
-    if texts and service.config["strict_fields"]:
+    if texts and (is_strict or service.config["strict_fields"]):
         for each in request.scope.pop("warnings"):
             service.metrics.warned(request.scope["resource"], each.kind)
         raise UnknownField("; ".join(texts))
@@ -92,6 +92,7 @@ class _Action:
     def __init__(self, endpoint: Endpoint) -> None:
         route, self.handler = endpoint
         self.extensible = {status for status, a in route.answers.items() if a.may_be_extended}
+        self.is_strict = route.is_strict
         self._in_path = route.in_path
         self._query = tuple(parameter.name for parameter in route.query)
         self._body = route.body

@@ -131,5 +131,5 @@ class DecisionView(DecisionFacts, kw_only=True):
     would_wait: bool | UnsetType = UNSET
     """Would the request wait now, because no rank has room? Only where it was asked about."""
     candidates: list[CandidateView]
-    """By cost, the lowest first. All of them up to 64; of more the chosen one and at least the 32
+    """By cost, the lowest first. All of them up to 64; of more the chosen one and at least the 16
     cheapest."""

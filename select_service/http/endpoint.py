@@ -115,7 +115,11 @@ class HeaderParameter(NamedTuple):
 
 
 class Route(NamedTuple):
-    """One method of one path: what it takes, what it answers, how it refuses."""
+    """One method of one path: what it takes, what it answers, how it refuses.
+
+    is_strict: unknown fields and parameters are refused, and not only told of: what is left of a
+    scope that is misspelt would be a wider one
+    """
 
     method: str
     path: str
@@ -128,6 +132,7 @@ class Route(NamedTuple):
     headers: tuple[HeaderParameter, ...] = ()
     body: Body | None = None
     refusals: tuple[type[SelectError], ...] = ()
+    is_strict: bool = False
 
 
 class Endpoint(NamedTuple):

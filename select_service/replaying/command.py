@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 
-from select_service.core.decide.policies import POLICIES, checked_choice
+from select_service.core.decide.policies import POLICIES, choice_named
 from select_service.core.decide.router_config import RouterConfig
 from select_service.errors import InvalidBody
 from select_service.replaying import choosers, report
@@ -67,8 +67,7 @@ def chooser_of(name: str, scene: Scene) -> Chooser:
     """name: as `_policy` admits it"""
     if name in BLIND:
         return BLIND[name](scene)
-    policy, *options = name.split(":")
-    return CoreChooser(scene, checked_choice(policy, options).within(RouterConfig()))
+    return CoreChooser(scene, choice_named(name).within(RouterConfig()))
 
 
 # --- words
@@ -113,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "--decision-log): simulated engines in virtual time, the time to the first token and the "
         "hit rate of each policy as a table.",
         epilog=f"Policies: {', '.join((*POLICIES, *BLIND))}; options of one behind it, as in "
-        "work:strict-tail.",
+        "work+strict-tail.",
     )
     add = parser.add_argument
     add("--log", type=Path, nargs="+", required=True, metavar="FILE", help="decision logs")
@@ -150,9 +149,8 @@ def _parser() -> argparse.ArgumentParser:
 def _policy(text: str) -> str:
     if text in BLIND:
         return text
-    policy, *options = text.split(":")
     try:
-        checked_choice(policy, options)
+        choice_named(text)
     except InvalidBody as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from select_service.core.decide.router_config import POLICY_NAMES
 from select_service.settings import values as read
 from select_service.settings.table import (
     ENVIRONMENT_PREFIX,
@@ -168,19 +169,28 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Confi
         values["prefill_load_scale"] = weight
         if weight.value == 0.0:
             values["overlap_score_credit"] = weight
-    if values["replica_sync_peers"].value and values["replica_sync_port"].value is None:
-        raise ConfigError("--replica-sync-peers requires --replica-sync-port")
-    if values["shadow_policy"].value and not values["decisions"].value:
-        raise ConfigError("--shadow-policy needs decisions: it cannot be used with --decisions 0")
-    if values["decision_log"].value and not values["decisions"].value:
-        raise ConfigError("--decision-log requires --decisions of 1 or more")
-    if values["input_loops"].value:
-        if sys.platform != "linux":
-            raise ConfigError("--input-loops: only Linux has what they need")
-        if values["no_fast_path"].value:
-            raise ConfigError("--input-loops cannot be used with --no-fast-path")
     without_effect = tuple(name for name in WITHOUT_EFFECT if environment.get(name))
-    return Config(values, without_effect, _unknown(environment))
+    config = Config(values, without_effect, _unknown(environment))
+    _check_together(config)
+    return config
+
+
+def _check_together(config: Config) -> None:
+    """Raises ConfigError for settings that make sense alone, but not with each other."""
+    if config["replica_sync_peers"] and config["replica_sync_port"] is None:
+        raise ConfigError("--replica-sync-peers requires --replica-sync-port")
+    if config["shadow_policy"] and not config["decisions"]:
+        raise ConfigError("--shadow-policy needs decisions: it cannot be used with --decisions 0")
+    if config["decision_log"] and not config["decisions"]:
+        raise ConfigError("--decision-log requires --decisions of 1 or more")
+    if config["policy_options"] and config["policy"] != POLICY_NAMES[0]:
+        raise ConfigError(
+            f"--policy-options are those of {POLICY_NAMES[0]}: --policy {config['policy']} has none"
+        )
+    if config["input_loops"] and sys.platform != "linux":
+        raise ConfigError("--input-loops: only Linux has what they need")
+    if config["input_loops"] and config["no_fast_path"]:
+        raise ConfigError("--input-loops cannot be used with --no-fast-path")
 
 
 def _unknown(environment: Mapping[str, str]) -> dict[str, str | None]:

@@ -72,7 +72,10 @@ def test_partitions_that_come_later_follow_the_rules(api):
     [
         ({"policy": "wrok"}, "did you mean `work`?"),
         ({"policy": "work", "options": ["strict_tail"]}, "did you mean `strict-tail`?"),
-        ({"policy": "reference", "options": ["strict-tail"]}, "the policy `reference` has none"),
+        (
+            {"policy": "reference", "options": ["strict-tail"]},
+            "`reference` has no options",
+        ),
         ({"policy": 3}, "`policy`: expected a text, got 3"),
         ({"policy": "work", "options": "no-memory"}, "`options`: expected a list"),
         ({"policy": "work", "options": [True]}, "`options[0]`: expected a text"),
@@ -92,6 +95,19 @@ def test_a_scope_that_makes_no_sense_is_refused(fleet):
     assert put(fleet, model_name="m", tenant_id="t", routing_group="u", **WORK).status == 400
     assert fleet.delete("/policy?tenant_id=t").status == 400
     assert fleet.get("/policy").body["rules"] == []
+
+
+def test_a_misspelt_scope_is_refused_as_what_is_left_of_it_is_wider(fleet):
+    put(fleet, **REFERENCE)
+    for answer in (
+        put(fleet, modle_name="m", **WORK),
+        fleet.delete("/policy?modle_name=m"),
+        fleet.post("/experiments", {"policies": ["work", "reference"], "scope": {"model": "m"}}),
+    ):
+        assert (answer.status, answer.body["code"]) == (422, "unknown_field")
+        assert "did you mean `model_name`?" in answer.body["error"]
+    assert fleet.get("/policy").body["rules"] == [{**EVERYTHING, **REFERENCE}]
+    assert fleet.get("/experiments").body == {"experiments": []}
 
 
 def test_what_was_not_set_cannot_be_taken_back(fleet):

@@ -9,7 +9,7 @@ from select_service.__main__ import main
 from select_service.replaying.command import REQUESTS_MAX
 from tests.replaying.log_lines import a_decision, a_fleet, write
 
-POLICIES = ("work", "reference", "round-robin", "work:strict-tail")
+POLICIES = ("work", "reference", "round-robin", "work+strict-tail")
 
 
 def a_log(path, n=40):
@@ -104,7 +104,8 @@ def test_a_missing_file_and_an_unknown_model_are_told(tmp_path, capsys):
     ("flags", "reason"),
     [
         (["--policy", "wrk"], "did you mean `work`"),
-        (["--policy", "reference:strict-tail"], "has none"),
+        (["--policy", "reference+strict-tail"], "has no options"),
+        (["--policy", "work:strict-tail"], "the policies are"),
         (["--out", "x.png"], "ends in .html or .svg"),
         (["--requests", str(REQUESTS_MAX + 1)], "expected 1 to"),
         (["--speed", "-1"], "positive"),

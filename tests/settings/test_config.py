@@ -237,6 +237,14 @@ def test_settings_that_the_policy_does_not_heed_are_reported():
     assert parse([], {}).not_heeded == []
 
 
+@pytest.mark.parametrize("policy", ["reference", "least_work"])
+def test_options_of_a_policy_that_has_none_are_refused(policy):
+    options = {"SELECT_SERVICE_POLICY_OPTIONS": "strict-tail"}
+    assert parse([], options)["policy_options"] == ("strict-tail",)
+    with pytest.raises(ConfigError, match=f"those of work: --policy {policy} has none"):
+        parse(["--policy", policy], options)
+
+
 def test_every_setting_is_shown_with_its_value_and_origin():
     shown = parse([], {"DYN_ROUTER_QUEUE_THRESHOLD": "inf"}).effective()
     assert shown.keys() == {setting.name for setting in SETTINGS}

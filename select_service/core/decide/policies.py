@@ -34,24 +34,34 @@ def choice_of(config: RouterConfig) -> PolicyChoice:
     return PolicyChoice(config.policy, config.policy_options)
 
 
-def checked_choice(policy: str, options: Sequence[str]) -> PolicyChoice:
-    """What a client chose.  Raises InvalidBody for a policy or an option that there is not."""
+def checked_choice(
+    policy: str, options: Sequence[str], fields: tuple[str, str] = ("policy", "options")
+) -> PolicyChoice:
+    """What a client chose.  Raises InvalidBody for a policy or an option that there is not.
+
+    fields: what refusals call the two
+    """
+    of_policy, of_options = fields
     if policy not in POLICIES:
-        raise InvalidBody(_unknown("policy", policy, "policies", tuple(POLICIES)))
+        raise InvalidBody(_unknown(of_policy, policy, "policies", tuple(POLICIES)))
     known = POLICIES[policy].options
     for option in options:
         if option not in known and not known:
-            raise InvalidBody(f"`options`: the policy `{policy}` has none, got `{shown(option)}`")
+            text = f"`{of_options}`: the policy `{policy}` has no options, got `{shown(option)}`"
+            raise InvalidBody(text)
         if option not in known:
-            text = _unknown("options", option, f"options of `{policy}`", known)
+            text = _unknown(of_options, option, f"options of `{policy}`", known)
             raise InvalidBody(text)
     return PolicyChoice(policy, tuple(option for option in known if option in options))
 
 
-def choice_named(text: str) -> PolicyChoice:
-    """As `work`, or with options `work+strict-tail`.  Raises InvalidBody."""
+def choice_named(text: str, field: str = "policy") -> PolicyChoice:
+    """As `work`, or with options `work+strict-tail`.  Raises InvalidBody.
+
+    field: what refusals call it
+    """
     policy, *options = text.split("+")
-    return checked_choice(policy, options)
+    return checked_choice(policy, options, (field, field))
 
 
 def _unknown(field: str, name: str, kind: str, known: Sequence[str]) -> str:

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 from select_service.bodies.prompts import RouterConfigOverride
 
 POLICY_NAMES = ("work", "least_work", "reference")
-"""What `policy` may be; see `policies`."""
+"""What `policy` may be, see `policies`; the first one has options."""
 POLICY_OPTIONS = ("decode-sensitive", "strict-tail", "no-memory")
-"""What `policy_options` may hold; they are those of `work`."""
+"""What `policy_options` may hold; they are those of the first policy."""
 
 
 class RouterConfig(NamedTuple):

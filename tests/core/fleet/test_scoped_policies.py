@@ -133,8 +133,8 @@ def test_options_are_those_of_the_policy_in_its_order():
         ("x", [], "the policies are .*, got `x`$"),
         ("work", ["strict_tail"], "did you mean `strict-tail`"),
         ("work", ["no-memory", "x\n"], r"options of `work` are .*, got `x\\n`$"),
-        ("least_work", ["strict-tail"], "`least_work` has none, got `strict-tail`"),
-        ("reference", ["x" * 1000], "has none, got `x+...`$"),
+        ("least_work", ["strict-tail"], "`least_work` has no options, got `strict-tail`"),
+        ("reference", ["x" * 1000], "has no options, got `x+...`$"),
     ],
 )
 def test_what_there_is_not_is_refused_with_what_there_is(policy, options, text):
