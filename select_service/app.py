@@ -138,7 +138,7 @@ def _logged(service: Service) -> Logged | None:
         files = DecisionFiles(Path(path))
     except OSError as error:
         service.ingest.close()
-        raise Unusable(f"--decision-log: {error}") from None
+        raise Unusable(f"--decision-log: cannot write `{path}`: {error.strerror}") from None
     lines = DecisionLog(
         selector.ring, selector.held, selector.fleet.partitions, files.offer, time() - monotonic()
     )

@@ -1,6 +1,8 @@
 """Tasks that are due again and again: order, turns, what is counted."""
 
 import logging
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,10 @@ from select_service.core.due_task import DueTask
 from select_service.core.load.ledger import Expired
 from select_service.edge.due import DueTasks
 from select_service.edge.due_tasks import LeaseExpiry
+from tests.process.in_thread import InThread
+from tests.process.launched import free_port
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 
 def task(name, seen, *, interval_s=1.0, turns=1):
@@ -70,3 +76,14 @@ def test_all_that_expires_at_once_is_one_log_line(caplog):
         assert [expiry.step(1.0) for _ in range(3)] == [True, True, False]
     (record,) = caplog.records
     assert record.fields == {"count": 12, "reservation_ids": ["r0", "r1", "r2", "r3", "r4"]}
+
+
+def test_every_task_is_in_the_document_of_the_metrics(tmp_path):
+    """With all on that has a task."""
+    flags = ["--queue-policy", "work", "--queue-threshold", "1", "--shadow-policy", "reference"]
+    flags += ["--decision-log", str(tmp_path / "log"), "--replica-sync-port", str(free_port())]
+    with InThread(*flags, environment={}) as service:
+        text = service.call("GET", "/metrics").body.decode()
+    tasks = set(re.findall(r'^select_service_task_steps_total\{task="(\w+)"', text, re.MULTILINE))
+    (row,) = re.findall(r"^\| `select_service_task_steps_total` \| (.*)$", DOCUMENT, re.MULTILINE)
+    assert tasks == set(re.findall(r"`(\w+)`", row.partition("|")[0])) - {"task"}
