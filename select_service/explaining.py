@@ -14,6 +14,9 @@ URL = "http://127.0.0.1:8092"
 TIMEOUT_S = 10.0
 LISTED = 20
 """Decisions that are listed when none is named."""
+REFERENCE = "reference"
+REPORTED_MIN = 0.5
+"""As the policies of work have it; their kernels are not loaded for that."""
 _KNOWN = (
     ("active_requests", "requests"),
     ("prefill_tokens", "prefill"),
@@ -140,6 +143,7 @@ def explained(decision: Mapping[str, Any]) -> list[str]:
         *_heads(decision),
         f"chosen: {_rank(chosen)} of {decision['candidate_count']} candidates{shown}: "
         + _DECIDED[decision["choice"]],
+        *_unreported(decision),
         "",
         *table(columns, rows),
     ]
@@ -158,6 +162,17 @@ def _heads(decision: Mapping[str, Any]) -> list[str]:
         f"{what}{wait}: {scope}, policy {decision['policy']}",
         f"prompt: {decision['isl_tokens']} tokens, {decision['prompt_blocks']} blocks of "
         f"{decision['block_size']}, hash {decision['prompt_hash'] or '-'}",
+    ]
+
+
+def _unreported(decision: Mapping[str, Any]) -> list[str]:
+    """Where booked work says little, and so has another price."""
+    share = decision.get("reported_share", 1.0)
+    if decision["policy"] == REFERENCE or share >= REPORTED_MIN:
+        return []
+    return [
+        f"callers reported the end of {share:.0%} of their prefills (prefill_complete): too few to "
+        "go by what is booked"
     ]
 
 

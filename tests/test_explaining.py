@@ -92,6 +92,15 @@ def test_speeds_are_shown_where_they_are_not_all_the_same(answers, bodies, capsy
     assert [line[head.index("speed") - len(head)] for line in (first, other)] == ["1.5", "1.0"]
 
 
+def test_too_few_reports_are_told_where_the_policy_goes_by_them(answers, bodies, capsys):
+    url, _, said = answers
+    status, body = bodies["/decisions/c"]
+    for policy, share, told in (("work", 0.125, 1), ("work", 0.5, 0), ("reference", 0.125, 0)):
+        said["/decisions/c"] = status, {**body, "policy": policy, "reported_share": share}
+        assert main(["explain", "c", "--url", url]) == 0
+        assert capsys.readouterr().out.count("callers reported the end of 12% of") == told
+
+
 def test_ids_are_quoted(answers, bodies, capsys):
     url, _, said = answers
     said.update(bodies)

@@ -77,6 +77,7 @@ _VIEW = {
     "block_size": 16,
     "temperature": 0.0,
     "draw": 0.25,
+    "reported_share": 1.0,
     "candidates": [_CANDIDATE],
 }
 

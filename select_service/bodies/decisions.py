@@ -128,6 +128,9 @@ class DecisionView(DecisionFacts, kw_only=True):
     """0: the lowest cost was taken; above: drawn, the higher the more evenly."""
     draw: float
     """The number from 0 to 1 that decided among equally cheap ranks, or by temperature."""
+    reported_share: float
+    """Of the last hundred or so prefills that had ended, those whose end callers had reported
+    (`prefill_complete`). Below 0.5 policies of work count what is booked at 0.3."""
     would_wait: bool | UnsetType = UNSET
     """Would the request wait now, because no rank has room? Only where it was asked about."""
     candidates: list[CandidateView]

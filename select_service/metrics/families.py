@@ -254,6 +254,15 @@ POLICY: Sequence[Family[int]] = (
     Family(GAUGE, "policy", "1 for the policy by which ranks are chosen now.", itself),
 )
 
+REPORTED: Sequence[Family[float]] = (
+    Family(
+        GAUGE,
+        "reported_prefills_ratio",
+        "Share of ended prefills whose end was reported (prefill_complete); about the last 100.",
+        itself,
+    ),
+)
+
 LISTENER_LAGS: Sequence[Family[float]] = (
     Family(
         GAUGE,

@@ -40,6 +40,7 @@ from select_service.metrics.families import (
     POLICY,
     PROCESS,
     RECOVERY_STATES,
+    REPORTED,
     TRUNCATED,
     WORKERS,
     Truncated,
@@ -229,6 +230,8 @@ class _Scrape(Collector):
         yield from summed_series_of(PARTITIONS, SCOPE_LABELS, own, others, self._sums)
         policies = {(*scope, p.policy): 1 for scope, p in own.items()}
         yield from series_of(POLICY, (*SCOPE_LABELS, "policy"), policies)
+        reported = {scope: p.reported_share for scope, p in own.items()}
+        yield from series_of(REPORTED, SCOPE_LABELS, reported)
         loads, ranks_shown = _loads(own.values(), others.values())
         yield from series_of(LOADS, SCOPE_LABELS + RANK_LABELS, loads)
         truncated = Truncated(len(others), seen.n_ranks - ranks_shown)

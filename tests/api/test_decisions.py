@@ -128,3 +128,21 @@ def test_candidates_show_their_declared_speed_next_to_the_median(api):
     found = api.get("/decisions/a").body["candidates"]
     shown = [(c["worker_id"], c["speed"], c["terms"]["cost"]) for c in found]
     assert shown == [(2, 1.5, round(34 / 1.5, 3)), (1, 0.5, 68.0)]
+
+
+def test_the_share_of_prefills_whose_end_is_reported_is_shown(fleet):
+    def shares():
+        gauge = 'select_service_reported_prefills_ratio{model_name="m",tenant_id="default"} '
+        (line,) = (
+            line for line in fleet.get("/metrics").body.splitlines() if line.startswith(gauge)
+        )
+        asked = fleet.post("/explain", PROMPT).body["reported_share"]
+        return asked, round(float(line.removeprefix(gauge)), 3)
+
+    assert shares() == (1.0, 1.0)
+    for at in range(50):
+        fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": f"r{at}"})
+        fleet.delete(f"/reservations/r{at}")
+    asked, told = shares()
+    assert asked == told < 0.5
+    assert 0.5 < fleet.get("/decisions/r5").body["reported_share"] < 1.0

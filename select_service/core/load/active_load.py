@@ -96,6 +96,11 @@ class ActiveLoad:
         self.header[at], self.header[at + 1] = array.ctypes.data, array.size
 
     @property
+    def reported_share(self) -> float:
+        """Of the last hundred or so prefills that ended, those whose end callers reported."""
+        return float(self.header.view(np.float64)[layout.REPORTED])
+
+    @property
     def n_slots(self) -> int:
         return int(self.header[layout.N_SLOTS])
 

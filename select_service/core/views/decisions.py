@@ -84,6 +84,7 @@ def view_of(ring: DecisionRing, row: Words, decided: Decided, now: float | None)
         block_size=decided.block_size,
         temperature=float(parameters_in(row)[P_TEMPERATURE]),
         draw=round(number_in(row, layout.DRAW), 6),
+        reported_share=round(number_in(row, layout.REPORTED), 3),
         candidates=[_candidate(decided, numbers, terms, at, usual) for at in order],
     )
 

@@ -42,12 +42,16 @@ class RankReport(NamedTuple):
 
 
 class PartitionReport(NamedTuple):
-    """One partition.  `load` sums all its `n_ranks` ranks, `ranks` may hold fewer of them."""
+    """One partition.  `load` sums all its `n_ranks` ranks, `ranks` may hold fewer of them.
+
+    reported_share: of the last prefills that ended, those whose end callers reported
+    """
 
     model_name: str
     tenant_id: str
     block_size: int
     policy: str
+    reported_share: float
     prefix_index: IndexStats
     tally: Tally
     n_ranks: int
@@ -113,6 +117,7 @@ def _partition(partition: Partition, ranks_max: int) -> PartitionReport:
         tenant_id=partition.key.tenant_id,
         block_size=partition.block_size,
         policy=partition.placing.choice.policy,
+        reported_share=partition.load.reported_share,
         prefix_index=partition.index.stats(),
         tally=partition.placing.tally,
         n_ranks=len(partition.table),
