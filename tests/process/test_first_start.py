@@ -15,9 +15,9 @@ from tests.process.launched import START_S_MAX, free_port, own_command, own_envi
 from tests.process.running import Running, run_to_end
 
 pytestmark = pytest.mark.process
-LOOPS = "select_service.loops."
-"""Compiled only for starts with input loops."""
-N_KERNELS = sum(n for name, n in kernel_modules().items() if not name.startswith(LOOPS))
+LEFT_OUT = ("select_service.loops.", "select_service.replaying.")
+"""Compiled only for starts with input loops, and for replays."""
+N_KERNELS = sum(n for name, n in kernel_modules().items() if not name.startswith(LEFT_OUT))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
