@@ -24,6 +24,7 @@ _CHOSEN = {"policy": "work", "options": ["decode-sensitive"]}
 _STATE: Mapping[str, Any] = {
     "default": {"policy": "work", "options": []},
     "rules": [{"model_name": "llama-3-8b", "tenant_id": None, **_CHOSEN}],
+    "tried": [],
     "partitions": [{"model_name": "llama-3-8b", "tenant_id": "default", **_CHOSEN}],
     "kept": True,
 }

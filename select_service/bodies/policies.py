@@ -85,6 +85,8 @@ class PolicyState(Struct, kw_only=True):
     """That of --policy and --policy-options, where no rule counts."""
     rules: list[PolicyRule]
     """What was set at run time, by model and tenant."""
+    tried: list[PolicyRule]
+    """What running experiments let count now, before all rules, by model and tenant."""
     partitions: list[PartitionPolicy]
     """What follows from it, by model and tenant."""
     kept: bool

@@ -84,6 +84,16 @@ def test_an_experiment_runs_until_it_is_ended(fleet):
     assert fleet.delete("/experiments/1").body == ended == fleet.get("/experiments/1").body
 
 
+def test_the_policies_that_count_say_what_is_only_tried(fleet):
+    assert fleet.get("/policy").body["tried"] == []
+    current = begin(fleet, scope={"model_name": "m"}).body["current"]
+    (tried,) = fleet.get("/policy").body["tried"]
+    assert "+".join([tried.pop("policy"), *tried.pop("options")]) == current == policy_now(fleet)
+    assert tried == {"model_name": "m", "tenant_id": None}
+    fleet.delete("/experiments/1")
+    assert fleet.get("/policy").body["tried"] == []
+
+
 def test_what_was_measured_is_shown(fleet):
     experiments = fleet.service.selector.hindsight.experiments
     begin(fleet, slot_s=120)

@@ -27,6 +27,7 @@ def test_at_first_all_is_as_the_process_was_started(fleet):
     assert answer.body == {
         "default": WORK,
         "rules": [],
+        "tried": [],
         "partitions": [{**PARTITION, **WORK}],
         "kept": False,
     }
@@ -48,6 +49,7 @@ def test_the_most_specific_rule_counts_until_it_is_taken_back(fleet):
     assert fleet.delete("/policy").body == {
         "default": WORK,
         "rules": [],
+        "tried": [],
         "partitions": [{**PARTITION, **WORK}],
         "kept": False,
     }

@@ -1,17 +1,25 @@
 """Which policy counts where, as clients read it."""
 
+from collections.abc import Mapping
+
 from select_service.bodies.policies import (
     ChosenPolicy,
     PartitionPolicy,
     PolicyRule,
     PolicyState,
 )
+from select_service.core.decide.policies import PolicyChoice
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.scoped_policies import PolicyScope, ScopedPolicies
 
 
 def policy_rules(policies: ScopedPolicies) -> list[PolicyRule]:
-    """What was set at run time; all models and all tenants come first."""
+    """What was set at run time."""
+    return _rows(policies.rules)
+
+
+def _rows(rules: Mapping[PolicyScope, PolicyChoice]) -> list[PolicyRule]:
+    """All models and all tenants come first."""
     return [
         PolicyRule(
             model_name=scope.model_name,
@@ -19,7 +27,7 @@ def policy_rules(policies: ScopedPolicies) -> list[PolicyRule]:
             policy=choice.policy,
             options=list(choice.options),
         )
-        for scope, choice in sorted(policies.rules.items(), key=lambda rule: _order(rule[0]))
+        for scope, choice in sorted(rules.items(), key=lambda rule: _order(rule[0]))
     ]
 
 
@@ -37,6 +45,7 @@ def policy_state(fleet: Fleet, kept: bool) -> PolicyState:
     return PolicyState(
         default=ChosenPolicy(policy=default.policy, options=list(default.options)),
         rules=policy_rules(fleet.policies),
+        tried=_rows(fleet.policies.trials),
         partitions=[
             PartitionPolicy(
                 model_name=key.model_name,
