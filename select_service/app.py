@@ -30,7 +30,7 @@ from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
-from select_service.edge.keeping.policy_file import PolicyFile
+from select_service.edge.keeping.kept_policies import KeptPoliciesFile
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
@@ -116,9 +116,9 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
     service = Service(config, version, selector, ingest, follower, Metrics(version), replicas)
     service.callback_failures, service.callback_failed = callbacks.failures, callbacks.failed
     if config["snapshot_path"]:
-        kept = PolicyFile(Path(config["snapshot_path"]), selector.fleet.policies)
+        kept = KeptPoliciesFile(Path(config["snapshot_path"]), selector.fleet.policies)
         kept.read()
-        service.policy_file = kept
+        service.kept_policies = kept
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     return Parts(service, follower, replicas, _logged(service))

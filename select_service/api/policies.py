@@ -109,12 +109,12 @@ async def _changed(service: Service, request: Request, scope: PolicyScope) -> Re
     fields = trace_of(request) | {**scope._asdict(), "policy": said}
     log.warning("the policy of a scope changed", extra={"fields": fields})
     await in_turns(fleet.policies.following())
-    if service.policy_file is not None:
-        await service.policy_file.keep()
+    if service.kept_policies is not None:
+        await service.kept_policies.keep()
     return _state(service)
 
 
 def _state(service: Service) -> Response:
-    file = service.policy_file
+    file = service.kept_policies
     kept = file is not None and file.is_kept
     return json_response(policy_state(service.selector.fleet, kept))

@@ -79,7 +79,7 @@ class Service:
     )
     json_dumps: int = 0
     compact_dumps: int = 0
-    policy_file: PolicyKeeper | None = None
+    kept_policies: PolicyKeeper | None = None
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     snapshot: SnapshotStatus = field(default_factory=SnapshotStatus)
 

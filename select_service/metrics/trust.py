@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.metrics_core import Metric
 
 from select_service.core.histogram import Histogram
-from select_service.core.trust.checks import RankReport, TrustReport
+from select_service.core.trust.checks import RankTrustReport, TrustReport
 from select_service.metrics.series import (
     GAUGE,
     HISTOGRAM,
@@ -43,7 +43,7 @@ WAITS: Sequence[Family[Histogram]] = (
     ),
 )
 
-TRUST: Sequence[Family[RankReport]] = (
+TRUST: Sequence[Family[RankTrustReport]] = (
     Family(
         GAUGE,
         "rank_trust",

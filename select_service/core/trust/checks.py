@@ -61,7 +61,7 @@ class Check:
     due_at: float | None = None
 
 
-class RankReport(NamedTuple):
+class RankTrustReport(NamedTuple):
     """None: nothing is known yet."""
 
     rank: Rank
@@ -75,7 +75,7 @@ class TrustReport(NamedTuple):
     proved: shares of the new blocks that were announced;  waits: observed over believed ones
     """
 
-    ranks: tuple[RankReport, ...]
+    ranks: tuple[RankTrustReport, ...]
     pending: int
     suspects: int
     proved: Histogram
@@ -227,6 +227,6 @@ class Checks:
         return trust
 
 
-def _reported(known: RankTrust) -> RankReport:
+def _reported(known: RankTrust) -> RankTrustReport:
     trust = known.trust if known.checks else None
-    return RankReport(known.rank, trust, known.wait_error if known.waits else None)
+    return RankTrustReport(known.rank, trust, known.wait_error if known.waits else None)

@@ -32,7 +32,7 @@ class KeptPolicies(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal[1] = 1
 
 
-class PolicyFile:
+class KeptPoliciesFile:
     """`is_kept`: does the file hold the rules that count?"""
 
     def __init__(self, snapshot: Path, policies: ScopedPolicies) -> None:
