@@ -185,8 +185,8 @@ class WorkMatchesModel(RuleBasedStateMachine):
         work=st.none() | st.integers(1, 60),
     )
     def peer_admits(self, name, worker_id, tokens, work):
-        if self.model.find(name) is not None:
-            return
+        """Of what is booked elsewhere, by us or by it, a move."""
+        old, slot = self.model.find(name), self.slot(worker_id)
         path = tuple(range(20_000, 20_000 + tokens // SIZE))  # nobody else's
         event = Admitted(
             model_name="m",
@@ -199,10 +199,15 @@ class WorkMatchesModel(RuleBasedStateMachine):
             prefill_tokens_hint=tokens,
             work=work,
         )
-        assert self.selector.replicas.apply(event, self.now) is None
+        refused = self.selector.replicas.apply(event, self.now)
+        if old is not None and old.slot == slot:
+            assert refused == "known"
+            return
+        assert refused is None
+        if old is not None:
+            self.model.end(name)
         work = tokens if work is None else work
-        prefill = Prefill(name, self.slot(worker_id), work, 0, path, of_peer=True)
-        self.model.prefills.append(prefill)
+        self.model.prefills.append(Prefill(name, slot, work, 0, path, of_peer=True))
 
     @rule(
         rows=st.lists(st.tuples(NAMES, st.integers(0, 70)), max_size=4),
