@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from select_service.fast.request_layout import BODY_BYTES_MAX
 from select_service.loops import loop_layout as layout
 from tests.http.test_misbehaving import (  # noqa: F401
     test_a_body_that_would_be_refused_is_not_asked_for,
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.process
 
 SHORT_S = 0.2
 LARGE = SELECT * 200
+N_TOO_MUCH = layout.BUFFERED_BYTES_MAX // BODY_BYTES_MAX + 2
+"""Of the longest requests, for one loop."""
 
 
 @contextlib.contextmanager
@@ -142,3 +145,18 @@ def test_an_ending_service_sends_what_a_late_reader_has_not_taken() -> None:
             while client.answer().status == 200:
                 answers += 1
         assert answers > 0
+
+
+def test_requests_that_do_not_come_in_share_a_bound() -> None:
+    """Beyond it the event loop has them.  What is short is answered as before."""
+    begun = SELECT.replace(b"content-length: ", b"content-length: %d\r\nx: " % BODY_BYTES_MAX)
+    rest = bytes(BODY_BYTES_MAX - len(SELECT))
+    with limited() as service, contextlib.ExitStack() as clients:
+        for _ in range(N_TOO_MUCH):
+            clients.enter_context(service.client()).send(begun + rest)
+        eventually(lambda: service.counted(layout.NO_ROOM) > 0)
+        with service.client() as other:
+            other.send(SELECT)
+            assert other.answer().status == 200
+        clients.close()
+        eventually(lambda: not any(s.loop.header[layout.BUFFERED] for s in service.served))
