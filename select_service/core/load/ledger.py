@@ -183,7 +183,7 @@ class Ledger:
         elif refusal == TAKEN:
             booking.account.load.reserve_room(booking.n_named)
             old = self.held.get(booking.reservation_id)
-            self.release(old, "rank_left" if old.is_leaving else cause, now)
+            self._release(old, "rank_left" if old.is_leaving else cause, now, tells=False)
         else:
             self.held.refuse_unless_room(len(booking.sequence_hashes))
             raise CapacityExceeded("the ids of all reservations take as much as they may")
@@ -246,7 +246,13 @@ class Ledger:
 
     def release(self, booking: Booking, cause: Cause, now: float) -> None:
         """As `free`, of one that is held."""
-        row = verbs.release_row(self._memory.header, booking.row, cause != "rank_left")
+        self._release(booking, cause, now, tells=cause != "rank_left")
+
+    def _release(self, booking: Booking, cause: Cause, now: float, *, tells: bool) -> None:
+        """tells: is an end before that of the prefill one that nobody reported?  Not where the
+        reservation goes on elsewhere
+        """
+        row = verbs.release_row(self._memory.header, booking.row, tells)
         self._released(row, cause, now)
 
     def _released(self, row: int, cause: Cause, now: float) -> None:

@@ -205,7 +205,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
             return
         assert refused is None
         if old is not None:
-            self.model.end(name)
+            self.model.end(name, tells=False)
         work = tokens if work is None else work
         self.model.prefills.append(Prefill(name, slot, work, 0, path, of_peer=True))
 
@@ -378,6 +378,26 @@ def test_what_is_on_its_way_is_no_work_for_the_next():
     selector.reserve(third, 0.0)
     (booked,) = (b for b in selector.held if b.reservation_id == "c")
     assert (booked.work, booked.prefill_tokens) == (4, 44)
+
+
+def test_a_reservation_that_moves_has_not_ended_without_a_report():
+    selector, partition = a_fleet()
+    selector.reserve(a_reservation("a", 1, 40), 0.0)
+    moved = Admitted(
+        model_name="m",
+        tenant_id="default",
+        block_size=partition.block_size,
+        reservation_id="a",
+        rank=Rank(2, 0),
+        router_id=PEER,
+        sequence_hashes=hashes(range(3)),
+        prefill_tokens_hint=40,
+    )
+    assert selector.replicas.apply(moved, 0.0) is None
+    assert partition.load.prefills.booked[:2].tolist() == [0, 40]
+    assert partition.load.reported_share == 1.0
+    selector.free("a", 0.0)
+    assert partition.load.reported_share < 1.0
 
 
 def test_callers_that_never_report_are_noticed_and_forgiven():
