@@ -1,11 +1,10 @@
 """What the admission stage costs, and how fast it says no and lets those go who wait.
 
-    python scripts/bench/admission.py [--baseline COMMIT] [--starts 5] [part ...]
+    python scripts/bench/admission.py [--starts 5] [part ...]
 
 Parts, all by default:
 
-    core      CPU of select_and_reserve and free together, in the core, by what is switched on, next
-              to a commit without the stage (its sources are unpacked to a temporary folder).  All
+    core      CPU of select_and_reserve and free together, in the core, by what is switched on.  All
               contenders are processes of their own on one CPU that measure in turns, round by
               round; a cell is the median over several starts of the least round of each, because
               other work on the machine only ever adds.
@@ -29,11 +28,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from contenders import LOAD_CPU, ROOT, Running, ours, pin_load, unpacked
+from contenders import LOAD_CPU, ROOT, Running, ours, pin_load
 from http_load import hammer
 
-BASELINE = "b1d397d"
-SETUPS = ("before", "off", "thresholds", "queue", "all")
+SETUPS = ("off", "thresholds", "queue", "all")
 WORKERS = (8, 256)
 PAIRS = 500
 ROUNDS = 30
@@ -48,12 +46,12 @@ OTHER = ',"pinned_worker":{"worker_id":2,"dp_rank":0}'
 class Core:
     """A process that times one setup when it is told to."""
 
-    def __init__(self, setup: str, workers: int, tree: Path) -> None:
+    def __init__(self, setup: str, workers: int) -> None:
         program = ROOT / "scripts/bench/admission_core.py"
         self._process = subprocess.Popen(
             (sys.executable, program, setup, str(workers), str(PAIRS)),
-            cwd=tree,
-            env={**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"},
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,23 +75,20 @@ class Core:
 def part_core(chosen: argparse.Namespace) -> None:
     print("| workers | " + " | ".join(SETUPS) + " |")
     print("|" + "---|" * (len(SETUPS) + 1))
-    with unpacked(chosen.baseline) as before:
-        for workers in WORKERS:
-            starts = [least_rounds(workers, before) for _ in range(chosen.starts)]
-            medians = [statistics.median(row[setup] for row in starts) for setup in SETUPS]
-            added = [
-                statistics.median(row[setup] - row["before"] for row in starts) for setup in SETUPS
-            ]
-            cells = [f"{us:.1f} ({more:+.1f})" for us, more in zip(medians, added, strict=True)]
-            print(f"| {workers} | " + " | ".join(cells) + " |", flush=True)
+    for workers in WORKERS:
+        starts = [least_rounds(workers) for _ in range(chosen.starts)]
+        medians = [statistics.median(row[setup] for row in starts) for setup in SETUPS]
+        added = [statistics.median(row[setup] - row["off"] for row in starts) for setup in SETUPS]
+        cells = [f"{us:.1f} ({more:+.1f})" for us, more in zip(medians, added, strict=True)]
+        print(f"| {workers} | " + " | ".join(cells) + " |", flush=True)
 
 
-def least_rounds(workers: int, before: Path) -> dict[str, float]:
+def least_rounds(workers: int) -> dict[str, float]:
     """Microseconds by setup."""
     with ExitStack() as stack:
         cores = {}
         for setup in SETUPS:
-            cores[setup] = Core(setup, workers, before if setup == "before" else ROOT)
+            cores[setup] = Core(setup, workers)
             stack.callback(cores[setup].close)
         rounds = [{setup: core.round_us() for setup, core in cores.items()} for _ in range(ROUNDS)]
     return {setup: min(row[setup] for row in rounds) for setup in SETUPS}
@@ -195,7 +190,6 @@ PARTS = {"core": part_core, "refuse": part_refuse, "wake": part_wake}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--baseline", default=BASELINE, metavar="COMMIT", help="for the part core")
     parser.add_argument("--starts", type=int, default=5, help="of every contender")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     chosen = parser.parse_args()

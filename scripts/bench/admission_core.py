@@ -3,8 +3,8 @@
     python scripts/bench/admission_core.py SETUP WORKERS PAIRS
 
 Prints `ready`; then, for every line on its input, one line with the microseconds of CPU that
-`select_and_reserve` and `free` together took, on average over PAIRS of them.  Setups: `before` and
-`off` have no admission rules at all; see `_rules` for the others.
+`select_and_reserve` and `free` together took, on average over PAIRS of them.  The setup
+`off` has no admission rules at all; see `_rules` for the others.
 """
 
 import sys
@@ -44,7 +44,7 @@ def _rules(setup):
 
 def selector_of(setup, workers):
     config = SelectorConfig(use_kv_events=False)
-    if setup not in ("before", "off"):
+    if setup != "off":
         config = config._replace(admission=_rules(setup))
     selector = Selector(config, lambda: PrefixIndex(1 << 17), rng=Random(1))
     for worker_id in range(workers):

@@ -20,6 +20,7 @@ from tests.process.launched import ANSWER_S_MAX, Launched, free_port, own_comman
 
 SERVER_CPU, LOAD_CPU = 0, 1
 CPUCLOCK_SCHED = 2
+IDLE_S_MAX = 30.0  # of a connection; servers close idle ones after 75 s
 QUIET_REFERENCE = {"DYN_LOG": "warn"}
 """Left alone, the reference logs a line for every selection, and this service does not."""
 
@@ -89,6 +90,7 @@ class Running:
         self.started_at = self._launched.started_at
         self.pid = self._launched.process.pid
         self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
+        self._called_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +114,9 @@ class Running:
         """The decoded answer of one request; anything but 2xx is an error."""
         raw = None if body is None else json.dumps(body)
         headers = {} if raw is None else {"content-type": "application/json"}
+        if time.monotonic() - self._called_at > IDLE_S_MAX:
+            self._connection.close()
+        self._called_at = time.monotonic()
         self._connection.request(method, path, raw, headers)
         response = self._connection.getresponse()
         answer = response.read()

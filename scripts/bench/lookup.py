@@ -7,29 +7,21 @@
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
-from numba import int32, int64, njit, uint64
 
-from indexer.index.match_kernels import match
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.state_kernels import HEADER
 from indexer.tiers import Tier
+from scripts.bench.match_loop import match_many
 
 CHAINS = 128
 CHAIN_BLOCKS = 8192
 HOLDERS = 4
 STORE_BLOCKS = 64
-
-
-@njit(int64(HEADER, uint64[:, ::1], int32[:, ::1], int64))
-def match_many(header, paths, matched, count):
-    total = 0
-    for i in range(count):
-        match(header, paths[i % paths.shape[0]], matched)
-        total += matched[0, 0]
-    return total
 
 
 def build(workers, rng):

@@ -108,8 +108,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--input-loops",
             0,
             read.whole(0, INPUT_LOOPS_MAX),
-            "experimental, Linux: threads that accept connections and answer usual POST /select "
-            "without Python",
+            "Linux: threads that accept connections and answer usual POST /select without Python",
         ),
         _cli(
             "--policy",

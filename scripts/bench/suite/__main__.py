@@ -67,7 +67,7 @@ def main() -> int:
         contenders, base = _contenders(given, stack)
         run = Run(contenders, extent, given.rows)
         try:
-            earlier = _earlier(run, given.out) if given.resume else None
+            earlier = _earlier(run, chosen, given.out) if given.resume else None
         except OtherRunError as error:
             print(error, file=sys.stderr)
             return 1
@@ -75,12 +75,14 @@ def main() -> int:
         return _measure(run, chosen, base, given.out, earlier)
 
 
-def _earlier(run: Run, out: Path) -> Earlier | None:
-    """The run that is gone on with, if there is one.  Raises OtherRunError."""
+def _earlier(run: Run, chosen: Sequence[Part], out: Path) -> Earlier | None:
+    """The run that is gone on with, if there is one; what went wrong in parts that are done again
+    is forgotten.  Raises OtherRunError."""
     names = [contender.name for contender in run.contenders]
     earlier = earlier_in(out, commit(), names, run.extent.cell_s)
     if earlier is not None:
-        run.go_on(earlier.tables, earlier.problems)
+        again = tuple(f"{part.name}: " for part in chosen)
+        run.go_on(earlier.tables, [each for each in earlier.problems if not each.startswith(again)])
     return earlier
 
 

@@ -1,0 +1,28 @@
+"""Measurements that nobody runs every day begin all the same."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted(
+    path.name
+    for path in (ROOT / "scripts/bench").glob("*.py")
+    if "argparse.ArgumentParser(" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_says_how_it_is_used(name: str) -> None:
+    command = (sys.executable, str(ROOT / "scripts/bench" / name), "--help")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
