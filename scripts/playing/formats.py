@@ -1,0 +1,55 @@
+"""The formats of vectors that can be played.  A new one is a line here and a module of its own."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from scripts.playing import (
+    health_capacity,
+    health_judge,
+    health_levels,
+    health_migration,
+    health_states,
+)
+from scripts.playing.differences import Difference
+
+Case = dict[str, Any]
+
+
+class Format(NamedTuple):
+    """keys: that every case of it has, and none of those named before it"""
+
+    name: str
+    keys: frozenset[str]
+    play: Callable[[Case], Iterator[Difference]]
+
+
+def _format(name: str, keys: str, play: Callable[[Case], Iterator[Difference]]) -> Format:
+    return Format(name, frozenset(keys.split()), play)
+
+
+FORMATS = (
+    _format("health states", "config ranks rows", health_states.play),
+    _format("health levels", "worsen_hold restore_hold margin rows", health_levels.play),
+    _format("health level effects", "effects floors", health_levels.play_effects),
+    _format("health judge", "reference answer tolerance tie verdict", health_judge.play_judge),
+    _format("health agreement", "answers result", health_judge.play_agreement),
+    _format("health block bytes", "model bytes_per_shard", health_migration.play_bytes),
+    _format("health move cost", "model tokens link result", health_migration.play_cost),
+    _format("health plan", "source reservations targets plan", health_migration.play_plan),
+    _format("health capacity", "ranks slo load result", health_capacity.play),
+)
+
+
+class UnknownFormat(Exception):
+    """A case that none of them can play."""
+
+
+def format_of(case: object) -> Format:
+    """Raises UnknownFormat."""
+    if not isinstance(case, dict):
+        raise UnknownFormat(f"a case is an object, not {type(case).__name__}")
+    for known in FORMATS:
+        if known.keys <= case.keys():
+            return known
+    names = ", ".join(known.name for known in FORMATS)
+    raise UnknownFormat(f"no known format has the keys {sorted(case)}; known: {names}")

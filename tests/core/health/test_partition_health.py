@@ -1,0 +1,199 @@
+"""The state machine against its naive twin, and what the twin would not show."""
+
+from functools import partial
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from scripts.playing.health_states import Scene
+from select_service.core.health.effects import (
+    MovesAsked,
+    ReleaseAsked,
+    StateChanged,
+    WeightChanged,
+)
+from select_service.core.health.kinds import Kind, State
+from select_service.core.health.partition_health import PartitionHealth
+from select_service.core.health.rules import DOCUMENT, HealthRules
+from select_service.core.identity import Rank
+from tests.exploring import explored
+from tests.models.health_model import HealthModel
+
+RESULTS = [kind for kind in Kind if kind not in (Kind.PASSIVE, Kind.FATAL, Kind.OPERATOR)]
+NAMES = ("a", "b", "c", "d", "e", "y", "z")
+SPARES = ("y", "z")
+FEW = st.integers(1, 5)
+OUTCOMES = st.sampled_from(["ok", "failure", "failure", "neutral", "fatal"])
+WAITS = st.sampled_from([0.0, 0.5, 2.0, 7.0, 15.0, 30.0, 60.0, 61.0, 300.0, 600.0])
+
+
+class HealthMatchesModel(RuleBasedStateMachine):
+    @initialize(
+        config=st.sampled_from(["default", "seed"]), n=st.integers(1, 5), spares=st.integers(0, 2)
+    )
+    def begin(self, config, n, spares):
+        self.names = [*NAMES[:n], *SPARES[:spares]]
+        case = {"config": config, "ranks": self.names, "spares": SPARES[:spares]}
+        self.scene = Scene(case)
+        rules = {"default": HealthRules(), "seed": DOCUMENT}[config]
+        self.model = HealthModel(rules, self.names, SPARES[:spares])
+        self.now = 0.0
+
+    def happen(self, change, **event):
+        """The event in both."""
+        found = self.scene.play({"t": self.now, **event})
+        self.model.said = []
+        self.model.tick(self.now)
+        change()
+        assert found == {"actions": self.model.said, "after": self.model.shown(self.now)}
+
+    def name(self, number):
+        return self.names[number % len(self.names)]
+
+    @rule(
+        which=st.integers(0, 6),
+        result=st.sampled_from([Kind.PASS, Kind.PASS, *RESULTS]),
+        latency_ms=st.sampled_from([10.0, 12.0, 20.0, 60.0, 300.0]),
+        counts=st.booleans(),
+        times=st.integers(1, 3),
+    )
+    def check(self, which, result, latency_ms, counts, times):
+        name = self.name(which)
+        for _ in range(times):
+            self.happen(
+                partial(self.model.check, name, result, latency_ms, counts, self.now),
+                ev="check",
+                rank=name,
+                result=result,
+                latency_ms=latency_ms,
+                judge_latency=counts,
+            )
+
+    @rule(
+        which=st.integers(0, 6),
+        outcome=st.sampled_from(["ok", "failure", "failure", "neutral", "fatal"]),
+    )
+    def report(self, which, outcome):
+        name = self.name(which)
+        change = partial(self.model.report, name, outcome, self.now)
+        self.happen(change, ev="passive", rank=name, outcome=outcome)
+
+    @rule(which=st.integers(0, 6), count=st.integers(0, 3))
+    def book(self, which, count):
+        name = self.name(which)
+        change = partial(self.model.book, name, count)
+        self.happen(change, ev="reservations", rank=name, count=count)
+
+    @rule(which=st.integers(0, 6))
+    def drain(self, which):
+        name = self.name(which)
+        self.happen(partial(self.model.drain, name, self.now), ev="drain", rank=name)
+
+    @rule(which=st.integers(0, 6))
+    def undrain(self, which):
+        name = self.name(which)
+        self.happen(partial(self.model.undrain, name, self.now), ev="undrain", rank=name)
+
+    @rule(which=st.integers(0, 6))
+    def register(self, which):
+        name = self.name(which)
+        self.happen(partial(self.model.register, name), ev="register", rank=name)
+
+    @rule(seconds=WAITS)
+    def wait(self, seconds):
+        self.now += seconds
+        self.happen(lambda: None, ev="tick")
+
+    @invariant()
+    def sums_agree_with_records(self):
+        if hasattr(self, "scene"):
+            self.scene.check_invariants()
+
+
+TestHealthMatchesModel = explored(HealthMatchesModel)
+
+A, B, C = Rank(1, 0), Rank(1, 1), Rank(2, 0)
+
+
+def a_partition(*ranks, rules=None, spares=()):
+    effects = []
+    health = PartitionHealth(rules or HealthRules(), effects)
+    for rank in ranks:
+        health.join(rank, rank in spares, 0.0)
+    return health, effects
+
+
+def fail(health, rank, kind, now=0.0, times=3):
+    for _ in range(times):
+        health.checked(rank, kind, now)
+
+
+def test_a_weight_is_told_when_it_changes_and_grows_after_a_recovery():
+    health, effects = a_partition(A, B)
+    assert effects == [], "weight 1 is what ranks have"
+    fail(health, A, Kind.CONNECT)
+    weights = [effect.weight for effect in effects if isinstance(effect, WeightChanged)]
+    assert weights == [0.5, 0.0]
+    health.tick(60.0)
+    health.checked(A, Kind.PASS, 60.0, 20.0)
+    del effects[:]
+    for now in range(60, 100, 10):
+        health.tick(float(now))
+    assert effects == [WeightChanged(A, 0.5), WeightChanged(A, 0.75), WeightChanged(A, 1.0)]
+    del effects[:]
+    health.tick(200.0)
+    assert effects == []
+
+
+def test_the_last_rank_stays_for_slowness_and_goes_for_wrong_answers():
+    health, _ = a_partition(A)
+    fail(health, A, Kind.LATENCY_SPIKE, times=9)
+    assert health.roster[A].state is State.SUSPICIOUS
+    fail(health, A, Kind.TOKEN_MISMATCH, times=1)
+    assert health.roster[A].state is State.UNHEALTHY
+
+
+@pytest.mark.parametrize("kind", [Kind.CONNECT, Kind.TOKEN_MISMATCH])
+def test_what_is_not_limited_takes_out_all(kind):
+    health, _ = a_partition(A, B, C)
+    for rank in (A, B, C):
+        fail(health, rank, kind)
+    assert {record.state for record in health.roster} == {State.UNHEALTHY}
+
+
+def test_a_rank_that_leaves_makes_room_for_another_to_go():
+    health, _ = a_partition(A, B, C)
+    fail(health, A, Kind.TIMEOUT)
+    fail(health, B, Kind.TIMEOUT)
+    assert health.roster[B].state is State.SUSPICIOUS, "one of three at most"
+    health.leave(A)
+    fail(health, B, Kind.TIMEOUT, times=1)
+    assert health.roster[B].state is State.UNHEALTHY
+    health.check_invariants()
+
+
+def test_who_is_forgiven_is_healthy_and_who_is_out_stays_out():
+    health, effects = a_partition(A, B)
+    fail(health, A, Kind.TIMEOUT, times=2)
+    fail(health, B, Kind.TIMEOUT)
+    del effects[:]
+    for rank in (A, B):
+        health.forgive(rank, 1.0)
+    assert [e for e in effects if isinstance(e, StateChanged)] == [
+        StateChanged(A, State.SUSPICIOUS, State.HEALTHY, None)
+    ]
+
+
+def test_a_second_drain_plans_what_is_still_there():
+    health, effects = a_partition(A, B)
+    health.booked(A, 5)
+    health.drain(A, 0.0)
+    health.booked(A, 2)
+    health.drain(A, 100.0)
+    moves = [effect for effect in effects if isinstance(effect, MovesAsked)]
+    assert moves == [MovesAsked(A, 5), MovesAsked(A, 2)]
+    health.tick(399.0)
+    assert not any(isinstance(effect, ReleaseAsked) for effect in effects)
+    health.tick(400.0)
+    assert ReleaseAsked(A, 2) in effects

@@ -1,0 +1,236 @@
+"""Naive twin of the state machine of health: all ranks are looked at for everything.
+
+Actions are words; a rank is a name.  It is written from the table in docs/health.md.
+"""
+
+from dataclasses import dataclass, field
+from math import floor, inf
+from statistics import median
+
+WRONG = {"token_mismatch", "logit_drift"}
+LIMITED = {"timeout", "http_5xx", "malformed", "latency_spike", "passive"}
+CODES = ["healthy", "suspicious", "unhealthy", "draining", "dead"]
+OUT = {"unhealthy", "draining", "dead"}
+
+
+@dataclass
+class RankModel:
+    name: str
+    spare: bool = False
+    state: str = "healthy"
+    failures: int = 0
+    cause: str | None = None
+    breaker: str = "closed"
+    opened_at: float = 0.0
+    timeout_s: float = 0.0
+    passes: int = 0
+    samples: list = field(default_factory=list)
+    baseline_ms: float = 0.0
+    booked: int = 0
+    operator: bool = False
+    unhealthy_at: float = 0.0
+    draining_at: float = 0.0
+    probed_at: float = 0.0
+    recovered_at: float = -inf
+    reported: list = field(default_factory=list)
+
+
+class HealthModel:
+    def __init__(self, rules, names, spares):
+        self.rules = rules
+        self.ranks = {name: RankModel(name, name in spares) for name in names}
+        self.said = []
+
+    def say(self, *words):
+        self.said.append(" ".join(map(str, words)))
+
+    def weight(self, rank, now):
+        if rank.spare or rank.state in OUT:
+            return 0.0
+        if rank.state == "suspicious":
+            return 0.5
+        rules, age = self.rules, now - rank.recovered_at
+        if not rules.slow_start_s:
+            return 1.0
+        first = rules.slow_start_weight
+        return min(1.0, first + (1 - first) * age / rules.slow_start_s)
+
+    def shown(self, now):
+        return {
+            rank.name: {
+                "state": rank.state,
+                "code": CODES.index(rank.state),
+                "weight": self.weight(rank, now),
+                "breaker": rank.breaker,
+                "failures": rank.failures,
+                "cause": rank.cause,
+                "baseline_ms": rank.baseline_ms,
+                "spare": rank.spare,
+            }
+            for rank in self.ranks.values()
+        }
+
+    def tick(self, now):
+        for rank in self.ranks.values():
+            if rank.state == "dead":
+                if now - rank.probed_at >= self.rules.dead_probe_s:
+                    rank.probed_at = now
+                    self.say("probe", rank.name)
+                continue
+            if rank.state not in OUT:
+                continue
+            may_probe = rank.breaker == "open" and not rank.operator
+            if may_probe and now - rank.opened_at >= rank.timeout_s:
+                rank.breaker, rank.passes = "half_open", 0
+                self.say("probe", rank.name)
+            if rank.state == "draining" and now - rank.draining_at >= self.rules.drain_s:
+                self.release(rank)
+            if not rank.operator and now - rank.unhealthy_at >= self.rules.dead_after_s:
+                self.release(rank)
+                rank.state, rank.breaker, rank.passes = "dead", "open", 0
+                rank.probed_at = now
+                self.say("dead", rank.name)
+
+    def release(self, rank):
+        if rank.booked:
+            self.say("release", rank.name, rank.booked)
+            rank.booked = 0
+
+    def check(self, name, result, latency_ms, counts, now):
+        rank = self.ranks[name]
+        if result == "neutral" or rank.operator:
+            return
+        if result == "pass" and counts and self.is_spike(rank, latency_ms):
+            result = "latency_spike"
+        if result != "pass":
+            self.fail(rank, result, now)
+            return
+        if counts:
+            self.learn(rank, latency_ms)
+        if rank.state == "suspicious":
+            self.heal(rank)
+        elif rank.state == "dead" or (rank.state in OUT and rank.breaker == "half_open"):
+            rank.passes += 1
+            if rank.passes >= self.needed(rank):
+                self.recover(rank, now)
+            elif rank.state != "dead":
+                self.say("probe", rank.name)
+
+    def needed(self, rank):
+        if rank.state == "dead":
+            return self.rules.dead_passes
+        return self.rules.passes_after_wrong_answers if rank.cause in WRONG else 1
+
+    def learn(self, rank, latency_ms):
+        rules = self.rules
+        if len(rank.samples) < rules.baseline_samples:
+            rank.samples.append(latency_ms)
+            rank.baseline_ms = median(rank.samples)
+        elif rank.state not in OUT:
+            rank.baseline_ms += rules.alpha * (latency_ms - rank.baseline_ms)
+
+    def is_spike(self, rank, latency_ms):
+        rules = self.rules
+        if len(rank.samples) < rules.baseline_samples:
+            return False
+        normal = min(rank.baseline_ms, rules.anchor_factor * median(rank.samples))
+        return latency_ms > max(rules.spike_factor * normal, normal + rules.spike_margin_ms)
+
+    def fail(self, rank, kind, now):
+        if rank.state == "dead":
+            rank.passes = 0
+        elif rank.state in OUT:
+            if kind in WRONG:
+                rank.cause = kind
+            if rank.breaker == "half_open":
+                longer = rank.timeout_s * self.rules.backoff
+                rank.timeout_s = min(longer, self.rules.recovery_s_max)
+                rank.breaker, rank.opened_at = "open", now
+        else:
+            rank.failures += 1
+            if rank.cause not in WRONG:
+                rank.cause = kind
+            if rank.state == "healthy":
+                rank.state = "suspicious"
+                self.say("suspicious", rank.name)
+            if rank.failures >= self.rules.failures:
+                if self.allowed(rank):
+                    self.eject(rank, now)
+                else:
+                    self.say("withheld", rank.name)
+
+    def allowed(self, rank):
+        if rank.cause not in LIMITED or self.rules.max_eject >= 1:
+            return True
+        serving = [other for other in self.ranks.values() if not other.spare]
+        out = sum(other.state in OUT for other in serving)
+        if rank.cause == "latency_spike" and out + 1 >= len(serving):
+            return False
+        return out + 1 <= max(1, floor(self.rules.max_eject * len(serving)))
+
+    def eject(self, rank, now):
+        rank.state, rank.unhealthy_at = "unhealthy", now
+        rank.breaker, rank.opened_at, rank.timeout_s = "open", now, self.rules.recovery_s
+        self.say("unhealthy", rank.name, rank.cause)
+        spares = [s for s in self.ranks.values() if s.spare and s.state == "healthy"]
+        if spares and not rank.spare:
+            spares[0].spare, rank.spare = False, True
+            self.say("promoted", spares[0].name, "for", rank.name)
+        if rank.booked and rank.cause != "latency_spike":
+            self.drain_now(rank, now)
+
+    def drain_now(self, rank, now):
+        rank.state, rank.draining_at = "draining", now
+        self.say("draining", rank.name)
+        if rank.booked:
+            self.say("plan", rank.name, rank.booked)
+
+    def recover(self, rank, now):
+        if rank.state == "draining" and rank.cause in ("connect", "fatal"):
+            self.release(rank)
+        rank.recovered_at, rank.operator = now, False
+        self.heal(rank)
+
+    def heal(self, rank):
+        rank.state, rank.failures, rank.cause, rank.breaker = "healthy", 0, None, "closed"
+        self.say("healthy", rank.name)
+
+    def report(self, name, outcome, now):
+        rank = self.ranks[name]
+        if rank.state in OUT:
+            return
+        if outcome == "fatal":
+            rank.cause, rank.failures = "fatal", self.rules.failures
+            self.eject(rank, now)
+        elif outcome == "ok":
+            rank.reported = []
+        elif outcome == "failure":
+            window = self.rules.passive_window_s
+            rank.reported = [at for at in [*rank.reported, now] if now - at <= window]
+            if len(rank.reported) >= self.rules.passive_failures:
+                rank.reported = []
+                self.fail(rank, "passive", now)
+            elif len(rank.reported) == 1:
+                self.say("check", rank.name)
+
+    def book(self, name, count):
+        rank = self.ranks[name]
+        rank.booked = count
+        if rank.state == "draining" and not count:
+            self.say("drained", name)
+
+    def drain(self, name, now):
+        rank = self.ranks[name]
+        if rank.state != "dead":
+            rank.operator, rank.cause = True, "operator"
+            self.drain_now(rank, now)
+            if not rank.booked:
+                self.say("drained", name)
+
+    def undrain(self, name, now):
+        if self.ranks[name].operator:
+            self.recover(self.ranks[name], now)
+
+    def register(self, name):
+        self.ranks[name] = RankModel(name, self.ranks[name].spare)
+        self.say("reset", name)
