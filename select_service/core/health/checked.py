@@ -1,0 +1,139 @@
+"""What is known of ranks and partitions besides the state machine: who they are, who they asked."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from select_service.core.health.canary_prompts import CanaryPrompt
+from select_service.core.health.common_mode import CommonMode
+from select_service.core.health.health_record import HealthRecord
+from select_service.core.health.judging import Answer
+from select_service.core.health.kinds import Came, Kind
+from select_service.core.health.partition_health import PartitionHealth
+from select_service.core.identity import PartitionKey, Rank
+
+
+class CheckedWorker(NamedTuple):
+    """endpoint: of its HTTP server; None: it cannot be checked"""
+
+    worker_id: int
+    key: PartitionKey
+    dp_ranks: range
+    endpoint: str | None
+    is_spare: bool = False
+
+    def ranks(self) -> list[Rank]:
+        """In their order."""
+        return [Rank(self.worker_id, dp_rank) for dp_rank in self.dp_ranks]
+
+
+class CheckOrder(NamedTuple):
+    """One check that is to be made.
+
+    prompt_number: of it among those of the partition;  attempts_max: with the first one
+    is_probe: the rank is out, and this says whether it comes back
+    """
+
+    number: int
+    rank: Rank
+    prompt: CanaryPrompt
+    prompt_number: int
+    attempts_max: int
+    is_probe: bool
+
+
+class Attempt(NamedTuple):
+    """What one request of a check brought.
+
+    latency_ms: from the first byte sent to the last one read
+    counts_latency: the rank was not busy with requests of ours, and our own loop was not late
+    engine, weight_version: what the engine says it is
+    """
+
+    came: Came
+    latency_ms: float = 0.0
+    answer: Answer | None = None
+    engine: str = ""
+    weight_version: str = ""
+    counts_latency: bool = True
+    why: str = ""
+
+
+class LastCheck(NamedTuple):
+    """For people.  latency_ms: of the attempt that passed"""
+
+    kind: Kind
+    at: float
+    latency_ms: float | None
+    why: str
+
+
+@dataclass(slots=True)
+class CheckedRank:
+    """One rank.
+
+    busy:        checks in a row that the rank was too busy for
+    wrong_prompt: number of the prompt that it failed last
+    connect_at:  when a connection to its endpoint failed last
+    misconfigured: why it refuses our request; empty: it does not
+    """
+
+    rank: Rank
+    key: PartitionKey
+    endpoint: str | None
+    busy: int = 0
+    wrong_prompt: int = 0
+    connect_at: float | None = None
+    misconfigured: str = ""
+    last: LastCheck | None = None
+
+
+@dataclass(slots=True)
+class CheckedPartition:
+    """names: of the prompts;  ranks: that can be checked, in no order that matters
+
+    workers: all ranks of each
+    """
+
+    health: PartitionHealth
+    common_mode: CommonMode
+    prompts: tuple[CanaryPrompt, ...]
+    names: tuple[str, ...]
+    ranks: list[Rank] = field(default_factory=list)
+    workers: dict[int, list[Rank]] = field(default_factory=dict)
+    in_common_mode: bool = False
+
+
+@dataclass(slots=True)
+class HealthCounts:
+    """Since the start."""
+
+    checks: dict[Kind, int] = field(default_factory=dict)
+    flaky: int = 0
+    common_mode: int = 0
+    withheld: int = 0
+    reference_changes: int = 0
+    disagreements: int = 0
+    busy: int = 0
+    misconfigured: int = 0
+
+    def checked(self, kind: Kind) -> None:
+        """One more check with this result."""
+        self.checks[kind] = self.checks.get(kind, 0) + 1
+
+
+@dataclass(slots=True)
+class CheckedFleet:
+    """All that is checked, or could be."""
+
+    workers: dict[int, CheckedWorker] = field(default_factory=dict)
+    ranks: dict[Rank, CheckedRank] = field(default_factory=dict)
+    partitions: dict[PartitionKey, CheckedPartition] = field(default_factory=dict)
+    counts: HealthCounts = field(default_factory=HealthCounts)
+
+    def partition_of(self, rank: Rank) -> CheckedPartition:
+        """Raises KeyError for a rank that is not here."""
+        return self.partitions[self.ranks[rank].key]
+
+    def record(self, rank: Rank) -> HealthRecord:
+        """Raises KeyError for a rank that is not here."""
+        return self.partition_of(rank).health.roster[rank]

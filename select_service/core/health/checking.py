@@ -1,0 +1,265 @@
+"""From the attempts of a check to its result; where an answer is in doubt, peers are asked."""
+
+from dataclasses import dataclass
+from itertools import count
+
+from select_service.core.health.checked import (
+    Attempt,
+    CheckedFleet,
+    CheckedPartition,
+    CheckedRank,
+    CheckOrder,
+)
+from select_service.core.health.delivering import Asking, Delivering
+from select_service.core.health.judging import Verdict, judge_expected
+from select_service.core.health.kinds import KIND_OF, WRONG_ANSWERS, Came, Kind, State
+from select_service.core.health.questions import (
+    ANSWERS_MAX,
+    Question,
+    Questions,
+    Result,
+    Scope,
+)
+from select_service.core.health.reference_book import Found, ReferenceBook, ReferenceKey, Source
+from select_service.core.health.rules import HealthRules
+from select_service.core.health.schedule import Due, Schedule
+from select_service.core.identity import Rank
+
+BUSY_MAX = 10
+"""So many checks in a row that a rank was too busy for are a timeout."""
+VOTERS_MIN = 3
+"""Ranks that agree among themselves instead of each with itself."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """wrong: kind of the first wrong answer;  is_stale: the rank is another process now"""
+
+    order: CheckOrder
+    started_at: float
+    attempts: int = 0
+    wrong: Kind | None = None
+    is_stale: bool = False
+
+    def result(
+        self,
+        kind: Kind,
+        attempt: Attempt,
+        reference: ReferenceKey | None,
+        verdict: Verdict | None,
+    ) -> Result:
+        """After its last attempt."""
+        counts = kind is Kind.PASS and attempt.counts_latency
+        return Result(
+            self.order.rank,
+            kind,
+            self.started_at,
+            self.order.prompt_number,
+            attempt.latency_ms if counts else None,
+            reference,
+            attempt.answer,
+            attempt.why if verdict is None else verdict.why,
+        )
+
+
+class Checking:
+    """The checks that are under way, and the questions that are open."""
+
+    def __init__(
+        self,
+        rules: HealthRules,
+        schedule: Schedule,
+        fleet: CheckedFleet,
+        book: ReferenceBook,
+        delivering: Delivering,
+    ) -> None:
+        self._rules = rules
+        self._schedule = schedule
+        self._fleet = fleet
+        self._book = book
+        self._delivering = delivering
+        self._running: dict[int, _Running] = {}
+        self._numbers = count(1)
+        self.questions = Questions()
+
+    # --- one check
+
+    def begin(self, due: Due, now: float) -> CheckOrder:
+        """It is its turn."""
+        partition, record = self._fleet.partition_of(due.rank), self._fleet.record(due.rank)
+        number = due.prompt % len(partition.prompts)
+        hangs = record.state is State.SUSPICIOUS and record.cause is Kind.TIMEOUT
+        order = CheckOrder(
+            next(self._numbers),
+            due.rank,
+            partition.prompts[number],
+            number,
+            1 if hangs else 1 + self._rules.retries,
+            not record.state.serves,
+        )
+        self._running[order.number] = _Running(order, now)
+        return order
+
+    def attempted(self, order: CheckOrder, attempt: Attempt, now: float) -> float | None:
+        """Seconds until the same is asked once more; None: the check is over."""
+        running = self._running.get(order.number)
+        checked = self._fleet.ranks.get(order.rank)
+        if running is None or checked is None or running.is_stale:
+            self._end(order)
+            return None
+        running.attempts += 1
+        reference = self._reference(checked, order, attempt)
+        verdict = self._verdict(order, reference, attempt, now)
+        kind = KIND_OF[attempt.came] if verdict is None else verdict.kind
+        if kind in WRONG_ANSWERS and running.wrong is None:
+            running.wrong = kind
+        is_failing = kind not in (Kind.PASS, Kind.NEUTRAL)
+        if is_failing and running.attempts < order.attempts_max:
+            return self._rules.retry_pause_s
+        self._end(order)
+        kind = running.wrong or kind if is_failing else kind
+        kind = self._told(checked, attempt, kind, running.attempts)
+        result = running.result(kind, attempt, reference, verdict)
+        if not self._asks(checked, result, verdict, now):
+            self.questions.silent(checked.rank)
+            self._delivering.deliver(result, now)
+        self.close(now)
+        return None
+
+    def _reference(
+        self, checked: CheckedRank, order: CheckOrder, attempt: Attempt
+    ) -> ReferenceKey | None:
+        """None: there is no answer, or the operator said what is right."""
+        if attempt.answer is None or order.prompt.expected is not None:
+            return None
+        name = self._fleet.partitions[checked.key].names[order.prompt_number]
+        return ReferenceKey(*checked.key, name, attempt.weight_version, attempt.engine)
+
+    def _verdict(
+        self, order: CheckOrder, reference: ReferenceKey | None, attempt: Attempt, now: float
+    ) -> Verdict | None:
+        """None: no answer, or nothing is known to judge it by."""
+        answer = attempt.answer
+        if answer is None:
+            return None
+        if answer.is_malformed:
+            return Verdict(Kind.MALFORMED, "no tokens, or log-probabilities of another length")
+        if order.prompt.expected is not None:
+            return judge_expected(order.prompt.expected, answer)
+        assert reference is not None
+        return self._book.judge(reference, order.rank, answer, now)
+
+    def _told(self, checked: CheckedRank, attempt: Attempt, kind: Kind, attempts: int) -> Kind:
+        """Count what is not seen from the kind."""
+        self._fleet.counts.flaky += kind is Kind.PASS and attempts > 1
+        is_refused = attempt.came is Came.MISCONFIGURED
+        checked.misconfigured = attempt.why if is_refused else ""
+        self._fleet.counts.misconfigured += is_refused
+        if attempt.came is not Came.BUSY:
+            checked.busy = 0
+            return kind
+        self._fleet.counts.busy += 1
+        checked.busy += 1
+        return Kind.TIMEOUT if checked.busy >= BUSY_MAX else kind
+
+    def _end(self, order: CheckOrder) -> None:
+        if self._running.pop(order.number, None) is not None:
+            self._schedule.ended(order.rank)
+
+    # --- doubt
+
+    def _asks(
+        self, checked: CheckedRank, result: Result, verdict: Verdict | None, now: float
+    ) -> bool:
+        """Put the answer next to those of others; whether its result is held until then."""
+        if result.reference is None or result.kind is Kind.MALFORMED:
+            return False
+        scope = Scope(checked.key, result.prompt_number)
+        question = self.questions.of(scope)
+        partition = self._fleet.partitions[checked.key]
+        in_doubt = self._in_doubt(partition, scope, result, verdict, now)
+        if question is None and in_doubt:
+            question = self._begin(partition, scope, result, now)
+        if question is None or len(question.results) >= ANSWERS_MAX:
+            return False
+        question.answered(result, holds=in_doubt)
+        return in_doubt
+
+    def _in_doubt(
+        self,
+        partition: CheckedPartition,
+        scope: Scope,
+        result: Result,
+        verdict: Verdict | None,
+        now: float,
+    ) -> bool:
+        """Is there nothing to judge by, too little, or something against it?"""
+        if not partition.health.roster[result.rank].state.serves:
+            return False
+        if verdict is not None and verdict.kind is not Kind.PASS:
+            return True
+        assert result.reference is not None
+        own = self._book.source(result.reference) is not Source.AGREEMENT
+        could_vote = len(partition.ranks) >= VOTERS_MIN
+        if verdict is not None and not (own and could_vote):
+            return False
+        return self.questions.of(scope) is not None or self.questions.may_learn(
+            scope, now, self._rules.interval_s
+        )
+
+    def _begin(
+        self, partition: CheckedPartition, scope: Scope, result: Result, now: float
+    ) -> Question:
+        number = scope.prompt_number
+        asking = Asking(ANSWERS_MAX - 1, self._rules.confirm_s / 2.0, number)
+        peers = self._delivering.ask_peers(partition, result.rank, asking, now)
+        for running in self._running.values():
+            order = running.order
+            if running.is_stale or order.prompt_number != number:
+                continue
+            if self._fleet.ranks[order.rank].key == scope.key:
+                peers.add(order.rank)
+        return self.questions.begin(scope, peers, now, now + self._rules.confirm_s)
+
+    def close(self, now: float) -> None:
+        """Settle the questions that have their answers, or have waited long enough."""
+        for question in self.questions.ended(now):
+            self._settle(question, now)
+
+    def _settle(self, question: Question, now: float) -> None:
+        for reference, answers in question.groups().items():
+            asked = len(answers) + len(question.waiting)
+            found, verdicts = self._book.settle(reference, answers, asked, now)
+            self._fleet.counts.reference_changes += found is Found.CHANGED
+            self._fleet.counts.disagreements += found is Found.DISAGREEMENT
+            for rank, verdict in verdicts.items():
+                self._judged(question, question.results[rank], verdict, now)
+
+    def _judged(
+        self, question: Question, result: Result, verdict: Verdict | None, now: float
+    ) -> None:
+        """Deliver what was held, and what is known to be wrong only now."""
+        is_held = result.rank in question.held
+        checked = self._fleet.ranks.get(result.rank)
+        if checked is None or (not is_held and (verdict is None or verdict.kind is Kind.PASS)):
+            return
+        record = self._fleet.record(result.rank)
+        kind = Kind.PASS if verdict is None else verdict.kind
+        if verdict is None and record.cause in WRONG_ANSWERS:
+            kind = Kind.NEUTRAL
+        why = "nothing to judge it by" if verdict is None else verdict.why
+        self._delivering.deliver(result._replace(kind=kind, why=why), now)
+
+    def leave(self, rank: Rank) -> None:
+        """Its check under way and its answers are nobody's."""
+        for running in self._running.values():
+            running.is_stale = running.is_stale or running.order.rank == rank
+        self.questions.silent(rank)
+        for question in self.questions.open():
+            question.results.pop(rank, None)
+            question.held.discard(rank)
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        running = {running.order.rank for running in self._running.values()}
+        assert running == self._schedule.in_flight

@@ -1,0 +1,142 @@
+"""From the results of checks to the states of ranks, and to the time of the next check."""
+
+from typing import NamedTuple
+
+from select_service.core.health.checked import (
+    CheckedFleet,
+    CheckedPartition,
+    CheckedRank,
+    LastCheck,
+)
+from select_service.core.health.health_record import HealthRecord
+from select_service.core.health.kinds import SLOW, WRONG_ANSWERS, BreakerState, Kind, State
+from select_service.core.health.questions import Result
+from select_service.core.health.rules import HealthRules
+from select_service.core.health.schedule import Schedule
+from select_service.core.health.spread import mixed
+from select_service.core.identity import Rank
+
+WALK_MAX = 64
+"""Ranks that are looked at to find peers."""
+
+
+class Asking(NamedTuple):
+    """Of peers: how many, how soon after the last time, and which prompt (None: the round's)"""
+
+    peers_max: int
+    again_s: float
+    prompt_number: int | None = None
+
+
+SLOW_PEERS = Asking(8, 5.0)
+"""Who is checked at once when a rank begins to be slow: is it the rank, or everybody?"""
+
+
+class Delivering:
+    """Writes through the state machines of the partitions; the effects are theirs."""
+
+    def __init__(self, rules: HealthRules, schedule: Schedule, fleet: CheckedFleet) -> None:
+        self._rules = rules
+        self._schedule = schedule
+        self._fleet = fleet
+
+    def deliver(self, result: Result, now: float) -> None:
+        """A result that nothing holds back any more; of a rank that has gone, nothing."""
+        checked = self._fleet.ranks.get(result.rank)
+        if checked is None:
+            return
+        partition = self._fleet.partitions[checked.key]
+        kind = self._kind(partition, checked, result, now)
+        self._fleet.counts.checked(kind)
+        checked.last = LastCheck(kind, now, result.latency_ms, result.why)
+        if kind in WRONG_ANSWERS:
+            checked.wrong_prompt = result.prompt_number
+        failures = partition.health.roster[result.rank].failures
+        for rank in self._concerned(partition, checked, kind, result.started_at, now):
+            latency_ms = result.latency_ms if kind is Kind.PASS else None
+            partition.health.checked(rank, kind, now, latency_ms)
+            self._plan(partition, rank, kind, result, now)
+        if kind in SLOW and failures == 0:
+            self.ask_peers(partition, result.rank, SLOW_PEERS, now)
+
+    def _kind(
+        self, partition: CheckedPartition, checked: CheckedRank, result: Result, now: float
+    ) -> Kind:
+        """Neutral if it is not the rank's fault."""
+        kind = result.kind
+        if result.latency_ms is not None:
+            kind = partition.health.judged(result.rank, kind, result.latency_ms)
+        if kind is Kind.NEUTRAL:
+            return kind
+        is_common = partition.common_mode.checked(checked.rank, kind in SLOW, now)
+        if kind not in SLOW:
+            return kind
+        if is_common and not partition.in_common_mode:
+            self._forgive(partition, now)
+        partition.in_common_mode = is_common
+        self._fleet.counts.common_mode += is_common
+        return Kind.NEUTRAL if is_common else kind
+
+    def _forgive(self, partition: CheckedPartition, now: float) -> None:
+        """Those that were slow with the others and are still suspected of it."""
+        for rank in partition.common_mode.slow_ranks():
+            if partition.health.roster[rank].cause in SLOW:
+                partition.health.forgive(rank, now)
+
+    def _concerned(
+        self,
+        partition: CheckedPartition,
+        checked: CheckedRank,
+        kind: Kind,
+        started_at: float,
+        now: float,
+    ) -> list[Rank]:
+        """Whose result it is: a failed connection is one of all ranks behind the endpoint.
+
+        Checks of several that were under way together count once for each.
+        """
+        if kind is not Kind.CONNECT:
+            return [checked.rank]
+        concerned = []
+        for rank in partition.workers[checked.rank.worker_id]:
+            other = self._fleet.ranks[rank]
+            if other.connect_at is None or other.connect_at < started_at:
+                other.connect_at = now
+                concerned.append(other.rank)
+        return concerned
+
+    def _plan(
+        self, partition: CheckedPartition, rank: Rank, kind: Kind, result: Result, now: float
+    ) -> None:
+        """The next check.  Probes are planned where the breaker asks for them."""
+        record = partition.health.roster[rank]
+        if record.state is State.SUSPICIOUS and self._confirms(record, kind):
+            at = max(now, result.started_at + self._rules.confirm_s)
+            self._schedule.at(rank, at, result.prompt_number)
+        elif record.state.serves:
+            self._schedule.next_round(rank, now)
+        elif record.state is State.DEAD and record.breaker.passes:
+            self._schedule.at(rank, now + self._rules.probe_pause_s)
+        elif record.breaker.state is BreakerState.HALF_OPEN and kind is Kind.NEUTRAL:
+            self._schedule.at(rank, now + self._rules.interval_s)
+
+    def _confirms(self, record: HealthRecord, kind: Kind) -> bool:
+        """Is it not decided yet?  Who would be out if he were allowed to waits for his turn."""
+        return kind is not Kind.NEUTRAL and record.failures < self._rules.failures
+
+    def ask_peers(
+        self, partition: CheckedPartition, rank: Rank, asking: Asking, now: float
+    ) -> set[Rank]:
+        """Let others that serve be checked now; who they are.  O(WALK_MAX)"""
+        ranks = partition.ranks
+        start = mixed(mixed(rank.worker_id) ^ int(now)) % max(1, len(ranks))
+        asked: set[Rank] = set()
+        for step in range(min(WALK_MAX, len(ranks))):
+            peer = ranks[(start + step) % len(ranks)]
+            if len(asked) >= asking.peers_max:
+                break
+            if peer == rank or not partition.health.roster[peer].state.serves:
+                continue
+            if self._schedule.ask(peer, now, asking.prompt_number, asking.again_s):
+                asked.add(peer)
+        return asked

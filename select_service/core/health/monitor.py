@@ -1,0 +1,269 @@
+"""The health of all ranks: which checks are due, what became of them, and what follows.
+
+Verbs return nothing but orders and note effects, in order, for whoever carries them out: weights
+for the table of ranks, reservations to be moved or released, changes to be shown.  `wake` asks
+once for somebody to take them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from select_service.core.health.canary_prompts import CanaryPrompt
+from select_service.core.health.checked import (
+    Attempt,
+    CheckedFleet,
+    CheckedPartition,
+    CheckedRank,
+    CheckedWorker,
+    CheckOrder,
+    HealthCounts,
+)
+from select_service.core.health.checking import Checking
+from select_service.core.health.common_mode import CommonMode
+from select_service.core.health.delivering import Delivering
+from select_service.core.health.effects import Effect
+from select_service.core.health.following import Following
+from select_service.core.health.health_record import HealthRecord
+from select_service.core.health.outcomes import OutcomeReport
+from select_service.core.health.partition_health import PartitionHealth
+from select_service.core.health.reference_book import ReferenceBook
+from select_service.core.health.rules import HealthRules
+from select_service.core.health.schedule import Schedule
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.touched import Touched
+
+PromptsOf = Callable[[PartitionKey], Sequence[CanaryPrompt]]
+"""Those of a partition; none: its ranks are not checked."""
+
+
+class HealthMonitor:
+    """Belongs to the event loop.  `now` never goes back."""
+
+    def __init__(
+        self,
+        rules: HealthRules,
+        prompts_of: PromptsOf,
+        booked_on: Callable[[Rank], int],
+        touched: Touched,
+    ) -> None:
+        """booked_on: how many reservations are on a rank"""
+        self.rules = rules
+        self._prompts_of = prompts_of
+        self._booked_on = booked_on
+        self._touched = touched
+        self._effects: list[Effect] = []
+        self._new: list[Effect] = []
+        """Of the verb that runs."""
+        self._fleet = fleet = CheckedFleet()
+        self.book = ReferenceBook()
+        self._schedule = schedule = Schedule(rules)
+        self._following = Following(rules, schedule, fleet)
+        delivering = Delivering(rules, schedule, fleet)
+        self._checking = Checking(rules, schedule, fleet, self.book, delivering)
+
+    # --- workers
+
+    def joined(self, worker: CheckedWorker, now: float) -> None:
+        """Registered, registered again, or at another endpoint: what was known is forgotten."""
+        old = self._fleet.workers.get(worker.worker_id)
+        kept = {} if old is None or old.key != worker.key else dict.fromkeys(old.ranks())
+        if old is not None:
+            for rank in old.ranks():
+                if old.key != worker.key or rank.dp_rank not in worker.dp_ranks:
+                    self._rank_left(rank)
+        partition = self._partition(worker.key)
+        self._fleet.workers[worker.worker_id] = worker
+        partition.workers[worker.worker_id] = worker.ranks()
+        for rank in worker.ranks():
+            if rank in kept:
+                self._forget(partition, rank)
+                partition.health.reset(rank, now)
+            else:
+                partition.health.join(rank, worker.is_spare, now)
+            self._watch(partition, worker, rank, now)
+        self._follow(now)
+
+    def left(self, worker_id: int) -> None:
+        """Deleted; of one that is not here, nothing."""
+        worker = self._fleet.workers.pop(worker_id, None)
+        if worker is not None:
+            for rank in worker.ranks():
+                self._rank_left(rank)
+
+    def _partition(self, key: PartitionKey) -> CheckedPartition:
+        partition = self._fleet.partitions.get(key)
+        if partition is None:
+            health = PartitionHealth(self.rules, self._new)
+            common_mode = CommonMode(self.rules.interval_s)
+            prompts = tuple(self._prompts_of(key))
+            names = tuple(prompt.name for prompt in prompts)
+            partition = CheckedPartition(health, common_mode, prompts, names)
+            self._fleet.partitions[key] = partition
+        return partition
+
+    def _watch(
+        self, partition: CheckedPartition, worker: CheckedWorker, rank: Rank, now: float
+    ) -> None:
+        self._fleet.ranks[rank] = CheckedRank(rank, worker.key, worker.endpoint)
+        if worker.endpoint is not None and partition.prompts:
+            partition.ranks.append(rank)
+            self._schedule.join(rank, now)
+
+    def _forget(self, partition: CheckedPartition, rank: Rank) -> None:
+        """What belongs to the process behind the rank."""
+        if rank in self._schedule:
+            self._schedule.leave(rank)
+            partition.ranks.remove(rank)
+        self._checking.leave(rank)
+        partition.common_mode.leave(rank)
+        self.book.forget_rank(rank)
+
+    def _rank_left(self, rank: Rank) -> None:
+        key = self._fleet.ranks.pop(rank).key
+        partition = self._fleet.partitions[key]
+        self._forget(partition, rank)
+        partition.health.leave(rank)
+        partition.workers.pop(rank.worker_id, None)
+        if not len(partition.health.roster):
+            del self._fleet.partitions[key]
+            self._checking.questions.forget(key)
+
+    # --- checks
+
+    def due(self, now: float) -> CheckOrder | None:
+        """A check that is to be made now, one after the other until there is none."""
+        found = self._schedule.due(now)
+        return None if found is None else self._checking.begin(found, now)
+
+    def attempted(self, order: CheckOrder, attempt: Attempt, now: float) -> float | None:
+        """What a request of a check brought.
+
+        Returns seconds until the same is to be asked again, None when the check is over.  Every
+        order must come to its end here.
+        """
+        self._look(order.rank)
+        pause_s = self._checking.attempted(order, attempt, now)
+        self._follow(now)
+        return pause_s
+
+    def check(self, worker_id: int, now: float) -> None:
+        """An operator wants its ranks checked now."""
+        for rank in self._ranks_of(worker_id):
+            self._schedule.ask(rank, now)
+
+    def learn(self, model_name: str) -> None:
+        """What is right is to be learnt anew."""
+        self.book.forget(model_name)
+
+    # --- what others say
+
+    def reported(self, report: OutcomeReport, believed: bool, now: float) -> None:
+        """What became of a request.  Who is not believed causes a check of the rank at most."""
+        checked = self._fleet.ranks.get(report.rank)
+        if checked is None:
+            return
+        if not believed:
+            self._schedule.ask(report.rank, now)
+            return
+        health = self._fleet.partitions[checked.key].health
+        self._look(report.rank)
+        for _ in range(min(report.times, self.rules.passive_failures)):
+            health.reported(report.rank, report.outcome, now)
+        self._follow(now)
+
+    # --- operators
+
+    def drain(self, worker_id: int, now: float) -> None:
+        """No requests and no checks for its ranks, and what is on them is moved."""
+        for rank in self._ranks_of(worker_id):
+            self._look(rank)
+            self._health(rank).drain(rank, now)
+        self._follow(now)
+
+    def undrain(self, worker_id: int, now: float) -> None:
+        """Serve again."""
+        for rank in self._ranks_of(worker_id):
+            self._health(rank).undrain(rank, now)
+        self._follow(now)
+
+    # --- time
+
+    def tick(self, now: float) -> bool:
+        """Once a second.  O(ranks that are out); never leaves anything for the next turn"""
+        for partition in self._fleet.partitions.values():
+            for record in partition.health.roster.out.values():
+                self._look(record.rank)
+            partition.health.tick(now)
+        self._checking.close(now)
+        self._follow(now)
+        return False
+
+    def _look(self, rank: Rank) -> None:
+        """Tell the state machine what is booked on a rank, if that is something else."""
+        checked = self._fleet.ranks.get(rank)
+        if checked is not None:
+            health, booked = self._fleet.partitions[checked.key].health, self._booked_on(rank)
+            if health.roster[rank].reservations != booked:
+                health.booked(rank, booked)
+
+    # --- effects
+
+    def take_effects(self) -> list[Effect]:
+        """All since the last call, in order."""
+        taken = self._effects[:]
+        self._effects.clear()
+        return taken
+
+    def _follow(self, now: float) -> None:
+        """What has been done means something for the schedule, and for others."""
+        self._following.follow(self._new, now)
+        self._effects += self._new
+        self._new.clear()
+        self._touched.wake_if(self._effects)
+
+    # --- reading
+
+    @property
+    def counts(self) -> HealthCounts:
+        """To be read only."""
+        return self._fleet.counts
+
+    def record(self, rank: Rank) -> HealthRecord:
+        """To be read only.  Raises KeyError for a rank that is not here."""
+        return self._fleet.record(rank)
+
+    def checked(self, rank: Rank) -> CheckedRank:
+        """To be read only.  Raises KeyError for a rank that is not here."""
+        return self._fleet.ranks[rank]
+
+    def is_checked(self, rank: Rank) -> bool:
+        """Does it have an endpoint, and its partition prompts?"""
+        return rank in self._schedule
+
+    def next_check_at(self, rank: Rank) -> float | None:
+        """None: no check is planned."""
+        return self._schedule.next_at(rank)
+
+    def partitions(self) -> Iterator[tuple[PartitionKey, CheckedPartition]]:
+        """To be read only."""
+        return iter(self._fleet.partitions.items())
+
+    def _ranks_of(self, worker_id: int) -> list[Rank]:
+        worker = self._fleet.workers.get(worker_id)
+        return [] if worker is None else worker.ranks()
+
+    def _health(self, rank: Rank) -> PartitionHealth:
+        return self._fleet.partition_of(rank).health
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        self._schedule.check_invariants()
+        self._checking.check_invariants()
+        ranks = [rank for worker in self._fleet.workers.values() for rank in worker.ranks()]
+        assert set(ranks) == set(self._fleet.ranks)
+        for key, partition in self._fleet.partitions.items():
+            partition.health.check_invariants()
+            partition.common_mode.check_invariants()
+            assert {r.rank for r in partition.health.roster} == {
+                rank for rank, checked in self._fleet.ranks.items() if checked.key == key
+            }
+            assert set(partition.ranks) <= {r.rank for r in partition.health.roster}

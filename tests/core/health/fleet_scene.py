@@ -1,0 +1,149 @@
+"""A fleet of made up engines that is checked, in virtual time."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from select_service.core.health.canary_prompts import default_prompts
+from select_service.core.health.checked import Attempt, CheckedWorker
+from select_service.core.health.effects import StateChanged
+from select_service.core.health.judging import Answer
+from select_service.core.health.kinds import Came, State
+from select_service.core.health.monitor import HealthMonitor
+from select_service.core.health.rules import HealthRules
+from select_service.core.health.spread import drawn, mixed
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.touched import Touched
+
+KEY = PartitionKey("model", "default")
+STEP_S = 0.05
+
+
+@dataclass
+class Engine:
+    """fault: what is wrong with it;  model: which weights it has;  noise: of log-probabilities"""
+
+    rng: Random
+    model: int = 1
+    noise: float = 0.002
+    latency_s: float = 0.05
+    fault: str = ""
+    weight_version: str = ""
+    asked: list = field(default_factory=list)
+
+    def attempt(self, prompt, now):
+        """(seconds, what came)"""
+        self.asked.append(now)
+        took = self.latency_s
+        match self.fault:
+            case "connect":
+                return 0.001, Attempt(Came.CONNECT)
+            case "hang":
+                return 5.0, Attempt(Came.TIMEOUT)
+            case "500":
+                return took, Attempt(Came.HTTP_5XX)
+            case "truncated":
+                return took, Attempt(Came.MALFORMED)
+            case "busy":
+                return took, Attempt(Came.BUSY)
+            case "refuses":
+                return took, Attempt(Came.MISCONFIGURED, why="400 no such field")
+            case "slow":
+                took += 1.0
+        latency_ms = 1000 * took * self.rng.uniform(0.9, 1.1)
+        answer = self.answer(prompt)
+        return took, Attempt(Came.ANSWER, latency_ms, answer, "vllm", self.weight_version)
+
+    def answer(self, prompt):
+        seed = mixed(self.model * 1000 + len(prompt.prompt))
+        numbers = drawn(seed, 0, 1 << 32)
+        tokens = [next(numbers) % 1000 for _ in range(16)]
+        logprobs = [-(next(numbers) % 2000) / 1000 for _ in range(16)]
+        if self.fault == "wrong":
+            tokens[3] += 1
+        if self.fault == "drift":
+            logprobs = [p - 1.0 for p in logprobs]
+        if self.fault == "nan":
+            logprobs = [None] * 16
+        noisy = [None if p is None else p + self.rng.gauss(0, self.noise) for p in logprobs]
+        return Answer(tokens, noisy, [{t: p} for t, p in zip(tokens, logprobs, strict=True)])
+
+
+class FleetScene:
+    def __init__(self, n_ranks, seed=0, rules=None, spares=(), dp=1):
+        """Workers 0, 1, ... of `dp` ranks each, every worker an endpoint."""
+        self.now, self.dp, self.spares = 0.0, dp, spares
+        self.booked = Counter()
+        self.rules = rules or HealthRules()
+        self.wakes = 0
+        self.monitor = HealthMonitor(
+            self.rules, lambda key: default_prompts(), self.booked.__getitem__, Touched(self.wake)
+        )
+        self.engines, self.out_at, self.effects, self.in_flight = {}, {}, [], 0
+        self._events, self._numbers = [], count()
+        self.rng = Random(seed)
+        for worker_id in range(n_ranks // dp):
+            self.join(worker_id)
+
+    def wake(self):
+        self.wakes += 1
+
+    def join(self, worker_id, fault=""):
+        for dp_rank in range(self.dp):
+            engine = Engine(Random(self.rng.random()), fault=fault)
+            self.engines[Rank(worker_id, dp_rank)] = engine
+        is_spare, endpoint = worker_id in self.spares, f"http://{worker_id}"
+        worker = CheckedWorker(worker_id, KEY, range(self.dp), endpoint, is_spare)
+        self.monitor.joined(worker, self.now)
+
+    def break_ranks(self, fault, *ranks):
+        for rank in ranks:
+            self.engines[rank].fault = fault
+
+    @property
+    def ranks(self):
+        return list(self.engines)
+
+    def state(self, rank):
+        return self.monitor.record(rank).state
+
+    def states(self):
+        return Counter(self.state(rank) for rank in self.engines)
+
+    def run(self, seconds):
+        end = self.now + seconds
+        while self.now < end:
+            self.step()
+        self.monitor.check_invariants()
+
+    def step(self):
+        self.now = round(self.now + STEP_S, 6)
+        while self._events and self._events[0][0] <= self.now:
+            at, _, order, attempt = heappop(self._events)
+            self._ended(order, attempt, at)
+        while (order := self.monitor.due(self.now)) is not None:
+            self.in_flight += 1
+            self._ask(order, self.now)
+        assert self.in_flight <= 32
+        if self.now % 1.0 < STEP_S:
+            self.monitor.tick(self.now)
+        self._take()
+
+    def _ask(self, order, at):
+        took, attempt = self.engines[order.rank].attempt(order.prompt, at)
+        heappush(self._events, (at + took, next(self._numbers), order, attempt))
+
+    def _ended(self, order, attempt, at):
+        pause_s = self.monitor.attempted(order, attempt, at)
+        if pause_s is None:
+            self.in_flight -= 1
+        else:
+            self._ask(order, at + pause_s)
+
+    def _take(self):
+        for effect in self.monitor.take_effects():
+            self.effects.append(effect)
+            if isinstance(effect, StateChanged) and effect.state is State.UNHEALTHY:
+                self.out_at.setdefault(effect.rank, self.now)

@@ -1,0 +1,372 @@
+"""Fleets with faults: who goes, how soon, who stays."""
+
+import pytest
+
+from select_service.core.health.checked import CheckedWorker
+from select_service.core.health.effects import (
+    Drained,
+    MovesAsked,
+    Promoted,
+    Reset,
+    StateChanged,
+    WeightChanged,
+    Withheld,
+)
+from select_service.core.health.kinds import Kind, Outcome, State
+from select_service.core.health.outcomes import OutcomeReport
+from select_service.core.health.reference_book import Source
+from select_service.core.health.rules import HealthRules
+from select_service.core.identity import Rank
+from tests.core.health.fleet_scene import KEY, FleetScene
+
+FAULTS = ["connect", "hang", "500", "truncated", "wrong", "drift", "nan", "slow"]
+CAUSES = dict(
+    zip(
+        FAULTS,
+        [
+            Kind.CONNECT,
+            Kind.TIMEOUT,
+            Kind.HTTP_5XX,
+            Kind.MALFORMED,
+            Kind.TOKEN_MISMATCH,
+            Kind.LOGIT_DRIFT,
+            Kind.LOGIT_DRIFT,
+            Kind.LATENCY_SPIKE,
+        ],
+        strict=True,
+    )
+)
+CHECK_S = {"hang": 3 * 5.0 + 1.0, "slow": 1.05}
+"""How long a check takes; others have three attempts of 0.05 s."""
+BASELINE_S = 5 * 30.0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("phase", [0.0, 3.0, 11.0, 19.0, 27.0])
+def test_a_faulty_rank_is_out_in_time_and_the_others_stay(fault, phase):
+    scene = FleetScene(4)
+    scene.run(BASELINE_S + 30 + phase)
+    sick = Rank(2, 0)
+    scene.break_ranks(fault, sick)
+    broken_at = scene.now
+    scene.run(100)
+    latency_s = CHECK_S.get(fault, 1.15)
+    assert scene.out_at.keys() == {sick}
+    assert scene.out_at[sick] - broken_at <= 30 + 2 * (2 + latency_s)
+    assert scene.monitor.record(sick).cause is CAUSES[fault]
+
+
+def test_a_rank_that_is_wrong_from_the_start_is_outvoted():
+    scene = FleetScene(4)
+    scene.break_ranks("wrong", Rank(0, 0))
+    scene.run(40)
+    assert scene.out_at.keys() == {Rank(0, 0)}
+
+
+def test_a_rank_comes_back_after_three_probes_with_different_prompts():
+    scene = FleetScene(4)
+    scene.run(60)
+    sick = Rank(1, 0)
+    scene.break_ranks("wrong", sick)
+    scene.run(40)
+    scene.break_ranks("", sick)
+    asked = len(scene.engines[sick].asked)
+    scene.run(60)
+    assert scene.state(sick) is State.HEALTHY
+    first, second, third = scene.engines[sick].asked[asked : asked + 3]
+    assert second - first == pytest.approx(1.05, abs=0.1)
+    assert third - second == pytest.approx(1.05, abs=0.1)
+    weights = [e.weight for e in scene.effects if isinstance(e, WeightChanged) and e.rank == sick]
+    assert weights[:3] == [0.5, 0.0, 0.25]
+    scene.run(40)
+    assert scene.monitor.record(sick).told_weight == 1.0
+
+
+def test_noise_ejects_nobody_in_ten_thousand_checks():
+    scene = FleetScene(40, seed=3, rules=HealthRules(interval_s=5.0))
+    for engine in scene.engines.values():
+        engine.noise = 0.01
+    scene.run(1300)
+    assert sum(scene.monitor.counts.checks.values()) >= 10_000
+    assert not scene.out_at
+
+
+def test_a_model_update_on_all_ranks_ejects_nobody():
+    scene = FleetScene(4)
+    scene.run(100)
+    for engine in scene.engines.values():
+        engine.model = 2
+    scene.run(200)
+    assert not scene.out_at
+    assert scene.monitor.counts.reference_changes == 3, "one for each prompt"
+    assert Kind.TOKEN_MISMATCH not in scene.monitor.counts.checks, "no failure is counted"
+
+
+def test_an_update_that_goes_through_a_fleet_in_seconds_ejects_nobody():
+    scene = FleetScene(8)
+    scene.run(100)
+    for engine in scene.engines.values():
+        engine.model = 2
+        scene.run(0.4)
+    scene.run(200)
+    assert not scene.out_at
+
+
+def test_a_slow_update_of_known_versions_ejects_nobody():
+    scene = FleetScene(6)
+    for engine in scene.engines.values():
+        engine.weight_version = "1"
+    scene.run(100)
+    for engine in scene.engines.values():
+        engine.model, engine.weight_version = 2, "2"
+        scene.run(60)
+    assert not scene.out_at
+
+
+def test_a_network_fault_ejects_at_most_half():
+    scene = FleetScene(8)
+    scene.run(100)
+    scene.break_ranks("hang", *scene.ranks)
+    scene.run(300)
+    assert len(scene.out_at) <= 4
+
+
+def test_when_all_are_slow_nobody_is_sick():
+    scene = FleetScene(8)
+    scene.run(BASELINE_S + 60)
+    scene.break_ranks("slow", *scene.ranks)
+    scene.run(300)
+    assert not scene.out_at
+    assert scene.monitor.counts.common_mode > 8
+    assert scene.states() == {State.HEALTHY: 8}
+
+
+def test_one_or_two_ranks_are_judged_by_what_they_said_first():
+    scene = FleetScene(2)
+    scene.run(100)
+    scene.break_ranks("wrong", Rank(0, 0))
+    scene.run(40)
+    assert scene.out_at.keys() == {Rank(0, 0)}
+
+
+def test_two_that_differ_from_the_start_both_stay():
+    scene = FleetScene(2)
+    scene.break_ranks("wrong", Rank(0, 0))
+    scene.run(200)
+    assert not scene.out_at
+    assert scene.monitor.counts.disagreements > 0
+
+
+def test_a_rank_that_is_busy_is_not_sick_until_it_always_is():
+    scene = FleetScene(4)
+    scene.run(100)
+    scene.break_ranks("busy", Rank(0, 0))
+    scene.run(240)
+    assert not scene.out_at
+    scene.run(200)
+    assert scene.out_at.keys() == {Rank(0, 0)}
+
+
+def test_a_request_that_is_refused_is_our_fault_and_shown():
+    scene = FleetScene(2)
+    scene.break_ranks("refuses", Rank(0, 0))
+    scene.run(300)
+    assert not scene.out_at
+    assert scene.monitor.checked(Rank(0, 0)).misconfigured == "400 no such field"
+    assert scene.monitor.counts.misconfigured >= 9
+    scene.break_ranks("", Rank(0, 0))
+    scene.run(31)
+    assert scene.monitor.checked(Rank(0, 0)).misconfigured == ""
+
+
+def test_a_connection_that_fails_is_one_of_all_ranks_behind_the_endpoint():
+    scene = FleetScene(8, dp=4)
+    scene.run(100)
+    scene.break_ranks("connect", *(Rank(0, n) for n in range(4)))
+    broken_at = scene.now
+    scene.run(40)
+    assert scene.out_at.keys() == {Rank(0, n) for n in range(4)}
+    assert max(scene.out_at.values()) - broken_at <= 30 / 4 + 2 * (2 + 1.1) + 5
+
+
+def test_wrong_answers_are_those_of_one_rank():
+    scene = FleetScene(8, dp=4)
+    scene.run(100)
+    scene.break_ranks("wrong", Rank(0, 1))
+    scene.run(60)
+    assert scene.out_at.keys() == {Rank(0, 1)}
+
+
+def test_a_spare_takes_the_place_of_who_goes():
+    scene = FleetScene(4, spares={3})
+    scene.run(60)
+    scene.break_ranks("wrong", Rank(1, 0))
+    scene.run(40)
+    assert Promoted(Rank(3, 0), Rank(1, 0)) in scene.effects
+    assert scene.monitor.record(Rank(3, 0)).told_weight == 1.0
+
+
+def test_everybody_has_a_turn_in_every_interval_and_no_more():
+    scene = FleetScene(100)
+    scene.run(120)
+    before = {rank: len(engine.asked) for rank, engine in scene.engines.items()}
+    scene.run(300)
+    turns = {len(engine.asked) - before[rank] for rank, engine in scene.engines.items()}
+    assert turns <= {9, 10, 11}
+
+
+def test_who_registers_again_begins_anew_also_while_a_check_is_under_way():
+    scene = FleetScene(3)
+    scene.run(60)
+    sick = Rank(0, 0)
+    scene.break_ranks("hang", sick)
+    while len(scene.monitor._checking._running) == 0 or scene.state(sick) is State.HEALTHY:
+        scene.step()
+    scene.join(0)
+    scene._take()
+    assert Reset(sick) in scene.effects
+    scene.run(60)
+    assert scene.state(sick) is State.HEALTHY
+    assert scene.monitor.record(sick).failures == 0
+    assert sick not in scene.out_at
+
+
+def test_who_leaves_is_forgotten_and_its_check_ends_nowhere():
+    scene = FleetScene(2)
+    scene.run(31)
+    while not scene.in_flight:
+        scene.step()
+    for worker_id in (0, 1):
+        scene.monitor.left(worker_id)
+    scene.engines.clear()
+    scene.run(10)
+    assert scene.in_flight == 0
+    assert not list(scene.monitor.partitions())
+    scene.monitor.left(0)
+
+
+def test_a_worker_without_an_endpoint_is_healthy_and_never_asked():
+    scene = FleetScene(2)
+    scene.monitor.joined(CheckedWorker(9, KEY, range(1), None), scene.now)
+    scene.run(60)
+    rank = Rank(9, 0)
+    assert not scene.monitor.is_checked(rank)
+    assert scene.monitor.next_check_at(rank) is None
+    assert scene.monitor.record(rank).state is State.HEALTHY
+
+
+def report(scene, rank, outcome, believed=True, times=1):
+    scene.monitor.reported(OutcomeReport(rank, outcome, times=times), believed, scene.now)
+    scene._take()
+
+
+def test_reports_make_a_check_and_then_a_failure():
+    scene = FleetScene(3)
+    scene.run(62)
+    rank = Rank(0, 0)
+    asked = len(scene.engines[rank].asked)
+    report(scene, rank, Outcome.FAILURE)
+    scene.run(0.2)
+    assert len(scene.engines[rank].asked) == asked + 1
+    report(scene, rank, Outcome.FAILURE, times=9)
+    assert scene.state(rank) is State.SUSPICIOUS
+    assert scene.monitor.record(rank).cause is Kind.PASSIVE
+
+
+def test_a_report_that_is_not_believed_makes_a_check_and_no_more():
+    scene = FleetScene(3)
+    scene.run(62)
+    rank = Rank(0, 0)
+    asked = len(scene.engines[rank].asked)
+    for _ in range(100):
+        report(scene, rank, Outcome.FATAL, believed=False)
+        scene.step()
+    assert scene.state(rank) is State.HEALTHY
+    assert len(scene.engines[rank].asked) - asked <= 2
+
+
+def test_a_fatal_report_takes_a_rank_out_at_once_and_moves_what_is_on_it():
+    scene = FleetScene(3)
+    scene.run(5)
+    rank = Rank(0, 0)
+    scene.booked[rank] = 23
+    report(scene, rank, Outcome.FATAL)
+    assert MovesAsked(rank, 23) in scene.effects
+    scene.booked[rank] = 0
+    scene.run(2)
+    assert scene.effects[-1] == Drained(rank)
+
+
+def test_an_operator_drains_without_checks_and_ends_it():
+    scene = FleetScene(3)
+    scene.run(60)
+    rank = Rank(0, 0)
+    scene.monitor.drain(0, scene.now)
+    asked = len(scene.engines[rank].asked)
+    scene.run(700)
+    assert scene.state(rank) is State.DRAINING
+    assert len(scene.engines[rank].asked) == asked
+    scene.monitor.undrain(0, scene.now)
+    scene.run(40)
+    assert scene.state(rank) is State.HEALTHY
+    assert len(scene.engines[rank].asked) > asked
+
+
+def test_an_operator_can_have_a_worker_checked_now():
+    scene = FleetScene(3)
+    scene.run(62)
+    asked = len(scene.engines[Rank(0, 0)].asked)
+    scene.monitor.check(0, scene.now)
+    scene.run(0.2)
+    assert len(scene.engines[Rank(0, 0)].asked) == asked + 1
+
+
+def test_a_dead_rank_is_asked_every_five_minutes_and_comes_back():
+    scene = FleetScene(3)
+    scene.run(60)
+    rank = Rank(0, 0)
+    scene.break_ranks("connect", rank)
+    scene.run(700)
+    assert scene.state(rank) is State.DEAD
+    asked = len(scene.engines[rank].asked)
+    scene.run(301)
+    assert 1 <= len(scene.engines[rank].asked) - asked <= 3
+    scene.break_ranks("", rank)
+    scene.run(310)
+    assert scene.state(rank) is State.HEALTHY
+
+
+def test_references_are_learnt_kept_and_forgotten():
+    scene = FleetScene(4)
+    scene.run(100)
+    stored = list(scene.monitor.book.stored())
+    assert len(stored) == 3
+    other = FleetScene(4, seed=1)
+    for reference in stored:
+        other.monitor.book.restore(reference)
+        assert other.monitor.book.source(reference.key) is Source.AGREEMENT
+    other.break_ranks("wrong", *other.ranks[:2])
+    other.run(100)
+    assert other.out_at.keys() == set(other.ranks[:2]), "without votes to win"
+    other.monitor.learn("model")
+    assert not list(other.monitor.book.stored())
+
+
+def test_the_last_that_serves_is_withheld_for_what_may_be_the_network():
+    scene = FleetScene(2)
+    scene.run(60)
+    scene.break_ranks("500", *scene.ranks)
+    scene.run(100)
+    assert len(scene.out_at) == 1
+    assert any(isinstance(effect, Withheld) for effect in scene.effects)
+    assert scene.monitor.counts.withheld > 0
+
+
+def test_effects_wake_somebody():
+    scene = FleetScene(2)
+    scene.run(60)
+    woken = scene.wakes
+    scene.monitor.drain(0, scene.now)
+    assert scene.wakes == max(woken, 1)
+    assert any(isinstance(e, StateChanged) for e in scene.monitor.take_effects())
+    assert scene.monitor.take_effects() == []

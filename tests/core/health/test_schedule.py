@@ -1,0 +1,175 @@
+"""Turns: spread over an interval, one at a time for a rank, never queued."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from select_service.core.health.rules import HealthRules
+from select_service.core.health.schedule import ASKED_AGAIN_S, IN_FLIGHT_MAX, LATE_S, Schedule
+from select_service.core.health.spread import drawn, mixed, phase
+from select_service.core.identity import Rank
+from tests.exploring import explored
+
+RULES = HealthRules()
+A, B = Rank(1, 0), Rank(2, 0)
+
+
+def a_schedule(*ranks):
+    schedule = Schedule(RULES)
+    for rank in ranks:
+        schedule.join(rank, 0.0)
+    return schedule
+
+
+def taken(schedule, now):
+    """All that are due, each ended at once."""
+    found = []
+    while (due := schedule.due(now)) is not None:
+        found.append(due)
+        schedule.ended(due.rank)
+    return found
+
+
+def test_phases_are_spread_evenly():
+    tenths = [0] * 10
+    for worker_id in range(10_000):
+        tenths[int(10 * phase(Rank(worker_id, worker_id % 8)))] += 1
+    assert min(tenths) > 900
+    assert max(tenths) < 1100
+
+
+def test_what_looks_random_is_always_the_same():
+    assert mixed(0) == 0xE220A8397B1DCDAF, "the first number of splitmix64"
+    one, other = drawn(7, 10, 20), drawn(7, 10, 20)
+    numbers = [next(one) for _ in range(50)]
+    assert numbers == [next(other) for _ in range(50)]
+    assert set(numbers) == set(range(10, 20))
+
+
+def test_every_rank_has_one_turn_in_an_interval_at_its_phase():
+    schedule = a_schedule(A)
+    at = phase(A) * RULES.interval_s
+    assert schedule.next_at(A) == at
+    assert taken(schedule, at - 0.01) == []
+    assert [due.rank for due in taken(schedule, at)] == [A]
+    schedule.next_round(A, at)
+    assert schedule.next_at(A) == at + RULES.interval_s
+
+
+def test_all_have_the_same_prompt_in_a_round():
+    ranks = [Rank(n, 0) for n in range(20)]
+    schedule, seen = a_schedule(*ranks), {}
+    for tenth in range(900):
+        for rank, prompt in taken(schedule, tenth / 10):
+            seen.setdefault(tenth // 300, set()).add(prompt)
+            schedule.next_round(rank, tenth / 10)
+    assert seen == {0: {0}, 1: {1}, 2: {2}}
+
+
+def test_a_late_turn_is_skipped_and_an_extra_one_is_not():
+    schedule = a_schedule(A, B)
+    at = schedule.next_at(A)
+    schedule.at(B, at, 5)
+    late = at + LATE_S + 0.1
+    assert taken(schedule, late) == [(B, 5)]
+    assert schedule.next_at(A) == at + RULES.interval_s
+
+
+def test_so_many_are_in_flight_and_no_rank_twice():
+    ranks = [Rank(n, 0) for n in range(100)]
+    schedule = a_schedule(*ranks)
+    for rank in ranks:
+        schedule.at(rank, 1.0)
+    first = [schedule.due(1.0).rank for _ in range(IN_FLIGHT_MAX)]
+    assert schedule.due(1.0) is None
+    assert len(set(first)) == IN_FLIGHT_MAX
+    schedule.at(first[0], 1.0)
+    schedule.ended(first[1])
+    assert schedule.due(1.0).rank not in first
+
+
+def test_who_is_asked_often_is_asked_once():
+    schedule = a_schedule(A)
+    assert schedule.ask(A, 1.0)
+    assert not schedule.ask(A, 2.0)
+    assert taken(schedule, 2.0)
+    schedule.next_round(A, 2.0)
+    assert not schedule.ask(A, 1.0 + ASKED_AGAIN_S - 0.1)
+    assert schedule.ask(A, 1.0 + ASKED_AGAIN_S)
+
+
+def test_who_pauses_has_no_turn_and_cannot_be_asked():
+    schedule = a_schedule(A)
+    schedule.pause(A)
+    assert schedule.next_at(A) is None
+    assert not schedule.ask(A, 1.0)
+    assert taken(schedule, 100.0) == []
+    schedule.at(A, 101.0)
+    assert taken(schedule, 101.0)
+
+
+def test_who_is_not_here_is_nobody():
+    schedule = a_schedule(A)
+    schedule.leave(A)
+    assert A not in schedule
+    assert schedule.next_at(A) is None
+    for change in (schedule.pause, schedule.leave, schedule.ended):
+        change(A)
+    schedule.at(A, 1.0)
+    assert not schedule.ask(A, 1.0)
+    assert taken(schedule, 100.0) == []
+
+
+class ScheduleMatchesModel(RuleBasedStateMachine):
+    """The obvious model: when whose next turn is, and a look at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.schedule, self.turns, self.flying, self.now = Schedule(RULES), {}, set(), 0.0
+
+    ranks = st.builds(Rank, st.integers(0, 40), st.just(0))
+
+    @rule(rank=ranks)
+    def join_or_leave(self, rank):
+        if rank in self.turns:
+            self.schedule.leave(rank)
+            del self.turns[rank]
+        else:
+            self.schedule.join(rank, self.now)
+            self.turns[rank] = self.schedule.next_at(rank)
+
+    @rule(rank=ranks, seconds=st.sampled_from([0.0, 1.0, 2.0]))
+    def plan(self, rank, seconds):
+        if rank in self.turns:
+            self.schedule.at(rank, self.now + seconds)
+            self.turns[rank] = self.now + seconds
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0]))
+    def take(self, seconds):
+        self.now += seconds
+        while (due := self.schedule.due(self.now)) is not None:
+            assert self.turns[due.rank] <= self.now
+            assert due.rank not in self.flying
+            self.flying.add(due.rank)
+            self.turns[due.rank] = None
+        for rank in self.turns:
+            self.turns[rank] = self.schedule.next_at(rank)
+        if len(self.flying) < IN_FLIGHT_MAX:
+            assert all(at is None or at > self.now for at in self.turns.values())
+
+    @rule(n=st.integers(0, 40), again=st.booleans())
+    def end(self, n, again):
+        for rank in sorted(self.flying)[:n]:
+            self.flying.discard(rank)
+            self.schedule.ended(rank)
+            if again and rank in self.turns:
+                self.schedule.next_round(rank, self.now)
+                self.turns[rank] = self.schedule.next_at(rank)
+                assert self.now < self.turns[rank] <= self.now + RULES.interval_s + 1e-9
+
+    @invariant()
+    def agrees(self):
+        self.schedule.check_invariants()
+        assert self.schedule.in_flight == self.flying
+
+
+TestScheduleMatchesModel = explored(ScheduleMatchesModel)
