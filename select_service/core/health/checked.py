@@ -1,5 +1,6 @@
 """What is known of ranks and partitions besides the state machine: who they are, who they asked."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ from select_service.core.health.canary_prompts import CanaryPrompt
 from select_service.core.health.common_mode import CommonMode
 from select_service.core.health.health_record import HealthRecord
 from select_service.core.health.judging import Answer
-from select_service.core.health.kinds import Came, Kind
+from select_service.core.health.kinds import Came, Kind, State
 from select_service.core.health.partition_health import PartitionHealth
 from select_service.core.identity import PartitionKey, Rank
 
@@ -89,25 +90,27 @@ class CheckedRank:
 
 @dataclass(slots=True)
 class CheckedPartition:
-    """names: of the prompts;  ranks: that can be checked, in no order that matters
-
-    workers: all ranks of each
-    """
+    """names: of the prompts;  ranks: that can be checked, in no order that matters"""
 
     health: PartitionHealth
     common_mode: CommonMode
     prompts: tuple[CanaryPrompt, ...]
     names: tuple[str, ...]
     ranks: list[Rank] = field(default_factory=list)
-    workers: dict[int, list[Rank]] = field(default_factory=dict)
     in_common_mode: bool = False
 
 
 @dataclass(slots=True)
 class HealthCounts:
-    """Since the start."""
+    """Since the start.
 
-    checks: dict[Kind, int] = field(default_factory=dict)
+    failures:    by worker and kind, of workers that are here
+    transitions: by the state before and after
+    """
+
+    checks: Counter[Kind] = field(default_factory=Counter)
+    failures: Counter[tuple[int, Kind]] = field(default_factory=Counter)
+    transitions: Counter[tuple[State, State]] = field(default_factory=Counter)
     flaky: int = 0
     common_mode: int = 0
     withheld: int = 0
@@ -116,19 +119,42 @@ class HealthCounts:
     busy: int = 0
     misconfigured: int = 0
 
-    def checked(self, kind: Kind) -> None:
-        """One more check with this result."""
-        self.checks[kind] = self.checks.get(kind, 0) + 1
+    def failed(self, rank: Rank, kind: Kind) -> None:
+        """One more that is held against a rank."""
+        if kind not in (Kind.PASS, Kind.NEUTRAL):
+            self.failures[rank.worker_id, kind] += 1
+
+    def forget(self, worker_id: int) -> None:
+        """It has gone.  O(kinds)"""
+        for kind in Kind:
+            self.failures.pop((worker_id, kind), None)
 
 
 @dataclass(slots=True)
 class CheckedFleet:
-    """All that is checked, or could be."""
+    """All that is checked, or could be.  endpoints: the ranks behind each"""
 
     workers: dict[int, CheckedWorker] = field(default_factory=dict)
     ranks: dict[Rank, CheckedRank] = field(default_factory=dict)
     partitions: dict[PartitionKey, CheckedPartition] = field(default_factory=dict)
+    endpoints: dict[str, set[Rank]] = field(default_factory=dict)
     counts: HealthCounts = field(default_factory=HealthCounts)
+
+    def put(self, rank: CheckedRank) -> None:
+        """A rank that was not here."""
+        self.ranks[rank.rank] = rank
+        if rank.endpoint is not None:
+            self.endpoints.setdefault(rank.endpoint, set()).add(rank.rank)
+
+    def take(self, rank: Rank) -> CheckedRank:
+        """It is not here any more.  Raises KeyError if it was not."""
+        checked = self.ranks.pop(rank)
+        if checked.endpoint is not None:
+            behind = self.endpoints[checked.endpoint]
+            behind.discard(rank)
+            if not behind:
+                del self.endpoints[checked.endpoint]
+        return checked
 
     def partition_of(self, rank: Rank) -> CheckedPartition:
         """Raises KeyError for a rank that is not here."""

@@ -47,15 +47,16 @@ class Delivering:
             return
         partition = self._fleet.partitions[checked.key]
         kind = self._kind(partition, checked, result, now)
-        self._fleet.counts.checked(kind)
+        self._fleet.counts.checks[kind] += 1
         checked.last = LastCheck(kind, now, result.latency_ms, result.why)
         if kind in WRONG_ANSWERS:
             checked.wrong_prompt = result.prompt_number
         failures = partition.health.roster[result.rank].failures
-        for rank in self._concerned(partition, checked, kind, result.started_at, now):
+        for rank in self._concerned(checked, kind, result.started_at, now):
             latency_ms = result.latency_ms if kind is Kind.PASS else None
-            partition.health.checked(rank, kind, now, latency_ms)
-            self._plan(partition, rank, kind, result, now)
+            self._fleet.counts.failed(rank, kind)
+            self._fleet.partition_of(rank).health.checked(rank, kind, now, latency_ms)
+            self._plan(rank, kind, result, now)
         if kind in SLOW and failures == 0:
             self.ask_peers(partition, result.rank, SLOW_PEERS, now)
 
@@ -84,32 +85,25 @@ class Delivering:
                 partition.health.forgive(rank, now)
 
     def _concerned(
-        self,
-        partition: CheckedPartition,
-        checked: CheckedRank,
-        kind: Kind,
-        started_at: float,
-        now: float,
+        self, checked: CheckedRank, kind: Kind, started_at: float, now: float
     ) -> list[Rank]:
         """Whose result it is: a failed connection is one of all ranks behind the endpoint.
 
         Checks of several that were under way together count once for each.
         """
-        if kind is not Kind.CONNECT:
+        if kind is not Kind.CONNECT or checked.endpoint is None:
             return [checked.rank]
         concerned = []
-        for rank in partition.workers[checked.rank.worker_id]:
+        for rank in sorted(self._fleet.endpoints[checked.endpoint]):
             other = self._fleet.ranks[rank]
             if other.connect_at is None or other.connect_at < started_at:
                 other.connect_at = now
                 concerned.append(other.rank)
         return concerned
 
-    def _plan(
-        self, partition: CheckedPartition, rank: Rank, kind: Kind, result: Result, now: float
-    ) -> None:
+    def _plan(self, rank: Rank, kind: Kind, result: Result, now: float) -> None:
         """The next check.  Probes are planned where the breaker asks for them."""
-        record = partition.health.roster[rank]
+        record = self._fleet.record(rank)
         if record.state is State.SUSPICIOUS and self._confirms(record, kind):
             at = max(now, result.started_at + self._rules.confirm_s)
             self._schedule.at(rank, at, result.prompt_number)

@@ -38,13 +38,14 @@ class Following:
                     self._fleet.counts.withheld += 1
 
     def _moved(self, effect: StateChanged, now: float) -> None:
-        """Who is out is only probed; who is suspected by callers is asked."""
+        """Who is out is only probed; whom callers suspect is asked."""
+        self._fleet.counts.transitions[effect.was, effect.state] += 1
         if not effect.state.serves:
             self._schedule.pause(effect.rank)
         elif not effect.was.serves:
             self._schedule.next_round(effect.rank, now)
         elif effect.state is State.SUSPICIOUS and effect.cause is Kind.PASSIVE:
-            self._schedule.ask(effect.rank, now)
+            self._schedule.confirm(effect.rank, now + self._rules.confirm_s)
 
     def _probe(self, rank: Rank, now: float) -> None:
         """At once; further ones after a pause, each with another prompt."""

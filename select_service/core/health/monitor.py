@@ -23,6 +23,7 @@ from select_service.core.health.delivering import Delivering
 from select_service.core.health.effects import Effect
 from select_service.core.health.following import Following
 from select_service.core.health.health_record import HealthRecord
+from select_service.core.health.kinds import Kind, Outcome
 from select_service.core.health.outcomes import OutcomeReport
 from select_service.core.health.partition_health import PartitionHealth
 from select_service.core.health.reference_book import ReferenceBook
@@ -72,9 +73,9 @@ class HealthMonitor:
                     self._rank_left(rank)
         partition = self._partition(worker.key)
         self._fleet.workers[worker.worker_id] = worker
-        partition.workers[worker.worker_id] = worker.ranks()
         for rank in worker.ranks():
             if rank in kept:
+                self._fleet.take(rank)
                 self._forget(partition, rank)
                 partition.health.reset(rank, now)
             else:
@@ -88,6 +89,7 @@ class HealthMonitor:
         if worker is not None:
             for rank in worker.ranks():
                 self._rank_left(rank)
+            self._fleet.counts.forget(worker_id)
 
     def _partition(self, key: PartitionKey) -> CheckedPartition:
         partition = self._fleet.partitions.get(key)
@@ -103,7 +105,7 @@ class HealthMonitor:
     def _watch(
         self, partition: CheckedPartition, worker: CheckedWorker, rank: Rank, now: float
     ) -> None:
-        self._fleet.ranks[rank] = CheckedRank(rank, worker.key, worker.endpoint)
+        self._fleet.put(CheckedRank(rank, worker.key, worker.endpoint))
         if worker.endpoint is not None and partition.prompts:
             partition.ranks.append(rank)
             self._schedule.join(rank, now)
@@ -118,11 +120,10 @@ class HealthMonitor:
         self.book.forget_rank(rank)
 
     def _rank_left(self, rank: Rank) -> None:
-        key = self._fleet.ranks.pop(rank).key
+        key = self._fleet.take(rank).key
         partition = self._fleet.partitions[key]
         self._forget(partition, rank)
         partition.health.leave(rank)
-        partition.workers.pop(rank.worker_id, None)
         if not len(partition.health.roster):
             del self._fleet.partitions[key]
             self._checking.questions.forget(key)
@@ -148,7 +149,7 @@ class HealthMonitor:
     def check(self, worker_id: int, now: float) -> None:
         """An operator wants its ranks checked now."""
         for rank in self._ranks_of(worker_id):
-            self._schedule.ask(rank, now)
+            self._schedule.ask(rank, now, again_s=0.0)
 
     def learn(self, model_name: str) -> None:
         """What is right is to be learnt anew."""
@@ -164,10 +165,14 @@ class HealthMonitor:
         if not believed:
             self._schedule.ask(report.rank, now)
             return
-        health = self._fleet.partitions[checked.key].health
         self._look(report.rank)
+        record = self.record(report.rank)
         for _ in range(min(report.times, self.rules.passive_failures)):
-            health.reported(report.rank, report.outcome, now)
+            before = record.failures
+            self._health(report.rank).reported(report.rank, report.outcome, now)
+            if record.failures > before:
+                is_fatal = report.outcome is Outcome.FATAL
+                self.counts.failed(report.rank, Kind.FATAL if is_fatal else Kind.PASSIVE)
         self._follow(now)
 
     # --- operators
@@ -260,6 +265,8 @@ class HealthMonitor:
         self._checking.check_invariants()
         ranks = [rank for worker in self._fleet.workers.values() for rank in worker.ranks()]
         assert set(ranks) == set(self._fleet.ranks)
+        behind = {rank for ranks in self._fleet.endpoints.values() for rank in ranks}
+        assert behind == {r for r, c in self._fleet.ranks.items() if c.endpoint is not None}
         for key, partition in self._fleet.partitions.items():
             partition.health.check_invariants()
             partition.common_mode.check_invariants()

@@ -78,6 +78,12 @@ class Schedule:
         """A turn of its own: a confirmation, a probe."""
         self._plan(rank, at, prompt, True)
 
+    def confirm(self, rank: Rank, at: float) -> None:
+        """As `at`, unless it is being checked or would be before."""
+        turn = self._turns.get(rank)
+        if turn is not None and turn.at is not None and turn.at > at:
+            self._plan(rank, at, None, True)
+
     def ask(
         self,
         rank: Rank,

@@ -189,6 +189,21 @@ def test_a_connection_that_fails_is_one_of_all_ranks_behind_the_endpoint():
     assert max(scene.out_at.values()) - broken_at <= 30 / 4 + 2 * (2 + 1.1) + 5
 
 
+def test_workers_can_share_an_endpoint():
+    scene = FleetScene(4)
+    for worker_id in (0, 1):
+        scene.monitor.joined(CheckedWorker(worker_id, KEY, range(1), "http://both"), 0.0)
+    scene.run(100)
+    scene.break_ranks("connect", Rank(0, 0), Rank(1, 0))
+    scene.run(40)
+    first, second = scene.out_at.values()
+    assert first == second
+    assert scene.monitor.counts.failures == {(0, Kind.CONNECT): 3, (1, Kind.CONNECT): 3}
+    assert scene.monitor.counts.transitions[State.SUSPICIOUS, State.UNHEALTHY] == 2
+    scene.monitor.left(0)
+    assert scene.monitor.counts.failures == {(1, Kind.CONNECT): 3}
+
+
 def test_wrong_answers_are_those_of_one_rank():
     scene = FleetScene(8, dp=4)
     scene.run(100)
@@ -271,6 +286,8 @@ def test_reports_make_a_check_and_then_a_failure():
     report(scene, rank, Outcome.FAILURE, times=9)
     assert scene.state(rank) is State.SUSPICIOUS
     assert scene.monitor.record(rank).cause is Kind.PASSIVE
+    assert scene.monitor.counts.failures == {(0, Kind.PASSIVE): 1}
+    assert scene.monitor.next_check_at(rank) == pytest.approx(scene.now + 2.0)
 
 
 def test_a_report_that_is_not_believed_makes_a_check_and_no_more():
