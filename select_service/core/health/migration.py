@@ -105,7 +105,8 @@ class _Planning:
         self._ms_per_token = _floats(1000.0 / t.rate for t in usable)
         self._setup_ms = _floats(t.link.setup_ms for t in usable)
         self._ms_per_block = _floats(_ms_per_block(t, terms) for t in usable)
-        self._weight = _floats(t.weight for t in usable)
+        self._per_weight = _floats(1.0 / t.weight for t in usable)
+        self._none = np.zeros(len(usable))
 
     def worker_for_all(self, movables: Sequence[Movable]) -> slice | None:
         """The ranks of the emptiest worker on which all have room and may go; None: there is none.
@@ -143,23 +144,30 @@ class _Planning:
 
     def _cheapest(self, movable: Movable, among: slice) -> int | None:
         """None: nobody has room."""
-        blocks = self._blocks(movable)
-        fits = self._room[among] >= blocks
+        terms, blocks, given = self._terms, self._blocks(movable), self._given[among]
+        overlap = self._none[among] if movable.overlap is None else movable.overlap[given]
+        ms = movable.tokens - overlap * terms.block_size
+        np.maximum(ms, 0.0, out=ms)
+        ms += self._waiting[among]
+        ms *= self._ms_per_token[among]
+        if terms.readable and terms.block_bytes is not None:
+            np.minimum(ms, self._carry_ms(blocks - overlap, among), out=ms)
+        ms *= self._per_weight[among]
+        ms[self._room[among] < blocks] = inf
         if movable.allowed is not None:
-            fits &= movable.allowed[self._given[among]]
-        if not fits.any():
+            ms[~movable.allowed[given]] = inf
+        if not len(ms):
             return None
-        overlap = 0.0 if movable.overlap is None else movable.overlap[self._given[among]]
-        new_tokens = np.maximum(movable.tokens - overlap * self._terms.block_size, 0.0)
-        ms = (self._waiting[among] + new_tokens) * self._ms_per_token[among]
-        if self._terms.readable and self._terms.block_bytes is not None:
-            missing = np.maximum(blocks - overlap, 0.0)
-            carry_ms = self._setup_ms[among] + missing * self._ms_per_block[among]
-            carry_ms = np.where(missing > 0.0, carry_ms, 0.0)
-            carry_ms[carry_ms > self._terms.transfer_ms_max] = inf
-            ms = np.minimum(ms, carry_ms)
-        first: int = among.start
-        return first + int(np.where(fits, ms / self._weight[among], inf).argmin())
+        at, first = int(ms.argmin()), among.start
+        return None if ms[at] == inf else int(first + at)
+
+    def _carry_ms(self, missing: Floats, among: slice) -> Floats:
+        """inf: it would take too long."""
+        ms = missing * self._ms_per_block[among]
+        ms += self._setup_ms[among]
+        ms[missing <= 0.0] = 0.0
+        ms[ms > self._terms.transfer_ms_max] = inf
+        return ms
 
     def _booked(self, movable: Movable, at: int, lockstep: bool) -> Move:
         target = self._targets[at]
