@@ -45,6 +45,14 @@ def metrics_url_error(url: str) -> str | None:
     return _address_error(parts)
 
 
+def engine_url_error(url: str) -> str | None:
+    """What is wrong with the URL below which an engine has its routes; None for nothing."""
+    error = metrics_url_error(url)
+    if error is None and "?" in url:
+        error = "only host, port and path are expected"
+    return error
+
+
 def _parts(url: str) -> SplitResult | str:
     """The URL taken apart, with a port that is a number; or what is wrong with it."""
     if not _PATH.fullmatch(url):

@@ -1,6 +1,5 @@
 """EDGE: aiohttp as `http_client` uses it: its settings, our names, its errors in our words."""
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -14,7 +13,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from indexer.sockets.names import Addresses, Names
+from indexer.sockets.names import Names
+from select_service.edge.host_names import looked_up
 from select_service.edge.http_error import HttpError
 
 READ_BYTES = 1 << 18
@@ -31,30 +31,14 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Whoever asks limits the time.  Raises OSError."""
-        addresses = await _looked_up(self._names, host)
+        """Raises OSError."""
+        addresses = await looked_up(self._names, host)
         if addresses.error is not None:
             raise OSError(addresses.error)
         return [_result(host, address, port) for address in addresses.found]
 
     async def close(self) -> None:
         """Nothing is held."""
-
-
-async def _looked_up(names: Names, host: str) -> Addresses:
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Addresses] = loop.create_future()
-
-    def settle(addresses: Addresses) -> None:
-        if not answer.done():
-            answer.set_result(addresses)
-
-    def tell(addresses: Addresses) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, addresses)
-
-    names.look_up(host, tell)
-    return await answer
 
 
 def _result(host: str, address: str, port: int) -> ResolveResult:
