@@ -1,8 +1,9 @@
 """What ranks are asked to see whether they still work."""
 
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from select_service.core.health.judging import Expected
 from select_service.core.health.spread import drawn
@@ -12,6 +13,10 @@ VOCAB_SIZE = 1000
 LOWEST_ID = 10
 """Ids below often mean something of their own."""
 DEFAULT_LENGTHS = (5, 40, 200)
+NAMES_MAX = 4096
+"""That are remembered, as every answer is filed under one."""
+Api: TypeAlias = Literal["openai", "sglang"]
+"""Whose routes engines have: /v1/completions, or SGLang's own /generate."""
 
 
 class CanaryPrompt(NamedTuple):
@@ -24,7 +29,12 @@ class CanaryPrompt(NamedTuple):
     @property
     def name(self) -> str:
         """The same for the same prompt, also in another process."""
-        return blake2b(repr(self[:2]).encode(), digest_size=8).hexdigest()
+        return _name_of(self.prompt, self.max_tokens)
+
+
+@lru_cache(NAMES_MAX)
+def _name_of(prompt: tuple[int, ...] | str, max_tokens: int) -> str:
+    return blake2b(repr((prompt, max_tokens)).encode(), digest_size=8).hexdigest()
 
 
 def default_prompts(vocab_size: int = VOCAB_SIZE) -> tuple[CanaryPrompt, ...]:

@@ -1,0 +1,87 @@
+"""What a canary asks of an engine, in each of the forms in which engines take it.
+
+Source: vLLM 0.33 and SGLang 0.5.23, whose `/v1/completions` take the same fields.
+"""
+
+import secrets
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+Prompt: TypeAlias = tuple[int, ...] | str
+"""Ids or text."""
+Form: TypeAlias = Literal["full", "plain", "generate"]
+"""`full`: the completions of today's engines. `plain`: what every OpenAI-like engine knows of it.
+`generate`: SGLang's own route, for engines without the OpenAI one."""
+TOP_LOGPROBS = 5
+SALT_BYTES = 16
+"""In base64, without padding, 22 characters."""
+
+
+class Message(NamedTuple):
+    """One request.  path: below the endpoint.  headers: lines that end with CRLF."""
+
+    path: str
+    headers: bytes
+    content: bytes
+
+
+class _Plain(msgspec.Struct):
+    model: str
+    prompt: tuple[int, ...] | str
+    max_tokens: int
+    temperature: int = 0
+    logprobs: int = TOP_LOGPROBS
+
+
+class _Full(_Plain, kw_only=True):
+    top_p: int = 1
+    seed: int = 0
+    stream: bool = False
+    return_token_ids: bool = True
+    return_tokens_as_token_ids: bool = True
+    ignore_eos: bool = True
+    cache_salt: str
+
+
+class _Sampling(msgspec.Struct):
+    max_new_tokens: int
+    temperature: int = 0
+    ignore_eos: bool = True
+
+
+class _Generate(msgspec.Struct, kw_only=True):
+    input_ids: tuple[int, ...] | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    sampling_params: _Sampling
+    return_logprob: bool = True
+    top_logprobs_num: int = TOP_LOGPROBS
+    routed_dp_rank: int | UnsetType = UNSET
+    """This route overlooks the header."""
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def message(
+    form: Form, model: str, prompt: Prompt, max_tokens: int, dp_rank: int | None
+) -> Message:
+    """dp_rank: None where the endpoint is that of one rank"""
+    headers = b"" if dp_rank is None else b"x-data-parallel-rank: %d\r\n" % dp_rank
+    if form == "generate":
+        return Message("/generate", headers, _encode(_generate(prompt, max_tokens, dp_rank)))
+    if form == "plain":
+        return Message("/v1/completions", headers, _encode(_Plain(model, prompt, max_tokens)))
+    salt = secrets.token_urlsafe(SALT_BYTES)
+    full = _Full(model, prompt, max_tokens, cache_salt=salt)
+    return Message("/v1/completions", headers, _encode(full))
+
+
+def _generate(prompt: Prompt, max_tokens: int, dp_rank: int | None) -> _Generate:
+    return _Generate(
+        input_ids=UNSET if isinstance(prompt, str) else prompt,
+        text=prompt if isinstance(prompt, str) else UNSET,
+        sampling_params=_Sampling(max_tokens),
+        routed_dp_rank=UNSET if dp_rank is None else dp_rank,
+    )
