@@ -32,6 +32,7 @@ class CheckOrder(NamedTuple):
 
     prompt_number: of it among those of the partition;  attempts_max: with the first one
     is_probe: the rank is out, and this says whether it comes back
+    names_rank: several are behind the endpoint, and it has to be said which one is meant
     """
 
     number: int
@@ -40,6 +41,7 @@ class CheckOrder(NamedTuple):
     prompt_number: int
     attempts_max: int
     is_probe: bool
+    names_rank: bool = False
 
 
 class Attempt(NamedTuple):
@@ -155,6 +157,11 @@ class CheckedFleet:
             if not behind:
                 del self.endpoints[checked.endpoint]
         return checked
+
+    def shares_endpoint(self, rank: Rank) -> bool:
+        """Are other ranks behind the same one?  Raises KeyError for a rank that is not here."""
+        endpoint = self.ranks[rank].endpoint
+        return endpoint is not None and len(self.endpoints[endpoint]) > 1
 
     def partition_of(self, rank: Rank) -> CheckedPartition:
         """Raises KeyError for a rank that is not here."""

@@ -96,6 +96,7 @@ class Checking:
             number,
             1 if hangs else 1 + self._rules.retries,
             not record.state.serves,
+            self._fleet.shares_endpoint(due.rank),
         )
         self._running[order.number] = _Running(order, now)
         return order

@@ -1,0 +1,73 @@
+"""Where canaries go follows the catalog."""
+
+import pytest
+
+from select_service.core.identity import Rank
+from select_service.edge.health.forms import WORKERS_MAX, Forms
+from select_service.edge.health.targets import Target, Targets
+from select_service.urls import engine_url_error
+from tests.builders import a_patch, a_reservation, a_selector, a_worker
+
+
+def targets_of(*workers):
+    selector = a_selector()
+    for worker in workers:
+        selector.register(worker)
+    return selector, Targets(selector.fleet, lambda model: "sglang" if model == "s" else "openai")
+
+
+def test_a_rank_is_asked_where_its_worker_says():
+    worker = a_worker(1, endpoint="http://w1:8000")
+    _, targets = targets_of(worker)
+    assert targets.of(Rank(1, 0)) == Target(worker, "http://w1:8000", "m", "openai")
+    assert targets.of(Rank(1, 1)) is None
+    assert targets.of(Rank(2, 0)) is None
+
+
+def test_a_change_of_the_worker_is_another_registration():
+    selector, targets = targets_of(a_worker(1))
+    before = targets.of(Rank(1, 0)).registration
+    assert targets.of(Rank(1, 0)).registration is before
+    selector.patch(1, a_patch(endpoint="http://w2:8000"))
+    assert targets.of(Rank(1, 0)).registration is not before
+    selector.delete(1, 2.0)
+    assert targets.of(Rank(1, 0)) is None
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["ray://actor", "http://", "http://w1:0", "http://w1:8000?x=1", "http://u:p@w1", "http://w 1"],
+)
+def test_what_is_no_address_of_http_is_not_asked(endpoint):
+    _, targets = targets_of(a_worker(1, endpoint=endpoint))
+    assert targets.of(Rank(1, 0)) is None
+    assert engine_url_error(endpoint) is not None
+
+
+def test_the_model_says_which_routes_its_engines_have():
+    _, targets = targets_of(a_worker(1, model_name="s"))
+    assert targets.of(Rank(1, 0)).api == "sglang"
+
+
+def test_prompt_tokens_of_the_rank_alone_are_counted():
+    selector, targets = targets_of(a_worker(1), a_worker(2))
+    request = a_reservation("r", worker_id=1, tokens=40)
+    selector.reserve(request, 0.0)
+    assert targets.prefill_tokens(Rank(1, 0)) == 40
+    assert targets.prefill_tokens(Rank(2, 0)) == 0
+    assert targets.prefill_tokens(Rank(3, 0)) == 0
+
+
+def test_forms_of_workers_are_bounded_and_those_asked_last_stay():
+    forms = Forms()
+    targets = [
+        Target(a_worker(number), "http://w:8000", "m", "openai")
+        for number in range(WORKERS_MAX + 1)
+    ]
+    for target in targets[:-1]:
+        forms.learnt(target, "plain")
+    forms.learnt(targets[0], "plain")
+    forms.learnt(targets[-1], "plain")
+    assert forms.of(targets[0]) == forms.of(targets[-1]) == "plain"
+    assert forms.of(targets[1]) is None
+    assert forms.of(targets[0]._replace(registration=a_worker(0))) is None
