@@ -7,6 +7,7 @@ first.  When more than half give the same new answer it is the model that has ch
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -98,6 +99,8 @@ class ReferenceBook:
         self._known: dict[ReferenceKey, _Known] = {}
         self._own: dict[Rank, set[ReferenceKey]] = {}
         """Where it is known what a rank said first."""
+        self._changed: dict[ReferenceKey, None] = {}
+        """Whose agreed answer was learnt or forgotten since somebody kept it."""
 
     def source(self, key: ReferenceKey) -> Source | None:
         """None: nothing is known."""
@@ -134,7 +137,9 @@ class ReferenceBook:
         known = self._known.pop(key, None) or _Known()
         self._known[key] = known
         if len(self._known) > REFERENCES_MAX:
-            del self._known[next(iter(self._known))]
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._changed[oldest] = None
         if known.agreed is not None:
             return self._settle_doubt(key, known, answers, asked, now)
         if len(answers) >= ANSWERS_MIN:
@@ -148,6 +153,7 @@ class ReferenceBook:
         if vote is None:
             return Settlement(Found.DISAGREEMENT, dict.fromkeys(answers))
         known.agreed = vote.reference
+        self._changed[key] = None
         known.own.clear()
         return Settlement(Found.LEARNT, self._verdicts(key, answers, now))
 
@@ -165,6 +171,7 @@ class ReferenceBook:
         if new is None:
             return Settlement(Found.NOTHING, verdicts)
         known.before, known.changed_at, known.agreed = known.agreed, now, new
+        self._changed[key] = None
         return Settlement(Found.CHANGED, self._verdicts(key, answers, now))
 
     def _settle_own(
@@ -201,6 +208,7 @@ class ReferenceBook:
         """All of a model is to be learnt anew."""
         for key in [key for key in self._known if key.model_name == model_name]:
             del self._known[key]
+            self._changed[key] = None
 
     def forget_rank(self, rank: Rank) -> None:
         """It is another process now, or has gone."""
@@ -213,10 +221,24 @@ class ReferenceBook:
         """What is agreed on."""
         for key, known in self._known.items():
             if known.agreed is not None:
-                answer, tolerance = known.agreed
-                numbers = [x for x in answer.logprobs if x is not None]
-                top = [{str(t): p for t, p in listed.items()} for listed in answer.top]
-                yield StoredReference(key, list(answer.tokens), numbers, top, tolerance)
+                yield _stored(key, known.agreed)
+
+    @property
+    def has_changed(self) -> bool:
+        """Is there something to be taken?"""
+        return bool(self._changed)
+
+    def take_changed(self, most: int) -> dict[ReferenceKey, StoredReference | None]:
+        """What has changed since it was taken last, the earliest first; None: it is forgotten.
+
+        most: so many, and the others the next time
+        """
+        taken: dict[ReferenceKey, StoredReference | None] = {}
+        for key in list(islice(self._changed, most)):
+            del self._changed[key]
+            agreed = self._known.get(key, _UNKNOWN).agreed
+            taken[key] = None if agreed is None else _stored(key, agreed)
+        return taken
 
     def restore(self, stored: StoredReference) -> None:
         """As it was before the process ended."""
@@ -224,6 +246,13 @@ class ReferenceBook:
         top = [{int(t) if is_id else t: p for t, p in listed.items()} for listed in stored.top]
         answer = Answer(stored.tokens, stored.logprobs, top)
         self._known[stored.key] = _Known(LearntReference(answer, stored.tolerance))
+
+
+def _stored(key: ReferenceKey, agreed: LearntReference) -> StoredReference:
+    answer, tolerance = agreed
+    numbers = [x for x in answer.logprobs if x is not None]
+    top = [{str(t): p for t, p in listed.items()} for listed in answer.top]
+    return StoredReference(key, list(answer.tokens), numbers, top, tolerance)
 
 
 def _same_new(

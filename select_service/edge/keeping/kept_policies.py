@@ -5,7 +5,6 @@ It is written whole at every change, before the change is answered, and read at 
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +14,8 @@ from select_service.bodies.policies import PolicyRule
 from select_service.core.decide.policies import checked_choice
 from select_service.core.fleet.scoped_policies import PolicyScope, ScopedPolicies
 from select_service.core.views.policies import policy_rules
-from select_service.edge.keeping.snapshot_file import move_aside, sync_directory
+from select_service.edge.keeping.snapshot_file import move_aside
+from select_service.edge.keeping.whole_file import read_whole, write_whole
 from select_service.errors import SelectError
 
 FILE_BYTES_MAX = 16 << 20
@@ -62,7 +62,7 @@ class KeptPoliciesFile:
     async def _keep(self) -> None:
         async with self._writing:
             content = msgspec.json.encode(KeptPolicies(policy_rules(self._policies)))
-            error = await asyncio.to_thread(_write, self.path, content)
+            error = await asyncio.to_thread(write_whole, self.path, content)
         self.is_kept = error is None
         if error is not None:
             fields = {"path": str(self.path), "error": error}
@@ -71,11 +71,7 @@ class KeptPoliciesFile:
 
 def _restore(path: Path, policies: ScopedPolicies) -> None:
     """All of its rules or none.  Raises OSError, ValueError, SelectError."""
-    with path.open("rb") as file:
-        content = file.read(FILE_BYTES_MAX + 1)
-    if len(content) > FILE_BYTES_MAX:
-        raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
-    kept = msgspec.json.decode(content, type=KeptPolicies)
+    kept = msgspec.json.decode(read_whole(path, FILE_BYTES_MAX), type=KeptPolicies)
     policies.restore(
         {
             PolicyScope(rule.model_name, rule.tenant_id): checked_choice(rule.policy, rule.options)
@@ -84,18 +80,3 @@ def _restore(path: Path, policies: ScopedPolicies) -> None:
     )
     fields = {"path": str(path), "rules": len(kept.rules)}
     log.info("policies that were set at run time count again", extra={"fields": fields})
-
-
-def _write(path: Path, content: bytes) -> str | None:
-    """What went wrong, or None: it is on the disk."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        return str(error)
-    return None

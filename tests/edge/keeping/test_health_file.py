@@ -1,0 +1,185 @@
+"""References over the end of a process."""
+
+import asyncio
+import json
+
+import pytest
+
+from select_service.core.health.judging import Answer
+from select_service.core.health.kinds import Kind
+from select_service.core.health.reference_book import Found, ReferenceBook, ReferenceKey
+from select_service.core.identity import Rank
+from select_service.edge.keeping import health_file
+from select_service.edge.keeping.health_file import HealthFile
+from tests.patience import eventually_on_loop
+
+RANKS = [Rank(worker, 0) for worker in range(3)]
+
+
+def key_of(number, model="m"):
+    return ReferenceKey(model, "default", f"prompt {number}", "v1", "vllm")
+
+
+def answer_of(number):
+    return Answer(
+        [number, number + 1], [-0.5, -0.25], [{number: -0.5, 7: -0.6}, {number + 1: -0.25}]
+    )
+
+
+def learn(book, number, model="m"):
+    settled = book.settle(key_of(number, model), dict.fromkeys(RANKS, answer_of(number)), 3, 0.0)
+    assert settled.found is Found.LEARNT
+
+
+def verdict_of(book, number, answer):
+    verdict = book.judge(key_of(number), RANKS[0], answer, 1.0)
+    return None if verdict is None else verdict.kind
+
+
+async def kept(path, book, *numbers):
+    file = HealthFile(path, book)
+    for number in numbers:
+        learn(book, number)
+    await file.stop()
+    return file
+
+
+def read_again(path):
+    book = ReferenceBook()
+    HealthFile(path, book).read()
+    return book
+
+
+def test_another_process_knows_what_was_right(tmp_path):
+    path = tmp_path / "health"
+    asyncio.run(kept(path, ReferenceBook(), 1, 2))
+    book = read_again(path)
+    assert verdict_of(book, 1, answer_of(1)) is Kind.PASS
+    assert verdict_of(book, 2, answer_of(1)) is Kind.TOKEN_MISMATCH
+    assert verdict_of(book, 3, answer_of(3)) is None
+    assert not book.has_changed
+
+
+def test_what_is_known_again_is_kept_with_what_is_learnt_later(tmp_path):
+    path = tmp_path / "health"
+    asyncio.run(kept(path, ReferenceBook(), 1))
+
+    async def scene():
+        book = ReferenceBook()
+        file = HealthFile(path, book)
+        file.read()
+        learn(book, 2)
+        await file.stop()
+
+    asyncio.run(scene())
+    assert len(list(read_again(path).stored())) == 2
+
+
+def test_what_is_forgotten_is_not_kept(tmp_path):
+    path = tmp_path / "health"
+
+    async def scene():
+        book = ReferenceBook()
+        file = await kept(path, book, 1)
+        learn(book, 1, "other")
+        book.forget("m")
+        await file.stop()
+
+    asyncio.run(scene())
+    (reference,) = read_again(path).stored()
+    assert reference.key.model_name == "other"
+
+
+def test_a_change_is_written_without_being_asked_and_nothing_else_is(tmp_path):
+    path = tmp_path / "health"
+
+    async def scene():
+        book = ReferenceBook()
+        file = HealthFile(path, book)
+        assert not file.step(0.0)
+        learn(book, 1)
+        file.step(0.1)
+        await eventually_on_loop(path.exists)
+        await file.stop()
+        before = path.stat().st_mtime_ns
+        file.step(0.2)
+        await file.stop()
+        assert path.stat().st_mtime_ns == before
+
+    asyncio.run(scene())
+
+
+def test_many_changes_are_taken_in_steps_and_those_meanwhile_are_written_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(health_file, "REFERENCES_PER_STEP", 2)
+    path = tmp_path / "health"
+
+    async def scene():
+        book = ReferenceBook()
+        file = HealthFile(path, book)
+        for number in range(5):
+            learn(book, number)
+        assert [file.step(0.0) for _ in range(3)] == [True, True, False]
+        learn(book, 5)  # while the others are being written
+        await file.stop()
+
+    asyncio.run(scene())
+    assert len(list(read_again(path).stored())) == 6
+    assert not (tmp_path / "health.tmp").exists()
+
+
+def test_the_file_is_bounded_and_the_oldest_go(tmp_path, monkeypatch):
+    path = tmp_path / "health"
+    asyncio.run(kept(path, ReferenceBook(), 1))
+    monkeypatch.setattr(health_file, "FILE_BYTES_MAX", 3 * path.stat().st_size)
+    asyncio.run(kept(path, ReferenceBook(), *range(20)))
+    assert path.stat().st_size <= health_file.FILE_BYTES_MAX
+    prompts = [reference.key.prompt for reference in read_again(path).stored()]
+    assert prompts[-1] == "prompt 19"
+    assert 1 < len(prompts) < 20
+
+
+def test_a_file_that_cannot_be_written_is_told_of_and_the_process_goes_on(tmp_path):
+    file = asyncio.run(kept(tmp_path / "none" / "health", ReferenceBook(), 1))
+    assert file.failures == 1
+
+
+GOOD = {
+    "key": ["m", "default", "p", "", ""],
+    "tokens": [1],
+    "logprobs": [-1.0],
+    "top": [{"1": -1.0}],
+    "tolerance": 0.02,
+}
+
+
+def whole(*references, **more):
+    return json.dumps({"references": references, **more}).encode()
+
+
+UNUSABLE = [
+    b"",
+    b"{",
+    b"\xff",
+    b"[" * 100_000,
+    whole(GOOD, version=2),
+    whole(GOOD, format="another"),
+    whole({**GOOD, "tokens": []}),
+    whole({**GOOD, "logprobs": [-1.0, -2.0]}),
+    whole({**GOOD, "top": [{"x": -1.0}]}),
+    whole({**GOOD, "key": ["m"]}),
+]
+
+
+@pytest.mark.parametrize("content", UNUSABLE, ids=range(len(UNUSABLE)))
+def test_a_file_that_cannot_be_used_is_moved_aside(tmp_path, content):
+    path = tmp_path / "health"
+    path.write_bytes(content)
+    assert not list(read_again(path).stored())
+    assert not path.exists()
+    assert (tmp_path / "health.refused").read_bytes() == content
+    path.write_bytes(whole(GOOD))
+    assert len(list(read_again(path).stored())) == 1
+
+
+def test_without_a_file_nothing_is_known(tmp_path):
+    assert not list(read_again(tmp_path / "health").stored())
