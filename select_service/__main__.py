@@ -23,6 +23,7 @@ from select_service.settings.config import (
     arguments_of,
     load,
 )
+from select_service.settings.health_settings import HealthSettings, health_settings
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
 from select_service.starting.listening import bind
@@ -38,6 +39,7 @@ class Judged(NamedTuple):
 
     config: Config
     rules: AdmissionRules
+    health: HealthSettings | None
     listener: socket.socket
     claim: IO[bytes] | None
 
@@ -80,7 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from select_service.app import opened, run
 
                 threads = begun_threads()
-                parts = opened(judged.config, judged.rules, judged.listener, package_version())
+                parts = opened(
+                    judged.config,
+                    judged.rules,
+                    judged.listener,
+                    package_version(),
+                    judged.health,
+                )
     except (ConfigError, Unusable) as error:
         print(f"select-service: error: {error}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
@@ -98,7 +106,7 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     if arguments.version:
         return None
     config = load(arguments, environment)
-    rules = admission_rules(config)
+    rules, health = admission_rules(config), health_settings(config)
     logs.configure(config["log_level"], config["log_format"])
     path = config["snapshot_path"]
     claim = None if path is None else claimed(Path(path))
@@ -107,7 +115,7 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     port = config["replica_sync_port"]
     if port is not None:
         _check_port(port)
-    return Judged(config, rules, bind(config["host"], config["port"]), claim)
+    return Judged(config, rules, health, bind(config["host"], config["port"]), claim)
 
 
 def _check_port(port: int) -> None:

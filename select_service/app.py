@@ -40,6 +40,7 @@ from select_service.http.server import Server, duplicates, server_of
 from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
+from select_service.settings.health_settings import HealthSettings
 from select_service.starting.collector import Freezing
 from select_service.starting.listening import listen, siblings
 
@@ -75,7 +76,9 @@ class Logged(NamedTuple):
         return replace(self.files.counts, missed=self.decisions.missed)
 
 
-def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
+def build(
+    config: Config, rules: AdmissionRules, version: str, health: HealthSettings | None = None
+) -> Parts:
     """All parts of a process, none of them running but the ingest threads."""
     waker, callbacks = Waker(), Callbacks()
     router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
@@ -101,6 +104,8 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
         emit=None if publisher is None else publisher.offer,
         wake=waker,
     )
+    if health is not None:
+        _keep_fit(selector, health)
     waker.bind(callbacks.supervised("waker", selector.settle))
     replicas = None
     if publisher is not None:
@@ -122,6 +127,16 @@ def build(config: Config, rules: AdmissionRules, version: str) -> Parts:
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     return Parts(service, follower, replicas, _logged(service))
+
+
+def _keep_fit(selector: Selector, health: HealthSettings) -> None:
+    from select_service.core.fitness.fitness import Fitness
+    from select_service.core.health.canary_prompts import default_prompts
+
+    prompts = default_prompts()
+    selector.fitness = Fitness(
+        health.rules, lambda key: prompts, selector.fleet, selector.ledger, selector.touched
+    )
 
 
 def _logged(service: Service) -> Logged | None:
@@ -147,10 +162,16 @@ def _logged(service: Service) -> Logged | None:
     return logged
 
 
-def opened(config: Config, rules: AdmissionRules, listener: socket.socket, version: str) -> Parts:
+def opened(
+    config: Config,
+    rules: AdmissionRules,
+    listener: socket.socket,
+    version: str,
+    health: HealthSettings | None = None,
+) -> Parts:
     """A service whose sockets are open, for `run`.  Raises Unusable."""
     sys.setswitchinterval(THREAD_SWITCH_S)
-    parts = build(config, rules, version)
+    parts = build(config, rules, version, health)
     try:
         if parts.replicas is not None:
             _open_replicas(parts.replicas, config)

@@ -64,6 +64,9 @@ class WorkerFields(RequestBody, kw_only=True):
     """How many prompt tokens a rank of it computes in a second, measured on one engine without
     other load; policies of work divide costs by what that is relative to the median of the
     workers of the model and tenant that say it. Left out: as the median."""
+    spare: bool | None = None
+    """Does it wait until a rank of its model and tenant fails, whose place it then takes? Counts
+    with `--health-checks on`, when a worker is new; false when left out."""
 
 
 class WorkerRegistration(WorkerFields, kw_only=True):
@@ -287,6 +290,8 @@ class WorkerRecord(Struct, kw_only=True):
     """URL of the engine's own metrics; absent when there is none."""
     prefill_tokens_per_s: float | UnsetType = UNSET
     """Declared prefill speed of a rank; absent when it was left out."""
+    spare: bool | UnsetType = UNSET
+    """As registered; absent when it was left out."""
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET
     """What the event listener of each rank has seen; only where workers are listed."""
     predictions: dict[int, RankPredictions] | UnsetType = UNSET

@@ -8,7 +8,7 @@ call of `settle` soon; it must not block, raise or call back.
 
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
@@ -87,6 +87,9 @@ from select_service.core.views.ranks import loads_of, overlap_of, potential_load
 from select_service.core.workers.catalog import Tombstone, Worker
 from select_service.errors import BadRequest, NotFound
 
+if TYPE_CHECKING:
+    from select_service.core.fitness.fitness import Fitness
+
 
 class SelectorConfig(NamedTuple):
     """What two selectors would be given differently.
@@ -122,7 +125,7 @@ class Selector:
         rules = config.admission
         self._config = config.router
         self.router_id = rng.getrandbits(64) or 1
-        self._touched = Touched(wake)
+        self.touched = Touched(wake)
         ring = None
         if config.decisions_kept:
             fades = config.router.overlap_score_credit_decay != 0.0
@@ -133,26 +136,28 @@ class Selector:
             router=config.router,
             ranks_max=config.ranks_max,
             queueing=rules.queue is not None,
-            touched=self._touched,
+            touched=self.touched,
             decisions=ring,
         )
         self.prompts = Prompts(self.fleet)
         self.held = Reservations(config.reservation_ttl_s, self.router_id)
-        self.ledger = Ledger(self.held, self._touched)
+        self.ledger = Ledger(self.held, self.touched)
         self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
         if emit is not None:
             self.replicas.tell(emit)
         self._decisions, self.ring = Decisions(self.ledger, rng, ring), ring
         self.random = rng.random
+        self.fitness: Fitness | None = None
+        """None: health is off."""
         self.gate = Gate(
             self.fleet.partitions,
             BusyJudge(
-                ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), self._touched
+                ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), self.touched
             ),
             PriorityTiers(rules.tiers, rules.default_tier),
             rules.queue,
             self._decisions,
-            self._touched,
+            self.touched,
         )
         self.engines = EngineReadings(self.fleet, self.gate.judge)
         self.explanations = Explanations(ring, self.gate, self.random)
@@ -168,7 +173,7 @@ class Selector:
 
     def register(self, given: WorkerRegistration) -> WorkerRecord:
         """POST /workers.  Raises BadRequest, CapacityExceeded."""
-        return self._put(self.fleet.registered(given))
+        return self._put(self.fleet.registered(given), is_registration=True)
 
     def patch(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
         """PATCH /workers/{worker_id}.  Raises BadRequest, CapacityExceeded, NotFound.
@@ -186,7 +191,7 @@ class Selector:
         worker = self.fleet.catalog.get(worker_id)
         self.fleet.delete(worker, Tombstone(now, f"DELETE /workers/{worker_id}"))
         self.engines.forget(worker_id)
-        self._touched.wake_if(self.fleet.leaving)
+        self._changed(worker_id)
         return worker.record()
 
     def deletion(self, worker_id: int, now: float) -> Deletion | None:
@@ -204,12 +209,17 @@ class Selector:
         """GET /workers/{worker_id}.  Raises NotFound."""
         return self.fleet.catalog.get(worker_id)
 
-    def _put(self, worker: Worker) -> WorkerRecord:
+    def _put(self, worker: Worker, is_registration: bool = False) -> WorkerRecord:
         old = self.fleet.catalog.find(worker.worker_id)
         self.fleet.put(worker)
         self.engines.changed(old, worker)
-        self._touched.wake_if(self.fleet.leaving)
+        self._changed(worker.worker_id, is_registration)
         return self.record(worker)
+
+    def _changed(self, worker_id: int, is_registration: bool = False) -> None:
+        self.touched.wake_if(self.fleet.leaving)
+        if self.fitness is not None:
+            self.fitness.changed(worker_id, is_registration)
 
     def record(self, worker: Worker) -> WorkerRecord:
         """What the worker said, and what of it is probably not meant."""
@@ -287,7 +297,7 @@ class Selector:
         partition, prompt = self.prompts.read(request, read, booked_prompt_of)
         config = overridden(self._config, request.router_config_override)
         tokens = booked_tokens(request, prompt, config)
-        slot = self._slot_of(partition, Rank(request.worker_id, request.dp_rank))
+        slot = self.fleet.slot_of(partition, Rank(request.worker_id, request.dp_rank))
         self.ledger.refuse_unless_free(request.reservation_id)
         self.gate.waiting.refuse_if_waiting(request.reservation_id)
         self.held.refuse_unless_room(len(prompt.sequence_hashes))
@@ -336,21 +346,6 @@ class Selector:
         if partition is None or not self._config.track_active_blocks:
             return True
         return self.may_book(partition, n_blocks_of(request, partition.block_size))
-
-    def _slot_of(self, partition: Partition, rank: Rank) -> int:
-        """Raises NotFound."""
-        slot = partition.table.find(rank)
-        if slot is not None:
-            return slot
-        worker = self.fleet.catalog.find(rank.worker_id)
-        scope = f"model={partition.key.model_name} tenant={partition.key.tenant_id}"
-        if worker is None or not worker.schedulable or worker.key != partition.key:
-            raise NotFound(f"schedulable worker {rank.worker_id} not found for {scope}")
-        ranks = worker.dp_ranks()
-        raise NotFound(
-            f"dp_rank {rank.dp_rank} of worker {rank.worker_id} not found for {scope}: "
-            f"its ranks are {ranks.start} to {ranks.stop - 1}"
-        )
 
     # --- admission
 
@@ -407,9 +402,11 @@ class Selector:
 
     def settle(self, now: float) -> None:
         """One turn of what verbs left to do, as `wake` asked for; it asks again for the rest."""
-        self._touched.turn_begins()
+        self.touched.turn_begins()
         self.empty_leaving(now)
         self.ledger.prepare()
+        if self.fitness is not None:
+            self.fitness.settle(now)
         self.gate.serve(now)
 
     def empty_leaving(self, now: float, work_max: int = TURN_WORK_MAX) -> bool:
@@ -420,7 +417,7 @@ class Selector:
             work_max -= 1 + self.ledger.empty_slot(first.account, first.slot, now, work_max)
             if first.is_empty:
                 self.fleet.retire()
-        self._touched.wake_if(leaving)
+        self.touched.wake_if(leaving)
         return bool(leaving)
 
     def expire(self, now: float, work_max: int = TURN_WORK_MAX) -> Expired:
@@ -436,6 +433,8 @@ class Selector:
             "shares": self.replicas.shares.tick,
             "recovered": self.fleet.recovered.tick,
         }
+        if self.fitness is not None:
+            by_name["health"] = self.fitness.tick
         tasks = [DueTask(name, SECOND_S, step) for name, step in by_name.items()]
         return tasks + self.hindsight.upkeep()
 
@@ -489,6 +488,8 @@ class Selector:
         self.gate.check_invariants()
         self.engines.check_invariants()
         self.hindsight.check_invariants()
+        if self.fitness is not None:
+            self.fitness.check_invariants()
         for booking in self.held:
             if booking.is_leaving:
                 where = (left[:2] for left in self.fleet.leaving)

@@ -117,6 +117,8 @@ class Bookings:
 
         new_name: the id where the client gives none
         """
+        if not self._selector.ledger.tells_bookings:
+            return
         held, tracks = self._selector.held.at(row), self._selector.router.track_prefill_tokens
         name, prompt = self._text(data, request.RESERVATION_ID) or new_name, self._prompt(False)
         assert name is not None

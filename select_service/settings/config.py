@@ -14,14 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from select_service.core.decide.router_config import POLICY_NAMES
 from select_service.settings import values as read
-from select_service.settings.table import (
-    ENVIRONMENT_PREFIX,
-    GROUPS,
-    OF_REFERENCE,
-    SETTINGS,
-    WITHOUT_EFFECT,
-    Setting,
-)
+from select_service.settings.setting import ENVIRONMENT_PREFIX, Setting
+from select_service.settings.table import GROUPS, OF_REFERENCE, SETTINGS, WITHOUT_EFFECT
 from select_service.spelling import nearest, shown
 
 UNKNOWN_MAX = 32
@@ -191,6 +185,23 @@ def _check_together(config: Config) -> None:
         raise ConfigError("--input-loops: only Linux has what they need")
     if config["input_loops"] and config["no_fast_path"]:
         raise ConfigError("--input-loops cannot be used with --no-fast-path")
+    _check_health(config)
+
+
+OF_HEALTH = ("canary_config", "health_state", "slo")
+"""Settings that mean something only while ranks are checked, as --degradation does."""
+
+
+def _check_health(config: Config) -> None:
+    """Raises ConfigError."""
+    if config["health_checks"] == "on":
+        return
+    given = [name for name in OF_HEALTH if config[name] is not None]
+    if config["degradation"] != "off":
+        given.append("degradation")
+    if given:
+        flag = "--" + given[0].replace("_", "-")
+        raise ConfigError(f"{flag} requires --health-checks on")
 
 
 def _unknown(environment: Mapping[str, str]) -> dict[str, str | None]:

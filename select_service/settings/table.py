@@ -1,8 +1,7 @@
 """Every setting: its flag, its environment variables, its default, how a text becomes a value."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
-from typing import Any, NamedTuple
 
 from select_service.bodies.common import BUSY_TOKENS_MAX
 from select_service.core.decide.router_config import (
@@ -11,8 +10,9 @@ from select_service.core.decide.router_config import (
     RouterConfig,
 )
 from select_service.settings import values as read
+from select_service.settings.health_flags import HEALTH
+from select_service.settings.setting import Setting, cli
 
-ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
 INDEX_BLOCKS_MAX = 2**28
 INDEX_BYTES_MIN = 2**24
 INDEX_BYTES = 2**30
@@ -22,120 +22,88 @@ INDEX_BYTES = 2**30
 INPUT_LOOPS_MAX = 16
 DECISIONS_MAX = 65_536
 
-
-class Setting(NamedTuple):
-    """`flag` is None for what only the environment can set; the first variable set counts."""
-
-    name: str
-    default: Any
-    parse: Callable[[str], Any]
-    help: str
-    flag: str | None = None
-    variables: tuple[str, ...] = ()
-
-    def handles(self) -> dict[str, str]:
-        """By what a user sets it: `flag`, when there is one, and the first `variable`."""
-        flag = {"flag": self.flag} if self.flag else {}
-        return {**flag, "variable": self.variables[0]}
-
-
-def _cli(
-    flag: str,
-    default: Any,
-    parse: Callable[[str], Any],
-    help_text: str,
-    name: str = "",
-    *,
-    also: tuple[str, ...] = (),
-) -> Setting:
-    """also: further variables, of the reference"""
-    word = flag.removeprefix("--").replace("-", "_")
-    variable = ENVIRONMENT_PREFIX + word.upper()
-    return Setting(name or word, default, parse, help_text, flag, (variable, *also))
-
-
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "The service": (
-        _cli("--host", "0.0.0.0", read.text, "address to bind"),
-        _cli("--port", 8092, read.whole(0, 65535), "HTTP port; 0 takes a free one"),
-        _cli("--threads", 4, read.whole(1, 64), "threads that receive KV events"),
-        _cli(
+        cli("--host", "0.0.0.0", read.text, "address to bind"),
+        cli("--port", 8092, read.whole(0, 65535), "HTTP port; 0 takes a free one"),
+        cli("--threads", 4, read.whole(1, 64), "threads that receive KV events"),
+        cli(
             "--log-level",
             "info",
             read.choice("debug", "info", "warning", "error"),
             "least level logged: debug, info, warning or error",
         ),
-        _cli(
+        cli(
             "--log-format",
             "text",
             read.choice("text", "json"),
             "text, or json: one object per line",
         ),
-        _cli(
+        cli(
             "--reservation-ttl-secs",
             3600.0,
             read.number(0, 1e9),
             "a reservation that nobody renews for so long expires; 0 = never",
             "reservation_ttl_s",
         ),
-        _cli(
+        cli(
             "--index-max-blocks",
             4_194_304,
             read.whole(1024, INDEX_BLOCKS_MAX),
             "distinct blocks that the index of one partition holds at most",
             "index_blocks_max",
         ),
-        _cli(
+        cli(
             "--index-max-bytes",
             INDEX_BYTES,
             read.whole(INDEX_BYTES_MIN, 2**48),
             "memory that the index of one partition takes at most, in bytes",
             "index_bytes_max",
         ),
-        _cli(
+        cli(
             "--strict-fields",
             False,
             read.flag,
             "refuse requests with unknown fields or query parameters, which are else only told of",
         ),
-        _cli(
+        cli(
             "--no-fast-path",
             False,
             read.flag,
             "answer every request in Python; else usual ones are answered in compiled code",
         ),
-        _cli(
+        cli(
             "--input-loops",
             0,
             read.whole(0, INPUT_LOOPS_MAX),
             "Linux: threads that accept connections and answer usual POST /select without Python",
         ),
-        _cli(
+        cli(
             "--policy",
             RouterConfig().policy,
             read.choice(*POLICY_NAMES),
             "how a rank is chosen: work, least_work or reference",
         ),
-        _cli(
+        cli(
             "--policy-options",
             (),
             read.some_of(*POLICY_OPTIONS),
             "comma-separated options of the policy work: decode-sensitive, strict-tail, no-memory",
         ),
-        _cli(
+        cli(
             "--decisions",
             4096,
             read.whole(0, DECISIONS_MAX),
             "newest decisions that GET /decisions explains, 2 KiB each; 0 = none",
         ),
-        _cli(
+        cli(
             "--shadow-policy",
             None,
             read.policy(POLICY_NAMES, POLICY_OPTIONS),
             "policy that GET /shadow compares with what was decided, for example reference or "
             "work+strict-tail; none = nothing is compared",
         ),
-        _cli(
+        cli(
             "--decision-log",
             None,
             read.text,
@@ -144,19 +112,19 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "The index over a restart": (
-        _cli(
+        cli(
             "--indexer-peers",
             None,
             read.dump_peers,
             "comma-separated HTTP URLs of services to take the index from, the best one is taken",
         ),
-        _cli(
+        cli(
             "--snapshot-path",
             None,
             read.text,
             "file that keeps the index over a restart; none = not kept",
         ),
-        _cli(
+        cli(
             "--snapshot-interval-secs",
             60.0,
             read.number(1, 86_400),
@@ -165,25 +133,25 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "Replicas": (
-        _cli(
+        cli(
             "--replica-sync-port",
             None,
             read.whole(1, 65535),
             "port of the ZMQ socket that tells other replicas of active load; none = not shared",
         ),
-        _cli(
+        cli(
             "--replica-sync-peers",
             None,
             read.peers,
             "comma-separated ZMQ endpoints of the other replicas, for example tcp://selector-b:9092",
         ),
-        _cli(
+        cli(
             "--replica-sync-repair",
             True,
             read.flag,
             "fetch the reservations of a peer when its load and ours keep differing",
         ),
-        _cli(
+        cli(
             "--advertise-url",
             None,
             read.url,
@@ -277,21 +245,21 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "Admission": (
-        _cli(
+        cli(
             "--active-decode-blocks-threshold",
             None,
             read.number(0, 1),
             "part of a KV cache above which a rank is busy and gets no more; none = not judged",
             "decode_blocks_threshold",
         ),
-        _cli(
+        cli(
             "--active-prefill-tokens-threshold",
             None,
             read.whole(0, BUSY_TOKENS_MAX),
             "active prefill tokens above which a rank is busy and gets no more; none = not judged",
             "prefill_tokens_threshold",
         ),
-        _cli(
+        cli(
             "--queue-threshold",
             None,
             read.number_or_infinity,
@@ -299,7 +267,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "times their max_num_batched_tokens; none = nobody waits",
             also=("DYN_ROUTER_QUEUE_THRESHOLD",),
         ),
-        _cli(
+        cli(
             "--queue-policy",
             "fcfs",
             read.choice("fcfs", "wspt", "work"),
@@ -307,34 +275,34 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "then requests wait by the work that is left on ranks",
             also=("DYN_ROUTER_QUEUE_POLICY",),
         ),
-        _cli(
+        cli(
             "--policy-config",
             None,
             read.text,
             "YAML file of policy classes; turns queueing on",
             also=("DYN_ROUTER_POLICY_CONFIG",),
         ),
-        _cli(
+        cli(
             "--queue-timeout-secs",
             60.0,
             read.number(0, 86_400),
             "how long a request waits at most; 0 = for ever",
             "queue_timeout_s",
         ),
-        _cli("--queue-max-requests", 4096, read.whole(1, 1_000_000), "requests that wait at most"),
-        _cli(
+        cli("--queue-max-requests", 4096, read.whole(1, 1_000_000), "requests that wait at most"),
+        cli(
             "--queue-max-tokens",
             64_000_000,
             read.whole(1, 2**40),
             "prompt tokens of all waiting requests at most",
         ),
-        _cli(
+        cli(
             "--priority-tiers",
             ("premium", "standard", "best_effort"),
             read.names,
             "comma-separated names of the priority tiers, highest first",
         ),
-        _cli(
+        cli(
             "--priority-default-tier",
             None,
             read.text,
@@ -342,21 +310,21 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "The engines' own metrics": (
-        _cli(
+        cli(
             "--engine-metrics-interval-secs",
             1.0,
             read.number(0.1, 3600),
             "how often the metrics_endpoint of a worker is read",
             "engine_metrics_interval_s",
         ),
-        _cli(
+        cli(
             "--engine-metrics-timeout-secs",
             1.0,
             read.number(0.1, 60),
             "how long one reading may take",
             "engine_metrics_timeout_s",
         ),
-        _cli(
+        cli(
             "--engine-metrics-stale-secs",
             5.0,
             read.number(0.1, 3600),
@@ -364,6 +332,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "engine_metrics_stale_s",
         ),
     ),
+    "Health of the engines": HEALTH,
 }
 """By title, in the order in which they are shown."""
 

@@ -1,10 +1,12 @@
 """How the text of a setting becomes a value; the ValueError of others says what may stand."""
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable
 
 from indexer.endpoints import endpoint_error
+from select_service.spelling import shown
 from select_service.urls import service_url_error
 
 TRUE_WORDS = ("1", "true", "on", "yes")
@@ -15,6 +17,8 @@ TIER_CHARS_MAX = 64
 DIGITS_MAX = 20
 NUMBER = re.compile(r"[0-9.eE+-]+")
 URL_CHARS_MAX = 512
+NETWORKS_MAX = 64
+NOBODY = "nobody"
 SHOWN_CHARS_MAX = 200
 """How much of a wrong value an error line repeats."""
 
@@ -139,3 +143,20 @@ def names(text: str) -> tuple[str, ...]:
     if max(map(len, found)) > TIER_CHARS_MAX:
         raise ValueError(f"names of at most {TIER_CHARS_MAX} characters")
     return found
+
+
+def networks(text: str) -> tuple[str, ...]:
+    """Of addresses, in the CIDR notation; a single address is a network of its own."""
+    if text.lower() == NOBODY:
+        return ()
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not 1 <= len(parts) <= NETWORKS_MAX:
+        raise ValueError(f"1 to {NETWORKS_MAX} networks, separated by commas, or {NOBODY}")
+    return tuple(_network(part) for part in parts)
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise PartError(f"invalid network `{shown(text)}`: {error}") from None

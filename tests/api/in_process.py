@@ -13,6 +13,7 @@ from select_service.api.application import Application
 from select_service.app import build
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
+from select_service.settings.health_settings import health_settings
 
 T = TypeVar("T")
 
@@ -36,7 +37,9 @@ class Api:
 
     def __init__(self, *flags: str, **environment: str) -> None:
         config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false", **environment})
-        self.service, self.follower, *_ = build(config, admission_rules(config), "1.2.3")
+        self.service, self.follower, *_ = build(
+            config, admission_rules(config), "1.2.3", health_settings(config)
+        )
         self._levels = {name: logging.getLogger(name).level for name in LEVELLED}
         transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://service")

@@ -39,7 +39,7 @@ from select_service.core.workers.catalog import (
     shortcomings,
 )
 from select_service.core.workers.event_users import EventUsers
-from select_service.errors import BadRequest, CapacityExceeded
+from select_service.errors import BadRequest, CapacityExceeded, NotFound
 from select_service.spelling import shown
 from select_service.urls import metrics_url_error
 
@@ -362,6 +362,21 @@ class Fleet:
         assert left.is_empty
         left.account.leaving.discard(left.slot)
         self._retired.append(left.writer)
+
+    def slot_of(self, partition: Partition, rank: Rank) -> int:
+        """Raises NotFound, and says what there is."""
+        slot = partition.table.find(rank)
+        if slot is not None:
+            return slot
+        worker = self.catalog.find(rank.worker_id)
+        scope = f"model={partition.key.model_name} tenant={partition.key.tenant_id}"
+        if worker is None or not worker.schedulable or worker.key != partition.key:
+            raise NotFound(f"schedulable worker {rank.worker_id} not found for {scope}")
+        ranks = worker.dp_ranks()
+        raise NotFound(
+            f"dp_rank {rank.dp_rank} of worker {rank.worker_id} not found for {scope}: "
+            f"its ranks are {ranks.start} to {ranks.stop - 1}"
+        )
 
     # --- what listeners follow
 

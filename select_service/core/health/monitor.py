@@ -232,6 +232,15 @@ class HealthMonitor:
         """To be read only."""
         return self._fleet.counts
 
+    @property
+    def has_effects(self) -> bool:
+        """Is there something to be taken?"""
+        return bool(self._effects)
+
+    def worker(self, worker_id: int) -> CheckedWorker | None:
+        """As it joined last; None: it is not here."""
+        return self._fleet.workers.get(worker_id)
+
     def record(self, rank: Rank) -> HealthRecord:
         """To be read only.  Raises KeyError for a rank that is not here."""
         return self._fleet.record(rank)

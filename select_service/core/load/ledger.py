@@ -56,6 +56,9 @@ class Ledger:
         self.held = held
         self._memory = held.memory
         self.followers: list[LoadFollower] = []
+        self._of_bookings: list[LoadFollower] = []
+        self.tells_bookings = False
+        """Does a follower want to know of bookings?"""
         self.expired = 0
         self.dropped_with_rank = 0
         self._touched = touched
@@ -63,13 +66,22 @@ class Ledger:
         """Bookings of many blocks were seen there: it is prepared for those to come."""
         self._preparing: dict[ActiveLoad, None] = {}
 
-    def follow(self, follower: LoadFollower) -> None:
-        """Tell it of every change from now on; who changes load by kernels calls `tell_*` then."""
+    def follow(self, follower: LoadFollower, tells_bookings: bool = True) -> None:
+        """Tell it of every change from now on; who changes load by kernels calls `tell_*` then.
+
+        tells_bookings: it must hear of bookings, which cost most to tell of
+        """
         self.followers.append(follower)
+        if tells_bookings:
+            self._of_bookings.append(follower)
+        self.tells_bookings = bool(self._of_bookings)
         self._memory.numbers[FOLLOWERS] = len(self.followers)
 
     def unfollow(self, follower: LoadFollower) -> None:
         self.followers.remove(follower)
+        if follower in self._of_bookings:
+            self._of_bookings.remove(follower)
+        self.tells_bookings = bool(self._of_bookings)
         self._memory.numbers[FOLLOWERS] = len(self.followers)
 
     # --- refusals, before anything is written
@@ -139,7 +151,7 @@ class Ledger:
 
     def tell_booked(self, booking: NewBooking, cause: Cause, now: float) -> None:
         """Tell the followers."""
-        for follower in self.followers:
+        for follower in self._of_bookings:
             follower.booked(booking, cause, now)
 
     def _put(self, booking: NewBooking, now: float, lease_s: float) -> int:

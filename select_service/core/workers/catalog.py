@@ -125,6 +125,7 @@ class Worker:
             kv_event_semantics=given.kv_event_semantics or unset,
             metrics_endpoint=given.metrics_endpoint or unset,
             prefill_tokens_per_s=given.prefill_tokens_per_s or unset,
+            spare=unset if given.spare is None else given.spare,
         )
 
 

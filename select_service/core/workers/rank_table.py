@@ -320,6 +320,13 @@ class RankTable:
         self.columns.kv_usage[slot] = new
         return True
 
+    # --- how fit they are
+
+    def set_weight(self, slot: int, weight: float) -> None:
+        """By which the cost of a rank is divided, 0 to 1; 0: it is no candidate."""
+        with self._lock:
+            self.columns.weight[slot] = weight
+
     # --- which selectors share them
 
     def set_outside(self, slots: list[int], outside: Mask) -> None:

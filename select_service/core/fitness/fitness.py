@@ -1,0 +1,223 @@
+"""Which ranks of the fleet may serve, and by which weight.
+
+The monitor of health is told here who is registered and what is booked, and what it says is carried
+out here: weights in the table of ranks, everything else by those who follow.  Verbs of the catalog
+only note what changed; that and all effects have one place, `settle`.
+"""
+
+from collections.abc import Callable, Sequence
+
+from select_service.core.fitness.check_times import CheckTimes
+from select_service.core.fitness.following import HealthFollower
+from select_service.core.fitness.reports import Reports
+from select_service.core.fleet.fleet import Fleet
+from select_service.core.fleet.partition import Partition
+from select_service.core.health.canary_prompts import CanaryPrompt
+from select_service.core.health.checked import Attempt, CheckedWorker, CheckOrder
+from select_service.core.health.effects import Effect, MovesAsked, WeightChanged
+from select_service.core.health.monitor import HealthMonitor
+from select_service.core.health.outcomes import OutcomeReport
+from select_service.core.health.rules import HealthRules
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load import load_layout
+from select_service.core.load.ledger import Ledger
+from select_service.core.touched import Touched
+from select_service.core.workers.catalog import Worker
+from select_service.errors import Conflict, NotFound
+from select_service.urls import service_url_error
+
+PromptsOf = Callable[[PartitionKey], Sequence[CanaryPrompt]]
+
+
+class Fitness:
+    """Belongs to the thread that decides."""
+
+    def __init__(
+        self,
+        rules: HealthRules,
+        prompts_of: PromptsOf,
+        fleet: Fleet,
+        ledger: Ledger,
+        touched: Touched,
+    ) -> None:
+        """prompts_of: what the ranks of a partition are asked; nothing: they are not checked"""
+        self.monitor = HealthMonitor(rules, prompts_of, self.booked_on, touched)
+        self.reports = Reports(self.monitor, ledger.held)
+        ledger.follow(self.reports, tells_bookings=False)
+        self.times = CheckTimes()
+        self.followers: list[HealthFollower] = []
+        self._fleet = fleet
+        self._touched = touched
+        self._changed: dict[int, bool] = {}
+        """Workers that were put or deleted, and whether they were registered anew."""
+        self._stays: set[int] = set()
+        """Workers that drain and whose reservations stay."""
+
+    # --- the catalog
+
+    def changed(self, worker_id: int, is_registration: bool) -> None:
+        """A worker was registered, changed or deleted."""
+        self._changed[worker_id] = is_registration or self._changed.get(worker_id, False)
+        self._touched.wake_if(self._changed)
+
+    def _follow_catalog(self, now: float) -> None:
+        """O(ranks of the workers that changed)"""
+        changed, self._changed = self._changed, {}
+        for worker_id, is_registration in changed.items():
+            worker = self._fleet.catalog.find(worker_id)
+            if worker is None or not worker.schedulable:
+                self._left(worker_id)
+            else:
+                self._put(worker, is_registration, now)
+
+    def _left(self, worker_id: int) -> None:
+        self.monitor.left(worker_id)
+        self.times.left(worker_id)
+        self._stays.discard(worker_id)
+
+    def _put(self, worker: Worker, is_registration: bool, now: float) -> None:
+        """A change that leaves ranks and endpoint as they were says nothing of their health."""
+        known, checked = self.monitor.worker(worker.worker_id), _checked(worker)
+        stands = known is not None and known._replace(is_spare=checked.is_spare) == checked
+        if is_registration or not stands:
+            self.monitor.joined(checked, now)
+            self.times.joined(worker.worker_id)
+            self._stays.discard(worker.worker_id)
+        for rank in worker.ranks():  # their rows may be new
+            self._weigh(rank, self.monitor.record(rank).told_weight)
+
+    # --- effects
+
+    def settle(self, now: float) -> None:
+        """Carry out what followed from verbs since the last call."""
+        self._follow_catalog(now)
+        for effect in self.monitor.take_effects():
+            if isinstance(effect, WeightChanged):
+                self._weigh(effect.rank, effect.weight)
+            if not (isinstance(effect, MovesAsked) and effect.rank.worker_id in self._stays):
+                self._tell(effect, now)
+
+    def _tell(self, effect: Effect, now: float) -> None:
+        for follower in self.followers:
+            follower.follow(effect, now)
+
+    def _weigh(self, rank: Rank, weight: float) -> None:
+        """Of a rank that has left meanwhile, nothing."""
+        found = self._place(rank)
+        if found is not None:
+            partition, slot = found
+            partition.table.set_weight(slot, weight)
+            self._touched.capacity(partition.key)
+
+    def booked_on(self, rank: Rank) -> int:
+        """Reservations on a rank.  O(1)"""
+        found = self._place(rank)
+        if found is None:
+            return 0
+        partition, slot = found
+        return int(partition.load.totals[slot, load_layout.REQUESTS])
+
+    # --- time
+
+    def tick(self, now: float) -> bool:
+        """Once a second.  Never leaves anything for the next turn."""
+        self._follow_catalog(now)
+        return self.monitor.tick(now)
+
+    # --- checks, for who makes them
+
+    def due(self, now: float) -> CheckOrder | None:
+        """A check that is to be made now, one after the other until there is none."""
+        order = self.monitor.due(now)
+        if order is not None:
+            self.times.began(order, now)
+        return order
+
+    def attempted(self, order: CheckOrder, attempt: Attempt, now: float) -> float | None:
+        """What a request of a check brought: seconds until the next one, None: it is over."""
+        pause_s = self.monitor.attempted(order, attempt, now)
+        if pause_s is None:
+            self.times.ended(order, now)
+        return pause_s
+
+    # --- verbs of callers and operators; all raise before they change anything
+
+    def reported(self, report: OutcomeReport, now: float) -> None:
+        """What became of a request.  Raises NotFound for a rank that cannot be chosen."""
+        self._known(report.rank.worker_id, now)
+        if self._place(report.rank) is None:
+            rank = report.rank
+            raise NotFound(f"dp_rank {rank.dp_rank} of worker {rank.worker_id} not found")
+        self.reports.reported(report, now)
+
+    def drain(self, worker_id: int, moves: bool, now: float) -> Worker:
+        """No new requests.  moves: what is booked goes elsewhere.  Raises NotFound, Conflict."""
+        worker = self._known(worker_id, now)
+        if moves:
+            self._stays.discard(worker_id)
+        else:
+            self._stays.add(worker_id)
+        self.monitor.drain(worker_id, now)
+        return worker
+
+    def undrain(self, worker_id: int, now: float) -> Worker:
+        """Serve again, if an operator let it drain.  Raises NotFound, Conflict."""
+        worker = self._known(worker_id, now)
+        self._stays.discard(worker_id)
+        self.monitor.undrain(worker_id, now)
+        return worker
+
+    def check(self, worker_id: int, now: float) -> Worker:
+        """Check its ranks now.  Raises NotFound, Conflict if none of them is ever checked."""
+        worker = self._known(worker_id, now)
+        if not any(map(self.monitor.is_checked, worker.ranks())):
+            raise Conflict(
+                f"worker {worker_id} is not checked: its endpoint is not one for HTTP, or there "
+                "are no prompts for its model"
+            )
+        self.monitor.check(worker_id, now)
+        return worker
+
+    def learn(self, model_name: str) -> None:
+        """Forget what is right.  Raises NotFound for a model that no worker serves."""
+        if model_name not in self._fleet.catalog.models:
+            raise NotFound(f"model `{model_name}` not found: no worker is registered for it")
+        self.monitor.learn(model_name)
+
+    def _known(self, worker_id: int, now: float) -> Worker:
+        """Raises NotFound, Conflict."""
+        self._follow_catalog(now)
+        worker = self._fleet.catalog.get(worker_id)
+        if not worker.schedulable:
+            raise Conflict(f"worker {worker_id} is {worker.lifecycle}, it has no health")
+        return worker
+
+    def _place(self, rank: Rank) -> tuple[Partition, int] | None:
+        """Partition and slot; None: it is not there."""
+        worker = self._fleet.catalog.find(rank.worker_id)
+        partition = None if worker is None else self._fleet.partitions.get(worker.key)
+        slot = None if partition is None else partition.table.find(rank)
+        return None if partition is None or slot is None else (partition, slot)
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        self.monitor.check_invariants()
+        if self._changed:
+            return
+        for partition in self._fleet.partitions.values():
+            for rank, slot in partition.table.slots():
+                record = self.monitor.record(rank)
+                if not self.monitor.has_effects:
+                    assert partition.table.columns.weight[slot] == record.told_weight
+
+
+def _checked(worker: Worker) -> CheckedWorker:
+    endpoint = worker.given.endpoint
+    is_http = endpoint is not None and service_url_error(endpoint) is None
+    return CheckedWorker(
+        worker.worker_id,
+        worker.key,
+        worker.dp_ranks(),
+        endpoint if is_http else None,
+        worker.given.spare is True,
+    )
