@@ -119,14 +119,17 @@ def _listed(row: Mapping[str, Any]) -> list[str]:
 def explained(decision: Mapping[str, Any]) -> list[str]:
     """Lines that show a decision with its candidates.
 
-    Columns of zeros are left out, and speeds where all are the same.
+    Columns of zeros are left out, and speeds and weights where all are 1.
     """
     candidates = decision["candidates"]
     chosen = next(each for each in candidates if each["chosen"])
     shown = f", {len(candidates)} shown" if len(candidates) < decision["candidate_count"] else ""
     known = [field for field in _KNOWN if any(each[field[0]] for each in candidates)]
-    if any(each.get("speed", 1.0) != 1.0 for each in candidates):
-        known.append(("speed", "speed"))
+    known += [
+        (name, name)
+        for name in ("speed", "weight")
+        if any(each.get(name, 1.0) != 1.0 for each in candidates)
+    ]
     names = chosen["terms"]
     terms = [name for name in names if name == "cost" or any(c["terms"][name] for c in candidates)]
     columns = ("", "rank", *(name for _, name in known), *terms)

@@ -78,18 +78,19 @@ def test_a_decision_is_shown_as_a_table(answers, bodies, capsys):
     assert asked == [("GET", "/decisions/c", b"")]
 
 
-def test_speeds_are_shown_where_they_are_not_all_the_same(answers, bodies, capsys):
+@pytest.mark.parametrize("name", ["speed", "weight"])
+def test_speeds_and_weights_are_shown_where_they_are_not_all_1(name, answers, bodies, capsys):
     url, _, said = answers
     said.update(bodies)
-    for path, speed in (("/decisions/c", 1.0), ("/decisions/a%2Fb", 1.5)):
+    for path, value in (("/decisions/c", 1.0), ("/decisions/a%2Fb", 1.5)):
         status, body = bodies[path]
         first, other = body["candidates"]
-        said[path] = status, body | {"candidates": [first | {"speed": speed}, other]}
+        said[path] = status, body | {"candidates": [first | {name: value}, other]}
     assert main(["explain", "c", "--url", url]) == 0
-    assert "speed" not in capsys.readouterr().out
+    assert name not in capsys.readouterr().out
     assert main(["explain", "a/b", "--url", url]) == 0
     head, first, other = (line.split() for line in capsys.readouterr().out.splitlines()[4:])
-    assert [line[head.index("speed") - len(head)] for line in (first, other)] == ["1.5", "1.0"]
+    assert [line[head.index(name) - len(head)] for line in (first, other)] == ["1.5", "1.0"]
 
 
 def test_too_few_reports_are_told_where_the_policy_goes_by_them(answers, bodies, capsys):

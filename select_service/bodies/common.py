@@ -87,5 +87,7 @@ class ErrorBody(Struct, kw_only=True):
     """What was wrong and what was expected, for people; may change."""
     code: str
     """Kind of the refusal, for programs; never changes."""
-    details: dict[str, str | int] | UnsetType = UNSET
-    """Which bound was reached, when it is one of a policy class."""
+    details: dict[str, str | int | dict[str, int]] | UnsetType = UNSET
+    """Which bound was reached, when it is one of a policy class; or, when ranks that fit are out of
+    rotation, `weight` 0, how many they are (`ranks`), how many in each state (`states`), and the
+    `state` of a rank that was named."""

@@ -51,7 +51,8 @@ class CandidateView(Struct, kw_only=True):
     extra_prefill_tokens: int
     """What the prompt itself would compute here, above the least of the candidates shown."""
     weight: float
-    """What its cost was divided by."""
+    """How fit the rank was, up to 1. Its cost is `(cost + b) / weight - b`, b being what a block
+    costs: 1, or its tokens under policies of work."""
     speed: float
     """Its declared prefill speed (`prefill_tokens_per_s`) over the median of the declared ones; 1
     where it is not declared. Policies of work divided its cost by this, too."""

@@ -8,6 +8,7 @@ from numba import njit
 
 from indexer.index.state_kernels import i64_view, mask_view
 from indexer.mutex_kernels import acquire, release
+from select_service.core.identity import Rank
 from select_service.core.load.load_layout import N_TOTALS, PREFILL_TOKENS, REQUESTS, TOTALS
 from select_service.core.workers.rank_layout import OPEN
 from tests.builders import a_patch, a_reservation, a_selector, a_worker
@@ -39,6 +40,7 @@ CHANGES = {
     "register": lambda selector: selector.register(a_worker(2)),
     "patch": lambda selector: selector.patch(1, a_patch(total_kv_blocks=77)),
     "delete": lambda selector: selector.delete(1, 0.0),
+    "weigh": lambda selector: selector.fleet.set_weight(Rank(1, 0), 0.5, "suspicious"),
     "more slots": lambda selector: partition_of(selector).account.ensure_slots(200),
     "more rows": lambda selector: partition_of(selector).table.ensure_slots(200),
     "more scratch": lambda selector: partition_of(selector).placing.reserve_slots(200),

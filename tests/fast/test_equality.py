@@ -219,6 +219,11 @@ class TheSameAnswers(RuleBasedStateMachine):
         for side in chain.from_iterable(self.two.pairs):
             hold(side, PartitionKey(*scope), Rank(worker, dp_rank), length, tier)
 
+    @rule(worker=workers, dp_rank=st.integers(0, 2), weight=st.sampled_from((1.0, 1.0, 0.5, 0.0)))
+    def weigh(self, worker: int, dp_rank: int, weight: float) -> None:
+        for side in chain.from_iterable(self.two.pairs):
+            side.selector.fleet.set_weight(Rank(worker, dp_rank), weight, "unhealthy")
+
     # What may be usual
 
     @rule(

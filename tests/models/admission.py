@@ -10,7 +10,14 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
 
-from tests.models.cost_model import Query, RankState, cached_tokens, cost, effective_prefill_tokens
+from tests.models.cost_model import (
+    Query,
+    RankState,
+    cached_tokens,
+    cost,
+    effective_prefill_tokens,
+    weighed,
+)
 from tests.models.selector_model import ModelWorker, SelectorModel
 from tests.models.waiting import Waiter, WaitingModel, policy_of
 
@@ -60,6 +67,7 @@ class AdmissionModel(SelectorModel):
         self.default = (None, None)
         self.own_thresholds: dict[str, tuple[float | None, int | None]] = {}
         self.shed_from: str | None = None
+        self.fitness: dict[tuple[int, int], float] = {}
         self.stored: dict[tuple[int, int], dict[str, set[tuple[int, ...]]]] = {}
         self.heard: dict[tuple[int, int], tuple[float | None, float]] = {}
         self.believed: dict[tuple[int, int], float] = {}
@@ -80,6 +88,7 @@ class AdmissionModel(SelectorModel):
         continued &= worker.lifecycle == "schedulable"
         self.forget(self.stored, worker_id, worker.dp_size if continued else 0)
         self.forget(self.believed, worker_id, worker.dp_size if continued else 0)
+        self.forget(self.fitness, worker_id, worker.dp_size if continued else 0)
         if old is None or old.url != worker.url:
             self.forget(self.heard, worker_id, 0)
             self.forget(self.believed, worker_id, 0)
@@ -91,7 +100,7 @@ class AdmissionModel(SelectorModel):
 
     def delete(self, worker_id):
         super().delete(worker_id)
-        for what in (self.stored, self.believed, self.heard):
+        for what in (self.stored, self.believed, self.heard, self.fitness):
             self.forget(what, worker_id, 0)
 
     def forget(self, what, worker_id, first_dp_rank):
@@ -100,6 +109,10 @@ class AdmissionModel(SelectorModel):
 
     def ranks(self, key):
         return {(i, d) for i, w in self.schedulable(key).items() for d in range(w.dp_size)}
+
+    def open_ranks(self, key):
+        """Those that may be chosen."""
+        return {rank for rank in self.ranks(key) if self.fitness.get(rank, 1.0)}
 
     def block_size(self, key):
         return next(iter(self.schedulable(key).values())).block_size
@@ -139,7 +152,7 @@ class AdmissionModel(SelectorModel):
         """Ranks above a threshold."""
         decode_max, prefill_max = self.thresholds(key[0])
         busy, loads = set(), self.loads()
-        for rank in self.ranks(key):
+        for rank in self.open_ranks(key):
             tokens, blocks, _ = loads[(*key, *rank)]
             total = self.workers[rank[0]].kv_blocks
             used = self.believed.get(rank)
@@ -152,7 +165,7 @@ class AdmissionModel(SelectorModel):
         return busy
 
     def busy_workers(self, key):
-        ranks, busy = self.ranks(key), self.busy(key)
+        ranks, busy = self.open_ranks(key), self.busy(key)
         return {w for w, _ in ranks if all(r in busy for r in ranks if r[0] == w)}
 
     def not_busy(self, asked):
@@ -177,7 +190,7 @@ class AdmissionModel(SelectorModel):
 
     def candidates(self, asked):
         found = set()
-        for rank in self.ranks(asked.key):
+        for rank in self.open_ranks(asked.key):
             fits = asked.pinned in (None, rank)
             fits &= asked.allowed is None or rank[0] in asked.allowed
             fits &= asked.required <= self.workers[rank[0]].taints
@@ -328,7 +341,8 @@ class AdmissionModel(SelectorModel):
         return cached_tokens(self.state(asked, rank), self.query(asked, {rank}), Weights)
 
     def cost(self, asked, rank, eligible):
-        return cost(self.state(asked, rank), self.query(asked, eligible), Weights)
+        own = cost(self.state(asked, rank), self.query(asked, eligible), Weights)
+        return weighed(own, self.fitness.get(rank, 1.0))
 
     # --- leaving the queue
 

@@ -42,6 +42,13 @@ def effective_prefill_tokens(rank, query, config):
     return max(0, query.isl_tokens - cached_tokens(rank, query, config))
 
 
+def weighed(cost, weight, unit=1.0):
+    """What the weight of a rank makes of its cost.  unit: what a block costs"""
+    if weight == 1.0:
+        return cost
+    return (cost + unit) / weight - unit if weight else math.inf
+
+
 def cost(rank, query, config):
     size = query.block_size
     cached = cached_tokens(rank, query, config)

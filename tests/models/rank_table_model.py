@@ -10,6 +10,8 @@ class Row:
     rank: tuple
     given: object
     kv_usage: float | None = None
+    weight: float = 1.0
+    state: str | None = None
 
 
 class RankTableModel:
@@ -17,8 +19,8 @@ class RankTableModel:
         self.rows: dict[int, Row] = {}
 
     def put(self, slot, rank, given):
-        old = self.rows.get(slot)
-        self.rows[slot] = Row(rank, given, None if old is None else old.kv_usage)
+        row = self.rows.setdefault(slot, Row(rank, given))
+        row.rank, row.given = rank, given
 
     def drop(self, slot):
         return self.rows.pop(slot).rank
@@ -27,6 +29,16 @@ class RankTableModel:
         changed = self.rows[slot].kv_usage != usage
         self.rows[slot].kv_usage = usage
         return changed
+
+    def set_weight(self, slot, weight, state):
+        row = self.rows[slot]
+        changed = (row.weight > 0) != (weight > 0)
+        row.weight, row.state = weight, state
+        return changed
+
+    def closed(self):
+        """{slot: state} of the ranks that may not be chosen"""
+        return {slot: row.state for slot, row in self.rows.items() if not row.weight}
 
     def workers(self):
         return {row.rank[0] for row in self.rows.values()}
@@ -42,8 +54,8 @@ class RankTableModel:
             return False, 1.0, math.inf, math.inf, math.nan, 0.0
         blocks, tokens = row.given.total_kv_blocks, row.given.max_num_batched_tokens
         return (
-            True,
-            1.0,
+            row.weight > 0,
+            row.weight,
             blocks or math.inf,
             math.inf if tokens is None else tokens,
             math.nan if row.kv_usage is None else row.kv_usage,

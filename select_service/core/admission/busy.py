@@ -102,12 +102,13 @@ class BusyJudge:
         return has_free[partition.table.columns.worker_number] & partition.table.open
 
     def counts(self, partition: Partition) -> BusyCounts:
-        """How many ranks are busy now, and workers that have no free rank."""
-        free = self.free_of_all(partition)
-        not_busy = len(np.unique(partition.table.columns.worker_number[free]))
-        return BusyCounts(
-            int((partition.table.open & ~free).sum()), partition.table.n_workers - not_busy
-        )
+        """How many of the ranks that may be chosen are busy now, and workers that have such ranks
+        and none of them free."""
+        free, table = self.free_of_all(partition), partition.table
+        number = table.columns.worker_number
+        there = len(np.unique(number[table.open])) if table.n_closed else table.n_workers
+        n_busy = int((table.open & ~free).sum())
+        return BusyCounts(n_busy, there - len(np.unique(number[free])))
 
     def rate(self, partition: Partition) -> DrainRate:
         """Unknown, and so zero, before the second tick of a partition."""

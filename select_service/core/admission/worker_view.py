@@ -62,11 +62,20 @@ def worker_admission(
     if limits.decode_blocks is not None and counted and not given.total_kv_blocks:
         not_judged.append("active_decode_blocks_threshold: total_kv_blocks is not known")
     return WorkerAdmission(
-        busy=all(rank.busy for rank in ranks.values()),
+        busy=_is_busy(scene, worker, ranks),
         not_judged=not_judged,
         engine_error=error if failure is None else failure.error,
         ranks=ranks,
     )
+
+
+def _is_busy(scene: AdmissionScene, worker: Worker, ranks: dict[int, RankAdmission]) -> bool:
+    """Is every rank busy that may be chosen?  Of none, no."""
+    table = scene.partition.table
+    if not table.n_closed:
+        return all(rank.busy for rank in ranks.values())
+    slots = table.slots_of(worker.worker_id)
+    return bool(table.open[slots].any() and not scene.free[slots].any())
 
 
 def _rank(scene: AdmissionScene, rank: Rank) -> RankAdmission:
@@ -77,7 +86,7 @@ def _rank(scene: AdmissionScene, rank: Rank) -> RankAdmission:
     blocks = float(partition.table.columns.kv_blocks[slot])
     own = None if np.isinf(blocks) else int(scene.active_blocks[slot]) / blocks
     return RankAdmission(
-        busy=not scene.free[slot],
+        busy=bool(partition.table.open[slot] and not scene.free[slot]),
         active_prefill_tokens=int(partition.load.totals[slot, layout.PREFILL_TOKENS]),
         kv_usage=own if isnan(told) else told,
         source="accounting" if isnan(told) else "engine",

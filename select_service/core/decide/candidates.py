@@ -17,16 +17,29 @@ ALLOWED_SHOWN_MAX = 8
 
 
 def candidates(table: RankTable, request: SelectRequest) -> Mask:
-    """bool[n_slots]: who may be chosen by the request's own constraints.
+    """bool[n_slots]: who may be chosen, by weight and by the request's own constraints.
 
-    Raises BadRequest when they contradict each other, NoEligibleRank when nobody may.
+    Raises BadRequest when these contradict each other, NoEligibleRank when nobody may.
     """
     allowed, pinned = request.allowed_worker_ids, request.pinned_worker
     if pinned is not None and allowed is not None and pinned.worker_id not in allowed:
         raise BadRequest(f"pinned worker {pinned.worker_id} is not in allowed worker set")
-    required = request.routing_constraints.required_taints
-    if pinned is None and allowed is None and not required:
+    if pinned is None and allowed is None and not request.routing_constraints.required_taints:
+        if table.is_closed:
+            raise _nobody(table, request)
         return table.open
+    eligible = _fitting(table, request)
+    if table.n_closed:
+        eligible &= table.open
+    if not eligible.any():
+        raise _nobody(table, request)
+    return eligible
+
+
+def _fitting(table: RankTable, request: SelectRequest) -> Mask:
+    """bool[n_slots], fresh: who fits the request, whatever its weight."""
+    allowed, pinned = request.allowed_worker_ids, request.pinned_worker
+    required = request.routing_constraints.required_taints
     eligible = np.zeros(table.n_slots, np.bool_)
     if pinned is not None:
         slot = table.find(Rank(pinned.worker_id, pinned.dp_rank))
@@ -35,11 +48,9 @@ def candidates(table: RankTable, request: SelectRequest) -> Mask:
     elif allowed is not None:
         eligible[table.slots_of_any(allowed)] = True
     else:
-        eligible[:] = table.open
+        eligible[:] = table.standing()
     if required:
         eligible &= table.having_all(required)
-    if not eligible.any():
-        raise NoEligibleRank(_nobody(request))
     return eligible
 
 
@@ -60,7 +71,27 @@ def preference_factors(
     return factors
 
 
-def _nobody(request: SelectRequest) -> str:
+def _nobody(table: RankTable, request: SelectRequest) -> NoEligibleRank:
+    """Why nobody may be chosen."""
+    states = table.states_of_closed(_fitting(table, request)) if table.n_closed else {}
+    if not states:
+        return NoEligibleRank(_misfit(request))
+    pinned, n_ranks = request.pinned_worker, sum(states.values())
+    counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
+    text = f"{NO_RANK}: none of the ranks that fit is in rotation ({counts})"
+    details: dict[str, str | int | dict[str, int]]
+    details = {"weight": 0, "ranks": n_ranks, "states": states}
+    if pinned is not None:
+        (state,) = states
+        rank = f"pinned worker {pinned.worker_id} dp_rank {pinned.dp_rank}"
+        text = f"{NO_RANK}: {rank} is {state}, out of rotation"
+        details["state"] = state
+    error = NoEligibleRank(text)
+    error.details = details
+    return error
+
+
+def _misfit(request: SelectRequest) -> str:
     pinned, allowed = request.pinned_worker, request.allowed_worker_ids
     if allowed == []:
         return f"{NO_RANK}: allowed_worker_ids is empty; leave it out to allow all workers"

@@ -12,7 +12,7 @@ All sizes are in blocks of B tokens (isl = prompt length in tokens):
     prefill    = scale * max(0, raw - credit)
     decode     = A + N                                 0 when active blocks are not tracked
     cost       = prefill + decode, times exp(-tanh(sum of matching preferred taint weights)),
-                 divided by the weight of the rank
+                 then (cost + 1) / weight - 1 by the weight of the rank
 
 `min P` is over the eligible ranks; decay is 1 for a pinned request.
 
@@ -55,6 +55,7 @@ from select_service.core.decide.plan_layout import (
     PARAMETERS,
     RANKS,
 )
+from select_service.core.decide.weight_kernels import weighed
 from select_service.core.load.kernels import active_blocks_of
 from select_service.core.load.load_layout import (
     FRACTIONAL_BLOCKS,
@@ -194,8 +195,7 @@ def terms_of(slot, query):
 def _cost(terms, factor, weight):
     """Never NaN."""
     _, _, decode, _, _, prefill = terms
-    cost = (prefill + decode) * factor / weight
-    return cost if cost < np.inf else np.inf
+    return weighed((prefill + decode) * factor, weight, 1.0)
 
 
 @compiled()

@@ -15,7 +15,7 @@ B is the block size, isl the length of the prompt, both in tokens:
                + memory_price * max(0, live - full * B * blocks of its KV cache)
                + outside_price * u / (u + OUTSIDE_HALF)     if it is of another replica's share
     speed      = its declared prefill speed / the median of the declared ones; 1: not declared
-    cost       = J / speed, times the factor of its taints, divided by its weight
+    cost       = J / speed, times the factor of its taints, then (cost + B) / weight - B
 
 The term of memory is 0 for ranks whose `total_kv_blocks` nobody declared.  Where callers do not
 report the ends of prefills (REPORTED of the load is below REPORTED_MIN), P says little: it costs
@@ -58,6 +58,7 @@ from select_service.core.decide.plan_layout import (
     PARAMETERS,
     RANKS,
 )
+from select_service.core.decide.weight_kernels import weighed
 from select_service.core.load.bits_kernels import float_of
 from select_service.core.load.kernels import active_blocks_of
 from select_service.core.load.load_layout import (
@@ -234,11 +235,11 @@ def prices_of(slot, query):
 
 
 @compiled(error_model="numpy")
-def _cost(prices, pace, factor, weight):
+def _cost(prices, pace, factor, weight, block_size):
     """Never NaN."""
     _, own, _, left, share, requests, live, memory, outside = prices
-    cost = (left + own + share + requests + live + memory + outside) * pace * factor / weight
-    return cost if cost < np.inf else np.inf
+    cost = (left + own + share + requests + live + memory + outside) * pace * factor
+    return weighed(cost, weight, block_size)
 
 
 @compiled()
@@ -291,7 +292,8 @@ def _costs_between(plan, query, factors, first, end, found):
     for at in range(end - first):
         slot = _slot_at(rows, query, at, found)
         factor = own[at] if own.shape[0] != 0 else 1.0
-        costs[at] = _cost(prices_of(slot, query), slot.pace, factor, rows.weight[at])
+        prices, weight = prices_of(slot, query), rows.weight[at]
+        costs[at] = _cost(prices, slot.pace, factor, weight, query.block_size)
 
 
 @compiled(error_model="numpy")
@@ -346,7 +348,8 @@ def fill_terms(plan, eligible, factors, isl_tokens, n_blocks, pinned, out):
         out[EFFECTIVE_PREFILL_TOKENS, slot] = max(0.0, isl_tokens - cached)
         out[DECODE, slot] = live
         factor = factors[slot] if factors.shape[0] != 0 else 1.0
-        out[COST, slot] = _cost(prices, known.pace, factor, rows.weight[slot])
+        weight = rows.weight[slot]
+        out[COST, slot] = _cost(prices, known.pace, factor, weight, query.block_size)
         out[OWN_WORK, slot] = own
         out[BOOKED_WORK, slot] = booked[slot]
         out[PROGRESS, slot] = booked[slot] - left[slot]

@@ -14,7 +14,7 @@ from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.health.canary_prompts import CanaryPrompt
 from select_service.core.health.checked import Attempt, CheckedWorker, CheckOrder
-from select_service.core.health.effects import Effect, MovesAsked, WeightChanged
+from select_service.core.health.effects import Effect, MovesAsked, StateChanged, WeightChanged
 from select_service.core.health.monitor import HealthMonitor
 from select_service.core.health.outcomes import OutcomeReport
 from select_service.core.health.rules import HealthRules
@@ -84,7 +84,7 @@ class Fitness:
             self.times.joined(worker.worker_id)
             self._stays.discard(worker.worker_id)
         for rank in worker.ranks():  # their rows may be new
-            self._weigh(rank, self.monitor.record(rank).told_weight)
+            self._weigh(rank)
 
     # --- effects
 
@@ -92,8 +92,8 @@ class Fitness:
         """Carry out what followed from verbs since the last call."""
         self._follow_catalog(now)
         for effect in self.monitor.take_effects():
-            if isinstance(effect, WeightChanged):
-                self._weigh(effect.rank, effect.weight)
+            if isinstance(effect, WeightChanged | StateChanged):
+                self._weigh(effect.rank)
             if not (isinstance(effect, MovesAsked) and effect.rank.worker_id in self._stays):
                 self._tell(effect, now)
 
@@ -101,13 +101,12 @@ class Fitness:
         for follower in self.followers:
             follower.follow(effect, now)
 
-    def _weigh(self, rank: Rank, weight: float) -> None:
-        """Of a rank that has left meanwhile, nothing."""
-        found = self._place(rank)
-        if found is not None:
-            partition, slot = found
-            partition.table.set_weight(slot, weight)
-            self._touched.capacity(partition.key)
+    def _weigh(self, rank: Rank) -> None:
+        """By what the monitor said last.  Of a rank that has left meanwhile, nothing."""
+        if self._place(rank) is not None:
+            record = self.monitor.record(rank)
+            state = "spare" if record.is_spare and record.state.serves else record.state.word
+            self._fleet.set_weight(rank, record.told_weight, state)
 
     def booked_on(self, rank: Rank) -> int:
         """Reservations on a rank.  O(1)"""

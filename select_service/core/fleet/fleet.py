@@ -378,6 +378,22 @@ class Fleet:
             f"its ranks are {ranks.start} to {ranks.stop - 1}"
         )
 
+    # --- how fit ranks are
+
+    def set_weight(self, rank: Rank, weight: float, state: str) -> None:
+        """Let a rank have this much of its share of requests from now on; 0: none, and who waits
+        for it alone is refused.  Of a rank that is not here, nothing.  O(1)
+
+        state: why it is out, in a word for those who are refused
+        """
+        worker = self.catalog.find(rank.worker_id)
+        if worker is None or not worker.schedulable:
+            return
+        table = self.partitions[worker.key].table
+        slot = table.find(rank)
+        if slot is not None and table.set_weight(slot, weight, state):
+            self._touched.capacity(worker.key)
+
     # --- what listeners follow
 
     @property

@@ -6,6 +6,7 @@ which are made anew when a row is added.  A fact per rank is a column here; who 
 in `_rows`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import repeat
@@ -38,8 +39,8 @@ class Row(NamedTuple):
 class Columns(NamedTuple):
     """Arrays with one entry per slot; what a row of nobody holds is said in parentheses.
 
-    open:          is there a rank that may be chosen (False)
-    weight:        its cost is divided by this (1)
+    open:          is there a rank that may be chosen: one whose weight is not 0 (False)
+    weight:        how much of its share of requests it gets, see `weight_kernels` (1)
     kv_blocks:     blocks of its KV cache; infinite when not known (infinite)
     batch_tokens:  max_num_batched_tokens; infinite when not known (infinite)
     kv_usage:      used part of its KV cache in the words of its engine; NaN: it does not say (NaN)
@@ -100,6 +101,7 @@ class RankTable:
         self._slots_of: dict[int, list[int]] = {}
         self._number_of: dict[int, int] = {}
         self._free_numbers: list[int] = []
+        self._closed: dict[int, str] = {}
         self._history: RankHistory | None = None
         self.header = np.zeros(layout.HEADER_LENGTH, np.int64)
         """How kernels reach the columns (rank_layout); never replaced."""
@@ -117,6 +119,28 @@ class RankTable:
     def open(self) -> Mask:
         """bool[n_slots]: the ranks that may be chosen."""
         return self.columns.open
+
+    @property
+    def n_closed(self) -> int:
+        """Ranks that may not be chosen."""
+        return len(self._closed)
+
+    @property
+    def is_closed(self) -> bool:
+        """May no rank be chosen?"""
+        return len(self._closed) == len(self._slot_of)
+
+    def standing(self) -> Mask:
+        """bool[n_slots]: all ranks, chosen or not.  O(1) as long as all of them may be."""
+        if not self._closed:
+            return self.columns.open
+        mask = self.columns.open.copy()
+        mask[list(self._closed)] = True
+        return mask
+
+    def states_of_closed(self, among: Mask) -> dict[str, int]:
+        """In which states ranks may not be chosen, and how many are in each.  O(closed ranks)"""
+        return dict(Counter(state for slot, state in self._closed.items() if among[slot]))
 
     # --- who is there
 
@@ -184,9 +208,10 @@ class RankTable:
         return [slot for worker_id in known for slot in self._slots_of[worker_id]]
 
     def mask_of(self, worker_id: int) -> Mask:
-        """bool[n_slots]: the ranks of one worker."""
+        """bool[n_slots]: the ranks of one worker that may be chosen."""
         mask = np.zeros(self.n_slots, np.bool_)
-        mask[self.slots_of(worker_id)] = True
+        slots = self.slots_of(worker_id)
+        mask[slots] = self.columns.open[slots]
         return mask
 
     # --- changes of a row
@@ -235,7 +260,7 @@ class RankTable:
                 self._free_numbers.pop()
 
     def put(self, worker: Worker, writers: Mapping[Rank, SlotWriter]) -> None:
-        """Write the rows of all ranks of a worker; what their engines said stays.
+        """Write the rows of all ranks of a worker; what their engines said and their weights stay.
 
         `prepare` and `ensure_slots` have come before.  Ranks that the worker has no more stay for
         `drop`.  O(ranks of the worker)
@@ -257,7 +282,7 @@ class RankTable:
         self.version += 1
         self._speeds.put(worker.worker_id, given.prefill_tokens_per_s)
         with self._lock:
-            columns.open[at] = True
+            columns.open[at] = columns.weight[at] > 0.0
             columns.speed[at] = given.prefill_tokens_per_s or 0.0
             self._show_usual_speed()
             columns.kv_blocks[at] = given.total_kv_blocks or np.inf
@@ -282,6 +307,8 @@ class RankTable:
             self._free_numbers.append(number)
             self.names.drop(number)
             self._speeds.put(worker_id, None)
+        for slot in gone & self._closed.keys():
+            del self._closed[slot]
         at = np.array(slots)
         self.version += 1
         with self._lock:
@@ -322,10 +349,26 @@ class RankTable:
 
     # --- how fit they are
 
-    def set_weight(self, slot: int, weight: float) -> None:
-        """By which the cost of a rank is divided, 0 to 1; 0: it is no candidate."""
+    def set_weight(self, slot: int, weight: float, state: str) -> bool:
+        """Let a rank have this much of its share of requests from now on; 0: it is no candidate.
+
+        Returns whether it was a candidate and is none now, or the other way round.  O(1)
+
+        state: why it is none, in a word for those who are refused
+        """
+        assert slot in self._rows
+        assert 0.0 <= weight < np.inf
+        columns, opens = self.columns, weight > 0.0
+        turns = bool(columns.open[slot]) != opens
+        if opens:
+            self._closed.pop(slot, None)
+        else:
+            self._closed[slot] = state
+        self.version += turns
         with self._lock:
-            self.columns.weight[slot] = weight
+            columns.weight[slot] = weight
+            columns.open[slot] = opens
+        return turns
 
     # --- which selectors share them
 
@@ -341,7 +384,10 @@ class RankTable:
         """Recompute everything that is kept incrementally, for tests."""
         self.names.check_invariants()
         assert {row.rank: slot for slot, row in self._rows.items()} == self._slot_of
-        assert set(np.flatnonzero(self.columns.open).tolist()) == set(self._rows)
+        assert set(np.flatnonzero(self.standing()).tolist()) == set(self._rows)
+        assert self._rows.keys() >= self._closed.keys()
+        assert np.array_equal(self.columns.open, self.standing() & (self.columns.weight > 0.0))
+        assert not self.columns.open[list(self._closed)].any()
         for worker_id, slots in self._slots_of.items():
             own = sorted((rank, s) for rank, s in self._slot_of.items() if rank[0] == worker_id)
             assert slots == [slot for _, slot in own]

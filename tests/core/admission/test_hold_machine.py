@@ -93,7 +93,7 @@ class HoldMatchesModel(AdmissionMatchesModel):
             if free is not None:
                 ranks = [tuple(partition.table.row(slot).rank) for slot in np.flatnonzero(free)]
                 assert not self.model.line.of(key)
-                assert set(ranks) == self.model.ranks(key) - self.model.busy(key)
+                assert set(ranks) == self.model.open_ranks(key) - self.model.busy(key)
                 (policy,) = self.model.document["policy_classes"]
                 assert set(ranks) & self.model.unloaded(key, policy)
 

@@ -260,6 +260,13 @@ class Twins(RuleBasedStateMachine):
         if worker is not None and worker.lifecycle == "schedulable" and worker.url == url:
             self.model.read_engine(worker_id, usages, self.now)
 
+    @rule(number=ANY, weight=st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.25, 0.0]))
+    def a_rank_is_weighed(self, number, weight):
+        found = self.some_rank(number)
+        if found:
+            self.selector.fleet.set_weight(Rank(*found[0]), weight, "unhealthy")
+            self.model.fitness[found[0]] = weight
+
     # --- after every step
 
     @invariant()

@@ -12,7 +12,10 @@ from select_service.core.workers import rank_layout
 def terms_of(
     ranks, config, *, block_size=4, isl_tokens=34, n_blocks=8, pinned=False, eligible=None, weight=1
 ):
-    """float64[n_terms, n_ranks]: what `reference` makes of these ranks, a list of RankState."""
+    """float64[n_terms, n_ranks]: what `reference` makes of these ranks, a list of RankState.
+
+    weight: of all, or of each
+    """
     arrays = {
         layout.MATCHED: np.array([_matched(rank) for rank in ranks], np.int32),
         layout.LEADING: np.array([rank.leading_run for rank in ranks]),
@@ -23,7 +26,7 @@ def terms_of(
     totals = np.zeros((len(ranks), load_layout.N_TOTALS), np.int64)
     totals[:, load_layout.PREFILL_TOKENS] = [rank.prefill_tokens for rank in ranks]
     totals[:, load_layout.WHOLE_BLOCKS] = [rank.active_blocks for rank in ranks]
-    fractions, weights = np.zeros(len(ranks)), np.full(len(ranks), float(weight))
+    fractions, weights = np.zeros(len(ranks)), np.full(len(ranks), weight, np.float64)
     name_array(arrays[layout.LOAD], load_layout.TOTALS, totals)
     name_array(arrays[layout.LOAD], load_layout.FRACTIONS, fractions)
     name_array(arrays[layout.RANKS], rank_layout.WEIGHT, weights)

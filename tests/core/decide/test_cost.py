@@ -163,9 +163,30 @@ def test_router_credit_weighs_each_tier():
     assert credit_blocks(row, RouterConfig()) == 2 + 0.75 + 0.25 * 2
 
 
-@given(weight=st.sampled_from([1.0, 0.5, 2.0, 0.0]), tokens=st.integers(0, 10**6))
-def test_a_cost_is_divided_by_the_weight_of_the_rank(weight, tokens):
-    rank = RankState(0, 0, 0, prefill_tokens=tokens, active_blocks=0, leading_run=0)
-    cost = terms_of([rank], RouterConfig())[COST, 0]
-    weighted = terms_of([rank], RouterConfig(), weight=weight)[COST, 0]
-    assert weighted == (cost / weight if weight else math.inf)
+@given(
+    weighted=st.lists(
+        st.tuples(RANKS, st.sampled_from([1.0, 0.5, 0.0]) | st.floats(0.01, 1.0)), min_size=1
+    ),
+    config=CONFIGS,
+    isl_tokens=st.integers(0, 2**40),
+)
+def test_a_weight_changes_the_cost_alone(weighted, config, isl_tokens):
+    ranks, weights = zip(*weighted, strict=True)
+    size = {"isl_tokens": isl_tokens, "n_blocks": 50}
+    plain = terms_of(ranks, config, **size)
+    terms = terms_of(ranks, config, weight=weights, **size)
+    assert np.array_equal(np.delete(terms, COST, 0), np.delete(plain, COST, 0))
+    for found, cost, weight in zip(terms[COST], plain[COST], weights, strict=True):
+        expected = cost_model.weighed(cost, weight)
+        assert found == (expected if weight == 1.0 else pytest.approx(expected, rel=1e-12))
+
+
+def test_a_weight_counts_where_all_is_idle_and_free():
+    config = RouterConfig(track_prefill_tokens=False, track_active_blocks=False)
+    assert costs(terms_of([idle()] * 3, config, weight=[1.0, 0.5, 0.25])) == [0.0, 1.0, 3.0]
+
+
+def test_a_cost_without_bounds_stays_so_whatever_the_weight():
+    config = RouterConfig(prefill_load_scale=1e308)
+    ranks = [RankState(0, 0, 0, prefill_tokens=2**40, active_blocks=0, leading_run=0)] * 3
+    assert costs(terms_of(ranks, config, weight=[1.0, 0.5, 0.0])) == [math.inf] * 3

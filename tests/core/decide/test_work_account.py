@@ -6,10 +6,12 @@ Peers book, too, and tell how far they are.
 from statistics import median
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from indexer.tiers import Tier
+from select_service.core.decide.placement_kernels import NOBODY
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.identity import Rank
@@ -17,6 +19,7 @@ from select_service.core.load.load_layout import REPORTED, REQUESTS
 from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.events import Admitted
 from select_service.core.replicas.progress import Progress, Told
+from select_service.errors import NoEligibleRank
 from tests.builders import (
     a_reservation,
     a_select_and_reserve,
@@ -24,7 +27,9 @@ from tests.builders import (
     a_worker,
 )
 from tests.exploring import explored
+from tests.models.cost_model import weighed
 from tests.models.work_model import Prefill, RankState, WorkModel, cost, own_work
+from tests.refusals import is_refused
 
 SIZE = 4
 BLOCKS = 40
@@ -58,6 +63,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
         self.selector = a_selector(self.config, seed=seed, ttl_s=TTL_S)
         self.model, self.memory = WorkModel(SIZE), float(memory or np.inf)
         self.kv_blocks, self.now, self.outside = memory, 0.0, set()
+        self.weights = dict.fromkeys(range(3), 1.0)
         self.speeds, declared = speeds, [speed for speed in speeds if speed]
         self.usual_speed = median(declared) if declared else None
         for worker_id in range(3):
@@ -73,6 +79,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
             )
         )
         (self.partition,) = self.selector.fleet.partitions.values()
+        self.weights[worker_id] = 1.0
 
     def slot(self, worker_id):
         return self.partition.table.find(Rank(worker_id, 0))
@@ -105,7 +112,16 @@ class WorkMatchesModel(RuleBasedStateMachine):
 
     def costs(self, path, isl):
         shared = isl, len(path), SIZE, self.config, self.model.reported, self.usual_speed
-        return {slot: cost(rank, *shared) for slot, rank in self.ranks(path)}
+        weights = {self.slot(worker_id): weight for worker_id, weight in self.weights.items()}
+        return {
+            slot: weighed(cost(rank, *shared), weights[slot], SIZE)
+            for slot, rank in self.ranks(path)
+        }
+
+    @rule(worker_id=WORKERS, weight=st.sampled_from([1.0, 1.0, 0.5, 0.3, 0.0]))
+    def weigh(self, worker_id, weight):
+        self.selector.fleet.set_weight(Rank(worker_id, 0), weight, "unhealthy")
+        self.weights[worker_id] = weight
 
     @rule(outside=st.sets(WORKERS))
     def peers_come_or_go(self, outside):
@@ -121,13 +137,17 @@ class WorkMatchesModel(RuleBasedStateMachine):
         everybody, placing = self.partition.table.open, self.partition.placing
         slot = placing.place(asked, self.config, everybody)
         expected = self.costs(path, isl)
-        assert {slot: placing.scratch.costs[slot] for slot in expected} == expected
-        assert expected[slot] == min(expected.values())
+        costs = {slot: float(placing.scratch.costs[slot]) for slot in expected}
+        if set(self.weights.values()) == {1.0}:
+            assert costs == expected, "to the last bit"
+        assert costs == pytest.approx(expected, rel=1e-12)
+        assert (slot == NOBODY) == (not any(self.weights.values()))
+        assert slot == NOBODY or costs[slot] == min(costs.values()) < np.inf
         terms = placing.terms(asked, self.config, everybody)
         names = placing.policy.terms
-        for slot, found in expected.items():
+        for slot in expected:
             row = dict(zip(names, terms[:, slot].tolist(), strict=True))
-            assert row["cost"] == found
+            assert row["cost"] == costs[slot]
             assert row["booked_work"] == self.model.booked(slot)
             if self.model.reported >= 0.5:
                 assert row["progress"] == self.model.done(slot)
@@ -140,6 +160,9 @@ class WorkMatchesModel(RuleBasedStateMachine):
         body = {"token_ids": None, "block_hashes": list(path), "sequence_hashes": list(path)}
         before = {slot: self.model.there(slot, path) for slot in range(8)}
         request = a_select_and_reserve(reservation_id=name, isl_tokens=isl, **body)
+        if not any(self.weights.values()):
+            is_refused(NoEligibleRank, self.selector.select_and_reserve, request, self.now)
+            return
         worker_id = self.selector.select_and_reserve(request, self.now).selection.worker_id
         slot = self.slot(worker_id)
         matched = self.partition.index.match(hashes(path))[slot]

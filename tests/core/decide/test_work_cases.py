@@ -172,11 +172,15 @@ def test_taints_and_weights_scale_the_whole_cost():
     placing = partition.placing
     placing.place(asked, selector.router, everybody)
     plain = placing.scratch.costs[:2].copy()
-    partition.table.columns.weight[:] = 0.5, 2.0
+    for worker_id, weight in ((1, 0.5), (2, 0.75)):
+        selector.fleet.set_weight(Rank(worker_id, 0), weight, "suspicious")
     factors = np.array([0.1, 3.0])
-    assert placing.place(asked, selector.router, everybody, factors) == 1
-    assert placing.scratch.costs[:2].tolist() == (plain * factors / (0.5, 2.0)).tolist()
-    assert placing.place(asked, selector.router, everybody, factors / (100.0, 1.0)) == 0
+    expected = (plain * factors + SIZE) / (0.5, 0.75) - SIZE
+    chosen = placing.place(asked, selector.router, everybody, factors)
+    assert chosen == np.argmin(expected)
+    np.testing.assert_allclose(placing.scratch.costs[:2], expected, rtol=1e-12)
+    other = np.where(np.arange(2) == chosen, 1e3, 1e-3)
+    assert placing.place(asked, selector.router, everybody, factors * other) == 1 - chosen
 
 
 def test_with_a_temperature_ranks_are_drawn_by_their_cost():

@@ -10,8 +10,9 @@ from select_service.core.health.kinds import Came, Kind, Outcome, State
 from select_service.core.health.outcomes import OutcomeReport
 from select_service.core.health.rules import HealthRules
 from select_service.core.identity import Rank
-from select_service.errors import Conflict, NotFound
-from tests.builders import a_patch, a_reservation, a_selector, a_worker
+from select_service.errors import Conflict, NoEligibleRank, NotFound
+from tests.builders import a_patch, a_reservation, a_select, a_selector, a_worker
+from tests.core.admission.scenes import pinned
 from tests.core.selector_scenes import KEY
 
 RULES = HealthRules(retries=0)
@@ -71,6 +72,12 @@ class Scene:
     def reserve(self, *names, worker_id=1):
         for name in names:
             self.selector.reserve(a_reservation(name, worker_id), self.now)
+
+    def refused(self, fields):
+        """What a request is told that nobody may serve."""
+        with pytest.raises(NoEligibleRank) as caught:
+            self.selector.select(a_select(**fields), self.now)
+        return caught.value.details
 
     def make_checks(self, came):
         """All that are due are answered so by the worker 1, the others are not judged."""
@@ -155,6 +162,21 @@ def test_a_spare_has_no_weight_until_a_rank_fails():
     assert (scene.weight(1), scene.weight(2)) == (1.0, 0.0)
     scene.report(Outcome.FATAL, is_trusted=True)
     assert (scene.weight(1), scene.weight(2)) == (0.0, 1.0)
+
+
+def test_who_is_refused_is_told_the_state_of_now():
+    scene = Scene(a_worker(1), a_worker(2, spare=True))
+    scene.fitness.drain(1, False, scene.now)
+    scene.settle()
+    assert scene.refused(pinned(2))["state"] == "spare"
+    assert scene.refused({})["states"] == {"draining": 1, "spare": 1}
+
+
+def test_a_rank_that_drains_after_it_was_taken_out_is_shown_so():
+    scene = Scene()
+    scene.reserve("a")
+    scene.report(Outcome.FATAL, "a")
+    assert scene.refused(pinned(1))["state"] == "draining"
 
 
 # --- reports

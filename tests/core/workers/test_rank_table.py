@@ -1,5 +1,7 @@
 """RankTable against its naive twin, and the names of taints beyond their bits."""
 
+from collections import Counter
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -80,6 +82,19 @@ class RankTableMatchesModel(RuleBasedStateMachine):
         slot = sorted(self.model.rows)[number % len(self.model.rows)]
         assert self.table.set_kv_usage(slot, usage) == self.model.set_kv_usage(slot, usage)
 
+    @precondition(lambda self: self.model.rows)
+    @rule(
+        number=st.integers(0, 100),
+        weight=st.sampled_from([0.0, 0.0, 0.25, 0.5, 1.0]),
+        state=st.sampled_from(["unhealthy", "draining"]),
+    )
+    def weigh(self, number, weight, state):
+        slot = sorted(self.model.rows)[number % len(self.model.rows)]
+        before = self.table.version
+        turns = self.table.set_weight(slot, weight, state)
+        assert turns == self.model.set_weight(slot, weight, state)
+        assert (self.table.version != before) == turns
+
     @invariant()
     def they_agree(self):
         table = self.table
@@ -88,7 +103,8 @@ class RankTableMatchesModel(RuleBasedStateMachine):
         assert (len(table), table.n_workers) == (len(self.model.rows), len(self.model.workers()))
         for worker_id in (0, 3, 7):
             assert table.slots_of(worker_id) == self.model.slots_of(worker_id)
-            assert set(np.flatnonzero(table.mask_of(worker_id))) == set(table.slots_of(worker_id))
+            mine = set(table.slots_of(worker_id)) - self.model.closed().keys()
+            assert set(np.flatnonzero(table.mask_of(worker_id))) == mine
             assert table.has_only(worker_id) == (self.model.workers() <= {worker_id})
         for slot in range(table.n_slots):
             columns = *table.columns[:5], table.columns.speed
@@ -100,10 +116,21 @@ class RankTableMatchesModel(RuleBasedStateMachine):
         table.check_invariants()
 
     @invariant()
+    def they_agree_on_who_is_closed(self):
+        table, closed = self.table, self.model.closed()
+        assert set(np.flatnonzero(table.standing())) == self.model.rows.keys()
+        assert table.n_closed == len(closed)
+        assert table.is_closed == (closed.keys() == self.model.rows.keys())
+        for some in (range(table.n_slots), range(0, table.n_slots, 2)):
+            among = np.isin(np.arange(table.n_slots), some)
+            expected = Counter(state for slot, state in closed.items() if slot in some)
+            assert table.states_of_closed(among) == expected
+
+    @invariant()
     def masks_of_taints_agree(self):
         for wanted in ({"t0"}, {"t4"}, {"t1", "t3"}, {"t2", "unknown"}, set()):
             mask = self.table.having_all(wanted)
-            got = set(np.flatnonzero(mask & self.table.open))
+            got = set(np.flatnonzero(mask & self.table.standing()))
             assert got == self.model.having_all(wanted)
 
 
