@@ -31,12 +31,19 @@ class LedgerModel:
 
     def overdue(self, now):
         """Names by whether their lease has ended."""
-        found = set()
-        for name, held in self.held.items():
-            end = held.renewed_at + self.ttl_s
-            if min(end, end if held.lease_ends_at is None else held.lease_ends_at) <= now:
-                found.add(name)
-        return found
+        return {name for name, held in self.held.items() if self.end_of(held) <= now}
+
+    def end_of(self, held):
+        end = held.renewed_at + self.ttl_s
+        return end if held.lease_ends_at is None else min(end, held.lease_ends_at)
+
+    def move(self, name, slot, prefill_tokens):
+        """It is the newest now; of its prefill there may be something to do again."""
+        held = self.held.pop(name)
+        held.slot = slot
+        if prefill_tokens is not None:
+            held.prefill_tokens = prefill_tokens
+        self.held[name] = held
 
     def on(self, account, slot):
         return {n for n, h in self.held.items() if (h.account, h.slot) == (account, slot)}

@@ -12,6 +12,7 @@ class LiveReservation:
     hashes: list[int]
     prefill_tokens: int
     output_weights: list[float] = field(default_factory=list)
+    decay: float | None = None
 
 
 class LoadModel:
@@ -40,10 +41,25 @@ class LoadModel:
         if decay_fraction is None:
             return
         reservation.output_weights = [decay_fraction] * len(reservation.output_weights)
+        self.decay(reservation, decay_fraction)
+
+    def decay(self, reservation: LiveReservation, decay_fraction: float) -> None:
+        reservation.decay = decay_fraction
         references = self.references(reservation.slot)
         for h in reservation.hashes:
             if references[h] == 1:
                 self.weights[(reservation.slot, h)] = decay_fraction
+
+    def move(self, name: int, slot: int, prefill_tokens: int | None) -> None:
+        """Its own blocks count there what they counted here, shared ones what they count there."""
+        old = self.live[name]
+        self.remove(name)
+        self.add(name, slot, old.hashes, old.prefill_tokens)
+        if prefill_tokens is not None:
+            self.live[name].prefill_tokens = prefill_tokens
+        self.live[name].output_weights = old.output_weights
+        if old.decay is not None:
+            self.decay(self.live[name], old.decay)
 
     def active_blocks(self, slot: int) -> int:
         prompt = [weight for (s, _), weight in self.weights.items() if s == slot]

@@ -19,6 +19,8 @@ from select_service.core.load.booking import BOOKED_BLOCKS_MAX, Account, NewBook
 from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger_kernels import NO_ROOM, TAKEN, assign
 from select_service.core.load.ledger_layout import CALL_LOAD, FOLLOWERS, MANY_BLOCKS
+from select_service.core.load.load_layout import DRAINED_BLOCKS, DRAINED_TOKENS
+from select_service.core.load.moving import Lasting, MoveTo, moved
 from select_service.core.load.reservations import Reservations, not_found
 from select_service.core.touched import Touched
 from select_service.errors import CapacityExceeded, Conflict
@@ -27,8 +29,10 @@ TURN_WORK_MAX = 1024
 """What one turn of the event loop releases; some one to two milliseconds."""
 RELEASE_WORK = 8
 
-Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left"]
-"""Who made a change.  client: one of ours."""
+Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left", "moved", "given_up"]
+"""Who made a change.  client: one of ours; moved: to another rank; given_up: its rank is dead."""
+NOT_REPORTED = frozenset(("rank_left", "moved", "given_up"))
+"""Ends that say nothing of whether callers report the ends of prefills."""
 
 
 class LoadFollower(Protocol):
@@ -132,10 +136,10 @@ class Ledger:
 
     def book(
         self, booking: NewBooking, cause: Cause, now: float, lease_s: float | None = None
-    ) -> None:
+    ) -> int:
         """Book it in the place of whatever has its id.  lease_s: a first lease that is shorter.
 
-        Raises MemoryError and CapacityExceeded, and then has changed nothing.
+        Returns its row.  Raises MemoryError and CapacityExceeded, and then has changed nothing.
         """
         assert booking.slot not in booking.account.leaving
         self.held.rows.know(booking.account)
@@ -148,6 +152,7 @@ class Ledger:
             self._expecting.add(booking.account.load)
             self._prepare_again(booking.account.load)
         self.tell_booked(booking, cause, now)
+        return row
 
     def tell_booked(self, booking: NewBooking, cause: Cause, now: float) -> None:
         """Tell the followers."""
@@ -258,7 +263,7 @@ class Ledger:
 
     def release(self, booking: Booking, cause: Cause, now: float) -> None:
         """As `free`, of one that is held."""
-        self._release(booking, cause, now, tells=cause != "rank_left")
+        self._release(booking, cause, now, tells=cause not in NOT_REPORTED)
 
     def _release(self, booking: Booking, cause: Cause, now: float, *, tells: bool) -> None:
         """tells: is an end before that of the prefill one that nobody reported?  Not where the
@@ -266,6 +271,26 @@ class Ledger:
         """
         row = verbs.release_row(self._memory.header, booking.row, tells)
         self._released(row, cause, now)
+
+    def move(self, booking: Booking, to: MoveTo, now: float) -> Booking:
+        """Book it on another rank and free it here, in one step.
+
+        Followers hear of the end and of the booking.  Raises MemoryError, and then has changed
+        nothing.
+        """
+        load, memory = booking.account.load, self._memory
+        load.reserve_room(booking.n_named)
+        lasting = Lasting.of(memory, booking.row)
+        new = moved(booking, to, lasting.booked_blocks)
+        tokens, blocks = booking.prefill_tokens, booking.prompt_blocks
+        self.release(booking, "moved", now)
+        load.header[DRAINED_TOKENS] -= tokens
+        load.header[DRAINED_BLOCKS] -= blocks
+        row = self.book(new, "moved", now, lasting.ends_at - now)
+        lasting.restore(memory, row, new.reservation_id.encode(), now)
+        if not new.prefilling:
+            self.tell_completed(row, "moved", now)
+        return self.held.at(row)
 
     def _released(self, row: int, cause: Cause, now: float) -> None:
         assert row > 0, "more was released than had been booked"

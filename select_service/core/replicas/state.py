@@ -46,6 +46,8 @@ from select_service.core.replicas.progress import ProgressExchange
 from select_service.core.replicas.shares import Shares
 from select_service.errors import CapacityExceeded
 
+TOLD = frozenset(("client", "moved", "given_up"))
+"""Causes of changes that peers are told of."""
 DOUBTED_MAX = 1024
 """Beyond it an id that is admitted again is believed at once."""
 
@@ -242,7 +244,7 @@ class ReplicaState:
     # --- what our clients do, as a follower of the ledger
 
     def booked(self, booking: NewBooking, cause: Cause, now: float) -> None:
-        if cause != "client":
+        if not self._is_told(booking.origin, cause):
             return
         self.endings.forget(booking.reservation_id)
         tokens = booking.prefill_tokens if booking.tracks_prefill else None
@@ -259,13 +261,17 @@ class ReplicaState:
         )
 
     def prefill_completed(self, booking: Booking, cause: Cause, now: float) -> None:
-        if cause == "client":
+        if self._is_told(booking.origin, cause):
             self.say(PrefillCompleted(**self._common(booking)))
 
     def released(self, booking: Booking, cause: Cause, now: float) -> None:
-        if cause == "client":
+        if self._is_told(booking.origin, cause):
             self.endings.freed(booking.reservation_id, self.router_id, now)
             self.say(Freed(**self._common(booking)))
+
+    @staticmethod
+    def _is_told(origin: int | None, cause: Cause) -> bool:
+        return cause == "client" or (cause in TOLD and origin is None)
 
     def _common(self, booking: Booking | NewBooking) -> _Common:
         return {

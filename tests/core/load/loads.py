@@ -5,6 +5,7 @@ import numpy as np
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.booking import Account, NewBooking
 from select_service.core.load.ledger import Ledger
+from select_service.core.load.moving import MoveTo
 from select_service.core.load.reservations import Reservations
 from select_service.core.touched import Touched
 
@@ -29,6 +30,10 @@ class Loads:
 
     def complete(self, name):
         self.ledger.complete(str(name), "client", 0.0)
+
+    def move(self, name, slot, tokens=None):
+        to = MoveTo(Rank(slot, 0), slot, tokens)
+        self.ledger.move(self.ledger.held.get(str(name)), to, 0.0)
 
     def active(self, slot=0):
         return int(self.load.active_blocks()[slot])

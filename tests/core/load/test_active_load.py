@@ -100,6 +100,13 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
         self.loads.complete(name)
         self.model.live[name].prefill_tokens = 0
 
+    @rule(name=names, slot=st.integers(0, 10**6), tokens=st.none() | st.integers(0, 1000))
+    def move(self, name, slot, tokens):
+        slot %= self.n_slots
+        self.loads.move(name, slot, tokens)
+        self.model.move(name, slot, tokens)
+        self.booked[name] = slot
+
     @rule(blocks=st.integers(0, 40))
     def prepare(self, blocks):
         self.load.prepare(blocks)

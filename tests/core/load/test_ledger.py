@@ -8,6 +8,7 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
 from select_service.core.load.booking import Account, NewBooking
 from select_service.core.load.ledger import RELEASE_WORK, Ledger
+from select_service.core.load.moving import MoveTo
 from select_service.core.load.reservations import Reservations
 from select_service.core.touched import Touched
 from select_service.errors import Conflict, NotFound
@@ -29,11 +30,12 @@ class Heard:
 
     def __init__(self):
         self.live, self.prefilling, self.causes = set(), set(), []
-        self.completions = 0
+        self.completions = self.bookings = 0
 
     def booked(self, booking, cause, now):
         assert booking.reservation_id not in self.live
         self.live.add(booking.reservation_id)
+        self.bookings += 1
         self.prefilling.add(booking.reservation_id)
 
     def prefill_completed(self, booking, cause, now):
@@ -142,6 +144,24 @@ class LedgerMatchesModel(RuleBasedStateMachine):
             del self.model.held[name]
             assert self.heard.causes[-1] == cause
 
+    @rule(name=NAMES, slot=st.integers(0, SLOTS - 1), tokens=st.none() | st.integers(0, 9))
+    def move(self, name, slot, tokens):
+        held = self.model.held.get(name)
+        if held is None or (held.account, slot) in self.model.leaving:
+            return
+        booking, heard = self.ledger.held.get(name), self.heard.bookings
+        was, age = booking.prefilling, booking.booked_at
+        drained = booking.account.drained
+        self.ledger.move(booking, MoveTo(Rank(slot, 0), slot, tokens), self.now)
+        self.model.move(name, slot, tokens)
+        moved = self.ledger.held.get(name)
+        assert (moved.rank, moved.slot, moved.booked_at) == (Rank(slot, 0), slot, age)
+        assert moved.prefilling == (was if tokens is None else True)
+        assert moved.account.drained == drained
+        assert self.heard.causes[-1] == "moved"
+        assert self.heard.bookings == heard + 1
+        assert (name in self.heard.prefilling) == moved.prefilling
+
     @rule(name=NAMES, origin=st.sampled_from([None, 7, 8]))
     def assign(self, name, origin):
         if name in self.model.held:
@@ -198,6 +218,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
             assert b.sequence_hashes.tolist() == held.hashes
             assert (b.prefill_tokens, b.origin) == (held.prefill_tokens, held.origin)
             assert (b.renewed_at, b.output_blocks) == (held.renewed_at, held.output_blocks)
+            assert b.lease_ends_at == self.model.end_of(held)
         for number, account in enumerate(self.accounts):
             for slot in range(SLOTS):
                 totals = account.load.totals[slot]
