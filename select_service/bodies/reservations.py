@@ -21,6 +21,9 @@ class ReservationRequest(PromptQuery, kw_only=True):
     """Told to other replicas; not used here."""
     effective_prefill_tokens: U64 | None = None
     """Prompt tokens that are not cached and must be computed; the whole prompt when left out."""
+    migratable: bool = True
+    """May it go on elsewhere when its worker fails or is drained? False for what cannot, as several
+    answers to one prompt, guided decoding and embeddings; counts with `--health-checks on`."""
 
     def __post_init__(self) -> None:
         check_u64(self, "isl_tokens", "worker_id", "effective_prefill_tokens")

@@ -53,6 +53,9 @@ class SelectAndReserveRequest(SelectRequest, kw_only=True):
 
     reservation_id: Id | None = None
     """Name of the new reservation, unique over all models and tenants; made up when left out."""
+    migratable: bool = True
+    """May it go on elsewhere when its worker fails or is drained? False for what cannot, as several
+    answers to one prompt, guided decoding and embeddings; counts with `--health-checks on`."""
 
 
 class Overlap(Struct, kw_only=True):

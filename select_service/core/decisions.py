@@ -9,7 +9,12 @@ import numpy.typing as npt
 
 from indexer.hashing.hashes import Hashes
 from select_service.bodies.reservations import Reservation, ReservationRequest
-from select_service.bodies.selection import Overlap, Selection, SelectRequest
+from select_service.bodies.selection import (
+    Overlap,
+    SelectAndReserveRequest,
+    Selection,
+    SelectRequest,
+)
 from select_service.core.decide.decision_ring import DecisionRing, Waited
 from select_service.core.decide.explain import Candidate
 from select_service.core.decide.prompt import Prompt
@@ -18,6 +23,7 @@ from select_service.core.fleet.partition import Partition, Placement
 from select_service.core.identity import Rank
 from select_service.core.load.booking import NO_PROMPT, NewBooking, nameless
 from select_service.core.load.ledger import Ledger
+from select_service.core.load.move_wishes import KeptWishes, MoveWishes
 from select_service.errors import BadRequest
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
@@ -55,6 +61,7 @@ class Wanted(NamedTuple):
     prefill_tokens: None: prefill is not tracked
     own_work:       tokens that the rank would compute;  None: as many as are booked
     cached_blocks:  of the prompt that the rank has
+    asked_by:       the request, if there is one
     """
 
     reservation_id: str
@@ -63,6 +70,7 @@ class Wanted(NamedTuple):
     lora_name: str | None
     own_work: int | None = None
     cached_blocks: int = 0
+    asked_by: SelectRequest | ReservationRequest | None = None
 
 
 class Decisions:
@@ -73,6 +81,8 @@ class Decisions:
         self._ledger = ledger
         self._rng = rng
         self._ring = ring
+        self.wishes: KeptWishes | None = None
+        """Keeps what requests say about being moved; None: nothing is ever moved."""
 
     def decide(self, job: Job, eligible: npt.NDArray[np.bool_], now: float) -> Decision:
         """Choose a rank, and book the load on it if the request asks for that.
@@ -108,6 +118,7 @@ class Decisions:
             request.lora_name,
             placement.own_work,
             placement.external,
+            request,
         )
         self.book(job.partition, placement.slot, job.prompt, job.config, wanted, now)
 
@@ -163,6 +174,9 @@ class Decisions:
             prompt=prompt.block_hashes if partition.placing.policy.follows else NO_PROMPT,
         )
         self._ledger.book(booking, "client", now)
+        if self.wishes is not None:
+            said = MoveWishes() if what.asked_by is None else wishes_of(what.asked_by)
+            self.wishes.said(what.reservation_id, prompt.block_hashes, said)
 
     def keeps_up(self, partition: Partition) -> bool:
         """Is whatever is booked there next a bounded step?  If not, ask again in the next turn."""
@@ -188,6 +202,20 @@ class Decisions:
         if config.assume_kv_reuse:
             return sequence_hashes
         return np.frombuffer(bytearray(self._rng.randbytes(8 * len(sequence_hashes))), np.uint64)
+
+
+def wishes_of(request: SelectRequest | ReservationRequest) -> MoveWishes:
+    """What a request says that counts when its reservation is moved, without its prompt."""
+    if isinstance(request, ReservationRequest):
+        return MoveWishes(migratable=request.migratable)
+    pinned, allowed = request.pinned_worker, request.allowed_worker_ids
+    return MoveWishes(
+        priority=request.strict_priority or 0,
+        migratable=not isinstance(request, SelectAndReserveRequest) or request.migratable,
+        pinned=None if pinned is None else Rank(pinned.worker_id, pinned.dp_rank),
+        allowed=None if allowed is None else frozenset(allowed),
+        required=frozenset(request.routing_constraints.required_taints),
+    )
 
 
 def _selection(job: Job, placement: Placement, reservation_id: str | None) -> Selection:

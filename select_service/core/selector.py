@@ -76,6 +76,7 @@ from select_service.core.fleet.partition import Partition
 from select_service.core.hindsight import Hindsight, HindsightConfig
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import TURN_WORK_MAX, Expired, Ledger
+from select_service.core.load.move_wishes import KeptWishes
 from select_service.core.load.reservations import ReservationFilter, Reservations
 from select_service.core.prompts import Prompts
 from select_service.core.replicas.events import LoadEvent
@@ -303,9 +304,18 @@ class Selector:
         self.held.refuse_unless_room(len(prompt.sequence_hashes))
         output, lora = request.expected_output_tokens, request.lora_name
         work = work_on(partition, slot, prompt, config, tokens)
-        booked = Wanted(request.reservation_id, tokens, output, lora, *work)
+        booked = Wanted(request.reservation_id, tokens, output, lora, *work, request)
         self._decisions.book(partition, slot, prompt, config, booked, now)
         return booked_answer(request.reservation_id, partition, slot)
+
+    def keep_wishes(self, wishes: KeptWishes) -> None:
+        """Let it keep, from now on, what requests say about being moved."""
+        self._decisions.wishes = wishes
+
+    @property
+    def keeps_wishes(self) -> bool:
+        """Does somebody have to be told of prompts that are booked?"""
+        return self._decisions.wishes is not None
 
     @property
     def router(self) -> RouterConfig:

@@ -120,7 +120,8 @@ class Bookings:
         if not self._selector.ledger.tells_bookings:
             return
         held, tracks = self._selector.held.at(row), self._selector.router.track_prefill_tokens
-        name, prompt = self._text(data, request.RESERVATION_ID) or new_name, self._prompt(False)
+        name = self._text(data, request.RESERVATION_ID) or new_name
+        prompt = self._prompt(self._selector.keeps_wishes and self._has_path())
         assert name is not None
         given = self._fields[request.ROUTE] == request.RESERVE and (
             self._fields[request.EFFECTIVE_PREFILL_TOKENS] != NONE
@@ -137,8 +138,14 @@ class Bookings:
             tracks_prefill=tracks or given,
             expected_output_tokens=self._number(request.EXPECTED_OUTPUT_TOKENS),
             own_work=held.work,
+            prompt=prompt.block_hashes,
         )
         self._selector.ledger.tell_booked(booking, "client", monotonic())
+
+    def _has_path(self) -> bool:
+        """Does the prompt have block hashes that count (`booking_kernels.has_path`)?"""
+        fields = self._fields
+        return fields[request.ROUTE] != request.RESERVE or fields[request.N_TOKENS] != NONE
 
     def _prompt(self, has_blocks: bool) -> Prompt:
         """Of which the arrays will not be overwritten.  has_blocks: are its block hashes needed?"""

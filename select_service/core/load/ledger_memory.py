@@ -37,7 +37,8 @@ class LedgerMemory:
         rows = self._column(layout.ROWS, n_rows * layout.FIELDS, np.int64)
         self.fields = rows.data
         """int64[rows * FIELDS]"""
-        self.times = rows.view(np.float64).data
+        self._times = rows.view(np.float64)
+        self.times = self._times.data
         """The same, where they are times or weights."""
         self.orders = self._column(layout.ORDERS, n_rows, np.int64)
         self.ends = self._column(layout.ENDS, n_rows, np.float64)
@@ -58,6 +59,13 @@ class LedgerMemory:
         header[layout.SEED] = SystemRandom().getrandbits(63)
         times = header.view(np.float64)
         times[layout.TTL], times[layout.NEXT_END] = ttl_s, inf
+
+    def lease(self, row: int, renewed_at: float, ends_at: float) -> None:
+        """Let the lease of a row be this one."""
+        self._times[row * layout.FIELDS + layout.RENEWED_AT] = renewed_at
+        self.ends[row] = ends_at
+        numbers = self.header.view(np.float64)
+        numbers[layout.NEXT_END] = min(numbers[layout.NEXT_END], ends_at)
 
     def chain(self, chunk: int, n: int) -> Hashes:
         """uint64[n], a copy: the first words of the chain that begins with a chunk."""

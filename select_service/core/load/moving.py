@@ -67,10 +67,7 @@ class Lasting(NamedTuple):
             verbs.add_output_block(memory.header, name, self.fraction, now)
             for _ in range(self.whole):
                 verbs.add_output_block(memory.header, name, np.nan, now)
-        memory.times[row * layout.FIELDS + layout.RENEWED_AT] = self.renewed_at
-        memory.ends[row] = self.ends_at
-        times = memory.header.view(np.float64)
-        times[layout.NEXT_END] = min(times[layout.NEXT_END], self.ends_at)
+        memory.lease(row, self.renewed_at, self.ends_at)
 
 
 def moved(booking: Booking, to: MoveTo, blocks: int) -> NewBooking:

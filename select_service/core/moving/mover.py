@@ -1,0 +1,306 @@
+"""Carries out what health asks for: reservations move to other ranks, or are given up.
+
+A job is one rank to be left.  It goes on a bounded number of reservations a turn, one after the
+other; each move is one step in the ledger and one event.  Only what this process has admitted is
+moved here: whose it is moves the rest, and both hear of it as of every booking.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from select_service.core.fleet.partition import Partition
+from select_service.core.health.effects import Effect, MovesAsked, ReleaseAsked
+from select_service.core.health.kinds import READABLE, Kind
+from select_service.core.health.migration import NO_ROOM, Movable, Move, plan
+from select_service.core.health.monitor import HealthMonitor
+from select_service.core.health.move_cost import KvLayout, Method, MoveTerms
+from select_service.core.health.moves import Confirmed, MoveEvent, Moves
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load.held_booking import Booking
+from select_service.core.load.ledger import Ledger
+from select_service.core.load.moving import MoveTo
+from select_service.core.moving.learnt import Learnt
+from select_service.core.moving.movables import movable_of
+from select_service.core.moving.targets import Targets, targets_of
+from select_service.core.touched import Touched
+from select_service.errors import NotFound
+
+PER_TURN = 200
+"""Reservations that are looked at, moved or given up before others get their turn."""
+PLANNED_MAX = 4096
+"""Reservations in one plan; more are moved by a second one behind it."""
+
+Places = npt.NDArray[np.int64]
+"""[n, 2], of `Reservations.places_on`."""
+LayoutOf = Callable[[PartitionKey, int], KvLayout | None]
+"""Of the cache of a worker; None: unknown, and nothing is carried over."""
+
+
+class Leaving(NamedTuple):
+    """A rank that is to be left, and why.  slot: its own, as long as the partition is this one"""
+
+    partition: Partition
+    rank: Rank
+    slot: int
+    cause: Kind
+
+
+class MoveCounts(NamedTuple):
+    """Since the start.
+
+    moves:    by worker that was left, worker that took it (None: nobody) and method
+    given_up: reservations that were released, since their rank did not come back
+    """
+
+    moves: Counter[tuple[int, int | None, Method]]
+    given_up: int
+
+
+class Mover:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        monitor: HealthMonitor,
+        partitions: Mapping[PartitionKey, Partition],
+        ledger: Ledger,
+        learnt: Learnt,
+        layout_of: LayoutOf,
+        touched: Touched,
+        *,
+        tracks_prefill: bool = True,
+    ) -> None:
+        """tracks_prefill: do prompts that have to be computed again count as load?"""
+        self.moves = Moves()
+        self._monitor = monitor
+        self._partitions = partitions
+        self._ledger = ledger
+        self._learnt = learnt
+        self._layout_of = layout_of
+        self._touched = touched
+        self._tracks_prefill = tracks_prefill
+        self._jobs: dict[Rank, Iterator[None]] = {}
+        self._given_up: deque[Places] = deque()
+        self._counts: Counter[tuple[int, int | None, Method]] = Counter()
+        self._n_given_up = 0
+        self._now = 0.0
+        self._watchers: set[Callable[[], None]] = set()
+
+    # --- what health asks for
+
+    def follow(self, effect: Effect, now: float) -> None:
+        """Note what an effect asks for; of a rank that has gone, nothing."""
+        if isinstance(effect, MovesAsked | ReleaseAsked):
+            found = self._known(effect.rank)
+            if found is not None and isinstance(effect, MovesAsked):
+                self.ask(*found)
+            elif found is not None:
+                self.give_up(found[0], effect.rank)
+
+    def _known(self, rank: Rank) -> tuple[PartitionKey, Rank, Kind] | None:
+        try:
+            key, cause = self._monitor.checked(rank).key, self._monitor.record(rank).cause
+        except KeyError:
+            return None
+        return key, rank, cause or Kind.OPERATOR
+
+    def ask(self, key: PartitionKey, rank: Rank, cause: Kind) -> None:
+        """Move what is booked on a rank; again while that is being done changes nothing."""
+        leaving = self._leaving(key, rank, cause)
+        if leaving is not None and rank not in self._jobs:
+            self._jobs[rank] = self._move_all(leaving)
+            self._touched.wake_if(self._jobs)
+
+    def give_up(self, key: PartitionKey, rank: Rank) -> None:
+        """Release what is booked on a rank at this moment, in the next turns."""
+        leaving = self._leaving(key, rank, Kind.FATAL)
+        if leaving is not None:
+            held = self._ledger.held
+            self._given_up.append(held.places_on(leaving.partition.account, leaving.slot))
+            self._touched.wake_if(self._given_up)
+
+    def _leaving(self, key: PartitionKey, rank: Rank, cause: Kind) -> Leaving | None:
+        partition = self._partitions.get(key)
+        slot = None if partition is None else partition.table.find(rank)
+        if partition is None or slot is None:
+            return None
+        return Leaving(partition, rank, slot, cause)
+
+    # --- turns
+
+    @property
+    def is_busy(self) -> bool:
+        """Is there something left to do?"""
+        return bool(self._jobs or self._given_up)
+
+    def step(self, now: float) -> None:
+        """One turn; wakes whoever calls it while there is more to do."""
+        self._now = now
+        before = self.moves.next
+        if self._given_up:
+            self._release_some()
+        elif self._jobs:
+            rank, job = next(iter(self._jobs.items()))
+            if next(job, _OVER) is _OVER:
+                del self._jobs[rank]
+        if self.moves.next != before:
+            for tell in list(self._watchers):
+                tell()
+        self._touched.wake_if(self._jobs)
+        self._touched.wake_if(self._given_up)
+
+    def _release_some(self) -> None:
+        places = self._given_up.popleft()
+        if len(places) > PER_TURN:
+            self._given_up.appendleft(places[PER_TURN:])
+        for booking in self._ours(places[:PER_TURN]):
+            self._ledger.release(booking, "given_up", self._now)
+            self._n_given_up += 1
+
+    def _ours(self, places: Places) -> Iterator[Booking]:
+        """Those that are still there, and ours to decide about."""
+        for row, order in places.tolist():
+            booking = self._ledger.held.still(row, order)
+            if booking is not None and booking.origin is None:
+                yield booking
+
+    # --- one rank
+
+    def _move_all(self, leaving: Leaving) -> Iterator[None]:
+        """Gives the event loop back at each yield."""
+        places = self._ledger.held.places_on(leaving.partition.account, leaving.slot)
+        for begin in range(0, len(places), PLANNED_MAX):
+            yield from self._move_some(leaving, places[begin : begin + PLANNED_MAX])
+
+    def _move_some(self, leaving: Leaving, places: Places) -> Iterator[None]:
+        """One plan."""
+        partition, learnt = leaving.partition, self._learnt
+        there = targets_of(partition, leaving.rank, learnt.pace.rate_of)
+        found: dict[str, tuple[Booking, Movable]] = {}
+        for begin in range(0, len(places), PER_TURN):
+            for booking in self._ours(places[begin : begin + PER_TURN]):
+                wishes = learnt.wishes.of(booking.reservation_id)
+                movable = movable_of(booking, wishes, partition, there)
+                found[movable.id] = booking, movable
+            yield
+        movables = [movable for _, movable in found.values()]
+        moves = plan(movables, there.targets, self._terms(leaving))
+        for number, move in enumerate(moves, 1):
+            booking, movable = found[move.id]
+            while not self._ledger.may_book(partition.account.load, booking.n_named):
+                yield
+            if self._ledger.held.is_live(booking):
+                self._carry_out(leaving, there, booking, movable, move)
+            if number % PER_TURN == 0:
+                yield
+
+    def _terms(self, leaving: Leaving) -> MoveTerms:
+        layout = self._layout_of(leaving.partition.key, leaving.rank.worker_id)
+        size = None if layout is None else layout.block_bytes_per_shard
+        return MoveTerms(leaving.partition.block_size, size, leaving.cause in READABLE)
+
+    def _carry_out(
+        self, leaving: Leaving, there: Targets, booking: Booking, movable: Movable, move: Move
+    ) -> None:
+        """One move: the booking, and its event."""
+        if move.target is not None:
+            table = leaving.partition.table
+            slot = table.find(move.target)
+            if slot is None or not table.open[slot] or not table.columns.weight[slot]:
+                move = Move(move.id, None, Method.ABORT, why=NO_ROOM)
+            else:
+                to = self._move_to(leaving, there, movable, move, slot)
+                self._ledger.move(booking, to, self._now)
+        self.moves.add(move, leaving.rank, leaving.cause, self._now)
+        target = None if move.target is None else move.target.worker_id
+        self._counts[leaving.rank.worker_id, target, move.method] += 1
+
+    def _move_to(
+        self, leaving: Leaving, there: Targets, movable: Movable, move: Move, slot: int
+    ) -> MoveTo:
+        assert move.target is not None
+        overlap = 0 if movable.overlap is None else int(movable.overlap[there.at[move.target]])
+        if move.method is Method.TRANSFER:
+            return MoveTo(move.target, slot, cached_blocks=overlap)
+        tokens = max(0, movable.tokens - overlap * leaving.partition.block_size)
+        return self._recomputed(leaving.partition, move.id, move.target, slot, tokens, overlap)
+
+    def _recomputed(
+        self,
+        partition: Partition,
+        reservation_id: str,
+        target: Rank,
+        slot: int,
+        tokens: int,
+        overlap: int,
+    ) -> MoveTo:
+        """Its prefill begins anew there."""
+        if not self._tracks_prefill:
+            return MoveTo(target, slot)
+        follows = partition.placing.policy.follows
+        prompt = self._learnt.wishes.of(reservation_id).block_hashes if follows else None
+        return MoveTo(target, slot, tokens, overlap, prompt)
+
+    # --- callers
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Call it after each turn that has moved something; it must not block or call back."""
+        self._watchers.add(tell)
+
+    def unwatch(self, tell: Callable[[], None]) -> None:
+        """Call it no more."""
+        self._watchers.discard(tell)
+
+    def moved(self, reservation_id: str) -> MoveEvent | None:
+        """Where a reservation is that has moved and whose move has not been confirmed."""
+        event = self.moves.of(reservation_id)
+        return None if event is None or event.target is None else event
+
+    def confirmed(self, reservation_id: str, ok: bool, now: float) -> Confirmed:
+        """Its caller says how the move went.
+
+        After a transfer that failed the prompt is computed again on the same target; a prompt that
+        was computed again is no load any more.  Raises NotFound.
+        """
+        booking = self._ledger.held.get(reservation_id)
+        confirmed = self.moves.confirmed(reservation_id, ok)
+        if confirmed is None:
+            raise NotFound(f"reservation {reservation_id} has no move that is to be confirmed")
+        self._ledger.renew(reservation_id, now)
+        if ok and confirmed.method is Method.REPREFILL:
+            self._ledger.complete(reservation_id, "client", now)
+        elif not ok and confirmed.event.method is Method.TRANSFER:
+            self._compute_again(booking, now)
+        return confirmed
+
+    def _compute_again(self, booking: Booking, now: float) -> None:
+        partition = self._partitions[booking.key]
+        tokens = booking.isl_tokens + partition.block_size * booking.output_blocks
+        name, overlap = booking.reservation_id, 0
+        hashes = self._learnt.wishes.of(name).block_hashes
+        if len(hashes):
+            overlap = int(partition.index.match(hashes)[booking.slot, -1])
+        tokens = max(0, tokens - overlap * partition.block_size)
+        to = self._recomputed(partition, name, booking.rank, booking.slot, tokens, overlap)
+        self._ledger.move(booking, to, now)
+
+    def counts(self) -> MoveCounts:
+        """To be read only."""
+        return MoveCounts(self._counts, self._n_given_up)
+
+    def tick(self, now: float) -> bool:
+        """Once a second: events that are too old go."""
+        self.moves.forget(now)
+        return False
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        self.moves.check_invariants()
+        self._learnt.check_invariants(b.reservation_id for b in self._ledger.held)
+
+
+_OVER = object()

@@ -1,0 +1,77 @@
+"""A selector with a mover, its turns made by hand."""
+
+from select_service.core.health.kinds import Kind
+from select_service.core.health.monitor import HealthMonitor
+from select_service.core.health.rules import HealthRules
+from select_service.core.identity import Rank
+from select_service.core.load import load_layout as layout
+from select_service.core.load.move_wishes import KeptWishes
+from select_service.core.moving.learnt import Learnt
+from select_service.core.moving.mover import Mover
+from select_service.core.touched import Touched
+from tests.builders import a_reservation, a_selector, a_worker
+from tests.core.selector_scenes import KEY
+
+
+class Scene:
+    def __init__(self, workers=3, kv_layout=None, blocks_max=4096, **fields):
+        self.selector = a_selector(blocks_max=blocks_max)
+        self.is_woken = False
+        self.touched = touched = Touched(self._wake)
+        self.learnt = Learnt(KeptWishes())
+        self.selector.keep_wishes(self.learnt.wishes)
+        self.selector.ledger.follow(self.learnt)
+        self.monitor = HealthMonitor(HealthRules(), lambda key: (), lambda rank: 0, touched)
+        self.mover = Mover(
+            self.monitor,
+            self.selector.fleet.partitions,
+            self.selector.ledger,
+            self.learnt,
+            lambda key, worker_id: kv_layout,
+            touched,
+        )
+        for worker_id in range(1, workers + 1):
+            self.selector.register(a_worker(worker_id, **fields))
+
+    def _wake(self):
+        self.is_woken = True
+
+    @property
+    def partition(self):
+        return self.selector.fleet.partitions[KEY]
+
+    def reserve(self, name, worker_id=1, tokens=8, now=0.0, **fields):
+        self.selector.reserve(a_reservation(name, worker_id, tokens, **fields), now)
+
+    def drain(self, worker_id=1, cause=Kind.OPERATOR, now=1.0):
+        """Turns until nothing is left to do; how many there were."""
+        table = self.partition.table
+        table.columns.weight[table.find(Rank(worker_id, 0))] = 0.0
+        self.mover.ask(KEY, Rank(worker_id, 0), cause)
+        return self.turns(now)
+
+    def turns(self, now=1.0):
+        turns = 0
+        while self.mover.is_busy:
+            assert self.is_woken  # it asks for each
+            self.is_woken, turns = False, turns + 1
+            self.touched.turn_begins()
+            self.mover.step(now)
+        return turns
+
+    def rank_of(self, name):
+        return self.selector.held.get(name).rank
+
+    def totals(self):
+        """(prefill tokens, requests, blocks) of the partition"""
+        load = self.partition.load
+        totals = load.totals.sum(axis=0)
+        tokens, requests = totals[[layout.PREFILL_TOKENS, layout.REQUESTS]].tolist()
+        return tokens, requests, int(load.active_blocks().sum())
+
+    def events(self, after=0):
+        return self.mover.moves.after(after, 1000).events
+
+    def check(self):
+        self.mover.check_invariants()
+        self.selector.check_invariants()

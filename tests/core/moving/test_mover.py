@@ -1,0 +1,261 @@
+"""What becomes of the reservations of a rank that is left."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.core.health.kinds import Kind
+from select_service.core.health.move_cost import KvLayout, Method
+from select_service.core.identity import Rank
+from select_service.core.load.booking import NewBooking
+from select_service.core.moving import mover as moving
+from select_service.errors import NotFound
+from tests.builders import a_select_and_reserve, a_worker
+from tests.core.moving.scenes import Scene
+from tests.core.selector_scenes import KEY, store
+from tests.refusals import is_refused
+
+SMALL = KvLayout(block_size=4, layers=2, kv_heads=2, head_dim=8, dtype_bytes=2)
+
+
+def test_all_reservations_of_a_rank_move_and_nothing_is_lost():
+    scene = Scene()
+    for number in range(20):
+        scene.reserve(f"r{number}", tokens=8 + number)
+    before = scene.totals()
+    scene.drain()
+    assert {scene.rank_of(f"r{n}").worker_id for n in range(20)} <= {2, 3}
+    assert scene.totals() == before
+    events = scene.events()
+    assert [event.seq for event in events] == list(range(1, 21))
+    assert {event.source for event in events} == {Rank(1, 0)}
+    assert all(event.target == scene.rank_of(event.reservation_id) for event in events)
+    scene.check()
+
+
+def test_a_second_drain_moves_only_what_is_still_there():
+    scene = Scene()
+    scene.reserve("a")
+    scene.drain()
+    scene.reserve("b")
+    scene.drain()
+    assert [event.reservation_id for event in scene.events()] == ["a", "b"]
+    scene.drain()
+    assert len(scene.events()) == 2
+
+
+def test_the_event_loop_is_given_back_every_200():
+    scene = Scene(workers=2)
+    for number in range(450):
+        scene.reserve(f"r{number}")
+    assert scene.drain() >= 6  # three turns to look at them, three to move them
+    assert len(scene.events()) == 450
+    scene.check()
+
+
+def test_more_than_a_plan_holds_is_moved_by_further_plans(monkeypatch):
+    monkeypatch.setattr(moving, "PLANNED_MAX", 3)
+    scene = Scene()
+    for number in range(10):
+        scene.reserve(f"r{number}")
+    scene.drain()
+    assert len(scene.events()) == 10
+    scene.check()
+
+
+def test_what_must_not_move_is_aborted_and_stays():
+    scene = Scene()
+    scene.reserve("a", migratable=False)
+    scene.drain()
+    (event,) = scene.events()
+    assert (event.target, event.method) == (None, Method.ABORT)
+    assert scene.rank_of("a") == Rank(1, 0)
+    assert scene.mover.moved("a") is None
+
+
+def test_constraints_of_the_request_count_for_its_move():
+    scene = Scene(workers=3)
+    scene.selector.register(a_worker(3, taints=["h100"]))
+    wanted = {
+        "pinned": {"pinned_worker": {"worker_id": 1, "dp_rank": 0}},
+        "allowed": {"allowed_worker_ids": [1, 3]},
+    }
+    for name, fields in wanted.items():
+        request = a_select_and_reserve(reservation_id=name, **fields)
+        scene.selector.select_and_reserve(request, 0.0)
+    on_three = scene.rank_of("allowed") == Rank(3, 0)
+    scene.drain()
+    assert scene.rank_of("pinned") == Rank(1, 0)
+    assert scene.rank_of("allowed") == Rank(3, 0)
+    assert len(scene.events()) == (1 if on_three else 2)
+
+
+def test_requests_of_a_higher_priority_are_planned_first():
+    scene = Scene(workers=2)
+    scene.selector.register(a_worker(2, total_kv_blocks=4))  # room for one of two blocks
+    names = {}
+    for name, priority in (("low", None), ("high", 3)):
+        request = a_select_and_reserve(
+            reservation_id=name, strict_priority=priority, allowed_worker_ids=[1, 2]
+        )
+        names[name] = scene.selector.select_and_reserve(request, 0.0)
+    for name in names:
+        booking = scene.selector.held.get(name)
+        if booking.rank != Rank(1, 0):  # bring both to the rank that is left
+            scene.selector.ledger.move(booking, moving.MoveTo(Rank(1, 0), _slot(scene, 1)), 0.0)
+    scene.drain()
+    assert [event.reservation_id for event in scene.events()] == ["high", "low"]
+    assert scene.rank_of("high") == Rank(2, 0)
+    assert scene.events()[1].method is Method.ABORT
+
+
+def _slot(scene, worker_id):
+    return scene.partition.table.find(Rank(worker_id, 0))
+
+
+def test_blocks_that_the_target_has_need_not_be_computed():
+    scene = Scene(workers=3)
+    store(scene.selector, Rank(3, 0), tokens=40)
+    scene.reserve("other", worker_id=2)  # so that 3 has the fewest blocks in use
+    scene.reserve("a", tokens=40)
+    scene.drain(cause=Kind.TIMEOUT)
+    (event,) = scene.events()
+    assert (event.target, event.method, event.estimated_ms) == (Rank(3, 0), Method.REPREFILL, 0.0)
+    assert scene.selector.held.get("a").prefill_tokens == 0
+
+
+def test_a_readable_cache_is_carried_over_and_its_prefill_state_with_it():
+    scene = Scene(kv_layout=SMALL)
+    scene.reserve("a", tokens=4000)
+    scene.selector.prefill_complete("a", 0.5)
+    scene.selector.output_block("a", 0.5, 0.5)
+    before = scene.totals()
+    scene.drain()
+    (event,) = scene.events()
+    assert event.method is Method.TRANSFER
+    assert scene.totals() == before
+    assert not scene.selector.held.get("a").prefilling
+    assert scene.selector.held.get("a").output_blocks == 1
+
+
+def test_a_prompt_that_is_computed_again_is_load_until_its_move_is_confirmed():
+    scene = Scene()
+    scene.reserve("a", tokens=40)
+    scene.selector.prefill_complete("a", 0.5)
+    scene.selector.output_block("a", None, 0.5)
+    scene.drain(cause=Kind.TOKEN_MISMATCH)
+    booking = scene.selector.held.get("a")
+    assert (booking.prefill_tokens, booking.prefilling) == (44, True)  # with the output so far
+    confirmed = scene.mover.confirmed("a", ok=True, now=2.0)
+    assert confirmed.method is Method.REPREFILL
+    booking = scene.selector.held.get("a")
+    assert (booking.prefill_tokens, booking.prefilling) == (0, False)
+    is_refused(NotFound, scene.mover.confirmed, "a", True, 2.0)
+    scene.check()
+
+
+def test_a_transfer_that_failed_is_computed_again_on_the_same_target():
+    scene = Scene(kv_layout=SMALL)
+    scene.reserve("a", tokens=4000)
+    scene.selector.prefill_complete("a", 0.5)
+    scene.drain()
+    target = scene.rank_of("a")
+    assert scene.mover.confirmed("a", ok=False, now=2.0).method is Method.REPREFILL
+    booking = scene.selector.held.get("a")
+    assert (booking.rank, booking.prefill_tokens) == (target, 4000)
+    scene.mover.confirmed("a", ok=True, now=3.0)
+    assert scene.selector.held.get("a").prefill_tokens == 0
+    scene.check()
+
+
+def test_reservations_of_a_peer_are_left_to_it():
+    scene = Scene()
+    scene.reserve("ours")
+    partition, slot = scene.partition, _slot(scene, 1)
+    hashes = scene.selector.held.get("ours").sequence_hashes
+    peers = NewBooking("theirs", partition.account, Rank(1, 0), slot, hashes, 8, 8, 0.0, origin=7)
+    scene.selector.ledger.book(peers, "replica", 0.0)
+    scene.drain()
+    scene.mover.give_up(KEY, Rank(1, 0))
+    scene.turns()
+    assert [event.reservation_id for event in scene.events()] == ["ours"]
+    assert scene.rank_of("theirs") == Rank(1, 0)
+
+
+def test_what_is_given_up_is_what_was_there_when_it_was_asked_for():
+    scene = Scene()
+    scene.reserve("old")
+    scene.mover.give_up(KEY, Rank(1, 0))
+    scene.reserve("new")
+    scene.turns()
+    assert scene.selector.held.find("old") is None
+    assert scene.rank_of("new") == Rank(1, 0)
+    assert scene.mover.counts().given_up == 1
+    scene.check()
+
+
+def test_what_ends_while_a_plan_is_carried_out_is_left_alone():
+    scene = Scene(workers=2)
+    for number in range(450):
+        scene.reserve(f"r{number}")
+    scene.mover.ask(KEY, Rank(1, 0), Kind.TIMEOUT)
+    for _ in range(4):
+        scene.mover.step(1.0)
+    scene.selector.free("r449", 1.0)
+    scene.turns()
+    assert len(scene.events()) == 449
+    scene.check()
+
+
+def test_a_target_that_leaves_while_a_plan_is_carried_out_gets_nothing():
+    scene = Scene(workers=2)
+    for number in range(450):
+        scene.reserve(f"r{number}")
+    scene.mover.ask(KEY, Rank(1, 0), Kind.TIMEOUT)
+    for _ in range(4):
+        scene.mover.step(1.0)
+    scene.selector.delete(2, 1.0)
+    scene.turns()
+    methods = [event.method for event in scene.events()]
+    assert methods.count(Method.ABORT) == 250
+    scene.selector.empty_leaving(1.0, 10**6)
+    scene.check()
+
+
+def test_who_watches_is_told_after_a_turn_that_moved_something():
+    scene, heard = Scene(), []
+    scene.mover.watch(tell := lambda: heard.append(scene.mover.moves.next))
+    scene.reserve("a")
+    scene.drain()
+    assert heard == [2]
+    scene.mover.unwatch(tell)
+    scene.reserve("b")
+    scene.drain()
+    assert heard == [2]
+
+
+RESERVATIONS = st.lists(
+    st.tuples(st.integers(4, 60), st.booleans(), st.integers(0, 3), st.booleans()), max_size=12
+)
+
+
+@given(RESERVATIONS, st.sampled_from(list(Kind)), st.booleans())
+def test_requests_and_blocks_are_conserved_whatever_moves(given_ones, cause, has_layout):
+    scene = Scene(kv_layout=SMALL if has_layout else None, blocks_max=64)
+    for number, (tokens, is_done, outputs, is_migratable) in enumerate(given_ones):
+        name = f"r{number}"
+        # tokens of its own, so that no two share blocks
+        scene.reserve(name, tokens=tokens, cache_salt=name, migratable=is_migratable)
+        if is_done:
+            scene.selector.prefill_complete(name, 0.5)
+        for _ in range(outputs):
+            scene.selector.output_block(name, None, 0.5)
+    before = scene.totals()
+    leases = [(b.reservation_id, b.lease_ends_at, b.booked_at) for b in scene.selector.held]
+    scene.drain(cause=cause)
+    assert scene.totals()[1:] == before[1:]
+    after = [(b.reservation_id, b.lease_ends_at, b.booked_at) for b in scene.selector.held]
+    assert sorted(after) == sorted(leases)
+    assert len(scene.events()) == len(given_ones)
+    for event in scene.events():
+        assert (event.target is None) == (scene.rank_of(event.reservation_id) == Rank(1, 0))
+    scene.check()
