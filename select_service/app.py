@@ -106,6 +106,7 @@ def build(
     )
     if health is not None:
         _keep_fit(selector, health)
+        _let_move(selector)
     waker.bind(callbacks.supervised("waker", selector.settle))
     replicas = None
     if publisher is not None:
@@ -137,6 +138,29 @@ def _keep_fit(selector: Selector, health: HealthSettings) -> None:
     selector.fitness = Fitness(
         health.rules, lambda key: prompts, selector.fleet, selector.ledger, selector.touched
     )
+
+
+def _let_move(selector: Selector) -> None:
+    """Reservations leave ranks that are not fit."""
+    from select_service.core.load.move_wishes import KeptWishes
+    from select_service.core.moving.learnt import Learnt
+    from select_service.core.moving.mover import Mover
+    from select_service.core.moving.targets import Layouts
+
+    fitness, learnt = selector.fitness, Learnt(KeptWishes())
+    assert fitness is not None
+    selector.decisions.wishes = learnt.wishes
+    selector.ledger.follow(learnt)
+    selector.mover = Mover(
+        fitness.monitor,
+        selector.fleet.partitions,
+        selector.ledger,
+        learnt,
+        Layouts(selector.fleet.catalog).of,
+        selector.touched,
+        tracks_prefill=selector.router.track_prefill_tokens,
+    )
+    fitness.followers.append(selector.mover)
 
 
 def _logged(service: Service) -> Logged | None:

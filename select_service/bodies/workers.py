@@ -23,6 +23,21 @@ Speed = Annotated[float, Meta(ge=1, le=1e9)]
 Domains = Annotated[dict[Name, Name], Meta(max_length=TAINTS_MAX)]
 
 
+class KvLayoutFields(RequestBody, kw_only=True):
+    """What a block of the engine's KV cache is made of."""
+
+    layers: Annotated[int, Meta(ge=1, le=65536)]
+    """Layers with a cache."""
+    kv_heads: Annotated[int, Meta(ge=1, le=65536)]
+    """Heads of keys and values of a layer, of all shards together."""
+    head_dim: Annotated[int, Meta(ge=1, le=65536)]
+    """Numbers of a head."""
+    dtype_bytes: Annotated[int, Meta(ge=1, le=16)] = 2
+    """Bytes of a number."""
+    tp: Annotated[int, Meta(ge=1, le=65536)] = 1
+    """Shards of tensor parallelism."""
+
+
 class WorkerFields(RequestBody, kw_only=True):
     """What POST and PATCH of a worker share.  In a PATCH, absent or null keeps the old value."""
 
@@ -64,6 +79,13 @@ class WorkerFields(RequestBody, kw_only=True):
     """How many prompt tokens a rank of it computes in a second, measured on one engine without
     other load; policies of work divide costs by what that is relative to the median of the
     workers of the model and tenant that say it. Left out: as the median."""
+    decode_tokens_per_s: Speed | None = None
+    """How many output tokens a rank of it computes in a second under full load; for its part in
+    the capacity of its model with `--health-checks on`."""
+    kv_layout: KvLayoutFields | None = None
+    """What its KV cache is made of, so that the time of carrying blocks over can be estimated when
+    reservations are moved; left out: what `--canary-config` says of the model, else they are
+    computed again."""
     spare: bool | None = None
     """Does it wait until a rank of its model and tenant fails, whose place it then takes? Counts
     with `--health-checks on`, when a worker is new; false when left out."""
@@ -290,6 +312,10 @@ class WorkerRecord(Struct, kw_only=True):
     """URL of the engine's own metrics; absent when there is none."""
     prefill_tokens_per_s: float | UnsetType = UNSET
     """Declared prefill speed of a rank; absent when it was left out."""
+    decode_tokens_per_s: float | UnsetType = UNSET
+    """As registered; absent when it was left out."""
+    kv_layout: KvLayoutFields | UnsetType = UNSET
+    """As registered; absent when it was left out."""
     spare: bool | UnsetType = UNSET
     """As registered; absent when it was left out."""
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET

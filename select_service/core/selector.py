@@ -76,7 +76,6 @@ from select_service.core.fleet.partition import Partition
 from select_service.core.hindsight import Hindsight, HindsightConfig
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import TURN_WORK_MAX, Expired, Ledger
-from select_service.core.load.move_wishes import KeptWishes
 from select_service.core.load.reservations import ReservationFilter, Reservations
 from select_service.core.prompts import Prompts
 from select_service.core.replicas.events import LoadEvent
@@ -90,6 +89,7 @@ from select_service.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
     from select_service.core.fitness.fitness import Fitness
+    from select_service.core.moving.mover import Mover
 
 
 class SelectorConfig(NamedTuple):
@@ -146,10 +146,10 @@ class Selector:
         self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
         if emit is not None:
             self.replicas.tell(emit)
-        self._decisions, self.ring = Decisions(self.ledger, rng, ring), ring
-        self.random = rng.random
+        self.decisions, self.ring, self.random = Decisions(self.ledger, rng, ring), ring, rng.random
         self.fitness: Fitness | None = None
-        """None: health is off."""
+        self.mover: Mover | None = None
+        """Of both None: health is off."""
         self.gate = Gate(
             self.fleet.partitions,
             BusyJudge(
@@ -157,7 +157,7 @@ class Selector:
             ),
             PriorityTiers(rules.tiers, rules.default_tier),
             rules.queue,
-            self._decisions,
+            self.decisions,
             self.touched,
         )
         self.engines = EngineReadings(self.fleet, self.gate.judge)
@@ -197,8 +197,7 @@ class Selector:
 
     def deletion(self, worker_id: int, now: float) -> Deletion | None:
         """When and why a deleted worker left whose record is kept."""
-        tombstone = self.fleet.catalog.deleted().get(worker_id)
-        if tombstone is None:
+        if (tombstone := self.fleet.catalog.deleted().get(worker_id)) is None:
             return None
         return Deletion(seconds_ago=round(now - tombstone.at, 3), reason=tombstone.reason)
 
@@ -305,17 +304,8 @@ class Selector:
         output, lora = request.expected_output_tokens, request.lora_name
         work = work_on(partition, slot, prompt, config, tokens)
         booked = Wanted(request.reservation_id, tokens, output, lora, *work, request)
-        self._decisions.book(partition, slot, prompt, config, booked, now)
+        self.decisions.book(partition, slot, prompt, config, booked, now)
         return booked_answer(request.reservation_id, partition, slot)
-
-    def keep_wishes(self, wishes: KeptWishes) -> None:
-        """Let it keep, from now on, what requests say about being moved."""
-        self._decisions.wishes = wishes
-
-    @property
-    def keeps_wishes(self) -> bool:
-        """Does somebody have to be told of prompts that are booked?"""
-        return self._decisions.wishes is not None
 
     @property
     def router(self) -> RouterConfig:
@@ -324,7 +314,7 @@ class Selector:
 
     def new_reservation_id(self) -> str:
         """For a client that gives none."""
-        return self._decisions.new_id()
+        return self.decisions.new_id()
 
     def book_placed(
         self,
@@ -342,7 +332,7 @@ class Selector:
         """
         if reservation_id is not None:
             self.gate.waiting.refuse_if_waiting(reservation_id)
-        return self._decisions.book_placed(
+        return self.decisions.book_placed(
             partition, slot, prompt, self._config, reservation_id, expected_output_tokens, now
         )
 

@@ -96,6 +96,8 @@ class Fitness:
                 self._weigh(effect.rank)
             if not (isinstance(effect, MovesAsked) and effect.rank.worker_id in self._stays):
                 self._tell(effect, now)
+        for follower in self.followers:
+            follower.settle(now)
 
     def _tell(self, effect: Effect, now: float) -> None:
         for follower in self.followers:
@@ -121,7 +123,10 @@ class Fitness:
     def tick(self, now: float) -> bool:
         """Once a second.  Never leaves anything for the next turn."""
         self._follow_catalog(now)
-        return self.monitor.tick(now)
+        more = self.monitor.tick(now)
+        for follower in self.followers:
+            follower.tick(now)
+        return more
 
     # --- checks, for who makes them
 

@@ -20,7 +20,7 @@ from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger_kernels import NO_ROOM, TAKEN, assign
 from select_service.core.load.ledger_layout import CALL_LOAD, FOLLOWERS, MANY_BLOCKS
 from select_service.core.load.load_layout import DRAINED_BLOCKS, DRAINED_TOKENS
-from select_service.core.load.moving import Lasting, MoveTo, moved
+from select_service.core.load.moving import MoveTo, on_the_way
 from select_service.core.load.reservations import Reservations, not_found
 from select_service.core.touched import Touched
 from select_service.errors import CapacityExceeded, Conflict
@@ -280,15 +280,13 @@ class Ledger:
         """
         load, memory = booking.account.load, self._memory
         load.reserve_room(booking.n_named)
-        lasting = Lasting.of(memory, booking.row)
-        new = moved(booking, to, lasting.booked_blocks)
-        tokens, blocks = booking.prefill_tokens, booking.prompt_blocks
+        way = on_the_way(memory, booking, to)
         self.release(booking, "moved", now)
-        load.header[DRAINED_TOKENS] -= tokens
-        load.header[DRAINED_BLOCKS] -= blocks
-        row = self.book(new, "moved", now, lasting.ends_at - now)
-        lasting.restore(memory, row, new.reservation_id.encode(), now)
-        if not new.prefilling:
+        load.header[DRAINED_TOKENS] -= way.drained[0]
+        load.header[DRAINED_BLOCKS] -= way.drained[1]
+        row = self.book(way.new, "moved", now, way.ends_at - now)
+        way.restore(memory, row, now)
+        if not way.new.prefilling:
             self.tell_completed(row, "moved", now)
         return self.held.at(row)
 

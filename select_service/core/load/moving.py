@@ -4,15 +4,14 @@ Its id, age and lease, its blocks and output go with it.  Its prefill does, too,
 carried over; otherwise the target has to compute it, and it is prefilling again.
 """
 
+from math import nan
 from typing import NamedTuple
-
-import numpy as np
 
 from indexer.hashing.hashes import Hashes
 from select_service.core.identity import Rank
 from select_service.core.load import ledger_call_kernels as verbs
 from select_service.core.load import ledger_layout as layout
-from select_service.core.load.booking import NewBooking
+from select_service.core.load.booking import NO_PROMPT, NewBooking
 from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger_memory import LedgerMemory
 from select_service.core.load.prefill_kernels import FOLLOWED_BLOCKS_MAX
@@ -33,63 +32,70 @@ class MoveTo(NamedTuple):
     prompt: Hashes | None = None
 
 
-class Lasting(NamedTuple):
-    """What no booking can be told: output that counts less, and since when its lease runs."""
+class OnTheWay(NamedTuple):
+    """A booking between two ranks.
 
+    new:     as it is booked on the target, with output that has no weight of its own
+    whole, faded, fraction: its output, and what a faded block counts
+    renewed_at, ends_at:    its lease
+    drained: prefill tokens and prompt blocks that its end counts as done, though they are not
+    """
+
+    new: NewBooking
     whole: int
     faded: int
     fraction: float
     renewed_at: float
     ends_at: float
+    drained: tuple[int, int]
 
-    @classmethod
-    def of(cls, memory: LedgerMemory, row: int) -> "Lasting":
-        at = row * layout.FIELDS
-        return cls(
-            memory.fields[at + layout.WHOLE],
-            memory.fields[at + layout.FADED],
-            memory.times[at + layout.FRACTION],
-            memory.times[at + layout.RENEWED_AT],
-            float(memory.ends[row]),
-        )
-
-    @property
-    def booked_blocks(self) -> int:
-        """Without a name, before `restore`."""
-        return self.faded - 1 if self.faded else self.whole
-
-    def restore(self, memory: LedgerMemory, row: int, name: bytes, now: float) -> None:
-        """Let the row, which was booked with `booked_blocks`, be as it was.
+    def restore(self, memory: LedgerMemory, row: int, now: float) -> None:
+        """Let the row of the new booking be as the old one was.
 
         O(output blocks since the last that had a weight)
         """
         if self.faded:
+            name = self.new.reservation_id.encode()
             verbs.add_output_block(memory.header, name, self.fraction, now)
             for _ in range(self.whole):
-                verbs.add_output_block(memory.header, name, np.nan, now)
+                verbs.add_output_block(memory.header, name, nan, now)
         memory.lease(row, self.renewed_at, self.ends_at)
 
 
-def moved(booking: Booking, to: MoveTo, blocks: int) -> NewBooking:
-    """The booking on the target.  blocks: that have no name"""
+def on_the_way(memory: LedgerMemory, booking: Booking, to: MoveTo) -> OnTheWay:
+    """What of a booking is to be booked on the target.  Reads only"""
+    at, row = booking.row * layout.FIELDS, booking.row
+    fields = memory.fields[at : at + layout.FIELDS].tolist()
+    times = memory.times
+    whole, faded, work = fields[layout.WHOLE], fields[layout.FADED], fields[layout.WORK]
+    tokens, prefilling = fields[layout.TOKENS], bool(fields[layout.IS_PREFILLING])
     stays = to.prefill_tokens is None
-    prefilling = booking.prefilling if stays else True
-    work = booking.work
-    prompt = booking.first_of_prompt(FOLLOWED_BLOCKS_MAX) if to.prompt is None else to.prompt
-    return NewBooking(
+    prompt = to.prompt
+    if prompt is None:
+        prompt = booking.first_of_prompt(FOLLOWED_BLOCKS_MAX) if work else NO_PROMPT
+    new = NewBooking(
         booking.reservation_id,
         booking.account,
         to.rank,
         to.slot,
         booking.sequence_hashes,
-        booking.isl_tokens,
-        booking.prefill_tokens if to.prefill_tokens is None else to.prefill_tokens,
-        booking.booked_at,
-        origin=booking.origin,
+        fields[layout.ISL_TOKENS],
+        tokens if to.prefill_tokens is None else to.prefill_tokens,
+        times[at + layout.BOOKED_AT],
+        booking.origin,
         tracks_prefill=work > 0 or not stays or not prefilling,
-        prefilling=prefilling,
-        nameless=blocks,
+        prefilling=prefilling or not stays,
+        nameless=faded - 1 if faded else whole,
         own_work=work if stays else None,
-        cached_blocks=booking.cached_blocks if stays else to.cached_blocks,
+        cached_blocks=fields[layout.CACHED] if stays else to.cached_blocks,
         prompt=prompt,
+    )
+    return OnTheWay(
+        new,
+        whole,
+        faded,
+        times[at + layout.FRACTION],
+        times[at + layout.RENEWED_AT],
+        float(memory.ends[row]),
+        (tokens, fields[layout.BLOCKS]),
     )

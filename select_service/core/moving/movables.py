@@ -13,16 +13,16 @@ from select_service.core.moving.targets import Targets
 
 
 def movable_of(
-    booking: Booking, wishes: MoveWishes, partition: Partition, there: Targets
+    name: str, booking: Booking, wishes: MoveWishes, partition: Partition, there: Targets
 ) -> Movable:
-    """One of them.  O(blocks of its prompt + targets)"""
+    """One of them, of that name.  O(blocks of its prompt + targets)"""
     overlap = None
     if len(wishes.block_hashes):
         matched = partition.index.match(wishes.block_hashes)[:, -1]
         if matched.any():
             overlap = matched[there.slots].astype(np.float64)
     return Movable(
-        id=booking.reservation_id,
+        id=name,
         priority=wishes.priority,
         created=booking.booked_at,
         tokens=booking.isl_tokens + partition.block_size * booking.output_blocks,

@@ -70,9 +70,12 @@ class Pace:
             self._rates.setdefault(rank, LearntRate()).learn(tokens, now - begin)
 
     def released(self, booking: Booking, cause: Cause, now: float) -> None:
-        self._timed.pop(booking.reservation_id, None)
+        if self._timed:
+            self._timed.pop(booking.reservation_id, None)
+        if cause != "client":
+            return
         known = self._means.get(booking.key)
-        if cause == "client" and booking.origin is None and known is not None:
+        if booking.origin is None and known is not None:
             known.ended(booking.output_blocks * booking.account.block_size, now)
 
     def check_invariants(self) -> None:

@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from select_service.core.fleet.partition import Partition
 from select_service.core.health.migration import Target
-from select_service.core.health.move_cost import Place, link_between
-from select_service.core.identity import Rank
+from select_service.core.health.move_cost import KvLayout, Place, link_between
+from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
-from select_service.core.workers.catalog import Worker
+from select_service.core.workers.catalog import Catalog, Worker
 
 RateOf = Callable[[Rank], float]
 """Prefill tokens/s, as learnt, or what is usual."""
@@ -48,6 +48,23 @@ def targets_of(partition: Partition, source: Rank, rate_of: RateOf) -> Targets:
         slots.append(slot)
     at = {target.rank: number for number, target in enumerate(targets)}
     return Targets(targets, np.array(slots, np.intp), at)
+
+
+class Layouts:
+    """Of the caches of workers, as they say it, else as it is known of their model."""
+
+    def __init__(self, catalog: Catalog, of_model: Callable[[str], KvLayout | None] | None = None):
+        self._catalog = catalog
+        self._of_model = of_model
+
+    def of(self, key: PartitionKey, worker_id: int) -> KvLayout | None:
+        """None: unknown."""
+        worker = self._catalog.find(worker_id)
+        said = None if worker is None else worker.given.kv_layout
+        if said is not None and worker is not None:
+            heads = said.layers, said.kv_heads, said.head_dim, said.dtype_bytes, said.tp
+            return KvLayout(worker.given.block_size or 0, *heads)
+        return None if self._of_model is None else self._of_model(key.model_name)
 
 
 def place_of(worker: Worker) -> Place:

@@ -125,6 +125,8 @@ class Worker:
             kv_event_semantics=given.kv_event_semantics or unset,
             metrics_endpoint=given.metrics_endpoint or unset,
             prefill_tokens_per_s=given.prefill_tokens_per_s or unset,
+            decode_tokens_per_s=given.decode_tokens_per_s or unset,
+            kv_layout=given.kv_layout or unset,
             spare=unset if given.spare is None else given.spare,
         )
 

@@ -27,6 +27,12 @@ class Noting:
     def follow(self, effect, now):
         self.effects.append(effect)
 
+    def settle(self, now):
+        """Nothing was noted that takes turns."""
+
+    def tick(self, now):
+        """Nothing is due."""
+
     def of(self, kind):
         return [effect for effect in self.effects if isinstance(effect, kind)]
 

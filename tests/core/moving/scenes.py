@@ -19,7 +19,7 @@ class Scene:
         self.is_woken = False
         self.touched = touched = Touched(self._wake)
         self.learnt = Learnt(KeptWishes())
-        self.selector.keep_wishes(self.learnt.wishes)
+        self.selector.decisions.wishes = self.learnt.wishes
         self.selector.ledger.follow(self.learnt)
         self.monitor = HealthMonitor(HealthRules(), lambda key: (), lambda rank: 0, touched)
         self.mover = Mover(
@@ -56,7 +56,7 @@ class Scene:
             assert self.is_woken  # it asks for each
             self.is_woken, turns = False, turns + 1
             self.touched.turn_begins()
-            self.mover.step(now)
+            self.mover.settle(now)
         return turns
 
     def rank_of(self, name):
