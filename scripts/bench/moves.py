@@ -65,7 +65,9 @@ def _round(reservations: int, hashes: int, workers: int) -> list[float]:
     selector.ledger.follow(learnt)
     _fill(selector, reservations, hashes, workers)
     table = fleet.partitions[KEY].table
-    table.columns.weight[table.find(Rank(0, 0))] = 0.0
+    here = table.find(Rank(0, 0))
+    assert here is not None
+    table.set_weight(here, 0.0)
     gc.collect()
     gc.disable()
     turns = []
