@@ -67,7 +67,7 @@ def _round(reservations: int, hashes: int, workers: int) -> list[float]:
     table = fleet.partitions[KEY].table
     here = table.find(Rank(0, 0))
     assert here is not None
-    table.set_weight(here, 0.0)
+    table.set_weight(here, 0.0, "draining")
     gc.collect()
     gc.disable()
     turns = []

@@ -46,7 +46,7 @@ class Scene:
     def drain(self, worker_id=1, cause=Kind.OPERATOR, now=1.0):
         """Turns until nothing is left to do; how many there were."""
         table = self.partition.table
-        table.set_weight(table.find(Rank(worker_id, 0)), 0.0)
+        table.set_weight(table.find(Rank(worker_id, 0)), 0.0, "draining")
         self.mover.ask(KEY, Rank(worker_id, 0), cause)
         return self.turns(now)
 
