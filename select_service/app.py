@@ -120,6 +120,8 @@ def build(
         )
     follower = CatalogFollower(selector.fleet, ingest, callbacks)
     service = Service(config, version, selector, ingest, follower, Metrics(version), replicas)
+    if health is not None:
+        service.reporters = health.reporters
     service.callback_failures, service.callback_failed = callbacks.failures, callbacks.failed
     if config["snapshot_path"]:
         kept = KeptPoliciesFile(Path(config["snapshot_path"]), selector.fleet.policies)

@@ -32,6 +32,12 @@ class Conflict(SelectError):
     status, code = 409, "conflict"
 
 
+class HealthOff(SelectError):
+    """Engines are not checked: the service was started without `--health-checks on`."""
+
+    status, code = 409, "health_off"
+
+
 class BodyTooLarge(SelectError):
     status, code = 413, "body_too_large"
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from select_service.api.admission import ADMISSION
 from select_service.api.comparing import COMPARING
 from select_service.api.decisions import DECISIONS
+from select_service.api.health import HEALTH
 from select_service.api.inspection import INSPECTION
 from select_service.api.openapi import document
 from select_service.api.policies import POLICIES
@@ -48,7 +49,7 @@ FILE_HEADERS = {"vary": "Accept-Encoding", "cache-control": "public, max-age=360
 
 NOUNS = (
     *(SELECTION, DECISIONS, POLICIES, COMPARING, RESERVATIONS, ADMISSION),
-    *(WORKERS, REPLICAS, INSPECTION, SERVICE),
+    *(WORKERS, HEALTH, REPLICAS, INSPECTION, SERVICE),
 )
 
 _VIEWER = resources.files(__package__) / "viewer"

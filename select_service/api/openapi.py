@@ -185,6 +185,8 @@ def _responses(route: Route, described: Mapping[str, Json]) -> Json:
 def _answer(answer: Answer, described: Mapping[str, Json]) -> Json:
     if answer.type is None:
         kinds = [kind.split(";")[0] for kind in (answer.media_type, answer.also) if kind]
+        if not kinds:
+            return {"description": answer.summary}
         text = {kind: {"schema": {"type": "string"}} for kind in kinds}
         return {"description": answer.summary, "content": text}
     content: Json = {"schema": described[repr(answer.type)]}

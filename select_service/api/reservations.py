@@ -1,7 +1,7 @@
 """Reservations: their creation on a rank the caller chose, their life, and the list of them."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -49,6 +49,7 @@ _PAGE = (
         False,
     ),
 )
+_OUTCOME = (QueryParameter("outcome", Literal["ok", "failure"], "How its request went."),)
 _ROW = {
     "reservation_id": "request-123",
     **SCOPE,
@@ -232,10 +233,23 @@ async def renew(service: Service, request: Request, reservation_id: str) -> Resp
         "free_reservation",
         "Free the load of a request that has ended",
         _DONE,
+        detail="With `outcome` it also reports how the request went, as `/workers/{worker_id}/"
+        "outcome` does with the reservation; without `--health-checks on` that is not heeded.",
         in_path=parameters.RESERVATION_ID,
+        query=_OUTCOME,
         refusals=(BadRequest, NotFound),
     )
 )
-async def free(service: Service, request: Request, reservation_id: str) -> Response:
+async def free(
+    service: Service, request: Request, reservation_id: str, query: Mapping[str, str]
+) -> Response:
+    outcome, fitness = query.get("outcome"), service.selector.fitness
+    if outcome not in (None, "ok", "failure"):
+        raise BadRequest(f"outcome: expected ok or failure, got `{outcome[:64]}`")
+    if outcome is None or fitness is None:
+        service.selector.free(reservation_id, now())
+        return json_response(_OK)
+    rank = service.selector.held.get(reservation_id).rank
     service.selector.free(reservation_id, now())
+    fitness.ended(reservation_id, rank, outcome, now())
     return json_response(_OK)

@@ -18,6 +18,7 @@ from select_service.metrics.input_loops import LoopCounts
 from select_service.metrics.service_metrics import Metrics
 from select_service.metrics.tasks import TaskCounts
 from select_service.settings.config import Config
+from select_service.settings.health_settings import Network
 
 DUMPS_MAX = 4
 """Dumps that are sent at one time; each holds a copy of one partition."""
@@ -80,6 +81,7 @@ class Service:
     json_dumps: int = 0
     compact_dumps: int = 0
     kept_policies: PolicyKeeper | None = None
+    reporters: Sequence[Network] = ()
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     snapshot: SnapshotStatus = field(default_factory=SnapshotStatus)
 

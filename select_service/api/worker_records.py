@@ -8,6 +8,7 @@ from msgspec import UnsetType
 
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.api.service import Service
+from select_service.bodies.health import WorkerHealth
 from select_service.bodies.workers import (
     KvEventReason,
     KvEventStatus,
@@ -70,8 +71,16 @@ def _record(
             scene = scenes[worker.key] = selector.admission_scene(worker.key, now)
         record.admission = (yield from worker_admission(scene, worker)) or msgspec.UNSET
         record.kv_events = (yield from _kv_events(service, worker, now)) or msgspec.UNSET
+        record.health = (yield from _health(service, worker, now)) or msgspec.UNSET
         record.predictions = (yield from _predictions(service, worker)) or msgspec.UNSET
     return record
+
+
+def _health(
+    service: Service, worker: Worker, now: float
+) -> Generator[None, None, WorkerHealth | None]:
+    fitness = service.selector.fitness
+    return None if fitness is None else (yield from fitness.worker_health(worker, now))
 
 
 def _kv_events(

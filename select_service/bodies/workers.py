@@ -16,6 +16,7 @@ from select_service.bodies.common import (
     RequestBody,
     check_u64,
 )
+from select_service.bodies.health import WorkerHealth
 
 ByRank = Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)]
 Taints = Annotated[list[Name], Meta(max_length=TAINTS_MAX)]
@@ -328,6 +329,8 @@ class WorkerRecord(Struct, kw_only=True):
     admission: WorkerAdmission | UnsetType = UNSET
     """How it stands to the busy thresholds; only where workers are listed, and absent when nothing
     judges it."""
+    health: WorkerHealth | UnsetType = UNSET
+    """How fit its ranks are; only where workers are listed, with `--health-checks on`."""
     deleted: Deletion | UnsetType = UNSET
     """When and why it was deleted; only where workers are listed, and absent when it was not."""
     revived: str | UnsetType = UNSET

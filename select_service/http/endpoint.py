@@ -73,7 +73,10 @@ class Body(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A body that is not a refusal.  `type` is one that msgspec can describe, or None."""
+    """A body that is not a refusal.  `type` is one that msgspec can describe, or None.
+
+    media_type: empty where there is no body
+    """
 
     summary: str
     type: Any

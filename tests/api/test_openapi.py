@@ -232,6 +232,8 @@ def call_all(service):
     order += ["set_policy", "policies", "remove_policy", "shadow"]
     order += ["begin_experiment", "list_experiments", "get_experiment", "end_experiment"]
     order += ["set_log_level", "openapi", "docs", "docs_file"]
+    order += ["check_worker", "drain_worker", "undrain_worker", "report_outcome"]
+    order += ["fleet_health", "learn_canaries"]
     order += ["free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker"]:
         yield from _call(service, operation_id)
@@ -249,7 +251,8 @@ def _call(service, operation_id, worker_id=1):
 @pytest.fixture
 def complete():
     """A service in which every route finds what it is about."""
-    with Api("--replica-sync-port", "65535", "--shadow-policy", "reference") as service:
+    flags = ("--replica-sync-port=65535", "--shadow-policy=reference", "--health-checks=on")
+    with Api(*flags) as service:
         yield service
 
 
@@ -259,8 +262,9 @@ def test_the_documented_examples_succeed_and_their_answers_are_as_documented(com
         seen.add(route.operation_id)
         assert answer.status in route.answers, (route.operation_id, answer.body)
         expected = route.answers[answer.status]
-        assert answer.headers["content-type"] == expected.media_type
-        assert_conforms(answer.body, schema_of(route, answer.status))
+        assert answer.headers.get("content-type", "") == expected.media_type
+        if expected.media_type:
+            assert_conforms(answer.body, schema_of(route, answer.status))
     assert seen == {route.operation_id for route in ROUTES}
 
 

@@ -27,6 +27,7 @@ from select_service.http.protocol import BoundedProtocol
 from select_service.http.server import server_of
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
+from select_service.settings.health_settings import health_settings
 from tests.http.wire import Wire
 from tests.patience import eventually_on_loop
 
@@ -75,7 +76,7 @@ class Side:
                 {"DYN_USE_KV_EVENTS": "false", **variables},
             )
             self.service, self.follower, self.replicas, _ = app.build(
-                config, admission_rules(config), "1.2.3"
+                config, admission_rules(config), "1.2.3", health_settings(config)
             )
         self.selector = self.service.selector
         self.answerer = Counting(self.selector, self.service.metrics) if fast else None

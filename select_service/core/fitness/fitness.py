@@ -5,16 +5,24 @@ out here: weights in the table of ranks, everything else by those who follow.  V
 only note what changed; that and all effects have one place, `settle`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
+from select_service.bodies.health import (
+    CapacityView,
+    OutcomeRequest,
+    PartitionHealthView,
+    WorkerHealth,
+)
 from select_service.core.fitness.check_times import CheckTimes
 from select_service.core.fitness.following import HealthFollower
-from select_service.core.fitness.reports import Reports
+from select_service.core.fitness.reports import Reports, outcome_of
+from select_service.core.fitness.views import CapacityOf, fleet_health, worker_health
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.health.canary_prompts import CanaryPrompt
 from select_service.core.health.checked import Attempt, CheckedWorker, CheckOrder
 from select_service.core.health.effects import Effect, MovesAsked, StateChanged, WeightChanged
+from select_service.core.health.kinds import Outcome
 from select_service.core.health.monitor import HealthMonitor
 from select_service.core.health.outcomes import OutcomeReport
 from select_service.core.health.rules import HealthRules
@@ -24,7 +32,7 @@ from select_service.core.load.ledger import Ledger
 from select_service.core.touched import Touched
 from select_service.core.workers.catalog import Worker
 from select_service.errors import Conflict, NotFound
-from select_service.urls import service_url_error
+from select_service.urls import engine_url_error
 
 PromptsOf = Callable[[PartitionKey], Sequence[CanaryPrompt]]
 
@@ -46,6 +54,8 @@ class Fitness:
         ledger.follow(self.reports, tells_bookings=False)
         self.times = CheckTimes()
         self.followers: list[HealthFollower] = []
+        self.capacity_of: CapacityOf = _unknown_capacity
+        """Shown with the fleet; whoever computes it sets this."""
         self._fleet = fleet
         self._touched = touched
         self._changed: dict[int, bool] = {}
@@ -146,13 +156,23 @@ class Fitness:
 
     # --- verbs of callers and operators; all raise before they change anything
 
-    def reported(self, report: OutcomeReport, now: float) -> None:
-        """What became of a request.  Raises NotFound for a rank that cannot be chosen."""
-        self._known(report.rank.worker_id, now)
-        if self._place(report.rank) is None:
-            rank = report.rank
+    def reported(self, worker_id: int, given: OutcomeRequest, is_trusted: bool, now: float) -> None:
+        """What became of a request.  Raises NotFound, Conflict for a rank that is not here."""
+        self._known(worker_id, now)
+        rank = Rank(worker_id, given.dp_rank)
+        if self._place(rank) is None:
             raise NotFound(f"dp_rank {rank.dp_rank} of worker {rank.worker_id} not found")
+        report = OutcomeReport(
+            rank, outcome_of(given), given.reservation_id, is_trusted, given.count
+        )
         self.reports.reported(report, now)
+
+    def ended(self, reservation_id: str, rank: Rank, outcome: str, now: float) -> None:
+        """A reservation was freed so; of a rank that has left, nothing."""
+        self._follow_catalog(now)
+        if self._place(rank) is not None:
+            report = OutcomeReport(rank, Outcome(outcome), reservation_id)
+            self.reports.reported(report, now)
 
     def drain(self, worker_id: int, moves: bool, now: float) -> Worker:
         """No new requests.  moves: what is booked goes elsewhere.  Raises NotFound, Conflict."""
@@ -203,6 +223,21 @@ class Fitness:
         slot = None if partition is None else partition.table.find(rank)
         return None if partition is None or slot is None else (partition, slot)
 
+    # --- reading
+
+    def worker_health(
+        self, worker: Worker, now: float
+    ) -> Generator[None, None, WorkerHealth | None]:
+        """See `views`."""
+        return worker_health(self.monitor, worker, now)
+
+    def fleet_health(
+        self, model_name: str | None, tenant_id: str | None, now: float
+    ) -> Iterator[PartitionHealthView | None]:
+        """See `views`."""
+        self._follow_catalog(now)
+        return fleet_health(self.monitor, self.capacity_of, model_name, tenant_id, now)
+
     def check_invariants(self) -> None:
         """For tests."""
         self.monitor.check_invariants()
@@ -215,9 +250,13 @@ class Fitness:
                     assert partition.table.columns.weight[slot] == record.told_weight
 
 
+def _unknown_capacity(key: PartitionKey) -> CapacityView | None:
+    return None
+
+
 def _checked(worker: Worker) -> CheckedWorker:
     endpoint = worker.given.endpoint
-    is_http = endpoint is not None and service_url_error(endpoint) is None
+    is_http = endpoint is not None and engine_url_error(endpoint) is None
     return CheckedWorker(
         worker.worker_id,
         worker.key,

@@ -2,9 +2,15 @@
 
 from typing import NamedTuple
 
+from select_service.bodies.health import OutcomeRequest
 from select_service.core.health.kinds import Outcome
 from select_service.core.health.monitor import HealthMonitor
-from select_service.core.health.outcomes import Believing, EndedReservations, OutcomeReport
+from select_service.core.health.outcomes import (
+    Believing,
+    EndedReservations,
+    OutcomeReport,
+    outcome_of_status,
+)
 from select_service.core.identity import Rank
 from select_service.core.load.booking import NewBooking
 from select_service.core.load.held_booking import Booking
@@ -17,6 +23,16 @@ class ReportCounts(NamedTuple):
 
     believed: int
     doubted: int
+
+
+def outcome_of(given: OutcomeRequest) -> Outcome:
+    """In the words of health.  What the engine calls the client's own fault is no failure."""
+    if given.outcome is None:
+        assert given.status is not None, "see OutcomeRequest"
+        return outcome_of_status(given.status)
+    outcome = Outcome(given.outcome)
+    is_ours = given.status is not None and 400 <= given.status < 500
+    return Outcome.NEUTRAL if is_ours and outcome is Outcome.FAILURE else outcome
 
 
 class Reports:

@@ -49,7 +49,7 @@ class HealthMonitor:
         """booked_on: how many reservations are on a rank"""
         self.rules = rules
         self._prompts_of = prompts_of
-        self._booked_on = booked_on
+        self.booked_on = booked_on
         self._touched = touched
         self._effects: list[Effect] = []
         self._new: list[Effect] = []
@@ -206,7 +206,7 @@ class HealthMonitor:
         """Tell the state machine what is booked on a rank, if that is something else."""
         checked = self._fleet.ranks.get(rank)
         if checked is not None:
-            health, booked = self._fleet.partitions[checked.key].health, self._booked_on(rank)
+            health, booked = self._fleet.partitions[checked.key].health, self.booked_on(rank)
             if health.roster[rank].reservations != booked:
                 health.booked(rank, booked)
 
@@ -256,6 +256,19 @@ class HealthMonitor:
     def next_check_at(self, rank: Rank) -> float | None:
         """None: no check is planned."""
         return self._schedule.next_at(rank)
+
+    def knows(self, rank: Rank) -> bool:
+        """Is it here?"""
+        return rank in self._fleet.ranks
+
+    def partition(self, key: PartitionKey) -> CheckedPartition | None:
+        """To be read only; None: nobody is there."""
+        return self._fleet.partitions.get(key)
+
+    def ranks_of_partition(self, key: PartitionKey) -> list[Rank]:
+        """In the order of their registration, or none."""
+        partition = self._fleet.partitions.get(key)
+        return [] if partition is None else [record.rank for record in partition.health.roster]
 
     def partitions(self) -> Iterator[tuple[PartitionKey, CheckedPartition]]:
         """To be read only."""

@@ -22,7 +22,7 @@ from select_service.core.health.agreement import (
 )
 from select_service.core.health.judging import Answer, Token, Verdict, judge
 from select_service.core.health.kinds import WRONG_ANSWERS, Kind
-from select_service.core.identity import Rank
+from select_service.core.identity import PartitionKey, Rank
 
 SELF_TOLERANCE = 0.3
 """Of a rank to itself, and of two to each other."""
@@ -108,6 +108,17 @@ class ReferenceBook:
         if known is None:
             return None
         return Source.SELF if known.agreed is None else Source.AGREEMENT
+
+    def sources(self) -> dict[PartitionKey, Source]:
+        """Of every partition of which something is known, the best one.  O(references)"""
+        found: dict[PartitionKey, Source] = {}
+        for key, known in self._known.items():
+            scope = PartitionKey(key.model_name, key.tenant_id)
+            if known.agreed is not None:
+                found[scope] = Source.AGREEMENT
+            elif known.own:
+                found.setdefault(scope, Source.SELF)
+        return found
 
     def judge(self, key: ReferenceKey, rank: Rank, answer: Answer, now: float) -> Verdict | None:
         """By what is known; None: nothing is, of this rank either.

@@ -2,12 +2,12 @@
 
 import pytest
 
+from select_service.bodies.health import OutcomeRequest
 from select_service.core.fitness.fitness import Fitness
 from select_service.core.health.canary_prompts import default_prompts
 from select_service.core.health.checked import Attempt
 from select_service.core.health.effects import MovesAsked, ReleaseAsked, StateChanged
 from select_service.core.health.kinds import Came, Kind, Outcome, State
-from select_service.core.health.outcomes import OutcomeReport
 from select_service.core.health.rules import HealthRules
 from select_service.core.identity import Rank
 from select_service.errors import Conflict, NoEligibleRank, NotFound
@@ -70,9 +70,8 @@ class Scene:
         return self.fitness.monitor.record(Rank(worker_id, dp_rank)).state
 
     def report(self, outcome, reservation_id=None, worker_id=1, is_trusted=False, times=1):
-        rank = Rank(worker_id, 0)
-        report = OutcomeReport(rank, outcome, reservation_id, is_trusted, times)
-        self.fitness.reported(report, self.now)
+        given = OutcomeRequest(outcome=outcome, reservation_id=reservation_id, count=times)
+        self.fitness.reported(worker_id, given, is_trusted, self.now)
         self.settle()
 
     def reserve(self, *names, worker_id=1):
@@ -206,7 +205,7 @@ def test_failures_without_evidence_cause_a_check_and_no_more():
     for name in (None, "unknown", "elsewhere", "elsewhere"):
         scene.report(Outcome.FAILURE, name)
         scene.report(Outcome.FATAL, name)
-    scene.report(Outcome.FAILURE, "a", times=1000)
+    scene.report(Outcome.FAILURE, "a", times=3)
     scene.report(Outcome.FAILURE, "a")
     assert scene.state() is State.HEALTHY
     assert scene.fitness.due(scene.now).rank == Rank(1, 0)
@@ -233,8 +232,9 @@ def test_evidence_of_an_ended_reservation_is_too_old_after_ten_minutes():
 def test_reports_about_ranks_that_are_not_there_are_refused():
     scene = Scene()
     for rank in (Rank(1, 1), Rank(9, 0)):
+        given = OutcomeRequest(outcome="failure", dp_rank=rank.dp_rank)
         with pytest.raises(NotFound):
-            scene.fitness.reported(OutcomeReport(rank, Outcome.FAILURE), scene.now)
+            scene.fitness.reported(rank.worker_id, given, False, scene.now)
 
 
 def test_only_a_model_that_is_served_can_be_learnt_anew():

@@ -1,0 +1,218 @@
+"""The routes of health: what is shown, who is believed, and what is refused."""
+
+import json
+import logging
+
+import pytest
+
+from select_service.core.health.kinds import State
+from select_service.core.identity import Rank
+from tests.api.in_process import Api
+from tests.builders import worker_body
+
+NOBODY = "--health-reporters=nobody"
+
+
+@pytest.fixture
+def healthy():
+    """Worker 1 with two ranks and worker 2, of model `m`; nobody's word is enough."""
+    with Api("--health-checks=on", NOBODY) as api:
+        assert api.post("/workers", worker_body(1, data_parallel_size=2)).status == 201
+        assert api.post("/workers", worker_body(2)).status == 201
+        yield api
+
+
+def reserve(api, name, worker_id=1, **fields):
+    body = {"model_name": "m", "token_ids": [1, 2, 3], "reservation_id": name, **fields}
+    assert api.post("/reservations", {**body, "worker_id": worker_id}).status == 201
+
+
+def report(api, worker_id=1, **body):
+    answer = api.post(f"/workers/{worker_id}/outcome", body)
+    assert (answer.status, answer.body) == (204, "")
+
+
+def ranks_of(api, query=""):
+    """By worker and rank."""
+    partitions = api.get(f"/health/fleet{query}").body["partitions"]
+    return {(r["worker_id"], r["dp_rank"]): r for p in partitions for r in p["ranks"]}
+
+
+def test_a_fleet_that_was_never_checked_is_healthy(healthy):
+    (partition,) = healthy.get("/health/fleet").body["partitions"]
+    assert [(r["worker_id"], r["dp_rank"]) for r in partition["ranks"]] == [(1, 0), (1, 1), (2, 0)]
+    assert partition["reference_source"] is None
+    assert partition["capacity"] is None
+    for rank in partition["ranks"]:
+        assert rank["state"] == "healthy"
+        assert (rank["weight"], rank["breaker"], rank["checked"]) == (1.0, "closed", True)
+        assert (rank["cause"], rank["last_result"], rank["baseline_ms"]) == (None, None, None)
+        assert 0.0 <= rank["next_check_s"] <= 30.0
+
+
+def test_a_fleet_is_filtered_by_model_and_tenant(healthy):
+    healthy.post("/workers", worker_body(3, model_name="other", tenant_id="t"))
+    assert ranks_of(healthy, "?model_name=other").keys() == {(3, 0)}
+    assert ranks_of(healthy, "?tenant_id=default").keys() == {(1, 0), (1, 1), (2, 0)}
+    assert ranks_of(healthy, "?model_name=none") == {}
+
+
+def test_workers_are_shown_as_their_worst_rank(healthy):
+    report_of_three(healthy, dp_rank=1)
+    for record in (healthy.get("/workers/1").body, healthy.get("/workers").body[0]):
+        assert record["health"]["state"] == "suspicious"
+        ranks = record["health"]["ranks"]
+        assert (ranks["0"]["state"], ranks["1"]["state"]) == ("healthy", "suspicious")
+        assert (ranks["1"]["cause"], ranks["1"]["reservations"]) == ("passive", 3)
+
+
+def report_of_three(api, dp_rank=0):
+    for n in range(3):
+        reserve(api, f"of-three-{n}", dp_rank=dp_rank)
+        report(api, dp_rank=dp_rank, outcome="failure", reservation_id=f"of-three-{n}")
+
+
+def test_a_thousand_refused_requests_take_nobody_out(healthy):
+    for n in range(100):
+        reserve(healthy, f"r{n}")
+        report(healthy, status=400 + n % 100, reservation_id=f"r{n}")
+        report(healthy, status=400 + n % 100, outcome="failure", reservation_id=f"r{n}")
+    for _ in range(3):
+        report(healthy, status=422, count=1000)
+    assert ranks_of(healthy)[1, 0]["state"] == "healthy"
+    assert healthy.service.selector.fitness.reports.counts == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "state"), [(500, "suspicious"), (503, "healthy"), (429, "healthy")]
+)
+def test_a_status_alone_is_classified(healthy, status, state):
+    for n in range(3):
+        reserve(healthy, f"r{n}")
+        report(healthy, status=status, reservation_id=f"r{n}")
+    assert ranks_of(healthy)[1, 0]["state"] == state
+
+
+def test_the_end_of_a_reservation_says_how_it_went(healthy):
+    for n in range(3):
+        reserve(healthy, f"r{n}")
+        answer = healthy.delete(f"/reservations/r{n}?outcome=failure")
+        assert (answer.status, answer.body) == (200, {"status": "ok"})
+        assert healthy.delete(f"/reservations/r{n}?outcome=failure").status == 404
+    assert ranks_of(healthy)[1, 0]["state"] == "suspicious"
+    reserve(healthy, "last")
+    assert healthy.delete("/reservations/last?outcome=lost").status == 400
+    assert healthy.delete("/reservations/last?outcome=ok").status == 200
+
+
+def test_an_outcome_that_nobody_heeds_frees_all_the_same(fleet):
+    reserve(fleet, "r")
+    assert fleet.delete("/reservations/r?outcome=failure").status == 200
+    assert fleet.get("/reservations").body["total"] == 0
+
+
+def test_a_reporter_of_a_trusted_network_needs_no_reservation():
+    for flags, state in (((), "unhealthy"), ((NOBODY,), "healthy")):
+        with Api("--health-checks=on", *flags) as api:
+            api.post("/workers", worker_body(1))
+            report(api, outcome="fatal")
+            assert ranks_of(api)[1, 0]["state"] == state
+    with Api("--health-checks=on", "--health-reporters=10.0.0.0/8,::1/128") as api:
+        api.post("/workers", worker_body(1))
+        report(api, outcome="fatal")
+        assert ranks_of(api)[1, 0]["state"] == "healthy"
+
+
+def test_an_operator_drains_and_undrains(healthy, caplog):
+    caplog.set_level(logging.INFO, "select_service.health")
+    reserve(healthy, "r")
+    answer = healthy.post("/workers/1/drain")
+    assert (answer.status, answer.body["state"]) == (202, "draining")
+    rank = answer.body["ranks"]["0"]
+    assert (rank["cause"], rank["weight"], rank["next_check_s"]) == ("operator", 0.0, None)
+    assert healthy.post("/workers/1/drain", {"migrate": False}).status == 202
+    answer = healthy.post("/workers/1/undrain")
+    assert (answer.status, answer.body["state"]) == (202, "healthy")
+    assert answer.body["ranks"]["0"]["weight"] == 0.25
+    assert healthy.post("/workers/1/undrain").status == 202
+    said = [record.message for record in caplog.records]
+    assert said[:3:2] == [
+        "an operator lets a worker drain",
+        "an operator lets a worker serve again",
+    ]
+
+
+def test_a_check_is_made_now(healthy):
+    answer = healthy.post("/workers/2/check")
+    assert (answer.status, answer.body["ranks"]["0"]["next_check_s"]) == (202, 0.0)
+
+
+def test_the_right_answers_of_a_model_can_be_forgotten(healthy):
+    assert healthy.post("/canary/learn", {"model_name": "m"}).body == {"status": "ok"}
+    assert healthy.post("/canary/learn", {"model_name": "n"}).status == 404
+    assert healthy.post("/canary/learn", {"model": "n"}).status in (404, 422)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/workers/9/drain", {}, 404),
+        ("/workers/x/drain", {}, 400),
+        ("/workers/3/drain", {}, 409),
+        ("/workers/3/outcome", {"outcome": "ok"}, 409),
+        ("/workers/9/outcome", {"outcome": "ok"}, 404),
+        ("/workers/1/outcome", {"outcome": "ok", "dp_rank": 2}, 404),
+        ("/workers/1/outcome", {}, 422),
+        ("/workers/1/outcome", {"outcome": "lost"}, 422),
+        ("/workers/1/outcome", {"status": 99}, 422),
+        ("/workers/1/outcome", {"outcome": "ok", "count": 1001}, 422),
+        ("/workers/1/outcome", {"outcome": "ok", "latency_ms": -1}, 422),
+        ("/workers/4/check", None, 409),
+        ("/workers/1/drain", {"migrate": "no"}, 422),
+    ],
+)
+def test_what_makes_no_sense_is_refused(healthy, path, body, status):
+    healthy.post("/workers", worker_body(3, block_size=0))
+    healthy.post("/workers", worker_body(4, endpoint="nats://subject"))
+    answer = healthy.post(path, body)
+    assert answer.status == status, answer.body
+    assert answer.body["code"]
+    assert answer.body["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/health/fleet", None),
+        ("POST", "/workers/1/outcome", {"outcome": "ok"}),
+        ("POST", "/workers/1/drain", None),
+        ("POST", "/workers/1/undrain", None),
+        ("POST", "/workers/1/check", None),
+        ("POST", "/canary/learn", {"model_name": "m"}),
+    ],
+)
+def test_without_health_its_routes_say_how_it_is_switched_on(fleet, method, path, body):
+    answer = fleet.call(method, path, body)
+    assert (answer.status, answer.body["code"]) == (409, "health_off")
+    assert "--health-checks on" in answer.body["error"]
+
+
+def test_records_without_health_have_none(fleet):
+    assert "health" not in json.dumps(fleet.get("/workers").body)
+
+
+def test_a_worker_that_is_registered_again_begins_anew(healthy):
+    report_of_three(healthy)
+    assert healthy.patch("/workers/1", {"taints": ["a"]}).status == 200
+    assert ranks_of(healthy)[1, 0]["state"] == "suspicious"
+    healthy.post("/workers", worker_body(1, data_parallel_size=2))
+    assert ranks_of(healthy)[1, 0]["state"] == "healthy"
+    assert healthy.service.selector.fitness.monitor.record(Rank(1, 0)).state is State.HEALTHY
+
+
+def test_a_spare_is_shown_as_one(healthy):
+    record = healthy.post("/workers", worker_body(5, spare=True)).body
+    assert record["spare"] is True
+    rank = ranks_of(healthy)[5, 0]
+    assert (rank["spare"], rank["weight"], rank["state"]) == (True, 0.0, "healthy")
+    assert healthy.get("/health/fleet").body["partitions"][0]["spares"] == 1
