@@ -462,6 +462,22 @@ def test_the_life_of_a_request_is_the_fast_path_s(two: TwoServices) -> None:
     assert two.answered == len(lives)
 
 
+def test_ranks_out_of_rotation_are_in_no_usual_answer(two: TwoServices) -> None:
+    select = post("/select", {"model_name": "llama", **prompt_of(8, False)})
+    ranks = [Rank(worker, dp_rank) for worker in range(1, 4) for dp_rank in range(worker)]
+    for number, rank in enumerate(ranks[:-1], 1):
+        for side in (two.fast, two.ordinary):
+            side.selector.fleet.set_weight(rank, 0.0, "draining")
+        for drawn in DRAWS:
+            body = json.loads(two.say(select, drawn=drawn).split(b"\r\n\r\n")[1])
+            assert (body["worker_id"], body["dp_rank"]) in ranks[number:]
+    assert two.answered == len(DRAWS) * number
+    for side in (two.fast, two.ordinary):
+        side.selector.fleet.set_weight(ranks[-1], 0.0, "draining")
+    assert b'"code":"no_eligible_rank"' in two.say(select)
+    assert two.answered == len(DRAWS) * number
+
+
 def test_a_stream_cut_at_any_byte(two: TwoServices) -> None:
     stream = post("/select", {"model_name": "llama", **prompt_of(8, True)}, BARE) * 2
     answers = two.say(stream)

@@ -1,7 +1,10 @@
 """The same seeded service with a loop and without one, with admission on and off."""
 
+from itertools import product
+
 import pytest
 
+from select_service.core.identity import Rank
 from tests.builders import worker_body
 from tests.exploring import explored
 from tests.fast.corpus import load
@@ -30,6 +33,22 @@ class OnALoopWithQueues(OnALoop):
 TestOnALoop = explored(OnALoop, runs=2)
 TestOnALoopWithThresholds = explored(OnALoopWithThresholds, runs=3)
 TestOnALoopWithQueues = explored(OnALoopWithQueues, runs=3)
+
+
+def test_a_loop_chooses_no_rank_that_is_out_of_rotation() -> None:
+    select = request("POST /select", HTTPX, {"model_name": "m", "token_ids": [1, 2, 3]})
+    with LoopAndOrdinary() as two:
+        for worker_id in (1, 2):
+            two.say(request("POST /workers", HTTPX, worker_body(worker_id)))
+        two.reconnect()
+        for out in ((1,), (1, 2), (2,), ()):
+            for side, worker_id in product((two.fast, two.ordinary), (1, 2)):
+                weight = 0.0 if worker_id in out else 1.0
+                side.selector.fleet.set_weight(Rank(worker_id, 0), weight, "unhealthy")
+            answer = two.say(select)
+            assert answer.startswith(b"HTTP/1.1 503 " if out == (1, 2) else b"HTTP/1.1 200 ")
+            assert all(b'"worker_id":%d,' % worker_id not in answer for worker_id in out)
+        assert two.answered
 
 
 def test_a_loop_answers_the_corpus_as_the_ordinary_path_does() -> None:
