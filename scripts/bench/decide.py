@@ -117,7 +117,7 @@ def calls_of(ranks, hashes, scene, policy, decisions_kept):
         place(number)
 
     def decide(number):
-        selector._decisions.decide(jobs[number], eligible, NOW)
+        selector.decisions.decide(jobs[number], eligible, NOW)
 
     def select(number):
         selector.select(requests[number], NOW)

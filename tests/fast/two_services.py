@@ -152,7 +152,7 @@ class Side:
         return reason or self._agreement.difference
 
     def draw(self, number: float) -> None:
-        self.selector._decisions._rng.drawn = number  # type: ignore[attr-defined]
+        self.selector.decisions._rng.drawn = number  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self._runner.run(self.follower.stop())

@@ -145,7 +145,7 @@ class Kept(RuleBasedStateMachine):
         job = self.selector._job(request, False, None, True, name)._replace(waited=wait)
         eligible = np.zeros(table.n_slots, np.bool_)
         eligible[[table.find(rank) for rank in ([some] if pinned else table.ranks())]] = True
-        selection = self.selector._decisions.decide(job, eligible, 1.0).selection
+        selection = self.selector.decisions.decide(job, eligible, 1.0).selection
         costs = self.partition.placing.scratch.costs
         ranks = {rank: costs[slot] for rank, slot in table.slots() if eligible[slot]}
         chosen = Rank(selection.worker_id, selection.dp_rank)
