@@ -41,6 +41,7 @@ def _candidate(
     """terms: float64[n], of the slot"""
     gpu, cpu, disk, external = placing.scratch.matched[slot].tolist()
     totals, rank = placing.load.totals[slot], placing.table.row(slot).rank
+    weight = float(placing.table.columns.weight[slot])
     row: Candidate = {
         "worker_id": rank.worker_id,
         "dp_rank": rank.dp_rank,
@@ -57,5 +58,6 @@ def _candidate(
         "effective_prefill_tokens": int(terms[EFFECTIVE_PREFILL_TOKENS]),
     }
     own = zip(placing.policy.own_terms, terms[N_COMMON_TERMS:].tolist(), strict=True)
-    common = (("decode", float(terms[DECODE])), ("cost", float(terms[COST])))
+    weighed = () if weight == 1.0 else (("weight", weight),)
+    common = (("decode", float(terms[DECODE])), *weighed, ("cost", float(terms[COST])))
     return row | {name: round(value, 3) for name, value in (*own, *common)}

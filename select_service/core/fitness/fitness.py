@@ -69,6 +69,19 @@ class Fitness:
         """A worker was registered, changed or deleted."""
         self._changed[worker_id] = is_registration or self._changed.get(worker_id, False)
         self._touched.wake_if(self._changed)
+        worker = self._fleet.catalog.find(worker_id)
+        if worker is not None and worker.schedulable:
+            self._keep_out(worker)
+
+    def _keep_out(self, worker: Worker) -> None:
+        """A rank that was not to be chosen is not, either, in a new row that nobody has looked at;
+        nor is a new spare.  O(ranks of the worker)"""
+        known = self.monitor.worker(worker.worker_id)
+        for rank in worker.ranks():
+            if known is not None and known.key == worker.key and rank.dp_rank in known.dp_ranks:
+                self._weigh(rank)
+            elif worker.given.spare:
+                self._fleet.set_weight(rank, 0.0, "spare")
 
     def _follow_catalog(self, now: float) -> None:
         """O(ranks of the workers that changed)"""

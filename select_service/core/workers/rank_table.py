@@ -359,6 +359,8 @@ class RankTable:
         assert slot in self._rows
         assert 0.0 <= weight < np.inf
         columns, opens = self.columns, weight > 0.0
+        if opens and columns.weight[slot] == weight:
+            return False
         turns = bool(columns.open[slot]) != opens
         if opens:
             self._closed.pop(slot, None)

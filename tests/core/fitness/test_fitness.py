@@ -122,6 +122,7 @@ def test_a_worker_that_gets_other_rows_keeps_its_weight_there():
     scene.settle()
     before = scene.selector.fleet.partitions[KEY]
     scene.selector.patch(1, a_patch(block_size=8))
+    assert scene.refused({})["states"] == {"draining": 1}, "at once"
     scene.settle()
     assert scene.selector.fleet.partitions[KEY] is not before
     assert (scene.state(), scene.weight()) == (State.DRAINING, 0.0)
@@ -160,6 +161,14 @@ def test_a_drain_asks_for_moves_of_what_is_booked_unless_it_is_to_stay():
     scene.fitness.undrain(1, scene.now)
     scene.settle()
     assert (scene.weight(), scene.state()) == (0.25, State.HEALTHY)
+
+
+def test_a_spare_gets_nothing_from_the_moment_on_that_it_is_registered():
+    scene = Scene(a_worker(1))
+    scene.selector.register(a_worker(2, spare=True))
+    assert scene.refused(pinned(2))["state"] == "spare"
+    scene.settle()
+    assert (scene.weight(1), scene.weight(2)) == (1.0, 0.0)
 
 
 def test_a_spare_has_no_weight_until_a_rank_fails():

@@ -199,3 +199,5 @@ def test_decisions_say_the_weights_that_they_were_made_with(policy):
     assert [view.weight for view in asked.candidates] == [0.25] * 3
     rows = selector.explanations.rows(DecisionFilter(), 0.0)
     assert [row.runner_up_cost for row in rows] == [cost[1]]
+    logged = selector.select(a_select(), 0.0, explain=True).candidates
+    assert [row["weight"] for row in logged] == [0.25] * 3
