@@ -63,6 +63,8 @@ class Application:
         """Requests that wait for a worker are answered at once."""
         error = ShuttingDown("the service is ending; nothing was done")
         self._service.selector.gate.dismiss(error)
+        if self._service.selector.mover is not None:
+            self._service.selector.mover.end()
 
     async def _failed(
         self, answer: SelectError, scope: Scope, receive: Receive, send: Send

@@ -22,6 +22,8 @@ from select_service.settings.health_settings import Network
 
 DUMPS_MAX = 4
 """Dumps that are sent at one time; each holds a copy of one partition."""
+MIGRATION_WAITERS_MAX = 256
+"""Calls and streams that wait for migrations at one time."""
 TRACEPARENT_CHARS_MAX = 128
 """A valid one has 55; the rest of a longer one is not logged."""
 
@@ -77,6 +79,9 @@ class Service:
     decision_log: Callable[[], LogCounts | None] = lambda: None
     dump_permits: Permits = field(
         default_factory=lambda: Permits(DUMPS_MAX, "dumps are being sent")
+    )
+    migration_permits: Permits = field(
+        default_factory=lambda: Permits(MIGRATION_WAITERS_MAX, "callers wait for migrations")
     )
     json_dumps: int = 0
     compact_dumps: int = 0

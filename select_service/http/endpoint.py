@@ -88,7 +88,7 @@ class Answer(NamedTuple):
     @property
     def may_be_extended(self) -> bool:
         """Is it an object that may have a further field?"""
-        return isinstance(self.type, StructMeta) and self.type is not Status
+        return isinstance(self.type, StructMeta) and not issubclass(self.type, Status)
 
 
 class PathParameter(NamedTuple):

@@ -56,6 +56,10 @@ class Moves:
         self._latest: OrderedDict[str, MoveEvent] = OrderedDict()
         self._next = 1
 
+    def __bool__(self) -> bool:
+        """Is there a reservation whose last move is kept and not confirmed?"""
+        return bool(self._latest)
+
     @property
     def next(self) -> int:
         """The number of the next event."""

@@ -19,6 +19,7 @@ from select_service.core.health.migration import NO_ROOM, Movable, Move, plan
 from select_service.core.health.monitor import HealthMonitor
 from select_service.core.health.move_cost import KvLayout, Method, MoveTerms
 from select_service.core.health.moves import Confirmed, MoveEvent, Moves
+from select_service.core.histogram import Histogram
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger import Ledger
@@ -38,6 +39,9 @@ PLANNED_MAX = 4096
 
 Places = npt.NDArray[np.int64]
 """[n, 2], of `Reservations.places_on`."""
+MOVING = Method.TRANSFER, Method.REPREFILL
+DURATION_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
 LayoutOf = Callable[[PartitionKey, int], KvLayout | None]
 """Of the cache of a worker; None: unknown, and nothing is carried over."""
 
@@ -56,10 +60,12 @@ class MoveCounts(NamedTuple):
 
     moves:    by worker that was left, worker that took it (None: nobody) and method
     given_up: reservations that were released, since their rank did not come back
+    durations: in seconds, of those that callers have confirmed, by method
     """
 
     moves: Counter[tuple[int, int | None, Method]]
     given_up: int
+    durations: Mapping[Method, Histogram]
 
 
 class Mover:
@@ -89,7 +95,9 @@ class Mover:
         self._given_up: deque[Places] = deque()
         self._counts: Counter[tuple[int, int | None, Method]] = Counter()
         self._n_given_up = 0
+        self._durations = {method: Histogram(DURATION_BOUNDS_S) for method in MOVING}
         self._now = 0.0
+        self.is_ending = False
         self._watchers: set[Callable[[], None]] = set()
 
     # --- what health asks for
@@ -150,10 +158,13 @@ class Mover:
             if next(job, _OVER) is _OVER:
                 del self._jobs[rank]
         if self.moves.next != before:
-            for tell in list(self._watchers):
-                tell()
+            self._tell()
         self._touched.wake_if(self._jobs)
         self._touched.wake_if(self._given_up)
+
+    def _tell(self) -> None:
+        for tell in list(self._watchers):
+            tell()
 
     def _release_some(self) -> None:
         places = self._given_up.popleft()
@@ -260,9 +271,25 @@ class Mover:
     def moved(self, reservation_id: str) -> MoveEvent | None:
         """Where a reservation is that has moved and whose move has not been confirmed."""
         event = self.moves.of(reservation_id)
-        return None if event is None or event.target is None else event
+        if event is None or event.target is None:
+            return None
+        booking = self._ledger.held.find(reservation_id)
+        is_it = booking is not None and booking.booked_at <= event.at
+        return event if is_it and booking is not None and booking.rank == event.target else None
 
-    def confirmed(self, reservation_id: str, ok: bool, now: float) -> Confirmed:
+    @property
+    def has_moved(self) -> bool:
+        """Is there a move that a caller may have to be told of?"""
+        return bool(self.moves)
+
+    def end(self) -> None:
+        """The service ends: whoever waits is told."""
+        self.is_ending = True
+        self._tell()
+
+    def confirmed(
+        self, reservation_id: str, ok: bool, took_ms: float | None, now: float
+    ) -> Confirmed:
         """Its caller says how the move went.
 
         After a transfer that failed the prompt is computed again on the same target; a prompt that
@@ -272,6 +299,8 @@ class Mover:
         confirmed = self.moves.confirmed(reservation_id, ok)
         if confirmed is None:
             raise NotFound(f"reservation {reservation_id} has no move that is to be confirmed")
+        if ok and took_ms is not None:
+            self._durations[confirmed.method].add(took_ms / 1000.0)
         self._ledger.renew(reservation_id, now)
         if ok and confirmed.method is Method.REPREFILL:
             self._ledger.complete(reservation_id, "client", now)
@@ -292,7 +321,7 @@ class Mover:
 
     def counts(self) -> MoveCounts:
         """To be read only."""
-        return MoveCounts(self._counts, self._n_given_up)
+        return MoveCounts(self._counts, self._n_given_up, self._durations)
 
     def tick(self, now: float) -> None:
         """Once a second: events that are too old go."""

@@ -145,11 +145,11 @@ def test_a_prompt_that_is_computed_again_is_load_until_its_move_is_confirmed():
     scene.drain(cause=Kind.TOKEN_MISMATCH)
     booking = scene.selector.held.get("a")
     assert (booking.prefill_tokens, booking.prefilling) == (44, True)  # with the output so far
-    confirmed = scene.mover.confirmed("a", ok=True, now=2.0)
+    confirmed = scene.mover.confirmed("a", ok=True, took_ms=20.0, now=2.0)
     assert confirmed.method is Method.REPREFILL
     booking = scene.selector.held.get("a")
     assert (booking.prefill_tokens, booking.prefilling) == (0, False)
-    is_refused(NotFound, scene.mover.confirmed, "a", True, 2.0)
+    is_refused(NotFound, scene.mover.confirmed, "a", True, None, 2.0)
     scene.check()
 
 
@@ -159,10 +159,10 @@ def test_a_transfer_that_failed_is_computed_again_on_the_same_target():
     scene.selector.prefill_complete("a", 0.5)
     scene.drain()
     target = scene.rank_of("a")
-    assert scene.mover.confirmed("a", ok=False, now=2.0).method is Method.REPREFILL
+    assert scene.mover.confirmed("a", ok=False, took_ms=None, now=2.0).method is Method.REPREFILL
     booking = scene.selector.held.get("a")
     assert (booking.rank, booking.prefill_tokens) == (target, 4000)
-    scene.mover.confirmed("a", ok=True, now=3.0)
+    scene.mover.confirmed("a", ok=True, took_ms=None, now=3.0)
     assert scene.selector.held.get("a").prefill_tokens == 0
     scene.check()
 
