@@ -19,6 +19,7 @@ from select_service.api.comparing import COMPARING
 from select_service.api.decisions import DECISIONS
 from select_service.api.health import HEALTH
 from select_service.api.inspection import INSPECTION
+from select_service.api.migrations import MIGRATIONS
 from select_service.api.openapi import document
 from select_service.api.policies import POLICIES
 from select_service.api.probes import SERVICE
@@ -49,7 +50,7 @@ FILE_HEADERS = {"vary": "Accept-Encoding", "cache-control": "public, max-age=360
 
 NOUNS = (
     *(SELECTION, DECISIONS, POLICIES, COMPARING, RESERVATIONS, ADMISSION),
-    *(WORKERS, HEALTH, REPLICAS, INSPECTION, SERVICE),
+    *(WORKERS, HEALTH, MIGRATIONS, REPLICAS, INSPECTION, SERVICE),
 )
 
 _VIEWER = resources.files(__package__) / "viewer"

@@ -189,11 +189,7 @@ def _written(event: MigrationEvent) -> bytes:
         "/reservations/{reservation_id}/migrated",
         "confirm_migration",
         "Say how the move of a reservation went",
-        {
-            200: Answer(
-                "How it goes on.", Confirmation, {"method": "reprefill", "migrated_to": _TO}
-            )
-        },
+        {200: Answer("How it goes on.", Confirmation, {"method": "reprefill", "migrated_to": _TO})},
         detail="Call it when the request goes on at its new rank, after the first token: it renews "
         "the lease, and gives back the prefill load of a prompt that was computed again. `ok: "
         "false` of a transfer makes it a `reprefill` on the same rank, to be confirmed again.",

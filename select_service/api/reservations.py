@@ -9,11 +9,13 @@ from starlette.responses import Response
 
 from select_service.api import parameters
 from select_service.api.long_prompts import may_book, read_ahead
+from select_service.api.migrations import done
 from select_service.api.parameters import query_flag, query_number, scope_filter
 from select_service.api.samples import RANK, SCOPE
 from select_service.api.selection import unused_hashes
 from select_service.api.service import Service, now
-from select_service.bodies.common import U64, U64_MAX, Status
+from select_service.bodies.common import U64, U64_MAX
+from select_service.bodies.migrations import Done
 from select_service.bodies.reservations import (
     OutputBlockRequest,
     Reservation,
@@ -32,8 +34,7 @@ PAGE_ROWS = 100
 PAGE_ROWS_MAX = 1000
 """Rows of one page of GET /reservations: unless asked otherwise, and at most."""
 
-_OK = Status()
-_DONE = {200: Answer("Done.", Status, {"status": "ok"})}
+_DONE = {200: Answer("Done.", Done, {"status": "ok"})}
 _PAGE = (
     QueryParameter("worker_id", U64, "Only reservations of this worker."),
     QueryParameter(
@@ -179,7 +180,7 @@ async def show(service: Service, request: Request, reservation_id: str) -> Respo
 )
 async def prefill_complete(service: Service, request: Request, reservation_id: str) -> Response:
     service.selector.prefill_complete(reservation_id, now())
-    return json_response(_OK)
+    return json_response(done(service, reservation_id))
 
 
 @RESERVATIONS.declare(
@@ -205,7 +206,7 @@ async def output_block(
     service: Service, request: Request, reservation_id: str, body: OutputBlockRequest
 ) -> Response:
     service.selector.output_block(reservation_id, body.decay_fraction, now())
-    return json_response(_OK)
+    return json_response(done(service, reservation_id))
 
 
 @RESERVATIONS.declare(
@@ -223,7 +224,7 @@ async def output_block(
 )
 async def renew(service: Service, request: Request, reservation_id: str) -> Response:
     service.selector.renew(reservation_id, now())
-    return json_response(_OK)
+    return json_response(done(service, reservation_id))
 
 
 @RESERVATIONS.declare(
@@ -246,10 +247,11 @@ async def free(
     outcome, fitness = query.get("outcome"), service.selector.fitness
     if outcome not in (None, "ok", "failure"):
         raise BadRequest(f"outcome: expected ok or failure, got `{outcome[:64]}`")
+    answer = done(service, reservation_id)
     if outcome is None or fitness is None:
         service.selector.free(reservation_id, now())
-        return json_response(_OK)
+        return json_response(answer)
     rank = service.selector.held.get(reservation_id).rank
     service.selector.free(reservation_id, now())
     fitness.ended(reservation_id, rank, outcome, now())
-    return json_response(_OK)
+    return json_response(answer)

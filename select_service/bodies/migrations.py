@@ -33,7 +33,7 @@ class MigrationEvent(Struct, kw_only=True):
     source: MovedFrom = field(name="from")
     """The rank that is left."""
     target: MovedTo | None = field(name="to")
-    """Where it goes on; null: nowhere, it stays booked where it was until it is freed or released."""
+    """Where it goes on; null: nowhere, it stays booked until it is freed or released."""
     method: Literal["transfer", "reprefill", "abort"]
     """`transfer`: its KV cache is to be carried over; `reprefill`: the target computes prompt and
     output so far again; `abort`: neither is possible."""

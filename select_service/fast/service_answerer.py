@@ -41,6 +41,10 @@ class ServiceAnswerer:
         metrics.before_observing.append(self._counts.pass_on)
         self._name: str | None = None
         self._new_reservation_id = selector.new_reservation_id
+        self._mover = selector.mover
+        if self._mover is not None:
+            self._mover.watch(self._step_aside)
+        self._books = selector.router.assume_kv_reuse
         self._follow(selector)
         self.say([])
 
@@ -50,7 +54,7 @@ class ServiceAnswerer:
         name_array(state, layout.GATE, self._gate.admits)
         name_array(state, layout.LEDGER, selector.held.memory.header)
         name_array(state, layout.WAITS, self._gate.waiting.waits)
-        state[layout.BOOKS] = router.assume_kv_reuse
+        state[layout.BOOKS] = self._books
         state[layout.COUNTS_PREFILL] = router.track_prefill_tokens
         state[layout.COUNTS_BLOCKS] = router.track_active_blocks
         state[layout.COUNTS_OUTPUT] = router.track_output_blocks and router.track_active_blocks
@@ -112,6 +116,8 @@ class ServiceAnswerer:
             self._name_it(self._new_reservation_id())
             return layout.NAMED
         if said == layout.CALL:
+            if self._is_aside():
+                return layout.GIVE_UP
             return layout.RENDER if self._bookings.call(data) else layout.GIVE_UP
         assert said != layout.BROKEN, "more was released than had been booked"
         if said == layout.UNKNOWN and not self._partitions.learn(_key_in(data, state)):
@@ -124,6 +130,18 @@ class ServiceAnswerer:
             return layout.GIVE_UP
         self._let_choose_among(free)
         return layout.GO_ON_JUDGED
+
+    def _step_aside(self) -> None:
+        """Reservations have moved: their callers are told by the ordinary path."""
+        self._state[layout.BOOKS] = False
+
+    def _is_aside(self) -> bool:
+        """Is it so?  If no move is left to tell of, that ends."""
+        if self._mover is None:
+            return False
+        if not self._mover.has_moved:
+            self._state[layout.BOOKS] = self._books
+        return self._mover.has_moved
 
     def _is_misnamed(self, data: bytes) -> bool:
         """Does the request ask for a policy class that its model does not have?"""

@@ -209,6 +209,10 @@ def test_an_answer_example_is_valid_and_complete(route, status):
     assert msgspec.to_builtins(decoded, str_keys=True) == answer.example
 
 
+ELSEWHERE = {"stream_migrations", "confirm_migration"}
+"""One has no end, one needs a reservation that has moved: test_migrations."""
+
+
 def call_all(service):
     """Every operation once with its first example, in an order in which all of them succeed."""
     for worker_id in (1, 2):
@@ -233,7 +237,7 @@ def call_all(service):
     order += ["begin_experiment", "list_experiments", "get_experiment", "end_experiment"]
     order += ["set_log_level", "openapi", "docs", "docs_file"]
     order += ["check_worker", "drain_worker", "undrain_worker", "report_outcome"]
-    order += ["fleet_health", "learn_canaries"]
+    order += ["list_migrations", "fleet_health", "learn_canaries"]
     order += ["free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker"]:
         yield from _call(service, operation_id)
@@ -265,7 +269,7 @@ def test_the_documented_examples_succeed_and_their_answers_are_as_documented(com
         assert answer.headers.get("content-type", "") == expected.media_type
         if expected.media_type:
             assert_conforms(answer.body, schema_of(route, answer.status))
-    assert seen == {route.operation_id for route in ROUTES}
+    assert seen == {route.operation_id for route in ROUTES} - ELSEWHERE
 
 
 def test_refusals_are_as_documented(api):
