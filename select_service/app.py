@@ -47,6 +47,7 @@ from select_service.starting.listening import listen, siblings
 if TYPE_CHECKING:
     from select_service.core.decision_log import DecisionLog
     from select_service.edge.decision_log import DecisionFiles
+    from select_service.edge.health_watch import HealthWatch
     from select_service.fast.protocol import Lean
     from select_service.loops.loops import Loops
 
@@ -64,6 +65,7 @@ class Parts(NamedTuple):
     follower: CatalogFollower
     replicas: ReplicaSync | None
     logged: "Logged | None"
+    watch: "HealthWatch | None"
 
 
 class Logged(NamedTuple):
@@ -104,9 +106,10 @@ def build(
         emit=None if publisher is None else publisher.offer,
         wake=waker,
     )
+    watch = None
     if health is not None:
-        _keep_fit(selector, health)
-        _let_move(selector)
+        watch = _keep_fit(selector, health, ingest, callbacks)
+        _let_move(selector, health)
     waker.bind(callbacks.supervised("waker", selector.settle))
     replicas = None
     if publisher is not None:
@@ -129,20 +132,28 @@ def build(
         service.kept_policies = kept
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
-    return Parts(service, follower, replicas, _logged(service))
+    return Parts(service, follower, replicas, _logged(service), watch)
 
 
-def _keep_fit(selector: Selector, health: HealthSettings) -> None:
+def _keep_fit(
+    selector: Selector, health: HealthSettings, ingest: Ingest, callbacks: Callbacks
+) -> "HealthWatch":
+    """Ranks are checked, and those that are sick get no requests."""
     from select_service.core.fitness.fitness import Fitness
-    from select_service.core.health.canary_prompts import default_prompts
+    from select_service.edge.health_watch import HealthWatch
 
-    prompts = default_prompts()
+    canaries, fleet = health.canaries, selector.fleet
     selector.fitness = Fitness(
-        health.rules, lambda key: prompts, selector.fleet, selector.ledger, selector.touched
+        health.rules,
+        lambda key: canaries.of(key.model_name).prompts,
+        fleet,
+        selector.ledger,
+        selector.touched,
     )
+    return HealthWatch(health, selector.fitness, fleet, ingest.names, callbacks)
 
 
-def _let_move(selector: Selector) -> None:
+def _let_move(selector: Selector, health: HealthSettings) -> None:
     """Reservations leave ranks that are not fit."""
     from select_service.core.load.move_wishes import KeptWishes
     from select_service.core.moving.learnt import Learnt
@@ -158,7 +169,7 @@ def _let_move(selector: Selector) -> None:
         selector.fleet.partitions,
         selector.ledger,
         learnt,
-        Layouts(selector.fleet.catalog).of,
+        Layouts(selector.fleet.catalog, lambda name: health.canaries.of(name).kv_layout).of,
         selector.touched,
         tracks_prefill=selector.router.track_prefill_tokens,
     )
@@ -268,7 +279,7 @@ def _as_logged(setting: dict[str, Any]) -> str:
 async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
-    service, follower, replicas, logged = parts
+    service, follower, replicas, logged, watch = parts
     front = _front(service)
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     server = server_of(Application(service), front if loops is None else loops)
@@ -291,6 +302,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         return await _supervised(parts, server, listeners, background)
     finally:
         await engines.stop()
+        if watch is not None:
+            await watch.stop()
         if keeping is not None:
             await keeping.stop()
         await follower.stop()
@@ -363,6 +376,7 @@ async def _supervised(
         parts.follower,
         parts.replicas,
         None if parts.logged is None else parts.logged.decisions,
+        () if parts.watch is None else parts.watch.tasks(),
     )
     service.tasks = due.counts
     ticker = asyncio.create_task(due.run())

@@ -1,7 +1,7 @@
 """The tasks of this service that are due again and again."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -31,8 +31,9 @@ def due_tasks(
     follower: CatalogFollower,
     replicas: ReplicaSync | None,
     logged: "DecisionLog | None" = None,
+    others: Sequence[DueTask] = (),
 ) -> DueTasks:
-    """All of them, for one process."""
+    """All of them, for one process.  others: of what is switched on"""
     rejections = RejectionLog()
 
     def look_at_ingest(now: float) -> None:
@@ -45,6 +46,7 @@ def due_tasks(
         DueTask("expiry", SECOND_S, LeaseExpiry(selector).step),
         _once("ingest", look_at_ingest),
         *selector.upkeep(),
+        *others,
         _once("rejections", lambda now: rejections.tick(selector.gate.tally, now)),
         _once("catalog", lambda now: follower.look()),
         _once("names", lambda now: ingest.names.tend()),

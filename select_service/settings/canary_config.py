@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from math import inf
-from pathlib import Path
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
@@ -19,9 +18,9 @@ from select_service.core.health.canary_prompts import (
 from select_service.core.health.judging import Expected
 from select_service.core.health.move_cost import KvLayout
 from select_service.settings.config import ConfigError
+from select_service.settings.yaml_file import by_model
 from select_service.spelling import shown
 
-FILE_BYTES_MAX = 1 << 20
 MODELS_MAX = 1024
 PROMPTS_MAX = 32
 """Of one model."""
@@ -31,8 +30,6 @@ TOKENS_MAX = 256
 """That a canary may ask for."""
 IDS_MAX = 1 << 31
 SIZE_MAX = 1 << 20
-_YAML_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
-"""What the YAML reader lets out for dates, numbers and tagged scalars that it cannot make."""
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=IDS_MAX)]
 Ids: TypeAlias = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=PROMPT_TOKENS_MAX)]
@@ -97,31 +94,10 @@ class CanaryConfig:
 def read_canary_config(path: str) -> CanaryConfig:
     """Raises ConfigError."""
     try:
-        models = msgspec.convert(_document(path), _Models)
+        models = msgspec.convert(by_model("canary file", path), _Models)
     except msgspec.ValidationError as error:
         raise ConfigError(f"canary file {path}: {' '.join(str(error).split())}") from None
     return CanaryConfig({name: _canaries(path, name, given) for name, given in models.items()})
-
-
-def _document(path: str) -> object:
-    """The models of the file: all of it, or what stands under `models`.  Raises ConfigError."""
-    try:
-        with Path(path).open("rb") as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"canary file {path}: {error.strerror}") from None
-    if len(text) > FILE_BYTES_MAX:
-        raise ConfigError(f"canary file {path}: it is larger than {FILE_BYTES_MAX} bytes")
-    try:
-        document: object = msgspec.yaml.decode(text)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"canary file {path}: {' '.join(str(error).split())}") from None
-    except _YAML_FAULTS as error:
-        raise ConfigError(f"canary file {path}: a value cannot be read: {error}") from None
-    if isinstance(document, dict) and list(document) == ["models"]:
-        inner: object = document["models"]
-        return inner if isinstance(inner, dict) else document
-    return document
 
 
 def _canaries(path: str, model: str, given: tuple[_Prompt, ...] | _Model) -> ModelCanaries:

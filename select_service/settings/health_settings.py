@@ -9,15 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from select_service.settings.config import DEFAULT, Config, ConfigError
+from select_service.settings.yaml_file import by_model
 
 if TYPE_CHECKING:  # where health is off, nothing of it is imported
     from select_service.core.health.capacity import Slo
     from select_service.core.health.rules import HealthRules
+    from select_service.settings.canary_config import CanaryConfig
 
-SLO_BYTES_MAX = 1 << 20
 SLO_MODELS_MAX = 1024
-_YAML_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
-"""What the YAML reader lets out for dates, numbers and tagged scalars that it cannot make."""
 _RULES = {
     "health_interval_s": "interval_s",
     "health_timeout_s": "timeout_s",
@@ -39,9 +38,13 @@ _Positive = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class HealthSettings(NamedTuple):
-    """reporters: whose reports count without a reservation;  promises: by name of the model"""
+    """canaries: what engines are asked;  references: file that keeps what is right
+    reporters: whose reports count without a reservation;  promises: by name of the model
+    """
 
     rules: "HealthRules"
+    canaries: "CanaryConfig"
+    references: Path | None
     reporters: tuple[Network, ...]
     degradation: Degradation
     promises: Mapping[str, "Slo"]
@@ -56,16 +59,17 @@ class _Promise(msgspec.Struct, forbid_unknown_fields=True):
 _Promises: TypeAlias = Annotated[dict[str, _Promise], Meta(max_length=SLO_MODELS_MAX)]
 
 
-class _SloFile(msgspec.Struct, forbid_unknown_fields=True):
-    models: _Promises
-
-
 def health_settings(config: Config) -> HealthSettings | None:
     """None: health is off.  Raises ConfigError."""
     if config["health_checks"] == "off":
         return None
+    from select_service.settings.canary_config import CanaryConfig, read_canary_config
+
+    canaries = config["canary_config"]
     return HealthSettings(
         _rules(config),
+        CanaryConfig() if canaries is None else read_canary_config(canaries),
+        _references(config["health_state"]),
         tuple(map(ipaddress.ip_network, config["health_reporters"])),
         config["degradation"],
         {} if config["slo"] is None else _promises(config["slo"]),
@@ -86,38 +90,23 @@ def _rules(config: Config) -> "HealthRules":
     return rules._replace(recovery_s_max=max(rules.recovery_s_max, rules.recovery_s))
 
 
-def _promises(path: str) -> dict[str, "Slo"]:
-    """By name of the model, as the file has them at its top or under `models`.
+def _references(given: str | None) -> Path | None:
+    """Raises ConfigError for a file that can never be written."""
+    if given is None:
+        return None
+    path = Path(given)
+    if path.is_dir() or not path.parent.is_dir():
+        fault = "it is a directory" if path.is_dir() else "its directory does not exist"
+        raise ConfigError(f"--health-state {given}: {fault}")
+    return path
 
-    Raises ConfigError.
-    """
+
+def _promises(path: str) -> dict[str, "Slo"]:
+    """By name of the model.  Raises ConfigError."""
     from select_service.core.health.capacity import Slo
 
-    document = _document(path)
-    has_models = isinstance(document, dict) and list(document) == ["models"]
     try:
-        if has_models:
-            found = msgspec.convert(document, _SloFile).models
-        else:
-            found = msgspec.convert(document, _Promises)
+        found = msgspec.convert(by_model("SLO file", path), _Promises)
     except msgspec.ValidationError as error:
         raise ConfigError(f"SLO file {path}: {' '.join(str(error).split())}") from None
     return {name: Slo(each.ttft_ms, each.itl_ms, each.rps) for name, each in found.items()}
-
-
-def _document(path: str) -> object:
-    """Raises ConfigError."""
-    try:
-        with Path(path).open("rb") as file:
-            text = file.read(SLO_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"SLO file {path}: {error.strerror}") from None
-    if len(text) > SLO_BYTES_MAX:
-        raise ConfigError(f"SLO file {path}: it is larger than {SLO_BYTES_MAX} bytes")
-    try:
-        document: object = msgspec.yaml.decode(text)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"SLO file {path}: {' '.join(str(error).split())}") from None
-    except _YAML_FAULTS as error:
-        raise ConfigError(f"SLO file {path}: a value cannot be read: {error}") from None
-    return document

@@ -135,7 +135,7 @@ def test_an_operator_drains_and_undrains(healthy, caplog):
     assert (answer.status, answer.body["state"]) == (202, "healthy")
     assert answer.body["ranks"]["0"]["weight"] == 0.25
     assert healthy.post("/workers/1/undrain").status == 202
-    said = [record.message for record in caplog.records]
+    said = [r.message for r in caplog.records if r.message.startswith("an operator")]
     assert said[:3:2] == [
         "an operator lets a worker drain",
         "an operator lets a worker serve again",

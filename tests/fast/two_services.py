@@ -75,7 +75,7 @@ class Side:
                 ["--threads", "1", *(flag for flag in flags if "=" not in flag)],
                 {"DYN_USE_KV_EVENTS": "false", **variables},
             )
-            self.service, self.follower, self.replicas, _ = app.build(
+            self.service, self.follower, self.replicas, *_ = app.build(
                 config, admission_rules(config), "1.2.3", health_settings(config)
             )
         self.selector = self.service.selector

@@ -18,6 +18,7 @@ from select_service import app
 from select_service.log import shows_debug
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import arguments_of, load
+from select_service.settings.health_settings import health_settings
 from select_service.starting.listening import bind
 from select_service.starting.threads import begun_threads
 from tests.patience import PATIENCE_S, eventually
@@ -37,7 +38,7 @@ class InThread(Reached):
         given = {"DYN_USE_KV_EVENTS": "false"} if environment is None else environment
         with contextlib.chdir(folder):
             config = load(arguments_of(["--host", "127.0.0.1", "--port", "0", *flags]), given)
-            rules = admission_rules(config)
+            rules, health = admission_rules(config), health_settings(config)
         self._kept = contextlib.ExitStack()
         self._kept.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._kept.callback(shows_debug.__setitem__, 0, shows_debug[0])
@@ -49,7 +50,7 @@ class InThread(Reached):
         self._kept.enter_context(mock.patch.object(app, "server_of", self._server_of))
         listener = self._kept.enter_context(bind("127.0.0.1", 0))
         super().__init__(listener.getsockname()[1])
-        parts = app.opened(config, rules, listener, "1.2.3")
+        parts = app.opened(config, rules, listener, "1.2.3", health)
         self._thread = threading.Thread(target=app.run, args=(parts, listener, begun_threads()))
         self._thread.start()
 

@@ -8,12 +8,12 @@ from select_service.core.health.canary_prompts import CanaryPrompt, default_prom
 from select_service.core.health.judging import Expected
 from select_service.core.health.move_cost import KvLayout
 from select_service.settings.canary_config import (
-    FILE_BYTES_MAX,
     CanaryConfig,
     ModelCanaries,
     read_canary_config,
 )
 from select_service.settings.config import ConfigError
+from select_service.settings.yaml_file import BYTES_MAX
 
 
 def read(path, text):
@@ -117,7 +117,7 @@ WRONG = [
     ("api", "m: {api: triton}"),
     ("kv_layout", "m: {kv_layout: {layers: 3}}"),
     ("length <= 32", "m: [" + "{prompt: [5]}, " * 33 + "]"),
-    ("larger than", b"#" * (FILE_BYTES_MAX + 1)),
+    ("larger than", b"#" * (BYTES_MAX + 1)),
     ("", b"\xff\xfe\x00"),
     ("", "[" * 20_000),
     ("", "m: 2001-13-45"),

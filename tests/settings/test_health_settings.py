@@ -8,7 +8,8 @@ import pytest
 from select_service.core.health.capacity import Slo
 from select_service.core.health.rules import DOCUMENT, HealthRules
 from select_service.settings.config import ConfigError, parse
-from select_service.settings.health_settings import SLO_BYTES_MAX, health_settings
+from select_service.settings.health_settings import health_settings
+from select_service.settings.yaml_file import BYTES_MAX
 
 ON = "--health-checks=on"
 
@@ -121,7 +122,7 @@ def test_promises_are_read_by_model(tmp_path, text):
         b"m: {ttft_ms: 500, itl_ms: 30, rps: 1, tpot_ms: 3}",
         b"m: 2001-13-45",
         b"&a [*a]",
-        b"#" * (SLO_BYTES_MAX + 1),
+        b"#" * (BYTES_MAX + 1),
     ],
     ids=range(12),
 )
@@ -137,3 +138,21 @@ def test_a_file_of_promises_that_makes_no_sense_is_refused_in_one_line(tmp_path,
 def test_a_file_of_promises_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="No such file or directory"):
         settings_of("--slo", str(tmp_path / "none.yaml"))
+
+
+def test_a_file_of_references_must_be_one_that_can_be_written(tmp_path):
+    path = tmp_path / "references.json"
+    assert settings_of("--health-state", str(path)).references == path
+    for wrong in (tmp_path, tmp_path / "none" / "references.json"):
+        with pytest.raises(ConfigError, match=f"^--health-state {wrong}: "):
+            settings_of("--health-state", str(wrong))
+
+
+def test_the_canary_file_is_read_at_the_start(tmp_path):
+    path = tmp_path / "canaries.yaml"
+    path.write_text("m: [{prompt: [1, 2, 3], max_tokens: 4}]")
+    (prompt,) = settings_of("--canary-config", str(path)).canaries.of("m").prompts
+    assert (prompt.prompt, prompt.max_tokens) == ((1, 2, 3), 4)
+    assert len(settings_of().canaries.of("m").prompts) == 3
+    with pytest.raises(ConfigError, match="No such file"):
+        settings_of("--canary-config", str(tmp_path / "none.yaml"))

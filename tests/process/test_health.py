@@ -1,0 +1,126 @@
+"""A whole service that checks engines over real sockets: who goes out, who comes back."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.builders import worker_body
+from tests.edge.health.toy_engine import Fault, ToyEngine, serving, wrong_token
+from tests.patience import PATIENCE_S, eventually
+from tests.process.in_thread import InThread
+
+pytestmark = pytest.mark.process
+
+ON = (
+    "--health-checks=on",
+    "--health-interval-secs=0.2",
+    "--health-confirm-secs=0.1",
+    "--breaker-recovery-secs=0.3",
+    "--health-slow-start-secs=0.1",
+    f"--health-timeout-secs={PATIENCE_S}",
+)
+
+
+@contextlib.contextmanager
+def engine_of(ranks: int) -> Iterator[tuple[ToyEngine, str]]:
+    """An engine on a thread of its own, and its endpoint."""
+    engine, loop, told = ToyEngine(ranks=ranks), asyncio.new_event_loop(), []
+    ending, begun = asyncio.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with serving(engine) as endpoint:
+            told.append(endpoint)
+            begun.set()
+            await ending.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert begun.wait(PATIENCE_S)
+    try:
+        yield engine, told[0]
+    finally:
+        loop.call_soon_threadsafe(ending.set)
+        thread.join(PATIENCE_S)
+        loop.close()
+
+
+class Fleet:
+    """One worker of four ranks, as the service sees it."""
+
+    def __init__(self, service: InThread, endpoint: str) -> None:
+        self.service = service
+        body = worker_body(1, data_parallel_size=4, endpoint=endpoint)
+        assert service.call("POST", "/workers", body).status == 201
+
+    def partition(self):
+        return self.service.call("GET", "/health/fleet").body["partitions"][0]
+
+    def rank(self, dp_rank):
+        return self.partition()["ranks"][dp_rank]
+
+    def states(self):
+        return [rank["state"] for rank in self.partition()["ranks"]]
+
+    def agree(self) -> None:
+        """Until it is known what is right, and every rank has shown it."""
+        eventually(
+            lambda: (
+                self.partition()["reference_source"] == "agreement"
+                and all(rank["last_result"] == "pass" for rank in self.partition()["ranks"])
+            )
+        )
+
+    def chosen(self, n: int) -> set[int]:
+        body = {"model_name": "m", "token_ids": list(range(8))}
+        answers = [self.service.call("POST", "/select", body) for _ in range(n)]
+        return {answer.body["dp_rank"] for answer in answers}
+
+
+def test_a_rank_that_answers_wrongly_gets_no_requests_until_it_answers_right():
+    with engine_of(4) as (engine, endpoint), InThread(*ON) as service:
+        fleet = Fleet(service, endpoint)
+        fleet.agree()
+        engine.faults[2] = Fault(spoil=wrong_token)
+        eventually(lambda: fleet.rank(2)["state"] == "unhealthy")
+        assert fleet.rank(2)["cause"] == "token_mismatch"
+        assert 2 not in fleet.chosen(40)
+        pinned = {"worker_id": 1, "dp_rank": 2}
+        body = {"model_name": "m", "token_ids": [1], "pinned_worker": pinned}
+        answer = service.call("POST", "/select", body)
+        assert (answer.status, answer.body["code"]) == (503, "no_eligible_rank")
+        assert answer.body["details"]["state"] == "unhealthy"
+        del engine.faults[2]
+        eventually(lambda: fleet.states() == ["healthy"] * 4)
+        assert all("cache_salt" in asked for _, _, asked in engine.requests)
+
+
+def test_who_calls_from_here_is_believed_and_from_a_network_that_is_not_named_is_not():
+    for flag, state in (("127.0.0.0/8", "unhealthy"), ("10.0.0.0/8", "healthy")):
+        flags = ("--health-checks=on", f"--health-reporters={flag}")
+        with InThread(*flags) as service:
+            assert service.call("POST", "/workers", worker_body(1)).status == 201
+            reported = service.call("POST", "/workers/1/outcome", {"outcome": "fatal"})
+            assert reported.status == 204
+            shown = service.call("GET", "/workers/1").body["health"]
+            assert shown["state"] == state
+
+
+def test_what_was_agreed_on_is_known_after_a_restart(tmp_path):
+    path, canaries = tmp_path / "references.json", tmp_path / "canaries.yaml"
+    canaries.write_text("m: [{prompt: [11, 12, 13], max_tokens: 4}]")
+    files = ("--health-state", str(path), "--canary-config", str(canaries))
+    with engine_of(4) as (engine, endpoint):
+        with InThread(*ON, *files) as service:
+            Fleet(service, endpoint).agree()
+        assert json.loads(path.read_bytes())["references"]
+        engine.faults = {rank: Fault(spoil=wrong_token) for rank in (1, 2)}
+        with InThread(*ON, *files) as service:
+            fleet = Fleet(service, endpoint)
+            eventually(
+                lambda: [s in ("unhealthy", "dead") for s in fleet.states()].count(True) == 2
+            )
+            assert [fleet.rank(rank)["cause"] for rank in (1, 2)] == ["token_mismatch"] * 2
