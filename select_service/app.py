@@ -46,6 +46,7 @@ from select_service.starting.listening import listen, siblings
 
 if TYPE_CHECKING:
     from select_service.core.decision_log import DecisionLog
+    from select_service.core.degrading.capacity_watch import CapacityWatch
     from select_service.edge.decision_log import DecisionFiles
     from select_service.edge.health_watch import HealthWatch
     from select_service.fast.protocol import Lean
@@ -125,6 +126,7 @@ def build(
     service = Service(config, version, selector, ingest, follower, Metrics(version), replicas)
     if health is not None:
         service.reporters = health.reporters
+        service.capacity = _watch_capacity(selector, health)
     service.callback_failures, service.callback_failed = callbacks.failures, callbacks.failed
     if config["snapshot_path"]:
         kept = KeptPoliciesFile(Path(config["snapshot_path"]), selector.fleet.policies)
@@ -174,6 +176,24 @@ def _let_move(selector: Selector, health: HealthSettings) -> None:
         tracks_prefill=selector.router.track_prefill_tokens,
     )
     fitness.followers.append(selector.mover)
+
+
+def _watch_capacity(selector: Selector, health: HealthSettings) -> "CapacityWatch | None":
+    """What ranks that are left can carry, and the brakes that follow if they are to."""
+    if health.degradation == "off":
+        return None
+    from select_service.core.degrading.capacity_watch import CapacityWatch
+
+    fitness, mover = selector.fitness, selector.mover
+    assert fitness is not None
+    assert mover is not None
+    gate = selector.gate if health.degradation == "auto" else None
+    watch = CapacityWatch(
+        fitness.monitor, selector.fleet.partitions, mover.learnt.pace, health.promises, gate
+    )
+    fitness.followers.append(watch)
+    fitness.capacity_of = watch.of
+    return watch
 
 
 def _logged(service: Service) -> Logged | None:

@@ -94,6 +94,12 @@ class CapacityShed(SelectError):
     status, code = 503, "capacity_shed"
 
 
+class Degraded(SelectError):
+    """So few ranks of the model are left that nothing new is accepted for it."""
+
+    status, code = 503, "degraded"
+
+
 class QueueFull(SelectError):
     """The request would have to wait, and a bound of the queue is reached."""
 

@@ -22,6 +22,7 @@ from select_service.core.decisions import Decision
 from select_service.errors import (
     CapacityShed,
     Conflict,
+    Degraded,
     NoEligibleRank,
     NoWorkers,
     Overloaded,
@@ -54,7 +55,7 @@ def unused_hashes(body: PromptFields) -> str | None:
     return "token_ids are given, so block_hashes, sequence_hashes and isl_tokens are not used"
 
 
-_FULL = (Overloaded, CapacityShed, QueueFull, QueueTimeout)
+_FULL = (Overloaded, CapacityShed, Degraded, QueueFull, QueueTimeout)
 """Refusals of a fleet that is full; all of them name a time in `Retry-After`."""
 POLICY_CLASS = (
     HeaderParameter(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 
@@ -19,6 +19,9 @@ from select_service.metrics.service_metrics import Metrics
 from select_service.metrics.tasks import TaskCounts
 from select_service.settings.config import Config
 from select_service.settings.health_settings import Network
+
+if TYPE_CHECKING:
+    from select_service.core.degrading.capacity_watch import CapacityWatch
 
 DUMPS_MAX = 4
 """Dumps that are sent at one time; each holds a copy of one partition."""
@@ -85,6 +88,7 @@ class Service:
     )
     json_dumps: int = 0
     compact_dumps: int = 0
+    capacity: "CapacityWatch | None" = None
     kept_policies: PolicyKeeper | None = None
     reporters: Sequence[Network] = ()
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)

@@ -81,6 +81,23 @@ class ClassState(Struct, kw_only=True):
     """Prompt tokens of the requests that wait now."""
 
 
+class DegradedModel(Struct, kw_only=True):
+    """What is given up for one model."""
+
+    model_name: str
+    """Which one."""
+    level: int
+    """Level of degradation, 1 to 4."""
+    shed_tier: str | None
+    """Highest tier that is shed for it; null: none is, for this reason."""
+    refuses_new: bool
+    """Are all its requests refused with `degraded`?"""
+    batch_multiplier: float
+    """Of batch budgets and busy thresholds, what counts."""
+    latency_multiplier: float
+    """By which queue timeouts are multiplied."""
+
+
 class AdmissionState(Struct, kw_only=True):
     """GET /admission: switches that are thrown, and what admission did since the start."""
 
@@ -89,7 +106,8 @@ class AdmissionState(Struct, kw_only=True):
     default_tier: str
     """Tier of requests that name none."""
     shed_tier: str | None
-    """Highest tier that is shed; null: none is."""
+    """Highest tier that an operator sheds; null: none is. For a model of `degraded` the higher one
+    of both counts."""
     shed_tiers: list[str]
     """All tiers that are shed: `shed_tier` and those below it."""
     queueing: bool
@@ -106,3 +124,6 @@ class AdmissionState(Struct, kw_only=True):
     """Busy thresholds of every model that is judged."""
     outcomes: dict[str, int]
     """Requests since the start by what became of them: admitted, refused as busy, shed, ..."""
+    degraded: list[DegradedModel] | UnsetType = UNSET
+    """Models whose ranks cannot carry what was promised, by name; absent while there are none.
+    With `--degradation auto` only."""

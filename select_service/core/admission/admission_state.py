@@ -1,6 +1,13 @@
 """What operators see of the admission stage."""
 
-from select_service.bodies.admission import AdmissionState, BusyThresholdView, ClassState
+from msgspec import UNSET
+
+from select_service.bodies.admission import (
+    AdmissionState,
+    BusyThresholdView,
+    ClassState,
+    DegradedModel,
+)
 from select_service.core.admission.gate import Gate
 
 
@@ -26,4 +33,20 @@ def admission_state(gate: Gate, thresholds: list[BusyThresholdView]) -> Admissio
         ],
         thresholds=thresholds,
         outcomes=gate.tally.outcomes(),
+        degraded=_degraded(gate) or UNSET,
     )
+
+
+def _degraded(gate: Gate) -> list[DegradedModel]:
+    names = gate.tiers.names
+    return [
+        DegradedModel(
+            model_name=model_name,
+            level=brake.level,
+            shed_tier=None if brake.shed_from is None else names[brake.shed_from],
+            refuses_new=brake.refuses,
+            batch_multiplier=brake.batch_share,
+            latency_multiplier=brake.latency_share,
+        )
+        for model_name, brake in sorted(gate.brakes.items())
+    ]

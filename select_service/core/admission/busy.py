@@ -31,15 +31,20 @@ class Limits(NamedTuple):
     batches_max: float = inf
 
     @classmethod
-    def of(cls, thresholds: BusyThresholds, rules: PolicyClass | None) -> "Limits":
-        """rules: there has to be room for this policy class as well"""
+    def of(
+        cls, thresholds: BusyThresholds, rules: PolicyClass | None, batch_share: float = 1.0
+    ) -> "Limits":
+        """rules: there has to be room for this policy class as well
+
+        batch_share: of batch budgets, what counts
+        """
         busy = (_or_infinite(thresholds.decode_blocks), _or_infinite(thresholds.prefill_tokens))
         if rules is None:
             return cls(*busy)
         return cls(
             *busy,
             _or_infinite(rules.prefill_busy_threshold),
-            _or_infinite(rules.prefill_busy_threshold_frac),
+            _or_infinite(rules.prefill_busy_threshold_frac) * batch_share,
         )
 
 
@@ -57,12 +62,17 @@ class BusyJudge:
         self._touched = touched
         self._rates: dict[PartitionKey, DrainRate] = {}
 
+    def limits(self, partition: Partition) -> BusyThresholds:
+        """What counts there now."""
+        given = self.thresholds.of(partition.key.model_name)
+        return given.scaled(partition.batch_share)
+
     def free(self, partition: Partition, request: SelectRequest, candidates: Mask) -> Mask:
         """The candidates that are not busy.  A pinned rank is judged with its whole worker.
 
         Raises Overloaded when none is left.
         """
-        limits = self.thresholds.of(partition.key.model_name)
+        limits = self.limits(partition)
         if limits.off:
             return candidates
         pinned = request.pinned_worker
@@ -80,12 +90,12 @@ class BusyJudge:
         self, partition: Partition, candidates: Mask, rules: PolicyClass
     ) -> tuple[Mask, int]:
         """The candidates that are not busy and have room for a class, and how many they are."""
-        limits = self.thresholds.of(partition.key.model_name)
+        limits = self.limits(partition)
         return free_ranks(partition, candidates, limits, rules)
 
     def free_of_all(self, partition: Partition) -> Mask:
         """All ranks of the partition that are not busy."""
-        limits = self.thresholds.of(partition.key.model_name)
+        limits = self.limits(partition)
         return (
             partition.table.open
             if limits.off
@@ -168,7 +178,7 @@ def free_ranks(
 
     rules: only those that also have room for this policy class
     """
-    return ranks_below(partition, candidates, Limits.of(limits, rules))
+    return ranks_below(partition, candidates, Limits.of(limits, rules, partition.batch_share))
 
 
 def ranks_below(partition: Partition, candidates: Mask, limits: Limits) -> tuple[Mask, int]:

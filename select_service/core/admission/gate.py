@@ -19,6 +19,7 @@ import numpy as np
 
 from indexer.index.state_kernels import CHANGED
 from select_service.bodies.selection import SelectRequest
+from select_service.core.admission.brakes import NO_BRAKE, Brake
 from select_service.core.admission.busy import BusyJudge, Limits, ranks_below
 from select_service.core.admission.drain import retry_after_s
 from select_service.core.admission.policy_classes import QueueBounds, QueueRules
@@ -30,9 +31,12 @@ from select_service.core.admission.waiting import (
     PartitionQueue,
     Size,
     Ticket,
+    booked_blocks,
     extra_work,
     lane_of,
     score_of,
+    size_of,
+    without_prompt,
 )
 from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.arrays import Mask
@@ -89,6 +93,8 @@ class Gate:
         self._touched = touched
         touched.watch(self.waiting.queues)
         self._arrivals = count()
+        self.brakes: dict[str, Brake] = {}
+        """Of models that are degraded."""
         self._sheds_on = False
         self._shows = False
         self.admits = np.zeros(1, np.int64)
@@ -99,7 +105,8 @@ class Gate:
 
     def note_switches(self) -> None:
         """A tier, a threshold or a queue was switched on or off."""
-        self.is_open = self.rules is None and not self.tiers.shedding and self.judge.thresholds.off
+        is_off = not self.sheds and self.judge.thresholds.off
+        self.is_open = self.rules is None and is_off
         if self._shows and not self.is_open:
             for partition in self._partitions.values():
                 self._show(partition)
@@ -108,11 +115,11 @@ class Gate:
     def refuse_shed(self, request: SelectRequest) -> None:
         """Raises BadRequest for an unknown tier, CapacityShed for one that is shed."""
         wanted = request.priority_tier
-        if wanted is None and (self.is_open or not self.tiers.shedding):
+        if wanted is None and (self.is_open or not self.sheds):
             return
         tier = self.tiers.index_of(wanted)
-        if self.tiers.is_shed(tier):
-            raise self._shed(tier)
+        if self._is_shed(request.model_name, tier):
+            raise self._shed(request.model_name, tier)
 
     def admit(
         self, job: Job, allowed: Mask, now: float, policy_class: str | None
@@ -146,7 +153,7 @@ class Gate:
         if self.rules is None:
             return free, False
         profile = self.rules.profile(job.partition.key.model_name)
-        size = _size(job, free)
+        size = size_of(job, free)
         index = profile.class_of(policy_class, size.isl_tokens - size.cached_tokens)
         room = room_for(job.partition, free, profile.classes[index])
         return (room.eligible, False) if room.n_ranks else (free, True)
@@ -168,7 +175,7 @@ class Gate:
         where all would choose among the same ranks, it does not matter of which a request is.
         """
         key = partition.key
-        if self.rules is None or self.tiers.shedding:
+        if self.rules is None or self.sheds:
             return None
         if self.holds and key in self.waiting.queues:
             return None
@@ -183,7 +190,7 @@ class Gate:
 
     def _limits_at_once(self, key: PartitionKey) -> Limits | None:
         """Of requests that say nothing but their prompt; None: each has to be judged by itself."""
-        if self.tiers.shedding:
+        if self.sheds:
             return None
         only = None
         if self.rules is not None:
@@ -236,12 +243,12 @@ class Gate:
         free = self._free(job, allowed)
         size, class_index = None, 0
         if profile.only is None:
-            size = _size(job, free)
+            size = size_of(job, free)
             class_index = profile.class_of(wanted, size.isl_tokens - size.cached_tokens)
         room = room_for(partition, free, profile.classes[class_index])
         if room.n_ranks and key not in self._touched.partitions:
             return self._pass(job, room.eligible, now)
-        return self._enqueue(job, class_index, size or _size(job, free), now)
+        return self._enqueue(job, class_index, size or size_of(job, free), now)
 
     def _pass(self, job: Job, eligible: Mask, now: float) -> Decision:
         decision = self._decisions.decide(job, eligible, now)
@@ -257,7 +264,7 @@ class Gate:
         deadline = self._deadline(request, now)
         queue = self.waiting.queues.get(key) or PartitionQueue(profile.classes)
         ticket = Ticket(
-            job=job._replace(request=_without_prompt(request)),
+            job=job._replace(request=without_prompt(request)),
             request=request,
             lane=lane_of(request),
             size=size,
@@ -283,7 +290,8 @@ class Gate:
     def _deadline(self, request: SelectRequest, now: float) -> float:
         """The sooner of the request's own and the common one."""
         assert self.rules is not None
-        common = self.rules.timeout_s or inf
+        brake = self.brakes.get(request.model_name, NO_BRAKE)
+        common = (self.rules.timeout_s or inf) * brake.latency_share
         own = inf if request.timeout_ms is None else request.timeout_ms / 1000.0
         return now + min(common, own)
 
@@ -363,13 +371,24 @@ class Gate:
         self._refuse_waiting_shed()
         self.look_everywhere()
 
+    def brake(self, model_name: str, brake: Brake | None) -> None:
+        """What is given up for a model from now on; None: nothing."""
+        self.brakes.pop(model_name, None)
+        if brake is not None:
+            self.brakes[model_name] = brake
+        for key, partition in self._partitions.items():
+            if key.model_name == model_name:
+                partition.batch_share = (brake or NO_BRAKE).batch_share
+        self._refuse_waiting_shed()
+        self.look_everywhere()
+
     def _refuse_waiting_shed(self) -> None:
         """Those whose tier is shed now, as many as one turn may."""
-        found = (ticket for ticket in self.waiting if self.tiers.is_shed(ticket.tier))
+        found = (t for t in self.waiting if self._is_shed(t.request.model_name, t.tier))
         refused = list(islice(found, SETTLED_PER_TURN_MAX))
         for ticket in refused:
             self.waiting.remove(ticket)
-            ticket.settle(self._shed(ticket.tier))
+            ticket.settle(self._shed(ticket.request.model_name, ticket.tier))
         self._sheds_on = len(refused) == SETTLED_PER_TURN_MAX
         if self._sheds_on:
             self._touched.wake_if(refused)
@@ -405,7 +424,7 @@ class Gate:
             chosen = queue.next(views.bits)
             if chosen is None:
                 break
-            left = max(0, left - extra_work(chosen.request, _booked_blocks(chosen.job)))
+            left = max(0, left - extra_work(chosen.request, booked_blocks(chosen.job)))
             self.waiting.forget(chosen)
             pinned = chosen.lane.pinned is not None
             self._serve(chosen, views.room(chosen.class_index, pinned).eligible, now)
@@ -416,8 +435,8 @@ class Gate:
     def _serve(self, ticket: Ticket, eligible: Mask, now: float) -> None:
         """Decide anew, with what is known now."""
         job, waited_s = ticket.job, now - ticket.arrived
-        if self.tiers.is_shed(ticket.tier):
-            ticket.settle(self._shed(ticket.tier))
+        if self._is_shed(ticket.request.model_name, ticket.tier):
+            ticket.settle(self._shed(ticket.request.model_name, ticket.tier))
             return
         waited = Waited(ticket.policy_class, ticket.position, waited_s)
         try:
@@ -433,13 +452,23 @@ class Gate:
 
     # --- refusals, counted where they are made
 
-    def _shed(self, tier: int) -> CapacityShed:
+    @property
+    def sheds(self) -> bool:
+        """Is there a tier of a model that is refused, or are limits of one tighter than given?"""
+        return self.tiers.shedding or bool(self.brakes)
+
+    def _is_shed(self, model_name: str, tier: int) -> bool:
+        """By whichever is stricter, the operators' switch or the brake of the model."""
+        brake = self.brakes.get(model_name, NO_BRAKE)
+        return self.tiers.is_shed(tier) or brake.sheds(tier)
+
+    def _shed(self, model_name: str, tier: int) -> SelectError:
         name = self.tiers.names[tier]
         self.tally.others["shed"] += 1
         self.tally.shed_tiers[name] += 1
         error = CapacityShed(f"capacity_shed: tier={name}")
         error.retry_after_s = SHED_RETRY_AFTER_S
-        return error
+        return self.brakes.get(model_name, NO_BRAKE).refusal(error)
 
     def _too_late(self, ticket: Ticket, now: float) -> QueueTimeout:
         self.tally.others["queue_timeout"] += 1
@@ -466,22 +495,6 @@ class Gate:
         self.waiting.check_invariants()
 
 
-def _booked_blocks(job: Job) -> int:
-    return len(job.prompt.sequence_hashes) if job.reserves else 0
-
-
-def _size(job: Job, allowed: Mask) -> Size:
-    cached, own_work = job.partition.best_tokens(job.prompt, job.config, allowed)
-    return Size(job.prompt.isl_tokens, min(cached, job.prompt.isl_tokens), own_work)
-
-
 def _changes_of(partition: Partition) -> int:
     """Counts what KV events changed."""
     return int(partition.index.header[CHANGED])
-
-
-def _without_prompt(request: SelectRequest) -> SelectRequest:
-    """What is waiting must not hold token lists: the prompt has been hashed already."""
-    request.token_ids = request.mm_routing_info = request.block_mm_infos = None
-    request.block_hashes = request.sequence_hashes = None
-    return request

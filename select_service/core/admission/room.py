@@ -41,7 +41,7 @@ def room_for(partition: Partition, not_busy: Mask, rules: PolicyClass) -> Room:
         partition.placing.plan,
         not_busy,
         HOLD_TOKENS if tokens is None else float(tokens),
-        0.0 if batches is None else batches,
+        0.0 if batches is None else batches * partition.batch_share,
         ranks,
     )
     return Room(ranks, n_ranks, not_busy)

@@ -27,6 +27,16 @@ class BusyThresholds(NamedTuple):
     decode_blocks: float | None = None
     prefill_tokens: int | None = None
 
+    def scaled(self, share: float) -> "BusyThresholds":
+        """So much of each."""
+        if share == 1.0 or self.off:
+            return self
+        blocks, tokens = self.decode_blocks, self.prefill_tokens
+        return BusyThresholds(
+            None if blocks is None else blocks * share,
+            None if tokens is None else int(tokens * share),
+        )
+
     @property
     def off(self) -> bool:
         return self.decode_blocks is None and self.prefill_tokens is None

@@ -29,6 +29,8 @@ from sortedcontainers import SortedDict
 
 from select_service.bodies.selection import SelectRequest
 from select_service.core.admission.policy_classes import PolicyClass, QueuePolicy
+from select_service.core.arrays import Mask
+from select_service.core.decisions import Job
 from select_service.core.identity import Rank
 from select_service.core.workers.rank_table import RankTable
 from select_service.errors import QueueFull, SelectError
@@ -379,3 +381,21 @@ class PartitionQueue:
             assert all(w.tickets for w in queue.lanes.values())
             assert queue.deficit >= 0
             assert queue.requests or not queue.deficit
+
+
+def booked_blocks(job: Job) -> int:
+    """That its booking would have by name, and more."""
+    return len(job.prompt.sequence_hashes) if job.reserves else 0
+
+
+def size_of(job: Job, allowed: Mask) -> Size:
+    """By the best of the ranks that it may go to."""
+    cached, own_work = job.partition.best_tokens(job.prompt, job.config, allowed)
+    return Size(job.prompt.isl_tokens, min(cached, job.prompt.isl_tokens), own_work)
+
+
+def without_prompt(request: SelectRequest) -> SelectRequest:
+    """What is waiting must not hold token lists: the prompt has been hashed already."""
+    request.token_ids = request.mm_routing_info = request.block_mm_infos = None
+    request.block_hashes = request.sequence_hashes = None
+    return request

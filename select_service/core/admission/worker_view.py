@@ -34,7 +34,7 @@ class AdmissionScene(NamedTuple):
 
 def admission_scene(judge: BusyJudge, partition: Partition, now: float) -> AdmissionScene:
     """O(slots)"""
-    limits = judge.thresholds.of(partition.key.model_name)
+    limits = judge.limits(partition)
     free, blocks = judge.free_of_all(partition), partition.load.active_blocks()
     return AdmissionScene(partition, judge.engines, limits, free, blocks, now)
 

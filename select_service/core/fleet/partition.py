@@ -69,6 +69,8 @@ class Partition:
         self.placing = Placing(
             index, self.table, self.account.load, block_size, config, ring, number
         )
+        self.batch_share = 1.0
+        """Of batch budgets and busy thresholds, what counts while the model is degraded."""
         self.limits: Floats = np.zeros(N_LIMITS, np.float64)
         """Of the gate, for kernels (limits_layout); nothing is said at first."""
 

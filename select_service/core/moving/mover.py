@@ -87,7 +87,7 @@ class Mover:
         self._monitor = monitor
         self._partitions = partitions
         self._ledger = ledger
-        self._learnt = learnt
+        self.learnt = learnt
         self._layout_of = layout_of
         self._touched = touched
         self._tracks_prefill = tracks_prefill
@@ -191,7 +191,7 @@ class Mover:
 
     def _move_some(self, leaving: Leaving, places: Places) -> Iterator[None]:
         """One plan."""
-        partition, learnt = leaving.partition, self._learnt
+        partition, learnt = leaving.partition, self.learnt
         there = targets_of(partition, leaving.rank, learnt.pace.rate_of)
         found: dict[str, tuple[Booking, Movable]] = {}
         for begin in range(0, len(places), PER_TURN):
@@ -255,7 +255,7 @@ class Mover:
         if not self._tracks_prefill:
             return MoveTo(target, slot)
         follows = partition.placing.policy.follows
-        prompt = self._learnt.wishes.of(reservation_id).block_hashes if follows else None
+        prompt = self.learnt.wishes.of(reservation_id).block_hashes if follows else None
         return MoveTo(target, slot, tokens, overlap, prompt)
 
     # --- callers
@@ -312,7 +312,7 @@ class Mover:
         partition = self._partitions[booking.key]
         tokens = booking.isl_tokens + partition.block_size * booking.output_blocks
         name, overlap = booking.reservation_id, 0
-        hashes = self._learnt.wishes.of(name).block_hashes
+        hashes = self.learnt.wishes.of(name).block_hashes
         if len(hashes):
             overlap = int(partition.index.match(hashes)[booking.slot, -1])
         tokens = max(0, tokens - overlap * partition.block_size)
@@ -330,7 +330,7 @@ class Mover:
     def check_invariants(self) -> None:
         """For tests."""
         self.moves.check_invariants()
-        self._learnt.check_invariants(b.reservation_id for b in self._ledger.held)
+        self.learnt.check_invariants(b.reservation_id for b in self._ledger.held)
 
 
 _OVER = object()

@@ -4,10 +4,12 @@ Follows the ledger.  Of a rank that had nothing else to do when a request came, 
 end of the prefill says how fast it computes.
 """
 
+from collections.abc import Container, Iterator
+
 from select_service.core.health.capacity import LoadMeans
 from select_service.core.health.learnt import LearntRate, RequestMeans
 from select_service.core.health.move_cost import PREFILL_TOKENS_PER_S
-from select_service.core.identity import PartitionKey, Rank
+from select_service.core.identity import Rank
 from select_service.core.load import load_layout as layout
 from select_service.core.load.booking import NewBooking
 from select_service.core.load.held_booking import Booking
@@ -22,7 +24,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._rates: dict[Rank, LearntRate] = {}
-        self._means: dict[PartitionKey, RequestMeans] = {}
+        self._means: dict[str, RequestMeans] = {}
+        """By model."""
         self._timed: dict[str, tuple[Rank, float, int]] = {}
         """(rank, begin, tokens) by reservation."""
 
@@ -36,18 +39,23 @@ class Pace:
         rate = self._rates.get(rank)
         return None if rate is None else rate.value
 
-    def means(self, key: PartitionKey, now: float) -> LoadMeans:
+    def rates(self) -> Iterator[tuple[Rank, float]]:
+        """All that were learnt, in prefill tokens/s."""
+        return ((rank, rate.value) for rank, rate in self._rates.items() if rate.value)
+
+    def means(self, model_name: str, now: float) -> LoadMeans:
         """Of the requests of the last ten minutes."""
-        means = self._means.get(key)
+        means = self._means.get(model_name)
         return LoadMeans() if means is None else means.means(now)
 
     def forget(self, rank: Rank) -> None:
         """It has gone, or is another process now."""
         self._rates.pop(rank, None)
 
-    def forget_partition(self, key: PartitionKey) -> None:
-        """It has gone."""
-        self._means.pop(key, None)
+    def keep_only(self, models: Container[str]) -> None:
+        """The others have gone."""
+        for gone in [name for name in self._means if name not in models]:
+            del self._means[gone]
 
     # --- what is told by the ledger
 
@@ -56,7 +64,7 @@ class Pace:
         if cause != "client":
             return
         cached = max(0, booking.isl_tokens - booking.prefill_tokens)
-        known = self._means.setdefault(booking.key, RequestMeans())
+        known = self._means.setdefault(booking.key.model_name, RequestMeans())
         known.booked(booking.isl_tokens, cached if booking.tracks_prefill else 0, now)
         is_alone = booking.account.load.totals[booking.slot, layout.REQUESTS] == 1
         if is_alone and booking.prefill_tokens and len(self._timed) < TIMED_MAX:
@@ -74,7 +82,7 @@ class Pace:
             self._timed.pop(booking.reservation_id, None)
         if cause != "client":
             return
-        known = self._means.get(booking.key)
+        known = self._means.get(booking.key.model_name)
         if booking.origin is None and known is not None:
             known.ended(booking.output_blocks * booking.account.block_size, now)
 

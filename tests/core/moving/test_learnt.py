@@ -6,7 +6,6 @@ from select_service.core.health.capacity import LoadMeans
 from select_service.core.identity import Rank
 from select_service.core.load import move_wishes
 from tests.core.moving.scenes import Scene
-from tests.core.selector_scenes import KEY
 
 
 def test_wishes_live_as_long_as_their_reservation():
@@ -72,10 +71,10 @@ def test_a_prefill_that_was_moved_says_nothing_of_its_rank():
 def test_means_of_requests_are_those_of_the_last_ten_minutes():
     scene = Scene()
     pace = scene.learnt.pace
-    assert pace.means(KEY, 0.0) == LoadMeans()
+    assert pace.means("m", 0.0) == LoadMeans()
     scene.reserve("a", tokens=100, effective_prefill_tokens=25)
     scene.selector.output_block("a", None, 0.0)
     scene.drain()  # a move is neither the end of a request nor another one
     scene.selector.free("a", 1.0)
-    assert pace.means(KEY, 1.0) == pytest.approx((100.0, 4.0, 0.75))
-    assert pace.means(KEY, 700.0) == LoadMeans()
+    assert pace.means("m", 1.0) == pytest.approx((100.0, 4.0, 0.75))
+    assert pace.means("m", 700.0) == LoadMeans()

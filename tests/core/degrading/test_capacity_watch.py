@@ -1,0 +1,141 @@
+"""Levels of models, and what the gate gives up for them."""
+
+import pytest
+
+from select_service.core.degrading.capacity_watch import CapacityWatch
+from select_service.core.fitness.fitness import Fitness
+from select_service.core.health.capacity import Slo
+from select_service.core.health.rules import HealthRules
+from select_service.core.load.move_wishes import KeptWishes
+from select_service.core.moving.learnt import Learnt
+from select_service.errors import CapacityShed, Degraded
+from tests.builders import a_select, a_selector, a_worker
+from tests.refusals import is_refused
+
+
+class Scene:
+    def __init__(self, promises=None, is_auto=True, workers=4, **fields):
+        self.selector = selector = a_selector()
+        self.fitness = selector.fitness = Fitness(
+            HealthRules(), lambda key: (), selector.fleet, selector.ledger, selector.touched
+        )
+        gate = selector.gate if is_auto else None
+        partitions, pace = selector.fleet.partitions, Learnt(KeptWishes()).pace
+        self.watch = CapacityWatch(self.fitness.monitor, partitions, pace, promises or {}, gate)
+        self.fitness.followers.append(self.watch)
+        for worker_id in range(1, workers + 1):
+            selector.register(a_worker(worker_id, **fields))
+        self.now = 0.0
+        self.wait(1)
+
+    def drain(self, *worker_ids):
+        for worker_id in worker_ids:
+            self.fitness.drain(worker_id, False, self.now)
+        self.selector.settle(self.now)
+
+    def wait(self, seconds):
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.fitness.tick(self.now)
+            self.selector.settle(self.now)
+        self.selector.settle(self.now)
+        self.watch.check_invariants()
+
+    @property
+    def level(self):
+        return self.watch.models["m"].degradation.level
+
+    def select(self, tier=None):
+        return self.selector.select(a_select(priority_tier=tier), self.now)
+
+
+def test_without_a_promise_the_ratio_is_that_of_the_weights():
+    scene = Scene()
+    assert (scene.watch.models["m"].ratio, scene.level) == (1.0, 0)
+    scene.drain(1)
+    assert (scene.watch.models["m"].ratio, scene.level) == (0.75, 0)
+    scene.wait(6)
+    assert scene.level == 1
+    scene.drain(2)
+    scene.wait(6)
+    assert scene.level == 2
+    key = next(iter(scene.selector.fleet.partitions))
+    view = scene.watch.of(key)
+    assert (view.level, view.ratio) == (2, 0.5)
+
+
+def test_level_2_sheds_the_lowest_tier_beside_the_switch_of_operators():
+    scene = Scene()
+    scene.drain(1, 2)
+    scene.wait(6)
+    tiers = scene.selector.gate.tiers.names
+    is_refused(CapacityShed, scene.select, tiers[-1])
+    scene.select(tiers[0])
+    (shown,) = scene.selector.admission().degraded
+    assert (shown.model_name, shown.level, shown.shed_tier) == ("m", 2, tiers[-1])
+    assert scene.selector.admission().shed_tier is None
+    scene.selector.shed(None)  # does not lift what is automatic
+    is_refused(CapacityShed, scene.select, tiers[-1])
+    scene.selector.shed(tiers[0])  # and the stricter one counts
+    is_refused(CapacityShed, scene.select, tiers[0])
+
+
+def test_level_4_refuses_what_is_new():
+    scene = Scene(workers=5)
+    scene.drain(1, 2, 3, 4)
+    scene.wait(6)
+    assert scene.level == 4
+    with pytest.raises(Degraded) as refused:
+        scene.select()
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 30)
+
+
+def test_a_level_gets_better_one_at_a_time_and_its_effects_end():
+    scene = Scene()
+    scene.drain(1, 2)
+    scene.wait(6)
+    partition = next(iter(scene.selector.fleet.partitions.values()))
+    assert partition.batch_share == 0.75
+    for worker_id in (1, 2):
+        scene.fitness.undrain(worker_id, scene.now)
+    scene.wait(45)
+    assert scene.level == 1
+    assert scene.selector.gate.brakes["m"].shed_from is None
+    scene.wait(90)
+    assert (scene.level, partition.batch_share) == (0, 1.0)
+    assert not scene.selector.gate.brakes
+    assert scene.selector.gate.is_open
+
+
+def test_who_only_observes_changes_nothing():
+    scene = Scene(is_auto=False)
+    scene.drain(1, 2, 3, 4)
+    scene.wait(6)
+    assert scene.level == 4
+    assert not scene.selector.gate.brakes
+
+
+def test_a_promise_is_compared_with_what_the_ranks_can_carry():
+    promises = {"m": Slo(ttft_ms=500.0, itl_ms=20.0, rps=10.0)}
+    scene = Scene(promises, prefill_tokens_per_s=4096.0, decode_tokens_per_s=1280.0)
+    known = scene.watch.models["m"]
+    assert known.capacity.by_prefill_rps == pytest.approx(8.0)  # 4 * 4096 / 2048
+    assert known.capacity.by_decode_rps == pytest.approx(20.0)  # 4 * 1280 / 256
+    assert known.ratio == pytest.approx(0.8)
+    scene.wait(6)
+    assert scene.level == 1
+
+
+def test_a_promise_for_ranks_of_which_nothing_is_known_is_judged_by_their_weights():
+    scene = Scene({"m": Slo(500.0, 20.0, 10.0)})
+    assert (scene.watch.models["m"].ratio, scene.watch.models["m"].capacity) == (1.0, None)
+
+
+def test_a_model_that_has_gone_is_forgotten():
+    scene = Scene(workers=1)
+    scene.drain(1)
+    assert scene.level == 4
+    scene.selector.delete(1, scene.now)
+    scene.wait(2)
+    assert not scene.watch.models
+    assert not scene.selector.gate.brakes
