@@ -1,6 +1,7 @@
 """Weights of ranks: who gets how much, who gets nothing, and what those are told who ask for it."""
 
 from collections import deque
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
+from tests.steps import lines_of
 
 POLICIES = ["reference", "work", "least_work"]
 PINNED = {"pinned_worker": {"worker_id": 1, "dp_rank": 0}}
@@ -201,3 +203,12 @@ def test_decisions_say_the_weights_that_they_were_made_with(policy):
     assert [row.runner_up_cost for row in rows] == [cost[1]]
     logged = selector.select(a_select(), 0.0, explain=True).candidates
     assert [row["weight"] for row in logged] == [0.25] * 3
+
+
+def test_a_weight_is_set_without_a_look_at_other_ranks():
+    lines = []
+    for n_workers in (2, 200):
+        selector = a_fleet(n_workers=n_workers)
+        weigh(selector, 0.0, 0.0)
+        lines.append(lines_of(partial(weigh, selector, 0.5, 0.0)))
+    assert lines[0] == lines[1]
