@@ -14,8 +14,8 @@ from tests.core.selector_scenes import KEY
 
 
 class Scene:
-    def __init__(self, workers=3, kv_layout=None, blocks_max=4096, **fields):
-        self.selector = a_selector(blocks_max=blocks_max)
+    def __init__(self, workers=3, kv_layout=None, blocks_max=4096, seed=0, **fields):
+        self.selector = a_selector(blocks_max=blocks_max, seed=seed)
         self.is_woken = False
         self.touched = touched = Touched(self._wake)
         self.learnt = Learnt(KeptWishes())

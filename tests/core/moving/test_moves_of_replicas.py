@@ -1,0 +1,96 @@
+"""Who has admitted a reservation moves it; other replicas follow the end and the new booking."""
+
+import pytest
+
+from select_service.core.health.kinds import Kind
+from select_service.core.identity import Rank
+from select_service.core.replicas.events import Admitted, Freed, PrefillCompleted
+from tests.builders import a_selector, a_worker
+from tests.core.moving.scenes import Scene
+from tests.core.moving.test_mover import SMALL
+
+
+@pytest.fixture
+def pair():
+    """A scene whose replica speaks, and a peer."""
+    scene, peer = Scene(kv_layout=SMALL), a_selector(seed=1)
+    scene.said = []
+    scene.selector.replicas.tell(scene.said.append)
+    for worker_id in (1, 2, 3):
+        peer.register(a_worker(worker_id))
+    return scene, peer
+
+
+def hear(peer, events):
+    for event in events:
+        peer.replicas.apply(event, 1.0)
+
+
+def held(selector):
+    return {
+        b.reservation_id: (b.rank, b.prefill_tokens, b.prefilling, b.prompt_blocks)
+        for b in selector.held
+    }
+
+
+@pytest.mark.parametrize("cause", [Kind.TIMEOUT, Kind.OPERATOR])
+def test_a_peer_follows_moves(pair, cause):
+    scene, peer = pair
+    for number in range(10):
+        scene.reserve(f"r{number}", tokens=40 + 4 * number)
+    scene.selector.prefill_complete("r3", 0.5)
+    hear(peer, scene.said)
+    scene.said.clear()
+    scene.drain(cause=cause)
+    assert {type(event) for event in scene.said} >= {Freed, Admitted}
+    hear(peer, scene.said)
+    assert held(peer) == held(scene.selector)
+    assert all(b.origin == scene.selector.router_id for b in peer.held)
+    assert not peer.replicas.doubted
+    peer.check_invariants()
+    scene.check()
+
+
+def test_a_peer_that_misses_the_end_moves_the_booking_all_the_same(pair):
+    scene, peer = pair
+    scene.reserve("a", tokens=40)
+    hear(peer, scene.said)
+    scene.said.clear()
+    scene.drain()
+    hear(peer, [event for event in scene.said if not isinstance(event, Freed)])
+    assert held(peer) == held(scene.selector)
+    assert len(peer.held) == 1
+
+
+def test_a_peer_hears_that_the_prefill_of_a_moved_reservation_is_over(pair):
+    scene, peer = pair
+    scene.reserve("a", tokens=4000)
+    scene.selector.prefill_complete("a", 0.5)
+    hear(peer, scene.said)
+    scene.said.clear()
+    scene.drain()  # its cache is carried over
+    assert [type(event) for event in scene.said] == [Freed, Admitted, PrefillCompleted]
+    hear(peer, scene.said)
+    assert held(peer) == held(scene.selector)
+
+
+def test_a_peer_does_not_move_what_it_follows(pair):
+    scene, _ = pair
+    theirs = Scene(seed=1)
+    scene.reserve("a")
+    hear(theirs.selector, scene.said)
+    theirs.drain()
+    assert theirs.rank_of("a") == Rank(1, 0)
+    assert not theirs.events()
+
+
+def test_what_is_given_up_ends_at_peers_too(pair):
+    scene, peer = pair
+    scene.reserve("a")
+    hear(peer, scene.said)
+    scene.said.clear()
+    key = scene.partition.key
+    scene.mover.give_up(key, Rank(1, 0))
+    scene.turns()
+    hear(peer, scene.said)
+    assert not held(peer)
