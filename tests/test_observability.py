@@ -258,5 +258,6 @@ def test_the_dashboard_has_its_rows_in_order():
         "KV index and events",
         "Replicas",
         "Process",
+        "Health",
     ]
     assert all(a["gridPos"]["y"] < b["gridPos"]["y"] for a, b in pairwise(rows))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from time import monotonic
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -45,6 +45,7 @@ from select_service.metrics.families import (
     WORKERS,
     Truncated,
 )
+from select_service.metrics.health import of_health, of_moves
 from select_service.metrics.input_loops import LoopCounts, of_loops
 from select_service.metrics.replicas import of_replicas
 from select_service.metrics.requests import of_requests
@@ -60,6 +61,10 @@ from select_service.metrics.series import (
 )
 from select_service.metrics.tasks import TaskCounts, of_tasks
 from select_service.metrics.trust import of_trust
+
+if TYPE_CHECKING:
+    from select_service.core.fitness.report import HealthReport
+    from select_service.core.moving.mover import MoveCounts
 
 PARTITION_SERIES_MAX = 100
 """Partitions with series of their own: the first ones, each for as long as it exists."""
@@ -118,6 +123,8 @@ class Observation(NamedTuple):
     selections: Mapping[str, Histogram]
     admission: AdmissionReport
     hindsight: HindsightReport
+    health: "HealthReport | None"
+    moves: "MoveCounts | None"
     now: float
 
 
@@ -161,6 +168,7 @@ class Metrics:
         now = self._clock()
         state = yield from report(selector.fleet, selector.ledger, RANK_SERIES_MAX)
         admission = yield from admission_report(selector.gate, selector.fleet.partitions, now)
+        fitness = selector.fitness
         return Observation(
             report=state,
             edges=edges.copied(),
@@ -169,6 +177,8 @@ class Metrics:
             selections={route: durations.copy() for route, durations in self._selections.items()},
             admission=admission,
             hindsight=selector.hindsight.report(now, RANK_SERIES_MAX),
+            health=None if fitness is None else (yield from fitness.report()),
+            moves=None if selector.mover is None else selector.mover.counts().copied(),
             now=now,
         )
 
@@ -216,6 +226,10 @@ class _Scrape(Collector):
         yield from self._of_listeners(seen)
         yield from of_admission(seen.admission, seen.edges.engine_scrapes)
         yield from _of_hindsight(seen.hindsight)
+        if seen.health is not None:
+            yield from of_health(seen.health, self._sums)
+        if seen.moves is not None:
+            yield from of_moves(seen.moves)
         if seen.edges.decision_log is not None:
             yield from of_decision_log(seen.edges.decision_log)
         if seen.edges.replicas is not None:

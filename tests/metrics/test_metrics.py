@@ -21,6 +21,7 @@ from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.input_loops import REASONS, LoopCounts
 from select_service.metrics.series import Chosen, GrowingSums
 from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Edges, Metrics
+from tests.api.in_process import Api
 from tests.api.routes import BY_ID
 from tests.builders import (
     a_reservation,
@@ -388,9 +389,11 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, lis
         decision_log=LogCounts(),
     )
     seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
+    with Api("--health-checks=on") as api:
+        healthy = Scraped(api.get("/metrics").body)
     exposed = {
         name + ("_total" if family.type == "counter" else "")
-        for name, family in seen.families.items()
+        for name, family in (seen.families | healthy.families).items()
         if not name.startswith("process_")
     }
     rows = r"^\| `((?:select_service|dynamo)_\w+)`"

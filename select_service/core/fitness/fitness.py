@@ -15,6 +15,7 @@ from select_service.bodies.health import (
 )
 from select_service.core.fitness.check_times import CheckTimes
 from select_service.core.fitness.following import HealthFollower
+from select_service.core.fitness.report import HealthReport, health_report
 from select_service.core.fitness.reports import Reports, outcome_of
 from select_service.core.fitness.views import CapacityOf, fleet_health, worker_health
 from select_service.core.fleet.fleet import Fleet
@@ -250,6 +251,10 @@ class Fitness:
         """See `views`."""
         self._follow_catalog(now)
         return fleet_health(self.monitor, self.capacity_of, model_name, tenant_id, now)
+
+    def report(self) -> Generator[None, None, HealthReport]:
+        """See `report`."""
+        return health_report(self.monitor, self.times, self.capacity_of)
 
     def check_invariants(self) -> None:
         """For tests."""

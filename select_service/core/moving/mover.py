@@ -67,6 +67,11 @@ class MoveCounts(NamedTuple):
     given_up: int
     durations: Mapping[Method, Histogram]
 
+    def copied(self) -> "MoveCounts":
+        """So that another thread may read it."""
+        durations = {method: held.copy() for method, held in self.durations.items()}
+        return MoveCounts(self.moves.copy(), self.given_up, durations)
+
 
 class Mover:
     """Belongs to the event loop."""

@@ -1,0 +1,110 @@
+"""The health of the fleet in numbers, as metrics show it."""
+
+from collections import Counter
+from collections.abc import Generator, Mapping
+from typing import NamedTuple
+
+from select_service.core.fitness.check_times import CheckTimes
+from select_service.core.fitness.views import CapacityOf
+from select_service.core.health.checked import CheckedPartition
+from select_service.core.health.kinds import WRONG_ANSWERS, Kind, State
+from select_service.core.health.monitor import HealthMonitor
+from select_service.core.histogram import Histogram
+
+
+class WorkerStatus(NamedTuple):
+    """state, breaker: codes of its worst rank"""
+
+    state: int
+    breaker: int
+
+
+class HealthReport(NamedTuple):
+    """All copies.
+
+    workers:     those with numbers of their own
+    check_times: by worker (None: the others) and type
+    failures:    by worker and kind, of all workers
+    transitions: by words of the state before and after
+    ranks, spares: how many, by the word of their state
+    capacity:    level and ratio by model; empty while degradation is off
+    """
+
+    workers: Mapping[int, WorkerStatus]
+    check_times: Mapping[tuple[int | None, str], Histogram]
+    checks: Mapping[str, int]
+    failures: Mapping[tuple[int, str], int]
+    transitions: Mapping[tuple[str, str], int]
+    ranks: Mapping[str, int]
+    spares: Mapping[str, int]
+    capacity: Mapping[str, tuple[int, float]]
+    withheld: int
+    flaky: int
+    common_mode: int
+    reference_changes: int
+    disagreements: int
+
+
+class _Ranks:
+    """Counts ranks, a partition at a time."""
+
+    def __init__(self, shown: Mapping[int, object]) -> None:
+        self._shown = shown
+        self.workers: dict[int, WorkerStatus] = {}
+        self.states = dict.fromkeys((state.word for state in State), 0)
+        self.spares = dict(self.states)
+
+    def look(self, partition: CheckedPartition) -> None:
+        for record in partition.health.roster:
+            word = record.state.word
+            self.states[word] += 1
+            self.spares[word] += record.is_spare
+            worker_id = record.rank.worker_id
+            if worker_id in self._shown:
+                state, breaker = self.workers.get(worker_id, (0, 0))
+                worst = max(state, int(record.state)), max(breaker, int(record.breaker.state))
+                self.workers[worker_id] = WorkerStatus(*worst)
+
+
+def health_report(
+    monitor: HealthMonitor, times: CheckTimes, capacity_of: CapacityOf
+) -> Generator[None, None, HealthReport]:
+    """In steps, one for each partition."""
+    ranks, capacity = _Ranks(times.own), {}
+    for key, partition in list(monitor.partitions()):
+        ranks.look(partition)
+        view = capacity_of(key)
+        if view is not None:
+            capacity[key.model_name] = view.level, view.ratio
+        yield
+    counts = monitor.counts
+    return HealthReport(
+        workers=ranks.workers,
+        check_times={
+            **{(None, name): held.copy() for name, held in times.others.items()},
+            **{(w, name): held.copy() for w, by in times.own.items() for name, held in by.items()},
+        },
+        checks={kind.value: counts.checks[kind] for kind in _FOUND},
+        failures=_failures(counts.failures, ranks.workers),
+        transitions={(a.word, b.word): n for (a, b), n in counts.transitions.items()},
+        ranks=ranks.states,
+        spares=ranks.spares,
+        capacity=capacity,
+        withheld=counts.withheld,
+        flaky=counts.flaky,
+        common_mode=counts.common_mode,
+        reference_changes=counts.reference_changes,
+        disagreements=counts.disagreements,
+    )
+
+
+_FOUND = [kind for kind in Kind if kind not in (Kind.PASSIVE, Kind.FATAL, Kind.OPERATOR)]
+"""What a check can find."""
+
+
+def _failures(
+    counts: Counter[tuple[int, Kind]], shown: Mapping[int, object]
+) -> dict[tuple[int, str], int]:
+    """Wrong answers of those with numbers of their own begin at 0, so that the first is seen."""
+    found = {(worker_id, kind.value): 0 for worker_id in shown for kind in sorted(WRONG_ANSWERS)}
+    return found | {(worker_id, kind.value): n for (worker_id, kind), n in counts.items()}
