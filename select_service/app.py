@@ -165,7 +165,7 @@ def _let_move(selector: Selector, health: HealthSettings) -> None:
     fitness, learnt = selector.fitness, Learnt(KeptWishes())
     assert fitness is not None
     selector.decisions.wishes = learnt.wishes
-    selector.ledger.follow(learnt)
+    selector.ledger.follow(learnt, tells_moves=False)
     selector.mover = Mover(
         fitness.monitor,
         selector.fleet.partitions,

@@ -62,7 +62,7 @@ def _round(reservations: int, hashes: int, workers: int) -> list[float]:
     fleet = selector.fleet
     mover = Mover(monitor, fleet.partitions, selector.ledger, learnt, lambda *_: None, touched)
     selector.decisions.wishes = learnt.wishes
-    selector.ledger.follow(learnt)
+    selector.ledger.follow(learnt, tells_moves=False)
     _fill(selector, reservations, hashes, workers)
     table = fleet.partitions[KEY].table
     here = table.find(Rank(0, 0))

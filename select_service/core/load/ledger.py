@@ -19,8 +19,7 @@ from select_service.core.load.booking import BOOKED_BLOCKS_MAX, Account, NewBook
 from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger_kernels import NO_ROOM, TAKEN, assign
 from select_service.core.load.ledger_layout import CALL_LOAD, FOLLOWERS, MANY_BLOCKS
-from select_service.core.load.load_layout import DRAINED_BLOCKS, DRAINED_TOKENS
-from select_service.core.load.moving import MoveTo, on_the_way
+from select_service.core.load.moving import MoveTo, as_new, moved
 from select_service.core.load.reservations import Reservations, not_found
 from select_service.core.touched import Touched
 from select_service.errors import CapacityExceeded, Conflict
@@ -61,6 +60,7 @@ class Ledger:
         self._memory = held.memory
         self.followers: list[LoadFollower] = []
         self._of_bookings: list[LoadFollower] = []
+        self._of_moves: list[LoadFollower] = []
         self.tells_bookings = False
         """Does a follower want to know of bookings?"""
         self.expired = 0
@@ -70,14 +70,19 @@ class Ledger:
         """Bookings of many blocks were seen there: it is prepared for those to come."""
         self._preparing: dict[ActiveLoad, None] = {}
 
-    def follow(self, follower: LoadFollower, tells_bookings: bool = True) -> None:
+    def follow(
+        self, follower: LoadFollower, tells_bookings: bool = True, tells_moves: bool = True
+    ) -> None:
         """Tell it of every change from now on; who changes load by kernels calls `tell_*` then.
 
         tells_bookings: it must hear of bookings, which cost most to tell of
+        tells_moves:    it must hear of a move, as of an end and a booking
         """
         self.followers.append(follower)
         if tells_bookings:
             self._of_bookings.append(follower)
+        if tells_moves:
+            self._of_moves.append(follower)
         self.tells_bookings = bool(self._of_bookings)
         self._memory.numbers[FOLLOWERS] = len(self.followers)
 
@@ -85,6 +90,8 @@ class Ledger:
         self.followers.remove(follower)
         if follower in self._of_bookings:
             self._of_bookings.remove(follower)
+        if follower in self._of_moves:
+            self._of_moves.remove(follower)
         self.tells_bookings = bool(self._of_bookings)
         self._memory.numbers[FOLLOWERS] = len(self.followers)
 
@@ -278,17 +285,32 @@ class Ledger:
         Followers hear of the end and of the booking.  Raises MemoryError, and then has changed
         nothing.
         """
-        load, memory = booking.account.load, self._memory
+        from select_service.core.load.move_kernels import move_row
+
+        load, name = booking.account.load, booking.reservation_id.encode()
         load.reserve_room(booking.n_named)
-        way = on_the_way(memory, booking, to)
-        self.release(booking, "moved", now)
-        load.header[DRAINED_TOKENS] -= way.drained[0]
-        load.header[DRAINED_BLOCKS] -= way.drained[1]
-        row = self.book(way.new, "moved", now, way.ends_at - now)
-        way.restore(memory, row, now)
-        if not way.new.prefilling:
-            self.tell_completed(row, "moved", now)
-        return self.held.at(row)
+        new, rank = moved(self._memory, booking, to), to.rank
+        for follower in self._of_moves:
+            follower.released(booking, "moved", now)
+        row = move_row(
+            *(self._memory.header, booking.row, name, to.slot, rank.worker_id, rank.dp_rank),
+            *(new.prefill_tokens, new.prefilling, new.own_work, new.cached_blocks, new.prompt),
+        )
+        assert row > 0, "what has moved was not booked"
+        if self._memory.numbers[CALL_LOAD]:
+            self.give_back()
+        self._touch(row)
+        there = self.held.at(row)
+        self._tell_moved(there, now)
+        return there
+
+    def _tell_moved(self, booking: Booking, now: float) -> None:
+        """Tell those who hear of it as of another booking."""
+        for follower in self._of_moves:
+            if follower in self._of_bookings:
+                follower.booked(as_new(booking), "moved", now)
+            if not booking.prefilling:
+                follower.prefill_completed(booking, "moved", now)
 
     def _released(self, row: int, cause: Cause, now: float) -> None:
         assert row > 0, "more was released than had been booked"

@@ -4,12 +4,10 @@ Its id, age and lease, its blocks and output go with it.  Its prefill does, too,
 carried over; otherwise the target has to compute it, and it is prefilling again.
 """
 
-from math import nan
 from typing import NamedTuple
 
 from indexer.hashing.hashes import Hashes
 from select_service.core.identity import Rank
-from select_service.core.load import ledger_call_kernels as verbs
 from select_service.core.load import ledger_layout as layout
 from select_service.core.load.booking import NO_PROMPT, NewBooking
 from select_service.core.load.held_booking import Booking
@@ -32,70 +30,48 @@ class MoveTo(NamedTuple):
     prompt: Hashes | None = None
 
 
-class OnTheWay(NamedTuple):
-    """A booking between two ranks.
+class Moved(NamedTuple):
+    """Of a booking, what its row says on the target.
 
-    new:     as it is booked on the target, with output that has no weight of its own
-    whole, faded, fraction: its output, and what a faded block counts
-    renewed_at, ends_at:    its lease
-    drained: prefill tokens and prompt blocks that its end counts as done, though they are not
+    own_work: 0: its prefill is not in the account
     """
 
-    new: NewBooking
-    whole: int
-    faded: int
-    fraction: float
-    renewed_at: float
-    ends_at: float
-    drained: tuple[int, int]
-
-    def restore(self, memory: LedgerMemory, row: int, now: float) -> None:
-        """Let the row of the new booking be as the old one was.
-
-        O(output blocks since the last that had a weight)
-        """
-        if self.faded:
-            name = self.new.reservation_id.encode()
-            verbs.add_output_block(memory.header, name, self.fraction, now)
-            for _ in range(self.whole):
-                verbs.add_output_block(memory.header, name, nan, now)
-        memory.lease(row, self.renewed_at, self.ends_at)
+    prefill_tokens: int
+    prefilling: bool
+    own_work: int
+    cached_blocks: int
+    prompt: Hashes
 
 
-def on_the_way(memory: LedgerMemory, booking: Booking, to: MoveTo) -> OnTheWay:
-    """What of a booking is to be booked on the target.  Reads only"""
-    at, row = booking.row * layout.FIELDS, booking.row
-    fields = memory.fields[at : at + layout.FIELDS].tolist()
-    times = memory.times
-    whole, faded, work = fields[layout.WHOLE], fields[layout.FADED], fields[layout.WORK]
-    tokens, prefilling = fields[layout.TOKENS], bool(fields[layout.IS_PREFILLING])
-    stays = to.prefill_tokens is None
+def moved(memory: LedgerMemory, booking: Booking, to: MoveTo) -> Moved:
+    """Reads only."""
+    at = booking.row * layout.FIELDS
+    fields, work = memory.fields, booking.work
     prompt = to.prompt
     if prompt is None:
         prompt = booking.first_of_prompt(FOLLOWED_BLOCKS_MAX) if work else NO_PROMPT
-    new = NewBooking(
+    if to.prefill_tokens is not None:
+        tokens = to.prefill_tokens
+        return Moved(tokens, True, max(1, tokens), to.cached_blocks, prompt)
+    tokens, prefilling = fields[at + layout.TOKENS], bool(fields[at + layout.IS_PREFILLING])
+    return Moved(tokens, prefilling, work, fields[at + layout.CACHED], prompt)
+
+
+def as_new(booking: Booking) -> NewBooking:
+    """A booking that has moved, for those who hear of it as of another one."""
+    return NewBooking(
         booking.reservation_id,
         booking.account,
-        to.rank,
-        to.slot,
+        booking.rank,
+        booking.slot,
         booking.sequence_hashes,
-        fields[layout.ISL_TOKENS],
-        tokens if to.prefill_tokens is None else to.prefill_tokens,
-        times[at + layout.BOOKED_AT],
+        booking.isl_tokens,
+        booking.prefill_tokens,
+        booking.booked_at,
         booking.origin,
-        tracks_prefill=work > 0 or not stays or not prefilling,
-        prefilling=prefilling or not stays,
-        nameless=faded - 1 if faded else whole,
-        own_work=work if stays else None,
-        cached_blocks=fields[layout.CACHED] if stays else to.cached_blocks,
-        prompt=prompt,
-    )
-    return OnTheWay(
-        new,
-        whole,
-        faded,
-        times[at + layout.FRACTION],
-        times[at + layout.RENEWED_AT],
-        float(memory.ends[row]),
-        (tokens, fields[layout.BLOCKS]),
+        tracks_prefill=booking.work > 0 or not booking.prefilling,
+        prefilling=booking.prefilling,
+        nameless=booking.nameless,
+        own_work=booking.work,
+        cached_blocks=booking.cached_blocks,
     )

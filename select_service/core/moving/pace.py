@@ -73,7 +73,7 @@ class Pace:
 
     def prefill_completed(self, booking: Booking, cause: Cause, now: float) -> None:
         timed = self._timed.pop(booking.reservation_id, None) if self._timed else None
-        if timed is not None and cause == "client":
+        if timed is not None and cause == "client" and timed[0] == booking.rank:
             rank, begin, tokens = timed
             self._rates.setdefault(rank, LearntRate()).learn(tokens, now - begin)
 
