@@ -5,7 +5,9 @@ out here: weights in the table of ranks, everything else by those who follow.  V
 only note what changed; that and all effects have one place, `settle`.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from math import inf
 
 from select_service.bodies.health import (
     CapacityView,
@@ -35,6 +37,10 @@ from select_service.core.workers.catalog import Worker
 from select_service.errors import Conflict, NotFound
 from select_service.urls import engine_url_error
 
+EFFECTS_PER_TURN_MAX = 512
+RANKS_PER_TURN_MAX = 128
+"""Ranks of workers that changed, after which further workers are left for another turn."""
+
 PromptsOf = Callable[[PartitionKey], Sequence[CanaryPrompt]]
 
 
@@ -59,6 +65,8 @@ class Fitness:
         """Shown with the fleet; whoever computes it sets this."""
         self._fleet = fleet
         self._touched = touched
+        self._effects: deque[Effect] = deque()
+        """Of verbs that were long, what is left for further turns."""
         self._changed: dict[int, bool] = {}
         """Workers that were put or deleted, and whether they were registered anew."""
         self._stays: set[int] = set()
@@ -84,15 +92,18 @@ class Fitness:
             elif worker.given.spare:
                 self._fleet.set_weight(rank, 0.0, "spare")
 
-    def _follow_catalog(self, now: float) -> None:
-        """O(ranks of the workers that changed)"""
-        changed, self._changed = self._changed, {}
-        for worker_id, is_registration in changed.items():
+    def _follow_catalog(self, now: float, ranks_max: float = inf) -> None:
+        """O(ranks of the workers that changed).  Further ones are left once so many were seen."""
+        while self._changed and ranks_max > 0:
+            worker_id = next(iter(self._changed))
+            is_registration = self._changed.pop(worker_id)
             worker = self._fleet.catalog.find(worker_id)
             if worker is None or not worker.schedulable:
                 self._left(worker_id)
+                ranks_max -= 1
             else:
                 self._put(worker, is_registration, now)
+                ranks_max -= len(worker.dp_ranks())
 
     def _left(self, worker_id: int) -> None:
         self.monitor.left(worker_id)
@@ -113,15 +124,19 @@ class Fitness:
     # --- effects
 
     def settle(self, now: float) -> None:
-        """Carry out what followed from verbs since the last call."""
-        self._follow_catalog(now)
-        for effect in self.monitor.take_effects():
+        """Carry out what followed from verbs since the last call, as much as one turn may."""
+        self._follow_catalog(now, RANKS_PER_TURN_MAX)
+        self._effects += self.monitor.take_effects()
+        for _ in range(min(len(self._effects), EFFECTS_PER_TURN_MAX)):
+            effect = self._effects.popleft()
             if isinstance(effect, WeightChanged | StateChanged):
                 self._weigh(effect.rank)
             if not (isinstance(effect, MovesAsked) and effect.rank.worker_id in self._stays):
                 self._tell(effect, now)
         for follower in self.followers:
             follower.settle(now)
+        self._touched.wake_if(self._effects)
+        self._touched.wake_if(self._changed)
 
     def _tell(self, effect: Effect, now: float) -> None:
         for follower in self.followers:
@@ -259,7 +274,7 @@ class Fitness:
     def check_invariants(self) -> None:
         """For tests."""
         self.monitor.check_invariants()
-        if self._changed:
+        if self._changed or self._effects:
             return
         for partition in self._fleet.partitions.values():
             for rank, slot in partition.table.slots():

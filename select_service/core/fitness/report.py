@@ -1,15 +1,18 @@
 """The health of the fleet in numbers, as metrics show it."""
 
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple
 
 from select_service.core.fitness.check_times import CheckTimes
 from select_service.core.fitness.views import CapacityOf
-from select_service.core.health.checked import CheckedPartition
+from select_service.core.health.health_record import HealthRecord
 from select_service.core.health.kinds import WRONG_ANSWERS, Kind, State
 from select_service.core.health.monitor import HealthMonitor
 from select_service.core.histogram import Histogram
+
+RANKS_PER_STEP = 1024
+"""Ranks that are counted before others may be served."""
 
 
 class WorkerStatus(NamedTuple):
@@ -46,19 +49,18 @@ class HealthReport(NamedTuple):
 
 
 class _Ranks:
-    """Counts ranks, a partition at a time."""
+    """Counts ranks by state, some at a time."""
 
     def __init__(self, shown: Mapping[int, object]) -> None:
         self._shown = shown
         self.workers: dict[int, WorkerStatus] = {}
-        self.states = dict.fromkeys((state.word for state in State), 0)
-        self.spares = dict(self.states)
+        self.states = [0] * len(State)
+        self.spares = [0] * len(State)
 
-    def look(self, partition: CheckedPartition) -> None:
-        for record in partition.health.roster:
-            word = record.state.word
-            self.states[word] += 1
-            self.spares[word] += record.is_spare
+    def look(self, records: Sequence[HealthRecord]) -> None:
+        for record in records:
+            self.states[record.state] += 1
+            self.spares[record.state] += record.is_spare
             worker_id = record.rank.worker_id
             if worker_id in self._shown:
                 state, breaker = self.workers.get(worker_id, (0, 0))
@@ -69,14 +71,16 @@ class _Ranks:
 def health_report(
     monitor: HealthMonitor, times: CheckTimes, capacity_of: CapacityOf
 ) -> Generator[None, None, HealthReport]:
-    """In steps, one for each partition."""
+    """In steps."""
     ranks, capacity = _Ranks(times.own), {}
     for key, partition in list(monitor.partitions()):
-        ranks.look(partition)
+        records = list(partition.health.roster)
+        for begin in range(0, len(records), RANKS_PER_STEP):
+            ranks.look(records[begin : begin + RANKS_PER_STEP])
+            yield
         view = capacity_of(key)
         if view is not None:
             capacity[key.model_name] = view.level, view.ratio
-        yield
     counts = monitor.counts
     return HealthReport(
         workers=ranks.workers,
@@ -87,8 +91,8 @@ def health_report(
         checks={kind.value: counts.checks[kind] for kind in _FOUND},
         failures=_failures(counts.failures, ranks.workers),
         transitions={(a.word, b.word): n for (a, b), n in counts.transitions.items()},
-        ranks=ranks.states,
-        spares=ranks.spares,
+        ranks={state.word: ranks.states[state] for state in State},
+        spares={state.word: ranks.spares[state] for state in State},
         capacity=capacity,
         withheld=counts.withheld,
         flaky=counts.flaky,

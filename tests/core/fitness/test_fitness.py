@@ -263,3 +263,32 @@ def test_a_worker_whose_endpoint_is_not_for_http_cannot_be_checked():
 def test_health_is_a_task_that_is_due_only_where_it_is_on():
     assert "health" in {task.name for task in Scene().selector.upkeep()}
     assert "health" not in {task.name for task in a_selector().upkeep()}
+
+
+def test_what_follows_from_a_wide_worker_takes_turns_in_its_order():
+    scene = Scene(a_worker(1), a_worker(2, data_parallel_size=1000))
+    scene.fitness.drain(2, True, scene.now)
+    turns = 0
+    while scene.weight(2, 999) > 0.0:
+        scene.settle()
+        turns += 1
+    assert turns > 1
+    drained = [effect.rank.dp_rank for effect in scene.noting.of(StateChanged)]
+    assert drained == list(range(1000))
+    assert scene.fitness.check_invariants() is None
+
+
+def test_workers_that_come_together_join_a_few_a_turn():
+    scene = Scene()
+    for worker_id in range(10, 20):
+        scene.selector.register(a_worker(worker_id, data_parallel_size=100))
+    joined = []
+    while len(joined) < 10:
+        known = [n for n in range(10, 20) if scene.fitness.monitor.worker(n) is not None]
+        assert len(known) - len(joined) <= 2
+        joined = known
+        scene.settle()
+    scene.selector.register(a_worker(30, data_parallel_size=100))
+    scene.selector.register(a_worker(31, data_parallel_size=100))
+    scene.fitness.drain(31, True, scene.now)
+    assert scene.state(31, 99) is State.DRAINING
