@@ -144,6 +144,8 @@ class _Planning:
 
     def _cheapest(self, movable: Movable, among: slice) -> int | None:
         """None: nobody has room."""
+        if among.stop == among.start + 1:
+            return among.start if self._fits(movable, among.start) else None
         terms, blocks, given = self._terms, self._blocks(movable), self._given[among]
         overlap = self._none[among] if movable.overlap is None else movable.overlap[given]
         ms = movable.tokens - overlap * terms.block_size
@@ -160,6 +162,11 @@ class _Planning:
             return None
         at, first = int(ms.argmin()), among.start
         return None if ms[at] == inf else int(first + at)
+
+    def _fits(self, movable: Movable, at: int) -> bool:
+        """May it go to this one, and is there room?"""
+        allowed = movable.allowed is None or bool(movable.allowed[self._given[at]])
+        return allowed and bool(self._room[at] >= self._blocks(movable))
 
     def _carry_ms(self, missing: Floats, among: slice) -> Floats:
         """inf: it would take too long."""
