@@ -148,6 +148,8 @@ async def stream(service: Service, request: Request, query: Mapping[str, str]) -
     last = request.headers.get(LAST_EVENT_ID)
     if last:
         after = query_number({LAST_EVENT_ID: last}, LAST_EVENT_ID, 0, U64_MAX)
+    if request.method == "HEAD":
+        return Response(media_type="text/event-stream")  # what follows has no end
     begin = mover.moves.next - 1 if after is None else after
     events = _events(service, mover, begin)
     headers = {"cache-control": "no-store"}

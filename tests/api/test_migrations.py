@@ -217,6 +217,11 @@ def test_a_stream_goes_on_behind_the_last_event_that_was_read(fleet):
     assert event == "gap"
 
 
+def test_the_head_of_a_stream_ends(fleet):
+    answer = fleet.call("HEAD", "/migrations/stream")
+    assert (answer.status, answer.body) == (200, "")
+
+
 def test_a_stream_ends_with_the_service(fleet):
     reserve(fleet, "a")
     drain(fleet)

@@ -54,6 +54,11 @@ class Leaving(NamedTuple):
     slot: int
     cause: Kind
 
+    @property
+    def serves(self) -> bool:
+        """Does it serve again, so that the rest may stay?"""
+        return bool(self.partition.table.open[self.slot])
+
 
 class MoveCounts(NamedTuple):
     """Since the start.
@@ -215,6 +220,8 @@ class Mover:
                 self._carry_out(leaving, there, booking, movable, move)
             if number % MOVED_PER_TURN == 0:
                 yield
+                if partition.table.find(leaving.rank) != leaving.slot or leaving.serves:
+                    return
 
     def _terms(self, leaving: Leaving) -> MoveTerms:
         layout = self._layout_of(leaving.partition.key, leaving.rank.worker_id)

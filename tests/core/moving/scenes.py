@@ -43,11 +43,14 @@ class Scene:
     def reserve(self, name, worker_id=1, tokens=8, now=0.0, **fields):
         self.selector.reserve(a_reservation(name, worker_id, tokens, **fields), now)
 
-    def drain(self, worker_id=1, cause=Kind.OPERATOR, now=1.0):
-        """Turns until nothing is left to do; how many there were."""
+    def leave(self, worker_id=1, cause=Kind.OPERATOR):
         table = self.partition.table
         table.set_weight(table.find(Rank(worker_id, 0)), 0.0, "draining")
         self.mover.ask(KEY, Rank(worker_id, 0), cause)
+
+    def drain(self, worker_id=1, cause=Kind.OPERATOR, now=1.0):
+        """Turns until nothing is left to do; how many there were."""
+        self.leave(worker_id, cause)
         return self.turns(now)
 
     def turns(self, now=1.0):

@@ -197,7 +197,7 @@ def test_what_ends_while_a_plan_is_carried_out_is_left_alone():
     scene = Scene(workers=2)
     for number in range(450):
         scene.reserve(f"r{number}")
-    scene.mover.ask(KEY, Rank(1, 0), Kind.TIMEOUT)
+    scene.leave()
     for _ in range(4):
         scene.mover.settle(1.0)
     scene.selector.free("r449", 1.0)
@@ -206,11 +206,26 @@ def test_what_ends_while_a_plan_is_carried_out_is_left_alone():
     scene.check()
 
 
+def test_what_is_left_stays_once_the_rank_serves_again():
+    scene = Scene(workers=2)
+    for number in range(450):
+        scene.reserve(f"r{number}")
+    scene.leave()
+    for _ in range(5):
+        scene.mover.settle(1.0)
+    moved = len(scene.events())
+    assert 0 < moved < 450
+    scene.partition.table.set_weight(_slot(scene, 1), 1.0, "healthy")
+    scene.turns()
+    assert len(scene.events()) == moved
+    scene.check()
+
+
 def test_a_target_that_leaves_while_a_plan_is_carried_out_gets_nothing():
     scene = Scene(workers=2)
     for number in range(450):
         scene.reserve(f"r{number}")
-    scene.mover.ask(KEY, Rank(1, 0), Kind.TIMEOUT)
+    scene.leave()
     for _ in range(7):
         scene.mover.settle(1.0)
     scene.selector.delete(2, 1.0)
