@@ -237,3 +237,12 @@ def test_a_stream_ends_with_the_service(fleet):
     answer = fleet.run(stream())
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert [seq for _, seq, _ in read(answer.body)] == ["1"]
+
+
+def test_reservations_leave_a_rank_whose_process_is_lost(fleet):
+    reserve(fleet, "a")
+    body = {"outcome": "fatal", "reservation_id": "a"}
+    assert fleet.post("/workers/1/outcome", body).status == 204
+    settle(fleet)
+    (event,) = fleet.get("/migrations").body["events"]
+    assert (event["cause"], event["method"], event["to"]) == ("fatal", "reprefill", TWO)
