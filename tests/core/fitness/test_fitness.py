@@ -10,6 +10,7 @@ from select_service.core.health.effects import MovesAsked, ReleaseAsked, StateCh
 from select_service.core.health.kinds import Came, Kind, Outcome, State
 from select_service.core.health.rules import HealthRules
 from select_service.core.identity import Rank
+from select_service.core.load.moving import MoveTo
 from select_service.errors import Conflict, NoEligibleRank, NotFound
 from tests.builders import a_patch, a_reservation, a_select, a_selector, a_worker
 from tests.core.admission.scenes import pinned
@@ -227,6 +228,19 @@ def test_who_is_trusted_needs_no_evidence():
     assert scene.state() is State.SUSPICIOUS
     scene.report(Outcome.FATAL, is_trusted=True)
     assert (scene.state(), scene.weight()) == (State.UNHEALTHY, 0.0)
+
+
+def test_a_reservation_that_has_moved_is_evidence_about_the_rank_that_it_left():
+    scene = Scene()
+    scene.reserve("a")
+    slot = scene.selector.fleet.partitions[KEY].table.find(Rank(2, 0))
+    booking = scene.selector.held.get("a")
+    scene.selector.ledger.move(booking, MoveTo(Rank(2, 0), slot), scene.now)
+    scene.report(Outcome.FATAL, "a")
+    assert (scene.state(1), scene.state(2)) == (State.UNHEALTHY, State.HEALTHY)
+    scene.reserve("b")
+    scene.report(Outcome.FATAL, "b", worker_id=2)
+    assert scene.state(2) is State.HEALTHY
 
 
 def test_evidence_of_an_ended_reservation_is_too_old_after_ten_minutes():
