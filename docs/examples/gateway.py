@@ -1,0 +1,258 @@
+"""A gateway whose clients do not notice when an engine dies.
+
+    python docs/examples/gateway.py --selector http://selector:8092 --port 8080 --model qwen
+    curl -N localhost:8080/v1/completions -H 'content-type: application/json' \\
+      -d '{"prompt": [1, 2, 3], "max_tokens": 200, "stream": true}'
+
+For each request it asks the selection service for a rank, streams from its engine (vLLM or SGLang,
+by OpenAI's completions interface with `return_token_ids`), reports how that goes, and passes the
+stream on.  When the engine dies, stalls, answers 5xx or is drained by an operator, the answer goes
+on elsewhere, in the middle of a word, and the client sees one stream: how, is in
+`gateway_answer.py`.  Start the service with `--health-checks on`: without it broken streams go on
+elsewhere all the same, but nothing moves before it breaks.
+
+What clients get besides: refusals of the service as they are (503 with `retry-after` when the fleet
+is full), refusals of the engine (4xx), 502 when engine after engine has failed.  An error in a
+stream that has begun is an event `{"error": ...}`, and no `[DONE]` follows.  A client that leaves
+frees its reservation at once, also while it waits for its first token.
+
+What is not as if nothing had happened: with a temperature above 0 the rest is drawn anew (from the
+right distribution); penalties take what was generated before the move for a part of the prompt; a
+stop string across the border is not seen, and a character whose first bytes were generated before
+it may be lost; `text_offset` begins anew.  Requests with a grammar or a schema are not carried on,
+and several answers to one prompt not accepted.  A prompt may be a text; then ranks are chosen by
+load alone, since only token ids say who has it in the cache.
+
+Needs aiohttp, starlette, uvicorn.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import uvicorn
+from gateway_answer import Answer, Patience
+from gateway_engine import CONNECT_S_MAX
+from gateway_selector import NoAnswer, Rank, Selector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+ANSWERS_MAX = 4096
+"""At one time."""
+ANSWER_S_MAX = 3600.0
+BODY_BYTES_MAX = 8 << 20
+SHUTDOWN_S = 30
+MAX_TOKENS = 16
+"""What OpenAI's interface says."""
+ONE_ANSWER = {"n": 1, "best_of": 1, "echo": False, "suffix": None, "use_beam_search": False}
+
+
+class Gateway:
+    """All answers of this process, and what they share."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._patience = Patience(options.first_token_secs, options.stall_secs, options.move_secs)
+        self._live: dict[str, Answer] = {}
+        self._n_answers = 0
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX)
+        # One connection a request: an engine that closes idle ones is not one that fails.
+        to_engines = aiohttp.TCPConnector(limit=0, force_close=True)
+        to_selector = aiohttp.TCPConnector(limit=0)
+        async with (
+            aiohttp.ClientSession(connector=to_engines, timeout=timeout) as self._engines,
+            aiohttp.ClientSession(connector=to_selector) as http,
+        ):
+            self._selector = Selector(http, self._options.selector)
+            following = asyncio.create_task(self._selector.follow(self._moved, self._missed))
+            yield
+            following.cancel()
+            await asyncio.gather(following, *self._ending, return_exceptions=True)
+
+    def _moved(self, event: Mapping[str, Any]) -> None:
+        answer = self._live.get(event["reservation_id"])
+        if answer is not None and event["to"] is not None:  # without: it stays where it is
+            answer.moved(event["reservation_id"], Rank.of(event["to"]), event["method"])
+
+    def _missed(self) -> None:
+        for answer in list(self._live.values()):
+            answer.ask_where()
+
+    async def complete(self, request: Request) -> "Response | Served":
+        """POST /v1/completions."""
+        try:
+            if self._n_answers >= ANSWERS_MAX:
+                raise NoAnswer.because(503, f"{ANSWERS_MAX} requests at once", "1")
+            wanted = checked(await body_of(request), self._options.model)
+        except NoAnswer as refusal:
+            return refused(refusal)
+        answer = Answer(wanted, self._selector, self._engines, self._patience, self._live)
+        self._n_answers += 1
+        return Served(self, answer, wanted)
+
+    def ends(self, answer: Answer) -> None:
+        """Whatever became of it."""
+        self._n_answers -= 1
+        task = asyncio.create_task(answer.end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+class Served:
+    """An answer on its way to its client."""
+
+    def __init__(self, gateway: Gateway, answer: Answer, request: Mapping[str, Any]) -> None:
+        self._gateway, self._answer, self._request = gateway, answer, request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serving = asyncio.create_task(self._serve(scope, receive, send))
+        leaving = asyncio.create_task(until_left(receive))
+        try:
+            await asyncio.wait(
+                (serving, leaving), timeout=ANSWER_S_MAX, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            serving.cancel()
+            leaving.cancel()
+            await asyncio.gather(serving, leaving, return_exceptions=True)
+            self._gateway.ends(self._answer)
+        if not serving.cancelled():
+            serving.result()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            first = await self._answer.next()
+            whole = None if self._request.get("stream") else await self._whole(first)
+        except NoAnswer as refusal:
+            await refused(refusal)(scope, receive, send)
+            return
+        if whole is not None:
+            await JSONResponse(whole)(scope, receive, send)
+            return
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._stream(first, send)
+
+    async def _stream(self, chunk: Mapping[str, Any] | None, send: Send) -> None:
+        last = b"[DONE]"
+        try:
+            while chunk is not None:
+                await send(event(json.dumps(chunk).encode(), more=True))
+                chunk = await self._answer.next()
+        except NoAnswer as refusal:
+            last = refusal.as_event()
+        await send(event(last, more=False))
+
+    async def _whole(self, chunk: dict[str, Any] | None) -> dict[str, Any]:
+        """For clients that do not want a stream."""
+        assert chunk is not None
+        (whole,) = chunk["choices"]
+        while (more := await self._answer.next()) is not None:
+            for choice in more["choices"]:
+                add(whole, choice)
+        return chunk | {"choices": [whole], "usage": self._answer.usage()}
+
+
+def add(whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
+    """The next chunk of it: texts and lists grow, of everything else the last counts."""
+    for name, value in choice.items():
+        before = whole.get(name)
+        if before is None or not (name == "text" or isinstance(value, list | dict)):
+            whole[name] = value
+        elif isinstance(value, dict):  # log-probabilities
+            add(before, value)
+        else:
+            whole[name] = before + value
+
+
+def event(data: bytes, more: bool) -> Message:
+    return {"type": "http.response.body", "body": b"data: %s\n\n" % data, "more_body": more}
+
+
+def refused(refusal: NoAnswer) -> Response:
+    headers = {} if refusal.retry_after is None else {"retry-after": refusal.retry_after}
+    return Response(refusal.content, refusal.status, headers, "application/json")
+
+
+async def until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def body_of(request: Request) -> Any:
+    """Raises NoAnswer."""
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > BODY_BYTES_MAX:
+            raise NoAnswer.because(413, f"the body has more than {BODY_BYTES_MAX} bytes")
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise NoAnswer.because(400, f"the body is no JSON: {error}") from error
+
+
+def checked(body: Any, model: str) -> dict[str, Any]:
+    """A request that an engine can take over from another one.  Raises NoAnswer."""
+    if not isinstance(body, dict):
+        raise NoAnswer.because(400, "the body is no object")
+    wanted = {"model": model, "max_tokens": MAX_TOKENS, **body}
+    prompt, most = wanted.get("prompt"), wanted["max_tokens"]
+    is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    if not prompt or not (is_ids or isinstance(prompt, str)):
+        raise NoAnswer.because(400, "prompt: a text or a list of token ids, one of them")
+    if type(most) is not int or most < 1:
+        raise NoAnswer.because(400, "max_tokens: a number above 0")
+    for name, value in ONE_ANSWER.items():
+        if wanted.get(name, value) not in (value, None):
+            raise NoAnswer.because(400, f"{name}: only {json.dumps(value)} here")
+    return wanted
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_flag = parser.add_argument
+    add_flag("--selector", required=True, help="URL of the selection service")
+    add_flag("--host", default="127.0.0.1")
+    add_flag("--port", type=int, default=8080, help="0: any; the first line of output says which")
+    add_flag("--model", default="default", help="for requests that name none")
+    add_flag("--first-token-secs", type=float, default=60.0, help="an engine's time for it")
+    add_flag("--stall-secs", type=float, default=10.0, help="between two tokens")
+    add_flag("--move-secs", type=float, default=1.0, help="how long a broken answer waits for")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = options()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    gateway = Gateway(given)
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", gateway.complete, methods=["POST"]),
+            Route("/health", lambda request: Response(), methods=["GET"]),
+        ],
+        lifespan=gateway.lifespan,
+    )
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S)
+    with socket.create_server((given.host, given.port), backlog=2048) as listener:
+        print(listener.getsockname()[1], flush=True)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""One answer for a client, from as many engines as it takes.
+
+An answer is at one rank at a time.  What has come so far is kept as token ids, and a rank that
+goes on is sent the prompt and these: whatever has not been passed on to the client is computed
+again, so no token is lost and none comes twice.  Reasons to go on elsewhere:
+
+* the selection service has moved the reservation: its rank is drained, or was found to be sick;
+* the stream breaks, or nothing comes for `stall_s`.  The failure is reported.  When many report,
+  the service moves what is there at once; when it has not done so after `move_s`, the reservation
+  is freed and another one made, on another worker.
+"""
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import aiohttp
+from gateway_engine import EngineFailed, EngineStream
+from gateway_selector import Booking, NoAnswer, Rank, Selector, Unreachable, Wanted
+
+FAILURES_MAX = 5
+"""Of engines, without a token between them."""
+RESUME_S_MAX = 60.0
+"""How long room is looked for when the client has a part of its answer."""
+CALLS_MAX = 8
+"""Calls to the service that are not answered; further blocks of output are reported later."""
+FREE_FORM = "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar"
+"""Fields with which an engine keeps state that a prompt does not carry to another one."""
+
+COMMON = "id", "object", "created", "model"
+
+T = TypeVar("T")
+
+
+class Patience(NamedTuple):
+    """In seconds.
+
+    first_token_s: from the request to an engine until its first token, its queue included
+    stall_s:       between two tokens
+    move_s:        how long a broken answer waits for the service to move it
+    """
+
+    first_token_s: float
+    stall_s: float
+    move_s: float
+
+
+class Moved(Exception):
+    """The reservation is elsewhere now."""
+
+
+class Answer:
+    """Ask `next` until it says None or raises NoAnswer; then `end`, and that in any case."""
+
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        selector: Selector,
+        engines: aiohttp.ClientSession,
+        patience: Patience,
+        live: MutableMapping[str, "Answer"],
+    ) -> None:
+        """request: a checked one;  live: answers by reservation, which this one keeps up to date"""
+        self._request, self._selector, self._engines = request, selector, engines
+        self._patience, self._live = patience, live
+        given = request["prompt"]
+        self._prompt: list[int] | None = None if isinstance(given, str) else given
+        self._tokens: list[int] = []
+        self._head: dict[str, Any] = {}
+        """What all chunks have in common; empty before the first."""
+        self._keeps_no_state = not any(request.get(name) for name in FREE_FORM)
+        self._has_ids = True
+        self._has_reason = self.is_over = False
+        self._id = ""
+        """Of the reservation."""
+        self._booking: Booking | None = None
+        self._stream: EngineStream | None = None
+        self._failures = 0
+        self._failed_on: set[int] = set()
+        self._target: Rank | None = None
+        """Where the reservation is, if the answer has not followed it yet."""
+        self._has_target = asyncio.Event()
+        self._moved_at: float | None = None
+        """When the move was heard of that is to be confirmed."""
+        self._wait: asyncio.Timeout | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._order = asyncio.Lock()
+        self._tokens_told = 0
+
+    # --- for the client
+
+    async def next(self) -> dict[str, Any] | None:
+        """The next chunk, as if there were only one engine; None after the last.
+
+        Raises NoAnswer: nobody can go on.
+        """
+        while not self.is_over:
+            try:
+                if self._booking is None:
+                    await self._book()
+                elif self._target is not None:
+                    self._follow(self._target, self._booking.block_size)
+                elif self._stream is None and len(self._tokens) >= self._request["max_tokens"]:
+                    return self._closing()
+                elif self._stream is None:
+                    await self._open(self._booking.rank)
+                else:
+                    return await self._read(self._stream)
+            except Moved:
+                continue
+            except EngineFailed as failure:
+                await self._survive(failure)
+        return None
+
+    def usage(self) -> dict[str, int]:
+        prompt, output = len(self._prompt or ()), len(self._tokens)
+        total = prompt + output
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total}
+
+    async def end(self) -> None:
+        """Free what is booked: the client has all, has gone, or was told that there is no more."""
+        self._leave()
+        self._give_back("?outcome=ok" if self.is_over else "")
+        await asyncio.gather(*self._calls)
+
+    # --- for the service
+
+    def moved(self, reservation_id: str, to: Rank, method: str = "reprefill") -> None:
+        """A reservation is there now; may be told in any order, and more than once."""
+        here = None if self._booking is None else self._booking.rank
+        if reservation_id != self._id or to in (here, self._target) or not self._can_go_on():
+            return
+        self._target, self._moved_at = to, time.monotonic()
+        self._has_target.set()
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(0.0)  # whatever it waits for
+        if method == "transfer":  # no caches are carried here: the target computes it again
+            self._tell("POST", "/migrated", {"ok": False})
+
+    def ask_where(self) -> None:
+        """Events were missed."""
+        self._tell("POST", "/renew")
+
+    # --- from rank to rank
+
+    async def _book(self) -> None:
+        """Raises NoAnswer.  Who has a part of the answer waits for longer."""
+        until = time.monotonic() + (RESUME_S_MAX if self._head else 0.0)
+        while self._booking is None:
+            self._id = uuid.uuid4().hex
+            self._live[self._id] = self
+            try:
+                wanted = self._wanted()
+                self._booking = await self._selector.reserve(self._id, wanted, self._failed_on)
+            except NoAnswer as refusal:
+                if isinstance(refusal, Unreachable):
+                    self._give_back()
+                else:
+                    self._forget()
+                pause_s = float(refusal.retry_after or 1) + random.random()
+                if refusal.status != 503 or time.monotonic() + pause_s > until:
+                    raise
+                await asyncio.sleep(pause_s)
+
+    def _wanted(self) -> Wanted:
+        model, given = self._request["model"], self._request["prompt"]
+        may_move = self._keeps_no_state and self._has_ids
+        if self._prompt is None:  # a text: some four characters are a token
+            return Wanted(model, None, len(given) // 4 + 1, may_move)
+        ids = self._prompt + self._tokens
+        return Wanted(model, ids, len(ids), may_move)
+
+    def _follow(self, target: Rank, block_size: int) -> None:
+        self._leave()
+        self._booking = Booking(target, block_size)
+        self._target = None
+        self._has_target.clear()
+
+    async def _survive(self, failure: EngineFailed) -> None:
+        """Stay where the service says, or book elsewhere.  Raises NoAnswer."""
+        assert self._booking is not None
+        self._leave()
+        self._failures += 1
+        if self._failures > FAILURES_MAX or not self._can_go_on():
+            raise NoAnswer.because(502 if failure.is_fault else 503, str(failure), "1")
+        rank = self._booking.rank
+        if failure.is_fault and self._target is None:
+            report = {"dp_rank": rank.dp_rank, "outcome": "failure", "reservation_id": self._id}
+            await self._selector.tell("POST", f"/workers/{rank.worker_id}/outcome", report)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_target.wait(), self._patience.move_s)
+        if self._target is None:
+            self._failed_on.add(rank.worker_id)
+            self._give_back()
+
+    def _can_go_on(self) -> bool:
+        """May another engine do the rest?"""
+        is_known = self._prompt is not None and self._has_ids and self._keeps_no_state
+        return not self._has_reason and (is_known or not self._head)
+
+    def _leave(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _give_back(self, outcome: str = "") -> None:
+        if self._id:
+            self._tell("DELETE", outcome)
+            self._forget()
+
+    def _forget(self) -> None:
+        """The reservation."""
+        self._live.pop(self._id, None)
+        self._id, self._booking, self._target, self._moved_at = "", None, None, None
+        self._has_target.clear()
+        self._tokens_told = len(self._tokens)  # what is there is part of the next prompt
+
+    # --- at a rank
+
+    async def _open(self, rank: Rank) -> None:
+        """Raises Moved, EngineFailed, NoAnswer."""
+        body = {**self._request, "stream": True, "return_token_ids": True}
+        if self._tokens:
+            assert self._prompt is not None
+            done = len(self._tokens)
+            body["prompt"] = self._prompt + self._tokens
+            body["max_tokens"] -= done
+            if body.get("min_tokens"):
+                body["min_tokens"] = max(0, body["min_tokens"] - done)
+        opening = EngineStream.open(self._engines, rank, body)
+        self._stream = await self._within(self._patience.first_token_s, opening)
+
+    async def _read(self, stream: EngineStream) -> dict[str, Any] | None:
+        """Raises Moved, EngineFailed."""
+        seconds = self._patience.stall_s if stream.has_begun else self._patience.first_token_s
+        try:
+            chunk = await self._within(seconds, stream.next())
+            if chunk is None and not self._has_reason:
+                raise EngineFailed("the stream ended without a reason")
+        except EngineFailed:
+            if not self._has_reason:
+                raise
+            chunk = None  # nothing of it is missing
+        if chunk is None:
+            self.is_over = True
+            return None
+        return self._noted(stream, chunk)
+
+    def _noted(self, stream: EngineStream, chunk: dict[str, Any]) -> dict[str, Any]:
+        """As the client gets it."""
+        for choice in chunk["choices"]:
+            self._note(stream, choice)
+        if chunk.get("usage"):
+            chunk["usage"] = self.usage()
+        if not self._head:
+            self._head = {name: chunk[name] for name in COMMON if name in chunk}
+        return chunk | self._head
+
+    def _note(self, stream: EngineStream, choice: dict[str, Any]) -> None:
+        prompt, new = choice.pop("prompt_token_ids", None), choice.pop("token_ids", None) or []
+        self._prompt = self._prompt or prompt
+        self._has_ids &= bool(new) or not choice["text"]
+        if not stream.has_begun:
+            stream.has_begun = True
+            self._began()
+        if self._request.get("return_token_ids"):
+            choice["token_ids"] = new
+            if not self._head:
+                choice["prompt_token_ids"] = self._prompt
+        self._tokens += new
+        if new:
+            self._failures = 0
+        self._has_reason = choice.get("finish_reason") is not None
+        self._tell_blocks()
+
+    def _closing(self) -> dict[str, Any]:
+        """All tokens are there; the engine failed before it said so."""
+        self._has_reason = self.is_over = True
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+        return {"choices": [choice | {"token_ids": []}], **self._head}
+
+    async def _within(self, seconds: float, work: Awaitable[T]) -> T:
+        """Raises EngineFailed when it takes longer, Moved as soon as the reservation does."""
+        try:
+            async with asyncio.timeout(seconds) as self._wait:
+                return await work
+        except TimeoutError:
+            if self._target is not None:
+                raise Moved from None
+            raise EngineFailed(f"nothing came for {seconds} s") from None
+        finally:
+            self._wait = None
+
+    # --- calls about the reservation
+
+    def _began(self) -> None:
+        """The first token is there."""
+        if self._moved_at is None:
+            self._tell("POST", "/prefill_complete")
+            return
+        took_ms = 1000.0 * (time.monotonic() - self._moved_at)
+        self._tell("POST", "/migrated", {"ok": True, "took_ms": took_ms})
+        self._moved_at = None
+
+    def _tell_blocks(self) -> None:
+        assert self._booking is not None
+        size = self._booking.block_size
+        while len(self._tokens) - self._tokens_told >= size and len(self._calls) < CALLS_MAX:
+            self._tokens_told += size
+            self._tell("POST", "/output_block")
+
+    def _tell(self, method: str, verb: str, body: Mapping[str, Any] | None = None) -> None:
+        """In their order, without waiting for any."""
+        if self._id:
+            call = asyncio.create_task(self._told(method, self._id, verb, body))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _told(
+        self, method: str, reservation_id: str, verb: str, body: Mapping[str, Any] | None
+    ) -> None:
+        async with self._order:
+            path = f"/reservations/{reservation_id}{verb}"
+            answer = await self._selector.tell(method, path, body)
+        if "migrated_to" in answer:
+            self.moved(reservation_id, Rank.of(answer["migrated_to"]))

@@ -1,0 +1,174 @@
+"""The selection service, as a gateway uses it: ask, tell, and hear what has moved.
+
+Accounting never stops an answer: what the service cannot be told now is not told (a reservation
+that nobody frees ends with its lease).  Only asking for a rank can fail.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Set
+from typing import Any, NamedTuple, Self
+
+import aiohttp
+
+log = logging.getLogger("gateway")
+
+SELECT_S_MAX = 30.0
+"""How long a request may wait for room in the service's own queue."""
+CALL_S_MAX = 5.0
+POLL_S = 20.0
+PAUSE_S = 0.5
+"""After a poll that failed."""
+
+
+class NoAnswer(Exception):
+    """What the client is told instead: status and body, and when to come again."""
+
+    def __init__(self, status: int, content: bytes, retry_after: str | None = None) -> None:
+        """content: JSON"""
+        super().__init__(status, content[:200])
+        self.status, self.content, self.retry_after = status, content, retry_after
+
+    @classmethod
+    def because(cls, status: int, message: str, retry_after: str | None = None) -> Self:
+        error = {"message": message, "type": "gateway_error", "code": status}
+        return cls(status, json.dumps({"error": error}).encode(), retry_after)
+
+    def as_event(self) -> bytes:
+        """In a stream that has begun."""
+        error = {"message": self.content.decode(errors="replace"), "code": self.status}
+        return json.dumps({"error": error}).encode()
+
+
+class Unreachable(NoAnswer):
+    """Nobody knows whether something was booked."""
+
+
+class Rank(NamedTuple):
+    """Where a request runs."""
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """From any answer of the service that names one."""
+        return cls(record["worker_id"], record["dp_rank"], record["endpoint"])
+
+
+class Booking(NamedTuple):
+    """block_size: tokens after which a block of output is reported"""
+
+    rank: Rank
+    block_size: int
+
+
+class Wanted(NamedTuple):
+    """prompt: token ids; None: not known, and the service looks at load alone"""
+
+    model: str
+    prompt: list[int] | None
+    prompt_tokens: int
+    migratable: bool
+
+    def body(self) -> dict[str, Any]:
+        words: dict[str, Any] = {"model_name": self.model, "migratable": self.migratable}
+        if self.prompt is not None:
+            return words | {"token_ids": self.prompt}
+        return words | {"block_hashes": [], "sequence_hashes": [], "isl_tokens": self.prompt_tokens}
+
+
+class Selector:
+    """One selection service."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
+        self._url = url.rstrip("/")
+
+    async def reserve(self, reservation_id: str, wanted: Wanted, avoid: Set[int]) -> Booking:
+        """Choose and book.  Raises NoAnswer, Unreachable.
+
+        avoid: workers to be used only if there are no others
+        """
+        body = wanted.body() | {
+            "reservation_id": reservation_id,
+            "timeout_ms": int(1000 * SELECT_S_MAX),
+        }
+        try:
+            if avoid:
+                others = await self._others(wanted.model, avoid)
+                body |= {"allowed_worker_ids": others} if others else {}
+            return await self._chosen(body)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = f"the selection service cannot be reached: {error!r}"
+            raise Unreachable.because(503, why, "1") from error
+
+    async def _chosen(self, body: Mapping[str, Any]) -> Booking:
+        timeout = aiohttp.ClientTimeout(total=SELECT_S_MAX + CALL_S_MAX)
+        url = f"{self._url}/select_and_reserve"
+        async with self._http.post(url, json=body, timeout=timeout) as answer:
+            content = await answer.read()
+        if answer.status != 200:  # busy, shed, nobody there: the client is told the same
+            raise NoAnswer(answer.status, content, answer.headers.get("retry-after"))
+        chosen = json.loads(content)
+        return Booking(Rank.of(chosen), chosen["block_size"])
+
+    async def _others(self, model: str, avoid: Set[int]) -> list[int]:
+        timeout = aiohttp.ClientTimeout(total=CALL_S_MAX)
+        url, query = f"{self._url}/workers", {"model_name": model}
+        async with self._http.get(url, params=query, timeout=timeout) as answer:
+            workers = await answer.json()
+        there = (w["worker_id"] for w in workers if w["lifecycle"] == "schedulable")
+        return [worker_id for worker_id in there if worker_id not in avoid]
+
+    async def tell(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What it answers; nothing if that is a refusal, or if it cannot be reached."""
+        timeout = aiohttp.ClientTimeout(total=CALL_S_MAX)
+        try:
+            url = f"{self._url}{path}"
+            async with self._http.request(method, url, json=body, timeout=timeout) as answer:
+                if answer.status == 200:
+                    told: dict[str, Any] = await answer.json()
+                    return told
+                if answer.status >= 300:
+                    log.debug("%s %s: %d", method, path, answer.status)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.warning("%s %s: %s", method, path, error)
+        return {}
+
+    async def follow(
+        self, moved: Callable[[Mapping[str, Any]], None], missed: Callable[[], None]
+    ) -> None:
+        """Hear of moves for ever, by long poll.
+
+        moved: is told each event;  missed: some are not kept any more, or the service is another
+        """
+        after, is_told = 0, True
+        while True:
+            try:
+                page = await self._page(after)
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if is_told:
+                    log.warning("moves are not told of: %r", error)
+                is_told = False
+                await asyncio.sleep(PAUSE_S)
+                continue
+            is_told = True
+            if page.get("gap"):
+                missed()
+            for event in page["events"]:
+                moved(event)
+            after = page["next"]
+
+    async def _page(self, after: int) -> Mapping[str, Any]:
+        query = {"after": after, "timeout_ms": int(1000 * POLL_S)}
+        timeout = aiohttp.ClientTimeout(total=POLL_S + CALL_S_MAX)
+        url = f"{self._url}/migrations"
+        async with self._http.get(url, params=query, timeout=timeout) as answer:
+            answer.raise_for_status()  # 409: health is off
+            page: Mapping[str, Any] = await answer.json()
+            return page

@@ -1,0 +1,134 @@
+"""An engine as a process of its own: each token is a formula over all tokens before it.
+
+So an answer that goes on elsewhere, from its prompt and what there was of it, is the answer that it
+would have been.  It streams as vLLM does, with a pause before each token, and answers canaries.
+
+    POST /hold {"after": n}     streams stop after n tokens, until POST /go
+    GET /streams                those that are under way
+"""
+
+import argparse
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+VOCAB = 1000
+PAUSE_S = 0.002
+
+
+def generated(tokens: list[int]) -> Iterator[int]:
+    """What follows them, without an end."""
+    state = 1
+    for token in tokens:
+        state = _after(state, token)
+    while True:
+        token = (state >> 20) % VOCAB
+        yield token
+        state = _after(state, token)
+
+
+def _after(state: int, token: int) -> int:
+    return (state * 6364136223846793005 + token + 1442695040888963407) % 2**64
+
+
+def ids_of(prompt: list[int] | str) -> list[int]:
+    return list(prompt.encode()) if isinstance(prompt, str) else prompt
+
+
+def text_of(token: int) -> str:
+    return f"<{token}>"
+
+
+class TokenEngine:
+    """All streams of this process."""
+
+    def __init__(self) -> None:
+        self._hold_after: int | None = None
+        self._goes = asyncio.Event()
+        self._streams = 0
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        if body.get("stream"):
+            return StreamingResponse(self._stream(body), media_type="text/event-stream")
+        tokens = list(islice(generated(ids_of(body["prompt"])), body["max_tokens"]))
+        choice = self._choice(body, tokens, "length") | {"logprobs": logprobs(tokens)}
+        return JSONResponse(self._chunk(choice))
+
+    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            prompt, count = ids_of(body["prompt"]), body["max_tokens"]
+            for number, token in enumerate(islice(generated(prompt), count)):
+                if self._hold_after == number:
+                    await self._goes.wait()
+                await asyncio.sleep(PAUSE_S)
+                choice = self._choice(body, [token], "length" if number == count - 1 else None)
+                if number == 0:
+                    choice["prompt_token_ids"] = prompt
+                yield f"data: {json.dumps(self._chunk(choice))}\n\n"
+            yield "data: [DONE]\n\n"
+        finally:
+            self._streams -= 1
+
+    def _choice(self, body: dict[str, Any], tokens: list[int], reason: str | None) -> Any:
+        ids = tokens if body.get("return_token_ids") else None
+        text = "".join(map(text_of, tokens))
+        return {"index": 0, "text": text, "finish_reason": reason, "token_ids": ids}
+
+    def _chunk(self, choice: Any) -> dict[str, Any]:
+        head = {"id": f"cmpl-{os.getpid()}", "object": "text_completion", "created": 1}
+        return {**head, "model": "m", "choices": [choice]}
+
+    async def hold(self, request: Request) -> Response:
+        self._hold_after = (await request.json())["after"]
+        self._goes.clear()
+        return Response()
+
+    async def go(self, request: Request) -> Response:
+        self._hold_after = None
+        self._goes.set()
+        return Response()
+
+    async def streams(self, request: Request) -> Response:
+        return JSONResponse(self._streams)
+
+    async def health(self, request: Request) -> Response:
+        return Response()
+
+
+def logprobs(tokens: list[int]) -> dict[str, list[Any]]:
+    names = [f"token_id:{token}" for token in tokens]
+    return {
+        "tokens": names,
+        "token_logprobs": [-0.5] * len(tokens),
+        "top_logprobs": [{name: -0.5} for name in names],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    port = parser.parse_args().port
+    engine = TokenEngine()
+    routes = [
+        Route("/v1/completions", engine.complete, methods=["POST"]),
+        Route("/hold", engine.hold, methods=["POST"]),
+        Route("/go", engine.go, methods=["POST"]),
+        Route("/streams", engine.streams),
+        Route("/health", engine.health),
+    ]
+    uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""The example of a gateway: its clients do not notice what becomes of engines."""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.builders import worker_body
+from tests.patience import PATIENCE_S, eventually_on_loop
+from tests.process.launched import Launched, free_port, own_command, own_environment
+from tests.process.running import Running
+from tests.process.token_engine import generated, ids_of, text_of
+
+pytestmark = pytest.mark.process
+
+PATH = Path(__file__).parents[1] / "docs" / "examples" / "gateway.py"
+HEALTH = (
+    "--health-checks=on",
+    "--health-interval-secs=0.2",
+    "--health-confirm-secs=0.1",
+    f"--health-timeout-secs={PATIENCE_S}",
+)
+LONG = f"--stall-secs={PATIENCE_S}", f"--first-token-secs={PATIENCE_S}"
+CLIENTS = 64
+TOKENS = 40
+"""Of an answer."""
+HELD_AFTER = 8
+"""No answer is complete before this is lifted, however slow everything else is."""
+
+_worker_ids = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Running]:
+    with Running("--threads", "1", *HEALTH) as service:
+        yield service
+
+
+class Engine(Launched):
+    """One process, and the worker that it is."""
+
+    def __init__(self, service: Running, **fields: Any) -> None:
+        port = free_port()
+        command = own_command("--port", str(port), module="tests.process.token_engine")
+        super().__init__(command, own_environment({}), port)
+        self.wait_until_healthy()
+        self.worker_id = next(_worker_ids)
+        self._service = service
+        body = worker_body(self.worker_id, endpoint=self.url, **fields)
+        assert service.call("POST", "/workers", body).status == 201
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def end(self) -> None:
+        if not self.has_ended:
+            self.process.send_signal(signal.SIGCONT)
+        super().end()
+        self._service.call("DELETE", f"/workers/{self.worker_id}")
+
+
+class Gateway(Launched):
+    def __init__(self, service: Running, *flags: str) -> None:
+        port = free_port()
+        place = ("--selector", f"http://127.0.0.1:{service.port}", "--port", str(port))
+        command = (sys.executable, str(PATH), *place, "--model", "m", *flags)
+        super().__init__(command, own_environment({}), port)
+        self.wait_until_healthy()
+        assert self.log().splitlines()[0] == str(port)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def gateway(service: Running) -> Iterator[Gateway]:
+    with Gateway(service, *LONG) as gateway:
+        yield gateway
+
+
+@contextmanager
+def two_engines(service: Running, **fields: Any) -> Iterator[tuple[Engine, Engine]]:
+    with Engine(service, **fields) as first, Engine(service, **fields) as second:
+        yield first, second
+
+
+@pytest.fixture
+def engines(service: Running) -> Iterator[tuple[Engine, Engine]]:
+    with two_engines(service) as engines:
+        yield engines
+
+
+class Reader:
+    """A client, and what it has read so far."""
+
+    def __init__(self, prompt: list[int] | str) -> None:
+        self.prompt = prompt
+        self.tokens: list[int] = []
+        self.text = ""
+        self.reasons: list[str] = []
+        self.ids: set[str] = set()
+        self.is_done = False
+
+    async def read(self, http: aiohttp.ClientSession, gateway: Gateway) -> None:
+        body = {"prompt": self.prompt, "max_tokens": TOKENS, "stream": True}
+        body |= {"return_token_ids": True, "temperature": 0}
+        async with http.post(gateway.url, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                if line.strip():
+                    self._take(line.removeprefix(b"data: ").strip())
+
+    def _take(self, data: bytes) -> None:
+        assert not self.is_done
+        if data == b"[DONE]":
+            self.is_done = True
+            return
+        chunk = json.loads(data)
+        (choice,) = chunk["choices"]
+        self.ids.add(chunk["id"])
+        self.text += choice["text"]
+        self.tokens += choice["token_ids"]
+        if choice["finish_reason"] is not None:
+            self.reasons.append(choice["finish_reason"])
+
+    def check(self) -> None:
+        """It is the undisturbed answer."""
+        right = list(islice(generated(ids_of(self.prompt)), TOKENS))
+        assert self.tokens == right
+        assert self.text == "".join(map(text_of, right))
+        assert (self.is_done, self.reasons, len(self.ids)) == (True, ["length"], 1)
+
+
+class Scene:
+    """What a test does while clients read."""
+
+    def __init__(self, service: Running, http: aiohttp.ClientSession) -> None:
+        self.service, self.http = service, http
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The service."""
+        url = f"http://127.0.0.1:{self.service.port}{path}"
+        async with self.http.request(method, url, json=body) as answer:
+            assert answer.status < 300, await answer.text()
+            return await answer.json()
+
+    async def tell(self, engine: Engine, verb: str, **words: Any) -> None:
+        async with self.http.post(f"{engine.url}/{verb}", json=words) as answer:
+            assert answer.status == 200
+
+    async def until(self, question: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await question():
+                await asyncio.sleep(0.01)
+
+    async def booked(self, engine: Engine | None = None) -> int:
+        where = "" if engine is None else f"&worker_id={engine.worker_id}"
+        page = await self.ask("GET", f"/reservations?limit=1000{where}")
+        return len(page["reservations"])
+
+    async def streams(self, engine: Engine) -> int:
+        async with self.http.get(f"{engine.url}/streams") as answer:
+            n: int = await answer.json()
+            return n
+
+    async def until_freed(self) -> None:
+        async def is_free() -> bool:
+            return await self.booked() == 0
+
+        await self.until(is_free)
+
+
+Event = Callable[[Scene, Engine], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def scene_of(service: Running) -> AsyncIterator[Scene]:
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+        yield Scene(service, http)
+
+
+def prompt_of(n: int) -> list[int] | str:
+    """Long enough that carrying its cache over would be faster than computing it again."""
+    return f"prompt {n} " * 20 if n % 8 == 0 else [n, *range(40 + n % 7)]
+
+
+async def in_the_middle(
+    scene: Scene, gateway: Gateway, engines: tuple[Engine, Engine], event: Event, held: int
+) -> None:
+    """Many clients read from both engines, then something happens to the first one.
+
+    held: engines whose answers stop in the middle until then
+    """
+    for engine in engines[:held]:
+        await scene.tell(engine, "hold", after=HELD_AFTER)
+    readers = [Reader(prompt_of(n)) for n in range(CLIENTS)]
+    async with asyncio.TaskGroup() as group:
+        for reader in readers:
+            group.create_task(reader.read(scene.http, gateway))
+        await eventually_on_loop(lambda: all(reader.tokens for reader in readers))
+        assert await scene.booked(engines[0]) > 0
+        await event(scene, engines[0])
+        await scene.tell(engines[1], "go")
+    for reader in readers:
+        reader.check()
+    await scene.until_freed()
+
+
+async def killed(scene: Scene, engine: Engine) -> None:
+    engine.kill()
+
+
+async def hanging(scene: Scene, engine: Engine) -> None:
+    os.kill(engine.process.pid, signal.SIGSTOP)
+
+
+async def moves_of(scene: Scene) -> list[Any]:
+    events: list[Any] = (await scene.ask("GET", "/migrations"))["events"]
+    return events
+
+
+async def play(
+    service: Running, gateway: Gateway, engines: tuple[Engine, Engine], event: Event, held: int = 2
+) -> list[Any]:
+    """Events of moves meanwhile."""
+    async with scene_of(service) as scene:
+        before = len(await moves_of(scene))
+        await in_the_middle(scene, gateway, engines, event, held)
+        return (await moves_of(scene))[before:]
+
+
+def test_an_engine_that_is_killed_is_survived_by_the_moves_of_the_service(service, engines):
+    with Gateway(service, *LONG, f"--move-secs={PATIENCE_S}") as gateway:
+        moves = asyncio.run(play(service, gateway, engines, killed))
+    first, second = (engine.worker_id for engine in engines)
+    assert moves
+    assert {move["from"]["worker_id"] for move in moves} == {first}
+    assert {move["to"]["worker_id"] for move in moves} == {second}
+
+
+def test_an_engine_that_is_killed_is_survived_by_new_reservations(service, engines):
+    with Gateway(service, *LONG, "--move-secs=0") as gateway:
+        asyncio.run(play(service, gateway, engines, killed))
+
+
+def test_an_engine_that_hangs_is_survived(service, engines):
+    with Gateway(service, "--stall-secs=5", LONG[1]) as gateway:
+        asyncio.run(play(service, gateway, engines, hanging, held=1))
+
+
+async def drained_and_left(scene: Scene, engine: Engine) -> None:
+    await scene.ask("POST", f"/workers/{engine.worker_id}/drain")
+
+    async def is_left() -> bool:
+        return await scene.booked(engine) == await scene.streams(engine) == 0
+
+    await scene.until(is_left)
+
+
+CACHE = {"layers": 1, "kv_heads": 1, "head_dim": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("reprefill", {}),
+        ("transfer", {"kv_layout": CACHE, "kv_transfer_domain": "one"}),
+    ],
+)
+def test_answers_leave_a_worker_that_an_operator_drains(service, gateway, method, fields):
+    with two_engines(service, **fields) as engines:
+        moves = asyncio.run(play(service, gateway, engines, drained_and_left))
+    assert {(move["cause"], move["method"]) for move in moves} == {("operator", method)}
+
+
+def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gateway):
+    async def play() -> None:
+        first, _ = engines
+        first.kill()
+        async with scene_of(service) as scene:
+            readers = [Reader(prompt_of(n)) for n in range(16)]
+            await asyncio.gather(*(reader.read(scene.http, gateway) for reader in readers))
+            for reader in readers:
+                reader.check()
+            await scene.until_freed()
+
+    asyncio.run(play())
+
+
+def test_a_client_that_leaves_frees_its_reservation_at_once(service, engines, gateway):
+    async def play() -> None:
+        async with scene_of(service) as scene:
+            await scene.tell(engines[0], "hold", after=HELD_AFTER)
+            await scene.tell(engines[1], "hold", after=0)
+            readers = [Reader([n]) for n in range(8)]
+            reading = [asyncio.create_task(each.read(scene.http, gateway)) for each in readers]
+
+            async def are(n: int) -> bool:
+                streams = sum([await scene.streams(engine) for engine in engines])
+                return streams == n == await scene.booked()
+
+            await scene.until(lambda: are(len(readers)))
+            await eventually_on_loop(lambda: any(reader.tokens for reader in readers))
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+            await scene.until(lambda: are(0))
+
+    asyncio.run(play())
+
+
+def test_a_client_may_want_its_answer_in_one_piece(service, engines, gateway):
+    async def play() -> None:
+        async with scene_of(service) as scene:
+            for prompt in ("a text", [5, 6, 7]):
+                body = {"prompt": prompt, "max_tokens": TOKENS}
+                async with scene.http.post(gateway.url, json=body) as answer:
+                    whole = await answer.json()
+                right = list(islice(generated(ids_of(prompt)), TOKENS))
+                (choice,) = whole["choices"]
+                assert choice["text"] == "".join(map(text_of, right))
+                assert choice["finish_reason"] == "length"
+                assert "token_ids" not in choice
+                assert whole["usage"]["completion_tokens"] == TOKENS
+                assert whole["usage"]["prompt_tokens"] == len(prompt)
+            await scene.until_freed()
+
+    asyncio.run(play())
+
+
+def test_what_the_service_refuses_its_client_is_told(service, engines, gateway):
+    async def play() -> None:
+        async with scene_of(service) as scene:
+            await scene.ask("POST", "/admission/shed", {"tier": "standard"})
+            async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
+                assert answer.status == 503
+                assert int(answer.headers["retry-after"]) > 0
+                assert (await answer.json())["code"] == "capacity_shed"
+            await scene.ask("POST", "/admission/shed", {"tier": None})
+            await scene.until_freed()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"prompt": []},
+        {"prompt": ["a", "b"]},
+        {"prompt": [1], "n": 2},
+        {"prompt": [1], "max_tokens": 0},
+    ],
+)
+def test_what_no_engine_could_take_over_is_refused(service, gateway, body):
+    async def play() -> None:
+        async with (
+            scene_of(service) as scene,
+            scene.http.post(gateway.url, json=body) as answer,
+        ):
+            assert answer.status == 400
+            assert (await answer.json())["error"]["message"]
+
+    asyncio.run(play())
