@@ -22,7 +22,7 @@ from select_service.bodies.health import (
     WorkerHealth,
 )
 from select_service.core.workers.catalog import Worker
-from select_service.errors import BadRequest, Conflict, HealthOff, NotFound
+from select_service.errors import BadRequest, Conflict, HealthOff, NotFound, UnknownField
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 
@@ -57,7 +57,7 @@ _PARTITION: Mapping[str, Any] = {
 _OUT = {**_RANK, "state": "draining", "weight": 0.0, "cause": "operator", "next_check_s": None}
 _DRAINING = {"state": "draining", "ranks": {"0": _OUT}}
 _WORKER = {"state": "healthy", "ranks": {"0": _RANK}}
-_OF_WORKER = (BadRequest, NotFound, Conflict, HealthOff)
+_OF_WORKER = (BadRequest, UnknownField, NotFound, Conflict, HealthOff)
 
 HEALTH = Noun("health", "Which engines are fit to serve. All needs `--health-checks on`.")
 
@@ -141,6 +141,7 @@ def is_reporter(service: Service, request: Request) -> bool:
         in_path=parameters.WORKER_ID,
         body=Body(DrainRequest, {"move": {}, "stay": {"migrate": False}}, optional=True),
         refusals=(*WITH_BODY, NotFound, Conflict, HealthOff),
+        is_strict=True,
     )
 )
 async def drain(service: Service, request: Request, worker_id: int, body: DrainRequest) -> Response:
@@ -160,6 +161,7 @@ async def drain(service: Service, request: Request, worker_id: int, body: DrainR
         detail="It begins slowly. Of a worker that no operator drained nothing changes.",
         in_path=parameters.WORKER_ID,
         refusals=_OF_WORKER,
+        is_strict=True,
     )
 )
 async def undrain(service: Service, request: Request, worker_id: int) -> Response:
@@ -179,6 +181,7 @@ async def undrain(service: Service, request: Request, worker_id: int) -> Respons
         detail="Ranks that are out have no check before their breaker lets one through.",
         in_path=parameters.WORKER_ID,
         refusals=_OF_WORKER,
+        is_strict=True,
     )
 )
 async def check(service: Service, request: Request, worker_id: int) -> Response:
@@ -202,6 +205,7 @@ async def _shown(service: Service, worker: Worker) -> Response:
         detail="For a model whose weights were changed on all ranks.",
         body=Body(LearnRequest, {"one model": {"model_name": "llama-3-8b"}}),
         refusals=(*WITH_BODY, NotFound, HealthOff),
+        is_strict=True,
     )
 )
 async def learn(service: Service, request: Request, body: LearnRequest) -> Response:

@@ -43,8 +43,8 @@ class WorkerFields(RequestBody, kw_only=True):
     """What POST and PATCH of a worker share.  In a PATCH, absent or null keeps the old value."""
 
     endpoint: Endpoint | None = None
-    """Where the engine takes requests; given back in selections as it is, never called.
-    Required to be schedulable."""
+    """Where the engine takes requests; given back in selections as it is, and called by checks
+    alone, with `--health-checks on`. Required to be schedulable."""
     kv_events_endpoint: Endpoint | None = None
     """ZMQ endpoint on which a worker of one rank publishes its KV events."""
     replay_endpoint: Endpoint | None = None
@@ -66,7 +66,8 @@ class WorkerFields(RequestBody, kw_only=True):
     """Does the engine hash for EAGLE speculation? The same for all workers of a model and tenant;
     false when left out."""
     kv_transfer_domain: Name | None = None
-    """Accepted as by the reference, kept and shown; not used."""
+    """Workers of one domain carry caches over its fastest links; used to estimate moves with
+    `--health-checks on`."""
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
     """Accepted as by the reference, kept and shown; not used."""
     kv_transfer_preferred_weight: float | None = None
@@ -110,7 +111,8 @@ class WorkerRegistration(WorkerFields, kw_only=True):
     taints: Taints = field(default_factory=list)
     """Marks that requests may require or prefer."""
     topology_domains: Domains = field(default_factory=dict)
-    """Accepted as by the reference, kept and shown; not used."""
+    """Where it stands, by kind; `rack`, `fabric` and `host` are used to estimate moves with
+    `--health-checks on`."""
 
     def __post_init__(self) -> None:
         check_u64(self, "worker_id", "max_num_batched_tokens", "total_kv_blocks")
@@ -126,7 +128,8 @@ class WorkerPatch(WorkerFields, kw_only=True):
     taints: Taints | None = None
     """Marks that requests may require or prefer."""
     topology_domains: Domains | None = None
-    """Accepted as by the reference, kept and shown; not used."""
+    """Where it stands, by kind; `rack`, `fabric` and `host` are used to estimate moves with
+    `--health-checks on`."""
 
     def __post_init__(self) -> None:
         check_u64(self, "max_num_batched_tokens", "total_kv_blocks")

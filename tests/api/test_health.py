@@ -150,7 +150,77 @@ def test_a_check_is_made_now(healthy):
 def test_the_right_answers_of_a_model_can_be_forgotten(healthy):
     assert healthy.post("/canary/learn", {"model_name": "m"}).body == {"status": "ok"}
     assert healthy.post("/canary/learn", {"model_name": "n"}).status == 404
-    assert healthy.post("/canary/learn", {"model": "n"}).status in (404, 422)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("/canary/learn", {"model": "m"}, "unknown field `model`: did you mean `model_name`?"),
+        ("/workers/1/drain", {"migrat": False}, "did you mean `migrate`?"),
+        ("/workers/1/drain?migrate=false", None, "unknown query parameter `migrate`"),
+        ("/workers/1/undrain?dp_rank=1", None, "unknown query parameter `dp_rank`"),
+        ("/workers/1/check?dp_rank=1", None, "unknown query parameter `dp_rank`"),
+    ],
+)
+def test_what_operators_misspell_changes_nothing(healthy, path, body, error):
+    before = ranks_of(healthy)
+    answer = healthy.post(path, body)
+    assert (answer.status, answer.body["code"]) == (422, "unknown_field")
+    assert error in answer.body["error"]
+    after = ranks_of(healthy)
+    assert [r["state"] for r in after.values()] == [r["state"] for r in before.values()]
+
+
+LONG = "9" * 1_500
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/workers/1/outcome", b'{"outcome": "failure", "count": 1e999}'),
+        ("POST", "/workers/1/outcome", b'{"outcome": "failure", "count": -1}'),
+        ("POST", "/workers/1/outcome", b'{"outcome": "failure", "count": 0}'),
+        ("POST", "/workers/1/outcome", b'{"outcome": "failure", "count": ' + b"9" * 5000 + b"}"),
+        ("POST", "/workers/1/outcome", b'{"outcome": "failure", "latency_ms": NaN}'),
+        ("POST", "/workers/1/outcome", b'{"outcome": "failure", "latency_ms": "1"}'),
+        ("POST", "/workers/1/outcome", b'{"outcome": "failure", "dp_rank": -1}'),
+        ("POST", "/workers/1/outcome", b'{"outcome": "failure", "dp_rank": 4294967295}'),
+        ("POST", "/workers/1/outcome", b'{"outcome": ["failure"]}'),
+        ("POST", "/workers/1/outcome", b'{"status": 500.5}'),
+        ("POST", "/workers/1/outcome", b'{"status": true}'),
+        ("POST", "/workers/1/outcome", {"outcome": "ok", "reservation_id": LONG}),
+        ("POST", "/workers/1/outcome", b"[]"),
+        ("POST", "/workers/1/outcome", b""),
+        ("POST", f"/workers/{LONG}/outcome", {"outcome": "ok"}),
+        ("POST", "/workers/-1/drain", {}),
+        ("POST", "/workers/1/drain", {"migrate": 1}),
+        ("POST", "/workers/1/drain", b"[true]"),
+        ("POST", "/canary/learn", {"model_name": "m" * 513}),
+        ("POST", "/canary/learn", {"model_name": 1}),
+        ("POST", f"/reservations/{LONG}/migrated", {"ok": True}),
+        ("POST", "/reservations/r/migrated", {"ok": "yes"}),
+        ("POST", "/reservations/r/migrated", b'{"ok": true, "took_ms": Infinity}'),
+        ("POST", "/reservations/r/migrated", {"ok": True, "took_ms": 1e10}),
+        ("GET", f"/migrations?after={LONG}", None),
+        ("GET", "/migrations?after=-1", None),
+        ("GET", "/migrations?after=1.5", None),
+        ("GET", "/migrations?timeout_ms=99999999999", None),
+        ("GET", "/health/fleet?tenant_id=a&routing_group=b", None),
+        ("GET", "/health/fleet?model_name=a&model_name=b", None),
+    ],
+)
+def test_hostile_requests_are_refused_in_words(healthy, method, path, body):
+    reserve(healthy, "r")
+    answer = healthy.call(method, path, body)
+    assert 400 <= answer.status < 500, answer.body
+    assert answer.body["code"]
+    assert 10 < len(answer.body["error"]) < 2000
+    assert {rank["state"] for rank in ranks_of(healthy).values()} == {"healthy"}
+
+
+def test_the_number_of_the_last_event_is_one(healthy):
+    answer = healthy.run(healthy._client.get("/migrations/stream", headers={"last-event-id": LONG}))
+    assert (answer.status, answer.body["code"]) == (400, "bad_request")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from select_service.api import migrations
+from select_service.errors import HealthOff
 from select_service.fast import service_answerer
 from select_service.fast.counts import ROUTES as FAST_PATH
 from tests.api.routes import ROUTES
@@ -43,8 +45,13 @@ LEFT_OUT = [
     # Tested by tests/api/test_routing.py, on every path.
     unsupported_method,
 ]
-FAST, ORDINARY, LOOPS = "fast", "ordinary", "loops"
-FLAGS = {FAST: (), ORDINARY: ("--no-fast-path",), LOOPS: ("--input-loops", "1")}
+FAST, ORDINARY, LOOPS, HEALTH = "fast", "ordinary", "loops", "health"
+FLAGS = {
+    FAST: (),
+    ORDINARY: ("--no-fast-path",),
+    LOOPS: ("--input-loops", "1"),
+    HEALTH: ("--health-checks", "on", "--degradation", "auto"),
+}
 
 
 class Documented(NamedTuple):
@@ -56,7 +63,7 @@ class Documented(NamedTuple):
 
 @contextmanager
 def documented(way: str) -> Iterator[Documented]:
-    """A service with the fast path, without it, or with a loop before it."""
+    """A service with the fast path, without it, with a loop before it, or with health."""
     fast = []
 
     def counting(*given):
@@ -65,6 +72,7 @@ def documented(way: str) -> Iterator[Documented]:
 
     with (
         mock.patch.object(service_answerer, "ServiceAnswerer", counting),
+        mock.patch.object(migrations, "TIMEOUT_MS_MAX", 10),
         InThread("--threads", "1", *FLAGS[way]) as service,
     ):
         worker = {"worker_id": 1, "endpoint": "http://a", "block_size": 4}
@@ -80,6 +88,24 @@ def service(request):
         yield service
 
 
+def is_about_health(route):
+    """Is the answer another one while ranks are checked?"""
+    return HealthOff in route.refusals or route.path in ("/workers", "/admission", "/metrics")
+
+
+def is_asked(way, route):
+    """What the fast path never answers is asked for once, what loops never answer only there, and
+    what has no end nowhere."""
+    name = (route.method, route.path)
+    asked = {
+        FAST: True,
+        ORDINARY: name in FAST_ROUTES,
+        LOOPS: name in LOOP_ROUTES,
+        HEALTH: is_about_health(route) and route.path != "/migrations/stream",
+    }
+    return asked[way]
+
+
 FAST_ROUTES = {(method, path) for path, method, _ in FAST_PATH.values()}
 LOOP_ROUTES = {("POST", "/select")}
 CASES = [
@@ -87,8 +113,7 @@ CASES = [
     for way in FLAGS
     for route in ROUTES
     for mode in GenerationMode
-    # What the fast path never answers is asked for once, and what loops never answer only there.
-    if way == FAST or (route.method, route.path) in (LOOP_ROUTES if way == LOOPS else FAST_ROUTES)
+    if is_asked(way, route)
     # Schemathesis would read its own document, and only what takes something can be wrong.
     if route.path != "/openapi.json"
     and (mode == GenerationMode.POSITIVE or route.body or route.query or "worker_id" in route.path)
@@ -143,4 +168,5 @@ def test_answers_to_usual_requests_are_as_documented(way):
             case.validate_response(answer, excluded_checks=LEFT_OUT)
         answered = sum(each.answered for each in service.fast)
     by_a_loop = sum((method, path) in LOOP_ROUTES for method, path, _, _ in LIVES)
-    assert answered == {FAST: len(LIVES), ORDINARY: 0, LOOPS: len(LIVES) - by_a_loop}[way]
+    fast = {FAST: len(LIVES), ORDINARY: 0, LOOPS: len(LIVES) - by_a_loop, HEALTH: len(LIVES)}
+    assert answered == fast[way]
