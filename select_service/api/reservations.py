@@ -25,7 +25,7 @@ from select_service.bodies.reservations import (
 )
 from select_service.core.decide.prompt import booked_prompt_of, is_long
 from select_service.core.load.reservations import ReservationFilter
-from select_service.errors import BadRequest, Conflict, NotFound, NoWorkers
+from select_service.errors import BadRequest, Conflict, NoEligibleRank, NotFound, NoWorkers
 from select_service.http.codec import json_response
 from select_service.http.connection import ClientGone, connection_of
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, QueryParameter, Route
@@ -106,7 +106,7 @@ RESERVATIONS = Noun("reservations", "Load that is held for one request, from adm
             },
             unused=unused_hashes,
         ),
-        refusals=(*WITH_BODY, NotFound, Conflict, NoWorkers),
+        refusals=(*WITH_BODY, NotFound, Conflict, NoWorkers, NoEligibleRank),
     )
 )
 async def create(service: Service, request: Request, body: ReservationRequest) -> Response:

@@ -292,7 +292,7 @@ class Selector:
     ) -> Reservation:
         """POST /reservations: the caller chose the rank.
 
-        Raises NoWorkers, BadRequest, InvalidBody, NotFound, Conflict, CapacityExceeded.
+        Raises NoWorkers, BadRequest, InvalidBody, what `slot_of` does, Conflict, CapacityExceeded.
         """
         partition, prompt = self.prompts.read(request, read, booked_prompt_of)
         config = overridden(self._config, request.router_config_override)

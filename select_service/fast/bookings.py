@@ -59,8 +59,10 @@ class Bookings:
         return self._selector.may_book(partition, self._fields[request.N_SEQUENCE])
 
     def slot_asked_for(self, partition: Partition) -> int | None:
-        """That of the rank on which a reservation is to be."""
-        return partition.table.find(self._rank())
+        """That of the rank on which a reservation is to be; None: it is not there, or out."""
+        table = partition.table
+        slot = table.find(self._rank())
+        return slot if slot is not None and table.columns.open[slot] else None
 
     def _rank(self) -> Rank:
         fields = self._fields

@@ -23,6 +23,11 @@ def test_a_refusal_names_the_state_of_the_rank(fleet):
             "state": "unhealthy",
         }
         assert fleet.post(path, PROMPT).status == 200
+    named = {**PROMPT, "reservation_id": "r", "worker_id": 1}
+    refused = fleet.post("/reservations", named)
+    assert (refused.status, refused.body["details"]) == (503, answer.body["details"])
+    assert refused.body["error"].endswith("worker 1 dp_rank 0 is unhealthy, out of rotation")
+    assert fleet.post("/reservations", {**named, "dp_rank": 1}).status == 201
 
 
 def test_without_any_rank_in_rotation_nothing_is_served(fleet):

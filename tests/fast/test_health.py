@@ -1,6 +1,7 @@
 """Reports of outcomes beside the fast path: what it frees is evidence, what reports steps aside."""
 
 import asyncio
+from time import monotonic
 
 from select_service.core.health.kinds import State
 from select_service.core.identity import Rank
@@ -20,6 +21,26 @@ def booked(side, *names):
     for name in names:
         body = {"reservation_id": name, "model_name": "m", **prompt_of(9, False)}
         assert side.say(post("/select_and_reserve", body)).startswith(b"HTTP/1.1 200")
+
+
+def test_nothing_is_booked_on_a_rank_that_is_out():
+    with asyncio.Runner() as runner:
+        side = Side(runner, True, ON, seed=0)
+        side.say(post("/workers", worker_body(1, data_parallel_size=2)))
+        named = {"model_name": "m", "worker_id": 1, **prompt_of(9, False)}
+        side.say(post("/reservations", {**named, "reservation_id": "old"}))
+        fatal = {"outcome": "fatal", "reservation_id": "old"}
+        assert side.say(post("/workers/1/outcome", fatal)).startswith(b"HTTP/1.1 204")
+        side.selector.settle(monotonic())
+        before = side.answerer.answered
+        refused = side.say(post("/reservations", {**named, "reservation_id": "a"}))
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b"is draining, out of rotation" in refused
+        assert (side.answerer.answered, len(side.selector.held)) == (before, 1)
+        booked = side.say(post("/reservations", {**named, "reservation_id": "a", "dp_rank": 1}))
+        assert booked.startswith(b"HTTP/1.1 201")
+        assert side.answerer.answered == before + 1
+        side.close()
 
 
 def test_a_freed_reservation_is_evidence_and_an_outcome_is_answered_aside():

@@ -36,6 +36,15 @@ def candidates(table: RankTable, request: SelectRequest) -> Mask:
     return eligible
 
 
+def refuse_out_of_rotation(table: RankTable, slot: int, rank: Rank) -> None:
+    """Raises NoEligibleRank, with its state, for a rank of weight 0."""
+    if table.columns.open[slot]:
+        return
+    there = np.zeros(table.n_slots, np.bool_)
+    there[slot] = True
+    raise _out_of_rotation(rank, "", table.states_of_closed(there))
+
+
 def _fitting(table: RankTable, request: SelectRequest) -> Mask:
     """bool[n_slots], fresh: who fits the request, whatever its weight."""
     allowed, pinned = request.allowed_worker_ids, request.pinned_worker
@@ -76,19 +85,26 @@ def _nobody(table: RankTable, request: SelectRequest) -> NoEligibleRank:
     states = table.states_of_closed(_fitting(table, request)) if table.n_closed else {}
     if not states:
         return NoEligibleRank(_misfit(request))
-    pinned, n_ranks = request.pinned_worker, sum(states.values())
-    counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
-    text = f"{NO_RANK}: none of the ranks that fit is in rotation ({counts})"
-    details: dict[str, str | int | dict[str, int]]
-    details = {"weight": 0, "ranks": n_ranks, "states": states}
+    pinned = request.pinned_worker
     if pinned is not None:
-        (state,) = states
-        rank = f"pinned worker {pinned.worker_id} dp_rank {pinned.dp_rank}"
-        text = f"{NO_RANK}: {rank} is {state}, out of rotation"
-        details["state"] = state
-    error = NoEligibleRank(text)
-    error.details = details
+        return _out_of_rotation(Rank(pinned.worker_id, pinned.dp_rank), "pinned ", states)
+    counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
+    error = NoEligibleRank(f"{NO_RANK}: none of the ranks that fit is in rotation ({counts})")
+    error.details = _details(states)
     return error
+
+
+def _out_of_rotation(rank: Rank, how: str, states: dict[str, int]) -> NoEligibleRank:
+    """states: its own.  how: it was asked for"""
+    (state,) = states
+    named = f"{how}worker {rank.worker_id} dp_rank {rank.dp_rank}"
+    error = NoEligibleRank(f"{NO_RANK}: {named} is {state}, out of rotation")
+    error.details = _details(states) | {"state": state}
+    return error
+
+
+def _details(states: dict[str, int]) -> dict[str, str | int | dict[str, int]]:
+    return {"weight": 0, "ranks": sum(states.values()), "states": states}
 
 
 def _misfit(request: SelectRequest) -> str:

@@ -21,6 +21,7 @@ from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
 from select_service.bodies.workers import WorkerPatch, WorkerRegistration
+from select_service.core.decide.candidates import refuse_out_of_rotation
 from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decide.policies import choice_of
 from select_service.core.decide.router_config import RouterConfig
@@ -364,9 +365,10 @@ class Fleet:
         self._retired.append(left.writer)
 
     def slot_of(self, partition: Partition, rank: Rank) -> int:
-        """Raises NotFound, and says what there is."""
+        """Raises NotFound, and says what there is, and NoEligibleRank for one that is out."""
         slot = partition.table.find(rank)
         if slot is not None:
+            refuse_out_of_rotation(partition.table, slot, rank)
             return slot
         worker = self.catalog.find(rank.worker_id)
         scope = f"model={partition.key.model_name} tenant={partition.key.tenant_id}"

@@ -232,13 +232,12 @@ def test_who_is_trusted_needs_no_evidence():
 
 def test_a_reservation_that_has_moved_is_evidence_about_the_rank_that_it_left():
     scene = Scene()
-    scene.reserve("a")
+    scene.reserve("a", "b")
     slot = scene.selector.fleet.partitions[KEY].table.find(Rank(2, 0))
     booking = scene.selector.held.get("a")
     scene.selector.ledger.move(booking, MoveTo(Rank(2, 0), slot), scene.now)
     scene.report(Outcome.FATAL, "a")
-    assert (scene.state(1), scene.state(2)) == (State.UNHEALTHY, State.HEALTHY)
-    scene.reserve("b")
+    assert (scene.state(1), scene.state(2)) == (State.DRAINING, State.HEALTHY)
     scene.report(Outcome.FATAL, "b", worker_id=2)
     assert scene.state(2) is State.HEALTHY
 

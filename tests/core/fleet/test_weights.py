@@ -149,14 +149,18 @@ def test_other_constraints_that_nobody_meets_are_told_as_before():
         assert error.details is None
 
 
-def test_what_a_caller_has_sent_there_is_booked_there():
+def test_nothing_new_is_booked_there_by_callers_that_choose_themselves():
     for policy in POLICIES:
         selector = a_fleet(policy)
-        weigh(selector, 0.0, 0.0, 0.0)
-        selector.reserve(a_reservation("r", 1, 40), 0.0)
+        selector.reserve(a_reservation("old", 1, 40), 0.0)
+        weigh(selector, 0.0, state="draining")
+        with pytest.raises(NoEligibleRank, match="worker 1 dp_rank 0 is draining") as refused:
+            selector.reserve(a_reservation("new", 1, 40), 0.0)
+        assert refused.value.details["state"] == "draining"
+        selector.reserve(a_reservation("new", 2, 40), 0.0)
         (loads,) = selector.loads()
-        assert [row.active_requests for row in loads.loads] == [1, 0, 0]
-        selector.free("r", 0.0)
+        assert [row.active_requests for row in loads.loads] == [1, 1, 0]
+        selector.free("old", 0.0)
         selector.check_invariants()
 
 

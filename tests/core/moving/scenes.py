@@ -48,6 +48,11 @@ class Scene:
         table.set_weight(table.find(Rank(worker_id, 0)), 0.0, "draining")
         self.mover.ask(KEY, Rank(worker_id, 0), cause)
 
+    def serve(self, worker_id=1):
+        """It may be chosen again."""
+        table = self.partition.table
+        table.set_weight(table.find(Rank(worker_id, 0)), 1.0, "healthy")
+
     def drain(self, worker_id=1, cause=Kind.OPERATOR, now=1.0):
         """Turns until nothing is left to do; how many there were."""
         self.leave(worker_id, cause)

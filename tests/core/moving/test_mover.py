@@ -36,6 +36,7 @@ def test_a_second_drain_moves_only_what_is_still_there():
     scene = Scene()
     scene.reserve("a")
     scene.drain()
+    scene.serve()
     scene.reserve("b")
     scene.drain()
     assert [event.reservation_id for event in scene.events()] == ["a", "b"]
@@ -215,7 +216,7 @@ def test_what_is_left_stays_once_the_rank_serves_again():
         scene.mover.settle(1.0)
     moved = len(scene.events())
     assert 0 < moved < 450
-    scene.partition.table.set_weight(_slot(scene, 1), 1.0, "healthy")
+    scene.serve()
     scene.turns()
     assert len(scene.events()) == moved
     scene.check()
@@ -243,6 +244,7 @@ def test_who_watches_is_told_after_a_turn_that_moved_something():
     scene.drain()
     assert heard == [2]
     scene.mover.unwatch(tell)
+    scene.serve()
     scene.reserve("b")
     scene.drain()
     assert heard == [2]
