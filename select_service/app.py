@@ -285,6 +285,9 @@ def _announce(service: Service, listener: socket.socket) -> None:
     for origin in service.config.not_heeded:
         fields = {"setting": origin, "policy": service.config["policy"], "heeded_by": "reference"}
         log.warning("the policy does not heed a setting", extra={"fields": fields})
+    for flag, needed in service.config.not_used.items():
+        fields = {"setting": flag, "needs": needed}
+        log.warning("a setting does not count without another", extra={"fields": fields})
     for variable in service.config.without_effect:
         log.warning("variable has no effect", extra={"fields": {"variable": variable}})
     for variable, similar in service.config.unknown.items():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from select_service.core.decide.router_config import POLICY_NAMES
 from select_service.settings import values as read
+from select_service.settings.health_flags import HEALTH
 from select_service.settings.setting import ENVIRONMENT_PREFIX, Setting
 from select_service.settings.table import GROUPS, OF_REFERENCE, SETTINGS, WITHOUT_EFFECT
 from select_service.spelling import nearest, shown
@@ -65,6 +66,15 @@ class Config:
             return []
         origins = (self.values[name].origin for name in OF_REFERENCE)
         return list(dict.fromkeys(origin for origin in origins if origin != DEFAULT))
+
+    @property
+    def not_used(self) -> dict[str, str]:
+        """Settings of health that were given and do not count -> what they need."""
+        if self["health_checks"] == "on":
+            needs_degradation = self["slo"] is not None and self["degradation"] == "off"
+            return {"--slo": "--degradation observe"} if needs_degradation else {}
+        given = {s.flag for s in HEALTH if s.flag and self.values[s.name].origin != DEFAULT}
+        return dict.fromkeys(sorted(given - {"--health-checks"}), "--health-checks on")
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name].value

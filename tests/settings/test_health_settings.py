@@ -98,6 +98,17 @@ def test_what_needs_health_is_refused_without_it(flag):
         parse([flag], {})
 
 
+def test_what_was_given_and_does_not_count_is_known():
+    given = ["--health-failures=2", "--health-checks=off"]
+    off = parse(given, {"SELECT_SERVICE_BREAKER_BACKOFF": "2"})
+    needed = dict.fromkeys(("--breaker-backoff", "--health-failures"), "--health-checks on")
+    assert off.not_used == needed
+    assert parse([], {}).not_used == {}
+    assert parse([ON, *given[:1]], {}).not_used == {}
+    assert parse([ON, "--slo=f"], {}).not_used == {"--slo": "--degradation observe"}
+    assert parse([ON, "--slo=f", "--degradation=auto"], {}).not_used == {}
+
+
 PROMISE = "{ttft_ms: 500, itl_ms: 30.5, rps: 12}"
 
 
