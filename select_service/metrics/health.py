@@ -1,6 +1,5 @@
 """Health of the engines: under the names of the document that it follows, and our own."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:  # where health is off, nothing of it is imported
     from select_service.core.moving.mover import MoveCounts
 
 DYNAMO = "dynamo_"
-MOVE_SERIES_MAX = 512
-"""Pairs of workers with a series of their own: the first ones."""
 
 STATUS: Sequence[Family[int]] = (
     Family(GAUGE, "worker_status", "State of a worker, 0 to 4.", itself, prefix=DYNAMO),
@@ -158,15 +155,15 @@ def _failures(seen: "HealthReport", sums: GrowingSums) -> dict[tuple[str, str], 
 
 
 def _moves(
-    moves: Mapping[tuple[int, int | None, "Method"], int],
+    moves: Mapping[tuple[int | None, int | None, "Method"], int],
 ) -> dict[tuple[str, str, str], int]:
-    """Pairs beyond the first are summed; who went nowhere has an empty target."""
-    found: Counter[tuple[str, str, str]] = Counter()
-    for number, ((source, target, method), n) in enumerate(moves.items()):
-        pair = (str(source), "" if target is None else str(target))
-        place = pair if number < MOVE_SERIES_MAX else (OTHER, OTHER)
-        found[(*place, method.value)] += n
-    return found
+    """Pairs beyond the first are one; who went nowhere has an empty target."""
+    return {
+        (OTHER, OTHER, method.value)
+        if source is None
+        else (str(source), "" if target is None else str(target), method.value): n
+        for (source, target, method), n in moves.items()
+    }
 
 
 def _named(worker_id: int | None) -> str:

@@ -7,7 +7,6 @@ from select_service.core.fitness import check_times
 from select_service.core.health.kinds import Came
 from select_service.core.health.move_cost import Method
 from select_service.core.moving.mover import MoveCounts
-from select_service.metrics import health as metrics_of_health
 from select_service.metrics.health import of_moves
 from select_service.metrics.service_metrics import Edges, Metrics
 from tests.builders import a_worker
@@ -101,11 +100,10 @@ def test_spares_and_capacity_are_shown(metrics):
     assert value(seen, "select_service_capacity_ratio", model_name="m") == 0.625
 
 
-def test_pairs_of_workers_beyond_the_bound_are_summed(monkeypatch):
-    monkeypatch.setattr(metrics_of_health, "MOVE_SERIES_MAX", 2)
+def test_moves_are_shown_by_pairs_of_workers():
     counts = MoveCounts({}, 3, {})
-    moves = {(1, 2, Method.TRANSFER): 1, (1, None, Method.ABORT): 2, (3, 4, Method.REPREFILL): 3}
-    moves |= {(5, 4, Method.REPREFILL): 4}
+    moves = {(1, 2, Method.TRANSFER): 1, (1, None, Method.ABORT): 2}
+    moves |= {(None, None, Method.REPREFILL): 7}
     families = {f.name: f for f in of_moves(counts._replace(moves=moves))}
     shown = {tuple(s.labels.values()): s.value for s in families["dynamo_migration"].samples}
     assert shown == {

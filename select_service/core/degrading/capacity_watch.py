@@ -99,7 +99,6 @@ class CapacityWatch:
         for gone in self.models.keys() - keys.keys():
             del self.models[gone]
             self._let_go(gone)
-        self._pace.keep_only(keys)
         for key in self._declared.keys() - self._partitions.keys():
             del self._declared[key]
         for model_name, own in keys.items():
@@ -153,9 +152,9 @@ class CapacityWatch:
     def _prefill_of(self, partition: Partition) -> Floats:
         """Learnt, else declared."""
         rates = partition.table.columns.speed.copy()
-        for rank, rate in self._pace.rates():
-            slot = partition.table.find(rank)
-            if slot is not None:
+        for rank, slot in partition.table.slots():
+            rate = self._pace.learnt(rank)
+            if rate is not None:
                 rates[slot] = rate
         return rates
 

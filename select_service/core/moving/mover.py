@@ -7,13 +7,13 @@ moved here: whose it is moves the rest, and both hear of it as of every booking.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from select_service.core.fleet.partition import Partition
-from select_service.core.health.effects import Effect, MovesAsked, ReleaseAsked
+from select_service.core.health.effects import Effect, MovesAsked, ReleaseAsked, Reset
 from select_service.core.health.kinds import READABLE, Kind
 from select_service.core.health.migration import NO_ROOM, Movable, Move, plan
 from select_service.core.health.monitor import HealthMonitor
@@ -34,6 +34,8 @@ PER_TURN = 200
 """Reservations that are looked at, or given up, before others get their turn."""
 MOVED_PER_TURN = 50
 """Those that are moved: two bookings each, some 50 us where nothing of it is in the caches."""
+PAIRS_MAX = 512
+"""Pairs of workers whose moves are counted by themselves: the first ones."""
 PLANNED_MAX = 4096
 """Reservations in one plan; more are moved by a second one behind it."""
 
@@ -60,15 +62,18 @@ class Leaving(NamedTuple):
         return bool(self.partition.table.open[self.slot])
 
 
+MovedBetween: TypeAlias = tuple[int | None, int | None, Method]
+
+
 class MoveCounts(NamedTuple):
     """Since the start.
 
-    moves:    by worker that was left, worker that took it (None: nobody) and method
+    moves:    by worker that was left (None: many), worker that took it (None: nobody) and method
     given_up: reservations that were released, since their rank did not come back
     durations: in seconds, of those that callers have confirmed, by method
     """
 
-    moves: Counter[tuple[int, int | None, Method]]
+    moves: Counter[MovedBetween]
     given_up: int
     durations: Mapping[Method, Histogram]
 
@@ -103,7 +108,7 @@ class Mover:
         self._tracks_prefill = tracks_prefill
         self._jobs: dict[Rank, Iterator[None]] = {}
         self._given_up: deque[Places] = deque()
-        self._counts: Counter[tuple[int, int | None, Method]] = Counter()
+        self._counts: Counter[MovedBetween] = Counter()
         self._n_given_up = 0
         self._durations = {method: Histogram(DURATION_BOUNDS_S) for method in MOVING}
         self._now = 0.0
@@ -114,6 +119,8 @@ class Mover:
 
     def follow(self, effect: Effect, now: float) -> None:
         """Note what an effect asks for; of a rank that has gone, nothing."""
+        if isinstance(effect, Reset):
+            self.learnt.pace.forget(effect.rank)
         if isinstance(effect, MovesAsked | ReleaseAsked):
             found = self._known(effect.rank)
             if found is not None and isinstance(effect, MovesAsked):
@@ -242,7 +249,9 @@ class Mover:
                 self._ledger.move(booking, to, self._now)
         self.moves.add(move, leaving.rank, leaving.cause, self._now)
         target = None if move.target is None else move.target.worker_id
-        self._counts[leaving.rank.worker_id, target, move.method] += 1
+        between: MovedBetween = (leaving.rank.worker_id, target, move.method)
+        is_known = between in self._counts or len(self._counts) < PAIRS_MAX
+        self._counts[between if is_known else (None, None, move.method)] += 1
 
     def _move_to(
         self, leaving: Leaving, there: Targets, movable: Movable, move: Move, slot: int
@@ -336,8 +345,9 @@ class Mover:
         return MoveCounts(self._counts, self._n_given_up, self._durations)
 
     def tick(self, now: float) -> None:
-        """Once a second: events that are too old go."""
+        """Once a second: events that are too old go, and what is known of models that have gone."""
         self.moves.forget(now)
+        self.learnt.pace.keep_only({key.model_name for key in self._partitions})
 
     def check_invariants(self) -> None:
         """For tests."""

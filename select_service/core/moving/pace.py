@@ -4,7 +4,7 @@ Follows the ledger.  Of a rank that had nothing else to do when a request came, 
 end of the prefill says how fast it computes.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 
 from select_service.core.health.capacity import LoadMeans
 from select_service.core.health.learnt import LearntRate, RequestMeans
@@ -17,6 +17,8 @@ from select_service.core.load.ledger import Cause
 
 TIMED_MAX = 4096
 """Prefills that are timed at once."""
+RATES_MAX = 65_536
+"""Ranks whose speed is known; of more, those that showed it first are forgotten."""
 
 
 class Pace:
@@ -39,17 +41,13 @@ class Pace:
         rate = self._rates.get(rank)
         return None if rate is None else rate.value
 
-    def rates(self) -> Iterator[tuple[Rank, float]]:
-        """All that were learnt, in prefill tokens/s."""
-        return ((rank, rate.value) for rank, rate in self._rates.items() if rate.value)
-
     def means(self, model_name: str, now: float) -> LoadMeans:
         """Of the requests of the last ten minutes."""
         means = self._means.get(model_name)
         return LoadMeans() if means is None else means.means(now)
 
     def forget(self, rank: Rank) -> None:
-        """It has gone, or is another process now."""
+        """It is another process now."""
         self._rates.pop(rank, None)
 
     def keep_only(self, models: Container[str]) -> None:
@@ -76,6 +74,8 @@ class Pace:
         if timed is not None and cause == "client" and timed[0] == booking.rank:
             rank, begin, tokens = timed
             self._rates.setdefault(rank, LearntRate()).learn(tokens, now - begin)
+            if len(self._rates) > RATES_MAX:
+                del self._rates[next(iter(self._rates))]
 
     def released(self, booking: Booking, cause: Cause, now: float) -> None:
         if self._timed:
@@ -89,3 +89,4 @@ class Pace:
     def check_invariants(self) -> None:
         """For tests."""
         assert len(self._timed) <= TIMED_MAX
+        assert len(self._rates) <= RATES_MAX

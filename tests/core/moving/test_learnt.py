@@ -5,6 +5,7 @@ import pytest
 from select_service.core.health.capacity import LoadMeans
 from select_service.core.identity import Rank
 from select_service.core.load import move_wishes
+from select_service.core.moving import pace as moving_pace
 from tests.core.moving.scenes import Scene
 
 
@@ -66,6 +67,16 @@ def test_a_prefill_that_was_moved_says_nothing_of_its_rank():
     scene.selector.prefill_complete("a", 2.0)
     assert scene.learnt.pace.learnt(Rank(1, 0)) is None
     assert scene.learnt.pace.learnt(scene.rank_of("a")) is None
+
+
+def test_the_speeds_of_so_many_ranks_are_known(monkeypatch):
+    monkeypatch.setattr(moving_pace, "RATES_MAX", 1)
+    scene = Scene()
+    for worker_id in (1, 2):
+        scene.reserve(str(worker_id), worker_id=worker_id, tokens=1000)
+        scene.selector.prefill_complete(str(worker_id), 0.5)
+    assert scene.learnt.pace.learnt(Rank(1, 0)) is None
+    assert scene.learnt.pace.learnt(Rank(2, 0)) == 2000.0
 
 
 def test_means_of_requests_are_those_of_the_last_ten_minutes():

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service.core.health.effects import Reset
 from select_service.core.health.kinds import Kind
 from select_service.core.health.move_cost import KvLayout, Method
 from select_service.core.identity import Rank
@@ -235,6 +236,28 @@ def test_a_target_that_leaves_while_a_plan_is_carried_out_gets_nothing():
     assert methods.count(Method.ABORT) == 250
     scene.selector.empty_leaving(1.0, 10**6)
     scene.check()
+
+
+def test_only_so_many_pairs_of_workers_are_counted_by_themselves(monkeypatch):
+    monkeypatch.setattr(moving, "PAIRS_MAX", 1)
+    scene = Scene(workers=3)
+    for worker_id in (1, 2, 1):
+        scene.reserve(f"r{worker_id}{len(scene.events())}", worker_id=worker_id)
+        scene.drain(worker_id)
+        scene.serve(worker_id)
+    target = scene.events()[0].target.worker_id
+    counts = scene.mover.counts().moves
+    assert counts.total() == len(scene.events())
+    assert set(counts) == {(1, target, Method.REPREFILL), (None, None, Method.REPREFILL)}
+
+
+def test_a_rank_that_is_another_process_now_has_no_speed():
+    scene = Scene()
+    scene.reserve("a", tokens=1000)
+    scene.selector.prefill_complete("a", 0.5)
+    assert scene.learnt.pace.learnt(Rank(1, 0)) == 2000.0
+    scene.mover.follow(Reset(Rank(1, 0)), 1.0)
+    assert scene.learnt.pace.learnt(Rank(1, 0)) is None
 
 
 def test_who_watches_is_told_after_a_turn_that_moved_something():
