@@ -80,6 +80,13 @@ def test_frames_have_the_effect_that_they_have_on_the_reference_except_where_lis
     assert loads[names.index("add after free")] == {}
 
 
+def test_an_end_that_no_caller_asked_for_is_a_field_more():
+    plain = decode(pack(body(event__data="Free")))
+    told = decode(encode(msgspec.structs.replace(plain, by_caller=False)))
+    assert (plain.by_caller, told.by_caller) == (True, False)
+    assert b"by_caller" not in encode(plain)
+
+
 # --- other forms
 
 

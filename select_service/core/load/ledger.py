@@ -268,9 +268,11 @@ class Ledger:
             raise not_found(reservation_id)
         self._released(row, cause, now)
 
-    def release(self, booking: Booking, cause: Cause, now: float) -> None:
-        """As `free`, of one that is held."""
-        self._release(booking, cause, now, tells=cause not in NOT_REPORTED)
+    def release(
+        self, booking: Booking, cause: Cause, now: float, *, is_report: bool = True
+    ) -> None:
+        """As `free`, of one that is held.  is_report: does a caller say so, if only to a peer?"""
+        self._release(booking, cause, now, tells=is_report and cause not in NOT_REPORTED)
 
     def _release(self, booking: Booking, cause: Cause, now: float, *, tells: bool) -> None:
         """tells: is an end before that of the prefill one that nobody reported?  Not where the

@@ -95,7 +95,12 @@ class PrefillCompleted(_Event, frozen=True, kw_only=True, gc=False):
 
 
 class Freed(_Event, frozen=True, kw_only=True, gc=False):
-    """A reservation has ended."""
+    """A reservation has ended, or goes on elsewhere.
+
+    by_caller: its caller said so, and would have said that its prefill was over
+    """
+
+    by_caller: bool = True
 
 
 LoadEvent: TypeAlias = Admitted | PrefillCompleted | Freed
@@ -137,6 +142,8 @@ class _Body(Struct, gc=False):
     data: Literal["MarkPrefillCompleted", "Free"] | _Add
     router_id: _Unsigned
     lora_name: _Name | None = None
+    by_caller: bool | UnsetType = UNSET
+    """Ours, of an end, and only where it is not so; others ignore it."""
 
 
 class _Frame(Struct, kw_only=True, gc=False):
@@ -177,6 +184,8 @@ class EventEncoder:
             data = "Free" if type(event) is Freed else "MarkPrefillCompleted"
         worker = _Worker(event.rank[0], event.rank[1])
         body = _Body(event.reservation_id, worker, data, event.router_id, event.lora_name)
+        if type(event) is Freed and not event.by_caller:
+            body.by_caller = False
         tenant = event.tenant_id
         frame = _Frame(
             model_name=event.model_name,
@@ -274,7 +283,7 @@ def _event_of(frame: _Frame) -> LoadEvent:
     if body.data == "MarkPrefillCompleted":
         return PrefillCompleted(**common)
     if body.data == "Free":
-        return Freed(**common)
+        return Freed(**common, by_caller=body.by_caller is not False)
     assert isinstance(body.data, _Add)
     given = body.data.AddRequest
     hint = given.prefill_load_hint

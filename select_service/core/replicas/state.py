@@ -217,7 +217,7 @@ class ReplicaState:
         if booking is None or booking.key != event.key:
             self.endings.freed_unknown(event.reservation_id, event.router_id, now)
             return "not_booked"
-        self.ledger.release(booking, "replica", now)
+        self.ledger.release(booking, "replica", now, is_report=event.by_caller)
         self.endings.freed(event.reservation_id, event.router_id, now)
         return None
 
@@ -267,7 +267,7 @@ class ReplicaState:
     def released(self, booking: Booking, cause: Cause, now: float) -> None:
         if self._is_told(booking.origin, cause):
             self.endings.freed(booking.reservation_id, self.router_id, now)
-            self.say(Freed(**self._common(booking)))
+            self.say(Freed(**self._common(booking), by_caller=cause == "client"))
 
     @staticmethod
     def _is_told(origin: int | None, cause: Cause) -> bool:

@@ -4,7 +4,13 @@ import pytest
 
 from select_service.core.health.kinds import Kind
 from select_service.core.identity import Rank
-from select_service.core.replicas.events import Admitted, Freed, PrefillCompleted
+from select_service.core.replicas.events import (
+    Admitted,
+    EventEncoder,
+    Freed,
+    PrefillCompleted,
+    decode,
+)
 from tests.builders import a_selector, a_worker
 from tests.core.moving.scenes import Scene
 from tests.core.moving.test_mover import SMALL
@@ -22,8 +28,10 @@ def pair():
 
 
 def hear(peer, events):
+    """As bytes, so that what is said survives them."""
+    encode = EventEncoder().encode
     for event in events:
-        peer.replicas.apply(event, 1.0)
+        peer.replicas.apply(decode(encode(event)), 1.0)
 
 
 def held(selector):
@@ -94,3 +102,20 @@ def test_what_is_given_up_ends_at_peers_too(pair):
     scene.turns()
     hear(peer, scene.said)
     assert not held(peer)
+
+
+def test_a_peer_does_not_take_moves_for_prefills_whose_end_nobody_reported(pair):
+    scene, peer = pair
+    partition = peer.fleet.partitions[scene.partition.key]
+    for name, may_move in (("moves", True), ("gone", False), ("freed", True)):
+        scene.reserve(name, tokens=40, migratable=may_move)
+    scene.drain(cause=Kind.TIMEOUT)
+    scene.mover.give_up(scene.partition.key, Rank(1, 0))
+    scene.turns()
+    hear(peer, scene.said)
+    assert set(held(peer)) == {"moves", "freed"}
+    assert partition.load.reported_share == 1.0 == scene.partition.load.reported_share
+    scene.said.clear()
+    scene.selector.free("freed", 1.0)
+    hear(peer, scene.said)
+    assert partition.load.reported_share == scene.partition.load.reported_share < 1.0
