@@ -174,6 +174,7 @@ def _let_move(selector: Selector, health: HealthSettings) -> None:
         Layouts(selector.fleet.catalog, lambda name: health.canaries.of(name).kv_layout).of,
         selector.touched,
         tracks_prefill=selector.router.track_prefill_tokens,
+        begin=int(time() * 1000.0),
     )
     fitness.followers.append(selector.mover)
 

@@ -231,6 +231,16 @@ class HealthModel:
         if self.ranks[name].operator:
             self.recover(self.ranks[name], now)
 
+    def forgive(self, name):
+        if self.ranks[name].state == "suspicious":
+            self.heal(self.ranks[name])
+
+    def leave(self, name):
+        del self.ranks[name]
+
+    def join(self, name, spare):
+        self.ranks[name] = RankModel(name, spare)
+
     def register(self, name):
         self.ranks[name] = RankModel(name, self.ranks[name].spare)
         self.say("reset", name)

@@ -25,7 +25,7 @@ from select_service.core.fleet.partition import Partition
 from select_service.core.health.canary_prompts import CanaryPrompt
 from select_service.core.health.checked import Attempt, CheckedWorker, CheckOrder
 from select_service.core.health.effects import Effect, MovesAsked, StateChanged, WeightChanged
-from select_service.core.health.kinds import Outcome
+from select_service.core.health.kinds import Kind, Outcome, State
 from select_service.core.health.monitor import HealthMonitor
 from select_service.core.health.outcomes import OutcomeReport
 from select_service.core.health.rules import HealthRules
@@ -133,10 +133,21 @@ class Fitness:
                 self._weigh(effect.rank)
             if not (isinstance(effect, MovesAsked) and effect.rank.worker_id in self._stays):
                 self._tell(effect, now)
+            if isinstance(effect, StateChanged) and effect.state is State.UNHEALTHY:
+                self._move_latecomers(effect, now)
         for follower in self.followers:
             follower.settle(now)
         self._touched.wake_if(self._effects)
         self._touched.wake_if(self._changed)
+
+    def _move_latecomers(self, out: StateChanged, now: float) -> None:
+        """What was booked on a rank after it was out and before its weight said so leaves, too."""
+        booked = self.booked_on(out.rank)
+        is_left = self.monitor.knows(out.rank) and (
+            self.monitor.record(out.rank).state is State.UNHEALTHY
+        )
+        if booked and is_left and out.cause is not Kind.LATENCY_SPIKE:
+            self._tell(MovesAsked(out.rank, booked), now)
 
     def _tell(self, effect: Effect, now: float) -> None:
         for follower in self.followers:

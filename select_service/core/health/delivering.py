@@ -1,5 +1,6 @@
 """From the results of checks to the states of ranks, and to the time of the next check."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from select_service.core.health.checked import (
@@ -35,10 +36,18 @@ SLOW_PEERS = Asking(8, 5.0)
 class Delivering:
     """Writes through the state machines of the partitions; the effects are theirs."""
 
-    def __init__(self, rules: HealthRules, schedule: Schedule, fleet: CheckedFleet) -> None:
+    def __init__(
+        self,
+        rules: HealthRules,
+        schedule: Schedule,
+        fleet: CheckedFleet,
+        look: Callable[[Rank], None],
+    ) -> None:
+        """look: tells the state machine what is booked on a rank, which decides where it goes"""
         self._rules = rules
         self._schedule = schedule
         self._fleet = fleet
+        self._look = look
 
     def deliver(self, result: Result, now: float) -> None:
         """A result that nothing holds back any more; of a rank that has gone, nothing."""
@@ -55,6 +64,7 @@ class Delivering:
         for rank in self._concerned(checked, kind, result.started_at, now):
             latency_ms = result.latency_ms if kind is Kind.PASS else None
             self._fleet.counts.failed(rank, kind)
+            self._look(rank)
             self._fleet.partition_of(rank).health.checked(rank, kind, now, latency_ms)
             self._plan(rank, kind, result, now)
         if kind in SLOW and failures == 0:

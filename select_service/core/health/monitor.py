@@ -58,7 +58,7 @@ class HealthMonitor:
         self.book = ReferenceBook()
         self._schedule = schedule = Schedule(rules)
         self._following = Following(rules, schedule, fleet)
-        delivering = Delivering(rules, schedule, fleet)
+        delivering = Delivering(rules, schedule, fleet, self._look)
         self._checking = Checking(rules, schedule, fleet, self.book, delivering)
 
     # --- workers
@@ -141,7 +141,6 @@ class HealthMonitor:
         Returns seconds until the same is to be asked again, None when the check is over.  Every
         order must come to its end here.
         """
-        self._look(order.rank)
         pause_s = self._checking.attempted(order, attempt, now)
         self._follow(now)
         return pause_s

@@ -1,7 +1,7 @@
 """What has moved: events that callers follow, and how moves ended.
 
-Sequence numbers have no holes.  Who asks for events that are not kept any more is told that there
-is a gap.
+Sequence numbers have no holes, and no two processes give the same ones.  Who asks for events that
+are not kept any more, or with a number of another process, is told that there is a gap.
 """
 
 from collections import OrderedDict, deque
@@ -51,10 +51,12 @@ class Confirmed(NamedTuple):
 class Moves:
     """The newest events, and the last of each reservation."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: int = 0) -> None:
+        """begin: all numbers are higher, and no earlier process has given those"""
+        self._begin = begin
         self._events: deque[MoveEvent] = deque()
         self._latest: OrderedDict[str, MoveEvent] = OrderedDict()
-        self._next = 1
+        self._next = begin + 1
 
     def __bool__(self) -> bool:
         """Is there a reservation whose last move is kept and not confirmed?"""
@@ -87,8 +89,10 @@ class Moves:
     def after(self, seq: int, events_max: int) -> MovePage:
         """Events with higher numbers, the oldest first.
 
-        A number that was not given yet is one of an earlier process: there is a gap, too.
+        0 stands for the beginning.  A number that was not given is one of another process: there is
+        a gap, too.
         """
+        seq = seq or self._begin
         first = self._events[0].seq if self._events else self._next
         is_known = first - 1 <= seq < self._next
         start = seq + 1 - first if is_known else 0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from select_service.core.fleet.partition import Partition
 from select_service.core.health.effects import Effect, MovesAsked, ReleaseAsked, Reset
 from select_service.core.health.kinds import READABLE, Kind
-from select_service.core.health.migration import NO_ROOM, Movable, Move, plan
+from select_service.core.health.migration import Movable, Move, plan
 from select_service.core.health.monitor import HealthMonitor
 from select_service.core.health.move_cost import KvLayout, Method, MoveTerms
 from select_service.core.health.moves import Confirmed, MoveEvent, Moves
@@ -57,9 +57,10 @@ class Leaving(NamedTuple):
     cause: Kind
 
     @property
-    def serves(self) -> bool:
-        """Does it serve again, so that the rest may stay?"""
-        return bool(self.partition.table.open[self.slot])
+    def is_over(self) -> bool:
+        """Does it serve again, so that the rest may stay, or has it gone?"""
+        table = self.partition.table
+        return table.find(self.rank) != self.slot or bool(table.open[self.slot])
 
 
 MovedBetween: TypeAlias = tuple[int | None, int | None, Method]
@@ -96,9 +97,12 @@ class Mover:
         touched: Touched,
         *,
         tracks_prefill: bool = True,
+        begin: int = 0,
     ) -> None:
-        """tracks_prefill: do prompts that have to be computed again count as load?"""
-        self.moves = Moves()
+        """tracks_prefill: do prompts that have to be computed again count as load?
+        begin: of the numbers of events, see Moves
+        """
+        self.moves = Moves(begin)
         self._monitor = monitor
         self._partitions = partitions
         self._ledger = ledger
@@ -207,7 +211,7 @@ class Mover:
             yield from self._move_some(leaving, places[begin : begin + PLANNED_MAX])
 
     def _move_some(self, leaving: Leaving, places: Places) -> Iterator[None]:
-        """One plan."""
+        """One plan, and another one for those whose targets have gone meanwhile."""
         partition, learnt = leaving.partition, self.learnt
         there = targets_of(partition, leaving.rank, learnt.pace.rate_of)
         found: dict[str, tuple[Booking, Movable]] = {}
@@ -218,17 +222,20 @@ class Mover:
                 found[name] = booking, movable_of(name, booking, wishes, partition, there)
             yield
         movables = [movable for _, movable in found.values()]
-        moves = plan(movables, there.targets, self._terms(leaving))
-        for number, move in enumerate(moves, 1):
+        stranded = []
+        for number, move in enumerate(plan(movables, there.targets, self._terms(leaving)), 1):
             booking, movable = found[move.id]
             while not self._ledger.may_book(partition.account.load, booking.n_named):
                 yield
+            if leaving.is_over:
+                return
             if self._ledger.held.is_live(booking):
-                self._carry_out(leaving, there, booking, movable, move)
+                is_done = self._carry_out(leaving, there, booking, movable, move)
+                stranded += [] if is_done else [(booking.row, booking.order)]
             if number % MOVED_PER_TURN == 0:
                 yield
-                if partition.table.find(leaving.rank) != leaving.slot or leaving.serves:
-                    return
+        if stranded:
+            yield from self._move_some(leaving, np.array(stranded, np.int64))
 
     def _terms(self, leaving: Leaving) -> MoveTerms:
         layout = self._layout_of(leaving.partition.key, leaving.rank.worker_id)
@@ -237,21 +244,21 @@ class Mover:
 
     def _carry_out(
         self, leaving: Leaving, there: Targets, booking: Booking, movable: Movable, move: Move
-    ) -> None:
-        """One move: the booking, and its event."""
+    ) -> bool:
+        """One move: the booking, and its event.  False if its target does not serve any more."""
         if move.target is not None:
             table = leaving.partition.table
             slot = table.find(move.target)
-            if slot is None or not table.open[slot] or not table.columns.weight[slot]:
-                move = Move(move.id, None, Method.ABORT, why=NO_ROOM)
-            else:
-                to = self._move_to(leaving, there, movable, move, slot)
-                self._ledger.move(booking, to, self._now)
+            if slot is None or not table.open[slot]:
+                return False
+            to = self._move_to(leaving, there, movable, move, slot)
+            self._ledger.move(booking, to, self._now)
         self.moves.add(move, leaving.rank, leaving.cause, self._now)
         target = None if move.target is None else move.target.worker_id
         between: MovedBetween = (leaving.rank.worker_id, target, move.method)
         is_known = between in self._counts or len(self._counts) < PAIRS_MAX
         self._counts[between if is_known else (None, None, move.method)] += 1
+        return True
 
     def _move_to(
         self, leaving: Leaving, there: Targets, movable: Movable, move: Move, slot: int

@@ -164,6 +164,34 @@ def test_a_drain_asks_for_moves_of_what_is_booked_unless_it_is_to_stay():
     assert (scene.weight(), scene.state()) == (0.25, State.HEALTHY)
 
 
+def test_what_is_booked_on_ranks_behind_a_lost_endpoint_leaves_whichever_of_them_was_asked():
+    scene = Scene(a_worker(1, data_parallel_size=2), a_worker(2))
+    asked = []
+    while scene.state() is not State.DRAINING:
+        scene.settle(0.5)
+        while (order := scene.fitness.due(scene.now)) is not None:
+            asked.append(order.rank)
+            if order.rank == Rank(1, 0) and not scene.selector.held.find("b"):
+                scene.reserve("a")
+                scene.selector.reserve(a_reservation("b", 1, dp_rank=1), scene.now)
+            is_lost = order.rank.worker_id == 1
+            attempt = Attempt(Came.CONNECT if is_lost else Came.BUSY)
+            scene.fitness.attempted(order, attempt, scene.now)
+        scene.settle()
+    for dp_rank in (0, 1):
+        assert scene.state(1, dp_rank) is State.DRAINING
+        assert MovesAsked(Rank(1, dp_rank), 1) in scene.noting.effects
+
+
+def test_what_was_booked_before_the_weight_of_a_lost_rank_was_in_force_leaves_too():
+    scene = Scene()
+    scene.fitness.reported(1, OutcomeRequest(outcome="fatal"), True, scene.now)
+    assert scene.state() is State.UNHEALTHY
+    scene.reserve("late")
+    scene.settle()
+    assert scene.noting.of(MovesAsked) == [MovesAsked(Rank(1, 0), 1)]
+
+
 def test_a_spare_gets_nothing_from_the_moment_on_that_it_is_registered():
     scene = Scene(a_worker(1))
     scene.selector.register(a_worker(2, spare=True))

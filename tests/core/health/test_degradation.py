@@ -14,52 +14,28 @@ from select_service.core.health.capacity import (
     spares_wanted,
 )
 from select_service.core.health.degradation import (
-    LEVELS,
     Degradation,
     DegradationRules,
     Shed,
     level_of,
 )
 from select_service.core.health.learnt import WINDOW_S, LearntRate, RequestMeans
+from tests.models.level_model import naive_levels
 
 RATIOS = st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.31, 0.5, 0.55, 0.7, 0.75, 0.8, 1.0, 1.04, 1.05])
 STEPS = st.lists(st.tuples(st.sampled_from([0.0, 1.0, 5.0, 7.0, 30.0]), RATIOS), max_size=40)
 
 
-def naive_levels(steps, worsen, restore, margin):
-    """Everything that was seen since the last change, looked at again each time."""
-    level, seen, now = 0, [], 0.0
-    for wait, ratio in steps:
-        now += wait
-        seen.append((now, ratio))
-        is_worse = held(seen, now, worsen, lambda r, at=level: level_of(r) > at)
-        if is_worse or (ratio == 0.0 and level < 4):
-            level, seen = level_of(ratio), seen[-1:]
-        while level and held(
-            seen, now, restore, lambda r, at=level: r >= LEVELS[at - 1].ratio_min + margin
-        ):
-            level, seen = level - 1, seen[-1:]
-        yield level
-
-
-def held(seen, now, seconds, is_so):
-    since = None
-    for at, ratio in reversed(seen):
-        if not is_so(ratio):
-            break
-        since = at
-    return since is not None and now - since >= seconds
-
-
 @given(STEPS, st.sampled_from([(5.0, 30.0, 0.05), (0.0, 0.0, 0.0), (1.0, 7.0, 0.1)]))
 def test_levels_change_after_their_time(steps, rules):
-    degradation, now, found = Degradation(DegradationRules(*rules)), 0.0, []
+    degradation, now, found, looks = Degradation(DegradationRules(*rules)), 0.0, [], []
     for wait, ratio in steps:
         now += wait
         before = degradation.level
         assert degradation.update(ratio, now) == (degradation.level != before)
         found.append(degradation.level)
-    assert found == list(naive_levels(steps, *rules))
+        looks.append((now, ratio))
+    assert found == list(naive_levels(looks, *rules))
 
 
 def test_without_times_and_margin_the_level_is_that_of_the_ratio():

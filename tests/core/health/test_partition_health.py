@@ -49,7 +49,16 @@ class HealthMatchesModel(RuleBasedStateMachine):
         assert found == {"actions": self.model.said, "after": self.model.shown(self.now)}
 
     def name(self, number):
-        return self.names[number % len(self.names)]
+        """Of a rank that is here."""
+        names = list(self.model.ranks)
+        return names[number % len(names)]
+
+    @property
+    def health(self):
+        return self.scene._health
+
+    def rank(self, name):
+        return self.scene._ranks[name]
 
     @rule(
         which=st.integers(0, 6),
@@ -99,6 +108,26 @@ class HealthMatchesModel(RuleBasedStateMachine):
     def register(self, which):
         name = self.name(which)
         self.happen(partial(self.model.register, name), ev="register", rank=name)
+
+    @rule(which=st.integers(0, 6))
+    def leave(self, which):
+        if len(self.model.ranks) > 1:
+            name = self.name(which)
+            self.health.leave(self.rank(name))
+            self.model.leave(name)
+
+    @rule(which=st.integers(0, 6), is_spare=st.booleans())
+    def join(self, which, is_spare):
+        name = self.names[which % len(self.names)]
+        if name not in self.model.ranks:
+            self.health.join(self.rank(name), is_spare, self.now)
+            self.model.join(name, is_spare)
+
+    @rule(which=st.integers(0, 6))
+    def forgive(self, which):
+        name = self.name(which)
+        self.health.forgive(self.rank(name), self.now)
+        self.model.forgive(name)
 
     @rule(seconds=WAITS)
     def wait(self, seconds):
