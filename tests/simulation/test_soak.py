@@ -1,7 +1,8 @@
-"""The worlds of test_replicas with many more seeds; run by scripts/test_slow."""
+"""The worlds of the tests here with many more seeds; run by scripts/test_slow."""
 
 import pytest
 
+from tests.simulation import test_fitness as fit
 from tests.simulation import test_replicas as short
 
 pytestmark = pytest.mark.slow
@@ -29,3 +30,8 @@ def test_replicas_agree_after_one_was_cut_off_and_two_died_however_late_each_lin
     short.test_replicas_agree_after_one_was_cut_off_and_two_died_however_late_each_link_is_back(
         seed
     )
+
+
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_what_is_promised_holds_whatever_happens(seed):
+    fit.test_what_is_promised_holds_whatever_happens(seed)

@@ -58,11 +58,17 @@ class Node:
         self.agreements = {}
         self.encode = replica_events.EventEncoder().encode
         self.repairing = set()
-        config = RouterConfig(policy="work")
-        self.selector = a_selector(config, seed=world.rng.getrandbits(64), ttl_s=ttl_s)
+        self.selector = self.new_selector(world.rng.getrandbits(64), ttl_s)
         self.selector.replicas.tell(self.publish_event)
-        for worker_id in range(n_workers):
-            self.selector.register(a_worker(worker_id, data_parallel_size=2))
+        for worker in self.workers(n_workers):
+            self.selector.register(worker)
+
+    def new_selector(self, seed, ttl_s):
+        return a_selector(RouterConfig(policy="work"), seed=seed, ttl_s=ttl_s)
+
+    def workers(self, n_workers):
+        """That it is told of at its start."""
+        return [a_worker(worker_id, data_parallel_size=2) for worker_id in range(n_workers)]
 
     def now(self):
         return self.world.time + self.clock_ahead_s
@@ -153,11 +159,14 @@ class World:
         self.running = {}
         self._n_workers, self._ttl_s = n_workers, ttl_s
         self._due, self._order, self._names = [], count(), count()
-        self.nodes = [Node(self, i, n_workers, ttl_s) for i in range(n_nodes)]
+        self.nodes = [self.new_node(number) for number in range(n_nodes)]
         self.lives = [0] * n_nodes
         for number in range(n_nodes):
             self.at(self.rng.uniform(0, DIGEST_S), lambda n=number: self._tick(n))
             self.at(self.rng.uniform(0, DIGEST_S), lambda n=number: self._tell_progress(n))
+
+    def new_node(self, number):
+        return Node(self, number, self._n_workers, self._ttl_s)
 
     # --- time
 
@@ -222,7 +231,7 @@ class World:
     def _arrive(self, life_s):
         name = f"r{next(self._names)}"
         self.book(name, self.rng.choice(self.nodes))
-        self.at(self.rng.expovariate(2 / life_s), lambda: self._anywhere(name, "prefill_complete"))
+        self.at(self.rng.expovariate(2 / life_s), lambda: self.anywhere(name, "prefill_complete"))
         self.at(self.rng.expovariate(1 / life_s), lambda: self.end(name))
 
     def book(self, name, node):
@@ -249,10 +258,10 @@ class World:
             node.compute(rank, blocks)
 
     def end(self, name):
-        if name in self.running and self._anywhere(name, "free"):
+        if name in self.running and self.anywhere(name, "free"):
             del self.running[name]
 
-    def _anywhere(self, name, verb):
+    def anywhere(self, name, verb):
         """Call a random node, then the one that admitted it, then all, until one knows it."""
         if name not in self.running:
             return False
@@ -267,7 +276,7 @@ class World:
 
     def restart(self, number):
         """The process dies and starts anew, empty and under another router id."""
-        self.nodes[number] = Node(self, number, self._n_workers, self._ttl_s)
+        self.nodes[number] = self.new_node(number)
 
     # --- what is compared
 

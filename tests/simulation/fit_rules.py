@@ -1,0 +1,212 @@
+"""What must be true of a selector with health, whatever happens: looked at from outside, naively.
+
+A twin of each process is told what its selector tells others (effects of health, changes of load),
+and knows from the world what really happened to the engines.
+"""
+
+from collections import Counter
+from math import floor
+
+from select_service.core.health.effects import Promoted, Reset, StateChanged
+from select_service.core.health.kinds import LIMITED, WRONG_ANSWERS, Kind, State
+from select_service.core.load import load_layout as layout
+from select_service.errors import Conflict, NotFound
+from tests.models.level_model import naive_levels
+
+CHECK_S = 1.2
+"""How long a check takes that finds a wrong answer: three attempts and the pauses between them."""
+QUESTION_S = 3.0
+"""How long peers are waited for before a rank is blamed, and the second in which that is seen."""
+OUT_S = 30.0 + 3 * (CHECK_S + QUESTION_S) + 1.0
+"""Within which a corrupt rank is out: its turn, and three checks one after the other."""
+LEARNT_S = 30.0
+"""A process that has just started asks all ranks once before it knows what is right."""
+MOVED_S = 3.0
+"""Within which a plan has been carried out, and its events made."""
+REFUSED = Conflict, NotFound
+
+
+class HealthTwin:
+    """A follower of one process's health and ledger."""
+
+    def __init__(self, node, rules):
+        self._node, self._rules = node, rules
+        self.states, self.spares = {}, {}
+        self.serving_since, self.changed_at = {}, {}
+        self.moves, self.given_up = [], set()
+        self._left = {}
+        """The rank that a reservation has just left."""
+
+    @property
+    def rules(self):
+        return self._rules
+
+    def state(self, rank):
+        """As it was told last; what follows from it has been done."""
+        return self.states.get(rank, State.HEALTHY)
+
+    @property
+    def _roster(self):
+        (_, partition), *_ = self._node.fitness.monitor.partitions()
+        return partition.health.roster
+
+    # --- health
+
+    def follow(self, effect, now):
+        match effect:
+            case StateChanged(rank, was, state, cause):
+                assert self.state(rank) is was, (rank, was, self.state(rank))
+                self.states[rank], self.changed_at[rank] = state, now
+                if state.serves and not was.serves:
+                    self.serving_since[rank] = self._node.world.time
+                elif state is State.UNHEALTHY:
+                    self._ejected(rank, cause)
+            case Reset(rank):
+                self.states[rank] = State.HEALTHY
+                self.serving_since[rank] = self._node.world.time
+            case Promoted(spare, failed):
+                self.spares[spare], self.spares[failed] = False, True
+
+    def _ejected(self, rank, cause):
+        world, roster = self._node.world, self._roster
+        assert world.explains(self._node, rank, cause), (
+            f"{rank} is out for {cause} at {self._node.number}, at {world.time:.1f}"
+        )
+        if cause not in LIMITED or roster[rank].by_operator:
+            return
+        here = [record.rank for record in roster if not self._is_spare(record.rank)]
+        out = [other for other in here if not self.state(other).serves]
+        if rank in here:
+            assert len(out) <= max(1, floor(self._rules.max_eject * len(here))), (rank, cause, out)
+        if cause is Kind.LATENCY_SPIKE and rank in here:
+            assert len(out) < len(here)
+
+    def _is_spare(self, rank):
+        return self.spares.get(rank, self._node.world.is_spare(rank))
+
+    def settle(self, now):
+        """Nothing was noted that takes turns."""
+
+    def tick(self, now):
+        """Ranks that have left are forgotten."""
+        for rank in [rank for rank in self.states if not self._node.fitness.monitor.knows(rank)]:
+            for of in (self.states, self.spares, self.serving_since):
+                of.pop(rank, None)
+
+    # --- load
+
+    def booked(self, booking, cause, now):
+        if cause == "moved":
+            source = self._left.pop(booking.reservation_id)
+            if source != booking.rank:  # else its prefill begins anew where it is
+                self.moves.append((booking.reservation_id, source, booking.rank))
+
+    def prefill_completed(self, booking, cause, now):
+        """Of no interest."""
+
+    def released(self, booking, cause, now):
+        if cause == "moved":
+            self._left[booking.reservation_id] = booking.rank
+        elif cause == "given_up":
+            self.given_up.add(booking.reservation_id)
+
+
+def check_loads(node):
+    """The load of each rank is what its reservations say."""
+    for partition in node.selector.fleet.partitions.values():
+        load = partition.load
+        active, totals = load.active_blocks(), load.totals
+        requests, tokens, outputs, blocks = Counter(), Counter(), Counter(), {}
+        for booking in node.selector.held:
+            if booking.account is partition.account:
+                requests[booking.slot] += 1
+                tokens[booking.slot] += booking.prefill_tokens
+                outputs[booking.slot] += booking.output_blocks
+                blocks.setdefault(booking.slot, set()).update(booking.named.tolist())
+        for slot in range(load.n_slots):
+            assert totals[slot, layout.REQUESTS] == requests[slot]
+            assert totals[slot, layout.PREFILL_TOKENS] == tokens[slot]
+            assert active[slot] == len(blocks.get(slot, ())) + outputs[slot]
+
+
+def check_ranks_out(node, now):
+    """On a rank that is out is only what may be there, and for no longer than it may.
+
+    now: by the clock of the node
+    """
+    monitor, twin = node.fitness.monitor, node.twin
+    for booking in node.selector.held:
+        rank = booking.rank
+        if booking.origin is not None or twin.state(rank).serves or not monitor.knows(rank):
+            continue
+        record = monitor.record(rank)
+        if now - twin.changed_at[rank] <= MOVED_S:
+            continue
+        assert record.state is not State.DEAD, (rank, booking.reservation_id)
+        if record.state is State.DRAINING:
+            assert now - record.draining_since <= twin.rules.drain_s + MOVED_S, rank
+        if record.cause is not Kind.LATENCY_SPIKE and rank.worker_id not in node.world.stays:
+            event = node.mover.moves.of(booking.reservation_id)
+            assert event is not None, (node.number, rank, record, booking.reservation_id)
+            assert (event.source, event.target) == (rank, None)
+
+
+def check_deaths(node, now):
+    """Who has been out for too long is dead, and gets nothing."""
+    for key, partition in node.fitness.monitor.partitions():
+        table = node.selector.fleet.partitions[key].table
+        for record in partition.health.roster:
+            slot = table.find(record.rank)
+            if slot is not None and not node.twin.state(record.rank).serves:
+                assert table.columns.weight[slot] == 0.0, record
+            if record.state in (State.UNHEALTHY, State.DRAINING) and not record.by_operator:
+                assert now - record.out_since <= node.twin.rules.dead_after_s + 1.5, record
+
+
+def check_corrupt(node):
+    """A rank that gives wrong answers is out in time, and stays out."""
+    world = node.world
+    if world.time - world.doubtful.get(node.number, 0.0) <= OUT_S:
+        return
+    for rank, since in world.corrupt.items():
+        if not node.fitness.monitor.knows(rank):
+            continue
+        begin = max(since, node.born + LEARNT_S, node.twin.serving_since.get(rank, 0.0))
+        if node.fitness.monitor.record(rank).state.serves:
+            assert world.time - begin <= OUT_S, f"{rank} at {node.number}, corrupt since {since}"
+
+
+def causes_of(fault):
+    """What may be held against an engine with it."""
+    return {
+        "wrong": WRONG_ANSWERS,
+        "drift": WRONG_ANSWERS,
+        "nan": WRONG_ANSWERS,
+        "connect": {Kind.CONNECT, Kind.PASSIVE, Kind.FATAL},
+        "hang": {Kind.TIMEOUT, Kind.PASSIVE},
+        "500": {Kind.HTTP_5XX, Kind.PASSIVE},
+        "truncated": {Kind.MALFORMED, Kind.PASSIVE},
+        "busy": {Kind.TIMEOUT},
+        "slow": {Kind.LATENCY_SPIKE},
+        "cut": {Kind.TIMEOUT},
+        "refuses": set(),
+    }[fault]
+
+
+def check_heard(node, gateway):
+    """Who polls sees every event of a process once, or is told that some are missing."""
+    events = gateway.heard.get(node, [])
+    numbers, first = [event.seq for event in events], int(1000.0 * node.born) + 1
+    is_whole, is_lazy = numbers == list(range(first, first + len(numbers))), gateway.is_lazy
+    assert is_whole or (is_lazy and node in gateway.gaps), (gateway.number, node.number, numbers)
+    heard = [(e.reservation_id, e.source, e.target) for e in events if e.target is not None]
+    moves = node.twin.moves
+    assert heard == moves[: len(heard)] or not is_whole, (gateway.number, node.number)
+    assert len(heard) == len(moves) or is_lazy or not node.is_running
+
+
+def check_levels(node):
+    """Every level followed from the ratios that were seen."""
+    looks = node.watch.looks
+    expected = list(naive_levels([look[:2] for look in looks], 5.0, 30.0, 0.05))
+    assert [level for _, _, level in looks] == expected

@@ -1,0 +1,47 @@
+"""Health, admission, moves, levels and replicas together: what must be true, whatever happens."""
+
+import pytest
+
+from tests.simulation import fit_rules
+from tests.simulation.fit_world import TTL_S, FitWorld
+from tests.simulation.test_replicas import until_agreed
+
+SEEDS = range(4)
+BAD_S = 400.0
+WELL_S = 200.0
+"""Within which everything serves again: the longest pause of a breaker, probes, a slow start, and
+four levels of degradation one after the other."""
+
+
+def a_bad_time(world, seconds=BAD_S):
+    for gateway in world.gateways:
+        world.go(gateway.arriving(1.0, seconds))
+    world.go(world.troubling(seconds))
+    world.run(seconds)
+    world.calm()
+
+
+def check_that_all_is_well(world):
+    for node in world.nodes:
+        states = {record.rank: record for record in node.twin._roster}
+        assert len(states) == len(world.engines)
+        for record in states.values():
+            assert record.state.serves, (node.number, record)
+            assert record.is_spare or record.told_weight == 1.0
+        assert node.watch.models["m"].degradation.level == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_promised_holds_whatever_happens(seed):
+    world = FitWorld(seed)
+    a_bad_time(world)
+    until_agreed(world)
+    world.run(WELL_S)
+    check_that_all_is_well(world)
+    world.run(TTL_S + 60.0)
+    assert not world.running
+    assert world.held() == [{}] * 3
+    world.check_invariants()
+    world.check_moves_were_heard()
+    for process in world.processes:
+        fit_rules.check_levels(process)
