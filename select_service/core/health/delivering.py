@@ -97,7 +97,8 @@ class Delivering:
     def _concerned(
         self, checked: CheckedRank, kind: Kind, started_at: float, now: float
     ) -> list[Rank]:
-        """Whose result it is: a failed connection is one of all ranks behind the endpoint.
+        """Whose result it is: a failed connection is one of all ranks behind the endpoint that are
+        checked, since nothing would bring others back.
 
         Checks of several that were under way together count once for each.
         """
@@ -106,7 +107,8 @@ class Delivering:
         concerned = []
         for rank in sorted(self._fleet.endpoints[checked.endpoint]):
             other = self._fleet.ranks[rank]
-            if other.connect_at is None or other.connect_at < started_at:
+            is_new = other.connect_at is None or other.connect_at < started_at
+            if is_new and rank in self._schedule:
                 other.connect_at = now
                 concerned.append(other.rank)
         return concerned

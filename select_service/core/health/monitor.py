@@ -157,12 +157,17 @@ class HealthMonitor:
     # --- what others say
 
     def reported(self, report: OutcomeReport, believed: bool, now: float) -> None:
-        """What became of a request.  Who is not believed causes a check of the rank at most."""
-        checked = self._fleet.ranks.get(report.rank)
-        if checked is None:
+        """What became of a request.  Who is not believed causes a check of the rank at most.
+
+        Failures of a rank that is never checked are not held against it: nothing would bring it
+        back.  After a `fatal` it comes back when it is registered again.
+        """
+        if report.rank not in self._fleet.ranks:
             return
         if not believed:
             self._schedule.ask(report.rank, now)
+            return
+        if report.outcome is Outcome.FAILURE and not self.is_checked(report.rank):
             return
         self._look(report.rank)
         record = self.record(report.rank)
