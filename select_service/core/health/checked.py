@@ -10,6 +10,7 @@ from select_service.core.health.health_record import HealthRecord
 from select_service.core.health.judging import Answer
 from select_service.core.health.kinds import Came, Kind, State
 from select_service.core.health.partition_health import PartitionHealth
+from select_service.core.health.pooling import Pool
 from select_service.core.identity import PartitionKey, Rank
 
 
@@ -33,6 +34,7 @@ class CheckOrder(NamedTuple):
     prompt_number: of it among those of the partition;  attempts_max: with the first one
     is_probe: the rank is out, and this says whether it comes back
     names_rank: several are behind the endpoint, and it has to be said which one is meant
+    seed: of the first attempt; further ones count on from it, so that no noise comes twice
     """
 
     number: int
@@ -42,6 +44,7 @@ class CheckOrder(NamedTuple):
     attempts_max: int
     is_probe: bool
     names_rank: bool = False
+    seed: int = 0
 
 
 class Attempt(NamedTuple):
@@ -49,6 +52,7 @@ class Attempt(NamedTuple):
 
     latency_ms: from the first byte sent to the last one read
     counts_latency: the rank was not busy with requests of ours, and our own loop was not late
+    host_ms: so much later a host as busy as ours makes an answer
     engine, weight_version: what the engine says it is
     """
 
@@ -59,6 +63,7 @@ class Attempt(NamedTuple):
     weight_version: str = ""
     counts_latency: bool = True
     why: str = ""
+    host_ms: float = 0.0
 
 
 class LastCheck(NamedTuple):
@@ -78,6 +83,7 @@ class CheckedRank:
     wrong_prompt: number of the prompt that it failed last
     connect_at:  when a connection to its endpoint failed last
     misconfigured: why it refuses our request; empty: it does not
+    wrong:       its answers since the last right one
     """
 
     rank: Rank
@@ -88,6 +94,7 @@ class CheckedRank:
     connect_at: float | None = None
     misconfigured: str = ""
     last: LastCheck | None = None
+    wrong: Pool = field(default_factory=Pool)
 
 
 @dataclass(slots=True)

@@ -59,6 +59,7 @@ class _Running:
             reference,
             attempt.answer,
             attempt.why if verdict is None else verdict.why,
+            attempt.host_ms,
         )
 
 
@@ -89,6 +90,8 @@ class Checking:
         partition, record = self._fleet.partition_of(due.rank), self._fleet.record(due.rank)
         number = due.prompt % len(partition.prompts)
         hangs = record.state is State.SUSPICIOUS and record.cause is Kind.TIMEOUT
+        if not record.state.serves:
+            self._fleet.ranks[due.rank].wrong.clear()
         order = CheckOrder(
             next(self._numbers),
             due.rank,
@@ -97,9 +100,21 @@ class Checking:
             1 if hangs else 1 + self._rules.retries,
             not record.state.serves,
             self._fleet.shares_endpoint(due.rank),
+            self._seed(partition, due.rank, number),
         )
         self._running[order.number] = _Running(order, now)
         return order
+
+    def _seed(self, partition: CheckedPartition, rank: Rank, number: int) -> int:
+        """Another one for every answer that is wrong or in doubt.
+
+        An engine whose noise follows from the seed would repeat it, and look as if a weight of it
+        were wrong; no other one cares, at temperature 0.
+        """
+        checked = self._fleet.ranks[rank]
+        mine = checked.wrong.size(partition.names[number])
+        question = self.questions.of(Scope(checked.key, number))
+        return mine or (0 if question is None else question.seed)
 
     def attempted(self, order: CheckOrder, attempt: Attempt, now: float) -> float | None:
         """Seconds until the same is asked once more; None: the check is over."""
@@ -111,7 +126,11 @@ class Checking:
         running.attempts += 1
         reference = self._reference(checked, order, attempt)
         verdict = self._verdict(order, reference, attempt, now)
+        if reference is not None and verdict is not None and verdict.kind in WRONG_ANSWERS:
+            attempt, verdict = self._with_earlier(checked, reference, attempt, verdict, now)
         kind = KIND_OF[attempt.came] if verdict is None else verdict.kind
+        if kind is Kind.PASS:
+            checked.wrong.clear()
         if kind in WRONG_ANSWERS and running.wrong is None:
             running.wrong = kind
         is_failing = kind not in (Kind.PASS, Kind.NEUTRAL)
@@ -149,6 +168,22 @@ class Checking:
             return judge_expected(order.prompt.expected, answer)
         assert reference is not None
         return self._book.judge(reference, order.rank, answer, now)
+
+    def _with_earlier(
+        self,
+        checked: CheckedRank,
+        reference: ReferenceKey,
+        attempt: Attempt,
+        verdict: Verdict,
+        now: float,
+    ) -> tuple[Attempt, Verdict]:
+        """A wrong answer and those before it, as one: noise vanishes in the mean."""
+        assert attempt.answer is not None
+        answer = checked.wrong.with_another(reference, attempt.answer)
+        if len(checked.wrong.answers) == 1:
+            return attempt, verdict
+        together = self._book.judge(reference, checked.rank, answer, now)
+        return attempt._replace(answer=answer), together or verdict
 
     def _told(self, checked: CheckedRank, attempt: Attempt, kind: Kind, attempts: int) -> Kind:
         """Count what is not seen from the kind."""
@@ -220,7 +255,10 @@ class Checking:
                 continue
             if self._fleet.ranks[order.rank].key == scope.key:
                 peers.add(order.rank)
-        return self.questions.begin(scope, peers, now, now + self._rules.confirm_s)
+        seed = self._fleet.ranks[result.rank].wrong.size(partition.names[number])
+        question = Question(now + self._rules.confirm_s, peers, seed)
+        self.questions.begin(scope, question, now)
+        return question
 
     def close(self, now: float) -> None:
         """Settle the questions that have their answers, or have waited long enough."""
@@ -246,6 +284,8 @@ class Checking:
             return
         record = self._fleet.record(result.rank)
         kind = Kind.PASS if verdict is None else verdict.kind
+        if kind is Kind.PASS:
+            checked.wrong.clear()
         if verdict is None and record.cause in WRONG_ANSWERS:
             kind = Kind.NEUTRAL
         why = "nothing to judge it by" if verdict is None else verdict.why

@@ -55,6 +55,7 @@ class Delivering:
         if checked is None:
             return
         partition = self._fleet.partitions[checked.key]
+        result = self._of_the_rank(partition, result)
         kind = self._kind(partition, checked, result, now)
         self._fleet.counts.checks[kind] += 1
         checked.last = LastCheck(kind, now, result.latency_ms, result.why)
@@ -69,6 +70,15 @@ class Delivering:
             self._plan(rank, kind, result, now)
         if kind in SLOW and failures == 0:
             self.ask_peers(partition, result.rank, SLOW_PEERS, now)
+
+    def _of_the_rank(self, partition: CheckedPartition, result: Result) -> Result:
+        """Without its time, if that is a spike only because the host may be busy."""
+        taken_ms = result.latency_ms
+        if taken_ms is None or not partition.health.is_spike(result.rank, taken_ms):
+            return result
+        if partition.health.is_spike(result.rank, taken_ms - result.host_ms):
+            return result
+        return result._replace(latency_ms=None)
 
     def _kind(
         self, partition: CheckedPartition, checked: CheckedRank, result: Result, now: float

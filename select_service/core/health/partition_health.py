@@ -69,8 +69,12 @@ class PartitionHealth:
 
     def judged(self, rank: Rank, kind: Kind, latency_ms: float) -> Kind:
         """The kind of a check whose time counts: one that passed may have taken far too long."""
-        is_spike = self.roster[rank].baseline.is_spike(latency_ms, self._rules)
-        return Kind.LATENCY_SPIKE if kind is Kind.PASS and is_spike else kind
+        is_spike = kind is Kind.PASS and self.is_spike(rank, latency_ms)
+        return Kind.LATENCY_SPIKE if is_spike else kind
+
+    def is_spike(self, rank: Rank, latency_ms: float) -> bool:
+        """Is that far too long for it?"""
+        return self.roster[rank].baseline.is_spike(latency_ms, self._rules)
 
     def checked(self, rank: Rank, kind: Kind, now: float, latency_ms: float | None = None) -> None:
         """The result of a check.  latency_ms: to be learnt from if it passed"""

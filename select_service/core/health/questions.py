@@ -23,6 +23,7 @@ class Result(NamedTuple):
 
     started_at:  when its first request was sent
     latency_ms:  of the attempt that passed, None: it does not count
+    host_ms:     of it, what a busy host may have added
     reference, answer: None: there was no answer that could be judged
     """
 
@@ -34,6 +35,7 @@ class Result(NamedTuple):
     reference: ReferenceKey | None = None
     answer: Answer | None = None
     why: str = ""
+    host_ms: float = 0.0
 
 
 class Scope(NamedTuple):
@@ -45,10 +47,14 @@ class Scope(NamedTuple):
 
 @dataclass(slots=True)
 class Question:
-    """waiting: who was asked and has not answered;  held: whose results wait for the end"""
+    """waiting: who was asked and has not answered;  held: whose results wait for the end
+
+    seed: that peers are asked with
+    """
 
     deadline: float
     waiting: set[Rank]
+    seed: int = 0
     results: dict[Rank, Result] = field(default_factory=dict)
     held: set[Rank] = field(default_factory=set)
 
@@ -89,11 +95,9 @@ class Questions:
         at = self._asked_at.get(scope)
         return at is None or now - at >= again_s
 
-    def begin(self, scope: Scope, peers: set[Rank], now: float, deadline: float) -> Question:
-        """peers: who has been asked"""
-        question = Question(deadline, peers)
+    def begin(self, scope: Scope, question: Question, now: float) -> None:
+        """Peers have been asked."""
         self._open[scope], self._asked_at[scope] = question, now
-        return question
 
     def silent(self, rank: Rank) -> None:
         """A check of it ended without an answer, or it has gone."""

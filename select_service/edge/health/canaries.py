@@ -6,6 +6,7 @@ is late, and with its time.
 """
 
 import asyncio
+from itertools import count
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -27,6 +28,8 @@ IDLE_TOKENS_MAX = 2048
 """Prompt tokens that a rank may be busy with when it is asked, for its time to count."""
 STOOD_STILL_PART = 0.5
 """Of the time for an answer: lost so much of it, this process has not waited for the answer."""
+TURNS_BESIDES = 4
+"""Of an engine, besides one for every token: connection, request, answer."""
 REFUSALS = frozenset({400, 422})
 """Of an engine that does not know a field."""
 _GONE = Attempt(Came.MISCONFIGURED, counts_latency=False, why="it has no endpoint to be asked at")
@@ -97,29 +100,30 @@ class Canaries:
     async def _check(self, order: CheckOrder) -> None:
         """One check to its end; a bug of ours is counted, and says nothing of the rank."""
         try:
-            pause_s = await self._attempted(order)
-            while pause_s is not None:
+            for seed in count(order.seed):
+                pause_s = await self._attempted(order, seed)
+                if pause_s is None:
+                    return
                 await asyncio.sleep(pause_s)
                 while self._lateness.is_late(monotonic()):
                     await asyncio.sleep(STEP_S)
-                pause_s = await self._attempted(order)
         except Exception:
             self._callbacks.failed("canary")
             self._owner.attempted(order, _OURS, monotonic())
 
-    async def _attempted(self, order: CheckOrder) -> float | None:
-        attempt = await self._attempt(order)
+    async def _attempted(self, order: CheckOrder, seed: int) -> float | None:
+        attempt = await self._attempt(order, seed)
         return self._owner.attempted(order, attempt, monotonic())
 
-    async def _attempt(self, order: CheckOrder) -> Attempt:
+    async def _attempt(self, order: CheckOrder, seed: int) -> Attempt:
         """One request, and another one in its place where the first one was none."""
         target = self._places.of(order.rank)
         if target is None:
             return _GONE
         lost_s = self._lateness.lost_s(monotonic())
-        attempt = await self._in_a_form(order, target)
+        attempt = await self._in_a_form(order, target, seed)
         if attempt.came is Came.TIMEOUT and self._stood_still(lost_s):
-            attempt = await self._in_a_form(order, target)
+            attempt = await self._in_a_form(order, target, seed)
         return attempt
 
     def _stood_still(self, lost_s: float) -> bool:
@@ -127,33 +131,37 @@ class Canaries:
         now_lost_s = self._lateness.lost_s(monotonic())
         return now_lost_s - lost_s > STOOD_STILL_PART * self._timeout_s
 
-    async def _in_a_form(self, order: CheckOrder, target: Target) -> Attempt:
+    async def _in_a_form(self, order: CheckOrder, target: Target, seed: int) -> Attempt:
         known = self._forms.of(target)
-        asked = await self._ask(order, target, known or "full")
+        asked = await self._ask(order, target, known or "full", seed)
         if known is None and asked.status in REFUSALS:
-            plain = await self._ask(order, target, "plain")
+            plain = await self._ask(order, target, "plain", seed)
             if plain.status not in REFUSALS:
                 asked, known = plain, "plain"
         if asked.attempt.came is Came.ANSWER:
             self._forms.learnt(target, known or "full")
         return asked.attempt
 
-    async def _ask(self, order: CheckOrder, target: Target, form: Form) -> _Asked:
-        lost_s = self._lateness.lost_s(monotonic())
+    async def _ask(self, order: CheckOrder, target: Target, form: Form, seed: int) -> _Asked:
+        begun = self._lateness.moment(monotonic())
         is_idle = self._places.prefill_tokens(order.rank) <= IDLE_TOKENS_MAX
         try:
-            reply = await self._reply(order, target, form)
+            reply = await self._reply(order, target, form, seed)
         except HttpError as error:
             return _Asked(attempt_failed(error), None)
-        counts = is_idle and self._lateness.lost_s(monotonic()) == lost_s
+        now = monotonic()
+        counts = is_idle and self._lateness.lost_s(now) == begun.lost_s
+        turns = order.prompt.max_tokens + TURNS_BESIDES
+        host_ms = turns * self._lateness.turn_s(begun, now) * 1000.0
         by_ids = order.prompt.expected is not None
-        return _Asked(attempt_of(reply, form, by_ids, counts), reply.status)
+        attempt = attempt_of(reply, form, by_ids, counts)
+        return _Asked(attempt._replace(host_ms=host_ms), reply.status)
 
-    async def _reply(self, order: CheckOrder, target: Target, form: Form) -> Reply:
+    async def _reply(self, order: CheckOrder, target: Target, form: Form, seed: int) -> Reply:
         """Raises HttpError."""
         prompt, rank = order.prompt, order.rank
         named_rank = rank.dp_rank if order.names_rank else None
-        request = message(form, target.model, prompt.prompt, prompt.max_tokens, named_rank)
+        request = message(form, target.model, prompt.prompt, prompt.max_tokens, named_rank, seed)
         return await post(
             self._names,
             target.endpoint.rstrip("/") + request.path,

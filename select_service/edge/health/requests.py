@@ -37,7 +37,7 @@ class _Plain(msgspec.Struct):
 
 class _Full(_Plain, kw_only=True):
     top_p: int = 1
-    seed: int = 0
+    seed: int
     stream: bool = False
     return_token_ids: bool = True
     return_tokens_as_token_ids: bool = True
@@ -65,16 +65,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 def message(
-    form: Form, model: str, prompt: Prompt, max_tokens: int, dp_rank: int | None
+    form: Form,
+    model: str,
+    prompt: Prompt,
+    max_tokens: int,
+    dp_rank: int | None,
+    seed: int = 0,
 ) -> Message:
-    """dp_rank: None where the endpoint is that of one rank"""
+    """dp_rank: None where the endpoint is that of one rank;  seed: only the full form has one"""
     headers = b"" if dp_rank is None else b"x-data-parallel-rank: %d\r\n" % dp_rank
     if form == "generate":
         return Message("/generate", headers, _encode(_generate(prompt, max_tokens, dp_rank)))
     if form == "plain":
         return Message("/v1/completions", headers, _encode(_Plain(model, prompt, max_tokens)))
     salt = secrets.token_urlsafe(SALT_BYTES)
-    full = _Full(model, prompt, max_tokens, cache_salt=salt)
+    full = _Full(model, prompt, max_tokens, seed=seed, cache_salt=salt)
     return Message("/v1/completions", headers, _encode(full))
 
 

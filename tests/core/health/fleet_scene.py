@@ -23,7 +23,11 @@ STEP_S = 0.05
 
 @dataclass
 class Engine:
-    """fault: what is wrong with it;  model: which weights it has;  noise: of log-probabilities"""
+    """fault: what is wrong with it;  model: which weights it has;  noise: of log-probabilities
+
+    repeats: the noise is that of the seed, and of no other thing;  drift: of the fault of that name
+    host_ms: that a busy host may have added
+    """
 
     rng: Random
     model: int = 1
@@ -31,9 +35,12 @@ class Engine:
     latency_s: float = 0.05
     fault: str = ""
     weight_version: str = ""
+    repeats: bool = False
+    drift: float = -1.0
+    host_ms: float = 0.0
     asked: list = field(default_factory=list)
 
-    def attempt(self, prompt, now):
+    def attempt(self, prompt, now, seed):
         """(seconds, what came)"""
         self.asked.append(now)
         took = self.latency_s
@@ -53,21 +60,22 @@ class Engine:
             case "slow":
                 took += 1.0
         latency_ms = 1000 * took * self.rng.uniform(0.9, 1.1)
-        answer = self.answer(prompt)
-        return took, Attempt(Came.ANSWER, latency_ms, answer, "vllm", self.weight_version)
+        answer = self.answer(prompt, seed)
+        attempt = Attempt(Came.ANSWER, latency_ms, answer, "vllm", self.weight_version)
+        return took, attempt._replace(host_ms=self.host_ms)
 
-    def answer(self, prompt):
-        seed = mixed(self.model * 1000 + len(prompt.prompt))
-        numbers = drawn(seed, 0, 1 << 32)
+    def answer(self, prompt, seed):
+        numbers = drawn(mixed(self.model * 1000 + len(prompt.prompt)), 0, 1 << 32)
         tokens = [next(numbers) % 1000 for _ in range(16)]
         logprobs = [-(next(numbers) % 2000) / 1000 for _ in range(16)]
         if self.fault == "wrong":
             tokens[3] += 1
         if self.fault == "drift":
-            logprobs = [p - 1.0 for p in logprobs]
+            logprobs = [p + self.drift for p in logprobs]
         if self.fault == "nan":
             logprobs = [None] * 16
-        noisy = [None if p is None else p + self.rng.gauss(0, self.noise) for p in logprobs]
+        rng = Random(seed) if self.repeats else self.rng
+        noisy = [None if p is None else p + rng.gauss(0, self.noise) for p in logprobs]
         return Answer(tokens, noisy, [{t: p} for t, p in zip(tokens, logprobs, strict=True)])
 
 
@@ -121,26 +129,26 @@ class FleetScene:
     def step(self):
         self.now = round(self.now + STEP_S, 6)
         while self._events and self._events[0][0] <= self.now:
-            at, _, order, attempt = heappop(self._events)
-            self._ended(order, attempt, at)
+            at, _, order, attempt, seed = heappop(self._events)
+            self._ended(order, attempt, at, seed)
         while (order := self.monitor.due(self.now)) is not None:
             self.in_flight += 1
-            self._ask(order, self.now)
+            self._ask(order, self.now, order.seed)
         assert self.in_flight <= 32
         if self.now % 1.0 < STEP_S:
             self.monitor.tick(self.now)
         self._take()
 
-    def _ask(self, order, at):
-        took, attempt = self.engines[order.rank].attempt(order.prompt, at)
-        heappush(self._events, (at + took, next(self._numbers), order, attempt))
+    def _ask(self, order, at, seed):
+        took, attempt = self.engines[order.rank].attempt(order.prompt, at, seed)
+        heappush(self._events, (at + took, next(self._numbers), order, attempt, seed))
 
-    def _ended(self, order, attempt, at):
+    def _ended(self, order, attempt, at, seed):
         pause_s = self.monitor.attempted(order, attempt, at)
         if pause_s is None:
             self.in_flight -= 1
         else:
-            self._ask(order, at + pause_s)
+            self._ask(order, at + pause_s, seed + 1)
 
     def _take(self):
         for effect in self.monitor.take_effects():

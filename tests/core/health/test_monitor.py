@@ -91,6 +91,48 @@ def test_noise_ejects_nobody_in_ten_thousand_checks():
     assert not scene.out_at
 
 
+NOISY = [slice(0, 1), slice(0, 6), slice(0, 20), slice(0, 40)]
+
+
+@pytest.mark.parametrize("repeats", [False, True], ids=["anew", "by_seed"])
+@pytest.mark.parametrize("noisy", NOISY, ids=["one", "some", "half", "all"])
+def test_noise_that_begins_when_the_right_answers_are_known_ejects_nobody(noisy, repeats):
+    """The learnt tolerance is the smallest then, and every other answer is off by more."""
+    scene = FleetScene(40, seed=5, rules=HealthRules(interval_s=5.0))
+    for engine in scene.engines.values():
+        engine.noise, engine.repeats = 0.0, repeats
+    scene.run(20)
+    for engine in list(scene.engines.values())[noisy]:
+        engine.noise = 0.01
+    scene.run(1300)
+    assert sum(scene.monitor.counts.checks.values()) >= 10_000
+    assert not scene.out_at
+
+
+def test_noise_that_ends_on_one_rank_ejects_nobody():
+    """What was learnt with the noise of one seed is a little wrong for all the others."""
+    scene = FleetScene(4)
+    for engine in scene.engines.values():
+        engine.noise, engine.repeats = 0.01, True
+    scene.run(100)
+    scene.engines[Rank(2, 0)].noise = 0.0
+    scene.run(3000)
+    assert not scene.out_at
+
+
+@pytest.mark.parametrize("off", [0.03, -0.03, 0.1])
+def test_what_is_off_by_the_same_every_time_is_no_noise(off):
+    scene = FleetScene(4)
+    for engine in scene.engines.values():
+        engine.noise, engine.repeats = 0.0, True
+    scene.run(100)
+    sick = scene.engines[Rank(2, 0)]
+    sick.fault, sick.drift = "drift", off
+    scene.run(100)
+    assert scene.out_at.keys() == {Rank(2, 0)}
+    assert scene.monitor.record(Rank(2, 0)).cause is Kind.LOGIT_DRIFT
+
+
 def test_a_model_update_on_all_ranks_ejects_nobody():
     scene = FleetScene(4)
     scene.run(100)
@@ -129,6 +171,19 @@ def test_a_network_fault_ejects_at_most_half():
     scene.break_ranks("hang", *scene.ranks)
     scene.run(300)
     assert len(scene.out_at) <= 4
+
+
+@pytest.mark.parametrize(("host_ms", "goes"), [(0.0, True), (500.0, True), (1200.0, False)])
+def test_a_time_that_a_busy_host_explains_is_not_judged(host_ms, goes):
+    scene = FleetScene(4)
+    scene.run(BASELINE_S + 60)
+    sick = scene.engines[Rank(2, 0)]
+    sick.fault, sick.host_ms = "slow", host_ms
+    baseline_ms = scene.monitor.record(Rank(2, 0)).baseline.value_ms
+    scene.run(100)
+    assert bool(scene.out_at) is goes
+    learnt = scene.monitor.record(Rank(2, 0)).baseline.value_ms
+    assert learnt == pytest.approx(baseline_ms), "and teaches nothing"
 
 
 def test_when_all_are_slow_nobody_is_sick():

@@ -77,7 +77,7 @@ class AnythingHappens(RuleBasedStateMachine):
         for _ in range(min(n, len(self.orders))):
             order = self.orders.pop(-1 if newest else 0)
             engine = self.faults.setdefault(order.rank.worker_id, Engine(self.rng))
-            _, attempt = engine.attempt(order.prompt, self.now)
+            _, attempt = engine.attempt(order.prompt, self.now, order.seed)
             if self.monitor.attempted(order, attempt, self.now) is not None:
                 self.orders.append(order)
 

@@ -46,7 +46,7 @@ class Owner:
 
     def __init__(self, *pauses: float, names_ranks: bool = False) -> None:
         """pauses: before further attempts of each check"""
-        self.names_ranks = names_ranks
+        self.names_ranks, self.seed = names_ranks, 0
         self.orders: list[CheckOrder] = []
         self.told: list[tuple[CheckOrder, Attempt, float]] = []
         self.begun = 0
@@ -54,7 +54,7 @@ class Owner:
 
     def order(self, rank: Rank = RANK, prompt: CanaryPrompt = PROMPT) -> CheckOrder:
         number = len(self.orders) + self.begun
-        order = CheckOrder(number, rank, prompt, 0, 3, False, self.names_ranks)
+        order = CheckOrder(number, rank, prompt, 0, 3, False, self.names_ranks, self.seed)
         self.orders.append(order)
         return order
 

@@ -274,6 +274,17 @@ async def test_attempts_go_on_as_long_as_the_owner_says():
 
 
 @on_loop
+async def test_every_attempt_has_the_next_seed():
+    engine = ToyEngine()
+    async with serving(engine) as endpoint:
+        owner = Owner(0.0, 0.0)
+        owner.seed = 4
+        async with sending(owner, Places(endpoint)):
+            await owner.attempt_of()
+    assert [body["seed"] for _, _, body in engine.requests] == [4, 5, 6]
+
+
+@on_loop
 async def test_every_attempt_has_a_connection_of_its_own():
     engine = ToyEngine()
     async with serving(engine) as endpoint:

@@ -5,6 +5,7 @@ It speaks as vLLM 0.33 or as SGLang 0.5.23 does: the same fields, the same place
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -22,15 +23,17 @@ class Step(NamedTuple):
 
 
 Spoil = Callable[[list[Step]], list[Step]]
+Generate = Callable[[Any, int, int], list[Step]]
+"""From a prompt, how many tokens and a seed."""
 
 
-def generate(prompt: list[int] | str, count: int) -> list[Step]:
-    """The right answer to a prompt."""
+def generate(prompt: list[int] | str, count: int, seed: int = 0) -> list[Step]:
+    """The right answer to a prompt, whatever the seed."""
     ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
-    seed, steps = sum((i + 1) * x for i, x in enumerate(ids)), []
+    state, steps = sum((i + 1) * x for i, x in enumerate(ids)), []
     for _ in range(count):
-        seed = (seed * 6364136223846793005 + 1442695040888963407) % 2**64
-        token, logprob = seed % VOCAB, -0.05 - (seed >> 40) % 100 / 50
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        token, logprob = state % VOCAB, -0.05 - (state >> 40) % 100 / 50
         others = {(token + i * 101) % VOCAB: round(logprob - i, 4) for i in range(1, 5)}
         steps.append(Step(token, round(logprob, 4), {token: round(logprob, 4), **others}))
     return steps
@@ -55,7 +58,10 @@ def truncated(steps: list[Step]) -> list[Step]:
 
 @dataclass
 class Fault:
-    """What goes wrong with a rank.  times: so many requests; None: all"""
+    """What goes wrong with a rank.  times: so many requests; None: all
+
+    resets: before a status came;  cuts: in the middle of the answer
+    """
 
     spoil: Spoil | None = None
     status: int | None = None
@@ -63,17 +69,19 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     hangs: bool = False
     resets: bool = False
+    cuts: bool = False
     wait_s: float = 0.0
     times: int | None = None
 
 
 class ToyEngine:
-    """faults: by rank.  requests: what came, with its rank."""
+    """faults, models: by rank.  requests: what came, with its rank."""
 
     def __init__(self, style: Literal["vllm", "sglang"] = "vllm", ranks: int = 1, plain=False):
         """plain: it refuses fields that are not in the OpenAI interface"""
         self.style, self.ranks, self.plain = style, ranks, plain
         self.faults: dict[int, Fault] = {}
+        self.models: dict[int, Generate] = {}
         self.requests: list[tuple[int, str, dict[str, Any]]] = []
         self.connections: set[Any] = set()
         self.at_once = self.most_at_once = 0
@@ -105,7 +113,10 @@ class ToyEngine:
             request.transport.abort()
         if fault.status is not None:
             return web.Response(status=fault.status, text=fault.text, headers=fault.headers)
-        return web.json_response(self._generated(request.path, body, fault))
+        answer = self._generated(request.path, rank, body, fault)
+        if fault.cuts:
+            await cut(request, json.dumps(answer).encode())
+        return web.json_response(answer)
 
     def _fault(self, rank: int) -> Fault:
         fault = self.faults.get(rank)
@@ -115,12 +126,15 @@ class ToyEngine:
             fault.times -= 1
         return fault
 
-    def _generated(self, path: str, body: dict[str, Any], fault: Fault) -> dict[str, Any]:
+    def _generated(
+        self, path: str, rank: int, body: dict[str, Any], fault: Fault
+    ) -> dict[str, Any]:
+        model, seed = self.models.get(rank, generate), body.get("seed", 0)
         if path == "/generate":
             wanted = body["sampling_params"]["max_new_tokens"]
-            steps = generate(body.get("input_ids", body.get("text")), wanted)
+            steps = model(body.get("input_ids", body.get("text")), wanted, seed)
             return self.of_generate(steps if fault.spoil is None else fault.spoil(steps))
-        steps = generate(body["prompt"], body["max_tokens"])
+        steps = model(body["prompt"], body["max_tokens"], seed)
         return self.of_completions(steps if fault.spoil is None else fault.spoil(steps), body)
 
     def of_completions(self, steps: list[Step], body: dict[str, Any]) -> dict[str, Any]:
@@ -158,6 +172,21 @@ class ToyEngine:
         return {"text": "x" * len(steps), "output_ids": ids, "meta_info": meta}
 
 
+async def healthy(request: web.Request) -> web.Response:
+    """Whatever its model does, as engines say it."""
+    return web.Response()
+
+
+async def cut(request: web.Request, answer: bytes) -> None:
+    """Half of it, and then no connection any more."""
+    head = {"content-length": str(len(answer)), "content-type": "application/json"}
+    response = web.StreamResponse(headers=head)
+    await response.prepare(request)
+    await response.write(answer[: len(answer) // 2])
+    assert request.transport is not None
+    request.transport.abort()
+
+
 def name(token: int, by_id: bool) -> str:
     return f"token_id:{token}" if by_id else f"<{token}>"
 
@@ -167,6 +196,7 @@ async def serving(engine: ToyEngine) -> AsyncIterator[str]:
     """The endpoint of the engine."""
     app = web.Application()
     app.router.add_post("/v1/completions", engine.complete)
+    app.router.add_get("/health", healthy)
     if engine.style == "sglang":
         app.router.add_post("/generate", engine.complete)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
