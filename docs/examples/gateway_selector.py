@@ -137,7 +137,7 @@ class Selector:
                 if answer.status >= 300:
                     log.debug("%s %s: %d", method, path, answer.status)
         except (aiohttp.ClientError, TimeoutError) as error:
-            log.warning("%s %s: %s", method, path, error)
+            log.debug("%s %s: %r", method, path, error)
         return {}
 
     async def follow(
