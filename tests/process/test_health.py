@@ -84,9 +84,11 @@ def test_a_rank_that_answers_wrongly_gets_no_requests_until_it_answers_right():
     with engine_of(4) as (engine, endpoint), InThread(*ON) as service:
         fleet = Fleet(service, endpoint)
         fleet.agree()
+        assert "last_error" not in fleet.rank(2)
         engine.faults[2] = Fault(spoil=wrong_token)
         eventually(lambda: fleet.rank(2)["state"] == "unhealthy")
         assert fleet.rank(2)["cause"] == "token_mismatch"
+        assert " for " in fleet.rank(2)["last_error"]
         assert 2 not in fleet.chosen(40)
         pinned = {"worker_id": 1, "dp_rank": 2}
         body = {"model_name": "m", "token_ids": [1], "pinned_worker": pinned}

@@ -16,7 +16,7 @@ from select_service.bodies.health import (
     WorkerHealth,
 )
 from select_service.core.health.capacity import spares_wanted
-from select_service.core.health.kinds import State
+from select_service.core.health.kinds import Kind, State
 from select_service.core.health.monitor import HealthMonitor
 from select_service.core.health.reference_book import Source
 from select_service.core.identity import PartitionKey, Rank
@@ -46,7 +46,7 @@ def rank_health(monitor: HealthMonitor, rank: Rank, now: float) -> RankHealth:
         last_result=None if last is None else last.kind,
         last_result_age_s=None if last is None else round(now - last.at, 3),
         last_latency_ms=None if latency_ms is None else round(latency_ms, 3),
-        last_error=UNSET if last is None else last.why or UNSET,
+        last_error=UNSET if last is None or last.kind is Kind.PASS else last.why or UNSET,
         misconfigured=checked.misconfigured or UNSET,
         next_check_s=None if next_at is None else round(max(0.0, next_at - now), 3),
     )
