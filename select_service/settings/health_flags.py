@@ -13,13 +13,15 @@ HEALTH: tuple[Setting, ...] = (
         "--health-checks",
         "off",
         read.choice("off", "on"),
-        "on: every rank is asked short prompts again and again, and sick ones get no requests",
+        "off, or on: every rank is asked short prompts again and again, and sick ones get no "
+        "requests",
     ),
     cli(
         "--health-profile",
         "default",
         read.choice("default", "document"),
-        "document: values of the document that health follows, for what is not given itself",
+        "default, or document: values of the document that health follows (no backoff, no limit, "
+        "no slow start), for what is not given itself",
     ),
     cli(
         "--health-interval-secs",
@@ -113,13 +115,13 @@ HEALTH: tuple[Setting, ...] = (
         "--degradation",
         "off",
         read.choice("off", "observe", "auto"),
-        "what follows when the ranks that are left cannot carry the promises: nothing, it is "
-        "shown, or requests are shed",
+        "while the ranks that are left cannot carry the promises: off, observe: levels are shown, "
+        "or auto: less is let in, too",
     ),
     cli(
         "--slo",
         None,
         read.text,
-        "YAML file of promises by model: ttft_ms, itl_ms, rps",
+        "YAML file of promises by model: ttft_ms, itl_ms, rps; counts with --degradation",
     ),
 )
