@@ -14,7 +14,7 @@ from indexer.sockets.names import Names
 from select_service.core.health.checked import Attempt, CheckOrder
 from select_service.core.health.kinds import Came
 from select_service.core.identity import Rank
-from select_service.edge.health.forms import Forms
+from select_service.edge.health.forms import FIRST, PLAIN, Forms
 from select_service.edge.health.lateness import STEP_S, Lateness
 from select_service.edge.health.requests import Form, message
 from select_service.edge.health.results import attempt_failed, attempt_of
@@ -133,13 +133,14 @@ class Canaries:
 
     async def _in_a_form(self, order: CheckOrder, target: Target, seed: int) -> Attempt:
         known = self._forms.of(target)
-        asked = await self._ask(order, target, known or "full", seed)
+        form = known or FIRST[target.api]
+        asked = await self._ask(order, target, form, seed)
         if known is None and asked.status in REFUSALS:
-            plain = await self._ask(order, target, "plain", seed)
+            plain = await self._ask(order, target, PLAIN[target.api], seed)
             if plain.status not in REFUSALS:
-                asked, known = plain, "plain"
+                asked, form = plain, PLAIN[target.api]
         if asked.attempt.came is Came.ANSWER:
-            self._forms.learnt(target, known or "full")
+            self._forms.learnt(target, form)
         return asked.attempt
 
     async def _ask(self, order: CheckOrder, target: Target, form: Form, seed: int) -> _Asked:

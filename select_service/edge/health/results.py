@@ -17,7 +17,7 @@ import re
 from select_service.core.health.checked import Attempt
 from select_service.core.health.kinds import Came
 from select_service.edge.health.answers import MalformedAnswer, completion, generated
-from select_service.edge.health.requests import Form
+from select_service.edge.health.requests import GENERATE, Form
 from select_service.edge.http_error import Failure, HttpError
 from select_service.edge.http_post import Reply
 
@@ -44,7 +44,7 @@ def attempt_of(reply: Reply, form: Form, by_ids: bool, counts_latency: bool) -> 
     if reply.fault is not None:
         return _without_answer(Came.MALFORMED, reply.fault)
     try:
-        read = generated(reply.body) if form == "generate" else completion(reply.body, by_ids)
+        read = generated(reply.body) if form in GENERATE else completion(reply.body, by_ids)
     except MalformedAnswer as error:
         return _without_answer(Came.MALFORMED, str(error))
     return Attempt(

@@ -87,6 +87,22 @@ async def test_sglangs_own_route_is_used_where_it_is_said():
     assert (rank, path) == (1, "/generate")
 
 
+@on_loop
+async def test_an_older_sglang_is_asked_without_a_key_of_its_own():
+    engine = ToyEngine("sglang", ranks=2, plain=True)
+    async with serving(engine) as endpoint:
+        owner = Owner(names_ranks=True)
+        async with sending(owner, Places(endpoint, api="sglang")):
+            for _ in range(2):
+                attempt = await owner.attempt_of(Rank(1, 1))
+                assert attempt.came is Came.ANSWER
+    assert [(rank, "extra_key" in body) for rank, _, body in engine.requests] == [
+        (1, True),
+        (1, False),
+        (1, False),
+    ]
+
+
 CAME = [
     (Came.CONNECT, says()),
     (Came.CONNECT, says(b"HTTP/1.1 2")),

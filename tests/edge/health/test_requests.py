@@ -51,6 +51,8 @@ def test_the_plain_form_has_nothing_that_is_not_of_openai():
 def test_the_form_of_sglangs_own_route():
     path, _, body = sent("generate", "m", (11, 12), 16, None)
     assert path == "/generate"
+    assert re.fullmatch(r"[A-Za-z0-9_-]{22}", body.pop("extra_key"))
+    assert body == sent("generate_plain", "m", (11, 12), 16, None)[2]
     assert body == {
         "input_ids": [11, 12],
         "sampling_params": {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True},

@@ -102,7 +102,7 @@ class ToyEngine:
         self.connections.add(request.transport)
         if rank not in range(self.ranks):
             return web.json_response({"error": {"message": "no such rank"}}, status=400)
-        if self.plain and "cache_salt" in body:
+        if self.plain and not {"cache_salt", "extra_key"}.isdisjoint(body):
             return web.json_response({"error": {"message": "extra field"}}, status=422)
         fault = self._fault(rank)
         if fault.hangs:
