@@ -3,6 +3,7 @@
 import asyncio
 from time import monotonic
 
+from select_service.core.admission.brakes import Brake
 from select_service.core.health.kinds import State
 from select_service.core.identity import Rank
 from tests.builders import worker_body
@@ -40,6 +41,20 @@ def test_nothing_is_booked_on_a_rank_that_is_out():
         booked = side.say(post("/reservations", {**named, "reservation_id": "a", "dp_rank": 1}))
         assert booked.startswith(b"HTTP/1.1 201")
         assert side.answerer.answered == before + 1
+        side.close()
+
+
+def test_a_degraded_model_slows_no_other_down():
+    with asyncio.Runner() as runner:
+        side = Side(runner, True, ON, seed=0)
+        for worker_id, model in enumerate(("m", "n")):
+            side.say(post("/workers", worker_body(worker_id, model_name=model)))
+        side.selector.gate.brake("n", Brake(level=1, batch_share=0.75))
+        side.selector.settle(monotonic())
+        for model, answered in (("m", 1), ("n", 1), ("m", 2)):
+            body = {**prompt_of(9, False), "model_name": model}
+            assert side.say(post("/select", body)).startswith(b"HTTP/1.1 200")
+            assert side.answerer.answered == answered
         side.close()
 
 

@@ -47,12 +47,7 @@ from select_service.core.fleet.limits_layout import N_LIMITS
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey
 from select_service.core.touched import Touched
-from select_service.errors import (
-    CapacityShed,
-    QueueFull,
-    QueueTimeout,
-    SelectError,
-)
+from select_service.errors import CapacityShed, QueueFull, QueueTimeout, SelectError
 
 SERVED_PER_TURN_MAX = 64
 """Requests that leave the queue before other work gets its turn."""
@@ -175,7 +170,7 @@ class Gate:
         where all would choose among the same ranks, it does not matter of which a request is.
         """
         key = partition.key
-        if self.rules is None or self.sheds:
+        if self.rules is None or self._gives_up(key.model_name):
             return None
         if self.holds and key in self.waiting.queues:
             return None
@@ -190,7 +185,7 @@ class Gate:
 
     def _limits_at_once(self, key: PartitionKey) -> Limits | None:
         """Of requests that say nothing but their prompt; None: each has to be judged by itself."""
-        if self.sheds:
+        if self._gives_up(key.model_name):
             return None
         only = None
         if self.rules is not None:
@@ -456,6 +451,10 @@ class Gate:
     def sheds(self) -> bool:
         """Is there a tier of a model that is refused, or are limits of one tighter than given?"""
         return self.tiers.shedding or bool(self.brakes)
+
+    def _gives_up(self, model_name: str) -> bool:
+        """As `sheds`, of one model."""
+        return self.tiers.shedding or model_name in self.brakes
 
     def _is_shed(self, model_name: str, tier: int) -> bool:
         """By whichever is stricter, the operators' switch or the brake of the model."""
