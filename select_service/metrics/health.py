@@ -141,9 +141,14 @@ def _of_workers(workers: Mapping[int, "WorkerStatus"]) -> Iterator[Metric]:
 
 
 def _failures(seen: "HealthReport", sums: GrowingSums) -> dict[tuple[str, str], float]:
-    """By worker and reason; what the others have is summed, and never falls."""
+    """By worker and reason; what the others have is summed, and never falls.
+
+    What begins at 0 for the workers that are shown does so for the others.
+    """
     found: dict[tuple[str, str], float] = {}
     others: dict[str, dict[int, float]] = {}
+    if any(worker_id is None for worker_id, _ in seen.check_times):
+        others = {reason: {} for (_, reason), n in seen.failures.items() if not n}
     for (worker_id, reason), n in seen.failures.items():
         if worker_id in seen.workers:
             found[str(worker_id), reason] = n

@@ -75,6 +75,8 @@ def test_workers_beyond_the_bound_have_only_sums_that_never_fall(metrics, monkey
     failures = {"worker_id": "other", "reason": "http_5xx"}
     before = scraped(metrics, scene)
     assert value(before, "select_service_health_failures_total", **failures) == 3
+    wrong = {**failures, "reason": "token_mismatch"}
+    assert value(before, "select_service_health_failures_total", **wrong) == 0
     words = ("health", "worker_status", "breaker")
     shown = [f for name, f in before.families.items() if any(word in name for word in words)]
     names = {sample.labels.get("worker_id") for family in shown for sample in family.samples}
