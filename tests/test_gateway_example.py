@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from tests.builders import worker_body
 from tests.patience import PATIENCE_S, eventually_on_loop
 from tests.process.launched import Launched, free_port, own_command, own_environment
-from tests.process.running import Running
+from tests.process.running import Reached, Running
 from tests.process.token_engine import generated, ids_of, text_of
 
 pytestmark = pytest.mark.process
@@ -41,7 +41,7 @@ _worker_ids = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Running]:
+def service() -> Iterator[Reached]:
     with Running("--threads", "1", *HEALTH) as service:
         yield service
 
@@ -49,15 +49,18 @@ def service() -> Iterator[Running]:
 class Engine(Launched):
     """One process, and the worker that it is."""
 
-    def __init__(self, service: Running, **fields: Any) -> None:
+    def __init__(self, service: Reached, **fields: Any) -> None:
         port = free_port()
         command = own_command("--port", str(port), module="tests.process.token_engine")
         super().__init__(command, own_environment({}), port)
         self.wait_until_healthy()
         self.worker_id = next(_worker_ids)
         self._service = service
-        body = worker_body(self.worker_id, endpoint=self.url, **fields)
-        assert service.call("POST", "/workers", body).status == 201
+        self._body = worker_body(self.worker_id, endpoint=self.url, **fields)
+        self.register()
+
+    def register(self) -> None:
+        assert self._service.call("POST", "/workers", self._body).status == 201
 
     @property
     def url(self) -> str:
@@ -71,7 +74,7 @@ class Engine(Launched):
 
 
 class Gateway(Launched):
-    def __init__(self, service: Running, *flags: str) -> None:
+    def __init__(self, service: Reached, *flags: str) -> None:
         port = free_port()
         place = ("--selector", f"http://127.0.0.1:{service.port}", "--port", str(port))
         command = (sys.executable, str(PATH), *place, "--model", "m", *flags)
@@ -85,19 +88,19 @@ class Gateway(Launched):
 
 
 @pytest.fixture(scope="module")
-def gateway(service: Running) -> Iterator[Gateway]:
+def gateway(service: Reached) -> Iterator[Gateway]:
     with Gateway(service, *LONG) as gateway:
         yield gateway
 
 
 @contextmanager
-def two_engines(service: Running, **fields: Any) -> Iterator[tuple[Engine, Engine]]:
+def two_engines(service: Reached, **fields: Any) -> Iterator[tuple[Engine, Engine]]:
     with Engine(service, **fields) as first, Engine(service, **fields) as second:
         yield first, second
 
 
 @pytest.fixture
-def engines(service: Running) -> Iterator[tuple[Engine, Engine]]:
+def engines(service: Reached) -> Iterator[tuple[Engine, Engine]]:
     with two_engines(service) as engines:
         yield engines
 
@@ -146,7 +149,7 @@ class Reader:
 class Scene:
     """What a test does while clients read."""
 
-    def __init__(self, service: Running, http: aiohttp.ClientSession) -> None:
+    def __init__(self, service: Reached, http: aiohttp.ClientSession) -> None:
         self.service, self.http = service, http
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -186,7 +189,7 @@ Event = Callable[[Scene, Engine], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def scene_of(service: Running) -> AsyncIterator[Scene]:
+async def scene_of(service: Reached) -> AsyncIterator[Scene]:
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
@@ -234,7 +237,7 @@ async def moves_of(scene: Scene) -> list[Any]:
 
 
 async def play(
-    service: Running, gateway: Gateway, engines: tuple[Engine, Engine], event: Event, held: int = 2
+    service: Reached, gateway: Gateway, engines: tuple[Engine, Engine], event: Event, held: int = 2
 ) -> list[Any]:
     """Events of moves meanwhile."""
     async with scene_of(service) as scene:
@@ -299,6 +302,45 @@ def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gateway):
             await scene.until_freed()
 
     asyncio.run(play())
+
+
+def test_a_restart_of_the_service_is_not_noticed():
+    """It knows nothing of what is under way, and is told when an engine dies after that."""
+    port = free_port()
+    place = ("--host", "127.0.0.1", "--port", str(port), "--threads", "1")
+
+    def begun() -> Launched:
+        environment = own_environment({"DYN_USE_KV_EVENTS": "false"})
+        launched = Launched(own_command(*place, *HEALTH), environment, port)
+        launched.wait_until_healthy()
+        return launched
+
+    service = Reached(port)
+    with (
+        ExitStack() as stack,
+        begun() as first,
+        Gateway(service, *LONG) as gateway,
+        two_engines(service) as engines,
+    ):
+
+        async def restarted(scene: Scene, engine: Engine) -> None:
+            first.kill()
+            stack.enter_context(begun())
+            for each in engines:
+                each.register()
+            engine.kill()
+
+        asyncio.run(play(service, gateway, engines, restarted))
+
+
+def test_a_gateway_that_is_asked_to_end_lets_its_clients_read_to_the_end(service, engines):
+    async def asked_to_end(scene: Scene, engine: Engine) -> None:
+        gateway.process.terminate()
+        await scene.tell(engine, "go")
+
+    with Gateway(service, *LONG) as gateway:
+        asyncio.run(play(service, gateway, engines, asked_to_end))
+        assert gateway.process.wait(PATIENCE_S) is not None
 
 
 def test_a_client_that_leaves_frees_its_reservation_at_once(service, engines, gateway):
