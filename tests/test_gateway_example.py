@@ -142,7 +142,7 @@ class Reader:
         """It is the undisturbed answer."""
         right = list(islice(generated(ids_of(self.prompt)), TOKENS))
         assert self.tokens == right
-        assert self.text == "".join(map(text_of, right))
+        assert self.text == text_of(right)
         assert (self.is_done, self.reasons, len(self.ids)) == (True, ["length"], 1)
 
 
@@ -374,7 +374,7 @@ def test_a_client_may_want_its_answer_in_one_piece(service, engines, gateway):
                     whole = await answer.json()
                 right = list(islice(generated(ids_of(prompt)), TOKENS))
                 (choice,) = whole["choices"]
-                assert choice["text"] == "".join(map(text_of, right))
+                assert choice["text"] == text_of(right)
                 assert choice["finish_reason"] == "length"
                 assert "token_ids" not in choice
                 assert whole["usage"]["completion_tokens"] == TOKENS

@@ -18,10 +18,9 @@ frees its reservation at once, also while it waits for its first token.
 
 What is not as if nothing had happened: with a temperature above 0 the rest is drawn anew (from the
 right distribution); penalties take what was generated before the move for a part of the prompt; a
-stop string across the border is not seen, and a character whose first bytes were generated before
-it may be lost; `text_offset` begins anew.  Requests with a grammar or a schema are not carried on,
-and several answers to one prompt not accepted.  A prompt may be a text; then ranks are chosen by
-load alone, since only token ids say who has it in the cache.
+stop string across the border is not seen; `text_offset` begins anew.  Requests with a grammar or a
+schema are not carried on, and several answers to one prompt not accepted.  A prompt may be a text;
+then ranks are chosen by load alone, since only token ids say who has it in the cache.
 
 Needs aiohttp, starlette, uvicorn.
 """
@@ -37,7 +36,7 @@ from typing import Any
 
 import aiohttp
 import uvicorn
-from gateway_answer import Answer, Patience
+from gateway_answer import Answer, Patience, add
 from gateway_engine import CONNECT_S_MAX
 from gateway_selector import NoAnswer, Rank, Selector
 from starlette.applications import Starlette
@@ -166,18 +165,6 @@ class Served:
         return chunk | {"choices": [whole], "usage": self._answer.usage()}
 
 
-def add(whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
-    """The next chunk of it: texts and lists grow, of everything else the last counts."""
-    for name, value in choice.items():
-        before = whole.get(name)
-        if before is None or not (name == "text" or isinstance(value, list | dict)):
-            whole[name] = value
-        elif isinstance(value, dict):  # log-probabilities
-            add(before, value)
-        else:
-            whole[name] = before + value
-
-
 def event(data: bytes, more: bool) -> Message:
     return {"type": "http.response.body", "body": b"data: %s\n\n" % data, "more_body": more}
 
@@ -231,9 +218,11 @@ def options() -> argparse.Namespace:
     add_flag("--host", default="127.0.0.1")
     add_flag("--port", type=int, default=8080, help="0: any; the first line of output says which")
     add_flag("--model", default="default", help="for requests that name none")
-    add_flag("--first-token-secs", type=float, default=60.0, help="an engine's time for it")
+    first = "how long an engine may take for its first token"
+    add_flag("--first-token-secs", type=float, default=60.0, help=first)
     add_flag("--stall-secs", type=float, default=10.0, help="between two tokens")
-    add_flag("--move-secs", type=float, default=1.0, help="how long a broken answer waits for")
+    move = "how long a broken answer waits for the service to move it"
+    add_flag("--move-secs", type=float, default=1.0, help=move)
     return parser.parse_args()
 
 

@@ -28,6 +28,8 @@ RESUME_S_MAX = 60.0
 """How long room is looked for when the client has a part of its answer."""
 CALLS_MAX = 8
 """Calls to the service that are not answered; further blocks of output are reported later."""
+HELD_TOKENS_MAX = 8
+"""Without any text; more are no part of a character."""
 FREE_FORM = "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar"
 """Fields with which an engine keeps state that a prompt does not carry to another one."""
 
@@ -73,6 +75,8 @@ class Answer:
         self._head: dict[str, Any] = {}
         """What all chunks have in common; empty before the first."""
         self._keeps_no_state = not any(request.get(name) for name in FREE_FORM)
+        self._held: dict[str, Any] | None = None
+        """What came and is not passed on yet."""
         self._has_ids = True
         self._has_reason = self.is_over = False
         self._id = ""
@@ -205,7 +209,7 @@ class Answer:
     def _leave(self) -> None:
         if self._stream is not None:
             self._stream.close()
-            self._stream = None
+            self._stream, self._held = None, None
 
     def _give_back(self, outcome: str = "") -> None:
         if self._id:
@@ -236,6 +240,16 @@ class Answer:
 
     async def _read(self, stream: EngineStream) -> dict[str, Any] | None:
         """Raises Moved, EngineFailed."""
+        while (chunk := await self._received(stream)) is not None:
+            choices = chunk["choices"]
+            chunk["choices"] = [whole for each in choices if (whole := self._legible(each))]
+            if chunk["choices"] or not choices:
+                return self._noted(chunk)
+        self.is_over = True
+        return None
+
+    async def _received(self, stream: EngineStream) -> dict[str, Any] | None:
+        """None: there is no more, and no more is needed."""
         seconds = self._patience.stall_s if stream.has_begun else self._patience.first_token_s
         try:
             chunk = await self._within(seconds, stream.next())
@@ -244,29 +258,40 @@ class Answer:
         except EngineFailed:
             if not self._has_reason:
                 raise
-            chunk = None  # nothing of it is missing
-        if chunk is None:
-            self.is_over = True
             return None
-        return self._noted(stream, chunk)
+        if chunk is not None and not stream.has_begun:
+            stream.has_begun = True
+            self._began()
+        return chunk
 
-    def _noted(self, stream: EngineStream, chunk: dict[str, Any]) -> dict[str, Any]:
+    def _legible(self, choice: dict[str, Any]) -> dict[str, Any] | None:
+        """With what was held back before it; None: it is held back, too.
+
+        A token without a text is a part of a character: an engine that was given it as the end of
+        a prompt would not write the rest, so it has to be computed again, too.
+        """
+        if self._held is not None:
+            add(self._held, choice)
+            choice = self._held
+        is_short = len(choice.get("token_ids") or ()) < HELD_TOKENS_MAX
+        is_held = is_short and not choice["text"] and choice.get("finish_reason") is None
+        self._held = choice if is_held else None
+        return None if is_held else choice
+
+    def _noted(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """As the client gets it."""
         for choice in chunk["choices"]:
-            self._note(stream, choice)
+            self._note(choice)
         if chunk.get("usage"):
             chunk["usage"] = self.usage()
         if not self._head:
             self._head = {name: chunk[name] for name in COMMON if name in chunk}
         return chunk | self._head
 
-    def _note(self, stream: EngineStream, choice: dict[str, Any]) -> None:
+    def _note(self, choice: dict[str, Any]) -> None:
         prompt, new = choice.pop("prompt_token_ids", None), choice.pop("token_ids", None) or []
         self._prompt = self._prompt or prompt
         self._has_ids &= bool(new) or not choice["text"]
-        if not stream.has_begun:
-            stream.has_begun = True
-            self._began()
         if self._request.get("return_token_ids"):
             choice["token_ids"] = new
             if not self._head:
@@ -328,3 +353,15 @@ class Answer:
             answer = await self._selector.tell(method, path, body)
         if "migrated_to" in answer:
             self.moved(reservation_id, Rank.of(answer["migrated_to"]))
+
+
+def add(whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
+    """The next chunk of it: texts and lists grow, of everything else the last value counts."""
+    for name, value in choice.items():
+        before = whole.get(name)
+        if before is None or not (name == "text" or isinstance(value, list | dict | None)):
+            whole[name] = value
+        elif isinstance(value, dict):  # log-probabilities
+            add(before, value)
+        elif value is not None:
+            whole[name] = before + value

@@ -1,7 +1,8 @@
 """An engine as a process of its own: each token is a formula over all tokens before it.
 
 So an answer that goes on elsewhere, from its prompt and what there was of it, is the answer that it
-would have been.  It streams as vLLM does, with a pause before each token, and answers canaries.
+would have been.  It streams as vLLM does, with a pause before each token and without a text where a
+token ends within a character, and answers canaries.
 
     POST /hold {"after": n}     streams stop after n tokens, until POST /go
     GET /streams                those that are under way
@@ -11,7 +12,7 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -44,8 +45,18 @@ def ids_of(prompt: list[int] | str) -> list[int]:
     return list(prompt.encode()) if isinstance(prompt, str) else prompt
 
 
-def text_of(token: int) -> str:
-    return f"<{token}>"
+def texts_of(tokens: Iterable[int]) -> Iterator[str]:
+    """Of each; some are but the beginning of a character, and readable with the next token."""
+    begun = ""
+    for token in tokens:
+        text = f"{begun}<{token}>"
+        begun = text if token % 3 == 0 else ""
+        yield "" if begun else text
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    """Of all; a beginning at the end is not written."""
+    return "".join(texts_of(tokens))
 
 
 class TokenEngine:
@@ -61,18 +72,21 @@ class TokenEngine:
         if body.get("stream"):
             return StreamingResponse(self._stream(body), media_type="text/event-stream")
         tokens = list(islice(generated(ids_of(body["prompt"])), body["max_tokens"]))
-        choice = self._choice(body, tokens, "length") | {"logprobs": logprobs(tokens)}
+        choice = self._choice(body, tokens, text_of(tokens), "length")
+        choice["logprobs"] = logprobs(tokens)
         return JSONResponse(self._chunk(choice))
 
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
         self._streams += 1
         try:
             prompt, count = ids_of(body["prompt"]), body["max_tokens"]
-            for number, token in enumerate(islice(generated(prompt), count)):
+            tokens = list(islice(generated(prompt), count))
+            for number, (token, text) in enumerate(zip(tokens, texts_of(tokens), strict=True)):
                 if self._hold_after == number:
                     await self._goes.wait()
                 await asyncio.sleep(PAUSE_S)
-                choice = self._choice(body, [token], "length" if number == count - 1 else None)
+                reason = "length" if number == count - 1 else None
+                choice = self._choice(body, [token], text, reason)
                 if number == 0:
                     choice["prompt_token_ids"] = prompt
                 yield f"data: {json.dumps(self._chunk(choice))}\n\n"
@@ -80,12 +94,13 @@ class TokenEngine:
         finally:
             self._streams -= 1
 
-    def _choice(self, body: dict[str, Any], tokens: list[int], reason: str | None) -> Any:
+    def _choice(
+        self, body: dict[str, Any], tokens: list[int], text: str, reason: str | None
+    ) -> dict[str, Any]:
         ids = tokens if body.get("return_token_ids") else None
-        text = "".join(map(text_of, tokens))
         return {"index": 0, "text": text, "finish_reason": reason, "token_ids": ids}
 
-    def _chunk(self, choice: Any) -> dict[str, Any]:
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         head = {"id": f"cmpl-{os.getpid()}", "object": "text_completion", "created": 1}
         return {**head, "model": "m", "choices": [choice]}
 
