@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from scripts.playing.differences import Difference, differences
-from select_service.core.health.migration import Movable, Move, Target, plan
+from select_service.core.health.migration import Movable, Move, plan
 from select_service.core.health.move_cost import LINKS, KvLayout, MoveTerms, move_cost
+from select_service.core.health.plan_targets import Target
 from select_service.core.identity import Rank
 
 Case = dict[str, Any]

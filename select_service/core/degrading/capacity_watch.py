@@ -1,8 +1,8 @@
 """The capacity of each model, its level of degradation, and the brakes of the gate that follow."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,10 +24,23 @@ from select_service.core.health.monitor import HealthMonitor
 from select_service.core.identity import PartitionKey
 from select_service.core.moving.pace import Pace
 
+T = TypeVar("T")
 WHOLE = 1.05
 """What counts for a fleet of which nothing is missing where nothing is promised: its ratio is never
 above 1, and would not be enough for the best level with its margin."""
 _CHANGES = StateChanged | WeightChanged | Promoted
+RANKS_PER_TURN = 1024
+"""So much is looked at before others get their turn, in ranks with a rate, some 0.5 us each."""
+RANKS_PER_STEP = 256
+WORKER_RANKS = 8
+"""What looking at a worker is worth."""
+PARTITION_RANKS = 128
+"""What looking at a partition is worth, whatever it holds."""
+Looking = Generator[int, None, T]
+"""Yields after some work how much it was, in ranks."""
+
+
+_SOMETHING = (None,)
 
 
 class _Declared(NamedTuple):
@@ -79,20 +92,38 @@ class CapacityWatch:
         """To be read only."""
         self._declared: dict[PartitionKey, _Declared] = {}
         self._has_changed = False
+        self._looks: list[Looking[None]] = []
+        """The one that is not at its end, if there is one."""
+        self._now = 0.0
 
     def follow(self, effect: Effect, now: float) -> None:
         """Weights may be others now."""
         if isinstance(effect, _CHANGES):
             self._has_changed = True
 
-    def settle(self, now: float) -> None:
-        """After all effects of a turn, if one of them matters."""
-        if self._has_changed:
-            self.tick(now)
-
     def tick(self, now: float) -> None:
-        """Look at every model.  O(ranks)"""
-        self._has_changed = False
+        """Look at every model, in this turn and those that follow."""
+        self._has_changed = True
+        self.settle(now)
+
+    def settle(self, now: float) -> None:
+        """After all effects of a turn: one turn of a look at every model, if one of them matters.
+
+        What changes while it goes on is seen by another one behind it.
+        """
+        self._now, left = now, RANKS_PER_TURN
+        if self._has_changed and not self._looks:
+            self._has_changed = False
+            self._looks.append(self._look_at_all())
+        while self._looks and left > 0:
+            done = next(self._looks[0], None)
+            left -= done or 0
+            if done is None:
+                self._looks.clear()
+        if self.is_looking:
+            self._monitor.touched.wake_if(_SOMETHING)
+
+    def _look_at_all(self) -> Looking[None]:
         keys: dict[str, list[PartitionKey]] = {}
         for key in self._partitions:
             keys.setdefault(key.model_name, []).append(key)
@@ -102,69 +133,84 @@ class CapacityWatch:
         for key in self._declared.keys() - self._partitions.keys():
             del self._declared[key]
         for model_name, own in keys.items():
-            self._look(model_name, own, now)
+            yield from self._look(model_name, own)
+
+    @property
+    def is_looking(self) -> bool:
+        """Is there something for further turns?"""
+        return bool(self._looks) or self._has_changed
 
     def of(self, key: PartitionKey) -> CapacityView | None:
         """For the list of the fleet; None: before the first look."""
         known = self.models.get(key.model_name)
         return None if known is None else known.view
 
-    def _look(self, model_name: str, keys: list[PartitionKey], now: float) -> None:
+    def _look(self, model_name: str, keys: list[PartitionKey]) -> Looking[None]:
         known = self.models.setdefault(model_name, ModelCapacity())
-        known.capacity, promised = None, self._promises.get(model_name)
+        promised, found = self._promises.get(model_name), None
         if promised is not None:
-            means = self._pace.means(model_name, now)
-            found = capacity(self._ranks(keys), promised, means)
-            known.capacity = found if found.effective_rps > 0.0 else None
+            ranks = yield from self._ranks(keys)
+            found = capacity(ranks, promised, self._pace.means(model_name, self._now))
+        known.capacity = found if found is not None and found.effective_rps > 0.0 else None
         if known.capacity is not None:
             known.ratio = known.capacity.ratio
         else:
-            known.ratio = self._ratio_of_weights(keys)
+            known.ratio = yield from self._ratio_of_weights(keys)
         known.partitions, before = len(keys), known.partitions
         enough = known.ratio
         if known.capacity is None and known.ratio >= 1.0:
             enough = WHOLE
-        if known.degradation.update(enough, now) or before != len(keys):
+        if known.degradation.update(enough, self._now) or before != len(keys):
             self._brake(model_name, known.degradation)
+            yield PARTITION_RANKS
 
-    def _ratio_of_weights(self, keys: list[PartitionKey]) -> float:
-        own = set(keys)
-        parts = [part for key, part in self._monitor.partitions() if key in own]
-        serving = sum(part.health.roster.serving for part in parts)
-        weights = [float(_weights(self._partitions[key]).sum()) for key in keys]
+    def _ratio_of_weights(self, keys: list[PartitionKey]) -> Looking[float]:
+        weights, serving = [], 0
+        for key in keys:
+            partition, checked = self._partitions.get(key), self._monitor.partition(key)
+            if partition is not None and checked is not None:
+                serving += checked.health.roster.serving
+                weights.append(float(_weights(partition).sum()))
+            yield PARTITION_RANKS
         return ratio_of_weights(weights, serving) if serving else 1.0
 
-    def _ranks(self, keys: list[PartitionKey]) -> Iterator[RankCapacity]:
+    def _ranks(self, keys: list[PartitionKey]) -> Looking[list[RankCapacity]]:
         """Each partition as if it were one rank that has all of it."""
+        found = []
         for key in keys:
-            partition = self._partitions[key]
-            columns, weights = partition.table.columns, _weights(partition)
-            blocks = np.where(np.isfinite(columns.kv_blocks), columns.kv_blocks, 0.0)
-            decode = self._decode_of(key, partition)
-            yield RankCapacity(
-                1.0,
-                int(weights @ blocks),
-                partition.block_size,
-                float(weights @ self._prefill_of(partition)),
-                float(weights @ decode),
-            )
+            partition = self._partitions.get(key)
+            if partition is not None:
+                declared = yield from self._decode_of(key, partition)
+                prefill = yield from self._prefill_of(key, partition)
+                found.append(_as_one(partition, prefill, declared))
+            yield PARTITION_RANKS
+        return found
 
-    def _prefill_of(self, partition: Partition) -> Floats:
+    def _prefill_of(self, key: PartitionKey, partition: Partition) -> Looking[Floats]:
         """Learnt, else declared."""
         rates = partition.table.columns.speed.copy()
-        for rank, slot in partition.table.slots():
-            rate = self._pace.learnt(rank)
-            if rate is not None:
-                rates[slot] = rate
+        learnt = self._pace.rates(key)
+        for begin in range(0, len(learnt), RANKS_PER_STEP):
+            for rank, rate in learnt[begin : begin + RANKS_PER_STEP]:
+                slot = partition.table.find(rank)
+                if slot is None:
+                    self._pace.forget(rank)
+                elif slot < len(rates):
+                    rates[slot] = rate
+            yield RANKS_PER_STEP
         return rates
 
-    def _decode_of(self, key: PartitionKey, partition: Partition) -> Floats:
+    def _decode_of(self, key: PartitionKey, partition: Partition) -> Looking[Floats]:
         table, known = partition.table, self._declared.get(key)
         if known is None or known.version != table.version:
-            speeds = np.zeros(table.n_slots)
-            for _, slot in table.slots():
-                speeds[slot] = table.row(slot).worker.given.decode_tokens_per_s or 0.0
-            known = self._declared[key] = _Declared(table.version, speeds)
+            version, speeds = table.version, np.zeros(table.n_slots)
+            for worker_id in table.workers():
+                at = np.array(table.slots_of(worker_id), np.intp)
+                if len(at):
+                    given = table.row(int(at[0])).worker.given
+                    speeds[at[at < len(speeds)]] = given.decode_tokens_per_s or 0.0
+                yield WORKER_RANKS
+            known = self._declared[key] = _Declared(version, speeds)
         return known.decode
 
     # --- the gate
@@ -187,6 +233,19 @@ class CapacityWatch:
         if self._gate is not None:
             braked = {name for name, each in self.models.items() if each.degradation.level}
             assert braked == self._gate.brakes.keys()
+
+
+def _as_one(partition: Partition, prefill: Floats, decode: Floats) -> RankCapacity:
+    """prefill, decode: tokens/s, of the slots that there were when they were made"""
+    columns, weights = partition.table.columns, _weights(partition)
+    blocks = np.where(np.isfinite(columns.kv_blocks), columns.kv_blocks, 0.0)
+    return RankCapacity(
+        1.0,
+        int(weights @ blocks),
+        partition.block_size,
+        float(weights[: len(prefill)] @ prefill),
+        float(weights[: len(decode)] @ decode),
+    )
 
 
 def _brake_of(level: int, effects: LevelEffects, n_tiers: int) -> Brake:

@@ -6,8 +6,7 @@ only note what changed; that and all effects have one place, `settle`.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from math import inf
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from select_service.bodies.health import (
     CapacityView,
@@ -20,6 +19,7 @@ from select_service.core.fitness.following import HealthFollower
 from select_service.core.fitness.report import HealthReport, health_report
 from select_service.core.fitness.reports import Reports, outcome_of
 from select_service.core.fitness.views import CapacityOf, fleet_health, worker_health
+from select_service.core.fitness.worker_turns import Wish, WorkerTurns
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.fleet.partition import Partition
 from select_service.core.health.canary_prompts import CanaryPrompt
@@ -37,9 +37,10 @@ from select_service.core.workers.catalog import Worker
 from select_service.errors import Conflict, NotFound
 from select_service.urls import engine_url_error
 
-EFFECTS_PER_TURN_MAX = 512
-RANKS_PER_TURN_MAX = 128
-"""Ranks of workers that changed, after which further workers are left for another turn."""
+EFFECTS_PER_TURN_MAX = 160
+RANKS_PER_TURN_MAX = 64
+"""Ranks of workers that come, go, drain or serve again, some 20 us each."""
+RANKS_PER_STEP = 32
 
 PromptsOf = Callable[[PartitionKey], Sequence[CanaryPrompt]]
 
@@ -67,65 +68,84 @@ class Fitness:
         self._touched = touched
         self._effects: deque[Effect] = deque()
         """Of verbs that were long, what is left for further turns."""
-        self._changed: dict[int, bool] = {}
-        """Workers that were put or deleted, and whether they were registered anew."""
+        self._turns = WorkerTurns(self._carried_out)
+        self._now = 0.0
+        """Of the turn."""
         self._stays: set[int] = set()
         """Workers that drain and whose reservations stay."""
 
-    # --- the catalog
+    # --- the catalog, and ranks in turns
 
     def changed(self, worker_id: int, is_registration: bool) -> None:
         """A worker was registered, changed or deleted."""
-        self._changed[worker_id] = is_registration or self._changed.get(worker_id, False)
-        self._touched.wake_if(self._changed)
+        self._turns.changed(worker_id, is_registration)
+        self._touched.wake_if(self._turns)
         worker = self._fleet.catalog.find(worker_id)
         if worker is not None and worker.schedulable:
-            self._keep_out(worker)
+            self._fleet.set_weights(worker, self._kept_out(worker))
 
-    def _keep_out(self, worker: Worker) -> None:
+    def _kept_out(self, worker: Worker) -> Iterator[tuple[Rank, float, str]]:
         """A rank that was not to be chosen is not, either, in a new row that nobody has looked at;
         nor is a new spare.  O(ranks of the worker)"""
-        known = self.monitor.worker(worker.worker_id)
         for rank in worker.ranks():
-            if known is not None and known.key == worker.key and rank.dp_rank in known.dp_ranks:
-                self._weigh(rank)
+            if self.monitor.is_of(rank, worker.key):
+                told = self._told(rank)
+                if told[1] != 1.0:
+                    yield told
             elif worker.given.spare:
-                self._fleet.set_weight(rank, 0.0, "spare")
+                yield rank, 0.0, "spare"
 
-    def _follow_catalog(self, now: float, ranks_max: float = inf) -> None:
-        """O(ranks of the workers that changed).  Further ones are left once so many were seen."""
-        while self._changed and ranks_max > 0:
-            worker_id = next(iter(self._changed))
-            is_registration = self._changed.pop(worker_id)
-            worker = self._fleet.catalog.find(worker_id)
-            if worker is None or not worker.schedulable:
-                self._left(worker_id)
-                ranks_max -= 1
-            else:
-                self._put(worker, is_registration, now)
-                ranks_max -= len(worker.dp_ranks())
+    def _go_on(self, now: float) -> None:
+        """Look at some ranks of those workers about which something is to be done."""
+        self._now = now
+        self._turns.go_on(RANKS_PER_TURN_MAX)
 
-    def _left(self, worker_id: int) -> None:
+    def _carried_out(self, worker_id: int, wish: Wish) -> Iterator[int]:
+        """Yields after some ranks how many they were."""
+        worker = self._fleet.catalog.find(worker_id)
+        if worker is None or not worker.schedulable:
+            yield from self._left(worker_id)
+            return
+        if wish.changed:
+            yield from self._put(worker, wish.is_registration)
+        if wish.drains is not None:
+            change = self.monitor.drain if wish.drains else self.monitor.undrain
+            for ranks in _some(worker.ranks()):
+                change(worker_id, self._now, ranks)
+                yield len(ranks)
+
+    def _left(self, worker_id: int) -> Iterator[int]:
+        known = self.monitor.worker(worker_id)
+        for ranks in _some(() if known is None else known.ranks()):
+            self.monitor.forget(ranks)
+            yield len(ranks)
         self.monitor.left(worker_id)
         self.times.left(worker_id)
         self._stays.discard(worker_id)
 
-    def _put(self, worker: Worker, is_registration: bool, now: float) -> None:
+    def _put(self, worker: Worker, is_registration: bool) -> Iterator[int]:
         """A change that leaves ranks and endpoint as they were says nothing of their health."""
         known, checked = self.monitor.worker(worker.worker_id), _checked(worker)
         stands = known is not None and known._replace(is_spare=checked.is_spare) == checked
-        if is_registration or not stands:
-            self.monitor.joined(checked, now)
+        is_new = is_registration or not stands
+        if is_new:
+            for ranks in _some(self.monitor.outdated(checked)):
+                self.monitor.forget(ranks)
+                yield len(ranks)
             self.times.joined(worker.worker_id)
             self._stays.discard(worker.worker_id)
-        for rank in worker.ranks():  # their rows may be new
-            self._weigh(rank)
+        for ranks in _some(worker.ranks()):
+            if is_new:
+                self.monitor.joined(checked, self._now, ranks)
+            self._fleet.set_weights(worker, map(self._told, ranks))  # their rows may be new
+            yield len(ranks)
 
     # --- effects
 
     def settle(self, now: float) -> None:
         """Carry out what followed from verbs since the last call, as much as one turn may."""
-        self._follow_catalog(now, RANKS_PER_TURN_MAX)
+        self._go_on(now)
+        self.monitor.go_on(now)
         self._effects += self.monitor.take_effects()
         for _ in range(min(len(self._effects), EFFECTS_PER_TURN_MAX)):
             effect = self._effects.popleft()
@@ -138,7 +158,7 @@ class Fitness:
         for follower in self.followers:
             follower.settle(now)
         self._touched.wake_if(self._effects)
-        self._touched.wake_if(self._changed)
+        self._touched.wake_if(self._turns)
 
     def _move_latecomers(self, out: StateChanged, now: float) -> None:
         """What was booked on a rank after it was out and before its weight said so leaves, too."""
@@ -155,10 +175,14 @@ class Fitness:
 
     def _weigh(self, rank: Rank) -> None:
         """By what the monitor said last.  Of a rank that has left meanwhile, nothing."""
-        if self._place(rank) is not None:
-            record = self.monitor.record(rank)
-            state = "spare" if record.is_spare and record.state.serves else record.state.word
-            self._fleet.set_weight(rank, record.told_weight, state)
+        if self.monitor.knows(rank):
+            self._fleet.set_weight(*self._told(rank))
+
+    def _told(self, rank: Rank) -> tuple[Rank, float, str]:
+        """The rank, its weight and why it has it.  Raises KeyError for one that is not here."""
+        record = self.monitor.record(rank)
+        state = "spare" if record.is_spare and record.state.serves else record.state.word
+        return rank, record.told_weight, state
 
     def booked_on(self, rank: Rank) -> int:
         """Reservations on a rank.  O(1)"""
@@ -171,11 +195,11 @@ class Fitness:
     # --- time
 
     def tick(self, now: float) -> bool:
-        """Once a second.  Never leaves anything for the next turn."""
-        self._follow_catalog(now)
+        """Once a second, and again in the next turn as long as that is returned."""
         more = self.monitor.tick(now)
-        for follower in self.followers:
-            follower.tick(now)
+        if not more:
+            for follower in self.followers:
+                follower.tick(now)
         return more
 
     # --- checks, for who makes them
@@ -209,32 +233,40 @@ class Fitness:
 
     def ended(self, reservation_id: str, rank: Rank, outcome: str, now: float) -> None:
         """A reservation was freed so; of a rank that has left, nothing."""
-        self._follow_catalog(now)
+        self._go_on(now)
         if self._place(rank) is not None:
             report = OutcomeReport(rank, Outcome(outcome), reservation_id)
             self.reports.reported(report, now)
 
     def drain(self, worker_id: int, moves: bool, now: float) -> Worker:
-        """No new requests.  moves: what is booked goes elsewhere.  Raises NotFound, Conflict."""
+        """No new requests, after some turns if it has many ranks.  Raises NotFound, Conflict.
+
+        moves: what is booked goes elsewhere
+        """
         worker = self._known(worker_id, now)
         if moves:
             self._stays.discard(worker_id)
         else:
             self._stays.add(worker_id)
-        self.monitor.drain(worker_id, now)
-        return worker
+        return self._drains(worker, True, now)
 
     def undrain(self, worker_id: int, now: float) -> Worker:
-        """Serve again, if an operator let it drain.  Raises NotFound, Conflict."""
+        """Serve again, if an operator let it drain; in turns, too.  Raises NotFound, Conflict."""
         worker = self._known(worker_id, now)
         self._stays.discard(worker_id)
-        self.monitor.undrain(worker_id, now)
+        return self._drains(worker, False, now)
+
+    def _drains(self, worker: Worker, drains: bool, now: float) -> Worker:
+        self._turns.drains(worker.worker_id, drains)
+        self._go_on(now)
+        self._touched.wake_if(self._turns)
         return worker
 
     def check(self, worker_id: int, now: float) -> Worker:
         """Check its ranks now.  Raises NotFound, Conflict if none of them is ever checked."""
         worker = self._known(worker_id, now)
-        if not any(map(self.monitor.is_checked, worker.ranks())):
+        is_behind = self._turns.is_behind(worker_id)
+        if not is_behind and not any(map(self.monitor.is_checked, worker.ranks())):
             raise Conflict(
                 f"worker {worker_id} is not checked: its endpoint is not one for HTTP, or there "
                 "are no prompts for its model"
@@ -250,7 +282,7 @@ class Fitness:
 
     def _known(self, worker_id: int, now: float) -> Worker:
         """Raises NotFound, Conflict."""
-        self._follow_catalog(now)
+        self._go_on(now)
         worker = self._fleet.catalog.get(worker_id)
         if not worker.schedulable:
             raise Conflict(f"worker {worker_id} is {worker.lifecycle}, it has no health")
@@ -275,8 +307,13 @@ class Fitness:
         self, model_name: str | None, tenant_id: str | None, now: float
     ) -> Iterator[PartitionHealthView | None]:
         """See `views`."""
-        self._follow_catalog(now)
+        self._go_on(now)
         return fleet_health(self.monitor, self.capacity_of, model_name, tenant_id, now)
+
+    @property
+    def is_behind(self) -> bool:
+        """Is there something for further turns?"""
+        return bool(self._turns or self._effects or self.monitor.has_effects)
 
     def report(self) -> Generator[None, None, HealthReport]:
         """See `report`."""
@@ -285,17 +322,24 @@ class Fitness:
     def check_invariants(self) -> None:
         """For tests."""
         self.monitor.check_invariants()
-        if self._changed or self._effects:
+        if self.is_behind:
             return
+        known = [worker for worker in self._fleet.catalog if worker.schedulable]
+        assert {r for worker in known for r in worker.ranks()} == set(self.monitor.ranks())
         for partition in self._fleet.partitions.values():
             for rank, slot in partition.table.slots():
                 record = self.monitor.record(rank)
-                if not self.monitor.has_effects:
-                    assert partition.table.columns.weight[slot] == record.told_weight
+                assert partition.table.columns.weight[slot] == record.told_weight
 
 
 def _unknown_capacity(key: PartitionKey) -> CapacityView | None:
     return None
+
+
+def _some(ranks: Sequence[Rank]) -> Iterable[Sequence[Rank]]:
+    """All of them, a few at a time."""
+    starts = range(0, len(ranks), RANKS_PER_STEP)
+    return (ranks[start : start + RANKS_PER_STEP] for start in starts)
 
 
 def _checked(worker: Worker) -> CheckedWorker:

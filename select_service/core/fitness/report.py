@@ -82,6 +82,7 @@ def health_report(
         if view is not None:
             capacity[key.model_name] = view.level, view.ratio
     counts = monitor.counts
+    failures = yield from _failures(counts.failures, ranks.workers)
     return HealthReport(
         workers=ranks.workers,
         check_times={
@@ -89,7 +90,7 @@ def health_report(
             **{(w, name): held.copy() for w, by in times.own.items() for name, held in by.items()},
         },
         checks={kind.value: counts.checks[kind] for kind in _FOUND},
-        failures=_failures(counts.failures, ranks.workers),
+        failures=failures,
         transitions={(a.word, b.word): n for (a, b), n in counts.transitions.items()},
         ranks={state.word: ranks.states[state] for state in State},
         spares={state.word: ranks.spares[state] for state in State},
@@ -108,7 +109,14 @@ _FOUND = [kind for kind in Kind if kind not in (Kind.PASSIVE, Kind.FATAL, Kind.O
 
 def _failures(
     counts: Counter[tuple[int, Kind]], shown: Mapping[int, object]
-) -> dict[tuple[int, str], int]:
-    """Wrong answers of those with numbers of their own begin at 0, so that the first is seen."""
+) -> Generator[None, None, dict[tuple[int, str], int]]:
+    """Wrong answers of those with numbers of their own begin at 0, so that the first is seen.
+
+    In steps: every worker may have failed in every way.
+    """
     found = {(worker_id, kind.value): 0 for worker_id in shown for kind in sorted(WRONG_ANSWERS)}
-    return found | {(worker_id, kind.value): n for (worker_id, kind), n in counts.items()}
+    for number, (worker_id, kind) in enumerate(list(counts), 1):
+        found[worker_id, kind.value] = counts[worker_id, kind]
+        if number % RANKS_PER_STEP == 0:
+            yield
+    return found

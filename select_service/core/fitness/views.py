@@ -1,8 +1,9 @@
 """The health of ranks, workers and fleets, for people and their programs."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import cast
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
@@ -26,6 +27,7 @@ CapacityOf = Callable[[PartitionKey], CapacityView | None]
 """None: degradation is off."""
 RANKS_PER_STEP = 128
 """Ranks that are shown before others may be served."""
+_encode = msgspec.json.Encoder().encode
 
 
 def rank_health(monitor: HealthMonitor, rank: Rank, now: float) -> RankHealth:
@@ -81,12 +83,13 @@ def fleet_health(
     keys = [key for key, _ in monitor.partitions() if key.within(model_name, tenant_id)]
     sources = monitor.book.sources()
     for key in sorted(keys):
-        rows = []
-        for number, rank in enumerate(sorted(monitor.ranks_of_partition(key)), 1):
-            if monitor.knows(rank):
-                shown = asdict(rank_health(monitor, rank, now))
-                rows.append(RankHealthRow(worker_id=rank[0], dp_rank=rank[1], **shown))
-            if number % RANKS_PER_STEP == 0:
+        rows: list[msgspec.Raw] = []
+        workers = sorted({rank.worker_id for rank in monitor.ranks_of_partition(key)})
+        yield None
+        for rank in _ranks_of(monitor, workers):
+            if monitor.is_of(rank, key):
+                rows.append(_row(monitor, rank, now))
+            if len(rows) % RANKS_PER_STEP == 0:
                 yield None
         partition = monitor.partition(key)
         if partition is not None:
@@ -98,9 +101,22 @@ def fleet_health(
                 reference_source=None if source is None else source.value,
                 capacity=capacity_of(key),
                 spares=partition.health.roster.spares,
-                spares_wanted=spares_wanted(len({row.worker_id for row in rows})),
-                ranks=rows,
+                spares_wanted=spares_wanted(len(workers)),
+                ranks=cast(list[RankHealthRow], rows),
             )
+
+
+def _ranks_of(monitor: HealthMonitor, workers: Sequence[int]) -> Iterator[Rank]:
+    """Of those workers that are still here."""
+    for worker_id in workers:
+        worker = monitor.worker(worker_id)
+        yield from () if worker is None else worker.ranks()
+
+
+def _row(monitor: HealthMonitor, rank: Rank, now: float) -> msgspec.Raw:
+    """As JSON: rows of many ranks at once would take long."""
+    shown = asdict(rank_health(monitor, rank, now))
+    return msgspec.Raw(_encode(RankHealthRow(worker_id=rank[0], dp_rank=rank[1], **shown)))
 
 
 def _state(state: State) -> HealthState:

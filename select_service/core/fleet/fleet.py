@@ -11,7 +11,7 @@ listeners of KV events have to follow is noted, and taken in one place (`take_ch
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -389,11 +389,19 @@ class Fleet:
         state: why it is out, in a word for those who are refused
         """
         worker = self.catalog.find(rank.worker_id)
-        if worker is None or not worker.schedulable:
+        if worker is not None and worker.schedulable:
+            self.set_weights(worker, ((rank, weight, state),))
+
+    def set_weights(self, worker: Worker, weights: Iterable[tuple[Rank, float, str]]) -> None:
+        """As `set_weight`, of ranks of a worker that could be chosen."""
+        partition, turned = self.partitions.get(worker.key), False
+        if partition is None:
             return
-        table = self.partitions[worker.key].table
-        slot = table.find(rank)
-        if slot is not None and table.set_weight(slot, weight, state):
+        table = partition.table
+        for rank, weight, state in weights:
+            slot = table.find(rank)
+            turned |= slot is not None and table.set_weight(slot, weight, state)
+        if turned:
             self._touched.capacity(worker.key)
 
     # --- what listeners follow

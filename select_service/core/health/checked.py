@@ -1,6 +1,7 @@
 """What is known of ranks and partitions besides the state machine: who they are, who they asked."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -97,15 +98,46 @@ class CheckedRank:
     wrong: Pool = field(default_factory=Pool)
 
 
+class RankSet:
+    """Ranks in no order that matters, any of which can be named by a number below their count.
+
+    Every verb is O(1)
+    """
+
+    def __init__(self) -> None:
+        self._ranks: list[Rank] = []
+        self._at: dict[Rank, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __getitem__(self, number: int) -> Rank:
+        return self._ranks[number]
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self._ranks)
+
+    def add(self, rank: Rank) -> None:
+        """One that is not here."""
+        self._at[rank] = len(self._ranks)
+        self._ranks.append(rank)
+
+    def remove(self, rank: Rank) -> None:
+        """The last one takes its number.  Raises KeyError for one that is not here."""
+        at, last = self._at.pop(rank), self._ranks.pop()
+        if last != rank:
+            self._ranks[at], self._at[last] = last, at
+
+
 @dataclass(slots=True)
 class CheckedPartition:
-    """names: of the prompts;  ranks: that can be checked, in no order that matters"""
+    """names: of the prompts;  ranks: that can be checked"""
 
     health: PartitionHealth
     common_mode: CommonMode
     prompts: tuple[CanaryPrompt, ...]
     names: tuple[str, ...]
-    ranks: list[Rank] = field(default_factory=list)
+    ranks: RankSet = field(default_factory=RankSet)
     in_common_mode: bool = False
 
 
@@ -141,29 +173,40 @@ class HealthCounts:
 
 @dataclass(slots=True)
 class CheckedFleet:
-    """All that is checked, or could be.  endpoints: the ranks behind each"""
+    """All that is checked, or could be.
+
+    workers:   all; of one that has just come or changed, ranks may not be here yet
+    endpoints: the ranks behind each, in the order in which they came
+    """
 
     workers: dict[int, CheckedWorker] = field(default_factory=dict)
     ranks: dict[Rank, CheckedRank] = field(default_factory=dict)
     partitions: dict[PartitionKey, CheckedPartition] = field(default_factory=dict)
-    endpoints: dict[str, set[Rank]] = field(default_factory=dict)
+    endpoints: dict[str, dict[Rank, None]] = field(default_factory=dict)
     counts: HealthCounts = field(default_factory=HealthCounts)
 
     def put(self, rank: CheckedRank) -> None:
         """A rank that was not here."""
         self.ranks[rank.rank] = rank
         if rank.endpoint is not None:
-            self.endpoints.setdefault(rank.endpoint, set()).add(rank.rank)
+            self.endpoints.setdefault(rank.endpoint, {})[rank.rank] = None
 
     def take(self, rank: Rank) -> CheckedRank:
         """It is not here any more.  Raises KeyError if it was not."""
         checked = self.ranks.pop(rank)
         if checked.endpoint is not None:
             behind = self.endpoints[checked.endpoint]
-            behind.discard(rank)
+            del behind[rank]
             if not behind:
                 del self.endpoints[checked.endpoint]
         return checked
+
+    def of_worker(self, worker_id: int, among: Iterable[Rank] | None = None) -> list[Rank]:
+        """Its ranks that are here, or those of them that are among these."""
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return []
+        return [r for r in (worker.ranks() if among is None else among) if r in self.ranks]
 
     def shares_endpoint(self, rank: Rank) -> bool:
         """Are other ranks behind the same one?  Raises KeyError for a rank that is not here."""

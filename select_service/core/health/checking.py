@@ -134,7 +134,7 @@ class Checking:
         if kind in WRONG_ANSWERS and running.wrong is None:
             running.wrong = kind
         is_failing = kind not in (Kind.PASS, Kind.NEUTRAL)
-        if is_failing and running.attempts < order.attempts_max:
+        if is_failing and running.attempts < self._attempts_max(order, kind):
             return self._rules.retry_pause_s
         self._end(order)
         kind = running.wrong or kind if is_failing else kind
@@ -145,6 +145,12 @@ class Checking:
             self._delivering.deliver(result, now)
         self.close(now)
         return None
+
+    def _attempts_max(self, order: CheckOrder, kind: Kind) -> int:
+        """A rank that hangs is not asked again at once where others wait for their turn: checks
+        follow that say the same."""
+        is_hanging = kind is Kind.TIMEOUT and self._schedule.is_scarce
+        return 1 if is_hanging else order.attempts_max
 
     def _reference(
         self, checked: CheckedRank, order: CheckOrder, attempt: Attempt
@@ -260,10 +266,15 @@ class Checking:
         self.questions.begin(scope, question, now)
         return question
 
-    def close(self, now: float) -> None:
-        """Settle the questions that have their answers, or have waited long enough."""
-        for question in self.questions.ended(now):
+    def close(self, now: float) -> bool:
+        """Settle a question that has its answers, or has waited long enough; was there one?
+
+        O(ANSWERS_MAX^2 * tokens), some milliseconds at most
+        """
+        question = self.questions.take_ended(now)
+        if question is not None:
             self._settle(question, now)
+        return question is not None
 
     def _settle(self, question: Question, now: float) -> None:
         for reference, answers in question.groups().items():

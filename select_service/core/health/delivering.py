@@ -1,5 +1,6 @@
 """From the results of checks to the states of ranks, and to the time of the next check."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from select_service.core.identity import Rank
 
 WALK_MAX = 64
 """Ranks that are looked at to find peers."""
+RANKS_PER_STEP = 128
+"""Ranks whose result it is, some 10 us each, before others get their turn."""
 
 
 class Asking(NamedTuple):
@@ -31,6 +34,14 @@ class Asking(NamedTuple):
 
 SLOW_PEERS = Asking(8, 5.0)
 """Who is checked at once when a rank begins to be slow: is it the rank, or everybody?"""
+
+
+class _Left(NamedTuple):
+    """A result that is to be told of some more ranks."""
+
+    ranks: list[Rank]
+    kind: Kind
+    result: Result
 
 
 class Delivering:
@@ -48,6 +59,8 @@ class Delivering:
         self._schedule = schedule
         self._fleet = fleet
         self._look = look
+        self.left: deque[_Left] = deque()
+        """For `go_on`: at most one for each check under way."""
 
     def deliver(self, result: Result, now: float) -> None:
         """A result that nothing holds back any more; of a rank that has gone, nothing."""
@@ -62,14 +75,31 @@ class Delivering:
         if kind in WRONG_ANSWERS:
             checked.wrong_prompt = result.prompt_number
         failures = partition.health.roster[result.rank].failures
-        for rank in self._concerned(checked, kind, result.started_at, now):
-            latency_ms = result.latency_ms if kind is Kind.PASS else None
-            self._fleet.counts.failed(rank, kind)
-            self._look(rank)
-            self._fleet.partition_of(rank).health.checked(rank, kind, now, latency_ms)
-            self._plan(rank, kind, result, now)
+        concerned = self._concerned(checked, kind, result.started_at, now)
+        self._tell(concerned[:RANKS_PER_STEP], kind, result, now)
+        if len(concerned) > RANKS_PER_STEP:
+            self.left.append(_Left(concerned[RANKS_PER_STEP:], kind, result))
         if kind in SLOW and failures == 0:
             self.ask_peers(partition, result.rank, SLOW_PEERS, now)
+
+    def go_on(self, now: float) -> bool:
+        """Tell some more ranks of results that are theirs, too; are there others left?"""
+        if self.left:
+            ranks, kind, result = self.left.popleft()
+            self._tell(ranks[:RANKS_PER_STEP], kind, result, now)
+            if len(ranks) > RANKS_PER_STEP:
+                self.left.appendleft(_Left(ranks[RANKS_PER_STEP:], kind, result))
+        return bool(self.left)
+
+    def _tell(self, ranks: list[Rank], kind: Kind, result: Result, now: float) -> None:
+        """The state machines, of those that are still here, and plan what follows."""
+        latency_ms = result.latency_ms if kind is Kind.PASS else None
+        for rank in ranks:
+            if rank in self._fleet.ranks:
+                self._fleet.counts.failed(rank, kind)
+                self._look(rank)
+                self._fleet.partition_of(rank).health.checked(rank, kind, now, latency_ms)
+                self._plan(rank, kind, result, now)
 
     def _of_the_rank(self, partition: CheckedPartition, result: Result) -> Result:
         """Without its time, if that is a spike only because the host may be busy."""
@@ -115,7 +145,7 @@ class Delivering:
         if kind is not Kind.CONNECT or checked.endpoint is None:
             return [checked.rank]
         concerned = []
-        for rank in sorted(self._fleet.endpoints[checked.endpoint]):
+        for rank in self._fleet.endpoints[checked.endpoint]:
             other = self._fleet.ranks[rank]
             is_new = other.connect_at is None or other.connect_at < started_at
             if is_new and rank in self._schedule:

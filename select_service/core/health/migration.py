@@ -5,34 +5,42 @@ If one worker has room for all of them, it is tried first for each (lockstep): r
 a prefix stay together.  Otherwise each goes where it is cheapest (scatter).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from math import inf
-from statistics import fmean
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from select_service.core.arrays import Floats, Mask
-from select_service.core.health.move_cost import (
-    PREFILL_TOKENS_PER_S,
-    Link,
-    Method,
-    MoveTerms,
-    move_cost,
+from select_service.core.arrays import Mask
+from select_service.core.health.move_cost import Method, MoveTerms
+from select_service.core.health.plan_kernels import (
+    IS_CARRIED,
+    IS_NEAR,
+    MISSING,
+    MS,
+    OVERLAP,
+    RESULTS,
+    choose,
+)
+from select_service.core.health.plan_targets import (
+    PlanTargets,
+    Target,
+    plan_targets,
+    worker_for_all,
 )
 from select_service.core.identity import Rank
 
-ROOM_SHARE = 0.95
-"""Of the blocks of a rank, that moves may fill."""
 NOT_MIGRATABLE, NO_ROOM = "not migratable", "no room"
+Overlap = npt.NDArray[np.int32]
+_NO_OVERLAP = np.zeros(0, np.int32)
+_ALL_ALLOWED = np.zeros(0, np.bool_)
 
 
 class Movable(NamedTuple):
     """A reservation of the rank that is left.
 
     tokens:  prompt and output that are known
-    overlap: float64[n_targets], blocks of it that each target has; None: they have none
+    overlap: int32[n_targets], blocks of it that each target has; None: they have none
     allowed: bool[n_targets], which its constraints admit; None: all
     """
 
@@ -40,29 +48,16 @@ class Movable(NamedTuple):
     priority: int
     created: float
     tokens: int
-    overlap: Floats | None = None
+    overlap: Overlap | None = None
     migratable: bool = True
     allowed: Mask | None = None
 
 
-class Target(NamedTuple):
-    """Where one may go.
-
-    total_blocks: None: unknown, there is room;  active_blocks: of them, in use
-    waiting: prefill tokens before it;  rate: learnt, in prefill tokens/s
-    """
-
-    rank: Rank
-    weight: float
-    total_blocks: int | None
-    active_blocks: int
-    waiting: float
-    link: Link
-    rate: float = PREFILL_TOKENS_PER_S
-
-
 class Move(NamedTuple):
-    """target: None if it is aborted, and why then says it;  ms: until the request goes on"""
+    """target: None if it is aborted, and why then says it;  ms: until the request goes on
+
+    overlap_blocks: that the target has already
+    """
 
     id: str
     target: Rank | None
@@ -72,6 +67,7 @@ class Move(NamedTuple):
     bytes_per_shard: int = 0
     lockstep: bool = False
     why: str | None = None
+    overlap_blocks: int = 0
 
 
 def plan(
@@ -81,132 +77,88 @@ def plan(
 
     O(targets) each
     """
-    ordered = sorted(movables, key=lambda m: (-m.priority, m.created, m.id))
-    planning = _Planning(targets, terms)
-    together = planning.worker_for_all([m for m in ordered if m.migratable])
-    for movable in ordered:
+    by_rank = sorted(range(len(targets)), key=lambda at: targets[at].rank)
+    planning = Planning(plan_targets([targets[at] for at in by_rank]), terms)
+    found = [_reordered(movable, by_rank) for movable in movables]
+    for movable in found:
+        planning.consider(movable, movable.allowed)
+    for movable in sorted(found, key=turn_of):
+        yield planning.move(movable, movable.overlap, movable.allowed)
+
+
+def turn_of(movable: Movable) -> tuple[int, float, str]:
+    """By which those of one plan are sorted."""
+    return -movable.priority, movable.created, movable.id
+
+
+class Planning:
+    """One plan.  All that are to be moved are considered first, then each is moved in its turn.
+
+    What they may and have is said of the targets in their order here.
+    """
+
+    def __init__(self, targets: PlanTargets, terms: MoveTerms) -> None:
+        """targets: is written"""
+        self._targets, self._terms = targets, terms
+        known = terms.readable and terms.block_bytes is not None
+        self._carried_bytes = (terms.block_bytes or 0) if known else -1
+        self._blocks = 0
+        self._admits = np.ones(len(targets.ranks), np.bool_)
+        self._first: tuple[int, int] | None = None
+        """Those of the worker on which all have room."""
+        self._results = np.zeros(RESULTS)
+
+    def consider(self, movable: Movable, allowed: Mask | None) -> None:
+        """It is to be moved, too, to where it may go.  O(1), O(targets) if that is said"""
         if movable.migratable:
-            yield planning.move(movable, together)
-        else:
-            yield Move(movable.id, None, Method.ABORT, why=NOT_MIGRATABLE)
+            self._blocks += -(-movable.tokens // self._terms.block_size)
+            if allowed is not None:
+                self._admits &= allowed
 
+    def move(self, movable: Movable, overlap: Overlap | None, allowed: Mask | None) -> Move:
+        """To the cheapest place that has room, on the worker that has room for all if it can be.
 
-class _Planning:
-    """The targets as arrays, by rank, and what the plan has booked on them so far."""
-
-    def __init__(self, targets: Sequence[Target], terms: MoveTerms) -> None:
-        self._terms = terms
-        by_rank = sorted(range(len(targets)), key=lambda at: targets[at].rank)
-        self._given = np.array([at for at in by_rank if targets[at].weight > 0.0], np.intp)
-        """Where each is among those that were given."""
-        self._targets = usable = [targets[at] for at in self._given]
-        self._room = _floats(_room(t) for t in usable)
-        self._waiting = _floats(t.waiting for t in usable)
-        self._ms_per_token = _floats(1000.0 / t.rate for t in usable)
-        self._setup_ms = _floats(t.link.setup_ms for t in usable)
-        self._ms_per_block = _floats(_ms_per_block(t, terms) for t in usable)
-        self._per_weight = _floats(1.0 / t.weight for t in usable)
-        self._none = np.zeros(len(usable))
-
-    def worker_for_all(self, movables: Sequence[Movable]) -> slice | None:
-        """The ranks of the emptiest worker on which all have room and may go; None: there is none.
-
-        O(movables + targets)
+        overlap, allowed: its own, as they are now.  O(targets)
         """
-        blocks = sum(self._blocks(m) for m in movables)
-        admits = np.ones(len(self._targets), np.bool_)
-        for movable in movables:
-            if movable.allowed is not None:
-                admits &= movable.allowed[self._given]
-        best, best_active = None, inf
-        for ranks in self._workers():
-            active = fmean(t.active_blocks for t in self._targets[ranks])
-            fits = self._room[ranks].clip(0.0).sum() >= blocks
-            if active < best_active and fits and admits[ranks].all():
-                best, best_active = ranks, active
-        return best
-
-    def _workers(self) -> Iterator[slice]:
-        """The ranks of each lie together."""
-        start = 0
-        for _, ranks in groupby(self._targets, key=lambda t: t.rank.worker_id):
-            end = start + len(list(ranks))
-            yield slice(start, end)
-            start = end
-
-    def move(self, movable: Movable, together: slice | None) -> Move:
-        """The cheapest place that has room, on the worker that has room for all if it can be."""
-        near = None if together is None else self._cheapest(movable, together)
-        at = self._cheapest(movable, slice(0, None)) if near is None else near
-        if at is None:
-            return Move(movable.id, None, Method.ABORT, why=NO_ROOM)
-        return self._booked(movable, at, lockstep=near is not None)
-
-    def _cheapest(self, movable: Movable, among: slice) -> int | None:
-        """None: nobody has room."""
-        if among.stop == among.start + 1:
-            return among.start if self._fits(movable, among.start) else None
-        terms, blocks, given = self._terms, self._blocks(movable), self._given[among]
-        overlap = self._none[among] if movable.overlap is None else movable.overlap[given]
-        ms = movable.tokens - overlap * terms.block_size
-        np.maximum(ms, 0.0, out=ms)
-        ms += self._waiting[among]
-        ms *= self._ms_per_token[among]
-        if terms.readable and terms.block_bytes is not None:
-            np.minimum(ms, self._carry_ms(blocks - overlap, among), out=ms)
-        ms *= self._per_weight[among]
-        ms[self._room[among] < blocks] = inf
-        if movable.allowed is not None:
-            ms[~movable.allowed[given]] = inf
-        if not len(ms):
-            return None
-        at, first = int(ms.argmin()), among.start
-        return None if ms[at] == inf else int(first + at)
-
-    def _fits(self, movable: Movable, at: int) -> bool:
-        """May it go to this one, and is there room?"""
-        allowed = movable.allowed is None or bool(movable.allowed[self._given[at]])
-        return allowed and bool(self._room[at] >= self._blocks(movable))
-
-    def _carry_ms(self, missing: Floats, among: slice) -> Floats:
-        """inf: it would take too long."""
-        ms = missing * self._ms_per_block[among]
-        ms += self._setup_ms[among]
-        ms[missing <= 0.0] = 0.0
-        ms[ms > self._terms.transfer_ms_max] = inf
-        return ms
-
-    def _booked(self, movable: Movable, at: int, lockstep: bool) -> Move:
-        target = self._targets[at]
-        overlap = 0 if movable.overlap is None else int(movable.overlap[self._given[at]])
-        waiting = float(self._waiting[at])
-        cost = move_cost(self._terms, movable.tokens, overlap, target.link, waiting, target.rate)
-        self._room[at] -= cost.blocks
-        if cost.method is Method.REPREFILL:
-            self._waiting[at] += max(0, movable.tokens - overlap * self._terms.block_size)
-        return Move(
-            movable.id,
-            target.rank,
-            cost.method,
-            cost.ms,
-            cost.missing_blocks,
-            cost.bytes_per_shard,
-            lockstep,
+        if not movable.migratable:
+            return Move(movable.id, None, Method.ABORT, why=NOT_MIGRATABLE)
+        if self._first is None:
+            found = worker_for_all(self._targets, self._blocks, self._admits)
+            self._first = (0, 0) if found is None else found
+        at = choose(
+            self._targets.rows,
+            *self._first,
+            _NO_OVERLAP if overlap is None else overlap,
+            _ALL_ALLOWED if allowed is None else allowed,
+            movable.tokens,
+            self._terms.block_size,
+            self._carried_bytes,
+            self._terms.transfer_ms_max,
+            self._results,
+        )
+        return (
+            Move(movable.id, None, Method.ABORT, why=NO_ROOM) if at < 0 else self._to(movable, at)
         )
 
-    def _blocks(self, movable: Movable) -> int:
-        return -(-movable.tokens // self._terms.block_size)
+    def _to(self, movable: Movable, at: int) -> Move:
+        results = self._results.tolist()
+        missing = int(results[MISSING])
+        return Move(
+            movable.id,
+            self._targets.ranks[at],
+            Method.TRANSFER if results[IS_CARRIED] else Method.REPREFILL,
+            results[MS],
+            missing,
+            missing * (self._terms.block_bytes or 0),
+            bool(results[IS_NEAR]),
+            overlap_blocks=int(results[OVERLAP]),
+        )
 
 
-def _floats(values: Iterable[float]) -> Floats:
-    return np.fromiter(values, np.float64)
-
-
-def _room(target: Target) -> float:
-    if target.total_blocks is None:
-        return inf
-    return float(int(ROOM_SHARE * target.total_blocks) - target.active_blocks)
-
-
-def _ms_per_block(target: Target, terms: MoveTerms) -> float:
-    return (terms.block_bytes or 0) / target.link.bandwidth * 1000.0
+def _reordered(movable: Movable, order: Sequence[int]) -> Movable:
+    """What is said of each target, in another order of them."""
+    overlap, allowed = movable.overlap, movable.allowed
+    return movable._replace(
+        overlap=None if overlap is None else overlap[order].astype(np.int32),
+        allowed=None if allowed is None else allowed[order],
+    )

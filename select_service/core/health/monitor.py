@@ -32,6 +32,10 @@ from select_service.core.health.schedule import Schedule
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.touched import Touched
 
+RANKS_PER_STEP = 256
+"""Ranks that are looked at, some 5 us each, before others get their turn."""
+ROUNDS = 2.0
+"""So long the last result of a rank says whether it is slow: its next turn may be skipped."""
 PromptsOf = Callable[[PartitionKey], Sequence[CanaryPrompt]]
 """Those of a partition; none: its ranks are not checked."""
 
@@ -50,7 +54,7 @@ class HealthMonitor:
         self.rules = rules
         self._prompts_of = prompts_of
         self.booked_on = booked_on
-        self._touched = touched
+        self.touched = touched
         self._effects: list[Effect] = []
         self._new: list[Effect] = []
         """Of the verb that runs."""
@@ -58,44 +62,64 @@ class HealthMonitor:
         self.book = ReferenceBook()
         self._schedule = schedule = Schedule(rules)
         self._following = Following(rules, schedule, fleet)
-        delivering = Delivering(rules, schedule, fleet, self._look)
-        self._checking = Checking(rules, schedule, fleet, self.book, delivering)
+        self._delivering = Delivering(rules, schedule, fleet, self._look)
+        self._checking = Checking(rules, schedule, fleet, self.book, self._delivering)
+        self._ticking: Iterator[int] | None = None
+        """The round of `tick` that is not at its end."""
+        self._now = 0.0
 
     # --- workers
 
-    def joined(self, worker: CheckedWorker, now: float) -> None:
-        """Registered, registered again, or at another endpoint: what was known is forgotten."""
-        old = self._fleet.workers.get(worker.worker_id)
-        kept = {} if old is None or old.key != worker.key else dict.fromkeys(old.ranks())
-        if old is not None:
-            for rank in old.ranks():
-                if old.key != worker.key or rank.dp_rank not in worker.dp_ranks:
-                    self._rank_left(rank)
-        partition = self._partition(worker.key)
+    def joined(
+        self, worker: CheckedWorker, now: float, ranks: Sequence[Rank] | None = None
+    ) -> None:
+        """Registered, registered again, or at another endpoint: what was known is forgotten.
+
+        ranks: some of its ranks, the others follow; None: all
+        """
+        if ranks is None:
+            self.forget(self.outdated(worker))
+            ranks = worker.ranks()
         self._fleet.workers[worker.worker_id] = worker
-        for rank in worker.ranks():
-            if rank in kept:
-                self._fleet.take(rank)
-                self._forget(partition, rank)
-                partition.health.reset(rank, now)
-            else:
-                partition.health.join(rank, worker.is_spare, now)
-            self._watch(partition, worker, rank, now)
+        for rank in ranks:
+            self._enter(worker, rank, now)
         self._follow(now)
+
+    def outdated(self, worker: CheckedWorker) -> list[Rank]:
+        """Ranks that the worker had before, and has not when it joins as it is now."""
+        known = self._fleet.of_worker(worker.worker_id)
+        return [rank for rank in known if rank.dp_rank not in worker.dp_ranks]
+
+    def _enter(self, worker: CheckedWorker, rank: Rank, now: float) -> None:
+        known = self._fleet.ranks.get(rank)
+        if known is not None and known.key == worker.key:
+            partition = self._fleet.partitions[known.key]
+            self._fleet.take(rank)
+            self._leave(partition, rank)
+            partition.health.reset(rank, now)
+        else:
+            self.forget([rank])
+            partition = self._partition(worker.key)
+            partition.health.join(rank, worker.is_spare, now)
+        self._watch(partition, worker, rank, now)
 
     def left(self, worker_id: int) -> None:
         """Deleted; of one that is not here, nothing."""
-        worker = self._fleet.workers.pop(worker_id, None)
-        if worker is not None:
-            for rank in worker.ranks():
-                self._rank_left(rank)
+        self.forget(self._fleet.of_worker(worker_id))
+        if self._fleet.workers.pop(worker_id, None) is not None:
             self._fleet.counts.forget(worker_id)
+
+    def forget(self, ranks: Sequence[Rank]) -> None:
+        """They are not there any more, those of them that were."""
+        for rank in ranks:
+            if rank in self._fleet.ranks:
+                self._rank_left(rank)
 
     def _partition(self, key: PartitionKey) -> CheckedPartition:
         partition = self._fleet.partitions.get(key)
         if partition is None:
             health = PartitionHealth(self.rules, self._new)
-            common_mode = CommonMode(self.rules.interval_s)
+            common_mode = CommonMode(ROUNDS * self.rules.interval_s)
             prompts = tuple(self._prompts_of(key))
             names = tuple(prompt.name for prompt in prompts)
             partition = CheckedPartition(health, common_mode, prompts, names)
@@ -107,10 +131,10 @@ class HealthMonitor:
     ) -> None:
         self._fleet.put(CheckedRank(rank, worker.key, worker.endpoint))
         if worker.endpoint is not None and partition.prompts:
-            partition.ranks.append(rank)
+            partition.ranks.add(rank)
             self._schedule.join(rank, now)
 
-    def _forget(self, partition: CheckedPartition, rank: Rank) -> None:
+    def _leave(self, partition: CheckedPartition, rank: Rank) -> None:
         """What belongs to the process behind the rank."""
         if rank in self._schedule:
             self._schedule.leave(rank)
@@ -122,7 +146,7 @@ class HealthMonitor:
     def _rank_left(self, rank: Rank) -> None:
         key = self._fleet.take(rank).key
         partition = self._fleet.partitions[key]
-        self._forget(partition, rank)
+        self._leave(partition, rank)
         partition.health.leave(rank)
         if not len(partition.health.roster):
             del self._fleet.partitions[key]
@@ -147,7 +171,7 @@ class HealthMonitor:
 
     def check(self, worker_id: int, now: float) -> None:
         """An operator wants its ranks checked now."""
-        for rank in self._ranks_of(worker_id):
+        for rank in self._fleet.of_worker(worker_id):
             self._schedule.ask(rank, now, again_s=0.0)
 
     def learn(self, model_name: str) -> None:
@@ -181,30 +205,59 @@ class HealthMonitor:
 
     # --- operators
 
-    def drain(self, worker_id: int, now: float) -> None:
-        """No requests and no checks for its ranks, and what is on them is moved."""
-        for rank in self._ranks_of(worker_id):
+    def drain(self, worker_id: int, now: float, ranks: Sequence[Rank] | None = None) -> None:
+        """No requests and no checks for its ranks, and what is on them is moved.
+
+        ranks: only these of them; None: all
+        """
+        for rank in self._fleet.of_worker(worker_id, ranks):
             self._look(rank)
             self._health(rank).drain(rank, now)
         self._follow(now)
 
-    def undrain(self, worker_id: int, now: float) -> None:
-        """Serve again."""
-        for rank in self._ranks_of(worker_id):
+    def undrain(self, worker_id: int, now: float, ranks: Sequence[Rank] | None = None) -> None:
+        """Serve again.  ranks: only these of its ranks; None: all"""
+        for rank in self._fleet.of_worker(worker_id, ranks):
             self._health(rank).undrain(rank, now)
         self._follow(now)
 
     # --- time
 
     def tick(self, now: float) -> bool:
-        """Once a second.  O(ranks that are out); never leaves anything for the next turn"""
-        for partition in self._fleet.partitions.values():
-            for record in partition.health.roster.out.values():
-                self._look(record.rank)
-            partition.health.tick(now)
-        self._checking.close(now)
+        """Once a second, and again in the next turn as long as that is returned.
+
+        O(RANKS_PER_STEP); all turns together O(ranks that are out or have just recovered)
+        """
+        if self._ticking is None:
+            self._ticking = self._tick()
+        self._now = now
+        more = next(self._ticking, None) is not None
+        if not more:
+            self._ticking = None
         self._follow(now)
-        return False
+        return more
+
+    def _tick(self) -> Iterator[int]:
+        """Yields after some ranks how many they were.  `_now` is that of the turn."""
+        while self._delivering.go_on(self._now):
+            yield 1
+        left = RANKS_PER_STEP
+        for partition in list(self._fleet.partitions.values()):
+            for record in partition.health.timed():
+                self._look(record.rank)
+                partition.health.pass_time(record, self._now)
+                left -= 1
+                if not left:
+                    yield RANKS_PER_STEP
+                    left = RANKS_PER_STEP
+        while self._checking.close(self._now):
+            yield 1
+
+    def go_on(self, now: float) -> bool:
+        """What a verb has left for further turns; is there still something?  O(RANKS_PER_STEP)"""
+        more = self._delivering.go_on(now)
+        self._follow(now)
+        return more
 
     def _look(self, rank: Rank) -> None:
         """Tell the state machine what is booked on a rank, if that is something else."""
@@ -227,7 +280,8 @@ class HealthMonitor:
         self._following.follow(self._new, now)
         self._effects += self._new
         self._new.clear()
-        self._touched.wake_if(self._effects)
+        self.touched.wake_if(self._effects)
+        self.touched.wake_if(self._delivering.left)
 
     # --- reading
 
@@ -265,6 +319,15 @@ class HealthMonitor:
         """Is it here?"""
         return rank in self._fleet.ranks
 
+    def is_of(self, rank: Rank, key: PartitionKey) -> bool:
+        """Is it here, and in this partition?"""
+        known = self._fleet.ranks.get(rank)
+        return known is not None and known.key == key
+
+    def ranks(self) -> Iterator[Rank]:
+        """All of them."""
+        return iter(self._fleet.ranks)
+
     def partition(self, key: PartitionKey) -> CheckedPartition | None:
         """To be read only; None: nobody is there."""
         return self._fleet.partitions.get(key)
@@ -278,10 +341,6 @@ class HealthMonitor:
         """To be read only."""
         return iter(self._fleet.partitions.items())
 
-    def _ranks_of(self, worker_id: int) -> list[Rank]:
-        worker = self._fleet.workers.get(worker_id)
-        return [] if worker is None else worker.ranks()
-
     def _health(self, rank: Rank) -> PartitionHealth:
         return self._fleet.partition_of(rank).health
 
@@ -290,7 +349,7 @@ class HealthMonitor:
         self._schedule.check_invariants()
         self._checking.check_invariants()
         ranks = [rank for worker in self._fleet.workers.values() for rank in worker.ranks()]
-        assert set(ranks) == set(self._fleet.ranks)
+        assert set(ranks) >= set(self._fleet.ranks)
         behind = {rank for ranks in self._fleet.endpoints.values() for rank in ranks}
         assert behind == {r for r, c in self._fleet.ranks.items() if c.endpoint is not None}
         for key, partition in self._fleet.partitions.items():
@@ -299,4 +358,8 @@ class HealthMonitor:
             assert {r.rank for r in partition.health.roster} == {
                 rank for rank, checked in self._fleet.ranks.items() if checked.key == key
             }
-            assert set(partition.ranks) <= {r.rank for r in partition.health.roster}
+            assert set(partition.ranks) == {
+                rank
+                for rank, checked in self._fleet.ranks.items()
+                if checked.key == key and rank in self._schedule
+            }

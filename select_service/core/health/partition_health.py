@@ -174,9 +174,20 @@ class PartitionHealth:
 
     def tick(self, now: float) -> None:
         """What is due.  O(ranks that are out or have just recovered)"""
-        for record in list(self.roster.out.values()):
+        for record in self.timed():
+            self.pass_time(record, now)
+
+    def timed(self) -> list[HealthRecord]:
+        """Those for whom time may mean something now."""
+        return [*self.roster.out.values(), *self._starting.values()]
+
+    def pass_time(self, record: HealthRecord, now: float) -> None:
+        """What is due for one of `timed`, unless that has changed meanwhile.  O(1)"""
+        if not self.roster.has(record):
+            return
+        if not record.state.serves:
             self._pass_time(record, now)
-        for record in list(self._starting.values()):
+        elif record.rank in self._starting:
             self._tell_weight(record, now)
 
     def _pass_time(self, record: HealthRecord, now: float) -> None:

@@ -104,12 +104,12 @@ class Questions:
         for question in self._open.values():
             question.waiting.discard(rank)
 
-    def ended(self, now: float) -> Iterator[Question]:
-        """Take those that wait for nobody, or have waited long enough."""
-        for scope, question in list(self._open.items()):
+    def take_ended(self, now: float) -> Question | None:
+        """The oldest that waits for nobody, or has waited long enough.  O(open questions)"""
+        for scope, question in self._open.items():
             if not question.waiting or now >= question.deadline:
-                del self._open[scope]
-                yield question
+                return self._open.pop(scope)
+        return None
 
     def forget(self, key: PartitionKey) -> None:
         """A partition has gone."""

@@ -55,6 +55,10 @@ class Roster:
     def __contains__(self, rank: object) -> bool:
         return rank in self._records
 
+    def has(self, record: HealthRecord) -> bool:
+        """Is it the one that is kept of its rank?"""
+        return self._records.get(record.rank) is record
+
     def __iter__(self) -> Iterator[HealthRecord]:
         return iter(self._records.values())
 

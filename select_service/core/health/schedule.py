@@ -2,12 +2,15 @@
 
 Every rank has its turn once in an interval, at a phase of its own, so that a fleet is spread
 evenly.  Nothing is queued: who cannot be asked in its turn has the next one.
+
+When many hang, checks are scarce.  Then those whose turn it is go first, so that everybody is known
+before somebody is condemned, but a share is left for confirmations and probes, which wait.
 """
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from select_service.core.health.rules import HealthRules
 from select_service.core.health.spread import phase
@@ -16,8 +19,18 @@ from select_service.core.identity import Rank
 IN_FLIGHT_MAX = 32
 LATE_S = 1.0
 """A turn that begins later is skipped."""
+EXTRAS_AT_LEAST = 8
+"""Of those in flight, extra turns, as long as any wait."""
+SCARCE = IN_FLIGHT_MAX // 2
+"""So many in flight, others may soon have to wait."""
+LOOKED_AT_MAX = 256
+"""Turns that are skipped or outdated, in one look, some 5 us each."""
 ASKED_AGAIN_S = 5.0
 """Between two checks of a rank that callers or peers ask for."""
+
+
+_Heap: TypeAlias = list[tuple[float, int, Rank]]
+"""When, in which order, who."""
 
 
 @dataclass(slots=True)
@@ -43,10 +56,12 @@ class Schedule:
     def __init__(self, rules: HealthRules) -> None:
         self._rules = rules
         self._turns: dict[Rank, _Turn] = {}
-        self._heap: list[tuple[float, int, Rank]] = []
+        self._rounds: _Heap = []
+        self._extras: _Heap = []
         """Those that are outdated among them; what counts is the turn."""
         self._pushed = count()
         self.in_flight: set[Rank] = set()
+        self._extra_in_flight: set[Rank] = set()
 
     def join(self, rank: Rank, now: float) -> None:
         """A rank that is to be checked; its first turn is within an interval."""
@@ -111,17 +126,27 @@ class Schedule:
         turn = self._turns.get(rank)
         if turn is not None:
             turn.at, turn.prompt, turn.is_extra = at, prompt, is_extra
-            heappush(self._heap, (at, next(self._pushed), rank))
+            heap = self._extras if is_extra else self._rounds
+            heappush(heap, (at, next(self._pushed), rank))
 
     # --- taking turns
 
-    def due(self, now: float) -> Due | None:
-        """Whose turn it is, in flight from now on; None: nobody's, or too many are in flight.
+    @property
+    def is_scarce(self) -> bool:
+        """Are so many in flight that nobody should take longer than he must?"""
+        return len(self.in_flight) > SCARCE
 
-        O(log ranks) amortised
+    def due(self, now: float) -> Due | None:
+        """Whose turn it is, in flight from now on; None: nobody's, or too many are in flight, or
+        so many turns had to be skipped that there has to be another look.
+
+        O(LOOKED_AT_MAX * log ranks), O(log ranks) amortised
         """
-        while self._heap and self._heap[0][0] <= now and len(self.in_flight) < IN_FLIGHT_MAX:
-            at, _, rank = heappop(self._heap)
+        for _ in range(LOOKED_AT_MAX):
+            heap = self._next_heap(now)
+            if heap is None or len(self.in_flight) >= IN_FLIGHT_MAX:
+                return None
+            at, _, rank = heappop(heap)
             turn = self._turns.get(rank)
             if turn is None or turn.at != at:
                 continue
@@ -130,12 +155,25 @@ class Schedule:
                 continue
             turn.at = None
             self.in_flight.add(rank)
+            if turn.is_extra:
+                self._extra_in_flight.add(rank)
             return Due(rank, self._prompt(turn, now))
         return None
+
+    def _next_heap(self, now: float) -> _Heap | None:
+        """Where the next one is taken from; None: nobody waits."""
+        rounds, extras = (heap if heap and heap[0][0] <= now else None for heap in self._heaps())
+        if rounds is None or (extras and len(self._extra_in_flight) < EXTRAS_AT_LEAST):
+            return extras
+        return rounds
+
+    def _heaps(self) -> tuple[_Heap, _Heap]:
+        return self._rounds, self._extras
 
     def ended(self, rank: Rank) -> None:
         """The check in flight is over."""
         self.in_flight.discard(rank)
+        self._extra_in_flight.discard(rank)
 
     def _prompt(self, turn: _Turn, now: float) -> int:
         """All ranks have the same one in a round, so that answers can be compared."""
@@ -144,6 +182,7 @@ class Schedule:
     def check_invariants(self) -> None:
         """For tests."""
         assert len(self.in_flight) <= IN_FLIGHT_MAX
-        planned = {(rank, at) for at, _, rank in self._heap}
+        assert self._extra_in_flight <= self.in_flight
+        planned = {(rank, at) for heap in self._heaps() for at, _, rank in heap}
         for rank, turn in self._turns.items():
             assert turn.at is None or (rank, turn.at) in planned

@@ -40,10 +40,11 @@ class Booking:
     After the release the row reads as before until something new is booked.
     """
 
-    __slots__ = ("_rows", "order", "row")
+    __slots__ = ("_name", "_rows", "order", "row")
 
     def __init__(self, rows: Rows, row: int) -> None:
         self._rows, self.row, self.order = rows, row, int(rows.memory.orders[row])
+        self._name: str | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Booking) and (self.row, self.order) == (other.row, other.order)
@@ -59,8 +60,10 @@ class Booking:
 
     @property
     def reservation_id(self) -> str:
-        n_bytes = self._field(layout.NAME_BYTES)
-        return self._words(0, -(-n_bytes // 8)).tobytes()[:n_bytes].decode()
+        if self._name is None:
+            n_bytes = self._field(layout.NAME_BYTES)
+            self._name = self._words(0, -(-n_bytes // 8)).tobytes()[:n_bytes].decode()
+        return self._name
 
     @property
     def account(self) -> Account:

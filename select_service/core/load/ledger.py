@@ -9,6 +9,8 @@ Whatever may be long has a budget in *work*: releasing a reservation is RELEASE_
 for every prompt block, about a microsecond each.
 """
 
+from collections.abc import Callable
+from functools import cache
 from math import inf, nan
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
@@ -287,10 +289,10 @@ class Ledger:
         Followers hear of the end and of the booking.  Raises MemoryError, and then has changed
         nothing.
         """
-        from select_service.core.load.move_kernels import move_row
-
+        is_roomy, move_row = _move_kernels()
         load, name = booking.account.load, booking.reservation_id.encode()
-        load.reserve_room(booking.n_named)
+        if not is_roomy(load.header, blocks := booking.n_named):
+            load.reserve_room(blocks)
         new, rank = moved(self._memory, booking, to), to.rank
         for follower in self._of_moves:
             follower.released(booking, "moved", now)
@@ -303,7 +305,8 @@ class Ledger:
             self.give_back()
         self._touch(row)
         there = self.held.at(row)
-        self._tell_moved(there, now)
+        if self._of_moves:
+            self._tell_moved(there, now)
         return there
 
     def _tell_moved(self, booking: Booking, now: float) -> None:
@@ -364,3 +367,11 @@ class Ledger:
         accounts = {id(b.account): b.account for b in self.held}
         for account in accounts.values():
             account.check_invariants()
+
+
+@cache
+def _move_kernels() -> tuple[Callable[..., bool], Callable[..., int]]:
+    """Only where something moves they are loaded."""
+    from select_service.core.load.move_kernels import is_roomy, move_row
+
+    return is_roomy, move_row

@@ -10,7 +10,15 @@ from indexer.compiled import compiled
 from indexer.index.state_kernels import HASHES, HEADER, i64_view
 from indexer.mutex_kernels import enter, leave
 from select_service.core.load.bits_kernels import float_of
-from select_service.core.load.kernels import CALL_OWNER, add_decay, add_load, remove_load
+from select_service.core.load.kernels import (
+    CALL_OWNER,
+    HOLDER_FIELDS,
+    PREFIX_FIELDS,
+    REFERENCE_FIELDS,
+    add_decay,
+    add_load,
+    remove_load,
+)
 from select_service.core.load.kernels import NO_ROOM as TABLES_FULL
 from select_service.core.load.ledger_call_kernels import name_in
 from select_service.core.load.ledger_kernels import (
@@ -39,10 +47,21 @@ from select_service.core.load.ledger_layout import (
     WHOLE,
     WORKER_ID,
 )
-from select_service.core.load.load_layout import MUTEX
+from select_service.core.load.load_layout import HOLDERS, MUTEX, PREFIXES, REFERENCES
 from select_service.core.load.prefill_kernels import begin_prefill, end_prefill
+from select_service.core.load.table_kernels import has_room
 
 I64 = np.int64
+
+
+@compiled(f"boolean({HEADER}, int64)")
+def is_roomy(load, blocks):
+    """Does a load take so many new blocks as it is?"""
+    return (
+        has_room(load, REFERENCES, REFERENCE_FIELDS, blocks)
+        and has_room(load, PREFIXES, PREFIX_FIELDS, blocks)
+        and has_room(load, HOLDERS, HOLDER_FIELDS, blocks)
+    )
 
 
 @compiled()

@@ -6,16 +6,17 @@ moved here: whose it is moves the rest, and both hear of it as of every booking.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from select_service.core.arrays import Mask
 from select_service.core.fleet.partition import Partition
 from select_service.core.health.effects import Effect, MovesAsked, ReleaseAsked, Reset
 from select_service.core.health.kinds import READABLE, Kind
-from select_service.core.health.migration import Movable, Move, plan
+from select_service.core.health.migration import Movable, Move, Planning, turn_of
 from select_service.core.health.monitor import HealthMonitor
 from select_service.core.health.move_cost import KvLayout, Method, MoveTerms
 from select_service.core.health.moves import Confirmed, MoveEvent, Moves
@@ -25,19 +26,23 @@ from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger import Ledger
 from select_service.core.load.moving import MoveTo
 from select_service.core.moving.learnt import Learnt
-from select_service.core.moving.movables import movable_of
-from select_service.core.moving.targets import Targets, targets_of
+from select_service.core.moving.movables import Slots, allowed_of, movable_of, overlap_of
+from select_service.core.moving.targets import Standing, standing, targets_of
 from select_service.core.touched import Touched
 from select_service.errors import NotFound
 
 PER_TURN = 200
 """Reservations that are looked at, or given up, before others get their turn."""
-MOVED_PER_TURN = 50
+MOVED_PER_TURN = 40
 """Those that are moved: two bookings each, some 50 us where nothing of it is in the caches."""
 PAIRS_MAX = 512
 """Pairs of workers whose moves are counted by themselves: the first ones."""
+TARGETS_USUAL = 2048
+"""Where there are more, fewer are moved in a turn: all of them are looked at for each."""
 PLANNED_MAX = 4096
 """Reservations in one plan; more are moved by a second one behind it."""
+LOOKS_MAX = 4
+"""At who stands where, for one plan; after that somebody comes or goes all the time."""
 
 Places = npt.NDArray[np.int64]
 """[n, 2], of `Reservations.places_on`."""
@@ -111,6 +116,8 @@ class Mover:
         self._touched = touched
         self._tracks_prefill = tracks_prefill
         self._jobs: dict[Rank, Iterator[None]] = {}
+        self._stands: Standing | None = None
+        """What the last plan saw."""
         self._given_up: deque[Places] = deque()
         self._counts: Counter[MovedBetween] = Counter()
         self._n_given_up = 0
@@ -212,46 +219,75 @@ class Mover:
 
     def _move_some(self, leaving: Leaving, places: Places) -> Iterator[None]:
         """One plan, and another one for those whose targets have gone meanwhile."""
-        partition, learnt = leaving.partition, self.learnt
-        there = targets_of(partition, leaving.rank, learnt.pace.rate_of)
-        found: dict[str, tuple[Booking, Movable]] = {}
+        partition = leaving.partition
+        known = yield from self._standing(leaving)
+        rates = self.learnt.pace.rates(partition.key)
+        there = targets_of(partition, known, leaving.rank, rates)
+        planning = Planning(there, self._terms(leaving))
+        found: list[tuple[Movable, Booking]] = []
         for begin in range(0, len(places), PER_TURN):
             for booking in self._ours(places[begin : begin + PER_TURN]):
-                name = booking.reservation_id
-                wishes = learnt.wishes.of(name)
-                found[name] = booking, movable_of(name, booking, wishes, partition, there)
+                movable, allowed = self._movable(booking, partition, known.slots)
+                planning.consider(movable, allowed)
+                found.append((movable, booking))
             yield
-        movables = [movable for _, movable in found.values()]
+        found.sort(key=lambda each: turn_of(each[0]))
+        a_turn = max(1, MOVED_PER_TURN * TARGETS_USUAL // max(TARGETS_USUAL, len(known.ranks)))
         stranded = []
-        for number, move in enumerate(plan(movables, there.targets, self._terms(leaving)), 1):
-            booking, movable = found[move.id]
+        for number, (movable, booking) in enumerate(found, 1):
             while not self._ledger.may_book(partition.account.load, booking.n_named):
                 yield
             if leaving.is_over:
                 return
             if self._ledger.held.is_live(booking):
-                is_done = self._carry_out(leaving, there, booking, movable, move)
+                move = self._move_of(movable, planning, partition, known.slots)
+                is_done = self._carry_out(leaving, booking, movable.tokens, move)
                 stranded += [] if is_done else [(booking.row, booking.order)]
-            if number % MOVED_PER_TURN == 0:
+            if number % a_turn == 0:
                 yield
         if stranded:
             yield from self._move_some(leaving, np.array(stranded, np.int64))
+
+    def _standing(self, leaving: Leaving) -> Generator[None, None, Standing]:
+        """In steps.  Ranks of one worker that leave together see the same."""
+        table = leaving.partition.table
+        for _ in range(LOOKS_MAX):
+            if self._stands is not None and self._stands.holds(table, leaving.rank):
+                break
+            self._stands = yield from standing(table, leaving.rank)
+        assert self._stands is not None
+        return self._stands
+
+    def _movable(
+        self, booking: Booking, partition: Partition, slots: Slots
+    ) -> tuple[Movable, Mask | None]:
+        """And where it may go, which is not kept: for all at once it would be much."""
+        name = booking.reservation_id
+        wishes = self.learnt.wishes.of(name)
+        movable = movable_of(name, booking, wishes, partition.block_size)
+        return movable, allowed_of(wishes, partition, slots)
+
+    def _move_of(
+        self, movable: Movable, planning: Planning, partition: Partition, slots: Slots
+    ) -> Move:
+        """By what it may and has at the targets now."""
+        wishes = self.learnt.wishes.of(movable.id)
+        overlap = overlap_of(wishes, partition, slots)
+        return planning.move(movable, overlap, allowed_of(wishes, partition, slots))
 
     def _terms(self, leaving: Leaving) -> MoveTerms:
         layout = self._layout_of(leaving.partition.key, leaving.rank.worker_id)
         size = None if layout is None else layout.block_bytes_per_shard
         return MoveTerms(leaving.partition.block_size, size, leaving.cause in READABLE)
 
-    def _carry_out(
-        self, leaving: Leaving, there: Targets, booking: Booking, movable: Movable, move: Move
-    ) -> bool:
+    def _carry_out(self, leaving: Leaving, booking: Booking, tokens: int, move: Move) -> bool:
         """One move: the booking, and its event.  False if its target does not serve any more."""
         if move.target is not None:
             table = leaving.partition.table
             slot = table.find(move.target)
             if slot is None or not table.open[slot]:
                 return False
-            to = self._move_to(leaving, there, movable, move, slot)
+            to = self._move_to(leaving.partition, move, tokens, slot)
             self._ledger.move(booking, to, self._now)
         self.moves.add(move, leaving.rank, leaving.cause, self._now)
         target = None if move.target is None else move.target.worker_id
@@ -260,15 +296,13 @@ class Mover:
         self._counts[between if is_known else (None, None, move.method)] += 1
         return True
 
-    def _move_to(
-        self, leaving: Leaving, there: Targets, movable: Movable, move: Move, slot: int
-    ) -> MoveTo:
+    def _move_to(self, partition: Partition, move: Move, tokens: int, slot: int) -> MoveTo:
         assert move.target is not None
-        overlap = 0 if movable.overlap is None else int(movable.overlap[there.at[move.target]])
+        overlap = move.overlap_blocks
         if move.method is Method.TRANSFER:
             return MoveTo(move.target, slot, cached_blocks=overlap)
-        tokens = max(0, movable.tokens - overlap * leaving.partition.block_size)
-        return self._recomputed(leaving.partition, move.id, move.target, slot, tokens, overlap)
+        tokens = max(0, tokens - overlap * partition.block_size)
+        return self._recomputed(partition, move.id, move.target, slot, tokens, overlap)
 
     def _recomputed(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Container
 from select_service.core.health.capacity import LoadMeans
 from select_service.core.health.learnt import LearntRate, RequestMeans
 from select_service.core.health.move_cost import PREFILL_TOKENS_PER_S
-from select_service.core.identity import Rank
+from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
 from select_service.core.load.booking import NewBooking
 from select_service.core.load.held_booking import Booking
@@ -26,6 +26,9 @@ class Pace:
 
     def __init__(self) -> None:
         self._rates: dict[Rank, LearntRate] = {}
+        self._key_of: dict[Rank, PartitionKey] = {}
+        self._ranks: dict[PartitionKey, dict[Rank, LearntRate]] = {}
+        """The same rates, by partition."""
         self._means: dict[str, RequestMeans] = {}
         """By model."""
         self._timed: dict[str, tuple[Rank, float, int]] = {}
@@ -41,14 +44,33 @@ class Pace:
         rate = self._rates.get(rank)
         return None if rate is None else rate.value
 
+    def rates(self, key: PartitionKey) -> list[tuple[Rank, float]]:
+        """All that were learnt of ranks of a partition, in prefill tokens/s.  A copy."""
+        known = self._ranks.get(key, {})
+        return [(rank, rate.value) for rank, rate in known.items() if rate.value]
+
     def means(self, model_name: str, now: float) -> LoadMeans:
         """Of the requests of the last ten minutes."""
         means = self._means.get(model_name)
         return LoadMeans() if means is None else means.means(now)
 
     def forget(self, rank: Rank) -> None:
-        """It is another process now."""
-        self._rates.pop(rank, None)
+        """It has gone, or is another process now."""
+        if self._rates.pop(rank, None) is not None:
+            key = self._key_of.pop(rank)
+            del self._ranks[key][rank]
+            if not self._ranks[key]:
+                del self._ranks[key]
+
+    def _rate(self, rank: Rank, key: PartitionKey) -> LearntRate:
+        if self._key_of.get(rank) != key:
+            self.forget(rank)
+            if len(self._rates) >= RATES_MAX:
+                self.forget(next(iter(self._rates)))
+            rate = self._rates[rank] = LearntRate()
+            self._key_of[rank] = key
+            self._ranks.setdefault(key, {})[rank] = rate
+        return self._rates[rank]
 
     def keep_only(self, models: Container[str]) -> None:
         """The others have gone."""
@@ -73,9 +95,7 @@ class Pace:
         timed = self._timed.pop(booking.reservation_id, None) if self._timed else None
         if timed is not None and cause == "client" and timed[0] == booking.rank:
             rank, begin, tokens = timed
-            self._rates.setdefault(rank, LearntRate()).learn(tokens, now - begin)
-            if len(self._rates) > RATES_MAX:
-                del self._rates[next(iter(self._rates))]
+            self._rate(rank, booking.key).learn(tokens, now - begin)
 
     def released(self, booking: Booking, cause: Cause, now: float) -> None:
         if self._timed:
@@ -89,4 +109,7 @@ class Pace:
     def check_invariants(self) -> None:
         """For tests."""
         assert len(self._timed) <= TIMED_MAX
+        assert self._rates.keys() == self._key_of.keys()
         assert len(self._rates) <= RATES_MAX
+        by_key = {rank: rate for known in self._ranks.values() for rank, rate in known.items()}
+        assert by_key == self._rates

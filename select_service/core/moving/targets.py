@@ -1,53 +1,106 @@
 """The ranks of a partition, as a plan sees them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from select_service.core.arrays import Floats
 from select_service.core.fleet.partition import Partition
-from select_service.core.health.migration import Target
-from select_service.core.health.move_cost import KvLayout, Place, link_between
+from select_service.core.health.move_cost import (
+    PREFILL_TOKENS_PER_S,
+    KvLayout,
+    Link,
+    Place,
+    link_between,
+)
+from select_service.core.health.plan_targets import ROOM_SHARE, PlanTargets
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
 from select_service.core.workers.catalog import Catalog, Worker
+from select_service.core.workers.rank_table import RankTable
 
-RateOf = Callable[[Rank], float]
-"""Prefill tokens/s, as learnt, or what is usual."""
+RANKS_PER_STEP = 512
+"""Ranks that are looked at, some 2 us each, before others get their turn."""
+Rates = Iterable[tuple[Rank, float]]
+"""Prefill tokens/s, of ranks that have shown it."""
 
 
-class Targets(NamedTuple):
-    """Where a rank's reservations may go.
+class Standing(NamedTuple):
+    """Who stands where in a table, by rank, and how far from one worker; as long as the table has
+    this version.
 
-    slots: int64[n], of the targets, in the order of these
-    at:    which of them a rank is
+    slots: int64[n];  workers: see `PlanTargets`
+    links: float64[n, 2], milliseconds and bytes/s of the link to each
     """
 
-    targets: Sequence[Target]
+    table: RankTable
+    version: int
+    worker_id: int
+    ranks: list[Rank]
     slots: npt.NDArray[np.intp]
-    at: Mapping[Rank, int]
+    workers: npt.NDArray[np.intp]
+    links: npt.NDArray[np.float64]
+
+    def holds(self, table: RankTable, source: Rank) -> bool:
+        """Is it what would be found now?"""
+        is_same = self.table is table and self.version == table.version
+        return is_same and self.worker_id == source.worker_id
 
 
-def targets_of(partition: Partition, source: Rank, rate_of: RateOf) -> Targets:
-    """All that serve, but the source.  O(ranks)"""
-    table, load = partition.table, partition.load
-    columns, here = table.columns, table.find(source)
-    active = load.active_blocks().tolist()
-    waiting = load.totals[:, layout.PREFILL_TOKENS].tolist()
+def standing(table: RankTable, source: Rank) -> Generator[None, None, Standing]:
+    """In steps.  Who comes or goes meanwhile is missing, and then it does not hold.  O(ranks)"""
+    version, here = table.version, table.find(source)
     leaves = Place() if here is None else place_of(table.row(here).worker)
-    targets, slots = [], []
-    for rank, slot in sorted(table.slots()):
-        weight, total = float(columns.weight[slot]), columns.kv_blocks[slot]
-        if slot == here or not columns.open[slot] or weight <= 0.0:
-            continue
-        link = link_between(leaves, place_of(table.row(slot).worker))
-        blocks = int(total) if np.isfinite(total) else None
-        rate = rate_of(rank)
-        targets.append(Target(rank, weight, blocks, active[slot], waiting[slot], link, rate))
-        slots.append(slot)
-    at = {target.rank: number for number, target in enumerate(targets)}
-    return Targets(targets, np.array(slots, np.intp), at)
+    ranks: list[Rank] = []
+    slots: list[int] = []
+    links: list[Link] = []
+    begins: list[int] = []
+    left = RANKS_PER_STEP
+    for worker_id in table.workers():
+        own = table.slots_of(worker_id)
+        if own:
+            begins.append(len(slots))
+            links.append(link_between(leaves, place_of(table.row(own[0]).worker)))
+            ranks += [table.row(slot).rank for slot in own]
+            slots += own
+        left -= 1 + len(own)
+        if left <= 0:
+            yield
+            left = RANKS_PER_STEP
+    at, workers = np.array(slots, np.intp), np.array(begins, np.intp)
+    far = np.array([(link.setup_ms, link.bandwidth) for link in links]).reshape(-1, 2)
+    by_rank = far.repeat(np.diff(workers, append=len(slots)), axis=0)
+    return Standing(table, version, source.worker_id, ranks, at, workers, by_rank)
+
+
+def targets_of(partition: Partition, known: Standing, source: Rank, rates: Rates) -> PlanTargets:
+    """With what is booked now; the source takes nobody, nor does who does not serve.
+
+    O(ranks), some 20 ns each, and 0.3 us for each rate
+    """
+    table, load, at = partition.table, partition.load, known.slots
+    active = load.active_blocks()[at].astype(np.float64)
+    weights = table.columns.weight[at]
+    room = np.floor(ROOM_SHARE * table.columns.kv_blocks[at]) - active
+    serves = table.open[at] & (weights > 0.0) & (at != table.find(source))
+    room[~serves] = -inf
+    waiting = load.totals[at, layout.PREFILL_TOKENS]
+    speeds, divisors = rates_of(table, rates)[at], np.where(serves, weights, 1.0)
+    rows = np.column_stack((room, waiting, speeds, known.links, divisors))
+    return PlanTargets(known.ranks, rows, active, known.workers)
+
+
+def rates_of(table: RankTable, rates: Rates, unknown: float = PREFILL_TOKENS_PER_S) -> Floats:
+    """float64[n_slots].  unknown: of those that have shown none"""
+    found = np.full(table.n_slots, unknown)
+    for rank, rate in rates:
+        slot = table.find(rank)
+        if slot is not None:
+            found[slot] = rate
+    return found
 
 
 class Layouts:

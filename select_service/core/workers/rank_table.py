@@ -156,6 +156,10 @@ class RankTable:
     def n_workers(self) -> int:
         return len(self._slots_of)
 
+    def workers(self) -> list[int]:
+        """Ids, in order.  O(workers * log(workers))"""
+        return sorted(self._slots_of)
+
     def has_only(self, worker_id: int) -> bool:
         """Is nobody there but, perhaps, this worker?"""
         return self.n_workers == (worker_id in self._slots_of)

@@ -322,14 +322,14 @@ def test_what_follows_from_a_wide_worker_takes_turns_in_its_order():
 def test_workers_that_come_together_join_a_few_a_turn():
     scene = Scene()
     for worker_id in range(10, 20):
-        scene.selector.register(a_worker(worker_id, data_parallel_size=100))
+        scene.selector.register(a_worker(worker_id, data_parallel_size=40))
     joined = []
     while len(joined) < 10:
         known = [n for n in range(10, 20) if scene.fitness.monitor.worker(n) is not None]
-        assert len(known) - len(joined) <= 2
+        assert len(known) - len(joined) <= 3
         joined = known
         scene.settle()
-    scene.selector.register(a_worker(30, data_parallel_size=100))
-    scene.selector.register(a_worker(31, data_parallel_size=100))
-    scene.fitness.drain(31, True, scene.now)
-    assert scene.state(31, 99) is State.DRAINING
+    scene.selector.register(a_worker(30, data_parallel_size=40))
+    scene.fitness.drain(30, True, scene.now)
+    scene.settle()
+    assert scene.state(30, 39) is State.DRAINING

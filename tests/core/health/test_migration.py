@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.health.migration import Movable, Target, plan
+from select_service.core.health.migration import Movable, plan
 from select_service.core.health.move_cost import (
     LINKS,
     KvLayout,
@@ -14,6 +14,7 @@ from select_service.core.health.move_cost import (
     link_between,
     move_cost,
 )
+from select_service.core.health.plan_targets import Target
 from select_service.core.identity import Rank
 
 BLOCK = 16

@@ -4,7 +4,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from select_service.core.health.rules import HealthRules
-from select_service.core.health.schedule import ASKED_AGAIN_S, IN_FLIGHT_MAX, LATE_S, Schedule
+from select_service.core.health.schedule import (
+    ASKED_AGAIN_S,
+    EXTRAS_AT_LEAST,
+    IN_FLIGHT_MAX,
+    LATE_S,
+    LOOKED_AT_MAX,
+    SCARCE,
+    Schedule,
+)
 from select_service.core.health.spread import drawn, mixed, phase
 from select_service.core.identity import Rank
 from tests.exploring import explored
@@ -85,6 +93,58 @@ def test_so_many_are_in_flight_and_no_rank_twice():
     schedule.at(first[0], 1.0)
     schedule.ended(first[1])
     assert schedule.due(1.0).rank not in first
+
+
+def in_flight(schedule, now):
+    """All that are due, none of which ends."""
+    found = []
+    while (due := schedule.due(now)) is not None:
+        found.append(due.rank)
+    return found
+
+
+def test_when_checks_are_scarce_rounds_go_first_and_a_share_is_left_for_extra_turns():
+    extras = [Rank(n, 0) for n in range(100)]
+    schedule = a_schedule(*extras)
+    for rank in extras:
+        schedule.at(rank, 0.0)
+    rounds = [Rank(n, 1) for n in range(5000)]
+    for rank in rounds:
+        schedule.join(rank, 0.0)
+    now = 0.5
+    due = [rank for rank in rounds if schedule.next_at(rank) <= now]
+    assert len(due) > IN_FLIGHT_MAX
+    first = in_flight(schedule, now)
+    assert first[:EXTRAS_AT_LEAST] == extras[:EXTRAS_AT_LEAST]
+    assert set(first[EXTRAS_AT_LEAST:]) <= set(due)
+    assert len(first) == IN_FLIGHT_MAX
+    schedule.ended(first[-1])
+    assert in_flight(schedule, now)[0] in due
+    schedule.ended(first[0])
+    assert in_flight(schedule, now) == [extras[EXTRAS_AT_LEAST]]
+
+
+def test_where_nobody_else_waits_all_may_be_extra_turns():
+    ranks = [Rank(n, 0) for n in range(100)]
+    schedule = a_schedule(*ranks)
+    for rank in ranks:
+        schedule.at(rank, -1.0)
+    assert not schedule.is_scarce
+    for _ in range(SCARCE + 1):
+        schedule.due(-1.0)
+    assert schedule.is_scarce
+    assert len(in_flight(schedule, -1.0)) == IN_FLIGHT_MAX - SCARCE - 1
+
+
+def test_many_turns_that_are_skipped_take_several_looks():
+    ranks = [Rank(n, 0) for n in range(3 * LOOKED_AT_MAX)]
+    schedule = a_schedule(*ranks)
+    late = RULES.interval_s + LATE_S + 0.1
+    looks = 0
+    while any(schedule.next_at(rank) <= late for rank in ranks):
+        assert taken(schedule, late) == []
+        looks += 1
+    assert looks == 3
 
 
 def test_who_is_asked_often_is_asked_once():
