@@ -7,13 +7,15 @@ from select_service.core.health.move_cost import Method
 from select_service.core.health.moves import KEPT_S
 from select_service.core.identity import Rank
 from select_service.errors import NotFound, SelectError
-from tests.builders import a_select_and_reserve
+from tests.builders import a_reservation, a_select_and_reserve
 
 ATTEMPTS_MAX = 4
 BROKEN = {"connect", "hang", "500", "truncated"}
 """Faults that a caller notices; who gets wrong answers does not know."""
 PATIENCE_S = 25.0
 """How long a caller whose engine has failed waits to hear of a move."""
+WAITED_S = 22.0
+"""In the queue at most: its timeout, doubled where the model is degraded, and a second or two."""
 POLLED_MAX = 5
 """Events in one answer, few, so that pages are turned."""
 
@@ -101,6 +103,8 @@ class Gateway:
         for attempt in range(ATTEMPTS_MAX):
             node = self.rng.choice(self.world.nodes)
             try:
+                if self.rng.random() < 0.1:
+                    return self._reserved(node, name)
                 answer = node.selector.select_and_reserve(self._body(name), node.now())
                 if isinstance(answer, Ticket):
                     answer = yield from _outcome(node, answer)
@@ -112,6 +116,13 @@ class Gateway:
             rank = Rank(answer.selection.worker_id, answer.selection.dp_rank)
             return Call(name, node, rank, self.world.life(rank))
         return None
+
+    def _reserved(self, node, name):
+        """It has chosen by itself, perhaps a rank that is out.  Raises SelectError."""
+        rank = self.rng.choice(list(self.world.engines))
+        request = a_reservation(name, rank.worker_id, dp_rank=rank.dp_rank, cache_salt=name)
+        node.selector.reserve(request, node.now())
+        return Call(name, node, rank, self.world.life(rank))
 
     def _body(self, name):
         rng, start = self.rng, self.rng.randrange(40)
@@ -128,6 +139,7 @@ class Gateway:
             isl_tokens=4 * len(hashes),
             reservation_id=name,
             strict_priority=rng.randrange(3),
+            priority_tier=rng.choice(["premium", "standard", "best_effort"]),
             **fields,
         )
 
@@ -205,10 +217,12 @@ class Gateway:
 
 def _outcome(node, ticket):
     """Of a request that waits; None: the process has ended."""
+    begin = node.world.time
     while ticket.outcome is None:
         yield 0.1
         if not node.is_running:
             return None
+        assert node.world.time - begin <= WAITED_S, "a request waits for ever"
     if isinstance(ticket.outcome, SelectError):
         raise ticket.outcome
     return ticket.outcome

@@ -85,7 +85,9 @@ class FitNode(Node):
             *(monitor, fleet.partitions, ledger, learnt, layouts.of, selector.touched),
             begin=int(1000.0 * self.born),
         )
-        self.watch = RecordedWatch(monitor, fleet.partitions, learnt.pace, {}, selector.gate)
+        self.watch = RecordedWatch(
+            *(monitor, fleet.partitions, learnt.pace, self.world.promises, selector.gate)
+        )
         self.twin = HealthTwin(self, RULES)
         ledger.follow(self.twin)
         self.fitness.followers += [self.mover, self.watch, self.twin]
@@ -113,22 +115,22 @@ class FitNode(Node):
     def look(self):
         """Begin the checks that are due."""
         while (order := self.fitness.due(self.now())) is not None:
-            self._ask(order)
+            self._ask(order, order.seed)
 
-    def _ask(self, order):
+    def _ask(self, order, seed):
         seconds, attempt = 5.0, Attempt(Came.TIMEOUT)
         if (self.number, order.rank.worker_id) not in self.world.unreachable:
             engine = self.world.engines.get(order.rank)
             if engine is None:  # it was deleted meanwhile
                 seconds, attempt = 0.001, Attempt(Came.CONNECT)
             else:
-                seconds, attempt = engine.attempt(order.prompt, self.now())
-        self.soon(seconds, lambda: self._attempted(order, attempt))
+                seconds, attempt = engine.attempt(order.prompt, self.now(), seed)
+        self.soon(seconds, lambda: self._attempted(order, attempt, seed))
 
-    def _attempted(self, order, attempt):
+    def _attempted(self, order, attempt, seed):
         pause_s = self.fitness.attempted(order, attempt, self.now())
         if pause_s is not None:
-            self.soon(pause_s, lambda: self._ask(order))
+            self.soon(pause_s, lambda: self._ask(order, seed + 1))
 
     # --- callers
 

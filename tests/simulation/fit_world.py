@@ -9,6 +9,7 @@ from random import Random
 
 import msgspec
 
+from select_service.core.health.capacity import Slo
 from select_service.core.identity import Rank
 from tests.builders import a_patch, a_worker
 from tests.core.health.fleet_scene import Engine
@@ -31,6 +32,7 @@ CORRUPT_MAX, FAULTY_MAX = 2, 4
 """Ranks at the same time, of eight: of the answers that come two thirds must be right."""
 POLLS_S = (1.0, 4.0, 650.0)
 """Of the gateways; the last one misses events that are forgotten meanwhile."""
+PROMISED = Slo(ttft_ms=500.0, itl_ms=20.0, rps=10.0)
 LAYOUT = {"layers": 2, "kv_heads": 2, "head_dim": 8}
 
 
@@ -49,16 +51,17 @@ class Trouble:
 class FitWorld(World):
     """catalog: what operators have registered, by worker;  stays: whose reservations are not to be
     moved;  corrupt: ranks and since when;  doubtful: when a process last could not see all ranks;
-    unreachable: (process, worker);  vanished: reservations that nobody will free"""
+    unreachable: (process, worker);  vanished: reservations that nobody will free;
+    promises: for the model, which half of all seeds have"""
 
     def __init__(self, seed, n_nodes=3):
         self.catalog = {}
         for worker_id, size in enumerate(DP_SIZES):
             self.catalog[worker_id] = _worker(worker_id, size)
-        self.engines, self._lives, self.troubles = {}, {}, []
+        self.engines, self._lives, self.troubles, self.model = {}, {}, [], 1
         self.stays, self.corrupt, self.doubtful = set(), {}, {}
         self.unreachable, self.vanished = set(), set()
-        self.processes = []
+        self.processes, self.promises = [], {"m": PROMISED} if seed % 2 else {}
         super().__init__(seed, n_nodes, ttl_s=TTL_S)
         for worker_id in self.catalog:
             self._start_engines(worker_id)
@@ -110,7 +113,7 @@ class FitWorld(World):
         given = self.catalog[worker_id]
         for dp_rank in range(given.data_parallel_size):
             rank = Rank(worker_id, dp_rank)
-            self.engines[rank] = Engine(Random(self.rng.random()))
+            self.engines[rank] = Engine(Random(self.rng.random()), self.model)
             self.corrupt.pop(rank, None)
 
     # --- faults
@@ -255,11 +258,20 @@ class FitWorld(World):
         """What changes nothing for long, and a client that blames whom it never called."""
         worker_id = self.rng.choice(list(self.catalog))
         self._tell_all(lambda node: node.fitness.check(worker_id, node.now()))
+        shed = self.rng.choice([None, "best_effort", "standard"])
+        self._tell_all(lambda node: node.selector.shed(shed))
         for _ in range(5):
             yield 0.5
             rank, node = self.rng.choice(list(self.engines)), self.rng.choice(self.nodes)
             node.report(rank, "failure", self.rng.choice([None, "not-one-of-mine"]))
             node.report(rank, None, status=self.rng.choice([400, 404, 429, 503]))
+        self._tell_all(lambda node: node.selector.shed(None))
+
+    def update_model(self):
+        """Other weights everywhere at once, which nothing is held against anybody for."""
+        self.model += 1
+        for engine in self.engines.values():
+            engine.model = self.model
 
     def calm(self):
         """Everything is repaired, and nobody comes any more."""
@@ -303,7 +315,12 @@ class FitWorld(World):
 
 
 def _worker(worker_id, size):
-    fields = {"data_parallel_size": size, "max_num_batched_tokens": 64, "kv_layout": LAYOUT}
+    fields = {
+        "data_parallel_size": size,
+        "max_num_batched_tokens": 64,
+        "kv_layout": LAYOUT,
+        "prefill_tokens_per_s": 4096.0,
+    }
     if worker_id == SPARE:
         fields["spare"] = True
     if worker_id % 2:

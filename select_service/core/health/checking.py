@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from select_service.core.health.checked import (
     Attempt,
@@ -31,35 +32,43 @@ VOTERS_MIN = 3
 """Ranks that agree among themselves instead of each with itself."""
 
 
+class _Found(NamedTuple):
+    """What one attempt brought.  kind: its own"""
+
+    kind: Kind
+    attempt: Attempt
+    reference: ReferenceKey | None
+    verdict: Verdict | None
+
+
 @dataclass(slots=True)
 class _Running:
-    """wrong: kind of the first wrong answer;  is_stale: the rank is another process now"""
+    """wrong: kind of the first wrong answer, and the last one of them
+    is_stale: the rank is another process now
+    """
 
     order: CheckOrder
     started_at: float
     attempts: int = 0
-    wrong: Kind | None = None
+    wrong: tuple[Kind, _Found] | None = None
     is_stale: bool = False
 
-    def result(
-        self,
-        kind: Kind,
-        attempt: Attempt,
-        reference: ReferenceKey | None,
-        verdict: Verdict | None,
-    ) -> Result:
-        """After its last attempt."""
+    def result(self, kind: Kind, found: _Found, last: Kind) -> Result:
+        """found: by which it has its kind;  last: the kind of the last attempt"""
+        attempt, verdict = found.attempt, found.verdict
         counts = kind is Kind.PASS and attempt.counts_latency
+        says_more = last is not Kind.NEUTRAL and last not in WRONG_ANSWERS
         return Result(
             self.order.rank,
             kind,
             self.started_at,
             self.order.prompt_number,
             attempt.latency_ms if counts else None,
-            reference,
+            found.reference,
             attempt.answer,
             attempt.why if verdict is None else verdict.why,
             attempt.host_ms,
+            last if says_more else Kind.PASS,
         )
 
 
@@ -129,20 +138,17 @@ class Checking:
         if reference is not None and verdict is not None and verdict.kind in WRONG_ANSWERS:
             attempt, verdict = self._with_earlier(checked, reference, attempt, verdict, now)
         kind = KIND_OF[attempt.came] if verdict is None else verdict.kind
+        found = _Found(kind, attempt, reference, verdict)
         if kind is Kind.PASS:
             checked.wrong.clear()
-        if kind in WRONG_ANSWERS and running.wrong is None:
-            running.wrong = kind
-        is_failing = kind not in (Kind.PASS, Kind.NEUTRAL)
+            running.wrong = None
+        elif kind in WRONG_ANSWERS:
+            running.wrong = (kind if running.wrong is None else running.wrong[0]), found
+        is_failing = running.wrong is not None or kind not in (Kind.PASS, Kind.NEUTRAL)
         if is_failing and running.attempts < self._attempts_max(order, kind):
             return self._rules.retry_pause_s
         self._end(order)
-        kind = running.wrong or kind if is_failing else kind
-        kind = self._told(checked, attempt, kind, running.attempts)
-        result = running.result(kind, attempt, reference, verdict)
-        if not self._asks(checked, result, verdict, now):
-            self.questions.silent(checked.rank)
-            self._delivering.deliver(result, now)
+        self._over(running, checked, found, now)
         self.close(now)
         return None
 
@@ -151,6 +157,16 @@ class Checking:
         follow that say the same."""
         is_hanging = kind is Kind.TIMEOUT and self._schedule.is_scarce
         return 1 if is_hanging else order.attempts_max
+
+    def _over(self, running: _Running, checked: CheckedRank, found: _Found, now: float) -> None:
+        """After the last attempt.  A wrong answer decides, though none came behind it."""
+        last = kind = self._told(checked, found.attempt, found.kind, running.attempts)
+        if running.wrong is not None:
+            kind, found = running.wrong
+        result = running.result(kind, found, last)
+        if not self._asks(checked, result, found.verdict, now):
+            self.questions.silent(checked.rank)
+            self._delivering.deliver(result, now)
 
     def _reference(
         self, checked: CheckedRank, order: CheckOrder, attempt: Attempt
@@ -294,8 +310,10 @@ class Checking:
         if checked is None or (not is_held and (verdict is None or verdict.kind is Kind.PASS)):
             return
         record = self._fleet.record(result.rank)
-        kind = Kind.PASS if verdict is None else verdict.kind
-        if kind is Kind.PASS:
+        kind = result.otherwise
+        if verdict is not None and verdict.kind is not Kind.PASS:
+            kind = verdict.kind
+        else:
             checked.wrong.clear()
         if verdict is None and record.cause in WRONG_ANSWERS:
             kind = Kind.NEUTRAL

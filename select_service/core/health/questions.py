@@ -25,6 +25,7 @@ class Result(NamedTuple):
     latency_ms:  of the attempt that passed, None: it does not count
     host_ms:     of it, what a busy host may have added
     reference, answer: None: there was no answer that could be judged
+    otherwise:   its kind if the answer is right after all, by what came behind it
     """
 
     rank: Rank
@@ -36,6 +37,7 @@ class Result(NamedTuple):
     answer: Answer | None = None
     why: str = ""
     host_ms: float = 0.0
+    otherwise: Kind = Kind.PASS
 
 
 class Scope(NamedTuple):

@@ -12,12 +12,12 @@ from select_service.core.health.effects import (
     WeightChanged,
     Withheld,
 )
-from select_service.core.health.kinds import Kind, Outcome, State
+from select_service.core.health.kinds import WRONG_ANSWERS, Kind, Outcome, State
 from select_service.core.health.outcomes import OutcomeReport
 from select_service.core.health.reference_book import Source
 from select_service.core.health.rules import HealthRules
 from select_service.core.identity import Rank
-from tests.core.health.fleet_scene import KEY, FleetScene
+from tests.core.health.fleet_scene import KEY, Engine, FleetScene
 
 FAULTS = ["connect", "hang", "500", "truncated", "wrong", "drift", "nan", "slow"]
 CAUSES = dict(
@@ -80,6 +80,32 @@ def test_a_rank_comes_back_after_three_probes_with_different_prompts():
     assert weights[:3] == [0.5, 0.0, 0.25]
     scene.run(40)
     assert scene.monitor.record(sick).told_weight == 1.0
+
+
+class AnswersOnce(Engine):
+    """Whoever asks again within a second finds it busy, or does not reach it."""
+
+    def attempt(self, prompt, now, seed):
+        again = bool(self.asked) and now - self.asked[-1] < 1.0
+        self.fault = self.then if again else ""
+        return super().attempt(prompt, now, seed)
+
+
+@pytest.mark.parametrize("then", ["connect", "busy"])
+def test_a_wrong_answer_is_put_next_to_others_though_none_comes_behind_it(then):
+    scene = FleetScene(5)
+    scene.run(100)
+    odd = scene.engines[Rank(1, 0)] = AnswersOnce(scene.rng, model=2)
+    odd.then = then
+    for engine in scene.engines.values():  # the model is another one
+        engine.model = 2
+    scene.run(100)
+    assert scene.monitor.counts.reference_changes
+    assert not WRONG_ANSWERS & {kind for _, kind in scene.monitor.counts.failures}
+    odd.model = 3
+    scene.run(100)
+    assert scene.out_at.keys() == {Rank(1, 0)}
+    assert scene.monitor.record(Rank(1, 0)).cause in WRONG_ANSWERS
 
 
 def test_noise_ejects_nobody_in_ten_thousand_checks():
