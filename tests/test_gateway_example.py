@@ -29,6 +29,7 @@ HEALTH = (
     "--health-interval-secs=0.2",
     "--health-confirm-secs=0.1",
     f"--health-timeout-secs={PATIENCE_S}",
+    "--health-reporters=nobody",  # a gateway elsewhere is believed by its reservations alone
 )
 LONG = f"--stall-secs={PATIENCE_S}", f"--first-token-secs={PATIENCE_S}"
 CLIENTS = 64
@@ -62,6 +63,14 @@ class Engine(Launched):
     def register(self) -> None:
         assert self._service.call("POST", "/workers", self._body).status == 201
 
+    def leave(self) -> None:
+        self._service.call("DELETE", f"/workers/{self.worker_id}")
+
+    def recover(self) -> None:
+        """From what it was told to do wrong."""
+        for verb in ("go", "fail"):
+            assert Reached(self.port).call("POST", f"/{verb}", {}).status == 200
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
@@ -70,7 +79,7 @@ class Engine(Launched):
         if not self.has_ended:
             self.process.send_signal(signal.SIGCONT)
         super().end()
-        self._service.call("DELETE", f"/workers/{self.worker_id}")
+        self.leave()
 
 
 class Gateway(Launched):
@@ -103,6 +112,25 @@ def two_engines(service: Reached, **fields: Any) -> Iterator[tuple[Engine, Engin
 def engines(service: Reached) -> Iterator[tuple[Engine, Engine]]:
     with two_engines(service) as engines:
         yield engines
+
+
+@pytest.fixture(scope="module")
+def lasting_engines(service: Reached) -> Iterator[tuple[Engine, Engine]]:
+    with two_engines(service) as engines:
+        for engine in engines:
+            engine.leave()
+        yield engines
+
+
+@pytest.fixture
+def live_engines(lasting_engines: tuple[Engine, Engine]) -> Iterator[tuple[Engine, Engine]]:
+    """For tests whose engines outlive them."""
+    for engine in lasting_engines:
+        engine.recover()
+        engine.register()
+    yield lasting_engines
+    for engine in lasting_engines:
+        engine.leave()
 
 
 class Reader:
@@ -290,15 +318,54 @@ def test_answers_leave_a_worker_that_an_operator_drains(service, gateway, method
     assert {(move["cause"], move["method"]) for move in moves} == {("operator", method)}
 
 
+async def read_all(scene: Scene, gateway: Gateway) -> None:
+    readers = [Reader(prompt_of(n)) for n in range(16)]
+    await asyncio.gather(*(reader.read(scene.http, gateway) for reader in readers))
+    for reader in readers:
+        reader.check()
+    await scene.until_freed()
+
+
 def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gateway):
     async def play() -> None:
-        first, _ = engines
-        first.kill()
+        engines[0].kill()
         async with scene_of(service) as scene:
-            readers = [Reader(prompt_of(n)) for n in range(16)]
-            await asyncio.gather(*(reader.read(scene.http, gateway) for reader in readers))
-            for reader in readers:
-                reader.check()
+            await read_all(scene, gateway)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 500},
+        {"status": 503},
+        {"after": 0, "by": "error"},
+        {"after": HELD_AFTER, "by": "error"},
+        {"after": HELD_AFTER, "by": "abort"},
+        {"after": HELD_AFTER, "by": "nothing"},
+    ],
+    ids=str,
+)
+def test_an_engine_that_fails_by_its_own_words_is_not_noticed(
+    service, live_engines, gateway, fault
+):
+    async def play() -> None:
+        async with scene_of(service) as scene:
+            await scene.tell(live_engines[0], "fail", **fault)
+            await read_all(scene, gateway)
+
+    asyncio.run(play())
+
+
+def test_what_an_engine_refuses_its_client_is_told(service, live_engines, gateway):
+    async def play() -> None:
+        async with scene_of(service) as scene:
+            for engine in live_engines:
+                await scene.tell(engine, "fail", status=400)
+            async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
+                assert answer.status == 400
+                assert (await answer.json())["error"]["message"] == "failing"
             await scene.until_freed()
 
     asyncio.run(play())
@@ -333,26 +400,26 @@ def test_a_restart_of_the_service_is_not_noticed():
         asyncio.run(play(service, gateway, engines, restarted))
 
 
-def test_a_gateway_that_is_asked_to_end_lets_its_clients_read_to_the_end(service, engines):
+def test_a_gateway_that_is_asked_to_end_lets_its_clients_read_to_the_end(service, live_engines):
     async def asked_to_end(scene: Scene, engine: Engine) -> None:
         gateway.process.terminate()
         await scene.tell(engine, "go")
 
     with Gateway(service, *LONG) as gateway:
-        asyncio.run(play(service, gateway, engines, asked_to_end))
+        asyncio.run(play(service, gateway, live_engines, asked_to_end))
         assert gateway.process.wait(PATIENCE_S) is not None
 
 
-def test_a_client_that_leaves_frees_its_reservation_at_once(service, engines, gateway):
+def test_a_client_that_leaves_frees_its_reservation_at_once(service, live_engines, gateway):
     async def play() -> None:
         async with scene_of(service) as scene:
-            await scene.tell(engines[0], "hold", after=HELD_AFTER)
-            await scene.tell(engines[1], "hold", after=0)
+            await scene.tell(live_engines[0], "hold", after=HELD_AFTER)
+            await scene.tell(live_engines[1], "hold", after=0)
             readers = [Reader([n]) for n in range(8)]
             reading = [asyncio.create_task(each.read(scene.http, gateway)) for each in readers]
 
             async def are(n: int) -> bool:
-                streams = sum([await scene.streams(engine) for engine in engines])
+                streams = sum([await scene.streams(engine) for engine in live_engines])
                 return streams == n == await scene.booked()
 
             await scene.until(lambda: are(len(readers)))
@@ -365,7 +432,7 @@ def test_a_client_that_leaves_frees_its_reservation_at_once(service, engines, ga
     asyncio.run(play())
 
 
-def test_a_client_may_want_its_answer_in_one_piece(service, engines, gateway):
+def test_a_client_may_want_its_answer_in_one_piece(service, live_engines, gateway):
     async def play() -> None:
         async with scene_of(service) as scene:
             for prompt in ("a text", [5, 6, 7]):
@@ -384,7 +451,7 @@ def test_a_client_may_want_its_answer_in_one_piece(service, engines, gateway):
     asyncio.run(play())
 
 
-def test_what_the_service_refuses_its_client_is_told(service, engines, gateway):
+def test_what_the_service_refuses_its_client_is_told(service, live_engines, gateway):
     async def play() -> None:
         async with scene_of(service) as scene:
             await scene.ask("POST", "/admission/shed", {"tier": "standard"})

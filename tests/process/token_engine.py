@@ -5,6 +5,8 @@ would have been.  It streams as vLLM does, with a pause before each token and wi
 token ends within a character, and answers canaries.
 
     POST /hold {"after": n}     streams stop after n tokens, until POST /go
+    POST /fail {"after": n, "by": what}     streams end after n tokens, by what they say: "abort" or
+                                "error" as vLLM does, or "nothing";  {"status": s}: no stream begins
     GET /streams                those that are under way
 """
 
@@ -64,11 +66,14 @@ class TokenEngine:
 
     def __init__(self) -> None:
         self._hold_after: int | None = None
+        self._fails: dict[str, Any] = {}
         self._goes = asyncio.Event()
         self._streams = 0
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
+        if body.get("stream") and "status" in self._fails:
+            return JSONResponse({"error": {"message": "failing"}}, self._fails["status"])
         if body.get("stream"):
             return StreamingResponse(self._stream(body), media_type="text/event-stream")
         tokens = list(islice(generated(ids_of(body["prompt"])), body["max_tokens"]))
@@ -84,6 +89,9 @@ class TokenEngine:
             for number, (token, text) in enumerate(zip(tokens, texts_of(tokens), strict=True)):
                 if self._hold_after == number:
                     await self._goes.wait()
+                if self._fails.get("after") == number:
+                    yield self._last(body)
+                    return
                 await asyncio.sleep(PAUSE_S)
                 reason = "length" if number == count - 1 else None
                 choice = self._choice(body, [token], text, reason)
@@ -93,6 +101,15 @@ class TokenEngine:
             yield "data: [DONE]\n\n"
         finally:
             self._streams -= 1
+
+    def _last(self, body: dict[str, Any]) -> str:
+        """Of a stream that fails."""
+        if self._fails["by"] == "nothing":
+            return "data: [DONE]\n\n"
+        error = {"error": {"message": "EngineCore encountered an issue", "code": 500}}
+        is_abort = self._fails["by"] == "abort"
+        last = self._chunk(self._choice(body, [], "", "abort")) if is_abort else error
+        return f"data: {json.dumps(last)}\n\n"
 
     def _choice(
         self, body: dict[str, Any], tokens: list[int], text: str, reason: str | None
@@ -112,6 +129,10 @@ class TokenEngine:
     async def go(self, request: Request) -> Response:
         self._hold_after = None
         self._goes.set()
+        return Response()
+
+    async def fail(self, request: Request) -> Response:
+        self._fails = await request.json()
         return Response()
 
     async def streams(self, request: Request) -> Response:
@@ -139,6 +160,7 @@ def main() -> None:
         Route("/v1/completions", engine.complete, methods=["POST"]),
         Route("/hold", engine.hold, methods=["POST"]),
         Route("/go", engine.go, methods=["POST"]),
+        Route("/fail", engine.fail, methods=["POST"]),
         Route("/streams", engine.streams),
         Route("/health", engine.health),
     ]
