@@ -53,7 +53,7 @@ class Attempt(NamedTuple):
 
     latency_ms: from the first byte sent to the last one read
     counts_latency: the rank was not busy with requests of ours, and our own loop was not late
-    host_ms: so much later a host as busy as ours makes an answer
+    host_ms: so much later it may be because its host is busy, as ours is or by other canaries
     engine, weight_version: what the engine says it is
     """
 

@@ -25,15 +25,18 @@ RANKS_PER_STEP = 128
 
 
 class Asking(NamedTuple):
-    """Of peers: how many, how soon after the last time, and which prompt (None: the round's)"""
+    """Of peers: how many, how soon after the last time, which prompt (None: the round's), how far
+    apart"""
 
     peers_max: int
     again_s: float
     prompt_number: int | None = None
+    apart_s: float = 0.0
 
 
-SLOW_PEERS = Asking(8, 5.0)
-"""Who is checked at once when a rank begins to be slow: is it the rank, or everybody?"""
+SLOW_PEERS = Asking(8, 5.0, apart_s=0.2)
+"""Who is checked at once when a rank begins to be slow: is it the rank, or everybody?  Not all at
+the same time, as that would make them slow."""
 
 
 class _Left(NamedTuple):
@@ -117,8 +120,8 @@ class Delivering:
         kind = result.kind
         if result.latency_ms is not None:
             kind = partition.health.judged(result.rank, kind, result.latency_ms)
-        if kind is Kind.NEUTRAL:
-            return kind
+        if kind is Kind.NEUTRAL or (kind is Kind.PASS and result.latency_ms is None):
+            return kind  # which says nothing of how fast others are
         is_common = partition.common_mode.checked(checked.rank, kind in SLOW, now)
         if kind not in SLOW:
             return kind
@@ -183,6 +186,7 @@ class Delivering:
                 break
             if peer == rank or not partition.health.roster[peer].state.serves:
                 continue
-            if self._schedule.ask(peer, now, asking.prompt_number, asking.again_s):
+            at = now + len(asked) * asking.apart_s
+            if self._schedule.ask(peer, now, asking.prompt_number, asking.again_s, at):
                 asked.add(peer)
         return asked

@@ -105,15 +105,16 @@ class Schedule:
         now: float,
         prompt: int | None = None,
         again_s: float = ASKED_AGAIN_S,
+        at: float | None = None,
     ) -> bool:
-        """Now, because somebody doubts it; whether that is done, not too often."""
+        """Because somebody doubts it, now or then; whether that is done, not too often."""
         turn = self._turns.get(rank)
         if turn is None or turn.at is None or rank in self.in_flight:
             return False
         if turn.asked_at is not None and now - turn.asked_at < again_s:
             return False
         turn.asked_at = now
-        self._plan(rank, now, prompt, True)
+        self._plan(rank, now if at is None else at, prompt, True)
         return True
 
     def pause(self, rank: Rank) -> None:

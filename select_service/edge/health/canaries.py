@@ -14,6 +14,7 @@ from indexer.sockets.names import Names
 from select_service.core.health.checked import Attempt, CheckOrder
 from select_service.core.health.kinds import Came
 from select_service.core.identity import Rank
+from select_service.edge.health.company import Company
 from select_service.edge.health.forms import FIRST, PLAIN, Forms
 from select_service.edge.health.lateness import STEP_S, Lateness
 from select_service.edge.health.requests import Form, message
@@ -78,6 +79,7 @@ class Canaries:
         self._timeout_s = timeout_s
         self._forms = Forms()
         self._lateness = Lateness(monotonic())
+        self._company = Company()
         self._checks: set[asyncio.Task[None]] = set()
 
     def step(self, now: float) -> bool:
@@ -147,16 +149,17 @@ class Canaries:
         begun = self._lateness.moment(monotonic())
         is_idle = self._places.prefill_tokens(order.rank) <= IDLE_TOKENS_MAX
         try:
-            reply = await self._reply(order, target, form, seed)
+            with self._company.visit(target.endpoint) as visit:
+                reply = await self._reply(order, target, form, seed)
         except HttpError as error:
             return _Asked(attempt_failed(error), None)
         now = monotonic()
         counts = is_idle and self._lateness.lost_s(now) == begun.lost_s
         turns = order.prompt.max_tokens + TURNS_BESIDES
-        host_ms = turns * self._lateness.turn_s(begun, now) * 1000.0
+        host_s = turns * self._lateness.turn_s(begun, now) + visit.waited_part * reply.seconds
         by_ids = order.prompt.expected is not None
         attempt = attempt_of(reply, form, by_ids, counts)
-        return _Asked(attempt._replace(host_ms=host_ms), reply.status)
+        return _Asked(attempt._replace(host_ms=host_s * 1000.0), reply.status)
 
     async def _reply(self, order: CheckOrder, target: Target, form: Form, seed: int) -> Reply:
         """Raises HttpError."""

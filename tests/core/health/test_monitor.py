@@ -1,5 +1,7 @@
 """Fleets with faults: who goes, how soon, who stays."""
 
+from itertools import pairwise
+
 import pytest
 
 from select_service.core.health.checked import CheckedWorker
@@ -210,6 +212,23 @@ def test_a_time_that_a_busy_host_explains_is_not_judged(host_ms, goes):
     assert bool(scene.out_at) is goes
     learnt = scene.monitor.record(Rank(2, 0)).baseline.value_ms
     assert learnt == pytest.approx(baseline_ms), "and teaches nothing"
+
+
+def test_peers_of_a_slow_rank_are_not_asked_all_at_once():
+    """Behind one endpoint they would make each other slow, and it would look like the network."""
+    scene = FleetScene(6)
+    scene.run(BASELINE_S + 30 + 3)
+    sick, asked = Rank(2, 0), {}
+    scene.break_ranks("slow", sick)
+    while scene.state(sick) is not State.SUSPICIOUS:
+        scene.step()
+    begun = scene.now
+    scene.run(1.9)
+    for rank, engine in scene.engines.items():
+        asked |= {rank: engine.asked[-1]} if engine.asked[-1] >= begun and rank != sick else {}
+    times = sorted(asked.values())
+    assert len(times) == 5
+    assert all(b - a >= 0.15 for a, b in pairwise(times))
 
 
 def test_when_all_are_slow_nobody_is_sick():
