@@ -59,7 +59,12 @@ def test_workers_are_shown_with_their_state_breaker_and_failures(metrics):
         assert value(seen, failures, worker_id=worker, reason="token_mismatch") == 0
     times = "dynamo_health_check_duration_seconds_count"
     assert value(seen, times, worker_id=1, check_type="canary") >= 3
-    assert value(seen, "select_service_health_checks_total", result="http_5xx") == 3
+    results = {
+        result: value(seen, "select_service_health_checks_total", result=result)
+        for result in ("http_5xx", "busy", "misconfigured", "neutral")
+    }
+    assert results.pop("busy") >= 1
+    assert results == {"http_5xx": 3, "misconfigured": 0, "neutral": 0}
     moved = {"from": "suspicious", "to": "unhealthy"}
     assert value(seen, "select_service_health_transitions_total", **moved) == 1
     assert value(seen, "select_service_health_ranks", state="unhealthy") == 1

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from select_service.core.fitness.check_times import CheckTimes
 from select_service.core.fitness.views import CapacityOf
+from select_service.core.health.checked import HealthCounts
 from select_service.core.health.health_record import HealthRecord
 from select_service.core.health.kinds import WRONG_ANSWERS, Kind, State
 from select_service.core.health.monitor import HealthMonitor
@@ -89,7 +90,7 @@ def health_report(
             **{(None, name): held.copy() for name, held in times.others.items()},
             **{(w, name): held.copy() for w, by in times.own.items() for name, held in by.items()},
         },
-        checks={kind.value: counts.checks[kind] for kind in _FOUND},
+        checks=_checks(counts),
         failures=failures,
         transitions={(a.word, b.word): n for (a, b), n in counts.transitions.items()},
         ranks={state.word: ranks.states[state] for state in State},
@@ -105,6 +106,14 @@ def health_report(
 
 _FOUND = [kind for kind in Kind if kind not in (Kind.PASSIVE, Kind.FATAL, Kind.OPERATOR)]
 """What a check can find."""
+
+
+def _checks(counts: HealthCounts) -> dict[str, int]:
+    """By what they found; of neutral ones, why they are is known where it is the engine's word."""
+    found = {kind.value: counts.checks[kind] for kind in _FOUND}
+    found |= {"busy": counts.busy, "misconfigured": counts.misconfigured}
+    found[Kind.NEUTRAL] -= counts.busy + counts.misconfigured
+    return found
 
 
 def _failures(

@@ -146,6 +146,8 @@ class HealthCounts:
     """Since the start.
 
     failures:    by worker and kind, of workers that are here
+    busy, misconfigured: of the neutral ones, those of ranks that had too much to do, or that
+                 refused the request
     transitions: by the state before and after
     """
 

@@ -163,6 +163,9 @@ class Checking:
         last = kind = self._told(checked, found.attempt, found.kind, running.attempts)
         if running.wrong is not None:
             kind, found = running.wrong
+        if kind is Kind.NEUTRAL:
+            self._fleet.counts.misconfigured += found.attempt.came is Came.MISCONFIGURED
+            self._fleet.counts.busy += found.attempt.came is Came.BUSY
         result = running.result(kind, found, last)
         if not self._asks(checked, result, found.verdict, now):
             self.questions.silent(checked.rank)
@@ -208,16 +211,11 @@ class Checking:
         return attempt._replace(answer=answer), together or verdict
 
     def _told(self, checked: CheckedRank, attempt: Attempt, kind: Kind, attempts: int) -> Kind:
-        """Count what is not seen from the kind."""
+        """Note what is not seen from the kind."""
         self._fleet.counts.flaky += kind is Kind.PASS and attempts > 1
         is_refused = attempt.came is Came.MISCONFIGURED
         checked.misconfigured = attempt.why if is_refused else ""
-        self._fleet.counts.misconfigured += is_refused
-        if attempt.came is not Came.BUSY:
-            checked.busy = 0
-            return kind
-        self._fleet.counts.busy += 1
-        checked.busy += 1
+        checked.busy = checked.busy + 1 if attempt.came is Came.BUSY else 0
         return Kind.TIMEOUT if checked.busy >= BUSY_MAX else kind
 
     def _end(self, order: CheckOrder) -> None:
