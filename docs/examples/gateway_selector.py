@@ -102,7 +102,7 @@ class Selector:
                 body |= {"allowed_worker_ids": others} if others else {}
             return await self._chosen(body)
         except (aiohttp.ClientError, TimeoutError) as error:
-            why = f"the selection service cannot be reached: {error!r}"
+            why = f"the selection service cannot be reached: {type(error).__name__}: {error}"
             raise Unreachable.because(503, why, "1") from error
 
     async def _chosen(self, body: Mapping[str, Any]) -> Booking:
@@ -153,7 +153,7 @@ class Selector:
                 page = await self._page(after)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if is_told:
-                    log.warning("moves are not told of: %r", error)
+                    log.warning("moves are not told of: %s: %s", type(error).__name__, error)
                 is_told = False
                 await asyncio.sleep(PAUSE_S)
                 continue
