@@ -111,13 +111,16 @@ class Layouts:
         self._of_model = of_model
 
     def of(self, key: PartitionKey, worker_id: int) -> KvLayout | None:
-        """None: unknown."""
+        """In blocks as plans count them, those of the worker.  None: unknown."""
         worker = self._catalog.find(worker_id)
-        said = None if worker is None else worker.given.kv_layout
-        if said is not None and worker is not None:
+        known = None if self._of_model is None else self._of_model(key.model_name)
+        if worker is None:
+            return known
+        size, said = worker.given.block_size or 0, worker.given.kv_layout
+        if said is not None:
             heads = said.layers, said.kv_heads, said.head_dim, said.dtype_bytes, said.tp
-            return KvLayout(worker.given.block_size or 0, *heads)
-        return None if self._of_model is None else self._of_model(key.model_name)
+            return KvLayout(size, *heads)
+        return None if known is None else known._replace(block_size=size)
 
 
 def place_of(worker: Worker) -> Place:
