@@ -23,7 +23,7 @@ from select_service.core.fleet.partition import Partition, Placement
 from select_service.core.identity import Rank
 from select_service.core.load.booking import NO_PROMPT, NewBooking, nameless
 from select_service.core.load.ledger import Ledger
-from select_service.core.load.move_wishes import KeptWishes, MoveWishes
+from select_service.core.load.move_wishes import NO_WISHES, KeptWishes, MoveWishes
 from select_service.errors import BadRequest
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
@@ -175,7 +175,7 @@ class Decisions:
         )
         self._ledger.book(booking, "client", now)
         if self.wishes is not None:
-            said = MoveWishes() if what.asked_by is None else wishes_of(what.asked_by)
+            said = NO_WISHES if what.asked_by is None else wishes_of(what.asked_by)
             self.wishes.said(what.reservation_id, prompt.block_hashes, said)
 
     def keeps_up(self, partition: Partition) -> bool:
@@ -209,12 +209,16 @@ def wishes_of(request: SelectRequest | ReservationRequest) -> MoveWishes:
     if isinstance(request, ReservationRequest):
         return MoveWishes(migratable=request.migratable)
     pinned, allowed = request.pinned_worker, request.allowed_worker_ids
+    required, priority = request.routing_constraints.required_taints, request.strict_priority or 0
+    migratable = not isinstance(request, SelectAndReserveRequest) or request.migratable
+    if migratable and not (priority or pinned is not None or allowed is not None or required):
+        return NO_WISHES
     return MoveWishes(
-        priority=request.strict_priority or 0,
-        migratable=not isinstance(request, SelectAndReserveRequest) or request.migratable,
+        priority=priority,
+        migratable=migratable,
         pinned=None if pinned is None else Rank(pinned.worker_id, pinned.dp_rank),
         allowed=None if allowed is None else frozenset(allowed),
-        required=frozenset(request.routing_constraints.required_taints),
+        required=frozenset(required),
     )
 
 

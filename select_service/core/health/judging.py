@@ -57,8 +57,13 @@ class Expected(NamedTuple):
     checks_logprobs: bool = False
 
 
+_PASS = Verdict(Kind.PASS, "all")
+
+
 def judge(reference: Answer, answer: Answer, tolerance: float, tie: float = TIE) -> Verdict:
     """Position by position; the first finding decides.  O(tokens)"""
+    if _is_same(reference, answer, tolerance):
+        return _PASS
     if answer.is_malformed:
         return Verdict(Kind.MALFORMED, "no tokens, or log-probabilities of another length")
     for at, wanted in enumerate(reference.tokens):
@@ -75,6 +80,20 @@ def judge(reference: Answer, answer: Answer, tolerance: float, tie: float = TIE)
         if known is None or not abs(found - known) <= tolerance:  # which is so of no number, too
             return Verdict(Kind.LOGIT_DRIFT, f"{found:.6g} for {known} at {at}")
     return Verdict(Kind.PASS, "all")
+
+
+def _is_same(reference: Answer, answer: Answer, tolerance: float) -> bool:
+    """Is it right without any doubt?  The usual case, in little time."""
+    n = len(answer.tokens)
+    if not len(reference.tokens) <= n == len(answer.logprobs) or n == 0:
+        return False
+    each = zip(reference.tokens, reference.logprobs, answer.tokens, answer.logprobs, strict=False)
+    for wanted, known, token, found in each:
+        if token != wanted or found is None or known is None:
+            return False
+        if not abs(found - known) <= tolerance or not NO_LOGPROB < found < inf:
+            return False
+    return len(reference.logprobs) >= len(reference.tokens)
 
 
 def _judge_other_token(

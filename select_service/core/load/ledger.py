@@ -242,8 +242,10 @@ class Ledger:
 
     def tell_completed(self, row: int, cause: Cause, now: float) -> None:
         """Tell the followers."""
-        for follower in self.followers:
-            follower.prefill_completed(self.held.at(row), cause, now)
+        if self.followers:
+            booking = self.held.at(row)
+            for follower in self.followers:
+                follower.prefill_completed(booking, cause, now)
 
     def add_output_block(
         self, reservation_id: str, decay_fraction: float | None, now: float
@@ -326,8 +328,10 @@ class Ledger:
 
     def tell_released(self, row: int, cause: Cause, now: float) -> None:
         """Tell the followers, before something new is booked."""
-        for follower in self.followers:
-            follower.released(self.held.at(row), cause, now)
+        if self.followers:
+            booking = self.held.at(row)
+            for follower in self.followers:
+                follower.released(booking, cause, now)
 
     def _touch(self, row: int) -> None:
         if self._touched.is_watching:

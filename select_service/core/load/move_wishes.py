@@ -47,6 +47,10 @@ class MoveWishes(NamedTuple):
         return self.pinned is not None or self.allowed is not None or bool(self.required)
 
 
+NO_WISHES = MoveWishes()
+"""Of a usual request, without its prompt."""
+
+
 class KeptWishes:
     """By reservation, of those that this process admitted.  Follows the ledger."""
 
@@ -56,7 +60,7 @@ class KeptWishes:
 
     def of(self, reservation_id: str) -> MoveWishes:
         """To be read only."""
-        return self._kept.get(reservation_id, _NONE)
+        return self._kept.get(reservation_id, NO_WISHES)
 
     def said(self, reservation_id: str, block_hashes: Hashes, wishes: MoveWishes) -> None:
         """What the request said whose reservation was just booked.
@@ -87,7 +91,7 @@ class KeptWishes:
         """A usual request says nothing but its prompt."""
         if cause == "client":
             self._forget(booking.reservation_id)
-            self._keep(booking.reservation_id, booking.prompt, MoveWishes())
+            self._keep(booking.reservation_id, booking.prompt, NO_WISHES)
 
     def prefill_completed(self, booking: Booking, cause: "Cause", now: float) -> None:
         """Changes nothing here."""
@@ -101,6 +105,3 @@ class KeptWishes:
         assert self._kept.keys() <= set(live)
         assert self._blocks == sum(len(w.block_hashes) for w in self._kept.values()) <= BLOCKS_MAX
         assert self._names == sum(w.n_names for w in self._kept.values()) <= NAMES_MAX
-
-
-_NONE = MoveWishes()

@@ -12,6 +12,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from operator import methodcaller
 from typing import NamedTuple, TypeAlias, TypeVar, overload
 
 import msgspec
@@ -21,6 +22,7 @@ from select_service.core.health.judging import Answer, Token
 
 _ID = "token_id:"
 """What vLLM writes before an id that stands for a text."""
+_is_id = methodcaller("startswith", _ID)
 _NO_NUMBER = re.compile(rb"(?<![\w\"])(NaN|-?Infinity)(?![\w\"])")
 """What Python writes for numbers that are none."""
 FAULT_CHARS_MAX = 200
@@ -166,7 +168,7 @@ def _answer(choice: _Choice, by_ids: bool) -> Answer:
     given = choice.logprobs
     if given is None:
         return Answer(choice.token_ids or (), ())
-    names_ids = all(text.startswith(_ID) for text in given.tokens)
+    names_ids = all(map(_is_id, given.tokens))
     tokens = _tokens(choice.token_ids, given.tokens) if by_ids or names_ids else given.tokens
     top = LikelyTokens(given.top_logprobs, _likely_ids if names_ids else _likely_texts)
     return Answer(tokens, given.token_logprobs, top)
