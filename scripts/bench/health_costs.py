@@ -103,13 +103,14 @@ def part_latency(chosen):
     endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
     body = json.dumps({"model_name": "m", "token_ids": TOKENS}).encode()
     flags = ("--health-checks", "on")
-    contenders = (ours("off"), ours("on").with_flags(*flags))
+    plain = ours("off").with_variables(DYN_USE_KV_EVENTS="false")
+    contenders = (plain, plain._replace(name="on").with_flags(*flags))
     found = []
     with Running(contenders[0]) as off, Running(contenders[1]) as on:
         for running in (off, on):
             running.wait_until_healthy()
             for worker_id in range(chosen.ranks):
-                known = {"model_name": "m", "endpoint": endpoint, "kv_events_endpoint": ""}
+                known = {"model_name": "m", "endpoint": endpoint}
                 running.register_worker(worker_id, 16, **known)
         found = [
             [loaded(each, body, chosen.seconds) for each in (off, on)] for _ in range(chosen.rounds)
