@@ -19,8 +19,9 @@ QUESTION_S = 3.0
 """How long peers are waited for before a rank is blamed, and the second in which that is seen."""
 OUT_S = 30.0 + 3 * (CHECK_S + QUESTION_S) + 1.0
 """Within which a corrupt rank is out: its turn, and three checks one after the other."""
-LEARNT_S = 30.0
-"""A process that has just started asks all ranks once before it knows what is right."""
+LEARNT_S = 120.0
+"""A process that has just started has to ask each prompt once, in rounds of 30 s, before it knows
+what is right, and perhaps again if too few answer."""
 MOVED_S = 3.0
 """Within which a plan has been carried out, and its events made."""
 REFUSED = Conflict, NotFound

@@ -7,8 +7,9 @@ from tests.simulation.fit_world import TTL_S, FitWorld
 from tests.simulation.test_replicas import until_agreed
 
 SEEDS = range(4)
-WELL_UNTIL_S, BAD_S = 70.0, 400.0
-WELL_S = 200.0
+UPDATED_S, WELL_UNTIL_S, BAD_S = 20.0, 120.0, 300.0
+"""Between the first two each of three prompts has its round, so that right answers are known."""
+WELL_S = 260.0
 """Within which everything serves again: the longest pause of a breaker, probes, a slow start, and
 four levels of degradation one after the other."""
 
@@ -17,7 +18,7 @@ def a_bad_time(world, seconds=BAD_S):
     """After a good one, in which the model is updated and nobody has done anything wrong."""
     for gateway in world.gateways:
         world.go(gateway.arriving(1.0, WELL_UNTIL_S + seconds))
-    world.at(WELL_UNTIL_S / 2.0, world.update_model)
+    world.at(UPDATED_S, world.update_model)
     world.run(WELL_UNTIL_S)
     world.go(world.troubling(WELL_UNTIL_S + seconds))
     world.run(seconds)
