@@ -156,7 +156,7 @@ class Canaries:
         now = monotonic()
         counts = is_idle and self._lateness.lost_s(now) == begun.lost_s
         turns = order.prompt.max_tokens + TURNS_BESIDES
-        host_s = turns * self._lateness.turn_s(begun, now) + visit.waited_part * reply.seconds
+        host_s = turns * self._lateness.turn_s(begun, now) + visit.waited_s
         by_ids = order.prompt.expected is not None
         attempt = attempt_of(reply, form, by_ids, counts)
         return _Asked(attempt._replace(host_ms=host_s * 1000.0), reply.status)

@@ -1,44 +1,56 @@
-"""How many canaries an endpoint has at the same time.
+"""How long canaries have waited for each other.
 
 Ranks behind one endpoint can share a processor: those that are asked together are slower than each
 of them alone, and it is us who made them so.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
 
 
+@dataclass(slots=True, eq=False)
 class Visit:
-    """others: so many at most were there at the same time"""
+    """waited_s: until now, if all that were there had an equal part of the endpoint's time"""
 
-    __slots__ = ("others",)
+    waited_s: float = 0.0
 
-    def __init__(self, others: int) -> None:
-        self.others = others
 
-    @property
-    def waited_part(self) -> float:
-        """Of the time of an answer, if all had the same part of the endpoint's."""
-        return self.others / (1.0 + self.others)
+@dataclass(slots=True)
+class _Endpoint:
+    """changed_at: when somebody came or went"""
+
+    changed_at: float
+    visits: list[Visit] = field(default_factory=list)
+
+    def pass_time(self, now: float) -> None:
+        """Nobody has come or gone until now."""
+        if self.visits:
+            waited_s = (now - self.changed_at) * (1.0 - 1.0 / len(self.visits))
+            for visit in self.visits:
+                visit.waited_s += waited_s
+        self.changed_at = now
 
 
 class Company:
     """Canaries that are under way."""
 
-    def __init__(self) -> None:
-        self._visits: dict[str, list[Visit]] = {}
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._endpoints: dict[str, _Endpoint] = {}
 
     @contextlib.contextmanager
     def visit(self, endpoint: str) -> Iterator[Visit]:
         """From the request to the answer."""
-        visits = self._visits.setdefault(endpoint, [])
-        visit = Visit(len(visits))
-        visits.append(visit)
-        for other in visits:
-            other.others = max(other.others, len(visits) - 1)
+        now, visit = self._clock(), Visit()
+        there = self._endpoints.setdefault(endpoint, _Endpoint(now))
+        there.pass_time(now)
+        there.visits.append(visit)
         try:
             yield visit
         finally:
-            visits.remove(visit)
-            if not visits:
-                del self._visits[endpoint]
+            there.pass_time(self._clock())
+            there.visits.remove(visit)
+            if not there.visits:
+                del self._endpoints[endpoint]

@@ -1,4 +1,4 @@
-"""Who was there at the same time."""
+"""Who had to wait for whom, in made up time."""
 
 import contextlib
 
@@ -7,29 +7,36 @@ import pytest
 from select_service.edge.health.company import Company
 
 
-def test_the_most_that_were_there_at_once_count():
-    company = Company()
-    with company.visit("a") as first:
-        assert (first.others, first.waited_part) == (0, 0.0)
-        with company.visit("b") as elsewhere, company.visit("a") as second:
-            assert (first.others, second.others, elsewhere.others) == (1, 1, 0)
-        with company.visit("a") as third:
-            assert third.others == 1
-        assert first.waited_part == 0.5
-    with company.visit("a") as alone:
-        assert alone.others == 0
+class Scene:
+    def __init__(self):
+        self.now = 100.0
+        self.company = Company(lambda: self.now)
+
+
+def test_only_the_time_that_others_were_there_counts():
+    scene = Scene()
+    with scene.company.visit("a") as first:
+        scene.now += 1.0
+        with scene.company.visit("b") as elsewhere, scene.company.visit("a") as second:
+            scene.now += 0.1
+        scene.now += 1.0
+    assert first.waited_s == pytest.approx(0.05)
+    assert second.waited_s == pytest.approx(0.05)
+    assert elsewhere.waited_s == 0.0
+
+
+def test_four_together_wait_for_three_quarters_of_the_time():
+    scene = Scene()
+    with contextlib.ExitStack() as stack:
+        visits = [stack.enter_context(scene.company.visit("a")) for _ in range(4)]
+        scene.now += 2.0
+    assert [visit.waited_s for visit in visits] == pytest.approx([1.5] * 4)
 
 
 def test_who_fails_is_there_no_more():
-    company = Company()
-    with contextlib.suppress(OSError), company.visit("a"):
+    scene = Scene()
+    with contextlib.suppress(OSError), scene.company.visit("a"):
         raise OSError
-    with company.visit("a") as alone:
-        assert alone.others == 0
-
-
-def test_three_others_make_an_answer_four_times_as_long():
-    company = Company()
-    with contextlib.ExitStack() as stack:
-        visits = [stack.enter_context(company.visit("a")) for _ in range(4)]
-        assert [visit.waited_part for visit in visits] == pytest.approx([0.75] * 4)
+    with scene.company.visit("a") as alone:
+        scene.now += 1.0
+    assert alone.waited_s == 0.0
