@@ -11,10 +11,11 @@ from select_service.bodies.health import OutcomeRequest
 from select_service.core.admission.policy_classes import QueueRules, single_class
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.decide.router_config import RouterConfig
-from select_service.core.degrading.capacity_watch import WHOLE, CapacityWatch
+from select_service.core.degrading.capacity_watch import CapacityWatch, ModelCapacity
 from select_service.core.fitness.fitness import Fitness
 from select_service.core.health.canary_prompts import default_prompts
 from select_service.core.health.checked import Attempt
+from select_service.core.health.degradation import Degradation
 from select_service.core.health.kinds import Came
 from select_service.core.health.rules import HealthRules
 from select_service.core.load.move_wishes import KeptWishes
@@ -41,18 +42,17 @@ TURN_S = 0.02
 """Until what verbs have left to do gets its turn, at the longest."""
 
 
-class RecordedWatch(CapacityWatch):
-    """looks: (time, ratio, level) of each look at a model"""
+class RecordedLevels(Degradation):
+    """looks: (time, ratio, level) of each look at the model"""
 
-    def __init__(self, *parts):
-        super().__init__(*parts)
+    def __init__(self):
+        super().__init__()
         self.looks = []
 
-    def tick(self, now):
-        super().tick(now)
-        for known in self.models.values():
-            ratio = WHOLE if known.capacity is None and known.ratio >= 1.0 else known.ratio
-            self.looks.append((now, ratio, known.degradation.level))
+    def update(self, ratio, now):
+        has_changed = super().update(ratio, now)
+        self.looks.append((now, ratio, self.level))
+        return has_changed
 
 
 class FitNode(Node):
@@ -85,9 +85,11 @@ class FitNode(Node):
             *(monitor, fleet.partitions, ledger, learnt, layouts.of, selector.touched),
             begin=int(1000.0 * self.born),
         )
-        self.watch = RecordedWatch(
+        self.watch = CapacityWatch(
             *(monitor, fleet.partitions, learnt.pace, self.world.promises, selector.gate)
         )
+        self.levels = RecordedLevels()
+        self.watch.models["m"] = ModelCapacity(self.levels)
         self.twin = HealthTwin(self, RULES)
         ledger.follow(self.twin)
         self.fitness.followers += [self.mover, self.watch, self.twin]

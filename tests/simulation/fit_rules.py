@@ -208,6 +208,6 @@ def check_heard(node, gateway):
 
 def check_levels(node):
     """Every level followed from the ratios that were seen."""
-    looks = node.watch.looks
+    looks = node.levels.looks
     expected = list(naive_levels([look[:2] for look in looks], 5.0, 30.0, 0.05))
     assert [level for _, _, level in looks] == expected

@@ -32,7 +32,7 @@ def check_that_all_is_well(world):
         for record in states.values():
             assert record.state.serves, (node.number, record)
             assert record.is_spare or record.told_weight == 1.0
-        assert node.watch.models["m"].degradation.level == 0
+        assert node.levels.level == 0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
