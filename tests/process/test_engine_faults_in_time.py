@@ -27,25 +27,35 @@ def bound_s(name):
     return INTERVAL_S + 2 * (CONFIRM_S + CHECK_S.get(name, 2 * PAUSE_S))
 
 
-def times_until_out(fleets, seconds):
+SHORT = "[{prompt: [11, 12, 13, 14, 15]}]"
+"""For decoders, since all engines and the service share one processor."""
+
+
+def times_until_out(fleets, begun_at, seconds):
     """Seconds by case; who stays is not there."""
-    since, out = time.monotonic(), {}
-    while (passed := time.monotonic() - since) < seconds:
+    out = {}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
         for name, fleet in fleets.items():
             if name not in out and fleet.is_out():
-                out[name] = passed
+                out[name] = time.monotonic() - begun_at[name]
         time.sleep(LOOK_S)
     return out
 
 
-def test_every_fault_is_out_of_rotation_in_time():
-    with ServedEngines() as engines, InThread("--health-checks=on") as service:
+def test_every_fault_is_out_of_rotation_in_time(tmp_path):
+    path, begun_at = tmp_path / "canaries.yaml", {}
+    path.write_text("".join(f"{n}: {SHORT}\n" for n, case in CASES.items() if case.decodes))
+    flags = ("--health-checks=on", "--canary-config", str(path))
+    with ServedEngines() as engines, InThread(*flags) as service:
         fleets = begun(service, engines, CASES)
         time.sleep(LEARNT_AFTER * INTERVAL_S)
         for fleet in fleets.values():
             fleet.learns(LEARNT_AFTER)
+        for name, fleet in fleets.items():
+            begun_at[name] = time.monotonic()
             fleet.begin()
-        out = times_until_out(fleets, max(map(bound_s, CASES)) + GRACE_S)
+        out = times_until_out(fleets, begun_at, max(map(bound_s, CASES)) + GRACE_S)
         for name, fleet in fleets.items():
             cause = fleet.sick()["cause"]
             print(f"{name:12} {out.get(name, float('nan')):6.1f} of {bound_s(name):.0f} s, {cause}")
