@@ -45,6 +45,8 @@ class _Found(NamedTuple):
 class _Running:
     """wrong: kind of the first wrong answer, and the last one of them
     is_stale: the rank is another process now
+    is_asked: together with its peers, as an answer is in doubt; that they are asked at once can be
+        all that makes it slow
     """
 
     order: CheckOrder
@@ -52,22 +54,23 @@ class _Running:
     attempts: int = 0
     wrong: tuple[Kind, _Found] | None = None
     is_stale: bool = False
+    is_asked: bool = False
 
     def result(self, kind: Kind, found: _Found, last: Kind) -> Result:
         """found: by which it has its kind;  last: the kind of the last attempt"""
         attempt, verdict = found.attempt, found.verdict
-        counts = kind is Kind.PASS and attempt.counts_latency
+        latency_ms = attempt.latency_ms if kind is Kind.PASS and attempt.counts_latency else None
         says_more = last is not Kind.NEUTRAL and last not in WRONG_ANSWERS
         return Result(
             self.order.rank,
             kind,
             self.started_at,
             self.order.prompt_number,
-            attempt.latency_ms if counts else None,
+            latency_ms,
             found.reference,
             attempt.answer,
             attempt.why if verdict is None else verdict.why,
-            attempt.host_ms,
+            latency_ms or 0.0 if self.is_asked else attempt.host_ms,
             last if says_more else Kind.PASS,
         )
 
@@ -111,7 +114,8 @@ class Checking:
             self._fleet.shares_endpoint(due.rank),
             self._seed(partition, due.rank, number),
         )
-        self._running[order.number] = _Running(order, now)
+        is_asked = self.questions.of(Scope(self._fleet.ranks[due.rank].key, number)) is not None
+        self._running[order.number] = _Running(order, now, is_asked=is_asked)
         return order
 
     def _seed(self, partition: CheckedPartition, rank: Rank, number: int) -> int:
@@ -274,6 +278,7 @@ class Checking:
             if running.is_stale or order.prompt_number != number:
                 continue
             if self._fleet.ranks[order.rank].key == scope.key:
+                running.is_asked = True
                 peers.add(order.rank)
         seed = self._fleet.ranks[result.rank].wrong.size(partition.names[number])
         question = Question(now + self._rules.confirm_s, peers, seed)

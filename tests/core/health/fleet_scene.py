@@ -92,6 +92,7 @@ class FleetScene:
         self.engines, self.out_at, self.effects, self.in_flight = {}, {}, [], 0
         self._events, self._numbers = [], count()
         self.rng = Random(seed)
+        self.crowded, self.slowed = (), 0
         for worker_id in range(n_ranks // dp):
             self.join(worker_id)
 
@@ -109,6 +110,10 @@ class FleetScene:
     def break_ranks(self, fault, *ranks):
         for rank in ranks:
             self.engines[rank].fault = fault
+
+    def crowd(self, ranks):
+        """From now on they take a second more while others are asked, too; counted in `slowed`."""
+        self.crowded = ranks
 
     @property
     def ranks(self):
@@ -141,6 +146,9 @@ class FleetScene:
 
     def _ask(self, order, at, seed):
         took, attempt = self.engines[order.rank].attempt(order.prompt, at, seed)
+        if order.rank in self.crowded and self.in_flight > 2:
+            took, attempt = took + 1.0, attempt._replace(latency_ms=attempt.latency_ms + 1000)
+            self.slowed += 1
         heappush(self._events, (at + took, next(self._numbers), order, attempt, seed))
 
     def _ended(self, order, attempt, at, seed):

@@ -231,6 +231,19 @@ def test_peers_of_a_slow_rank_are_not_asked_all_at_once():
     assert all(b - a >= 0.15 for a, b in pairwise(times))
 
 
+def test_peers_that_are_asked_together_are_not_slow_for_that():
+    scene = FleetScene(8)
+    scene.run(300)
+    crowded, wrong = scene.ranks[1:3], scene.ranks[0]
+    scene.crowd(crowded)
+    scene.break_ranks("wrong", wrong)
+    scene.run(60)
+    assert scene.slowed
+    assert set(scene.out_at) == {wrong}
+    changed = {each.rank for each in scene.effects if isinstance(each, StateChanged)}
+    assert changed == {wrong}
+
+
 def test_when_all_are_slow_nobody_is_sick():
     scene = FleetScene(8)
     scene.run(BASELINE_S + 60)
