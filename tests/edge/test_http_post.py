@@ -269,7 +269,7 @@ def test_whatever_its_end_an_exchange_leaves_no_cycle(run, speak):
             with contextlib.suppress(HttpError):
                 await posted(url, SHORT_S if speak is ENDS[-1] else PATIENCE_S)
             await asyncio.sleep(0.02)  # for the transport to close
-            return sum(isinstance(each, http_post._Exchange) for each in gc.get_objects())
+            return sum(type(each) is http_post._Exchange for each in gc.get_objects())
 
     gc.disable()
     try:

@@ -124,6 +124,9 @@ class AdmissionMatchesModel(Twins):
             model_name=key[0],
             tenant_id=key[1],
         )
+        if self.model.fitness.get(rank) == 0.0:
+            assert self.refusal(self.selector.reserve, request, self.now) == "NoEligibleRank"
+            return
         if name != f"r{self.count}":
             assert self.refusal(self.selector.reserve, request, self.now) == "Conflict"
             return

@@ -187,8 +187,11 @@ class WorkMatchesModel(RuleBasedStateMachine):
 
     @rule(name=NAMES, worker_id=WORKERS, tokens=st.integers(1, 60))
     def reserve(self, name, worker_id, tokens):
-        if self.model.find(name) is None:
-            self.selector.reserve(a_reservation(name, worker_id, tokens), self.now)
+        request = a_reservation(name, worker_id, tokens)
+        if not self.weights[worker_id]:
+            is_refused(NoEligibleRank, self.selector.reserve, request, self.now)
+        elif self.model.find(name) is None:
+            self.selector.reserve(request, self.now)
             (booked,) = (b for b in self.selector.held if b.reservation_id == name)
             assert 0 < booked.work <= tokens
             path = tuple(range(10_000, 10_000 + tokens // SIZE))  # nobody else's
@@ -265,7 +268,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
     @rule(name=NAMES, times=st.integers(1, 40))
     def nobody_reports(self, name, times):
         """Reservations that come and go."""
-        if self.model.find(name) is None:
+        if self.weights[0] and self.model.find(name) is None:
             for _ in range(times):
                 self.selector.reserve(a_reservation(name, 0, 3), self.now)
                 self.selector.free(name, self.now)
