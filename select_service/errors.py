@@ -37,6 +37,9 @@ class HealthOff(SelectError):
 
     status, code = 409, "health_off"
 
+    def __init__(self) -> None:
+        super().__init__("health is off: start the service with --health-checks on")
+
 
 class BodyTooLarge(SelectError):
     status, code = 413, "body_too_large"

@@ -66,7 +66,7 @@ def _fitness(service: Service) -> "Fitness":
     """Raises HealthOff."""
     fitness = service.selector.fitness
     if fitness is None:
-        raise HealthOff("health is off: start the service with --health-checks on")
+        raise HealthOff
     return fitness
 
 

@@ -79,7 +79,7 @@ def mover_of(service: Service) -> "Mover":
     """Raises HealthOff."""
     mover = service.selector.mover
     if mover is None:
-        raise HealthOff("health is off: start the service with --health-checks on")
+        raise HealthOff
     return mover
 
 

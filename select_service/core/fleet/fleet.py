@@ -40,7 +40,7 @@ from select_service.core.workers.catalog import (
     shortcomings,
 )
 from select_service.core.workers.event_users import EventUsers
-from select_service.errors import BadRequest, CapacityExceeded, NotFound
+from select_service.errors import BadRequest, CapacityExceeded
 from select_service.spelling import shown
 from select_service.urls import metrics_url_error
 
@@ -370,15 +370,7 @@ class Fleet:
         if slot is not None:
             refuse_out_of_rotation(partition.table, slot, rank)
             return slot
-        worker = self.catalog.find(rank.worker_id)
-        scope = f"model={partition.key.model_name} tenant={partition.key.tenant_id}"
-        if worker is None or not worker.schedulable or worker.key != partition.key:
-            raise NotFound(f"schedulable worker {rank.worker_id} not found for {scope}")
-        ranks = worker.dp_ranks()
-        raise NotFound(
-            f"dp_rank {rank.dp_rank} of worker {rank.worker_id} not found for {scope}: "
-            f"its ranks are {ranks.start} to {ranks.stop - 1}"
-        )
+        raise self.catalog.nowhere(partition.key, rank)
 
     # --- how fit ranks are
 

@@ -250,6 +250,18 @@ class Catalog:
             raise NotFound(f"worker {worker_id} not found")
         return worker
 
+    def nowhere(self, key: PartitionKey, rank: Rank) -> NotFound:
+        """What to say of a rank that is not in this partition: what there is instead."""
+        worker = self._by_id.get(rank.worker_id)
+        scope = f"model={key.model_name} tenant={key.tenant_id}"
+        if worker is None or not worker.schedulable or worker.key != key:
+            return NotFound(f"schedulable worker {rank.worker_id} not found for {scope}")
+        ranks = worker.dp_ranks()
+        return NotFound(
+            f"dp_rank {rank.dp_rank} of worker {rank.worker_id} not found for {scope}: "
+            f"its ranks are {ranks.start} to {ranks.stop - 1}"
+        )
+
     def registered(self, given: WorkerRegistration) -> Worker:
         """The worker as it would be after a POST.  Changes nothing.
 
