@@ -1,0 +1,112 @@
+"""What a tick is told: traffic, replicas and forward passes, in seconds, tokens and requests.
+
+`None` is *unknown* everywhere, which is not zero: nothing is scaled down on what is not known.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Role(StrEnum):
+    """What replicas are scaled as. Engines that do both count as `DECODE` (mode `agg`)."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one engine can hold; `None` while nobody has said it."""
+
+    num_gpu: int = 1
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    max_kv_tokens: int | None = None
+    context_length: int | None = None
+
+
+class ForwardPass(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One iteration of one rank, and what waited beside it.
+
+    `wall_s` of 0 is a rank that idled: it moves averages and is no sample.
+    """
+
+    worker: str
+    rank: int = 0
+    wall_s: float = 0.0
+    prefill_requests: int = 0
+    prefill_tokens: int = 0
+    decode_requests: int = 0
+    decode_kv_tokens: int = 0
+    queued_prefill_requests: int = 0
+    queued_prefill_tokens: int = 0
+    queued_decode_requests: int = 0
+    queued_decode_kv_tokens: int = 0
+
+
+class Bins(Struct, frozen=True, kw_only=True):
+    """A histogram: `counts[i]` values whose mean is `means[i]` (only bins with a count)."""
+
+    means: tuple[float, ...]
+    counts: tuple[float, ...]
+
+
+class PrefillSample(Struct, frozen=True, array_like=True):
+    """From admission to the first token: `ahead_tokens` waited on the rank already."""
+
+    uncached_tokens: float
+    seconds: float
+    ahead_tokens: float
+
+
+class DecodeSample(Struct, frozen=True, array_like=True):
+    """One output block: seconds a token, among so many live requests with so many KV tokens."""
+
+    live_requests: float
+    kv_tokens: float
+    seconds: float
+
+
+class Traffic(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A window of requests. Rates and lengths as means, distributions where they are known."""
+
+    duration_s: float
+    requests: float | None = None
+    isl: float | None = None
+    osl: float | None = None
+    kv_hit_rate: float | None = None
+    accept_length: float | None = None
+    uncached_isl: Bins | None = None
+    context: Bins | None = None
+    arrival_variation: float | None = None
+    """Squared coefficient of variation of the times between arrivals (1: Poisson)."""
+    prefill_samples: tuple[PrefillSample, ...] = ()
+    decode_samples: tuple[DecodeSample, ...] = ()
+    rejected: float = 0.0
+    queued_requests: float = 0.0
+    queued_tokens: float = 0.0
+    ttft_met: float | None = None
+    """Part of the requests with a reported time to first token that kept `ttft_ms`."""
+    itl_met: float | None = None
+
+
+class Replicas(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a connector reads of one role. `expected` None: not known."""
+
+    ready: int
+    expected: int | None = None
+    pending: int = 0
+    in_progress: bool = False
+    startup_only: bool = False
+    """The connector has verified that nothing drains or rolls: replicas only start."""
+    limits: Limits | None = None
+
+
+class TickInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that one tick of one deployment may look at. A source that failed leaves None."""
+
+    now_s: float
+    replicas: Mapping[Role, Replicas]
+    traffic: Traffic | None = None
+    passes: Mapping[Role, tuple[ForwardPass, ...]] | None = None

@@ -1,0 +1,69 @@
+"""The settings of one deployment, as the core reads them; `planner.config` judges them."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Mode = Literal["disagg", "prefill", "decode", "agg"]
+Target = Literal["sla", "throughput", "latency", "load"]
+Predictor = Literal["auto", "constant", "kalman", "arima", "prophet", "seasonal"]
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Defaults are the planner's; `document()` in `planner.config` gives those of the reference."""
+
+    mode: Mode = "disagg"
+    optimization_target: Target = "sla"
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+    attainment: float = 0.95
+    enable_throughput_scaling: bool = True
+    enable_load_scaling: bool = False
+    throughput_adjustment_interval_seconds: float = 180.0
+    load_adjustment_interval_seconds: float = 5.0
+    scale_interval_seconds: float | None = None
+
+    load_predictor: Predictor = "auto"
+    load_predictor_log1p: bool = False
+    kalman_q_level: float = 1.0
+    kalman_q_trend: float = 0.1
+    kalman_r: float = 10.0
+    kalman_min_points: int = 5
+    prophet_window_size: int = 50
+    forecast_quantile: float = 0.8
+    lead: bool = True
+    """Forecast for the end of a start-up, not for the next window."""
+
+    max_num_fpm_samples: int = 64
+    fpm_sample_bucket_size: int = 16
+    load_min_observations: int = 5
+    robust: bool = True
+    profile_results_dir: str | None = None
+
+    load_scaling_down_sensitivity: float = 80.0
+    prefill_scale_up_queue_tokens: int = 5000
+    prefill_scale_down_queue_tokens: int = 500
+    decode_scale_up_kv_rate: float = 80.0
+    decode_scale_down_kv_rate: float = 30.0
+    load_guards: bool = True
+    """Hot engine, missing data, medians of three ticks, queue of the selector (spec: OURS)."""
+    step: Literal["single", "proportional"] = "single"
+
+    sizing: Literal["queue", "mean"] = "queue"
+    stabilise: bool = True
+    down_window_s: float = 300.0
+
+    min_endpoint: int = 1
+    prefill_min_endpoint: int | None = None
+    decode_min_endpoint: int | None = None
+    min_gpu_budget: int = -1
+    max_gpu_budget: int = 8
+    gradual_reconcile: bool = True
+    """A lowered budget is reached one replica per role and tick."""
+    max_throughput_scaling_replicas: int = 8
+    prefill_engine_num_gpu: int = 1
+    decode_engine_num_gpu: int = 1
+    speculative_nextn: int = 0
+    scaling_max_wait: float = 1800.0
+    pending_stuck_secs: float = 300.0
+    advisory: bool = False
