@@ -13,7 +13,7 @@ from select_service.settings.canary_config import (
     read_canary_config,
 )
 from select_service.settings.config import ConfigError
-from select_service.settings.yaml_file import BYTES_MAX
+from select_service.yaml_document import BYTES_MAX
 
 
 def read(path, text):

@@ -9,7 +9,7 @@ from select_service.core.health.capacity import Slo
 from select_service.core.health.rules import DOCUMENT, HealthRules
 from select_service.settings.config import ConfigError, parse
 from select_service.settings.health_settings import health_settings
-from select_service.settings.yaml_file import BYTES_MAX
+from select_service.yaml_document import BYTES_MAX
 
 ON = "--health-checks=on"
 

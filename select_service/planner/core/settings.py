@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from select_service.planner.core.inputs import Role
+
 Mode = Literal["disagg", "prefill", "decode", "agg"]
 Target = Literal["sla", "throughput", "latency", "load"]
 Predictor = Literal["auto", "constant", "kalman", "arima", "prophet", "seasonal"]
@@ -67,3 +69,37 @@ class Settings(Struct, frozen=True, kw_only=True):
     scaling_max_wait: float = 1800.0
     pending_stuck_secs: float = 300.0
     advisory: bool = False
+
+
+def roles_of(settings: Settings) -> tuple[Role, ...]:
+    """What is scaled in this mode; engines of `agg` count as decode."""
+    return {
+        "disagg": (Role.PREFILL, Role.DECODE),
+        "prefill": (Role.PREFILL,),
+        "decode": (Role.DECODE,),
+        "agg": (Role.DECODE,),
+    }[settings.mode]
+
+
+def min_endpoint_of(settings: Settings, role: Role) -> int:
+    """The least replicas of a role."""
+    is_prefill = role is Role.PREFILL
+    own = settings.prefill_min_endpoint if is_prefill else settings.decode_min_endpoint
+    return settings.min_endpoint if own is None else own
+
+
+def gpus_of(settings: Settings, role: Role) -> int:
+    """GPUs of one replica."""
+    is_prefill = role is Role.PREFILL
+    return settings.prefill_engine_num_gpu if is_prefill else settings.decode_engine_num_gpu
+
+
+def intervals_of(settings: Settings) -> list[float]:
+    """Of the loops that are on, in seconds."""
+    easy = settings.optimization_target != "sla"
+    result = []
+    if settings.enable_load_scaling or easy:
+        result.append(settings.load_adjustment_interval_seconds)
+    if settings.enable_throughput_scaling and not easy:
+        result.append(settings.throughput_adjustment_interval_seconds)
+    return result

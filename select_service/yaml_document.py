@@ -1,0 +1,27 @@
+"""A YAML document that an operator wrote: bounded, and read with one line for every fault."""
+
+from pathlib import Path
+
+import msgspec
+
+BYTES_MAX = 1 << 20
+_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
+"""What the YAML reader lets out for dates, numbers and tagged scalars that it cannot make."""
+
+
+def read_document(path: str) -> object:
+    """Raises ValueError with one line that names no file."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise ValueError(error.strerror or type(error).__name__) from None
+    if len(text) > BYTES_MAX:
+        raise ValueError(f"it is larger than {BYTES_MAX} bytes")
+    try:
+        document: object = msgspec.yaml.decode(text)
+    except msgspec.DecodeError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except _FAULTS as error:
+        raise ValueError(f"a value cannot be read: {error}") from None
+    return document
