@@ -1,0 +1,130 @@
+"""EDGE: how the planner asks others over HTTP: bounded in time and in bytes."""
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+BYTES_MAX = 32 << 20
+TOKEN_BYTES_MAX = 1 << 16
+TIMEOUT_S = 10.0
+
+
+class Unreachable(Exception):
+    """One line that says why there is no answer.
+
+    gone: nobody listens there, so nobody can be served there either
+    status: of an answer that was not 200
+    """
+
+    def __init__(self, text: str, *, gone: bool = False, status: int | None = None) -> None:
+        super().__init__(text)
+        self.gone = gone
+        self.status = status
+
+
+class Outbound:
+    """Belongs to one event loop. The library is imported by the first request."""
+
+    def __init__(self, ca_file: str | None = None) -> None:
+        self._ca_file = ca_file
+        self._session: ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def get(
+        self,
+        url: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        token_file: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> bytes:
+        """Body of the answer with status 200. Raises Unreachable."""
+        return await self._ask("GET", url, query, None, token_file, timeout_s)
+
+    async def post(self, url: str, body: bytes, *, timeout_s: float = TIMEOUT_S) -> bytes:
+        """The same for a body of JSON. Raises Unreachable."""
+        return await self._ask("POST", url, None, body, None, timeout_s)
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        query: Mapping[str, str] | None,
+        body: bytes | None,
+        token_file: str | None,
+        timeout_s: float,
+    ) -> bytes:
+        import aiohttp
+
+        headers = {} if body is None else {"content-type": "application/json"}
+        if token_file is not None:
+            headers["authorization"] = f"Bearer {_token(token_file)}"
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._opened().request(
+                    method, url, params=query, data=body, headers=headers, allow_redirects=False
+                ) as answer,
+            ):
+                text = await answer.content.read(BYTES_MAX + 1)
+                while text and len(text) <= BYTES_MAX and not answer.content.at_eof():
+                    text += await answer.content.read(BYTES_MAX + 1 - len(text))
+                status = answer.status
+        except TimeoutError:
+            raise Unreachable(f"no answer within {timeout_s:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            raise Unreachable(error.os_error.strerror or "no connection", gone=refused) from None
+        except (aiohttp.ClientError, ValueError, OSError) as error:
+            raise Unreachable(str(error) or type(error).__name__) from None
+        if len(text) > BYTES_MAX:
+            raise Unreachable(f"the answer has more than {BYTES_MAX} bytes")
+        if status != 200:
+            said = text[:200].decode("utf-8", "replace")
+            raise Unreachable(f"status {status}: {said}", status=status)
+        return text
+
+    def _opened(self) -> "ClientSession":
+        if self._session is None:
+            import aiohttp
+
+            context = None if self._ca_file is None else ssl.create_default_context()
+            if context is not None:
+                context.load_verify_locations(self._ca_file)
+            connector = aiohttp.TCPConnector(limit=256, ssl=True if context is None else context)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
+        return self._session
+
+
+def _token(path: str) -> str:
+    """Read anew each time: tokens of service accounts change. Raises Unreachable."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unreachable(f"token file {path}: {error}") from None
