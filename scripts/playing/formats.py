@@ -9,6 +9,7 @@ from scripts.playing import (
     health_levels,
     health_migration,
     health_states,
+    planner_virtual,
 )
 from scripts.playing.differences import Difference
 
@@ -37,6 +38,7 @@ FORMATS = (
     _format("health move cost", "model tokens link result", health_migration.play_cost),
     _format("health plan", "source reservations targets plan", health_migration.play_plan),
     _format("health capacity", "ranks slo load result", health_capacity.play),
+    _format("planner virtual", "setup steps restarted_coordinator", planner_virtual.play),
 )
 
 

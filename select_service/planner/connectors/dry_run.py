@@ -1,0 +1,84 @@
+"""Decisions that are only written down: one JSON line each, what is there is what was decided."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import time
+
+import msgspec
+
+from select_service.planner.connectors.base import (
+    ConnectorError,
+    ConnectorUnavailable,
+    Counts,
+    Decision,
+    RoleDecision,
+    Status,
+    check_counts,
+)
+from select_service.planner.core.inputs import Replicas, Role
+
+log = logging.getLogger("select_service.planner.connectors")
+
+
+class DryRun:
+    """path: lines are appended; None: only the log has them.  initial: replicas to begin with."""
+
+    def __init__(
+        self, path: Path | None, initial: Counts, *, clock: Callable[[], float] = time
+    ) -> None:
+        self._path = path
+        self._counts = dict(initial)
+        self._clock = clock
+
+    async def read(self) -> Mapping[Role, Replicas]:
+        """See Connector."""
+        return {role: Replicas(ready=count, expected=count) for role, count in self._counts.items()}
+
+    def faults(self) -> Mapping[Role, str]:
+        """See Connector."""
+        return {}
+
+    async def scale(self, wanted: Counts) -> Decision:
+        """See Connector.  Raises ConnectorUnavailable when the line cannot be written."""
+        check_counts(wanted)
+        changed = {role: count for role, count in wanted.items() if self._counts.get(role) != count}
+        if changed:
+            line = {"at": self._clock(), "scale_to": changed, "from": self._counts}
+            await self._written(msgspec.json.encode(line) + b"\n")
+            self._counts |= changed
+        decided = {
+            role: RoleDecision(
+                wanted=count, status=Status.APPLIED if role in changed else Status.UNCHANGED
+            )
+            for role, count in wanted.items()
+        }
+        return Decision(roles=decided)
+
+    async def _written(self, line: bytes) -> None:
+        """Raises ConnectorUnavailable."""
+        if self._path is None:
+            log.info("would scale", extra={"fields": {"decision": line.decode().strip()}})
+            return
+        try:
+            await asyncio.to_thread(_append, self._path, line)
+        except OSError as error:
+            raise ConnectorUnavailable(f"{self._path}: {error.strerror or error}") from None
+
+    async def wait(self, timeout_s: float) -> bool:
+        """See Connector.  Everything is done at once."""
+        return True
+
+    async def validate(self) -> None:
+        """See Connector."""
+        if self._path is not None and not self._path.parent.is_dir():
+            raise ConnectorError(f"{self._path}: there is no directory {self._path.parent}")
+
+    async def close(self) -> None:
+        """See Connector."""
+
+
+def _append(path: Path, line: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(line)

@@ -1,0 +1,212 @@
+"""What a connector asks of selectors: who has how much to do, and that workers drain.
+
+Every selector has its own view of health, so a worker drains at all of them, and is drained when
+nothing is left at any.  One that cannot be reached now is asked again at the next step.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from select_service.planner.core.inputs import Role
+
+log = logging.getLogger("select_service.planner.connectors")
+
+TIMEOUT_S = 5.0
+ANSWER_BYTES_MAX = 64 << 20
+_ACCEPTED, _CONFLICT, _NOT_FOUND = 202, 409, 404
+
+
+class Drained(StrEnum):
+    """What a selector answered to a drain."""
+
+    ASKED = "asked"
+    UNKNOWN = "unknown"
+    """It knows no such worker: nothing to wait for."""
+    HEALTH_OFF = "health_off"
+    """It cannot drain at all."""
+    FAILED = "failed"
+
+
+class RankLoad(NamedTuple):
+    """One worker, all its ranks together. host: of its endpoint, where it is known"""
+
+    worker_id: int
+    role: Role
+    host: str
+    active_blocks: int
+    cached_blocks: int = 0
+
+
+class _Worker(Struct):
+    worker_id: int
+    lifecycle: str = "schedulable"
+    endpoint: str | None = None
+    role: str | None = None
+
+
+class _Load(Struct):
+    worker_id: int
+    potential_decode_blocks: int
+
+
+class _Partition(Struct):
+    loads: list[_Load]
+
+
+class _RankHealth(Struct):
+    worker_id: int
+    reservations: int
+
+
+class _PartitionHealth(Struct):
+    ranks: list[_RankHealth]
+
+
+class _Fleet(Struct):
+    partitions: list[_PartitionHealth]
+
+
+class _Refusal(Struct):
+    code: str = ""
+
+
+_Answer = TypeVar("_Answer")
+
+
+class Selectors:
+    """urls: of the replicas that serve one model and tenant."""
+
+    def __init__(self, urls: Sequence[str], model_name: str, tenant_id: str) -> None:
+        self._urls = tuple(url.rstrip("/") for url in urls)
+        self._model_name, self._tenant_id = model_name, tenant_id
+        self._scope = urlencode({"model_name": model_name, "tenant_id": tenant_id})
+        self._open: aiohttp.ClientSession | None = None
+        self._told_off = False
+
+    async def loads(self) -> list[RankLoad] | None:
+        """The workers of the first selector that answers; None when none does."""
+        for url in self._urls:
+            workers = await self._read(f"{url}/workers?{self._scope}", list[_Worker])
+            parts = await self._read(f"{url}/loads?{self._scope}", list[_Partition])
+            if workers is not None and parts is not None:
+                return _joined(workers, [load for part in parts for load in part.loads])
+        return None
+
+    async def drain(self, worker_id: int) -> Drained:
+        """At all selectors; the answer is the weakest of theirs: failed, asked, unknown, off."""
+        answers = await asyncio.gather(
+            *(self._post(f"{url}/workers/{worker_id}/drain") for url in self._urls)
+        )
+        order = (Drained.FAILED, Drained.ASKED, Drained.UNKNOWN, Drained.HEALTH_OFF)
+        answer = next((word for word in order if word in answers), Drained.HEALTH_OFF)
+        if answer == Drained.HEALTH_OFF and not self._told_off:
+            self._told_off = True
+            log.warning(
+                "selectors do not check health (--health-checks on): replicas are taken away "
+                "without draining"
+            )
+        return answer
+
+    async def undrain(self, worker_id: int) -> None:
+        """At all selectors; one that does not hear it keeps the worker out: said in the log."""
+        answers = await asyncio.gather(
+            *(self._post(f"{url}/workers/{worker_id}/undrain") for url in self._urls)
+        )
+        for url, answer in zip(self._urls, answers, strict=True):
+            if answer == Drained.FAILED:
+                fields = {"worker_id": worker_id, "selector": url}
+                log.warning("a worker still drains there", extra={"fields": fields})
+
+    async def booked(self, worker_ids: Sequence[int]) -> dict[int, int | None]:
+        """Reservations on each, at all selectors together; None while one of them is silent."""
+        fleets = await asyncio.gather(
+            *(self._read(f"{url}/health/fleet?{self._scope}", _Fleet) for url in self._urls)
+        )
+        if any(fleet is None for fleet in fleets):
+            return dict.fromkeys(worker_ids)
+        counts: dict[int, int | None] = dict.fromkeys(worker_ids, 0)
+        for fleet in fleets:
+            for part in () if fleet is None else fleet.partitions:
+                for rank in part.ranks:
+                    if rank.worker_id in counts:
+                        before = counts[rank.worker_id] or 0
+                        counts[rank.worker_id] = before + rank.reservations
+        return counts
+
+    async def close(self) -> None:
+        """Connections are closed."""
+        if self._open is not None:
+            await self._open.close()
+            self._open = None
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._open is None:
+            self._open = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
+        return self._open
+
+    async def _post(self, url: str) -> Drained:
+        try:
+            async with self._session().post(url, allow_redirects=False) as answer:
+                content = await answer.content.read(1 << 16)
+                return _meaning(answer.status, content)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return Drained.FAILED
+
+    async def _read(self, url: str, kind: type[_Answer]) -> _Answer | None:
+        """None: no answer that can be read."""
+        try:
+            async with self._session().get(url, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    return None
+                content = bytearray()
+                async for chunk in answer.content.iter_any():
+                    content += chunk
+                    if len(content) > ANSWER_BYTES_MAX:
+                        return None
+            return await asyncio.to_thread(msgspec.json.decode, bytes(content), type=kind)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+
+
+def _meaning(status: int, content: bytes) -> Drained:
+    if status == _ACCEPTED:
+        return Drained.ASKED
+    if status not in (_CONFLICT, _NOT_FOUND):
+        return Drained.FAILED
+    try:
+        code = msgspec.json.decode(content, type=_Refusal).code
+    except msgspec.DecodeError:
+        code = ""
+    return Drained.HEALTH_OFF if code == "health_off" else Drained.UNKNOWN
+
+
+def _joined(workers: Sequence[_Worker], loads: Sequence[_Load]) -> list[RankLoad]:
+    blocks: dict[int, int] = {}
+    for load in loads:
+        before = blocks.get(load.worker_id, 0)
+        blocks[load.worker_id] = before + load.potential_decode_blocks
+    return [
+        RankLoad(worker.worker_id, role_of(worker.role), _host(worker.endpoint), blocks[known])
+        for worker in workers
+        if worker.lifecycle == "schedulable" and (known := worker.worker_id) in blocks
+    ]
+
+
+def role_of(word: str | None) -> Role:
+    """Of a worker: what is not for prefill alone counts as decode."""
+    return Role.PREFILL if word == "prefill" else Role.DECODE
+
+
+def _host(endpoint: str | None) -> str:
+    try:
+        return urlsplit(endpoint or "").hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,154 @@
+"""Replicas that shall go finish first; with selectors over real HTTP."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from select_service.planner.connectors.base import Status
+from select_service.planner.connectors.draining import Drainer, least_used
+from select_service.planner.connectors.selectors import RankLoad, Selectors
+from select_service.planner.connectors.virtual import VirtualConnector
+from select_service.planner.core.inputs import Role
+from tests.planner.connectors.a_selector import ASelector, running
+
+D, P = Role.DECODE, Role.PREFILL
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def a_fleet(
+    *selectors: ASelector,
+) -> AsyncIterator[tuple[VirtualConnector, Time]]:
+    """Three decode replicas that were decided, and selectors in front of them."""
+    time = Time()
+    async with running(selectors[0]), running(selectors[-1]):
+        client = Selectors([selector.url for selector in selectors], "llama", "default")
+        drainer = Drainer(client, clock=time)
+        connector = VirtualConnector(None, drainer=drainer, clock=time)
+        await connector.scale({D: 3})
+        await connector.complete(0, {D: 3})
+        yield connector, time
+        await connector.close()
+        await drainer.close()
+
+
+def a_selector() -> ASelector:
+    return ASelector(booked={1: 2, 2: 1, 3: 4}, blocks={1: 9, 2: 4, 3: 30})
+
+
+def test_the_least_used_drain_before_the_count_is_lowered() -> None:
+    async def run() -> None:
+        selector = a_selector()
+        async with a_fleet(selector) as (connector, _):
+            decision = await connector.scale({D: 2})
+            assert decision.with_status(Status.DRAINING) == (D,)
+            assert decision.roles[D].victims == ("2",)
+            assert selector.draining == {2}
+            assert (await connector.read())[D].in_progress
+            assert not await connector.wait(0)
+            assert connector.decision.num_decode == 3
+            selector.booked[2] = 0
+            await connector.wait(0)
+            assert (connector.decision.num_decode, connector.decision.victims) == (2, (2,))
+
+    asyncio.run(run())
+
+
+def test_all_selectors_must_be_done_with_a_worker() -> None:
+    async def run() -> None:
+        one, other = a_selector(), a_selector()
+        one.booked[2] = 0
+        async with a_fleet(one, other) as (connector, _):
+            await connector.scale({D: 2})
+            assert one.draining == other.draining == {2}
+            await connector.wait(0)
+            assert connector.decision.num_decode == 3
+            other.is_silent = True
+            other.booked[2] = 0
+            await connector.wait(0)
+            assert connector.decision.num_decode == 3
+            other.is_silent = False
+            await connector.wait(0)
+            assert connector.decision.num_decode == 2
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_never_drains_goes_when_the_time_is_over() -> None:
+    async def run() -> None:
+        async with a_fleet(a_selector()) as (connector, time):
+            await connector.scale({D: 2})
+            time.now = 299.0
+            await connector.wait(0)
+            assert connector.decision.num_decode == 3
+            time.now = 300.0
+            await connector.wait(0)
+            assert connector.decision.num_decode == 2
+
+    asyncio.run(run())
+
+
+def test_who_was_to_go_serves_again_when_the_wish_is_taken_back() -> None:
+    async def run() -> None:
+        selector = a_selector()
+        async with a_fleet(selector) as (connector, _):
+            await connector.scale({D: 1})
+            assert selector.draining == {1, 2}
+            await connector.scale({D: 2})
+            assert selector.draining == {1} or selector.draining == {2}
+            await connector.scale({D: 3})
+            assert selector.draining == set()
+            await connector.scale({D: 2})
+        assert selector.draining == set()
+
+    asyncio.run(run())
+
+
+def test_without_health_it_is_said_once_and_scaled_without_draining(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> None:
+        selector = a_selector()
+        selector.health = False
+        async with a_fleet(selector) as (connector, _):
+            for count in (2, 1):
+                decision = await connector.scale({D: count})
+                assert decision.with_status(Status.APPLIED) == (D,)
+                await connector.complete(connector.decision.decision_id, {})
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert sum("without draining" in message for message in caplog.messages) == 1
+
+
+def test_nothing_is_taken_away_while_no_selector_answers() -> None:
+    async def run() -> None:
+        selector = a_selector()
+        async with a_fleet(selector) as (connector, _):
+            selector.is_silent = True
+            decision = await connector.scale({D: 2})
+            assert decision.with_status(Status.FAILED) == (D,)
+            assert connector.decision.num_decode == 3
+
+    asyncio.run(run())
+
+
+def test_the_least_used_are_those_with_the_fewest_active_then_cached_blocks() -> None:
+    loads = [
+        RankLoad(1, D, "", 5, 1),
+        RankLoad(2, D, "", 0, 9),
+        RankLoad(3, D, "", 0, 8),
+        RankLoad(4, P, "", 0, 0),
+    ]
+    assert [load.worker_id for load in least_used(loads, D, 2)] == [3, 2]
+    assert [load.worker_id for load in least_used(loads, D, 9)] == [3, 2, 1]

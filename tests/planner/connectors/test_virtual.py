@@ -1,0 +1,229 @@
+"""The virtual connector as its callers see it: over HTTP, over restarts, beside others."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from select_service.planner.connectors.advisory import Switched
+from select_service.planner.connectors.base import ConnectorError, ConnectorUnavailable, Status
+from select_service.planner.connectors.dry_run import DryRun
+from select_service.planner.connectors.virtual import WAITERS_MAX, TooManyWaiters, VirtualConnector
+from select_service.planner.connectors.virtual_routes import BODY_BYTES_MAX, decision_routes
+from select_service.planner.core.inputs import Replicas, Role
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+def client_of(connector: VirtualConnector) -> httpx.AsyncClient:
+    app = Starlette(routes=decision_routes(lambda _request: connector))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner")
+
+
+async def status_of(connector: VirtualConnector, wanted: Mapping[Role, int]) -> set[Status]:
+    decision = await connector.scale(wanted)
+    return {decided.status for decided in decision.roles.values()}
+
+
+def test_a_decision_is_fetched_and_acknowledged_over_http() -> None:
+    async def run() -> None:
+        connector = VirtualConnector(None, clock=lambda: 7.0)
+        async with client_of(connector) as client:
+            before = (await client.get("/v1/decision")).json()
+            assert (before["decision_id"], before["completed"]) == (-1, True)
+            assert await status_of(connector, {P: 1, D: 2}) == {Status.APPLIED}
+            found = (await client.get("/v1/decision?after=-1&timeout_ms=1000")).json()
+            assert found == {
+                "decision_id": 0, "num_prefill": 1, "num_decode": 2, "superseded": False,
+                "decided_at": 7.0, "victims": [], "completed": False, "kept": None,
+            }  # fmt: skip
+            body = {"num_prefill": 1, "num_decode": 2}
+            answer = await client.post("/v1/decision/0/complete", json=body)
+            assert (answer.status_code, answer.json()["status"]) == (200, "completed")
+        replicas = await connector.read()
+        assert replicas == {r: Replicas(ready=n, expected=n) for r, n in ((P, 1), (D, 2))}
+
+    asyncio.run(run())
+
+
+def test_whoever_waits_hears_of_the_next_decision() -> None:
+    async def run() -> None:
+        connector = VirtualConnector(None)
+        await connector.scale({D: 1})
+        async with client_of(connector) as client:
+            waiting = asyncio.create_task(client.get("/v1/decision?after=0&timeout_ms=60000"))
+            while not connector._waiters:
+                await asyncio.sleep(0)
+            await connector.complete(0, {D: 1})
+            await connector.scale({D: 3})
+            assert (await waiting).json()["num_decode"] == 3
+            same = await client.get("/v1/decision?after=1&timeout_ms=1")
+            assert (same.status_code, same.json()["decision_id"]) == (200, 1)
+
+    asyncio.run(run())
+
+
+def test_waiting_callers_are_bounded() -> None:
+    async def run() -> None:
+        connector = VirtualConnector(None)
+        async with client_of(connector) as client:
+            tasks = [asyncio.create_task(connector.after(0, 60.0)) for _ in range(WAITERS_MAX)]
+            while connector._waiters < WAITERS_MAX:
+                await asyncio.sleep(0)
+            with pytest.raises(TooManyWaiters):
+                await connector.after(0, 1.0)
+            refused = await client.get("/v1/decision?after=0&timeout_ms=1000")
+            assert (refused.status_code, refused.json()["code"]) == (503, "capacity_exceeded")
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert connector._waiters == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/v1/decision?after=x", "", 422, "invalid_parameter"),
+        ("GET", "/v1/decision?after=-2", "", 422, "invalid_parameter"),
+        ("GET", "/v1/decision?timeout_ms=60001", "", 422, "invalid_parameter"),
+        ("GET", "/v1/decision?timeout_ms=٣", "", 422, "invalid_parameter"),
+        ("POST", "/v1/decision/1/complete", "", 404, "not_found"),
+        ("POST", "/v1/decision/-1/complete", "", 400, "bad_request"),
+        ("POST", "/v1/decision/one/complete", "", 400, "bad_request"),
+        ("POST", "/v1/decision/0/complete", "{", 400, "malformed_json"),
+        ("POST", "/v1/decision/0/complete", "\udcff", 400, "malformed_json"),
+        ("POST", "/v1/decision/0/complete", "[]", 422, "invalid_body"),
+        ("POST", "/v1/decision/0/complete", '{"num_decode": -1}', 422, "invalid_body"),
+        ("POST", "/v1/decision/0/complete", '{"num_decoders": 1}', 422, "invalid_body"),
+        ("POST", "/v1/decision/0/complete", " " * (BODY_BYTES_MAX + 1), 413, "body_too_large"),
+    ],
+)
+def test_bad_requests_change_nothing(
+    method: str, path: str, body: str, status: int, code: str
+) -> None:
+    async def run() -> None:
+        connector = VirtualConnector(None)
+        await connector.scale({D: 1})
+        async with client_of(connector) as client:
+            content = body.encode("utf-8", "surrogateescape")
+            answer = await client.request(method, path, content=content)
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert answer.json()["error"]
+        assert connector.is_open
+
+    asyncio.run(run())
+
+
+def test_a_planner_that_starts_again_finds_its_decisions(tmp_path: Path) -> None:
+    async def run() -> None:
+        path = tmp_path / "decision.json"
+        first = VirtualConnector(path)
+        await first.scale({P: 1, D: 2})
+        await first.complete(0, {D: 2})
+        await first.scale({D: 4})
+        again = VirtualConnector(path)
+        assert again.decision == first.decision
+        assert again.is_open
+        await again.complete(1, {})
+        assert not VirtualConnector(path).is_open
+
+    asyncio.run(run())
+
+
+def test_a_decision_that_cannot_be_kept_is_not_made(tmp_path: Path) -> None:
+    async def run() -> None:
+        folder = tmp_path / "gone"
+        folder.mkdir()
+        connector = VirtualConnector(folder / "decision.json")
+        await connector.validate()
+        folder.rmdir()
+        with pytest.raises(ConnectorUnavailable):
+            await connector.scale({D: 2})
+        assert connector.decision.decision_id == -1
+        with pytest.raises(ConnectorError):
+            await connector.validate()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"decision": 1}', '{"acknowledged": "0"}'])
+def test_a_file_of_something_else_is_refused_at_the_start(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "decision.json"
+    path.write_text(content)
+    with pytest.raises(ConnectorError, match="not readable"):
+        VirtualConnector(path)
+
+
+def test_what_selectors_see_counts_more_than_what_is_said() -> None:
+    async def run() -> None:
+        seen: dict[Role, int] | None = {D: 1}
+
+        async def ready() -> dict[Role, int] | None:
+            return seen
+
+        connector = VirtualConnector(None, ready, clock=lambda: 0.0)
+        assert await connector.read() == {D: Replicas(ready=1, expected=1)}
+        assert P in connector.faults()
+        await connector.scale({D: 3})
+        await connector.complete(0, {D: 3})
+        pending = Replicas(ready=1, expected=3, pending=2, in_progress=True, startup_only=True)
+        assert await connector.read() == {D: pending}
+        seen = None
+        assert await connector.read() == {D: Replicas(ready=3, expected=3)}
+
+    asyncio.run(run())
+
+
+def test_wait_ends_with_the_acknowledgement() -> None:
+    async def run() -> None:
+        connector = VirtualConnector(None)
+        assert await connector.wait(0)
+        await connector.scale({D: 3})
+        assert not await connector.wait(0)
+        waiting = asyncio.create_task(connector.wait(60))
+        while not connector._waiters:
+            await asyncio.sleep(0)
+        await connector.complete(0, {})
+        assert await waiting
+
+    asyncio.run(run())
+
+
+def test_an_advisory_deployment_is_only_read() -> None:
+    async def run() -> None:
+        connector = VirtualConnector(None)
+        switched = Switched(connector, advisory=True)
+        decision = await switched.scale({D: 3})
+        assert decision.with_status(Status.ADVISORY) == (D,)
+        assert connector.decision.decision_id == -1
+        switched.advisory = False
+        await switched.scale({D: 3})
+        assert connector.decision.num_decode == 3
+
+    asyncio.run(run())
+
+
+def test_a_dry_run_writes_a_line_for_each_change(tmp_path: Path) -> None:
+    async def run() -> None:
+        path = tmp_path / "decisions.jsonl"
+        dry: Any = DryRun(path, {P: 1, D: 1}, clock=lambda: 5.0)
+        await dry.validate()
+        await dry.scale({P: 1, D: 1})
+        decision = await dry.scale({P: 1, D: 3})
+        assert decision.with_status(Status.APPLIED) == (D,)
+        assert (
+            path.read_text()
+            == '{"at":5.0,"scale_to":{"decode":3},"from":{"prefill":1,"decode":1}}\n'
+        )
+        assert (await dry.read())[D] == Replicas(ready=3, expected=3)
+        for count in (-1, 10_000_000):
+            with pytest.raises(ValueError, match="replicas of decode"):
+                await dry.scale({D: count})
+
+    asyncio.run(run())

@@ -1,0 +1,163 @@
+"""Numbered decisions: against a twin that keeps all of history, and case by case."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from scripts.playing.planner_virtual import play
+from select_service.planner.connectors.virtual_state import (
+    ADOPT_AFTER_S,
+    Change,
+    Completion,
+    UnknownDecision,
+    VirtualState,
+)
+from select_service.planner.core.inputs import Role
+
+P, D = Role.PREFILL, Role.DECODE
+wishes = st.dictionaries(st.sampled_from([P, D]), st.integers(0, 4), max_size=2)
+
+
+class NaiveDecisions:
+    """All decisions as a list, and all acknowledgements as a set."""
+
+    def __init__(self) -> None:
+        self.decided: list[dict[Role, int]] = []
+        self.acknowledged: set[int] = set()
+        self.differing = 0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.decided) and len(self.decided) - 1 not in self.acknowledged
+
+    def wish(self, wanted: dict[Role, int]) -> None:
+        now = self.decided[-1] if self.decided else {}
+        if now | wanted == now:
+            self.differing = 0
+            return
+        self.differing += 1
+        if not self.is_open or self.differing == 2:
+            self.decided.append(now | wanted)
+            self.differing = 0
+
+
+class VirtualMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.twin, self.now = VirtualState(), NaiveDecisions(), 0.0
+
+    @rule(wanted=wishes)
+    def wish(self, wanted: dict[Role, int]) -> None:
+        before = self.state
+        self.state, change = self.state.updated(wanted, self.now)
+        self.twin.wish(wanted)
+        if change == Change.SUPERSEDED:
+            assert before.is_open
+            assert self.state.decision.superseded
+        assert (change == Change.KEPT) == (self.state.kept is not None)
+
+    @precondition(lambda self: self.twin.decided)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        newest = len(self.twin.decided) - 1
+        number = data.draw(st.integers(0, newest))
+        self.state, completion = self.state.completed(number, self.now, {})
+        self.twin.acknowledged.add(number)
+        expected = Completion.COMPLETED if number == newest else Completion.SUPERSEDED
+        assert completion == expected
+
+    @rule(number=st.sampled_from([-1, 1 << 40]))
+    def acknowledge_what_was_never_decided(self, number: int) -> None:
+        with pytest.raises(UnknownDecision):
+            self.state.completed(number, self.now, {})
+
+    @rule(seconds=st.floats(0, 10))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def is_as_its_twin(self) -> None:
+        self.state.check_invariants()
+        assert self.state.decision.decision_id == len(self.twin.decided) - 1
+        assert self.state.is_open == self.twin.is_open
+        newest = self.twin.decided[-1] if self.twin.decided else {}
+        for role in Role:
+            assert self.state.expected(role) == newest.get(role)
+
+
+TestVirtualMachine = VirtualMachine.TestCase
+
+
+def decided(*wishes: dict[Role, int]) -> VirtualState:
+    state = VirtualState()
+    for wanted in wishes:
+        state, _ = state.updated(wanted, 0.0)
+    return state
+
+
+def test_a_newer_wish_replaces_an_open_decision_at_its_second_tick() -> None:
+    state = decided({P: 1, D: 2})
+    state, change = state.updated({D: 5}, 5.0)
+    assert (change, state.kept, state.decision.num_decode) == (Change.KEPT, {D: 5}, 2)
+    state, change = state.updated({D: 6}, 10.0)
+    assert change == Change.SUPERSEDED
+    assert (state.decision.decision_id, state.decision.num_prefill) == (1, 1)
+    assert (state.decision.num_decode, state.decision.superseded) == (6, True)
+
+
+def test_a_wish_for_what_is_open_forgets_the_one_that_differed() -> None:
+    state = decided({D: 2}, {D: 5}, {D: 2})
+    state, change = state.updated({D: 5}, 5.0)
+    assert change == Change.KEPT
+
+
+def test_a_late_acknowledgement_of_an_older_decision_sets_nothing_back() -> None:
+    state = decided({D: 2}, {D: 5}, {D: 5})
+    state, _ = state.completed(1, 0.0, {})
+    state, completion = state.completed(0, 1.0, {D: 2})
+    assert (completion, state.is_open, state.reported) == (Completion.SUPERSEDED, False, {})
+    _, change = state.updated({D: 3}, 2.0)
+    assert change == Change.DECIDED
+
+
+def test_what_others_have_added_is_taken_and_can_be_decided_away() -> None:
+    state, _ = decided({D: 2}).completed(0, 0.0, {})
+    assert state.observed({D: 4}, ADOPT_AFTER_S - 1).expected(D) == 2
+    state = state.observed({D: 4}, ADOPT_AFTER_S)
+    assert state.expected(D) == 4
+    state, change = state.updated({D: 2}, 100.0)
+    assert (change, state.decision.decision_id, state.expected(D)) == (Change.DECIDED, 1, 2)
+
+
+def test_fewer_than_were_decided_are_not_taken_as_a_wish() -> None:
+    state, _ = decided({D: 4}).completed(0, 0.0, {})
+    assert state.observed({D: 1}, 1000.0).expected(D) == 4
+
+
+RECORDED = (
+    ("initial", [-1, -1, -1], True, 0.0),
+    ("update(3,1)", [3, 1, 0], False, 0.0),
+    ("update(4,None) while unacknowledged", [3, 1, 0], False, 0.0),
+    ("client.complete", [3, 1, 0], True, 0.0),
+    ("update(4,None)", [4, 1, 1], False, 0.0),
+    ("client.complete(old first decision)", [4, 1, 1], False, 0.0),
+    ("update(None,2)", [4, 1, 1], False, 0.0),
+    ("wait_for_completion (nobody acknowledges)", [4, 1, 1], False, 4.0),
+    ("update(None,2) after the time-out", [4, 2, 2], False, 0.0),
+)
+
+
+def test_the_document_profile_does_as_the_reference_was_recorded() -> None:
+    steps = [
+        {"do": do, "state": state, "ready": ready, "took_s": took_s}
+        for do, state, ready, took_s in RECORDED
+    ]
+    restarted = {"state": [4, 2, 2], "ready": False}
+    case = {
+        "setup": {"max_wait_secs": 4},
+        "steps": steps,
+        "restarted_coordinator": restarted,
+    }
+    assert list(play(case)) == []
+    steps[2]["state"] = [4, 1, 1]
+    assert [found.where for found in play(case)] == ["steps[2].state[0]", "steps[2].state[2]"]
