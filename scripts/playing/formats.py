@@ -9,6 +9,7 @@ from scripts.playing import (
     health_levels,
     health_migration,
     health_states,
+    planner_decisions,
     planner_virtual,
 )
 from scripts.playing.differences import Difference
@@ -39,6 +40,13 @@ FORMATS = (
     _format("health plan", "source reservations targets plan", health_migration.play_plan),
     _format("health capacity", "ranks slo load result", health_capacity.play),
     _format("planner virtual", "setup steps restarted_coordinator", planner_virtual.play),
+    _format("planner Erlang", "servers offered waits", planner_decisions.play_erlang),
+    _format("planner prefill size", "isl seconds_base wanted", planner_decisions.play_prefill),
+    _format("planner decode size", "contexts forward itl_s", planner_decisions.play_decode),
+    _format("planner merge", "baseline results set_allowed", planner_decisions.play_merge),
+    _format("planner budget pair", "current min_endpoints", planner_decisions.play_budget_pair),
+    _format("planner budget", "current min_endpoint guard", planner_decisions.play_budget_single),
+    _format("planner stabiliser", "settings low high rows", planner_decisions.play_stabiliser),
 )
 
 

@@ -1,0 +1,125 @@
+"""How many replicas: sizing, merge, budgets, stabiliser."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from scripts.playing.differences import Difference, differences
+from select_service.planner.core import budget, merge, sizing
+from select_service.planner.core.inputs import Bins
+from select_service.planner.core.reasons import Reason
+from select_service.planner.core.stabilise import Stabiliser, StabiliserSettings, Standing
+
+Case = dict[str, Any]
+
+
+def play_erlang(case: Case) -> Iterator[Difference]:
+    """The probability that a request waits."""
+    waits = sizing.erlang_c(case["servers"], case["offered"])
+    yield from differences(case["waits"], waits, "waits")
+
+
+def play_prefill(case: Case) -> Iterator[Difference]:
+    """Replicas, attainment and whether the target can be kept at all."""
+    lengths = _bins(case["isl"])
+    base, slope = case["seconds_base"], case["seconds_per_token"]
+    queue = sizing.prefill_queue(
+        lengths, lambda tokens: base + slope * tokens, case["rate"], case["ca2"]
+    )
+    size = sizing.prefill_replicas(queue, case["slo_s"], case["wanted"])
+    reason = "ok" if size.reason is Reason.SCALE else str(size.reason)
+    found = {"replicas": size.replicas, "attainment": size.attainment, "reason": reason}
+    yield from differences({key: case[key] for key in found}, found, "prefill")
+
+
+def play_decode(case: Case) -> Iterator[Difference]:
+    """Replicas, the batch of one of them and the pace at that batch."""
+    base, of_request, of_token = case["forward"]
+    mean, square = sizing.moments(_bins(case["contexts"]))
+    load = sizing.DecodeLoad(case["rate"], case["osl"], mean, square)
+    engine = sizing.DecodeEngine(
+        lambda live, kv: (base + of_request * live + of_token * kv) / case["accept"],
+        case["kv_tokens"],
+        case["seqs"],
+    )
+    size = sizing.decode_replicas(load, engine, case["itl_s"])
+    found = {"replicas": size.replicas, "batch": size.batch, "itl_s_at_batch": size.itl_s}
+    yield from differences({key: case[key] for key in found}, found, "decode")
+
+
+def _bins(values: list[float]) -> Bins:
+    return Bins(means=tuple(values), counts=(1.0,) * len(values))
+
+
+def play_merge(case: Case) -> Iterator[Difference]:
+    """The number of each role, or that the tick ended."""
+    proposals = [_proposal(result) for result in case["results"]]
+    merged = merge.merge(proposals, case["baseline"], set_allowed=case["set_allowed"])
+    ended = merged.rejected is not None
+    found: Case = {
+        "short_circuited": ended,
+        "reason": merged.rejected or "",
+        "set_dropped": list(merged.set_dropped),
+    }
+    yield from differences({key: case[key] for key in found}, found, "merge")
+    if not ended:
+        yield from differences(case["targets"], merged.targets, "targets")
+
+
+def _proposal(result: Case) -> merge.Proposal:
+    reject = result.get("reject")
+    override = result.get("override")
+    targets = None if override is None else tuple(_target(at) for at in override)
+    return merge.Proposal(
+        source=result["plugin"],
+        priority=result["priority"],
+        final=result["final"],
+        targets=targets,
+        reject=None if reject in (None, False) else _why(reject, result),
+    )
+
+
+def _target(at: Case) -> merge.Target:
+    return merge.Target(at["component"], merge.Bound(at["type"]), at["replicas"])
+
+
+def _why(reject: object, result: Case) -> str:
+    if isinstance(reject, dict):
+        return str(reject.get("reason", ""))
+    return reject if isinstance(reject, str) else str(result.get("reason", ""))
+
+
+def play_budget_pair(case: Case) -> Iterator[Difference]:
+    """All three policies on one proposal."""
+    limits = budget.Budget(
+        case["min_gpus"], case["max_gpus"], tuple(case["gpus"]), tuple(case["min_endpoints"])
+    )
+    current, proposed = tuple(case["current"]), tuple(case["proposed"])
+    guarded = budget.guard(current, proposed, limits)
+    found = {
+        "proportional": list(budget.proportional(proposed, limits)),
+        "directional": list(budget.directional(current, proposed, limits)),
+        "guard": [*guarded.pair, guarded.reason],
+    }
+    yield from differences({key: case[key] for key in found}, found, "budget")
+
+
+def play_budget_single(case: Case) -> Iterator[Difference]:
+    """One role alone."""
+    limits = budget.Budget(
+        case["min_gpus"], case["max_gpus"], (case["gpus"], 0), (case["min_endpoint"], 0)
+    )
+    found = {
+        "proportional": budget.proportional_single(case["proposed"], limits),
+        "guard": list(budget.guard_single(case["current"], case["proposed"], limits)),
+    }
+    yield from differences({key: case[key] for key in found}, found, "budget")
+
+
+def play_stabiliser(case: Case) -> Iterator[Difference]:
+    """Every step of a history of wishes."""
+    stabiliser = Stabiliser(StabiliserSettings(**case["settings"]))
+    for at, row in enumerate(case["rows"]):
+        now, current, pending, wanted, target, reason = row
+        standing = Standing(current, pending, case["low"], case["high"])
+        step = stabiliser.step(now, standing, wanted)
+        yield from differences([target, reason], [step.target, step.reason], f"rows[{at}]")

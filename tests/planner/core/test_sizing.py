@@ -1,0 +1,166 @@
+"""How many replicas keep a latency target: known cases, and what must hold of all."""
+
+from math import ceil, isclose
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.core.inputs import Bins
+from select_service.planner.core.reasons import Reason
+from select_service.planner.core.sizing import (
+    REPLICAS_MAX,
+    DecodeEngine,
+    DecodeLoad,
+    MissCorrection,
+    PrefillQueue,
+    decode_replicas,
+    erlang_c,
+    moments,
+    prefill_queue,
+    prefill_replicas,
+)
+
+
+def a_queue(
+    lengths: dict[float, float], rate: float, arrival_variation: float = 1.0
+) -> PrefillQueue:
+    """10 ms and 60 us a token."""
+    bins = Bins(means=tuple(lengths), counts=tuple(lengths.values()))
+    return prefill_queue(bins, lambda tokens: 0.01 + 6e-5 * tokens, rate, arrival_variation)
+
+
+def naive_erlang_c(servers: int, offered: float) -> float:
+    """By the sums of the textbook."""
+    terms = [1.0]
+    for busy in range(1, servers + 1):
+        terms.append(terms[-1] * offered / busy)
+    last = terms[-1] * servers / (servers - offered)
+    return last / (sum(terms[:-1]) + last)
+
+
+@given(st.integers(1, 60), st.floats(0.01, 0.99))
+def test_waiting_is_as_in_the_textbook(servers: int, part: float) -> None:
+    assert isclose(erlang_c(servers, servers * part), naive_erlang_c(servers, servers * part))
+
+
+def test_servers_that_do_not_suffice_let_everyone_wait() -> None:
+    assert erlang_c(3, 3.0) == 1.0
+    assert erlang_c(3, 7.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rate", "slo_s", "wanted", "replicas", "attainment"),
+    [
+        ({2000: 1}, 30.0, 1.5, 0.9, 5, 1.0),
+        ({2000: 1}, 30.0, 0.5, 0.99, 5, 0.999014933),
+        ({2000: 1}, 8.0, 1.5, 0.9, 2, 0.9999999994),
+        ({2000: 1}, 0.5, 0.3, 0.99, 1, 0.994364969),
+    ],
+)
+def test_known_sizes(
+    lengths: dict[float, float],
+    rate: float,
+    slo_s: float,
+    wanted: float,
+    replicas: int,
+    attainment: float,
+) -> None:
+    size = prefill_replicas(a_queue(lengths, rate), slo_s, wanted)
+    assert (size.replicas, size.reason) == (replicas, Reason.SCALE)
+    assert size.attainment == pytest.approx(attainment)
+
+
+def test_a_few_long_prompts_need_more_than_their_mean_says() -> None:
+    queue = a_queue({400: 0.95, 16000: 0.05}, 11.0, 3.0)
+    by_mean = ceil(queue.offered)
+    assert prefill_replicas(queue, 1.0, 0.95).replicas > by_mean
+
+
+def test_prompts_that_are_too_long_alone_are_said_and_sized_for_utilisation() -> None:
+    queue = a_queue({400: 0.9, 16000: 0.1}, 30.0)
+    size = prefill_replicas(queue, 0.3, 0.95)
+    assert size.reason is Reason.SLO_OUT_OF_REACH
+    assert size.replicas == ceil(queue.offered / 0.85)
+    assert size.attainment < 0.9
+
+
+def test_no_requests_need_no_replicas() -> None:
+    assert prefill_replicas(a_queue({400: 1}, 0.0), 0.3, 0.95).replicas == 0
+
+
+@given(
+    st.dictionaries(st.floats(1, 20000), st.floats(0.1, 50), min_size=1, max_size=5),
+    st.floats(0.1, 100),
+    st.floats(1, 5),
+    st.floats(0.05, 5),
+    st.floats(0.5, 0.99),
+)
+def test_more_demand_or_a_tighter_target_never_needs_fewer(
+    lengths: dict[float, float], rate: float, variation: float, slo_s: float, wanted: float
+) -> None:
+    size = prefill_replicas(a_queue(lengths, rate, variation), slo_s, wanted)
+    assert 1 <= size.replicas <= REPLICAS_MAX
+    if size.reason is Reason.SCALE:
+        assert size.attainment >= wanted - 1e-9
+        more = prefill_replicas(a_queue(lengths, 1.5 * rate, variation), slo_s, wanted)
+        looser = prefill_replicas(a_queue(lengths, rate, variation), 1.5 * slo_s, wanted)
+        assert more.replicas >= size.replicas >= looser.replicas
+
+
+def an_engine(kv_tokens: float, accept: float = 1.0) -> DecodeEngine:
+    def itl_s(live: float, kv: float) -> float:
+        return (0.006 + 1e-4 * live + 3e-8 * kv) / accept
+
+    return DecodeEngine(itl_s, kv_tokens, 256)
+
+
+@pytest.mark.parametrize(
+    ("rate", "osl", "kv", "accept", "slo_s", "expected"),
+    [
+        (20.0, 300.0, 60000, 1.0, 0.05, (3, 27, 0.010401)),
+        (3.0, 50.0, 60000, 1.8, 0.01, (1, 27, 0.005778333333)),
+        (0.5, 50.0, 400000, 1.0, 0.03, (1, 147, 0.029961)),
+    ],
+)
+def test_known_decode_sizes(
+    rate: float,
+    osl: float,
+    kv: float,
+    accept: float,
+    slo_s: float,
+    expected: tuple[int, int, float],
+) -> None:
+    load = DecodeLoad(rate, osl, 2100.0, 2100.0**2)
+    size = decode_replicas(load, an_engine(kv, accept), slo_s)
+    assert (size.replicas, size.batch) == expected[:2]
+    assert size.itl_s == pytest.approx(expected[2])
+
+
+def test_contexts_that_vary_need_more_cache() -> None:
+    even = DecodeLoad(20.0, 300.0, *moments(Bins(means=(2000.0,), counts=(1.0,))))
+    mixed = DecodeLoad(20.0, 300.0, *moments(Bins(means=(500.0, 15500.0), counts=(9.0, 1.0))))
+    assert mixed.mean_kv == even.mean_kv
+    engine = an_engine(30000)
+    assert (
+        decode_replicas(mixed, engine, 0.05).replicas > decode_replicas(even, engine, 0.05).replicas
+    )
+
+
+def test_a_pace_that_even_one_request_misses_is_said() -> None:
+    size = decode_replicas(DecodeLoad(1.0, 100.0, 2000.0, 4e6), an_engine(60000), 0.005)
+    assert (size.batch, size.reason) == (1, Reason.SLO_OUT_OF_REACH)
+
+
+def test_more_misses_than_predicted_are_sized_for_and_bounds_hold() -> None:
+    correction = MissCorrection()
+    assert correction.wanted(0.95) == pytest.approx(0.95)
+    correction.observe(0.2, 0.05)
+    assert correction.factor == pytest.approx(1 + 0.2 * (0.21 / 0.06 - 1))
+    for _ in range(50):
+        correction.observe(1.0, 0.0)
+        correction.check_invariants()
+    assert correction.wanted(0.95) == pytest.approx(1 - 0.05 / 3)
+    for _ in range(50):
+        correction.observe(0.0, 0.5)
+    assert correction.wanted(0.95) == pytest.approx(0.9)
