@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from select_service.request_trace import TraceError
 from select_service.simulator import summary
 from select_service.simulator.baselines import least_loaded, round_robin, run_baseline
 from select_service.simulator.client import CallFailed, SelectorClient
@@ -29,7 +30,7 @@ from select_service.simulator.service_process import (
     compile_kernels,
 )
 from select_service.simulator.stages import Stages
-from select_service.simulator.trace import TraceError, read_trace
+from select_service.simulator.trace import read_trace
 from select_service.simulator.workload import Shape, Workload, generate
 from select_service.simulator.world import Step, World
 

@@ -1,42 +1,22 @@
-"""Reads a request trace in the Mooncake format, plain or gzip, into a workload.
+"""A request trace in the Mooncake format becomes a workload.
 
-One JSON object per line: `timestamp` (ms from the start), `input_length`, `output_length` (tokens)
-and `hash_ids`, one per 512 tokens of the prompt, equal ids meaning equal content from the start.
 The trace holds no text, so each id becomes one engine block of tokens that the id alone decides:
 what is shared stays shared exactly, and lengths shrink by 512 / block_size.
-
-Source: https://github.com/kvcache-ai/Mooncake (FAST25-release/traces)
 """
 
-import gzip
-from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
+from select_service.request_trace import TRACE_BLOCK_TOKENS, Row, TraceError, rows
 from select_service.simulator.engine import Tokens, chain_keys
 from select_service.simulator.workload import Session, Turn, Workload, random_tokens
 
-TRACE_BLOCK_TOKENS = 512
-ROW_BYTES_MAX = 4 * 2**20
 OUTPUT_BLOCKS_MAX = 64
 """Longer answers are cut here: past it they only repeat the same lifecycle call."""
 
 HASH_ID_STREAM, ANSWER_STREAM = 1, 2
 """First words of the two families of random streams: an answer never equals a prompt block."""
-
-
-class TraceError(Exception):
-    """The file is not a Mooncake trace; the text names the line."""
-
-
-class Row(msgspec.Struct):
-    """One line of the file."""
-
-    timestamp: float
-    output_length: int
-    hash_ids: list[int]
 
 
 def read_trace(path: Path, block_size: int, requests_max: int | None, speedup: float) -> Workload:
@@ -46,7 +26,7 @@ def read_trace(path: Path, block_size: int, requests_max: int | None, speedup: f
     """
     blocks: dict[int, Tokens] = {}
     sessions: list[Session] = []
-    for number, row in _rows(path):
+    for number, row in rows(path):
         if requests_max is not None and len(sessions) >= requests_max:
             break
         start_s = row.timestamp / 1000.0 / speedup
@@ -54,27 +34,6 @@ def read_trace(path: Path, block_size: int, requests_max: int | None, speedup: f
     if not sessions:
         raise TraceError(f"{path}: no request in it")
     return Workload(block_size, tuple(sorted(sessions, key=lambda session: session.start_s)))
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Row]]:
-    decoder = msgspec.json.Decoder(Row)
-    number = 1
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            while line := lines.readline(ROW_BYTES_MAX):
-                if line.strip():
-                    yield number, _checked(decoder.decode(line))
-                number += 1
-    except (msgspec.MsgspecError, ValueError, gzip.BadGzipFile, EOFError) as error:
-        raise TraceError(f"{path}, line {number}: {error}") from error
-
-
-def _checked(row: Row) -> Row:
-    if row.timestamp < 0 or row.output_length < 0 or any(i < 0 for i in row.hash_ids):
-        raise ValueError("timestamp, output_length and hash_ids must not be negative")
-    if not row.hash_ids:
-        raise ValueError("hash_ids is empty")
-    return row
 
 
 def _session(

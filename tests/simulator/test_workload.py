@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from select_service.simulator.trace import OUTPUT_BLOCKS_MAX, TraceError, read_trace
+from select_service.request_trace import TraceError
+from select_service.simulator.trace import OUTPUT_BLOCKS_MAX, read_trace
 from select_service.simulator.workload import Session, Shape, Workload, generate
 
 SHAPE = Shape(requests=100, block_size=16, ranks=4, seed=7)

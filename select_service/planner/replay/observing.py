@@ -1,0 +1,113 @@
+"""What a selector would tell the planner of a simulated fleet."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import ceil, log2
+from typing import TypeVar
+
+from select_service.planner.core.inputs import (
+    Bins,
+    DecodeSample,
+    ForwardPass,
+    PrefillSample,
+    Traffic,
+)
+from select_service.planner.replay.engine import Request
+
+SAMPLES_MAX = 256
+"""Of each kind in a window."""
+BINS, TOKENS_MAX = 64, 1 << 20
+_Sample = TypeVar("_Sample")
+
+
+class Window:
+    """What happens between two readings."""
+
+    def __init__(self, ttft_s: float, itl_s: float) -> None:
+        """ttft_s, itl_s: what has to be kept"""
+        self._ttft_s = ttft_s
+        self._itl_s = itl_s
+        self._arrived: list[Request] = []
+        self._done: list[Request] = []
+        self._decodes: list[DecodeSample] = []
+
+    def arrive(self, request: Request) -> None:
+        self._arrived.append(request)
+
+    def finish(self, requests: Iterable[Request]) -> None:
+        self._done += requests
+
+    def look(self, passes: Iterable[ForwardPass]) -> None:
+        """Iterations of engines, as output blocks would show them."""
+        self._decodes += [
+            DecodeSample(each.decode_requests, each.decode_kv_tokens, each.wall_s)
+            for each in passes
+            if each.decode_requests and not each.prefill_tokens
+        ]
+
+    def take(self, duration_s: float, queued: int = 0) -> Traffic:
+        """All since the last taking, in the form of an observation."""
+        arrived, done, decodes = self._arrived, self._done, self._decodes
+        self._arrived, self._done, self._decodes = [], [], []
+        prompt = sum(each.isl for each in arrived)
+        uncached = [float(each.uncached) for each in arrived]
+        return Traffic(
+            duration_s=duration_s,
+            requests=float(len(arrived)),
+            isl=prompt / len(arrived) if arrived else None,
+            osl=_mean([float(each.osl) for each in done]),
+            kv_hit_rate=1.0 - sum(uncached) / prompt if prompt else None,
+            uncached_isl=bins(uncached),
+            context=bins([each.isl + each.osl / 2 for each in done]),
+            arrival_variation=variation([each.arrived_s for each in arrived]),
+            prefill_samples=tuple(
+                PrefillSample(each.uncached, each.ttft_s, each.ahead_tokens)
+                for each in _thinned(done)
+                if each.ttft_s is not None
+            ),
+            decode_samples=tuple(_thinned(decodes)),
+            queued_requests=float(queued),
+            ttft_met=_part([each.ttft_s for each in done], self._ttft_s),
+            itl_met=_part([each.itl_s for each in done], self._itl_s),
+        )
+
+
+def bins(values: Sequence[float]) -> Bins | None:
+    """64 bins, equally wide in the logarithm from 1 to 2^20 tokens, with the mean of each."""
+    sums: dict[int, tuple[float, int]] = {}
+    for value in values:
+        at = min(BINS - 1, max(0, ceil(log2(max(1.0, value)) * BINS / log2(TOKENS_MAX)) - 1))
+        total, count = sums.get(at, (0.0, 0))
+        sums[at] = total + value, count + 1
+    if not sums:
+        return None
+    ordered = [sums[at] for at in sorted(sums)]
+    return Bins(
+        means=tuple(total / count for total, count in ordered),
+        counts=tuple(float(count) for _, count in ordered),
+    )
+
+
+def variation(times: Sequence[float]) -> float | None:
+    """Squared coefficient of variation of the gaps; None: too few to tell."""
+    gaps = [after - before for before, after in pairwise(times)]
+    mean = _mean(gaps)
+    if mean is None or mean <= 0.0 or len(gaps) < 10:
+        return None
+    return sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
+
+
+def _thinned(samples: Sequence[_Sample]) -> Sequence[_Sample]:
+    """At most `SAMPLES_MAX`, evenly from all."""
+    if len(samples) <= SAMPLES_MAX:
+        return samples
+    return [samples[i * len(samples) // SAMPLES_MAX] for i in range(SAMPLES_MAX)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _part(values: Sequence[float | None], limit: float) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(value <= limit for value in known) / len(known) if known else None

@@ -1,0 +1,121 @@
+"""Requests from traces and from rates; what a window says of them."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from select_service.planner.core.inputs import ForwardPass
+from select_service.planner.replay.engine import Request
+from select_service.planner.replay.observing import SAMPLES_MAX, Window, bins, variation
+from select_service.planner.replay.traffic import made_requests, repeated, trace_requests
+from select_service.request_trace import TraceError
+
+
+def trace(path: Path, *rows: tuple[float, list[int], int]) -> Path:
+    lines = [
+        json.dumps(
+            {
+                "timestamp": ms,
+                "input_length": len(ids) * 512,
+                "output_length": out,
+                "hash_ids": ids,
+            }
+        )
+        for ms, ids, out in rows
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_trace_with_what_its_prompts_share(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", (2000, [1, 2, 4], 7), (0, [1, 2, 3], 5), (3000, [1], 0))
+    found = trace_requests(path, speedup=2.0)
+    assert [(r.arrived_s, r.isl, r.uncached, r.osl) for r in found] == [
+        (0.0, 1536, 1536, 5),
+        (1.0, 1536, 512, 7),
+        (1.5, 512, 1, 1),
+    ]
+
+
+def test_a_full_cache_forgets_what_was_used_longest_ago(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", (0, [1, 2], 1), (1, [3, 4], 1), (2, [1, 2], 1))
+    assert trace_requests(path, cached_blocks=2)[2].uncached == 1024
+    assert trace_requests(path, cached_blocks=4)[2].uncached == 1
+
+
+def test_a_line_that_is_no_request(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"timestamp": 0}')
+    with pytest.raises(TraceError, match="line 1"):
+        trace_requests(path)
+
+
+def test_a_rate_that_changes() -> None:
+    found = list(
+        made_requests(
+            lambda now: 5.0 if now < 500 else 20.0,
+            until_s=1000,
+            rate_max=20.0,
+            lengths=lambda rng: (100, 50, 10),
+            seed=1,
+        )
+    )
+    early = sum(each.arrived_s < 500 for each in found)
+    assert early == pytest.approx(2500, rel=0.1)
+    assert len(found) - early == pytest.approx(10_000, rel=0.1)
+
+
+def test_the_same_hour_again() -> None:
+    hour = [Request(1.0, 10, 2, 10), Request(5.0, 20, 2, 20)]
+    assert [each.arrived_s for each in repeated(hour, 20.0, 8.0)] == [1, 5, 9, 13, 17]
+
+
+def test_bins_keep_sums_and_order() -> None:
+    values = [float(Random(3).randint(1, 1 << 20)) for _ in range(1000)] + [1.0, float(1 << 20)]
+    found = bins(values)
+    assert found is not None
+    assert sum(found.counts) == len(values)
+    assert sum(m * c for m, c in zip(found.means, found.counts, strict=True)) == pytest.approx(
+        sum(values)
+    )
+    assert list(found.means) == sorted(found.means)
+
+
+def test_a_poisson_process_varies_by_one_and_a_clock_not_at_all() -> None:
+    rng, now, times = Random(4), 0.0, []
+    for _ in range(5000):
+        now += rng.expovariate(3.0)
+        times.append(now)
+    assert variation(times) == pytest.approx(1.0, rel=0.1)
+    assert variation([float(i) for i in range(100)]) == pytest.approx(0.0, abs=1e-9)
+    assert variation([1.0, 2.0]) is None
+
+
+def ended(ttft_s: float, itl_s: float) -> Request:
+    return Request(0.0, 100, 11, 60, first_s=ttft_s, done_s=ttft_s + 10 * itl_s)
+
+
+def test_a_window_is_told_once_and_unknown_is_none() -> None:
+    window = Window(ttft_s=0.5, itl_s=0.05)
+    assert window.take(10.0).requests == 0.0
+    for ttft_s, itl_s in ((0.4, 0.04), (0.6, 0.04), (0.4, 0.06), (0.4, 0.01)):
+        window.arrive(ended(ttft_s, itl_s))
+        window.finish([ended(ttft_s, itl_s)])
+    window.look([ForwardPass(worker="e", wall_s=0.02, decode_requests=3, decode_kv_tokens=900)])
+    told = window.take(10.0, queued=2)
+    assert (told.requests, told.isl, told.osl, told.queued_requests) == (4.0, 100.0, 11.0, 2.0)
+    assert told.kv_hit_rate == pytest.approx(0.4)
+    assert (told.ttft_met, told.itl_met) == (0.75, 0.75)
+    assert told.decode_samples[0].seconds == 0.02
+    again = window.take(10.0)
+    assert (again.requests, again.isl, again.ttft_met) == (0.0, None, None)
+
+
+def test_samples_are_bounded() -> None:
+    window = Window(ttft_s=0.5, itl_s=0.05)
+    window.finish(ended(0.1 + i / 1e4, 0.01) for i in range(1000))
+    samples = window.take(10.0).prefill_samples
+    assert len(samples) == SAMPLES_MAX
+    assert samples[0].seconds < samples[-1].seconds
