@@ -1,0 +1,95 @@
+"""The least that could have been: what one replica carries needs one, and more needs more."""
+
+from select_service.planner.core.inputs import Limits, Role
+from select_service.planner.replay.engine import Request, Speed
+from select_service.planner.replay.fleet import Fleet, FleetOptions
+from select_service.planner.replay.least import Promise, least_gpu_hours, least_replicas
+
+LIMITS = Limits(max_num_batched_tokens=2048, max_num_seqs=256, max_kv_tokens=400_000)
+OPTIONS = FleetOptions(
+    roles=(Role.PREFILL, Role.DECODE),
+    speed=dict.fromkeys(Role, Speed()),
+    limits=dict.fromkeys(Role, LIMITS),
+    startup_s=60.0,
+)
+PROMISE = Promise(ttft_s=0.5, itl_s=0.03, attainment=0.95)
+
+
+def burst(rates: list[float], interval_s: float) -> list[Request]:
+    """A request each 1 / rate seconds; a prompt of 2,000 tokens takes 0.108 s."""
+    result, now = [], 0.0
+    for rate in rates:
+        end = now + interval_s
+        while now < end:
+            result.append(Request(now, 2000, 20, 2000))
+            now += 1.0 / rate
+        now = end
+    return result
+
+
+def test_replicas_follow_the_rate() -> None:
+    requests = burst([5.0, 15.0, 25.0, 5.0], 100.0)
+    needed = least_replicas(
+        requests, OPTIONS, PROMISE, interval_s=100.0, most={Role.PREFILL: 5, Role.DECODE: 5}
+    )
+    assert needed[Role.PREFILL][:3] == [1, 2, 3]
+    assert needed[Role.DECODE] == [1, 1, 1, 1]
+    hours = least_gpu_hours(
+        needed,
+        {Role.PREFILL: 2, Role.DECODE: 1},
+        interval_s=100.0,
+        least={Role.PREFILL: 2, Role.DECODE: 1},
+    )
+    assert hours * 3600 == 100 * 2 * sum(max(2, n) for n in needed[Role.PREFILL]) + 400
+
+
+def test_a_fleet_starts_drains_and_loses_nothing() -> None:
+    fleet = Fleet(OPTIONS, {Role.PREFILL: 1, Role.DECODE: 2}, 0.0)
+    fleet.scale(Role.PREFILL, 3, 0.0)
+    for request in burst([10.0], 50.0):
+        fleet.arrive(request, request.arrived_s)
+    found = fleet.replicas()[Role.PREFILL]
+    assert (found.ready, found.pending, found.expected, found.startup_only) == (1, 2, 3, True)
+    fleet.advance(60.0)
+    assert fleet.replicas()[Role.PREFILL].ready == 3
+    fleet.scale(Role.DECODE, 1, 60.0)
+    fleet.scale(Role.PREFILL, 1, 60.0)
+    fleet.advance(400.0)
+    assert not fleet.replicas()[Role.DECODE].in_progress
+    assert (len(fleet.done), fleet.failed, fleet.held()) == (500, 0, 0)
+    assert abs(fleet.gpu_s - (3 * 60 + 2 * 60 + 2 * 340)) < 30
+
+
+def test_a_start_that_is_not_wanted_any_more_is_taken_back_first() -> None:
+    fleet = Fleet(OPTIONS, {Role.PREFILL: 2, Role.DECODE: 1}, 0.0)
+    fleet.scale(Role.PREFILL, 4, 0.0)
+    fleet.scale(Role.PREFILL, 2, 10.0)
+    found = fleet.replicas()[Role.PREFILL]
+    assert (found.ready, found.pending, found.in_progress) == (2, 0, False)
+
+
+def test_requests_wait_for_the_first_engine_and_end() -> None:
+    fleet = Fleet(OPTIONS, {Role.PREFILL: 0, Role.DECODE: 1}, 0.0)
+    fleet.arrive(Request(0.0, 100, 5, 100), 0.0)
+    assert fleet.held() == 1
+    fleet.scale(Role.PREFILL, 1, 0.0)
+    fleet.advance(70.0)
+    assert fleet.held() == 0
+    assert fleet.done[0].ttft_s is not None
+    assert fleet.done[0].ttft_s > 60.0
+
+
+def test_an_engine_that_is_stopped_with_requests_loses_them() -> None:
+    options = FleetOptions(
+        roles=(Role.DECODE,),
+        speed=dict.fromkeys(Role, Speed()),
+        limits=dict.fromkeys(Role, LIMITS),
+        drain_s=0.5,
+    )
+    fleet = Fleet(options, {Role.DECODE: 2}, 0.0)
+    for _ in range(4):
+        fleet.arrive(Request(0.0, 2000, 500, 2000), 0.0)
+    fleet.scale(Role.DECODE, 1, 0.0)
+    fleet.advance(100.0)
+    assert fleet.failed == 2
+    assert len(fleet.done) == 2
