@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,27 +15,7 @@ from select_service.planner.edge import fpm_source
 from select_service.planner.edge.fpm_source import FpmPasses, Heard, decoded
 from select_service.planner.edge.outbound import Outbound, Unreachable
 from select_service.planner.edge.prometheus_source import PrometheusTraffic
-
-Answer = Callable[[web.Request], web.Response]
-
-
-@asynccontextmanager
-async def served(answer: Answer) -> AsyncIterator[str]:
-    """An HTTP server that answers everything so, until the block ends."""
-
-    async def handle(request: web.Request) -> web.Response:
-        return answer(request)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+from tests.planner.edge.serving import Answer, served
 
 
 def prometheus(values: dict[str, str], asked: list[web.Request] | None = None) -> Answer:
