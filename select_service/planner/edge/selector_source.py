@@ -1,0 +1,88 @@
+"""EDGE: asks every selector what it observed of a model and tenant."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from select_service.planner.edge.observation import Observation, Observed, observed
+from select_service.planner.edge.outbound import Outbound, Unreachable
+
+log = logging.getLogger(__name__)
+
+WINDOW_S_MAX = 3600
+_NO_PARTITION = 404
+"""Status of a selector that never had a worker of this model and tenant: nothing happened there."""
+
+
+class SelectorSource:
+    """Of one deployment. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        http: Outbound,
+        model_name: str,
+        tenant_id: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """clock: seconds that never go back"""
+        self._urls = urls
+        self._http = http
+        self._of = {"model_name": model_name, "tenant_id": tenant_id}
+        self._clock = clock
+        self._gone_since: dict[str, float] = {}
+        self.faults: dict[str, str] = {}
+        """URL -> why it said nothing in the last reading."""
+
+    async def observe(self, window_s: float, *, ttft_s: float, itl_s: float) -> Observed | None:
+        """The last `window_s` seconds of all selectors together; None: nobody answered.
+
+        Traffic is unknown when one of them said nothing. One that has refused connections for a
+        whole window had no requests in it, and counts as none.
+        """
+        window = max(1, min(WINDOW_S_MAX, round(window_s)))
+        answers = await asyncio.gather(*(self._ask(url, window) for url in self._urls))
+        heard = [each for each in answers if each is not None]
+        if not heard and self.faults:
+            return None
+        result = observed(heard, window_s=window_s, ttft_s=ttft_s, itl_s=itl_s)
+        if any(not self._is_gone(url, window_s) for url in self.faults):
+            unknown = type(result.traffic)(duration_s=window_s)
+            return msgspec.structs.replace(result, traffic=unknown)
+        return result
+
+    async def _ask(self, url: str, window_s: int) -> Observation | None:
+        query = self._of | {"window_s": str(window_s)}
+        try:
+            text = await self._http.get(f"{url.rstrip('/')}/planner/observation", query)
+            answer = msgspec.json.decode(text, type=Observation)
+        except Unreachable as error:
+            if error.status == _NO_PARTITION:
+                self._heard_from(url)
+                return None
+            self._missed(url, str(error), is_gone=error.gone)
+            return None
+        except msgspec.DecodeError as error:
+            self._missed(url, f"not an observation: {error}", is_gone=False)
+            return None
+        self._heard_from(url)
+        return answer
+
+    def _heard_from(self, url: str) -> None:
+        self.faults.pop(url, None)
+        self._gone_since.pop(url, None)
+
+    def _missed(self, url: str, fault: str, *, is_gone: bool) -> None:
+        if url not in self.faults:
+            log.warning("a selector is not heard", extra={"fields": {"url": url, "error": fault}})
+        self.faults[url] = fault
+        if is_gone:
+            self._gone_since.setdefault(url, self._clock())
+        else:
+            self._gone_since.pop(url, None)
+
+    def _is_gone(self, url: str, window_s: float) -> bool:
+        since = self._gone_since.get(url)
+        return since is not None and self._clock() - since >= window_s
