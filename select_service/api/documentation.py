@@ -21,6 +21,7 @@ from select_service.api.health import HEALTH
 from select_service.api.inspection import INSPECTION
 from select_service.api.migrations import MIGRATIONS
 from select_service.api.openapi import document
+from select_service.api.planner import PLANNER
 from select_service.api.policies import POLICIES
 from select_service.api.probes import SERVICE
 from select_service.api.replica_peers import REPLICAS
@@ -50,7 +51,7 @@ FILE_HEADERS = {"vary": "Accept-Encoding", "cache-control": "public, max-age=360
 
 NOUNS = (
     *(SELECTION, DECISIONS, POLICIES, COMPARING, RESERVATIONS, ADMISSION),
-    *(WORKERS, HEALTH, MIGRATIONS, REPLICAS, INSPECTION, SERVICE),
+    *(WORKERS, HEALTH, MIGRATIONS, REPLICAS, INSPECTION, PLANNER, SERVICE),
 )
 
 _VIEWER = resources.files(__package__) / "viewer"

@@ -17,6 +17,7 @@ from select_service.bodies.common import (
     check_u64,
 )
 from select_service.bodies.health import WorkerHealth
+from select_service.bodies.observation import Role
 
 ByRank = Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)]
 Taints = Annotated[list[Name], Meta(max_length=TAINTS_MAX)]
@@ -88,6 +89,9 @@ class WorkerFields(RequestBody, kw_only=True):
     """What its KV cache is made of, so that the time of carrying blocks over can be estimated when
     reservations are moved; left out: what `--canary-config` says of the model, else they are
     computed again."""
+    role: Role | None = None
+    """What part of a request it does, for a planner: `prefill`, `decode` or, when left out,
+    `aggregated`: both. Decides nothing about which rank is chosen."""
     spare: bool | None = None
     """Does it wait until a rank of its model and tenant fails, whose place it then takes? Counts
     with `--health-checks on`, when a worker is new; false when left out."""
@@ -319,6 +323,8 @@ class WorkerRecord(Struct, kw_only=True):
     decode_tokens_per_s: float | UnsetType = UNSET
     """As registered; absent when it was left out."""
     kv_layout: KvLayoutFields | UnsetType = UNSET
+    """As registered; absent when it was left out."""
+    role: Role | UnsetType = UNSET
     """As registered; absent when it was left out."""
     spare: bool | UnsetType = UNSET
     """As registered; absent when it was left out."""

@@ -102,7 +102,8 @@ class Decisions:
             )
         if reservation_id is not None:
             self._book(job, placement, reservation_id, now)
-        partition.placing.count(len(job.prompt.sequence_hashes), job.reserves)
+        prompt = job.prompt
+        partition.placing.count(len(prompt.sequence_hashes), prompt.isl_tokens, job.reserves)
         if self._ring is not None:
             selection_id = job.request.selection_id
             self._ring.keep(now, job.reserves, selection_id, reservation_id, job.waited)

@@ -41,6 +41,7 @@ from select_service.bodies.workers import (
     WorkerRegistration,
 )
 from select_service.core.admission.admission_state import admission_state
+from select_service.core.admission.asking import allowed_by
 from select_service.core.admission.busy import BusyJudge
 from select_service.core.admission.engine_readings import EngineReadings
 from select_service.core.admission.gate import Gate
@@ -49,7 +50,6 @@ from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import ThresholdTable
 from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import AdmissionScene, admission_scene
-from select_service.core.decide.candidates import candidates
 from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decide.policies import PolicyChoice
 from select_service.core.decide.prompt import (
@@ -77,13 +77,14 @@ from select_service.core.hindsight import Hindsight, HindsightConfig
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import TURN_WORK_MAX, Expired, Ledger
 from select_service.core.load.reservations import ReservationFilter, Reservations
+from select_service.core.observing.observing import Observing, Sources
 from select_service.core.prompts import Prompts
 from select_service.core.replicas.events import LoadEvent
 from select_service.core.replicas.state import ReplicaState
 from select_service.core.touched import Touched
 from select_service.core.views.dump_parts import DumpPart, dump_parts
 from select_service.core.views.hints import worker_hints
-from select_service.core.views.ranks import loads_of, overlap_of, potential_loads_of
+from select_service.core.views.ranks import loads_within, overlap_of, potential_loads_of
 from select_service.core.workers.catalog import Tombstone, Worker
 from select_service.errors import BadRequest, NotFound
 
@@ -140,7 +141,6 @@ class Selector:
             touched=self.touched,
             decisions=ring,
         )
-        self.prompts = Prompts(self.fleet)
         self.held = Reservations(config.reservation_ttl_s, self.router_id)
         self.ledger = Ledger(self.held, self.touched)
         self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
@@ -162,6 +162,9 @@ class Selector:
         )
         self.engines = EngineReadings(self.fleet, self.gate.judge)
         self.explanations = Explanations(ring, self.gate, self.random)
+        self.prompts = Prompts(self.fleet, self.gate.tally)
+        counted = self.fleet.partitions, self.held.sums.observed, self.gate.waiting.of
+        self.observing = Observing(Sources(*counted, self.gate.tally.take_refused))
         self.hindsight = Hindsight(
             HindsightConfig(config.use_kv_events, config.shadow, config.router),
             ring,
@@ -246,7 +249,7 @@ class Selector:
         QueueFull, QueueTimeout.
         """
         job = self._job(request, explain, read)
-        return self.gate.admit(job, candidates(job.partition.table, request), now, policy_class)
+        return self.gate.admit(job, allowed_by(job, self.gate.tally), now, policy_class)
 
     def select_and_reserve(
         self,
@@ -264,7 +267,7 @@ class Selector:
         if request.reservation_id is not None:
             self.ledger.refuse_unless_free(request.reservation_id)
             self.gate.waiting.refuse_if_waiting(request.reservation_id)
-        return self.gate.admit(job, candidates(job.partition.table, request), now, policy_class)
+        return self.gate.admit(job, allowed_by(job, self.gate.tally), now, policy_class)
 
     def explain(
         self, request: SelectRequest, policy_class: str | None, read: PromptRead | None
@@ -283,7 +286,7 @@ class Selector:
         reservation_id: str | None = None,
     ) -> Job:
         self.gate.refuse_shed(request)
-        partition, prompt = self.prompts.read(request, read)
+        partition, prompt = self.prompts.asked(request, read)
         config = overridden(self._config, request.router_config_override)
         return Job(partition, prompt, request, config, reserves, reservation_id, explains)
 
@@ -432,6 +435,7 @@ class Selector:
             "endings": self.replicas.endings.tick,
             "shares": self.replicas.shares.tick,
             "recovered": self.fleet.recovered.tick,
+            "observation": self.observing.step,
         }
         if self.fitness is not None:
             by_name["health"] = self.fitness.tick
@@ -450,15 +454,8 @@ class Selector:
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> Iterator[PartitionLoads | None]:
-        """By model and tenant; each as it is when it is asked for.
-
-        None after a part of the ranks of one.  Partitions that have gone meanwhile are left out.
-        """
-        keys = [key for key in self.fleet.partitions if key.within(model_name, tenant_id)]
-        for key in sorted(keys):
-            partition, waiting = self.fleet.partitions.get(key), self.gate.waiting.of(key)
-            if partition is not None:
-                yield from loads_of(partition, waiting.requests, waiting.isl_tokens)
+        """See `loads_within`."""
+        return loads_within(self.fleet.partitions, self.gate.waiting.of, model_name, tenant_id)
 
     def potential_loads(
         self, query: PromptQuery, read: PromptRead | None = None
@@ -488,6 +485,7 @@ class Selector:
         self.gate.check_invariants()
         self.engines.check_invariants()
         self.hindsight.check_invariants()
+        self.observing.check_invariants()
         if self.fitness is not None:
             self.fitness.check_invariants()
         for booking in self.held:

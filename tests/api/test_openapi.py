@@ -237,7 +237,7 @@ def call_all(service):
     order += ["begin_experiment", "list_experiments", "get_experiment", "end_experiment"]
     order += ["set_log_level", "openapi", "docs", "docs_file"]
     order += ["check_worker", "drain_worker", "undrain_worker", "report_outcome"]
-    order += ["list_migrations", "fleet_health", "learn_canaries"]
+    order += ["list_migrations", "fleet_health", "learn_canaries", "observe"]
     order += ["free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker"]:
         yield from _call(service, operation_id)
@@ -249,7 +249,8 @@ def _call(service, operation_id, worker_id=1):
         body = next(iter(route.body.examples.values()))
     if operation_id == "register_worker":
         body = {**worker_body(worker_id), **body, "worker_id": worker_id}
-    yield route, service.call(route.method, path_of(route), body)
+    scope = "?model_name=llama-3-8b" if operation_id == "observe" else ""
+    yield route, service.call(route.method, path_of(route) + scope, body)
 
 
 @pytest.fixture

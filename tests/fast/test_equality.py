@@ -18,7 +18,10 @@ from indexer.tiers import Tier
 from select_service.core.admission.room_kernels import fill_room
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load.bins import TIME_BINS
 from select_service.core.load.load_layout import REPORTED
+from select_service.core.load.observed_layout import ISL, TTFT, TTFT_US
+from select_service.core.observing import counted as observed
 from tests.builders import worker_body
 from tests.exploring import explored
 from tests.fast.mutations import mutated
@@ -50,6 +53,21 @@ lengths = st.sampled_from(LENGTHS)
 draws = st.sampled_from(DRAWS)
 ids = st.sampled_from(IDS)
 outputs = st.sampled_from(OUTPUTS)
+
+
+def observed_of(side: Side) -> dict[PartitionKey, Any]:
+    """What was counted, without what depends on how fast the two are."""
+    selector = side.selector
+    found = {}
+    for key, partition in selector.fleet.partitions.items():
+        counted = observed.Counted()
+        counted.meet(partition, selector.held.sums.observed(key))
+        now = counted.now(0)
+        begin = observed.RESERVATIONS
+        times = now[begin + TTFT : observed.REFUSED]
+        found[key] = [*now[: begin + TTFT_US], *now[begin + ISL : begin + TTFT]]
+        found[key] += [times[:TIME_BINS].sum(), times[TIME_BINS:].sum()]
+    return found
 
 
 def post(path: str, body: Any, headers: Any = HTTPX, compact: bool = False) -> bytes:
@@ -368,6 +386,8 @@ class TheSameAnswers(RuleBasedStateMachine):
             assert loads[0] == loads[1]
             work = [list(work_of(side)) for side in pair]
             assert work[0] == work[1]
+            seen = [observed_of(side) for side in pair]
+            assert seen[0] == seen[1]
 
 
 class TheSameAnswersByReference(TheSameAnswers):

@@ -42,6 +42,7 @@ from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.arrays import Mask
 from select_service.core.decide.candidates import candidates
 from select_service.core.decide.decision_ring import Waited
+from select_service.core.decide.prompt import key_of
 from select_service.core.decisions import Decision, Decisions, Job
 from select_service.core.fleet.limits_layout import N_LIMITS
 from select_service.core.fleet.partition import Partition
@@ -114,7 +115,7 @@ class Gate:
             return
         tier = self.tiers.index_of(wanted)
         if self._is_shed(request.model_name, tier):
-            raise self._shed(request.model_name, tier)
+            raise self._shed(key_of(request), tier)
 
     def admit(
         self, job: Job, allowed: Mask, now: float, policy_class: str | None
@@ -216,7 +217,7 @@ class Gate:
         try:
             return self.judge.free(job.partition, job.request, allowed)
         except SelectError:
-            self.tally.others["busy"] += 1
+            self.tally.refused("busy", job.partition.key)
             raise
 
     def _admit_or_queue(
@@ -301,7 +302,7 @@ class Gate:
             )
             self.waiting.refuse_beyond_bounds(ticket)
         except QueueFull as error:
-            self.tally.others["queue_full"] += 1
+            self.tally.refused("queue_full", partition.key)
             error.retry_after_s = self._retry_after_s(partition)
             raise
 
@@ -357,7 +358,7 @@ class Gate:
         """Its client has gone; nothing happens when it is settled already."""
         if ticket.outcome is None:
             self.waiting.remove(ticket)
-            self.tally.others["client_gone"] += 1
+            self.tally.refused("client_gone", ticket.job.partition.key)
             ticket.settle(QueueTimeout("the client has gone"))
 
     def shed(self, tier: str | None) -> None:
@@ -383,7 +384,7 @@ class Gate:
         refused = list(islice(found, SETTLED_PER_TURN_MAX))
         for ticket in refused:
             self.waiting.remove(ticket)
-            ticket.settle(self._shed(ticket.request.model_name, ticket.tier))
+            ticket.settle(self._shed(ticket.job.partition.key, ticket.tier))
         self._sheds_on = len(refused) == SETTLED_PER_TURN_MAX
         if self._sheds_on:
             self._touched.wake_if(refused)
@@ -392,7 +393,7 @@ class Gate:
         """Nobody will be served any more."""
         for ticket in list(self.waiting):
             self.waiting.remove(ticket)
-            self.tally.others["no_rank"] += 1
+            self.tally.refused("no_rank", ticket.job.partition.key)
             ticket.settle(error)
 
     def _serve_room(self, key: PartitionKey, now: float, left: int) -> int:
@@ -403,7 +404,7 @@ class Gate:
         partition = self._partitions.get(key)
         stranded, more = self.waiting.take_stranded(key, partition)
         for ticket, error in stranded:
-            self.tally.others["no_rank"] += 1
+            self.tally.refused("no_rank", key)
             ticket.settle(error)
         if more:
             self._touched.partitions[key] = None
@@ -431,14 +432,14 @@ class Gate:
         """Decide anew, with what is known now."""
         job, waited_s = ticket.job, now - ticket.arrived
         if self._is_shed(ticket.request.model_name, ticket.tier):
-            ticket.settle(self._shed(ticket.request.model_name, ticket.tier))
+            ticket.settle(self._shed(job.partition.key, ticket.tier))
             return
         waited = Waited(ticket.policy_class, ticket.position, waited_s)
         try:
             allowed = candidates(job.partition.table, ticket.request) & eligible
             decision = self._decisions.decide(job._replace(waited=waited), allowed, now)
         except SelectError as error:
-            self.tally.others["no_rank"] += 1
+            self.tally.refused("no_rank", job.partition.key)
             ticket.settle(error)
             return
         self.tally.admitted += 1
@@ -461,16 +462,16 @@ class Gate:
         brake = self.brakes.get(model_name, NO_BRAKE)
         return self.tiers.is_shed(tier) or brake.sheds(tier)
 
-    def _shed(self, model_name: str, tier: int) -> SelectError:
+    def _shed(self, key: PartitionKey, tier: int) -> SelectError:
         name = self.tiers.names[tier]
-        self.tally.others["shed"] += 1
+        self.tally.refused("shed", key)
         self.tally.shed_tiers[name] += 1
         error = CapacityShed(f"capacity_shed: tier={name}")
         error.retry_after_s = SHED_RETRY_AFTER_S
-        return self.brakes.get(model_name, NO_BRAKE).refusal(error)
+        return self.brakes.get(key.model_name, NO_BRAKE).refusal(error)
 
     def _too_late(self, ticket: Ticket, now: float) -> QueueTimeout:
-        self.tally.others["queue_timeout"] += 1
+        self.tally.refused("queue_timeout", ticket.job.partition.key)
         error = QueueTimeout(
             f"queue_timeout: no worker had room within {now - ticket.arrived:.3f} s "
             f"(policy class {ticket.policy_class})"

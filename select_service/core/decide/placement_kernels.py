@@ -35,6 +35,7 @@ from indexer.mutex_kernels import enter, leave
 from select_service.core.decide.decision_kernels import record_placement
 from select_service.core.decide.pick_kernels import pick
 from select_service.core.decide.plan_layout import (
+    BLOCK_SIZE,
     CHOOSE_AT,
     COSTS,
     HOLDING,
@@ -63,11 +64,17 @@ from select_service.core.decide.plan_layout import (
     T_DISK,
     T_EXTERNAL,
     T_GPU,
+    T_ISL,
+    T_ISL_SUM,
     T_PROMPT_BLOCKS,
     T_RESERVED,
     T_SELECTED,
+    T_UNCACHED,
+    T_UNCACHED_SUM,
     TALLY,
 )
+from select_service.core.load.bin_kernels import count_tokens
+from select_service.core.load.bins import TOKENS_MAX
 from select_service.core.load.leading_kernels import clear_runs, leading_runs
 
 NOBODY = -1
@@ -185,9 +192,9 @@ def end_of_run(plan, word, words, found):
     return word
 
 
-@compiled(f"void({HEADER}, int64, boolean)")
-def count_placement(plan, n_blocks, reserved):
-    """Add the last placement, of a prompt of so many blocks, to the tally."""
+@compiled(f"void({HEADER}, int64, int64, boolean)")
+def count_placement(plan, n_blocks, isl_tokens, reserved):
+    """Add the last placement, of a prompt of so many blocks and tokens, to the tally."""
     summary, tally = i64_view(plan, SUMMARY), i64_view(plan, TALLY)
     tally[T_RESERVED if reserved else T_SELECTED] += 1
     tally[T_PROMPT_BLOCKS] += n_blocks
@@ -197,3 +204,9 @@ def count_placement(plan, n_blocks, reserved):
     tally[T_EXTERNAL] += summary[S_EXTERNAL] - summary[S_DISK]
     tally[T_BEST_OVERLAP] += summary[S_BEST]
     tally[T_CHOSEN_OVERLAP] += summary[S_EXTERNAL]
+    isl_tokens = min(max(isl_tokens, I(0)), I(TOKENS_MAX))
+    uncached = max(isl_tokens - summary[S_EXTERNAL] * plan[BLOCK_SIZE], I(0))
+    tally[T_ISL_SUM] += isl_tokens
+    tally[T_UNCACHED_SUM] += uncached
+    count_tokens(tally, T_ISL, isl_tokens)
+    count_tokens(tally, T_UNCACHED, uncached)

@@ -76,7 +76,7 @@ class Plan:
         """shared: a header that says what is not written"""
         self.header = shared.copy()
         self.summary = np.zeros(layout.N_SUMMARY, np.int64)
-        self.tally = np.zeros(layout.N_TALLY, np.int64)
+        self.tally = np.zeros(layout.TALLY_LENGTH, np.int64)
         name_array(self.header, layout.SUMMARY, self.summary)
         name_array(self.header, layout.TALLY, self.tally)
         self.install(Scratch.of(rows))
@@ -118,6 +118,8 @@ class Placing:
         self._shared = shared
         self._take(choice_of(config))
         self._own = Plan(shared, _ROWS_AT_FIRST)
+        self.tallies = [self._own.tally]
+        """int64[TALLY_LENGTH] of each plan, see plan_layout; what there is of all is their sum."""
         self._ring = ring
         if ring is not None:
             name_array(self._own.header, layout.RING, ring.header)
@@ -159,6 +161,7 @@ class Placing:
         plan = self._plans.get(reader)
         if plan is None:
             plan = self._plans[reader] = Plan(self._shared, len(self.scratch.costs))
+            self.tallies.append(plan.tally)
         return plan.header
 
     def reserve_slots(self, n_slots: int) -> None:
@@ -244,14 +247,14 @@ class Placing:
         found: list[int] = self._own.summary.tolist()
         return found
 
-    def count(self, n_blocks: int, reserved: bool) -> None:
-        """Add the last placement, of a prompt of so many blocks, to the tally."""
-        count_placement(self.plan, n_blocks, reserved)
+    def count(self, n_blocks: int, isl_tokens: int, reserved: bool) -> None:
+        """Add the last placement, of a prompt of so many blocks and tokens, to the tally."""
+        count_placement(self.plan, n_blocks, isl_tokens, reserved)
 
     @property
     def tally(self) -> Tally:
-        tallies = np.array([plan.tally for plan in self._plans.values()])
-        return Tally(*tallies.sum(axis=0).tolist())
+        found: list[int] = sum(self.tallies)[: layout.N_TALLY].tolist()  # type: ignore[index]
+        return Tally(*found)
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -16,11 +16,13 @@ RUNNING     uint64   rows / 64           slots whose LEADING is not 0
 KEYS        uint64   BOOKED_BLOCKS_MAX   keys of the prefixes of the prompt (leading_kernels)
 COSTS       float64  rows                what the prompt costs on every slot, never NaN
 SUMMARY     int64    N_SUMMARY           of the last placement
-TALLY       int64    N_TALLY             of all decisions
+TALLY       int64    TALLY_LENGTH        of all decisions, and the histograms of their prompts
 
 Rows are a multiple of 64, at least as many as the index, the load and the table have slots.  From
 MATCHED to SUMMARY it is scratch, which a placement fills and the next one overwrites.
 """
+
+from select_service.core.load.bins import TOKEN_BINS
 
 INDEX, LOAD, RANKS, PARAMETERS, MATCHED, HOLDING = range(0, 12, 2)
 LEADING, RUNNING, KEYS, COSTS, SUMMARY, TALLY = range(12, 24, 2)
@@ -59,3 +61,10 @@ N_SUMMARY = 7
     T_CHOSEN_OVERLAP,
 ) = range(9)
 N_TALLY = 9
+
+# Behind them what is counted of their prompts: tokens, those that the chosen rank did not have, and
+# the histograms of both (core.load.bins).
+T_ISL_SUM, T_UNCACHED_SUM = N_TALLY, N_TALLY + 1
+T_ISL = N_TALLY + 2
+T_UNCACHED = T_ISL + TOKEN_BINS
+TALLY_LENGTH = T_UNCACHED + TOKEN_BINS

@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing.hashes import Hashes, block_hashes, sequence_hashes
+from select_service.bodies.common import tenant_of
 from select_service.bodies.prompts import BlockMmInfo, PromptFields
+from select_service.core.identity import PartitionKey
 from select_service.errors import BadRequest, InvalidBody
 
 ISL_TOKENS_MAX = 2**40
@@ -193,3 +195,8 @@ def _hash_array(field: str, hashes: list[int]) -> Hashes:
         if not -(2**63) <= value < 2**64:
             raise InvalidBody(f"{field}[{position}]: {value} does not fit in 64 bits")
     return np.array([value % 2**64 for value in hashes], np.uint64)
+
+
+def key_of(query: PromptFields) -> PartitionKey:
+    """Whom it is for.  Raises BadRequest when its names of the tenant contradict each other."""
+    return PartitionKey(query.model_name, tenant_of(query.tenant_id, query.routing_group))

@@ -297,6 +297,10 @@ class Fitness:
 
     # --- reading
 
+    def state_of(self, rank: Rank) -> str | None:
+        """The word for it; None: nothing is known of the rank."""
+        return self.monitor.record(rank).state.word if self.monitor.knows(rank) else None
+
     def worker_health(
         self, worker: Worker, now: float
     ) -> Generator[None, None, WorkerHealth | None]:

@@ -19,7 +19,7 @@ class Rows:
     def __init__(self, ttl_s: float) -> None:
         """ttl_s: seconds without renewal after which a lease ends; 0 = never"""
         self.memory = LedgerMemory(ttl_s)
-        self.sums = OriginSums(self.memory, self._is_served)
+        self.sums = OriginSums(self.memory, self._block_size_of)
         self.accounts: WeakValueDictionary[int, Account] = WeakValueDictionary()
         """By the address of the header of their load.  Whoever may book on an account keeps it
         alive, and slots that leave do."""
@@ -29,9 +29,12 @@ class Rows:
         address = account.load.header.ctypes.data
         if address not in self.accounts:
             self.accounts[address] = account
+            self.sums.sized(account.key, account.block_size)
 
-    def _is_served(self, key: PartitionKey) -> bool:
-        return any(account.key == key for account in self.accounts.values())
+    def _block_size_of(self, key: PartitionKey) -> int | None:
+        """Of the partition that is served now; None: nothing can be booked there."""
+        sizes = [a.block_size for a in self.accounts.values() if a.key == key]
+        return sizes[-1] if sizes else None
 
 
 class Booking:

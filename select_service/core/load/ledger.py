@@ -20,7 +20,14 @@ from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.booking import BOOKED_BLOCKS_MAX, Account, NewBooking
 from select_service.core.load.held_booking import Booking
 from select_service.core.load.ledger_kernels import NO_ROOM, TAKEN, assign
-from select_service.core.load.ledger_layout import CALL_LOAD, FOLLOWERS, MANY_BLOCKS
+from select_service.core.load.ledger_layout import (
+    CALL_LOAD,
+    FOLLOWERS,
+    LEFT_BEFORE,
+    LIVED_NUMBERS,
+    MANY_BLOCKS,
+    WAS_MOVED,
+)
 from select_service.core.load.moving import MoveTo, as_new, moved
 from select_service.core.load.reservations import Reservations, not_found
 from select_service.core.touched import Touched
@@ -306,6 +313,7 @@ class Ledger:
         if self._memory.numbers[CALL_LOAD]:
             self.give_back()
         self._touch(row)
+        self._memory.lived[row * LIVED_NUMBERS + LEFT_BEFORE] = WAS_MOVED
         there = self.held.at(row)
         if self._of_moves:
             self._tell_moved(there, now)

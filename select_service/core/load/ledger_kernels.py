@@ -75,6 +75,12 @@ from select_service.core.load.name_kernels import (
     seed_of,
     words_of,
 )
+from select_service.core.load.observed_kernels import (
+    observe_booking,
+    observe_end,
+    observe_output,
+    observe_prefill,
+)
 from select_service.core.load.prefill_kernels import begin_prefill, count_report, end_prefill
 from select_service.core.load.shared_kernels import add_decay, add_output
 from select_service.core.load.table_kernels import mix
@@ -245,6 +251,7 @@ def book(
     h[N_BLOCKS] += hashes.shape[0]
     h[PREFILLING] += prefilling
     _add_to_sum(h, number, 1, prefill_tokens, mark)
+    observe_booking(h, load, row, slot, number, isl_tokens, prefill_tokens, work)
     if status == CALL_OWNER:
         h[CALL_LOAD] = load.ctypes.data
     return row
@@ -325,7 +332,10 @@ def find(h, name):
 def release(h, name):
     """As `release_row`, or UNKNOWN."""
     row = find(h, name)
-    return row if row == UNKNOWN else release_row(h, row, True)
+    if row == UNKNOWN:
+        return row
+    observe_end(h, i64_view(h, ROWS), row)
+    return release_row(h, row, True)
 
 
 @compiled()
@@ -344,7 +354,10 @@ def complete(h, name, now):
     Returns the row, its negative when there was nothing to give back, or UNKNOWN.
     """
     row = renew(h, name, now)
-    return row if row == UNKNOWN or complete_row(h, row) != 0 else -row
+    if row == UNKNOWN:
+        return row
+    observe_prefill(h, i64_view(h, ROWS), row, now)
+    return row if complete_row(h, row) != 0 else -row
 
 
 @compiled()
@@ -358,6 +371,7 @@ def add_output_block(h, name, weight, now):
         return row
     rows = i64_view(h, ROWS)
     at = row * FIELDS
+    observe_output(h, rows, row, now)
     load, slot, whole = i64_view(rows, at + LOAD), rows[at + SLOT], rows[at + WHOLE]
     if weight != weight:
         add_output(load, slot)

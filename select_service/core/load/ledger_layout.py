@@ -10,13 +10,15 @@ ENDS        float64   rows            when the lease ends, in seconds; infinite:
 HEADS       int32     buckets         first row of each bucket of names
 CHUNKS      uint64    chunks * 16     names with sequence hashes, and prompts, in chains
 NEXT_CHUNK  int32     chunks          the chunk that follows
-SUMS        int64     sums * 3        requests, prefill tokens and marks by partition and origin
+SUMS        int64     sums * 5        requests, prefill tokens and marks by partition and origin,
+                                      and the pair of what is counted of them (observed_layout)
 SCRATCH     uint64    named blocks    sequence hashes of the reservation that is worked on
+LIVED       int64     rows * 2        what is remembered of the life of each, see below
 
 All but SUMS are reserved as large as they may become; what is never touched takes no memory.
 """
 
-ROWS, ORDERS, ENDS, HEADS, CHUNKS, NEXT_CHUNK, SUMS, SCRATCH = range(0, 16, 2)
+ROWS, ORDERS, ENDS, HEADS, CHUNKS, NEXT_CHUNK, SUMS, SCRATCH, LIVED = range(0, 18, 2)
 (
     COUNT,  # live reservations
     N_BLOCKS,  # their prompt blocks
@@ -37,16 +39,18 @@ ROWS, ORDERS, ENDS, HEADS, CHUNKS, NEXT_CHUNK, SUMS, SCRATCH = range(0, 16, 2)
     BLOCKS_MAX,
     CALL_LOAD,  # address of a load header whose owner has memory to give back, or 0
     FOLLOWERS,  # how many are told of changes, by Python
-) = range(16, 35)
+) = range(18, 37)
 # Addresses of compiled verbs (ledger_call_kernels).
-BOOK, RENEW, COMPLETE, COMPLETE_ROW, OUTPUT_BLOCK, RELEASE, RELEASE_ROW = range(35, 42)
-HEADER_LENGTH = 42
+BOOK, RENEW, COMPLETE, COMPLETE_ROW, OUTPUT_BLOCK, RELEASE, RELEASE_ROW = range(37, 44)
+HEADER_LENGTH = 44
 
 MANY_BLOCKS = 1024
 """A load where so many are booked at once is prepared for more of that; kernels leave it to the
 owner."""
 CHUNK_WORDS = 16
-SUM_NUMBERS = 3
+SUM_NUMBERS = 5
+OBSERVED = 3
+"""Of the numbers of a sum, where the pair begins."""
 FREE = -1
 
 # Fields of a row.  Times and weights are the bits of a float64.
@@ -86,3 +90,11 @@ FREE = -1
     # what the peer has said that answers for it
 ) = range(32)
 FIELDS = 32
+
+# Numbers of a row in LIVED.
+(
+    LEFT_BEFORE,  # tokens that were left to do on its rank when it was booked, or WAS_MOVED
+    SPOKE_AT,  # bits of the time of its last output block, or of the end of its prefill; 0: none
+) = range(2)
+LIVED_NUMBERS = 2
+WAS_MOVED = -1

@@ -46,6 +46,7 @@ class LedgerMemory:
         self._chunks = self._column(layout.CHUNKS, CHUNKS_MAX * layout.CHUNK_WORDS, np.uint64)
         self._next_chunk = self._column(layout.NEXT_CHUNK, CHUNKS_MAX, np.int32)
         self._scratch = self._column(layout.SCRATCH, BOOKED_BLOCKS_MAX, np.uint64)
+        self.lived = self._column(layout.LIVED, n_rows * layout.LIVED_NUMBERS, np.int64)
         self.orders[0], self.ends[0] = layout.FREE, inf
         self._set_numbers(ttl_s)
 

@@ -2,19 +2,24 @@
 
 Two replicas compare these few numbers instead of their reservations.  The sum of marks is
 independent of order, and equal sums mean, but for a chance of 2**-64, equal sets of ids and ranks.
+
+Of what this replica has admitted it is also counted what becomes of it (observed_layout).
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from indexer.hashing.hashes import U64_MASK
 from select_service.core.identity import PartitionKey
-from select_service.core.load.ledger_layout import SUM_NUMBERS, SUMS
+from select_service.core.load import observed_layout
+from select_service.core.load.ledger_layout import OBSERVED, SUM_NUMBERS, SUMS
 from select_service.core.load.ledger_memory import LedgerMemory
 
 _ROWS_AT_FIRST = 16
+Observed = npt.NDArray[np.int64]
 _LOOKS_PER_NEW = 2
 """Old sums that are looked at, whether they may go, for every new one."""
 
@@ -40,16 +45,19 @@ class Place(NamedTuple):
 class OriginSums:
     """(partition, origin) -> Sum.  Kernels change the numbers; here is what they are about."""
 
-    def __init__(self, memory: LedgerMemory, is_served: Callable[[PartitionKey], bool]) -> None:
-        """is_served: may a reservation still be booked in that partition?"""
+    def __init__(
+        self, memory: LedgerMemory, block_size_of: Callable[[PartitionKey], int | None]
+    ) -> None:
+        """block_size_of: of a partition in which a reservation may still be booked; else None"""
         self._memory = memory
-        self._is_served = is_served
+        self._block_size_of = block_size_of
         self._rows = np.zeros((_ROWS_AT_FIRST, SUM_NUMBERS), np.int64)
         memory.name(SUMS, self._rows)
         self._places: list[Place | None] = []
         self._numbers: dict[int | None, dict[PartitionKey, int]] = {}
         self._free: list[int] = []
         self._looked_at = 0
+        self._observed: dict[PartitionKey, Observed] = {}
 
     def number_of(self, key: PartitionKey, origin: int | None) -> int:
         """Its row, made when there was none."""
@@ -88,7 +96,7 @@ class OriginSums:
         return live
 
     def _sum(self, number: int) -> Sum:
-        requests, tokens, marks = self._rows[number].tolist()
+        requests, tokens, marks, *_ = self._rows[number].tolist()
         return Sum(requests, tokens, marks & U64_MASK)
 
     def _new(self, place: Place) -> int:
@@ -102,19 +110,42 @@ class OriginSums:
         number = self._free.pop()
         self._places[number] = place
         self._numbers.setdefault(place.origin, {})[place.key] = number
+        if place.origin is None:
+            self._observe(place.key, number)
         return number
+
+    def observed(self, key: PartitionKey) -> Observed | None:
+        """What is counted of our own reservations of a partition; None before the first."""
+        return self._observed.get(key)
+
+    def sized(self, key: PartitionKey, block_size: int) -> None:
+        """Blocks of the partition are of so many tokens from now on."""
+        if key in self._observed:
+            self._observed[key][observed_layout.BLOCK_SIZE] = block_size
+
+    def _observe(self, key: PartitionKey, number: int) -> None:
+        """Let it be counted from now on what becomes of those that are booked under the number."""
+        observed = np.zeros(observed_layout.OBSERVED_LENGTH, np.int64)
+        observed[observed_layout.BLOCK_SIZE] = self._block_size_of(key) or 1
+        for samples in (observed_layout.PREFILLS, observed_layout.DECODES):
+            observed[samples + observed_layout.STRIDE] = 1
+        self._observed[key] = observed
+        self._rows[number, OBSERVED : OBSERVED + 2] = observed.ctypes.data, observed.size
 
     def _forget_if_idle(self, number: int) -> None:
         place = self._places[number]
         if place is None or self._rows[number, 0]:
             return
-        if place.origin is None and self._is_served(place.key):
+        if place.origin is None and self._block_size_of(place.key) is not None:
             return  # its number may be known to those who book
         mine = self._numbers[place.origin]
         del mine[place.key]
         if not mine:
             del self._numbers[place.origin]
         self._places[number] = None
+        if place.origin is None:
+            del self._observed[place.key]
+            self._rows[number, OBSERVED : OBSERVED + 2] = 0
         self._free.append(number)
 
     def _make_room(self) -> None:

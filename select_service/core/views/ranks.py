@@ -1,6 +1,7 @@
 """Load and overlap of the ranks of one partition, as the bodies that clients read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from select_service.core.decide.placement_kernels import DECODE, EFFECTIVE_PREFI
 from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition
-from select_service.core.identity import Rank
+from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
 
 ROWS_PER_STEP = 256
@@ -41,6 +42,31 @@ def loads_of(
         pending_count=pending_count,
         pending_isl_tokens=pending_isl_tokens,
     )
+
+
+class _Waiting(Protocol):
+    """What waits in a partition."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def isl_tokens(self) -> int: ...
+
+
+def loads_within(
+    partitions: Mapping[PartitionKey, Partition],
+    waiting_in: Callable[[PartitionKey], _Waiting],
+    model_name: str | None,
+    tenant_id: str | None,
+) -> Iterator[PartitionLoads | None]:
+    """Of a scope, by model and tenant; each as it is when it is asked for.
+
+    None after a part of the ranks of one.  Partitions that have gone meanwhile are left out.
+    """
+    for key in sorted(key for key in partitions if key.within(model_name, tenant_id)):
+        partition, waiting = partitions.get(key), waiting_in(key)
+        if partition is not None:
+            yield from loads_of(partition, waiting.requests, waiting.isl_tokens)
 
 
 def potential_loads_of(

@@ -127,6 +127,7 @@ class Worker:
             prefill_tokens_per_s=given.prefill_tokens_per_s or unset,
             decode_tokens_per_s=given.decode_tokens_per_s or unset,
             kv_layout=given.kv_layout or unset,
+            role=given.role or unset,
             spare=unset if given.spare is None else given.spare,
         )
 

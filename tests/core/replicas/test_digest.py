@@ -15,7 +15,7 @@ KEYS = [PartitionKey(f"m{number}", "default") for number in range(PARTITIONS)]
 
 def sums_of(*origins):
     """One reservation in every partition, of each origin."""
-    sums = OriginSums(LedgerMemory(0.0), lambda key: True)
+    sums = OriginSums(LedgerMemory(0.0), lambda key: 4)
     for origin in origins:
         for key in KEYS:
             add(sums, key, origin, Sum(1, 10, 7))
@@ -25,7 +25,7 @@ def sums_of(*origins):
 def add(sums, key, origin, more):
     """What the kernels of the ledger do."""
     number = sums.number_of(key, origin)
-    sums._rows[number] += more
+    sums._rows[number, :3] += more
 
 
 def a_digest(*lines, own_only=False):
@@ -85,7 +85,7 @@ def test_of_too_many_sums_only_those_of_the_sender_are_compared():
 
 def test_what_counts_nothing_is_forgotten_but_for_what_is_served_here():
     served = set(KEYS[1:])
-    sums = OriginSums(LedgerMemory(0.0), served.__contains__)
+    sums = OriginSums(LedgerMemory(0.0), lambda key: 4 if key in served else None)
     own = {key: sums.number_of(key, None) for key in KEYS}
     for origin in range(10, 500):
         for key in KEYS[:2]:

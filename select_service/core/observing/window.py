@@ -1,0 +1,138 @@
+"""Slots of a window added up, and what follows from them."""
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from select_service.core.decide import plan_layout
+from select_service.core.load import bins, observed_layout
+from select_service.core.observing import counted
+from select_service.core.observing.counted import (
+    NO_SAMPLES,
+    REASONS,
+    Samples,
+    Words,
+    decided_and_booked,
+)
+from select_service.core.observing.slots import Slot, Span
+
+SAMPLES_MAX = 256
+"""Of a kind, in one answer."""
+SLOTS_PER_STEP = 128
+"""That are added up before others may be served."""
+VARIATION_SLOTS_MIN = 10
+"""Of fewer slots the variation of arrivals says nothing."""
+
+
+class Counts(NamedTuple):
+    """A histogram (bins) with the sum of its values; tokens, or seconds."""
+
+    counts: list[int]
+    sum: float
+
+
+class Window(NamedTuple):
+    """What was counted in a span.
+
+    total: int64[LENGTH], see `counted`
+    arrivals: int64[n] by closed slot of the span
+    """
+
+    total: Words
+    arrivals: Words
+    prefills: Samples
+    decodes: Samples
+
+
+def summed(slots: Sequence[Slot], fresh: Slot, span: Span) -> Generator[None, None, Window]:
+    """slots: those of the span, in order;  fresh: what is in none of them yet"""
+    total = np.zeros(counted.LENGTH, np.int64)
+    arrivals = np.zeros(len(span.lengths_s) + 1, np.int64)
+    every = [*slots, fresh]
+    for begin in range(0, len(every), SLOTS_PER_STEP):
+        some = every[begin : begin + SLOTS_PER_STEP]
+        np.add.at(total, np.concatenate([s.at for s in some]), np.concatenate([s.by for s in some]))
+        for slot in some:
+            arrivals[min(slot.number - span.first, len(arrivals) - 1)] += slot.arrivals
+        yield
+    prefills = _thinned([slot.prefills for slot in every])
+    yield
+    decodes = _thinned([slot.decodes for slot in every])
+    return Window(total, arrivals[:-1], prefills, decodes)
+
+
+def _thinned(samples: Iterable[Samples]) -> Samples:
+    """At most SAMPLES_MAX of them, spread evenly."""
+    found = np.concatenate([NO_SAMPLES, *samples])
+    n = len(found)
+    if n <= SAMPLES_MAX:
+        return found
+    thinned: Samples = found[np.arange(SAMPLES_MAX) * n // SAMPLES_MAX]
+    return thinned
+
+
+# --- what follows
+
+
+def demand(total: Words) -> tuple[int, Counts, Counts]:
+    """(requests that were given or had chosen a rank, their lengths, what was not cached of them).
+
+    A caller that asks for a rank and books it in another call is counted once: decisions count, or
+    bookings where there are more of those.
+    """
+    decided, booked = decided_and_booked(total)
+    if decided >= booked:
+        sums = plan_layout.T_ISL_SUM, plan_layout.T_UNCACHED_SUM
+        return decided, *_pair(total, sums, (plan_layout.T_ISL, plan_layout.T_UNCACHED))
+    ours = total[counted.RESERVATIONS :]
+    sums = observed_layout.ISL_SUM, observed_layout.UNCACHED_SUM
+    return booked, *_pair(ours, sums, (observed_layout.ISL, observed_layout.UNCACHED))
+
+
+def _pair(total: Words, sums: tuple[int, int], begins: tuple[int, int]) -> tuple[Counts, Counts]:
+    first, second = (
+        Counts(total[begin : begin + bins.TOKEN_BINS].tolist(), float(total[sum_at]))
+        for sum_at, begin in zip(sums, begins, strict=True)
+    )
+    return first, second
+
+
+def refused(total: Words) -> dict[str, int]:
+    """By reason; every one has a number."""
+    numbers = total[counted.REFUSED : counted.QUEUED].tolist()
+    return dict(zip(REASONS, numbers, strict=True))
+
+
+def outputs(total: Words) -> Counts:
+    """Tokens of the answers whose callers reported output blocks."""
+    ours = total[counted.RESERVATIONS :]
+    begin = observed_layout.OSL
+    osl = ours[begin : begin + bins.TOKEN_BINS]
+    return Counts(osl.tolist(), float(ours[observed_layout.OSL_SUM]))
+
+
+def times(total: Words, begin: int, sum_at: int) -> Counts:
+    """A histogram of seconds.  begin, sum_at: as in observed_layout"""
+    ours = total[counted.RESERVATIONS :]
+    found = ours[begin : begin + bins.TIME_BINS]
+    return Counts(found.tolist(), float(ours[sum_at]) / 1e6)
+
+
+def arrival_variation(arrivals: Words, lengths_s: npt.NDArray[np.float64]) -> float | None:
+    """Squared coefficient of variation of the times between arrivals, of counts by slot.
+
+    That is what the variance of counts over their mean comes to (1: Poisson); neighbours are
+    compared, so that a rate that changes slowly counts for nothing.  None: too little is known.
+
+    Source: the index of dispersion for counts (D. R. Cox, P. A. W. Lewis, The Statistical Analysis
+    of Series of Events, 1966, 4.5); successive differences: J. von Neumann et al., The Mean Square
+    Successive Difference, Ann. Math. Stat. 12 (1941)
+    """
+    n = len(arrivals)
+    if n < VARIATION_SLOTS_MIN or not arrivals.any():
+        return None
+    rates = arrivals / lengths_s
+    squares = np.diff(rates) ** 2 / (1 / lengths_s[1:] + 1 / lengths_s[:-1])
+    return float(squares.mean() / (arrivals.sum() / lengths_s.sum()))

@@ -1,0 +1,82 @@
+"""GET /planner/observation, and the role of a worker."""
+
+import pytest
+
+from tests.api.in_process import Api
+from tests.builders import worker_body
+
+PATH = "/planner/observation"
+TOKENS = {"model_name": "m", "token_ids": list(range(10))}
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("window_s=0", "window_s: expected a whole number from 1 to 3600, got 0"),
+        ("window_s=3601", "window_s: expected a whole number from 1 to 3600, got 3601"),
+        ("window_s=-1", "window_s: expected a whole number, got `-1`"),
+        ("window_s=1.5", "window_s: expected a whole number, got `1.5`"),
+        ("window_s=NaN", "window_s: expected a whole number, got `NaN`"),
+        ("window_s=1&window_s=2", "duplicate field `window_s`"),
+        ("tenant_id=a&routing_group=b", "routing_group"),
+    ],
+)
+def test_a_wrong_query_is_refused_with_what_is_wrong(fleet, query, said):
+    answer = fleet.get(f"{PATH}?model_name=m&{query}")
+    assert (answer.status, said in answer.body["error"]) == (400, True)
+
+
+def test_a_model_that_nobody_knows_is_not_found(fleet):
+    for query in ("", "?model_name=another", "?model_name=m&tenant_id=b"):
+        answer = fleet.get(PATH + query)
+        assert (answer.status, answer.body["code"]) == (404, "not_found")
+
+
+def test_a_model_without_requests_is_observed_as_that(fleet):
+    seen = fleet.get(f"{PATH}?model_name=m").body
+    assert (seen["model_name"], seen["tenant_id"]) == ("m", "default")
+    assert (seen["arrivals"], seen["complete"], seen["kv_hit_rate"]) == (0, False, None)
+    assert [(r["worker_id"], r["dp_rank"], r["role"]) for r in seen["ranks"]] == [
+        (1, 0, "aggregated"),
+        (1, 1, "aggregated"),
+    ]
+    assert not {"state", "weight", "engine"} & set(seen["ranks"][0])
+
+
+def test_requests_are_seen_at_once(fleet):
+    fleet.get(f"{PATH}?model_name=m&window_s=5")
+    fleet.post("/select_and_reserve", {**TOKENS, "reservation_id": "a"})
+    fleet.post("/select", TOKENS)
+    fleet.post("/reservations/a/prefill_complete", {})
+    seen = fleet.get(f"{PATH}?model_name=m&window_s=5").body
+    assert (seen["arrivals"], seen["isl"]["sum"], sum(seen["ttft_s"]["counts"])) == (2, 20.0, 1)
+    edges = seen["bins"]["tokens"]
+    at = seen["isl"]["counts"].index(2)
+    assert edges[at] <= 10 < edges[at + 1]
+    assert len(edges) == len(seen["isl"]["counts"]) + 1
+    assert len(seen["bins"]["seconds"]) == len(seen["ttft_s"]["counts"]) + 1
+
+
+def test_state_and_weight_are_said_where_health_is_watched():
+    with Api("--health-checks", "on") as service:
+        service.post("/workers", worker_body(1))
+        (rank,) = service.get(f"{PATH}?model_name=m").body["ranks"]
+        assert (rank["state"], rank["weight"]) == ("healthy", 1.0)
+
+
+def test_a_role_is_registered_changed_and_shown(api):
+    body = worker_body(1, role="prefill")
+    assert api.post("/workers", body).body["role"] == "prefill"
+    assert api.call("PATCH", "/workers/1", {"role": "decode"}).body["role"] == "decode"
+    assert api.call("PATCH", "/workers/1", {"spare": False}).body["role"] == "decode"
+    assert api.get("/workers").body[0]["role"] == "decode"
+
+
+def test_a_worker_without_a_role_is_shown_as_before(api):
+    assert "role" not in api.post("/workers", worker_body(1)).body
+
+
+def test_a_role_that_there_is_not_is_refused(api):
+    answer = api.post("/workers", worker_body(1, role="Prefill"))
+    assert answer.status in (400, 422)
+    assert "role" in answer.body["error"]

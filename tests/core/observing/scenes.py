@@ -1,0 +1,49 @@
+"""A selector that is observed."""
+
+from itertools import count
+
+import msgspec
+
+from select_service.core.observing.observation import observation
+from tests.builders import a_select_and_reserve, a_selector, a_worker
+from tests.core.selector_scenes import KEY
+from tests.steps import result_of
+
+BLOCK = 4
+
+
+class Observed:
+    """Prompts have no block in common, so what is not cached is all of each."""
+
+    def __init__(self, workers=(1, 2), **config):
+        self.selector = a_selector(**config)
+        for worker_id in workers:
+            self.selector.register(a_worker(worker_id))
+        self.names = map(str, count())
+        self._tokens = count(1)
+
+    def prompt(self, n):
+        return [next(self._tokens) for _ in range(n)]
+
+    def step(self, now):
+        while self.selector.observing.step(now):
+            pass
+
+    def reserve(self, now, tokens=8, worker_id=None, **fields):
+        """Returns the id."""
+        name = next(self.names)
+        if worker_id is not None:
+            fields["pinned_worker"] = {"worker_id": worker_id, "dp_rank": 0}
+        self.selector.select_and_reserve(
+            a_select_and_reserve(0, reservation_id=name, token_ids=self.prompt(tokens), **fields),
+            now,
+        )
+        return name
+
+    def seen(self, window_s, now, key=KEY):
+        """As a client reads it."""
+        selector = self.selector
+        state_of = None if selector.fitness is None else selector.fitness.state_of
+        engines = selector.gate.judge.engines
+        steps = observation(selector.observing, key, window_s, engines, state_of, now)
+        return msgspec.json.decode(msgspec.json.encode(result_of(steps)))

@@ -1,0 +1,123 @@
+"""The naive twin of `Observing`: a list of all that happened, and when it was looked."""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from select_service.core.load.bins import TIME_EDGES_S, TOKEN_EDGES
+
+SLOT_S_MIN = 0.9
+REASONS = ("busy", "shed", "queue_full", "queue_timeout", "client_gone", "no_rank", "no_workers")
+
+
+@dataclass
+class LiveRequest:
+    """One that is booked."""
+
+    worker_id: int
+    isl: int
+    booked_at: float
+    left_before: int
+    is_prefilling: bool = True
+    spoke_at: float | None = None
+    blocks: int = 0
+
+
+@dataclass
+class ObservationModel:
+    """Entries are ("look", now), or what happened: the name of a list and its values."""
+
+    block_size: int
+    entries: list[tuple] = field(default_factory=list)
+    live: dict[str, LiveRequest] = field(default_factory=dict)
+
+    def note(self, *entry):
+        self.entries.append(entry)
+
+    def look(self, now):
+        looks = [entry[1] for entry in self.entries if entry[0] == "look"]
+        if not looks:
+            self.entries.clear()
+        if not looks or now - looks[-1] >= SLOT_S_MIN:
+            self.note("look", now)
+
+    # --- what happens
+
+    def decided(self, isl):
+        self.note("decided", isl)
+
+    def booked(self, name, worker_id, isl, now):
+        there = [r for r in self.live.values() if r.worker_id == worker_id and r.is_prefilling]
+        self.note("booked", isl)
+        self.live[name] = LiveRequest(worker_id, isl, now, sum(r.isl for r in there))
+
+    def completed(self, name, now):
+        request = self.live[name]
+        if request.is_prefilling:
+            seconds = now - request.booked_at
+            self.note("ttft", seconds)
+            self.note("prefill", request.isl, seconds, request.left_before)
+            request.is_prefilling, request.spoke_at = False, now
+
+    def output(self, name, now):
+        request = self.live[name]
+        if request.spoke_at is not None:
+            a_token = (now - request.spoke_at) / self.block_size
+            self.note("itl", a_token)
+            if a_token > 0.0:
+                self.note("decode", *self._load_of(request.worker_id), a_token)
+        request.spoke_at = now
+        request.blocks += 1
+
+    def _load_of(self, worker_id):
+        there = [r for r in self.live.values() if r.worker_id == worker_id]
+        blocks = sum(r.isl // self.block_size + r.blocks for r in there)
+        return len(there), blocks * self.block_size
+
+    def freed(self, name):
+        request = self.live.pop(name)
+        if request.blocks:
+            self.note("osl", request.blocks * self.block_size)
+
+    def refused(self, reason):
+        self.note("refused", reason)
+
+    # --- what an observation must say
+
+    def window(self, window_s, now):
+        """(its begin, what happened since)"""
+        if not any(entry[0] == "look" for entry in self.entries):
+            self.look(now)
+        looks = [(at, entry[1]) for at, entry in enumerate(self.entries) if entry[0] == "look"]
+        at, begin = next((look for look in looks if look[1] >= now - window_s - 0.5), looks[-1])
+        return begin, self.entries[at:]
+
+    def expected(self, window_s, now):
+        begin, since = self.window(window_s, now)
+        of = {name: [e[1:] for e in since if e[0] == name] for name in {e[0] for e in since}}
+
+        def values(name):
+            return [entry[0] for entry in of.get(name, [])]
+
+        decided, booked, refusals = values("decided"), values("booked"), values("refused")
+        isl = decided if len(decided) >= len(booked) else booked
+        return {
+            "window_s": now - begin,
+            "complete": abs(now - begin - window_s) <= 1.0,
+            "arrivals": max(len(decided), len(booked)) + len(refusals),
+            "rejected": {reason: refusals.count(reason) for reason in REASONS},
+            "isl": histogram(TOKEN_EDGES, isl),
+            "uncached_isl": histogram(TOKEN_EDGES, isl),
+            "osl": histogram(TOKEN_EDGES, values("osl")),
+            "ttft_s": histogram(TIME_EDGES_S, values("ttft")),
+            "itl_s": histogram(TIME_EDGES_S, values("itl")),
+            "prefill_s": of.get("prefill", []),
+            "decode_s": of.get("decode", []),
+        }
+
+
+def histogram(edges, values):
+    """(counts, sum)"""
+    counts = [0] * (len(edges) - 1)
+    for value in values:
+        counts[min(max(bisect_right(edges, value) - 1, 0), len(counts) - 1)] += 1
+    return counts, sum(values)
