@@ -5,18 +5,16 @@ The newest lines are in FILE, older ones in FILE.1, FILE.2 and so on.
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from queue import Empty, Full, Queue
-from typing import BinaryIO
 
 import msgspec
 
 from select_service.core.decision_lines import LoggedFleet, LogHead, LogLine
 from select_service.metrics.decision_log import LogCounts
+from select_service.numbered_files import FILE_BYTES_MAX, FILES_MAX, NumberedFiles
 
-FILE_BYTES_MAX = 64 << 20
-FILES_MAX = 8
 QUEUE_MAX = 1024
 """Lines that wait for the thread, of 33 KB at most; of more the newest are dropped."""
 FLEETS_MAX = 256
@@ -35,8 +33,8 @@ class DecisionFiles:
     ) -> None:
         """Raises OSError when the file cannot be written to."""
         self.counts = LogCounts()
-        self._path, self._bytes_max, self._files_max = path, bytes_max, files_max
-        self._file: BinaryIO | None = path.open("ab")
+        self._path = path
+        self._files = NumberedFiles(path, self._head, bytes_max=bytes_max, files_max=files_max)
         self._lines: Queue[LogLine | None] = Queue(QUEUE_MAX)
         self._fleets: dict[tuple[str, str], LoggedFleet] = {}
         self._encoder = msgspec.json.Encoder()
@@ -64,8 +62,7 @@ class DecisionFiles:
         self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
             self._write(rest)
-            if self._file is not None:
-                self._file.close()
+            self._files.close()
 
     # --- the thread
 
@@ -92,8 +89,7 @@ class DecisionFiles:
         try:
             for line in lines:
                 self._write_line(line)
-            if self._file is not None:
-                self._file.flush()
+            self._files.flush()
         except OSError as error:
             self.counts.failures += 1
             if not self._failing:
@@ -109,33 +105,10 @@ class DecisionFiles:
             if len(self._fleets) >= FLEETS_MAX:
                 self._fleets.clear()
             self._fleets[line.model_name, line.tenant_id] = line
-        file = self._opened()
-        if file.tell() >= self._bytes_max:
-            file = self._next_file()
-        self._append(file, line)
+        self._files.write(self._encoder.encode(line))
         self.counts.lines += 1
 
-    def _append(self, file: BinaryIO, line: LogLine) -> None:
-        file.write(self._encoder.encode(line) + b"\n")
-
-    def _opened(self) -> BinaryIO:
-        if self._file is None:
-            self._file = self._path.open("ab")
-        return self._file
-
-    def _next_file(self) -> BinaryIO:
-        """The files move on by one, the oldest goes; the new one says who is there."""
-        self._opened().close()
-        self._file = None
-        for number in range(self._files_max - 1, 0, -1):
-            older = self._path if number == 1 else self._numbered(number - 1)
-            if older.exists():
-                older.replace(self._numbered(number))
-        file = self._opened()
-        self._append(file, LogHead())
-        for fleet in self._fleets.values():
-            self._append(file, fleet)
-        return file
-
-    def _numbered(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
+    def _head(self) -> Iterator[bytes]:
+        """What says who is there."""
+        for line in (LogHead(), *self._fleets.values()):
+            yield self._encoder.encode(line)

@@ -1,0 +1,64 @@
+"""One line of JSON for each tick: what went in, what every stage said, what came out.
+
+A line holds all that the core was told, so a log can be run again, with the same settings or with
+others. The first line of a file, and one after each change, says which settings counts.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Raw, Struct
+
+from select_service.planner.core.inputs import Role, TickInput
+from select_service.planner.core.merge import Proposal
+from select_service.planner.core.settings import Settings
+
+LINE_BYTES_MAX = 64 << 20
+
+
+class LogError(Exception):
+    """The file is no decision log; the text names the line."""
+
+
+class SettingsLine(Struct, frozen=True, kw_only=True, tag="settings", tag_field="line"):
+    """From here on."""
+
+    deployment: str
+    at_s: float
+    settings: Settings
+
+
+class TickLine(Struct, frozen=True, kw_only=True, tag="tick", tag_field="line", omit_defaults=True):
+    """diagnostics: as the process that wrote it had them, in its own form."""
+
+    deployment: str
+    tick: TickInput
+    proposals: tuple[Proposal, ...] = ()
+    scale_to: Mapping[Role, int] | None = None
+    diagnostics: Raw = Raw(b"null")
+    applied: Raw = Raw(b"null")
+
+
+Line = SettingsLine | TickLine
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+def encoded(line: Line) -> bytes:
+    """Without its end. Equal lines have equal bytes."""
+    return _encoder.encode(line)
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Raises LogError for a malformed line, OSError when the file cannot be read."""
+    number = 0
+    with path.open("rb") as file:
+        while text := file.readline(LINE_BYTES_MAX):
+            number += 1
+            if not text.endswith(b"\n"):
+                return  # it was being written
+            try:
+                yield _decoder.decode(text)
+            except msgspec.DecodeError as error:
+                raise LogError(f"{path}, line {number}: {error}") from None
