@@ -10,6 +10,7 @@ from scripts.playing import (
     health_migration,
     health_states,
     planner_decisions,
+    planner_ticks,
     planner_virtual,
 )
 from scripts.playing.differences import Difference
@@ -40,6 +41,7 @@ FORMATS = (
     _format("health plan", "source reservations targets plan", health_migration.play_plan),
     _format("health capacity", "ranks slo load result", health_capacity.play),
     _format("planner virtual", "setup steps restarted_coordinator", planner_virtual.play),
+    _format("planner ticks", "config limits forward_seconds ticks", planner_ticks.play),
     _format("planner Erlang", "servers offered waits", planner_decisions.play_erlang),
     _format("planner prefill size", "isl seconds_base wanted", planner_decisions.play_prefill),
     _format("planner decode size", "contexts forward itl_s", planner_decisions.play_decode),

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from select_service.planner.core.merge import Proposal
+
 
 class Role(StrEnum):
     """What replicas are scaled as. Engines that do both count as `DECODE` (mode `agg`)."""
@@ -110,3 +112,7 @@ class TickInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicas: Mapping[Role, Replicas]
     traffic: Traffic | None = None
     passes: Mapping[Role, tuple[ForwardPass, ...]] | None = None
+    proposals: tuple[Proposal, ...] = ()
+    """Of external proposers, besides the builtin ones."""
+    constraints: tuple[Proposal, ...] = ()
+    """Bounds on what was merged; a SET among them is dropped and reported."""

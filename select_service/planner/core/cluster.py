@@ -1,0 +1,107 @@
+"""Several deployments on the GPUs of one cluster, decided in one place in one tick."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from select_service.planner.core.allowance import Allowance
+from select_service.planner.core.inputs import Role, TickInput
+from select_service.planner.core.tick import Deployment, Effects, Plan
+
+
+class Claim(NamedTuple):
+    """Of one deployment, in GPUs.
+
+    priority: a smaller one goes first
+    lost:     attainment that is lost for each GPU it does not get
+    least:    of its minima;  now: of what is there or on its way;  wanted: of what it wishes
+    """
+
+    priority: int
+    lost: float
+    least: int
+    now: int
+    wanted: int
+
+
+def shares(claims: Sequence[Claim], gpus: int) -> list[int]:
+    """GPUs of each claim: minima always, then in order of priority and loss.
+
+    What somebody else still has is not given away before it is free, so that the sum of what runs
+    and what is asked for stays within `gpus` as long as it was.
+    """
+    order = sorted(range(len(claims)), key=lambda at: (claims[at].priority, -claims[at].lost, at))
+    given = [min(claim.least, claim.wanted) for claim in claims]
+    left = gpus - sum(given)
+    for at in order:
+        more = min(claims[at].wanted - given[at], max(0, left))
+        given[at] += more
+        left -= more
+    free = gpus - sum(max(claim.now, got) for claim, got in zip(claims, given, strict=True))
+    for at in reversed(order):
+        beyond = given[at] - max(claims[at].now, min(claims[at].least, claims[at].wanted))
+        if free >= 0 or beyond <= 0:
+            continue
+        back = min(beyond, -free)
+        given[at] -= back
+        free += back
+    return given
+
+
+class Cluster:
+    """Belongs to whoever owns the deployments; has no state of its own."""
+
+    def __init__(
+        self,
+        deployments: Mapping[str, Deployment],
+        priorities: Mapping[str, int],
+        cluster_gpus: int | None,
+    ) -> None:
+        self.deployments = deployments
+        self._priorities = priorities
+        self._gpus = cluster_gpus
+
+    def tick(self, told: Mapping[str, TickInput]) -> dict[str, Effects]:
+        """Of deployments that are due. Those that are not keep what they have."""
+        plans = {name: self.deployments[name].plan(tick) for name, tick in told.items()}
+        counts = self._shared(plans)
+        return {
+            name: self.deployments[name].finish(plan, counts.get(name))
+            for name, plan in plans.items()
+        }
+
+    def _shared(self, plans: Mapping[str, Plan]) -> dict[str, dict[Role, int]]:
+        """What is left of the wishes; nothing where no deployment has to give way."""
+        known = {
+            name: plan
+            for name, plan in sorted(plans.items())
+            if plan.settled is not None and plan.standing is not None
+        }
+        if self._gpus is None or not known:
+            return {}
+        claims = [self._claim(name, plan) for name, plan in known.items()]
+        if sum(max(claim.now, claim.wanted) for claim in claims) <= self._gpus:
+            return {}
+        return {
+            name: self._cut(name, plan, gpus)
+            for (name, plan), gpus in zip(known.items(), shares(claims, self._gpus), strict=True)
+        }
+
+    def _claim(self, name: str, plan: Plan) -> Claim:
+        assert plan.settled is not None
+        assert plan.standing is not None
+        allowance = Allowance(self.deployments[name].settings)
+        wanted, have = plan.settled.counts, plan.standing.have
+        now = allowance.total(have)
+        gpus = allowance.total(wanted)
+        short = max(1.0 - have[role] / n if n else 0.0 for role, n in wanted.items())
+        lost = short / max(1, gpus - now)
+        return Claim(self._priorities[name], lost, allowance.total(allowance.minimums), now, gpus)
+
+    def _cut(self, name: str, plan: Plan, gpus: int) -> dict[Role, int]:
+        """The wish under a share; the ceiling of the deployment holds as well."""
+        assert plan.settled is not None
+        wanted = plan.settled.counts
+        allowance = Allowance(self.deployments[name].settings, gpus)
+        if allowance.total(wanted) <= gpus:
+            return wanted
+        return allowance.clamped(wanted)

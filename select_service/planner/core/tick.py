@@ -1,0 +1,307 @@
+"""One tick of one deployment: (TickInput, state) -> Effects.
+
+OBSERVE, PREDICT, PROPOSE, RECONCILE, CONSTRAIN, EXECUTE, without a clock: a deployment that is told
+the same inputs again is in the same state again, and says the same.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from select_service.planner.core.contracts import EngineModel, Forecaster
+from select_service.planner.core.diagnostics import (
+    Diagnostics,
+    Loaded,
+    RoleDiagnostics,
+)
+from select_service.planner.core.inputs import Role, TickInput, Traffic
+from select_service.planner.core.load_stage import Heard, LoadStage, Opinion
+from select_service.planner.core.merge import (
+    LOAD_PRIORITY,
+    THROUGHPUT_PRIORITY,
+    Bound,
+    Merged,
+    Proposal,
+    Target,
+    merge,
+)
+from select_service.planner.core.reasons import Reason
+from select_service.planner.core.schedule import (
+    Due,
+    NextTick,
+    Schedule,
+    load_on,
+    throughput_on,
+)
+from select_service.planner.core.settings import Settings, roles_of
+from select_service.planner.core.settle import Settled, Settler, Wish, settle_plainly
+from select_service.planner.core.standing import Inventory, Standing
+from select_service.planner.core.throughput import HIT_RATE_MAX
+from select_service.planner.core.throughput_stage import Thought, ThroughputStage
+
+
+class Effects(Struct, frozen=True, kw_only=True):
+    """scale_to: replicas of roles that shall change; None: nothing is scaled.
+
+    wished: the same whether or not the deployment is only advised
+    """
+
+    scale_to: dict[Role, int] | None
+    wished: dict[Role, int] | None
+    next_tick: NextTick
+    diagnostics: Diagnostics
+
+
+class Plan(NamedTuple):
+    """What a deployment would do, before others are asked. counts: all roles; standing: now"""
+
+    told: TickInput
+    due: Due
+    standing: Standing | None
+    thought: Thought | None
+    opinion: Opinion | None
+    merged: Merged | None
+    settled: Settled | None
+
+
+class Deployment:
+    """All that outlives a tick. Not to be shared between threads."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Mapping[Role, EngineModel],
+        forecaster: Forecaster,
+        start_s: float,
+    ) -> None:
+        """models: of every role of the mode"""
+        self.settings = settings
+        self.roles = roles_of(settings)
+        self._models = models
+        self._schedule = Schedule(settings, start_s)
+        self._inventory = Inventory(settings)
+        self._throughput = ThroughputStage(settings, models, forecaster)
+        self._load = LoadStage(settings, models)
+        self._settler = Settler(settings)
+        self._hit_rate = 0.0
+        self._accept_length = 1.0
+
+    @property
+    def next_tick(self) -> NextTick:
+        """The first one, before any."""
+        return self._schedule.next_after(self._schedule.last_s)
+
+    def tick(self, told: TickInput) -> Effects:
+        """Times of ticks never go back."""
+        return self.finish(self.plan(told), None)
+
+    def plan(self, told: TickInput) -> Plan:
+        """Everything but the share of a cluster."""
+        due = self._schedule.due(told.now_s)
+        standing = self._inventory.observe(told)
+        self._learn(told, due)
+        if standing is None:
+            return Plan(told, due, None, None, None, None, None)
+        thought = self._think(told, standing) if due.throughput else None
+        opinion = self._listen(told, standing) if due.load else None
+        merged = self._merged(told, standing, thought, opinion)
+        settled = self._settled(told.now_s, standing, merged, thought, opinion)
+        return Plan(told, due, standing, thought, opinion, merged, settled)
+
+    def finish(self, plan: Plan, counts: Mapping[Role, int] | None) -> Effects:
+        """counts: what the cluster leaves of what was planned; None: all of it."""
+        wished, final = self._wished(plan, counts)
+        cut = counts is not None and plan.settled is not None and counts != plan.settled.counts
+        next_tick = self._schedule.ran(plan.told.now_s, plan.due)
+        return Effects(
+            scale_to=None if self.settings.advisory else wished,
+            wished=wished,
+            next_tick=next_tick,
+            diagnostics=self._diagnostics(plan, final, cut),
+        )
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Bounds and switches of the same mode; what was learnt stays.
+
+        Raises ValueError for another mode, and changes nothing.
+        """
+        if roles_of(settings) != self.roles or settings.mode != self.settings.mode:
+            raise ValueError(f"mode {self.settings.mode} cannot become {settings.mode}")
+        self.settings = settings
+        for part in (self._throughput, self._load, self._settler):
+            part.settings = settings
+            part.allowance = type(part.allowance)(settings)
+
+    def _learn(self, told: TickInput, due: Due) -> None:
+        """Models and metadata, also while nothing may be proposed."""
+        if due.load and self.settings.optimization_target == "sla":
+            for role in self.roles:
+                passes = (told.passes or {}).get(role)
+                if passes:
+                    self._models[role].observe(passes, told.now_s)
+        if told.traffic is None or not (due.throughput or not throughput_on(self.settings)):
+            return
+        if self.settings.optimization_target == "sla":
+            for role in self.roles:
+                self._models[role].observe_traffic(told.traffic, told.now_s)
+        self._hear(told.traffic)
+
+    def _hear(self, traffic: Traffic) -> None:
+        if traffic.kv_hit_rate is not None:
+            self._hit_rate = min(HIT_RATE_MAX, max(0.0, traffic.kv_hit_rate))
+        if traffic.accept_length is not None:
+            most = self.settings.speculative_nextn + 1.0
+            self._accept_length = min(max(traffic.accept_length, 1.0), most)
+
+    def _think(self, told: TickInput, standing: Standing) -> Thought:
+        current = standing.have if self.settings.stabilise else standing.ready
+        return self._throughput.think(
+            told.traffic, current, self._inventory.limits, self._inventory.startup_s
+        )
+
+    def _listen(self, told: TickInput, standing: Standing) -> Opinion:
+        heard = Heard(self._hit_rate, self._accept_length, self._throughput.forecast is not None)
+        return self._load.think(
+            told, standing, self._throughput.floors, self._inventory.limits, heard
+        )
+
+    def _merged(
+        self,
+        told: TickInput,
+        standing: Standing,
+        thought: Thought | None,
+        opinion: Opinion | None,
+    ) -> Merged:
+        """What is there, where nobody has an opinion."""
+        baseline = standing.have if self.settings.stabilise else standing.ready
+        proposals = list(told.proposals)
+        if opinion is not None and opinion.targets is not None:
+            proposals.append(_proposal("load", LOAD_PRIORITY, opinion.targets))
+        if thought is not None and thought.targets is not None:
+            proposals.append(_proposal("throughput", THROUGHPUT_PRIORITY, thought.targets))
+        if self._floor_stands:
+            proposals.append(_floor(self._throughput.floors))
+        merged = merge(proposals, {str(role): n for role, n in baseline.items()})
+        if merged.rejected is not None or not told.constraints:
+            return merged
+        upstream = {name: n for name, n in merged.targets.items() if n is not None}
+        return merge(told.constraints, upstream, set_allowed=False)
+
+    @property
+    def _floor_stands(self) -> bool:
+        """Also in ticks in which load has no opinion; the reference forgets it then."""
+        known = self._throughput.forecast is not None
+        return known and load_on(self.settings) and self.settings.load_guards
+
+    def _settled(
+        self,
+        now_s: float,
+        standing: Standing,
+        merged: Merged,
+        thought: Thought | None,
+        opinion: Opinion | None,
+    ) -> Settled:
+        if merged.rejected is not None or self._throughput.stale:
+            why = Reason.REJECTED if merged.rejected is not None else Reason.OBSERVATION_STALE
+            held = standing.have if self.settings.stabilise else standing.ready
+            return Settled(held, (why,), {})
+        targets = {Role(name): n for name, n in merged.targets.items() if n is not None}
+        if not self.settings.stabilise:
+            plainly = settle_plainly(self._settler.allowance, targets, standing)
+            if opinion is not None and opinion.partial:
+                return plainly._replace(counts={**standing.ready, **(opinion.targets or {})})
+            return plainly
+        spoken = {role for role, n in targets.items() if n != standing.have[role]}
+        for of in (thought, opinion):
+            spoken |= set(of.targets or ()) if of is not None else set()
+        wish = Wish(
+            {role: n for role, n in targets.items() if role in spoken} or None,
+            self._throughput.spare,
+            self._throughput.unknown == 0,
+        )
+        return self._settler.settle(now_s, wish, standing)
+
+    def _wished(
+        self, plan: Plan, counts: Mapping[Role, int] | None
+    ) -> tuple[dict[Role, int] | None, dict[Role, int]]:
+        """What changes, and all of it."""
+        if plan.settled is None or plan.standing is None:
+            return None, {}
+        final = dict(plan.settled.counts if counts is None else counts)
+        standing = plan.standing
+        if plan.opinion is not None and plan.opinion.partial and not self.settings.stabilise:
+            return dict(plan.opinion.targets or {}) or None, final
+        if not self.settings.stabilise:
+            return (final if final != standing.ready else None), final
+        changed = {role: n for role, n in final.items() if n != standing.have[role]}
+        return changed or None, final
+
+    def _diagnostics(self, plan: Plan, final: Mapping[Role, int], cut: bool) -> Diagnostics:
+        thought, opinion, settled = plan.thought, plan.opinion, plan.settled
+        reasons = () if settled is None else settled.reasons
+        if plan.standing is None:
+            reasons = (Reason.REPLICAS_UNKNOWN,)
+        if cut:
+            reasons = (*reasons, Reason.CLUSTER_BUDGET)
+        if self.settings.advisory:
+            reasons = (*reasons, Reason.ADVISORY)
+        sizes = {} if thought is None else thought.sizes
+        traffic = plan.told.traffic
+        return Diagnostics(
+            now_s=plan.told.now_s,
+            run_load=plan.due.load,
+            run_throughput=plan.due.throughput,
+            roles={role: self._role_diagnostics(role, plan, final) for role in self.roles},
+            load_reason=None if opinion is None else opinion.reason,
+            throughput_reason=None if thought is None else thought.reason,
+            forecast=None if thought is None else thought.forecast,
+            reasons=reasons,
+            rejected=None if plan.merged is None else plan.merged.rejected,
+            stale=self._throughput.stale,
+            slo_out_of_reach=any(size.reason is Reason.SLO_OUT_OF_REACH for size in sizes.values()),
+            miss_correction=self._throughput.correction.factor,
+            ttft_met=None if traffic is None else traffic.ttft_met,
+            itl_met=None if traffic is None else traffic.itl_met,
+        )
+
+    def _role_diagnostics(
+        self, role: Role, plan: Plan, final: Mapping[Role, int]
+    ) -> RoleDiagnostics:
+        now = None if plan.standing is None else plan.standing.roles[role]
+        thought, opinion, settled = plan.thought, plan.opinion, plan.settled
+        load: Loaded | None = None if opinion is None else opinion.roles.get(role)
+        return RoleDiagnostics(
+            ready=0 if now is None else now.ready,
+            starting=0 if now is None else now.starting,
+            floor=self._throughput.floors[role],
+            model_source=self._models[role].source,
+            sized=None if thought is None else thought.sizes.get(role),
+            load=load,
+            merged=None if plan.merged is None else plan.merged.targets.get(str(role)),
+            stabilised=None if settled is None else settled.stabilised.get(role),
+            final=final.get(role),
+            pending_s=0.0 if now is None else now.waiting.pending_s,
+            startup_s=self._inventory.startup_of(role),
+        )
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        for part in (self._inventory, self._throughput, self._load, self._settler):
+            part.check_invariants()
+
+
+def _proposal(source: str, priority: int, targets: Mapping[Role, int]) -> Proposal:
+    return Proposal(
+        source=source,
+        priority=priority,
+        targets=tuple(Target(str(role), Bound.SET, n) for role, n in targets.items()),
+    )
+
+
+def _floor(floors: Mapping[Role, int]) -> Proposal:
+    return Proposal(
+        source="throughput",
+        priority=THROUGHPUT_PRIORITY,
+        targets=tuple(Target(str(role), Bound.AT_LEAST, n) for role, n in floors.items()),
+    )
