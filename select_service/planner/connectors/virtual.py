@@ -256,9 +256,11 @@ class VirtualConnector:
 
     async def close(self) -> None:
         """See Connector.  Workers that drain for a decision not made yet serve again."""
-        if self._drainer is not None and self._drain is not None:
-            await self._drainer.cancel(self._drain)
-            self._drain = None
+        if self._drainer is not None:
+            if self._drain is not None:
+                await self._drainer.cancel(self._drain)
+                self._drain = None
+            await self._drainer.close()
 
 
 def _stored(path: Path | None, profile: str) -> VirtualState | DocumentState:

@@ -39,7 +39,6 @@ async def a_fleet(
         await connector.complete(0, {D: 3})
         yield connector, time
         await connector.close()
-        await drainer.close()
 
 
 def a_selector() -> ASelector:

@@ -1,0 +1,151 @@
+"""EDGE: requests with kubernetes-asyncio, which knows accounts, kubeconfigs and their plugins.
+
+The library is imported when the first request is made.  It reads the token of a service account
+again every minute; a changed CA, and an answer 401, make us load everything again.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from select_service.planner.connectors.base import ConnectorError
+from select_service.planner.connectors.kube.api import (
+    ANSWER_BYTES_MAX,
+    JSON,
+    REQUEST_TIMEOUT_S,
+    KubeError,
+    error_of,
+)
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Token, CA and namespace of a pod."""
+UNAUTHORIZED = 401
+
+
+class KubeClient:
+    """kubeconfig: None: the service account of the pod, in `account`."""
+
+    def __init__(self, kubeconfig: Path | None = None, account: Path = ACCOUNT) -> None:
+        self._kubeconfig = kubeconfig
+        self._account = account
+        self._client: Any = None
+        self._ca: tuple[str, int, int] | None = None
+        self._loading = asyncio.Lock()
+
+    async def call(
+        self, method: str, path: str, body: object = None, content_type: str = JSON
+    ) -> bytes:
+        """See Api.  Raises ConnectorError as well, when there is no way to the cluster at all."""
+        headers = {"Accept": JSON, "Content-Type": content_type}
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                status, content = await self._asked(method, path, headers, body)
+                if status == UNAUTHORIZED:
+                    await self._ready(anew=True)
+                    status, content = await self._asked(method, path, headers, body)
+        except TimeoutError:
+            raise KubeError(0, f"no answer within {REQUEST_TIMEOUT_S:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise KubeError(0, f"no answer: {error}") from None
+        if not 200 <= status < 300:
+            raise error_of(status, content)
+        return content
+
+    async def _asked(
+        self, method: str, path: str, headers: dict[str, str], body: object
+    ) -> tuple[int, bytes]:
+        client = await self._ready()
+        answer = await client.call_api(
+            path,
+            method,
+            header_params=dict(headers),
+            body=body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _request_timeout=REQUEST_TIMEOUT_S,
+        )
+        async with answer:
+            return answer.status, await _content(answer)
+
+    async def _ready(self, anew: bool = False) -> Any:
+        """The client of the library, loaded again where that is due.  Raises ConnectorError."""
+        async with self._loading:
+            if self._client is not None and not anew and self._ca == _stamp(self._ca):
+                return self._client
+            await self.close()
+            configuration = await self._configuration()
+            from kubernetes_asyncio.client.api_client import ApiClient
+
+            try:
+                self._client = ApiClient(configuration)
+            except OSError as error:
+                raise ConnectorError(f"kubernetes: its CA cannot be used: {error}") from None
+            ca = configuration.ssl_ca_cert
+            self._ca = _stamp((ca, 0, 0)) if ca else None
+            return self._client
+
+    async def _configuration(self) -> Any:
+        """Raises ConnectorError."""
+        try:
+            from kubernetes_asyncio import config
+            from kubernetes_asyncio.client.configuration import Configuration
+        except ModuleNotFoundError:
+            raise ConnectorError(
+                "kubernetes needs the extra: pip install 'select-service[kubernetes]'"
+            ) from None
+        configuration = Configuration()
+        try:
+            if self._kubeconfig is not None:
+                await config.load_kube_config(
+                    config_file=str(self._kubeconfig), client_configuration=configuration
+                )
+            else:
+                config.load_incluster_config(
+                    client_configuration=configuration,
+                    token_filename=str(self._account / "token"),
+                    cert_filename=str(self._account / "ca.crt"),
+                )
+        except (config.ConfigException, OSError, ValueError) as error:
+            raise ConnectorError(f"no way to a cluster: {error}") from None
+        return configuration
+
+    async def namespace(self) -> str:
+        """See Api."""
+        try:
+            if self._kubeconfig is None:
+                return (self._account / "namespace").read_text().strip() or "default"
+            from kubernetes_asyncio import config
+
+            _, active = config.list_kube_config_contexts(config_file=str(self._kubeconfig))
+            return str(active["context"].get("namespace") or "default")
+        except (OSError, KeyError, ModuleNotFoundError) as error:
+            raise ConnectorError(f"kubernetes: set the namespace: {error}") from None
+
+    async def close(self) -> None:
+        """See Api."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+def _stamp(before: tuple[str, int, int] | None) -> tuple[str, int, int] | None:
+    """What a CA file is now: path, time and size."""
+    if before is None:
+        return None
+    try:
+        found = Path(before[0]).stat()
+    except OSError:
+        return before
+    return before[0], found.st_mtime_ns, found.st_size
+
+
+async def _content(answer: Any) -> bytes:
+    """Raises KubeError for one that is too large."""
+    content = bytearray()
+    async for chunk in answer.content.iter_any():
+        content += chunk
+        if len(content) > ANSWER_BYTES_MAX:
+            raise KubeError(0, f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+    return bytes(content)

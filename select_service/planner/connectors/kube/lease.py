@@ -1,0 +1,152 @@
+"""Who of several planners acts: the holder of one `coordination.k8s.io` lease.
+
+As in client-go nobody's clock is trusted: a lease is free when it has not changed for its duration,
+by our own clock.  A holder stops to act 10 s after the beginning of its last renewal, others wait
+for 15 s after they have seen it, and a write takes 4 s at most: never do two act.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from time import monotonic, time
+from urllib.parse import quote
+
+import msgspec
+
+from select_service.planner.connectors.kube.api import (
+    CONFLICT,
+    NOT_FOUND,
+    REQUEST_TIMEOUT_S,
+    Api,
+    KubeError,
+    read,
+)
+from select_service.planner.connectors.kube.bodies import Lease, LeaseSpec
+
+log = logging.getLogger("select_service.planner.connectors")
+
+DURATION_S = 15
+RENEW_DEADLINE_S = 10.0
+RETRY_S = 2.0
+assert RENEW_DEADLINE_S + REQUEST_TIMEOUT_S < DURATION_S
+
+
+class Election:
+    """identity: of this planner; no two may have the same.  clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        clock: Callable[[], float] = monotonic,
+        wall: Callable[[], float] = time,
+    ) -> None:
+        self._api = api
+        self._namespace, self._name, self._identity = namespace, name, identity
+        self._clock, self._wall = clock, wall
+        self._seen: tuple[LeaseSpec, float] | None = None
+        self._renewed_at: float | None = None
+        self.holder = ""
+        self.error = ""
+
+    @property
+    def is_leader(self) -> bool:
+        """May we still begin to write?"""
+        renewed = self._renewed_at
+        return renewed is not None and self._clock() - renewed < RENEW_DEADLINE_S
+
+    @property
+    def is_ours(self) -> bool:
+        """As far as we know, has nobody else got it?"""
+        return self.holder in ("", self._identity)
+
+    async def run(self) -> None:
+        """Renew, or try to get it, until it is cancelled; the first `step` is the caller's."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            await self.step()
+
+    async def step(self) -> bool:
+        """Try once.  Are we the leader now?"""
+        before, began = self.is_leader, self._clock()
+        try:
+            renewed = await self._tried(began)
+            self.error = ""
+        except KubeError as error:
+            self.error, renewed = str(error), False
+        if renewed:
+            self._renewed_at = began
+        elif self.holder and self.holder != self._identity:
+            self._renewed_at = None
+        if before != self.is_leader:
+            fields = {"lease": self._name, "holder": self.holder, "leads": self.is_leader}
+            log.info("the leading planner has changed", extra={"fields": fields})
+        return self.is_leader
+
+    async def _tried(self, now: float) -> bool:
+        """Raises KubeError."""
+        try:
+            lease = await read(self._api, f"{self._path}/{quote(self._name)}", Lease)
+        except KubeError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return await self._write("POST", self._path, None)
+        if self._seen is None or self._seen[0] != lease.spec:
+            self._seen = lease.spec, now
+        self.holder = lease.spec.holder_identity or ""
+        duration = lease.spec.lease_duration_seconds or DURATION_S
+        is_free = not self.holder or now - self._seen[1] >= duration
+        if self.holder != self._identity and not is_free:
+            return False
+        return await self._write("PUT", f"{self._path}/{quote(self._name)}", lease)
+
+    @property
+    def _path(self) -> str:
+        namespace = quote(self._namespace)
+        return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+    async def _write(self, method: str, path: str, lease: Lease | None, free: bool = False) -> bool:
+        """False: somebody else was faster.  Raises KubeError."""
+        old = LeaseSpec() if lease is None else lease.spec
+        stamp = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        is_same = old.holder_identity == self._identity
+        spec = LeaseSpec(
+            holder_identity="" if free else self._identity,
+            lease_duration_seconds=1 if free else DURATION_S,
+            acquire_time=old.acquire_time if is_same else stamp,
+            renew_time=stamp,
+            lease_transitions=(old.lease_transitions or 0) + (lease is not None and not is_same),
+        )
+        metadata = {"name": self._name, "namespace": self._namespace}
+        if lease is not None:
+            metadata["resourceVersion"] = lease.metadata.resource_version
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": msgspec.to_builtins(spec),
+        }
+        try:
+            await self._api.call(method, path, body)
+        except KubeError as error:
+            if error.status != CONFLICT:
+                raise
+            return False
+        self.holder = "" if free else self._identity
+        return not free
+
+    async def release(self) -> None:
+        """Let somebody else have it at once; where that cannot be said it ends by itself."""
+        if not self.is_leader:
+            return
+        self._renewed_at = None
+        try:
+            lease = await read(self._api, f"{self._path}/{quote(self._name)}", Lease)
+            if lease.spec.holder_identity == self._identity:
+                await self._write("PUT", f"{self._path}/{quote(self._name)}", lease, free=True)
+        except KubeError as error:
+            self.error = str(error)

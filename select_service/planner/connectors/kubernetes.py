@@ -1,0 +1,318 @@
+"""Replicas of Kubernetes objects.  The truth is `spec.replicas`, read anew for each tick.
+
+Nothing is watched, so no gap of a watch can be missed.  What somebody else has changed is what the
+next tick begins with; a rollout that it concerns ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import NamedTuple
+
+from select_service.planner.connectors.base import (
+    ConnectorError,
+    ConnectorUnavailable,
+    Counts,
+    Decision,
+    RoleDecision,
+    Status,
+    check_counts,
+    everywhere,
+)
+from select_service.planner.connectors.draining import Drainer
+from select_service.planner.connectors.kube.api import CONFLICT, INVALID, Api, KubeError
+from select_service.planner.connectors.kube.lease import Election
+from select_service.planner.connectors.kube.leaving import Leaving, still_draining
+from select_service.planner.connectors.kube.rollout import Rollout, has_gone
+from select_service.planner.connectors.kube.target import (
+    Standing,
+    Target,
+    base_path,
+    look,
+    write,
+)
+from select_service.planner.core.inputs import Replicas, Role
+
+log = logging.getLogger("select_service.planner.connectors")
+
+GONE_WAIT_S_MAX = 1800.0
+"""Seconds that a raise waits for the pods of what was reduced."""
+TAKE_BACK_S = 60.0
+"""Seconds that workers stay drained for a count that could not be lowered."""
+STEP_S = 2.0
+"""Between two looks while `wait` waits."""
+WORKER_LABEL = "select-service/worker-id"
+
+
+class Options(NamedTuple):
+    """worker_label: of pods, with the id of their worker.  pod_selectors: for targets that do not
+    say themselves which pods are theirs."""
+
+    worker_label: str = WORKER_LABEL
+    pod_selectors: Mapping[Role, str] = {}
+
+
+DEFAULTS = Options()
+
+
+class KubernetesConnector:
+    """One deployment.  election: None: nobody else acts.  drainer: None: pods go as they are."""
+
+    def __init__(
+        self,
+        api: Api,
+        targets: Sequence[Target],
+        election: Election | None = None,
+        drainer: Drainer | None = None,
+        options: Options = DEFAULTS,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._api = api
+        self._targets = {target.role: target for target in targets}
+        self._election, self._options = election, options
+        self._leaving = Leaving(api, drainer, options.worker_label)
+        self._clock = clock
+        self._paths: dict[Role, str] = {}
+        self._faults: dict[Role, str] = {}
+        self._rollout: Rollout | None = None
+        self._last: dict[Role, int] = {}
+        self._giving: dict[Role, float] = {}
+        self._leading: asyncio.Task[None] | None = None
+
+    async def read(self) -> Mapping[Role, Replicas]:
+        """See Connector."""
+        found = await self._standings(self._targets)
+        if not found and self._targets:
+            raise ConnectorUnavailable("; ".join(self._faults.values()))
+        for role, standing in found.items():
+            self._notice(role, standing)
+        return {role: self._seen(role, standing) for role, standing in found.items()}
+
+    def _seen(self, role: Role, standing: Standing) -> Replicas:
+        seen = standing.seen()
+        drain = None if self._rollout is None else self._rollout.drain
+        if drain is None or drain.is_over or role not in drain.roles:
+            return seen
+        return Replicas(
+            ready=seen.ready,
+            expected=seen.expected,
+            pending=seen.pending,
+            in_progress=True,
+            limits=seen.limits,
+        )
+
+    def _notice(self, role: Role, standing: Standing) -> None:
+        before = self._last.get(role)
+        self._last[role] = standing.replicas
+        if before is not None and before != standing.replicas:
+            fields = {"target": standing.target.words, "was": before, "is": standing.replicas}
+            log.info("somebody else has changed the replicas", extra={"fields": fields})
+
+    def faults(self) -> Mapping[Role, str]:
+        """See Connector."""
+        return self._faults
+
+    async def _standings(self, roles: Mapping[Role, object]) -> dict[Role, Standing]:
+        """Of those that can be read."""
+        asked = [role for role in roles if role in self._targets]
+        answers = await asyncio.gather(*map(self._look, asked), return_exceptions=True)
+        found: dict[Role, Standing] = {}
+        for role, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, KubeError):
+                self._faults[role] = f"{self._targets[role].words}: {answer}"
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found[role] = answer
+                self._faults.pop(role, None)
+        return found
+
+    async def _look(self, role: Role) -> Standing:
+        target = self._targets[role]
+        if role not in self._paths:
+            self._paths[role] = await base_path(self._api, target)
+        return await look(
+            self._api, target, self._paths[role], self._options.pod_selectors.get(role)
+        )
+
+    async def scale(self, wanted: Counts) -> Decision:
+        """See Connector."""
+        check_counts(wanted)
+        if not await self._leads():
+            await self._give_up()
+            holder = "" if self._election is None else self._election.holder
+            return everywhere(wanted, Status.NOT_LEADER, f"the lease is held by {holder!r}")
+        found = await self._standings(dict.fromkeys((*wanted, *self._giving)))
+        rollout = self._planned(wanted, found)
+        before, self._rollout = self._rollout, rollout
+        try:
+            await self._leaving.begin(rollout, before, found)
+        except ConnectorUnavailable as error:
+            for role in (*rollout.reduced(), *rollout.raised()):
+                rollout.tell(role, Status.FAILED, str(error))
+            return Decision(roles=dict(rollout.decided))
+        for role in rollout.reduced():
+            rollout.tell(role, Status.DRAINING)
+        self._hold_for_unread(rollout)
+        await self._advance(rollout, found)
+        return Decision(roles=dict(rollout.decided))
+
+    def _planned(self, wanted: Counts, found: Mapping[Role, Standing]) -> Rollout:
+        rollout = Rollout(
+            wanted=dict(wanted),
+            before={role: found[role].replicas for role in wanted if role in found},
+            decided={role: self._unread(role, count) for role, count in wanted.items()},
+            began=self._clock(),
+        )
+        for role, standing in found.items():
+            self._notice(role, standing)
+        for role in rollout.before:
+            rollout.tell(role, Status.UNCHANGED)
+        for role in rollout.reduced():
+            rollout.tell(role, Status.DRAINING)
+        for role in rollout.raised():
+            rollout.tell(role, Status.WAITING, "until what is reduced has gone")
+        return rollout
+
+    def _unread(self, role: Role, count: int) -> RoleDecision:
+        fault = self._faults.get(role, "the deployment has no target for this role")
+        return RoleDecision(wanted=count, status=Status.REFUSED, detail=fault)
+
+    def _hold_for_unread(self, rollout: Rollout) -> None:
+        """What should be reduced and cannot even be read has given nothing yet."""
+        for role, count in rollout.wanted.items():
+            if role not in rollout.before and count < self._last.get(role, count):
+                self._hold(rollout, role)
+
+    def _hold(self, rollout: Rollout, because_of: Role) -> None:
+        for role in rollout.raised():
+            if rollout.is_under_way(role):
+                detail = f"{because_of.value} could not be reduced"
+                rollout.tell(role, Status.FAILED, detail)
+
+    async def _leads(self) -> bool:
+        if self._election is None:
+            return True
+        if self._leading is None:
+            self._leading = asyncio.create_task(self._election.run())
+        return self._election.is_leader or await self._election.step()
+
+    async def _give_up(self) -> None:
+        """Another planner leads, or soon will: only what it cannot have begun is taken back."""
+        rollout, self._rollout = self._rollout, None
+        if rollout is None or still_draining(rollout) is None or self._election is None:
+            return
+        if self._election.is_ours:
+            await self._leaving.take_back(rollout)
+        else:
+            log.warning("workers still drain that another planner has to decide about now")
+
+    async def _advance(self, rollout: Rollout, found: Mapping[Role, Standing]) -> None:
+        """One step: what has drained is reduced, and what waits for nobody any more is raised."""
+        if rollout.drain is not None and not rollout.drain.is_over:
+            return
+        self._forget_gone(found)
+        reduced = [role for role in rollout.reduced() if rollout.is_under_way(role)]
+        await asyncio.gather(*(self._write(rollout, role, found) for role in reduced))
+        for role in reduced:
+            if rollout.is_written(role):
+                self._giving[role] = self._clock()
+            else:
+                self._hold(rollout, role)
+        if self._giving:
+            return
+        raised = [role for role in rollout.raised() if rollout.is_under_way(role)]
+        await asyncio.gather(*(self._write(rollout, role, found) for role in raised))
+
+    def _forget_gone(self, found: Mapping[Role, Standing]) -> None:
+        """Of those that we have reduced, whose pods have all ended."""
+        for role, since in list(self._giving.items()):
+            standing = found.get(role)
+            if standing is not None and has_gone(standing):
+                del self._giving[role]
+            elif self._clock() - since >= GONE_WAIT_S_MAX:
+                del self._giving[role]
+                fields = {"target": self._targets[role].words, "waited_s": GONE_WAIT_S_MAX}
+                log.warning("pods that should go are still there", extra={"fields": fields})
+
+    async def _write(self, rollout: Rollout, role: Role, found: Mapping[Role, Standing]) -> None:
+        """A conflict is looked at once more; then, as after any other error, the next tick."""
+        standing = found.get(role)
+        if standing is None:
+            rollout.tell(role, Status.FAILED, self._faults.get(role, "not there"))
+            return
+        for attempt in range(2):
+            if standing.replicas != rollout.before[role]:
+                rollout.tell(role, Status.FAILED, "somebody else has changed the replicas")
+                return
+            if self._election is not None and not self._election.is_leader:
+                rollout.tell(role, Status.NOT_LEADER)
+                return
+            try:
+                await write(self._api, standing, rollout.wanted[role])
+            except KubeError as error:
+                if attempt == 0 and error.status in (CONFLICT, INVALID):
+                    again = (await self._standings({role: None})).get(role)
+                    if again is not None:
+                        standing = again
+                        continue
+                self._failed(rollout, role, error)
+                return
+            rollout.tell(role, Status.APPLIED)
+            self._last[role] = rollout.wanted[role]
+            return
+
+    def _failed(self, rollout: Rollout, role: Role, error: KubeError) -> None:
+        self._faults[role] = f"{self._targets[role].words}: {error}"
+        status = Status.FAILED if error.is_passing else Status.REFUSED
+        rollout.tell(role, status, str(error))
+
+    async def wait(self, timeout_s: float) -> bool:
+        """See Connector."""
+        until = self._clock() + timeout_s
+        while True:
+            if await self._stepped():
+                return True
+            if self._clock() + STEP_S > until:
+                return False
+            await asyncio.sleep(STEP_S)
+
+    async def _stepped(self) -> bool:
+        """Is nothing under way?"""
+        rollout = self._rollout
+        if rollout is None:
+            return True
+        if rollout.is_over:
+            if self._clock() - rollout.began >= TAKE_BACK_S:
+                self._rollout = None
+                await self._leaving.take_back(rollout)
+            return True
+        if not await self._leads():
+            await self._give_up()
+            return True
+        await self._leaving.step(rollout)
+        roles = dict.fromkeys((*rollout.wanted, *self._giving))
+        await self._advance(rollout, await self._standings(roles))
+        return rollout.is_over
+
+    async def validate(self) -> None:
+        """See Connector.  Says which targets cannot be read, all in one line."""
+        found = await self._standings(self._targets)
+        if len(found) < len(self._targets):
+            raise ConnectorError("; ".join(self._faults.values()))
+
+    async def close(self) -> None:
+        """See Connector.  The lease is free at once; who drains for nothing serves again."""
+        rollout, self._rollout = self._rollout, None
+        if rollout is not None and (self._election is None or self._election.is_leader):
+            await self._leaving.take_back(rollout)
+        if self._leading is not None:
+            self._leading.cancel()
+            await asyncio.gather(self._leading, return_exceptions=True)
+            self._leading = None
+        if self._election is not None:
+            await self._election.release()
+        await self._leaving.close()
+        await self._api.close()

@@ -1,0 +1,107 @@
+"""A cluster with a fake API server, a connector to it, and a plain client that needs no library."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from select_service.planner.connectors.kube.api import JSON, KubeError, error_of
+from select_service.planner.connectors.kube.target import Target
+from select_service.planner.connectors.kubernetes import KubernetesConnector
+from select_service.planner.core.inputs import Role
+from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, Kind
+from tests.planner.fake_kubernetes.server import FakeKubernetes, serving
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+class PlainApi:
+    """timeout_s: of a request."""
+
+    def __init__(self, url: str, timeout_s: float = 30.0) -> None:
+        self.url, self.timeout_s = url, timeout_s
+
+    async def call(
+        self, method: str, path: str, body: object = None, content_type: str = JSON
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers={"Content-Type": content_type}) as s,
+                s.request(method, self.url + path, json=body) as answer,
+            ):
+                content = await answer.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise KubeError(0, f"no answer: {error}") from None
+        if answer.status >= 300:
+            raise error_of(answer.status, content)
+        return content
+
+    async def namespace(self) -> str:
+        return "default"
+
+    async def close(self) -> None:
+        pass
+
+
+class Time:
+    """That of the connector and of the cluster together."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Cluster:
+    """A fake with a deployment for each role, moved by `tick`."""
+
+    def __init__(self, fake: FakeKubernetes, api: PlainApi, time: Time) -> None:
+        self.fake, self.api, self.time = fake, api, time
+        self.store, self.controller = fake.store, fake.controller
+
+    def add(
+        self, kind: Kind, name: str, replicas: int, spec: Mapping[str, Any] | None = None
+    ) -> None:
+        """With all its pods running."""
+        spec = {"replicas": replicas, **(spec or {})}
+        self.store.create(kind, "default", {"metadata": {"name": name}, "spec": spec})
+        self.settle()
+
+    def settle(self) -> None:
+        """Until nothing moves any more."""
+        for _ in range(8):
+            self.controller.step(self.controller.startup_s)
+
+    def tick(self, seconds: float = 5.0) -> None:
+        """Time passes for all."""
+        self.time.now += seconds
+        self.controller.step(seconds)
+
+    def replicas(self, name: str, kind: Kind = DEPLOYMENT) -> int:
+        return int(self.store.get(kind, "default", name)["spec"]["replicas"])
+
+    def set_replicas(self, name: str, count: int) -> None:
+        """As somebody with kubectl does."""
+        patch = {"spec": {"replicas": count}}
+        self.store.patch(DEPLOYMENT, "default", name, patch, "merge-patch")
+
+    def connector(self, *targets: Target, **options: Any) -> KubernetesConnector:
+        chosen = targets or (deployment(P, "prefill"), deployment(D, "decode"))
+        return KubernetesConnector(self.api, chosen, clock=self.time, **options)
+
+
+def deployment(role: Role, name: str) -> Target:
+    return Target(role, "Deployment", name, "default")
+
+
+@asynccontextmanager
+async def a_cluster(prefill: int = 4, decode: int = 4) -> AsyncIterator[Cluster]:
+    async with serving(FakeKubernetes()) as fake:
+        cluster = Cluster(fake, PlainApi(fake.url), Time())
+        cluster.add(DEPLOYMENT, "prefill", prefill)
+        cluster.add(DEPLOYMENT, "decode", decode)
+        fake.controller.most_pods = 0
+        yield cluster

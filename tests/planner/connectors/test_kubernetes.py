@@ -1,0 +1,368 @@
+"""Scaling objects of a cluster, over HTTP to a fake API server in simulated time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from select_service.planner.connectors.advisory import Switched
+from select_service.planner.connectors.base import ConnectorError, ConnectorUnavailable, Status
+from select_service.planner.connectors.kube.target import Target
+from select_service.planner.core.inputs import Limits, Replicas, Role
+from tests.planner.connectors.a_cluster import Cluster, D, P, a_cluster, deployment
+from tests.planner.fake_kubernetes.kinds import (
+    ADAPTER,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    GRAPH,
+    LEADER_WORKER_SET,
+    STATEFUL_SET,
+    Kind,
+)
+from tests.planner.fake_kubernetes.server import Fault
+
+
+def with_a_cluster(scene: Callable[[Cluster], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with a_cluster() as cluster:
+            await scene(cluster)
+
+    asyncio.run(run())
+
+
+def statuses(decision: object) -> dict[Role, Status]:
+    return {role: decided.status for role, decided in decision.roles.items()}
+
+
+def settled(count: int) -> Replicas:
+    return Replicas(ready=count, expected=count)
+
+
+def test_replicas_start_one_after_the_other_and_are_seen_to() -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        assert await connector.read() == {P: settled(4), D: settled(4)}
+        assert statuses(await connector.scale({D: 6})) == {D: Status.APPLIED}
+        assert (await connector.read())[D] == Replicas(
+            ready=4, expected=6, pending=2, in_progress=True
+        )
+        cluster.tick()
+        starting = Replicas(ready=4, expected=6, pending=2, in_progress=True, startup_only=True)
+        assert (await connector.read())[D] == starting
+        cluster.settle()
+        assert (await connector.read())[D] == settled(6)
+        assert await connector.wait(0)
+
+    with_a_cluster(scene)
+
+
+def gpus(count: int) -> dict[str, object]:
+    limits = {"nvidia.com/gpu": str(count), "cpu": "8"}
+    return {"spec": {"containers": [{"name": "engine", "resources": {"limits": limits}}]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "num_gpu"),
+    [
+        (DEPLOYMENT, {"template": gpus(2)}, 2),
+        (STATEFUL_SET, {"template": gpus(4)}, 4),
+        (
+            LEADER_WORKER_SET,
+            {"leaderWorkerTemplate": {"size": 3, "workerTemplate": gpus(8)}},
+            24,
+        ),
+        (ADAPTER, {}, None),
+        (ENGINE_POOL, {"template": gpus(1)}, 1),
+    ],
+)
+def test_any_kind_with_a_scale_subresource(
+    kind: Kind, spec: dict[str, object], num_gpu: int | None
+) -> None:
+    async def scene(cluster: Cluster) -> None:
+        cluster.add(kind, "engines", 2, spec)
+        target = Target(D, kind.kind, "engines", "default", kind.api_version)
+        connector = cluster.connector(target)
+        await connector.validate()
+        limits = None if num_gpu is None else Limits(num_gpu=num_gpu)
+        assert await connector.read() == {D: Replicas(ready=2, expected=2, limits=limits)}
+        for count in (3, 1):
+            assert statuses(await connector.scale({D: count})) == {D: Status.APPLIED}
+            assert cluster.replicas("engines", kind) == count
+            cluster.settle()
+            assert (await connector.read())[D].ready == count
+
+    with_a_cluster(scene)
+
+
+def a_graph(cluster: Cluster) -> None:
+    components = [
+        {"name": "frontend", "replicas": 1},
+        {"name": "decode", "replicas": 2, "podTemplate": gpus(2), "multinode": {"nodeCount": 2}},
+    ]
+    spec = {"components": components}
+    cluster.store.create(GRAPH, "default", {"metadata": {"name": "graph"}, "spec": spec})
+    cluster.settle()
+
+
+def test_a_component_of_a_graph_is_found_by_its_name_even_when_it_moves() -> None:
+    async def scene(cluster: Cluster) -> None:
+        a_graph(cluster)
+        target = Target(D, "DynamoGraphDeployment", "graph", "default", None, "decode")
+        connector = cluster.connector(target)
+        limits = Limits(num_gpu=4)
+        assert await connector.read() == {D: Replicas(ready=2, expected=2, limits=limits)}
+        asked = cluster.api.call
+
+        async def moved(method: str, *rest: object) -> bytes:
+            if method == "PATCH":
+                cluster.api.call = asked
+                graph = cluster.store.get(GRAPH, "default", "graph")
+                parts = [{"name": "planner", "replicas": 1}, *graph["spec"]["components"]]
+                patch = {"spec": {"components": parts}}
+                cluster.store.patch(GRAPH, "default", "graph", patch, "merge-patch")
+            return await asked(method, *rest)
+
+        cluster.api.call = moved
+        assert statuses(await connector.scale({D: 5})) == {D: Status.APPLIED}
+        parts = cluster.store.get(GRAPH, "default", "graph")["spec"]["components"]
+        assert [(p["name"], p["replicas"]) for p in parts] == [
+            ("planner", 1),
+            ("frontend", 1),
+            ("decode", 5),
+        ]
+
+    with_a_cluster(scene)
+
+
+def test_a_component_that_is_not_there_is_a_fault_of_its_target() -> None:
+    async def scene(cluster: Cluster) -> None:
+        a_graph(cluster)
+        target = Target(P, "DynamoGraphDeployment", "graph", "default", None, "prefill")
+        connector = cluster.connector(target, deployment(D, "decode"))
+        assert await connector.read() == {D: settled(4)}
+        assert "no component prefill; there are: frontend, decode" in connector.faults()[P]
+        with pytest.raises(ConnectorError, match="no component prefill"):
+            await connector.validate()
+
+    with_a_cluster(scene)
+
+
+def test_a_conflict_is_looked_at_once_more() -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        cluster.fake.faults = [Fault("PATCH", "decode/scale", 409)]
+        assert statuses(await connector.scale({D: 5})) == {D: Status.APPLIED}
+        cluster.fake.faults = [Fault("PATCH", "decode/scale", 409, times=2)]
+        assert statuses(await connector.scale({D: 6})) == {D: Status.FAILED}
+        assert cluster.replicas("decode") == 5
+        assert statuses(await connector.scale({D: 6})) == {D: Status.APPLIED}
+
+    with_a_cluster(scene)
+
+
+def test_what_somebody_changes_between_a_look_and_the_write_is_not_overwritten() -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        asked = cluster.api.call
+
+        async def beaten(method: str, *rest: object) -> bytes:
+            if method == "PATCH":
+                cluster.api.call = asked
+                cluster.set_replicas("decode", 7)
+            return await asked(method, *rest)
+
+        cluster.api.call = beaten
+        decision = await connector.scale({D: 5})
+        assert decision.roles[D].detail == "somebody else has changed the replicas"
+        assert cluster.replicas("decode") == 7
+        assert (await connector.read())[D].expected == 7
+
+    with_a_cluster(scene)
+
+
+@pytest.mark.parametrize(
+    ("status", "became"),
+    [(403, Status.REFUSED), (404, Status.REFUSED), (429, Status.FAILED), (500, Status.FAILED)],
+)
+def test_an_error_of_one_target_does_not_stop_the_other(status: int, became: Status) -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        cluster.fake.faults = [Fault("PATCH", "prefill/scale", status)]
+        assert statuses(await connector.scale({P: 5, D: 5})) == {P: became, D: Status.APPLIED}
+        assert str(status) in connector.faults()[P]
+        assert len([r for r in cluster.fake.writes() if "prefill" in r[1]]) == 1
+        assert statuses(await connector.scale({P: 5, D: 5})) == {
+            P: Status.APPLIED,
+            D: Status.UNCHANGED,
+        }
+
+    with_a_cluster(scene)
+
+
+@pytest.mark.parametrize("status", [403, 404, 429, 500, 0])
+def test_a_target_that_cannot_be_read_is_left_out_and_said(status: int) -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        cluster.fake.faults = [Fault("GET", "deployments/prefill", status, times=2)]
+        assert await connector.read() == {D: settled(4)}
+        assert connector.faults()[P].startswith("Deployment default/prefill: ")
+        cluster.fake.faults = []
+        assert await connector.read() == {P: settled(4), D: settled(4)}
+        assert connector.faults() == {}
+
+    with_a_cluster(scene)
+
+
+def test_nothing_that_can_be_read_is_unknown_and_not_zero() -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        cluster.fake.faults = [Fault("GET", "/apis/apps", 500, times=9)]
+        with pytest.raises(ConnectorUnavailable, match="injected 500"):
+            await connector.read()
+
+    with_a_cluster(scene)
+
+
+@pytest.mark.parametrize("status", [None, 0])
+def test_a_write_without_an_answer_is_decided_anew_at_the_next_tick(status: int | None) -> None:
+    async def scene(cluster: Cluster) -> None:
+        cluster.api.timeout_s = 0.3 if status is None else 30.0
+        connector = cluster.connector()
+        cluster.fake.faults = [Fault("PATCH", "decode/scale", status)]
+        assert statuses(await connector.scale({D: 5})) == {D: Status.FAILED}
+        cluster.api.timeout_s = 30.0
+        assert statuses(await connector.scale({D: 5})) == {D: Status.APPLIED}
+
+    with_a_cluster(scene)
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_a_rebalance_never_holds_more_than_the_budget(is_repeated: bool) -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        wanted = {P: 1, D: 7}
+        decision = await connector.scale(wanted)
+        assert statuses(decision) == {P: Status.APPLIED, D: Status.WAITING}
+        for _ in range(20):
+            cluster.tick()
+            await connector.wait(0)
+            if is_repeated:
+                await connector.scale(wanted)
+        assert (cluster.replicas("prefill"), cluster.replicas("decode")) == (1, 7)
+        assert cluster.controller.most_pods == 8
+
+    with_a_cluster(scene)
+
+
+def test_nothing_is_raised_for_what_could_not_be_reduced() -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        await connector.read()
+        for fault in (Fault("PATCH", "prefill/scale", 403), Fault("GET", "prefill", 403)):
+            cluster.fake.faults = [fault]
+            decision = await connector.scale({P: 1, D: 7})
+            assert statuses(decision) == {P: Status.REFUSED, D: Status.FAILED}
+            assert decision.roles[D].detail == "prefill could not be reduced"
+            await connector.wait(0)
+        assert (cluster.replicas("prefill"), cluster.replicas("decode")) == (4, 4)
+
+    with_a_cluster(scene)
+
+
+def test_pods_that_do_not_end_keep_their_gpus() -> None:
+    async def scene(cluster: Cluster) -> None:
+        cluster.controller.clinging = {"prefill"}
+        connector = cluster.connector()
+        await connector.scale({P: 1, D: 7})
+        for _ in range(20):
+            cluster.tick()
+            assert not await connector.wait(0)
+            decision = await connector.scale({P: 1, D: 7})
+            assert statuses(decision) == {P: Status.UNCHANGED, D: Status.WAITING}
+            assert (await connector.read())[P].in_progress
+        cluster.controller.clinging = set()
+        cluster.tick()
+        assert await connector.wait(0)
+        assert cluster.replicas("decode") == 7
+
+    with_a_cluster(scene)
+
+
+def test_a_pod_that_never_starts_is_seen_as_a_start_and_can_be_taken_back() -> None:
+    async def scene(cluster: Cluster) -> None:
+        cluster.controller.stuck = {"decode"}
+        connector = cluster.connector()
+        await connector.scale({D: 6})
+        for _ in range(100):
+            cluster.tick()
+        seen = (await connector.read())[D]
+        assert (seen.ready, seen.pending, seen.startup_only) == (4, 2, True)
+        assert statuses(await connector.scale({D: 4})) == {D: Status.APPLIED}
+        cluster.tick()
+        cluster.tick(10)
+        assert (await connector.read())[D] == settled(4)
+
+    with_a_cluster(scene)
+
+
+def test_a_cluster_that_has_not_seen_a_change_yet_is_in_progress() -> None:
+    async def scene(cluster: Cluster) -> None:
+        cluster.controller.paused = True
+        connector = cluster.connector()
+        cluster.set_replicas("decode", 3)
+        seen = (await connector.read())[D]
+        assert (seen.expected, seen.in_progress, seen.startup_only) == (3, True, False)
+
+    with_a_cluster(scene)
+
+
+def test_what_somebody_else_has_set_is_what_the_next_tick_begins_with() -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        await connector.scale({D: 5})
+        cluster.set_replicas("decode", 9)
+        cluster.settle()
+        assert (await connector.read())[D] == settled(9)
+        assert await connector.wait(0)
+        assert cluster.replicas("decode") == 9
+        assert statuses(await connector.scale({D: 6})) == {D: Status.APPLIED}
+
+    with_a_cluster(scene)
+
+
+def test_an_advisory_deployment_is_only_read() -> None:
+    async def scene(cluster: Cluster) -> None:
+        switched = Switched(cluster.connector(), advisory=True)
+        await switched.validate()
+        await switched.read()
+        assert statuses(await switched.scale({D: 1})) == {D: Status.ADVISORY}
+        assert await switched.wait(0)
+        assert {method for method, _ in cluster.fake.requests} == {"GET"}
+
+    with_a_cluster(scene)
+
+
+def test_targets_that_cannot_be_read_stop_the_start_in_one_line() -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector(deployment(P, "prefil"), Target(D, "Pool", "x", "default"))
+        with pytest.raises(ConnectorError) as refused:
+            await connector.validate()
+        assert str(refused.value) == (
+            'Deployment default/prefil: deployments "prefil" not found; '
+            "Pool default/x: Pool: its api_version is not known"
+        )
+
+    with_a_cluster(scene)
+
+
+def test_nothing_is_watched_so_there_is_no_gap_to_miss() -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        await connector.read()
+        cluster.set_replicas("decode", 2)
+        cluster.store.compact()
+        cluster.settle()
+        cluster.store.compact()
+        assert (await connector.read())[D] == settled(2)
+
+    with_a_cluster(scene)

@@ -1,0 +1,195 @@
+"""Pods that shall go finish first, and the platform takes just those."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from select_service.planner.connectors.base import Status
+from select_service.planner.connectors.draining import Drainer
+from select_service.planner.connectors.kube.target import DELETION_COST, Target
+from select_service.planner.connectors.kubernetes import KubernetesConnector
+from select_service.planner.connectors.selectors import Selectors
+from tests.planner.connectors.a_cluster import Cluster, D, P, a_cluster
+from tests.planner.connectors.a_selector import ASelector, running
+from tests.planner.fake_kubernetes.kinds import POD, STATEFUL_SET, Kind
+from tests.planner.fake_kubernetes.server import Fault
+
+Scene = Callable[[Cluster, ASelector, KubernetesConnector], Awaitable[None]]
+
+
+def with_a_fleet(scene: Scene, *targets: Target, kind: Kind | None = None) -> None:
+    """Each decode pod is a worker: 101, 102, ... in the order in which they were made."""
+
+    async def run() -> None:
+        selector = ASelector(booked={}, blocks={})
+        async with a_cluster() as cluster, running(selector):
+            app = "decode"
+            if kind is not None:
+                app = "engines"
+                cluster.add(kind, app, 4)
+            for number, pod in enumerate(cluster.controller.pods(app), 101):
+                selector.booked[number] = 1
+                selector.blocks[number] = {101: 3, 102: 8, 103: 1, 104: 5}[number]
+                selector.hosts[number] = pod["status"]["podIP"]
+            client = Selectors([selector.url], "llama", "default")
+            drainer = Drainer(client, clock=cluster.time)
+            connector = cluster.connector(*targets, drainer=drainer)
+            await scene(cluster, selector, connector)
+            await connector.close()
+
+    asyncio.run(run())
+
+
+def costs(cluster: Cluster) -> list[str | None]:
+    """Of the decode pods, in the order in which they were made."""
+    return [
+        pod["metadata"].get("annotations", {}).get(DELETION_COST)
+        for pod in cluster.controller.pods("decode")
+    ]
+
+
+def addresses(cluster: Cluster, app: str) -> set[str]:
+    pods = cluster.controller.pods(app)
+    return {p["status"]["podIP"] for p in pods if "deletionTimestamp" not in p["metadata"]}
+
+
+def test_the_least_used_drain_are_marked_and_go() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        decision = await connector.scale({D: 2})
+        assert decision.with_status(Status.DRAINING) == (D,)
+        assert decision.roles[D].victims == ("103", "101")
+        assert selector.draining == {101, 103}
+        assert [cost is not None for cost in costs(cluster)] == [True, False, True, False]
+        assert (await connector.read())[D].in_progress
+        selector.booked[103] = 0
+        assert not await connector.wait(0)
+        assert cluster.replicas("decode") == 4
+        selector.booked[101] = 0
+        assert await connector.wait(0)
+        cluster.tick()
+        assert addresses(cluster, "decode") == {selector.hosts[102], selector.hosts[104]}
+
+    with_a_fleet(scene)
+
+
+def test_of_a_stateful_set_the_highest_ordinals_drain() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        decision = await connector.scale({D: 2})
+        assert decision.roles[D].victims == ("104", "103")
+        assert not [r for r in cluster.fake.writes() if "/pods/" in r[1]]
+        selector.booked[103] = selector.booked[104] = 0
+        await connector.wait(0)
+        cluster.tick()
+        assert addresses(cluster, "engines") == {selector.hosts[101], selector.hosts[102]}
+
+    target = Target(D, "StatefulSet", "engines", "default")
+    with_a_fleet(scene, target, kind=STATEFUL_SET)
+
+
+def test_a_label_says_which_worker_a_pod_is() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        selector.hosts.clear()
+        for number, pod in zip((104, 103), cluster.controller.pods("decode"), strict=False):
+            where = {"labels": {"select-service/worker-id": str(number)}}
+            if number == 104:
+                where = {"annotations": {"select-service/worker-id": str(number)}}
+            name = pod["metadata"]["name"]
+            cluster.store.patch(POD, "default", name, {"metadata": where}, "merge-patch")
+        decision = await connector.scale({D: 2})
+        assert decision.roles[D].victims == ("103", "104")
+
+    with_a_fleet(scene)
+
+
+def test_a_wish_that_is_taken_back_lets_them_serve_and_takes_the_mark_away() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        await connector.scale({D: 2})
+        await connector.scale({D: 3})
+        assert selector.draining == {103}
+        assert sum(cost is not None for cost in costs(cluster)) == 1
+        await connector.scale({D: 4})
+        assert selector.draining == set()
+        assert costs(cluster) == [None] * 4
+
+    with_a_fleet(scene)
+
+
+def test_the_next_reduction_of_the_same_size_drains_again() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        await connector.scale({D: 3})
+        selector.booked[103] = 0
+        await connector.wait(0)
+        cluster.tick()
+        cluster.tick(10)
+        del selector.booked[103], selector.blocks[103]
+        decision = await connector.scale({D: 2})
+        assert decision.with_status(Status.DRAINING) == (D,)
+        assert decision.roles[D].victims == ("101",)
+
+    with_a_fleet(scene)
+
+
+def test_a_raise_waits_for_those_that_drain_and_then_for_their_pods() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        await connector.scale({D: 3, P: 5})
+        for _ in range(10):
+            cluster.tick()
+            assert not await connector.wait(0)
+        selector.booked[103] = 0
+        for _ in range(4):
+            await connector.wait(0)
+            cluster.tick()
+        assert (cluster.replicas("decode"), cluster.replicas("prefill")) == (3, 5)
+        assert cluster.controller.most_pods == 8
+
+    with_a_fleet(scene)
+
+
+def test_workers_drained_for_a_count_that_cannot_be_lowered_serve_again() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        cluster.fake.faults = [Fault("PATCH", "decode/scale", 403, times=9)]
+        await connector.scale({D: 3})
+        selector.booked[103] = 0
+        assert await connector.wait(0)
+        assert selector.draining == {103}
+        cluster.tick(60)
+        assert await connector.wait(0)
+        assert selector.draining == set()
+        assert costs(cluster) == [None] * 4
+
+    with_a_fleet(scene)
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_pods_that_cannot_be_marked_drain_all_the_same(status: int) -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        cluster.fake.faults = [Fault("PATCH", "/pods/", status)]
+        await connector.scale({D: 3})
+        assert selector.draining == {103}
+
+    with_a_fleet(scene)
+
+
+def test_nothing_goes_while_no_selector_answers() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        selector.is_silent = True
+        decision = await connector.scale({D: 3})
+        assert decision.with_status(Status.FAILED) == (D,)
+        assert cluster.fake.writes() == []
+        selector.is_silent = False
+        decision = await connector.scale({D: 3})
+        assert decision.with_status(Status.DRAINING) == (D,)
+
+    with_a_fleet(scene)
+
+
+def test_somebody_else_who_changes_the_count_while_it_drains_is_left_alone() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        await connector.scale({D: 3})
+        cluster.set_replicas("decode", 6)
+        selector.booked[103] = 0
+        await connector.wait(0)
+        assert cluster.replicas("decode") == 6
+
+    with_a_fleet(scene)

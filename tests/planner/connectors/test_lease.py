@@ -1,0 +1,169 @@
+"""Planners with one lease: never do two of them act, whatever happens to whom."""
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.connectors.base import Status
+from select_service.planner.connectors.kube.api import JSON, REQUEST_TIMEOUT_S, KubeError
+from select_service.planner.connectors.kube.lease import DURATION_S, RENEW_DEADLINE_S, Election
+from tests.planner.connectors.a_cluster import D, PlainApi, Time, a_cluster
+from tests.planner.fake_kubernetes.kinds import LEASE
+from tests.planner.fake_kubernetes.server import FakeKubernetes, Fault, serving
+from tests.planner.fake_kubernetes.store import Refused, Store
+
+
+class DirectApi:
+    """The store without a server.  fails: what is lost of each of the next requests."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.fails: list[str] = []
+
+    async def call(
+        self, method: str, path: str, body: object = None, content_type: str = JSON
+    ) -> bytes:
+        fails = self.fails.pop(0) if self.fails else ""
+        if fails == "request":
+            raise KubeError(0, "lost")
+        try:
+            if method == "GET":
+                found = self.store.get(LEASE, "default", "planner")
+            elif method == "POST":
+                found = self.store.create(LEASE, "default", body)
+            else:
+                found = self.store.update(LEASE, "default", "planner", body)
+        except Refused as refused:
+            raise KubeError(refused.status, refused.message) from None
+        if fails == "answer":
+            raise KubeError(0, "the answer is lost")
+        return msgspec.json.encode(found)
+
+    async def namespace(self) -> str:
+        return "default"
+
+    async def close(self) -> None:
+        pass
+
+
+class Planner:
+    """skew: its wall clock is wrong by so much, which may not matter."""
+
+    def __init__(self, store: Store, name: str, time: Time, skew: float) -> None:
+        self.api = DirectApi(store)
+        self.election = Election(
+            self.api, "default", "planner", name, clock=time, wall=lambda: time.now + 1e9 + skew
+        )
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 2]),
+        st.sampled_from(["step", "step", "step", "release", "pause"]),
+        st.floats(0.0, 8.0),
+        st.lists(st.sampled_from(["", "", "", "request", "answer"]), max_size=2),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_never_may_two_begin_to_write(steps: list[tuple[int, str, float, list[str]]]) -> None:
+    async def run() -> None:
+        store, time = Store(), Time()
+        planners = [Planner(store, f"p{n}", time, n * 1e6) for n in range(3)]
+        may_write_until = {}
+        for number, verb, seconds, fails in steps:
+            planner = planners[number]
+            planner.api.fails = list(fails)
+            if verb == "release":
+                may_write_until.pop(number, None)
+                await planner.election.release()
+            elif verb == "step":
+                await planner.election.step()
+            time.now += seconds
+            for other, by in enumerate(planners):
+                if by.election.is_leader:
+                    may_write_until[other] = time.now + REQUEST_TIMEOUT_S
+            now_writing = [n for n, until in may_write_until.items() if until > time.now]
+            leading = [n for n, by in enumerate(planners) if by.election.is_leader]
+            assert len(leading) <= 1
+            assert not leading or now_writing == leading
+
+    asyncio.run(run())
+
+
+def test_the_lease_goes_to_another_when_its_holder_is_silent() -> None:
+    async def run() -> None:
+        store, time = Store(), Time()
+        one, other = (Planner(store, name, time, 0.0).election for name in ("one", "other"))
+        assert await one.step()
+        assert not await other.step()
+        time.now = RENEW_DEADLINE_S
+        assert not one.is_leader
+        assert not await other.step()
+        time.now = DURATION_S
+        assert await other.step()
+        assert not await one.step()
+        assert (one.holder, store.get(LEASE, "default", "planner")["spec"]["leaseTransitions"]) == (
+            "other",
+            1,
+        )
+
+    asyncio.run(run())
+
+
+def test_a_lease_that_is_given_back_is_free_at_once() -> None:
+    async def run() -> None:
+        store, time = Store(), Time()
+        one, other = (Planner(store, name, time, 0.0).election for name in ("one", "other"))
+        await one.step()
+        await one.release()
+        assert await other.step()
+        assert not await one.step()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("status", [403, 429, 500, 0])
+def test_who_cannot_ask_for_the_lease_does_not_act(status: int) -> None:
+    async def run() -> None:
+        async with serving(FakeKubernetes()) as fake:
+            election = Election(PlainApi(fake.url), "default", "planner", "one")
+            fake.faults = [Fault("POST", "/leases", status)]
+            assert not await election.step()
+            assert election.error
+            assert await election.step()
+            assert election.error == ""
+
+    asyncio.run(run())
+
+
+def test_of_two_planners_one_scales() -> None:
+    async def run() -> None:
+        async with a_cluster() as cluster:
+            one, other = (
+                cluster.connector(
+                    election=Election(cluster.api, "default", "planner", name, clock=cluster.time)
+                )
+                for name in ("one", "other")
+            )
+            assert (await one.scale({D: 5})).with_status(Status.APPLIED) == (D,)
+            decision = await other.scale({D: 1})
+            assert decision.with_status(Status.NOT_LEADER) == (D,)
+            assert "'one'" in decision.roles[D].detail
+            cluster.tick(RENEW_DEADLINE_S)
+            cluster.fake.faults = [Fault("PUT", "/leases", 500, times=9)]
+            assert (await one.scale({D: 6})).with_status(Status.NOT_LEADER) == (D,)
+            assert cluster.replicas("decode") == 5
+            await one.close()
+            cluster.fake.faults = []
+            cluster.tick(DURATION_S)
+            assert (await other.scale({D: 1})).with_status(Status.APPLIED) == (D,)
+            await other.close()
+            assert cluster.store.get(LEASE, "default", "planner")["spec"]["holderIdentity"] == ""
+
+    asyncio.run(run())

@@ -1,0 +1,64 @@
+"""The resources that the fake knows."""
+
+from typing import Any, NamedTuple
+
+
+class Kind(NamedTuple):
+    """group: empty for the core.  scaled: has it a scale subresource?"""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    short: tuple[str, ...] = ()
+    scaled: bool = False
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def resources(self) -> list[dict[str, Any]]:
+        """As the discovery document has them."""
+        verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
+        own: dict[str, Any] = {
+            "name": self.plural,
+            "singularName": self.kind.lower(),
+            "namespaced": True,
+            "kind": self.kind,
+            "verbs": verbs,
+            "shortNames": list(self.short),
+        }
+        if not self.scaled:
+            return [own]
+        scale = {
+            "name": f"{self.plural}/scale",
+            "singularName": "",
+            "namespaced": True,
+            "group": "autoscaling",
+            "version": "v1",
+            "kind": "Scale",
+            "verbs": ["get", "patch", "update"],
+        }
+        return [own, scale]
+
+
+DEPLOYMENT = Kind("apps", "v1", "deployments", "Deployment", ("deploy",), True)
+STATEFUL_SET = Kind("apps", "v1", "statefulsets", "StatefulSet", ("sts",), True)
+LEADER_WORKER_SET = Kind(
+    "leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet", ("lws",), True
+)
+GRAPH = Kind("nvidia.com", "v1beta1", "dynamographdeployments", "DynamoGraphDeployment", ("dgd",))
+ADAPTER = Kind(
+    "nvidia.com",
+    "v1beta1",
+    "dynamographdeploymentscalingadapters",
+    "DynamoGraphDeploymentScalingAdapter",
+    ("dgdsa",),
+    True,
+)
+ENGINE_POOL = Kind("example.org", "v1", "enginepools", "EnginePool", (), True)
+POD = Kind("", "v1", "pods", "Pod", ("po",))
+LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
+KINDS = (
+    DEPLOYMENT, STATEFUL_SET, LEADER_WORKER_SET, GRAPH, ADAPTER, ENGINE_POOL, POD, LEASE,
+)  # fmt: skip
