@@ -215,6 +215,8 @@ class Deployment:
         spoken = {role for role, n in targets.items() if n != standing.have[role]}
         for of in (thought, opinion):
             spoken |= set(of.targets or ()) if of is not None else set()
+        if thought is not None and thought.reason is Reason.NO_TRAFFIC_DATA:
+            spoken |= set(self.roles)  # whatever is there may have been needed
         wish = Wish(
             {role: n for role, n in targets.items() if role in spoken} or None,
             self._throughput.spare,

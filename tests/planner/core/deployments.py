@@ -1,0 +1,100 @@
+"""Builders of what a deployment is told, and of deployments with a given performance model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from scripts.playing.planner_given import GivenModel, LastValue
+from scripts.playing.planner_ticks import DOCUMENT
+from select_service.planner.core.inputs import (
+    ForwardPass,
+    Limits,
+    Replicas,
+    Role,
+    TickInput,
+    Traffic,
+)
+from select_service.planner.core.settings import Settings, roles_of
+from select_service.planner.core.tick import Deployment
+
+LIMITS = Limits(
+    max_num_batched_tokens=2048, max_num_seqs=256, max_kv_tokens=400_000, context_length=32_768
+)
+FORWARD = {
+    "prefill": (0.01, 5e-05, 0.0, 0.0),
+    "decode": (0.006, 0.0, 3e-08, 0.0001),
+    "aggregated": (0.008, 5e-05, 3e-08, 0.0001),
+}
+
+HOT, WARM, IDLE = "hot", "warm", "idle"
+PREFILLS = {
+    HOT: {"prefill_requests": 2, "prefill_tokens": 2048, "queued_prefill_tokens": 30_000},
+    WARM: {"prefill_requests": 1, "prefill_tokens": 1000, "queued_prefill_tokens": 6_000},
+    IDLE: {"prefill_requests": 1, "prefill_tokens": 200, "queued_prefill_tokens": 0},
+}
+DECODES = {
+    HOT: {"decode_requests": 250, "decode_kv_tokens": 900_000},
+    WARM: {"decode_requests": 60, "decode_kv_tokens": 200_000},
+    IDLE: {"decode_requests": 4, "decode_kv_tokens": 8_000},
+}
+
+
+def passes(role: Role, states: Sequence[str]) -> tuple[ForwardPass, ...]:
+    """One engine of one rank for each state."""
+    table = PREFILLS if role is Role.PREFILL else DECODES
+    return tuple(
+        ForwardPass(worker=f"w{at}", wall_s=0.05, **table[state]) for at, state in enumerate(states)
+    )
+
+
+def traffic(requests: float | None, seconds: float = 60.0, **more: Any) -> Traffic:
+    """Prompts of 3,000 tokens, answers of 150."""
+    shape = {} if not requests else {"isl": 3000.0, "osl": 150.0}
+    return Traffic(duration_s=seconds, requests=requests, **{**shape, **more})
+
+
+def replicas(ready: int, pending: int = 0, **more: Any) -> Replicas:
+    """What starts is verified."""
+    return Replicas(
+        ready=ready,
+        expected=ready + pending,
+        pending=pending,
+        startup_only=pending > 0,
+        limits=LIMITS,
+        **more,
+    )
+
+
+def a_deployment(*, document: bool = False, **given: Any) -> Deployment:
+    """Starts at 0. Loop intervals of 60 and 5 s, ticks every 5 s."""
+    base = dict(DOCUMENT) if document else {}
+    base |= {
+        "max_gpu_budget": 16,
+        "itl_ms": 20.0,
+        "throughput_adjustment_interval_seconds": 60.0,
+        "scale_interval_seconds": 5.0,
+    }
+    settings = Settings(**{**base, **given})
+    decode = "aggregated" if settings.mode == "agg" else "decode"
+    models = {
+        Role.PREFILL: GivenModel("prefill", FORWARD["prefill"]),
+        Role.DECODE: GivenModel(decode, FORWARD[decode]),
+    }
+    chosen = {role: models[role] for role in roles_of(settings)}
+    return Deployment(settings, chosen, LastValue(), 0.0)
+
+
+def told(
+    now_s: float,
+    counts: dict[Role, Replicas],
+    *,
+    of: Traffic | None = None,
+    engines: dict[Role, tuple[ForwardPass, ...]] | None = None,
+) -> TickInput:
+    """One tick."""
+    return TickInput(now_s=now_s, replicas=counts, traffic=of, passes=engines)
+
+
+def both(prefill: Replicas | int, decode: Replicas | int) -> dict[Role, Replicas]:
+    """Of a disaggregated deployment."""
+    given = {Role.PREFILL: prefill, Role.DECODE: decode}
+    return {role: replicas(each) if isinstance(each, int) else each for role, each in given.items()}

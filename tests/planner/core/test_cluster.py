@@ -1,0 +1,70 @@
+"""Several deployments on one cluster: shares, and the sum that is never exceeded."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.core.cluster import Claim, Cluster, shares
+from select_service.planner.core.inputs import Role
+from select_service.planner.core.reasons import Reason
+from tests.planner.core.deployments import a_deployment, both, told, traffic
+
+
+def test_the_first_in_order_gets_what_it_wants() -> None:
+    claims = [Claim(2, 0.9, 1, 1, 6), Claim(1, 0.1, 1, 1, 5)]
+    assert shares(claims, 8) == [3, 5]
+
+
+def test_among_equals_it_is_who_loses_most() -> None:
+    claims = [Claim(1, 0.1, 1, 1, 6), Claim(1, 0.9, 1, 1, 6)]
+    assert shares(claims, 8) == [2, 6]
+
+
+def test_what_others_still_have_is_given_when_it_is_free() -> None:
+    claims = [Claim(1, 0.9, 1, 2, 6), Claim(2, 0.1, 1, 6, 6)]
+    assert shares(claims, 8) == [2, 2]
+    claims = [Claim(1, 0.9, 1, 2, 6), Claim(2, 0.1, 1, 2, 6)]
+    assert shares(claims, 8) == [6, 2]
+
+
+counts = st.integers(0, 12)
+
+
+@given(
+    st.lists(
+        st.builds(Claim, st.integers(0, 2), st.floats(0, 1), st.integers(0, 2), counts, counts),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 40),
+)
+def test_nothing_is_given_twice(claims: list[Claim], gpus: int) -> None:
+    got = shares(claims, gpus)
+    least = sum(min(claim.least, claim.wanted) for claim in claims)
+    after = sum(max(claim.now, number) for claim, number in zip(claims, got, strict=True))
+    before = sum(max(claim.now, min(claim.least, claim.wanted)) for claim in claims)
+    assert sum(got) <= max(gpus, least)
+    assert after <= max(gpus, before)
+    for claim, number in zip(claims, got, strict=True):
+        assert min(claim.least, claim.wanted) <= number <= claim.wanted
+
+
+def test_two_deployments_share_the_cluster_by_priority() -> None:
+    deployments = {name: a_deployment(max_gpu_budget=-1) for name in ("batch", "chat")}
+    cluster = Cluster(deployments, {"batch": 100, "chat": 1}, 12)
+    ticks = {name: told(60.0, both(2, 1), of=traffic(2400.0)) for name in deployments}
+    effects = cluster.tick(ticks)
+    chat, batch = effects["chat"].scale_to, effects["batch"].scale_to
+    assert chat is not None
+    assert chat[Role.PREFILL] > 5
+    assert Reason.CLUSTER_BUDGET in effects["batch"].diagnostics.reasons
+    total = sum(chat.get(role, now) for role, now in ((Role.PREFILL, 2), (Role.DECODE, 1)))
+    rest = {Role.PREFILL: 2, Role.DECODE: 1} | (batch or {})
+    assert total + sum(rest.values()) <= 12
+
+
+def test_without_a_bound_everyone_gets_everything() -> None:
+    deployments = {name: a_deployment() for name in ("batch", "chat")}
+    cluster = Cluster(deployments, {"batch": 1, "chat": 1}, None)
+    ticks = {name: told(60.0, both(2, 1), of=traffic(1200.0)) for name in deployments}
+    wishes = {tuple((each.scale_to or {}).items()) for each in cluster.tick(ticks).values()}
+    assert len(wishes) == 1

@@ -1,0 +1,297 @@
+"""What a deployment decides at a tick: the reference's behaviour, and what is done beyond it."""
+
+import pytest
+
+from select_service.planner.core.inputs import Role, TickInput
+from select_service.planner.core.merge import Bound, Proposal, Target
+from select_service.planner.core.reasons import SENTENCES, Reason
+from select_service.planner.core.tick import Deployment, Effects
+from tests.planner.core.deployments import (
+    HOT,
+    IDLE,
+    LIMITS,
+    WARM,
+    a_deployment,
+    both,
+    passes,
+    replicas,
+    told,
+    traffic,
+)
+
+P, D = Role.PREFILL, Role.DECODE
+LOAD_ONLY = {"enable_throughput_scaling": False, "enable_load_scaling": True}
+
+
+def load_tick(
+    deployment: Deployment, now_s: float, prefill: list[str], decode: list[str]
+) -> Effects:
+    """As many are ready as speak."""
+    engines = {P: passes(P, prefill), D: passes(D, decode)}
+    return deployment.tick(told(now_s, both(len(prefill), len(decode)), engines=engines))
+
+
+def test_every_reason_has_a_sentence() -> None:
+    assert set(SENTENCES) == set(Reason)
+    assert all(text.endswith(".") and len(text) < 90 for text in SENTENCES.values())
+
+
+# --- the reference -----------------------------------------------------------------------------
+
+
+def test_all_above_the_target_go_up_by_one() -> None:
+    effects = load_tick(a_deployment(document=True, **LOAD_ONLY), 5.0, [HOT, HOT], [HOT, HOT])
+    assert effects.scale_to == {P: 3, D: 3}
+    assert effects.diagnostics.load_reason is Reason.SCALE_UP
+
+
+def test_one_engine_less_must_keep_the_target() -> None:
+    effects = load_tick(a_deployment(document=True, **LOAD_ONLY), 5.0, [WARM, WARM], [WARM, WARM])
+    assert effects.scale_to is None
+    assert effects.diagnostics.load_reason is Reason.SCALE_DOWN_REFUSED
+
+
+def test_ranks_of_a_worker_count_together() -> None:
+    deployment = a_deployment(document=True, **LOAD_ONLY)
+    one, two = passes(P, [HOT, IDLE])
+    ranks = (one, *(type(one)(worker="w0", rank=1, queued_prefill_tokens=0),))
+    effects = deployment.tick(told(5.0, both(1, 1), engines={P: ranks, D: passes(D, [WARM])}))
+    assert effects.scale_to == {P: 2, D: 1}
+    assert two.worker == "w1"
+
+
+def test_ranks_that_are_missing_say_nothing() -> None:
+    deployment = a_deployment(document=True, **LOAD_ONLY)
+    one, two = passes(P, [HOT, HOT])
+    extra = type(one)(worker="w0", rank=1)
+    effects = deployment.tick(told(5.0, both(2, 1), engines={P: (one, two, extra)}))
+    assert effects.diagnostics.load_reason is Reason.WORKER_COUNT_MISMATCH
+
+
+def test_zero_traffic_goes_to_the_minimum_even_in_the_first_window() -> None:
+    steps = {}
+    for document in (True, False):
+        deployment = a_deployment(document=document)
+        effects = deployment.tick(told(60.0, both(4, 4), of=traffic(0.0)))
+        steps[document] = effects.diagnostics
+    assert steps[True].throughput_reason is Reason.MODEL_NOT_READY
+    assert steps[False].roles[P].sized is not None
+    assert steps[False].roles[P].sized.reason is Reason.IDLE
+    assert steps[False].roles[P].merged == 1
+
+
+def test_a_lowered_budget_is_reached_step_by_step() -> None:
+    ended = {}
+    for document in (True, False):
+        deployment = a_deployment(document=document, max_gpu_budget=4, **LOAD_ONLY)
+        ended[document] = load_tick(deployment, 5.0, [IDLE] * 4, [IDLE] * 4).scale_to
+    assert ended == {True: {P: 2, D: 2}, False: {P: 3, D: 3}}
+
+
+def test_start_ups_that_are_not_needed_are_taken_back_after_two_ticks() -> None:
+    deployment = a_deployment(document=True, **LOAD_ONLY)
+    engines = {P: passes(P, [IDLE]), D: passes(D, [IDLE])}
+    counts = both(1, replicas(1, 1))
+    first = deployment.tick(told(5.0, counts, engines=engines))
+    second = deployment.tick(told(10.0, counts, engines=engines))
+    assert (first.scale_to, second.scale_to) == (None, {D: 1})
+
+
+def test_start_ups_are_never_added_to() -> None:
+    deployment = a_deployment(document=True, **LOAD_ONLY)
+    engines = {P: passes(P, [HOT]), D: passes(D, [HOT])}
+    for now in (5.0, 10.0, 15.0):
+        assert deployment.tick(told(now, both(1, replicas(1, 1)), engines=engines)).scale_to is None
+
+
+# --- beyond the reference ----------------------------------------------------------------------
+
+
+def test_a_hot_engine_is_enough_after_two_ticks() -> None:
+    deployment = a_deployment(**LOAD_ONLY)
+    first = load_tick(deployment, 5.0, [HOT, IDLE], [WARM, WARM])
+    second = load_tick(deployment, 10.0, [HOT, IDLE], [WARM, WARM])
+    assert first.scale_to is None
+    assert second.scale_to == {P: 3}
+    load = second.diagnostics.roles[P].load
+    assert load is not None
+    assert Reason.HOT_ENGINE in load.notes
+
+
+def test_one_silent_engine_of_five_stops_nothing() -> None:
+    for document, expected in ((True, None), (False, {P: 6})):
+        deployment = a_deployment(document=document, **LOAD_ONLY)
+        engines = {P: passes(P, [HOT] * 4), D: passes(D, [WARM] * 2)}
+        effects = deployment.tick(told(5.0, both(5, 2), engines=engines))
+        assert effects.scale_to == expected
+
+
+def test_too_many_silent_engines_say_nothing() -> None:
+    engines = {P: passes(P, [HOT] * 3), D: passes(D, [WARM] * 2)}
+    effects = a_deployment(**LOAD_ONLY).tick(told(5.0, both(5, 2), engines=engines))
+    assert effects.scale_to is None
+    assert effects.diagnostics.load_reason is Reason.WORKER_COUNT_MISMATCH
+
+
+def test_one_noisy_reading_is_not_believed() -> None:
+    deployment = a_deployment(**LOAD_ONLY)
+    for now, state in ((5.0, WARM), (10.0, WARM), (15.0, HOT), (20.0, WARM)):
+        assert load_tick(deployment, now, [state] * 2, [WARM] * 2).scale_to is None
+
+
+def test_nothing_goes_down_by_load_before_the_first_forecast() -> None:
+    deployment = a_deployment(enable_load_scaling=True, down_window_s=10.0)
+    for now in range(5, 60, 5):
+        effects = load_tick(deployment, float(now), [IDLE] * 4, [IDLE] * 4)
+        assert effects.scale_to is None
+    load = effects.diagnostics.roles[P].load
+    assert load is not None
+    assert load.reason is Reason.NO_FORECAST_YET
+
+
+def test_a_ramp_is_met_in_proportion_where_asked_for() -> None:
+    deployment = a_deployment(step="proportional", max_gpu_budget=-1, **LOAD_ONLY)
+    assert load_tick(deployment, 5.0, [HOT, HOT], [WARM, WARM]).scale_to == {P: 6}
+
+
+def test_requests_that_wait_at_the_selector_count_as_load() -> None:
+    deployment = a_deployment(**LOAD_ONLY)
+    engines = {P: passes(P, [WARM] * 2), D: passes(D, [WARM] * 2)}
+    waiting = traffic(10.0, 5.0, queued_requests=4.0, rejected=2.0)
+    ticks = [
+        deployment.tick(told(now, both(2, 2), of=waiting, engines=engines)) for now in (5.0, 10.0)
+    ]
+    assert [tick.scale_to for tick in ticks] == [None, {P: 3}]
+
+
+def test_the_floor_holds_also_while_no_engine_speaks() -> None:
+    deployment = a_deployment(enable_load_scaling=True)
+    effects = deployment.tick(told(60.0, both(4, 4), of=traffic(1500.0)))
+    assert effects.diagnostics.load_reason is Reason.NO_FPM_DATA
+    assert effects.scale_to is not None
+    assert effects.scale_to[P] == 5
+
+
+def test_demand_goes_up_at_once_and_down_only_after_a_window() -> None:
+    deployment = a_deployment(down_window_s=120.0)
+    counts, ups, downs = both(2, 2), [], []
+    for at in range(1, 16):
+        demand = 1800.0 if at < 4 else 60.0
+        effects = deployment.tick(told(60.0 * at, counts, of=traffic(demand)))
+        for role, number in (effects.scale_to or {}).items():
+            (ups if number > counts[role].ready else downs).append((at, role))
+            counts[role] = replicas(number)
+    assert min(at for at, _ in ups) == 1
+    assert min(at for at, _ in downs) == 5
+    assert [number.ready for number in counts.values()] == [1, 1]
+    assert len(downs) == 6
+
+
+def test_a_stuck_start_up_is_withdrawn_and_not_begun_again_for_a_while() -> None:
+    deployment = a_deployment()
+    stuck = both(2, 2) | {P: replicas(2, 3)}
+    seen = {}
+    for at in range(1, 80):
+        now = 10.0 * at
+        demand = traffic(1800.0) if at % 6 == 0 else None
+        counts = stuck if now <= 310 else both(2, 4)
+        seen[now] = deployment.tick(told(now, counts, of=demand))
+    assert Reason.PENDING_STUCK in seen[310.0].diagnostics.reasons
+    assert (seen[310.0].scale_to or {})[P] == 2
+    later = [effects.scale_to or {} for now, effects in seen.items() if 310 < now < 790]
+    assert all(scaled.get(P, 2) <= 2 for scaled in later)
+    assert Reason.STUCK_CEILING in seen[780.0].diagnostics.reasons
+
+
+def test_unknown_traffic_is_not_zero() -> None:
+    deployment = a_deployment(down_window_s=60.0)
+    for at in range(1, 20):
+        known = traffic(600.0) if at <= 4 else None
+        effects = deployment.tick(told(60.0 * at, both(6, 6), of=known))
+        if at > 4:
+            assert effects.scale_to is None
+            assert effects.diagnostics.throughput_reason is Reason.NO_TRAFFIC_DATA
+        assert effects.diagnostics.stale == (at >= 7)
+
+
+def test_replicas_that_cannot_be_read_hold_everything() -> None:
+    effects = a_deployment().tick(TickInput(now_s=60.0, replicas={}, traffic=traffic(9000.0)))
+    assert effects.scale_to is None
+    assert effects.diagnostics.reasons == (Reason.REPLICAS_UNKNOWN,)
+
+
+def test_below_the_minimum_is_raised_at_once_from_the_peer() -> None:
+    deployment = a_deployment(min_endpoint=2, max_gpu_budget=6, **LOAD_ONLY)
+    effects = deployment.tick(told(5.0, both(1, 5)))
+    assert effects.scale_to == {P: 2, D: 4}
+    assert Reason.BELOW_MINIMUM in effects.diagnostics.reasons
+
+
+def test_advice_is_given_and_not_done() -> None:
+    effects = a_deployment(advisory=True).tick(told(60.0, both(2, 2), of=traffic(1800.0)))
+    assert effects.scale_to is None
+    assert effects.wished is not None
+    assert effects.wished[P] > 2
+    assert Reason.ADVISORY in effects.diagnostics.reasons
+
+
+def test_external_proposers_are_heard_and_a_rejection_ends_the_tick() -> None:
+    most = Proposal(source="quota", priority=0, targets=(Target("prefill", Bound.AT_MOST, 4),))
+    no = Proposal(source="freeze", priority=9, reject="deploying")
+    tick = told(60.0, both(2, 2), of=traffic(1800.0))
+    heard = a_deployment().tick(TickInput(**{**_fields(tick), "proposals": (most,)}))
+    ended = a_deployment().tick(TickInput(**{**_fields(tick), "proposals": (most, no)}))
+    assert heard.scale_to is not None
+    assert heard.scale_to[P] == 4
+    assert ended.scale_to is None
+    assert ended.diagnostics.rejected == "freeze: deploying"
+
+
+def _fields(tick: TickInput) -> dict[str, object]:
+    return {name: getattr(tick, name) for name in tick.__struct_fields__}
+
+
+def test_constraints_bound_and_set_nothing() -> None:
+    least = Proposal(
+        source="night",
+        priority=0,
+        targets=(Target("prefill", Bound.AT_LEAST, 5), Target("decode", Bound.SET, 9)),
+    )
+    tick = _fields(told(60.0, both(2, 2), of=traffic(60.0)))
+    effects = a_deployment().tick(TickInput(**{**tick, "constraints": (least,)}))
+    assert effects.scale_to == {P: 5}
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
+def test_one_role_alone_is_sized(mode: str) -> None:
+    deployment = a_deployment(mode=mode, max_gpu_budget=-1)
+    role = deployment.roles[0]
+    effects = deployment.tick(told(60.0, {role: replicas(1)}, of=traffic(6000.0)))
+    assert effects.scale_to is not None
+    assert effects.scale_to[role] > 3
+
+
+def test_bounds_change_in_operation_and_the_mode_does_not() -> None:
+    deployment = a_deployment(**LOAD_ONLY)
+    changed = type(deployment.settings)(**{**_settings(deployment), "max_gpu_budget": 4})
+    deployment.reconfigure(changed)
+    assert load_tick(deployment, 5.0, [HOT] * 2, [HOT] * 2).scale_to is None
+    other = type(deployment.settings)(**{**_settings(deployment), "mode": "agg"})
+    with pytest.raises(ValueError, match="cannot become agg"):
+        deployment.reconfigure(other)
+
+
+def _settings(deployment: Deployment) -> dict[str, object]:
+    settings = deployment.settings
+    return {name: getattr(settings, name) for name in settings.__struct_fields__}
+
+
+def test_the_next_tick_says_what_it_needs() -> None:
+    deployment = a_deployment(enable_load_scaling=True)
+    assert deployment.next_tick.at_s == 5.0
+    for at in range(1, 12):
+        effects = load_tick(deployment, 5.0 * at, [WARM], [WARM])
+        assert effects.next_tick.at_s == 5.0 * (at + 1)
+        assert effects.next_tick.run_throughput == (at == 11)
+    assert effects.next_tick.traffic_s == 60.0
+    assert LIMITS.max_kv_tokens == 400_000
