@@ -1,0 +1,197 @@
+"""The performance model of one role: what it has learnt from whom, and what proposers ask of it."""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Literal
+
+from select_service.planner.core.contracts import Shape, Slo
+from select_service.planner.core.inputs import ForwardPass, Limits, Traffic
+from select_service.planner.core.perf.capacity import (
+    Capacity,
+    Forward,
+    Given,
+    aggregated_capacity,
+    chunked_s,
+    decode_capacity,
+    hit_rate_used,
+    prefill_capacity,
+)
+from select_service.planner.core.perf.linear import Line, fit, fit_robust
+from select_service.planner.core.perf.samples import Average, Sample, Samples
+from select_service.planner.core.settings import Settings
+
+Kind = Literal["prefill", "decode", "aggregated"]
+Source = Literal["fpm", "selector"]
+SOURCES: tuple[Source, ...] = ("fpm", "selector")
+"""The first that is ready is used."""
+SLOPE_ROUNDING = 1e-12
+REQUESTS_SLOPE_MIN = -1e-6
+CAPACITIES = {
+    "prefill": prefill_capacity,
+    "decode": decode_capacity,
+    "aggregated": aggregated_capacity,
+}
+
+
+class FittedModel:
+    """Lines through samples, one for each source."""
+
+    def __init__(self, kind: Kind, settings: Settings) -> None:
+        self._kind = kind
+        self._observations_min = settings.load_min_observations
+        self._robust = settings.robust
+        axes = 1 if kind == "prefill" else 2
+        size, buckets = settings.max_num_fpm_samples, settings.fpm_sample_bucket_size
+        self._samples = {source: Samples(axes, size, buckets) for source in SOURCES}
+        self._lines: dict[Source, Line | None] = {}
+        self._now_s = 0.0
+        self.isl = Average()
+        self.context = Average()
+        self.prefill_tokens = Average()
+
+    @property
+    def ready(self) -> bool:
+        """Whether an iteration can be told."""
+        return self.forward is not None
+
+    @property
+    def source(self) -> str | None:
+        """Of the line that is used."""
+        return next((each for each in SOURCES if self.line(each) is not None), None)
+
+    @property
+    def forward(self) -> Forward | None:
+        """None: not enough samples, or a line that falls with the load."""
+        for source in SOURCES:
+            line = self.line(source)
+            if line is not None:
+                return self._given(line)
+        return None
+
+    def line(self, source: Source) -> Line | None:
+        """Fitted when asked after new samples."""
+        if source not in self._lines:
+            self._lines[source] = self._fit(list(self._samples[source]))
+        return self._lines[source]
+
+    def observe(self, passes: Sequence[ForwardPass], now_s: float) -> None:
+        """Idle iterations move averages only."""
+        self._now_s = now_s
+        for one in passes:
+            self._average(one)
+            if one.wall_s > 0:
+                self._add("fpm", self._x(one), one.wall_s)
+
+    def observe_traffic(self, traffic: Traffic, now_s: float) -> None:
+        """Prompts and output blocks that the selector has timed."""
+        self._now_s = now_s
+        if traffic.isl is not None and self.source != "fpm":
+            self.isl.add(traffic.isl)
+            self.context.add(traffic.isl + (traffic.osl or 0.0) / 2)
+        if self._kind != "decode":
+            for each in traffic.prefill_samples:
+                tokens = each.uncached_tokens + each.ahead_tokens
+                x = (tokens,) if self._kind == "prefill" else (tokens, 0.0)
+                self._add("selector", x, each.seconds)
+        if self._kind != "prefill":
+            for block in traffic.decode_samples:
+                first = block.live_requests if self._kind == "decode" else 0.0
+                self._add("selector", (first, block.kv_tokens), block.seconds)
+
+    def ttft_s(
+        self,
+        now: ForwardPass,
+        limits: Limits,
+        hit_rate: float,
+        *,
+        queue_scale: float = 1.0,
+        decode_scale: float = 1.0,
+        queued_decode: bool = False,
+    ) -> float | None:
+        """Until the first token of a mean request behind the queue."""
+        forward, chunk_max = self.forward, limits.max_num_batched_tokens
+        if forward is None or self._kind == "decode" or (chunk_max is not None and chunk_max <= 0):
+            return None
+        waiting = now.queued_prefill_tokens * queue_scale + self.isl.value
+        tokens = max(1, ceil(waiting * (1 - hit_rate_used(hit_rate))))
+        if self._kind == "prefill":
+            return chunked_s(forward, tokens, chunk_max)
+        kv = now.decode_kv_tokens + queued_decode * now.queued_decode_kv_tokens
+        requests = now.decode_requests + queued_decode * now.queued_decode_requests
+        scaled = (ceil(kv * decode_scale), ceil(requests * decode_scale))
+        return chunked_s(forward, tokens, chunk_max, *scaled)
+
+    def itl_s(
+        self, now: ForwardPass, *, decode_scale: float = 1.0, queued_prefill_as_kv: bool = False
+    ) -> float | None:
+        """One iteration with everything scheduled and queued, and one request more."""
+        forward = self.forward
+        if forward is None or self._kind == "prefill":
+            return None
+        kv = now.decode_kv_tokens + now.queued_decode_kv_tokens
+        requests = now.decode_requests + now.queued_decode_requests
+        if queued_prefill_as_kv:
+            kv += now.queued_prefill_tokens
+            requests += now.queued_prefill_requests
+        beside = 0 if self._kind == "decode" else ceil(self.prefill_tokens.value)
+        all_kv = ceil(kv * decode_scale + self.context.value)
+        return forward.seconds(beside, all_kv, ceil(requests * decode_scale + 1))
+
+    def capacity(self, shape: Shape, limits: Limits, slo: Slo) -> Capacity | None:
+        """What one engine carries that is always busy."""
+        forward = self.forward
+        return None if forward is None else CAPACITIES[self._kind](forward, shape, limits, slo)
+
+    def prefill_s(self, tokens: float, limits: Limits) -> float | None:
+        """A prompt of so many uncached tokens alone, in chunks."""
+        forward = self.forward
+        if forward is None or self._kind == "decode":
+            return None
+        return chunked_s(forward, tokens, limits.max_num_batched_tokens or None)
+
+    def decode_s(self, requests: float, kv_tokens: float) -> float | None:
+        """One iteration that only decodes."""
+        forward = self.forward
+        if forward is None or self._kind == "prefill":
+            return None
+        return forward.seconds(0, kv_tokens, requests)
+
+    def _add(self, source: Source, x: tuple[float, ...], seconds: float) -> None:
+        if seconds > 0:
+            self._samples[source].add(Sample(x, seconds, self._now_s))
+            self._lines.pop(source, None)
+
+    def _x(self, one: ForwardPass) -> tuple[float, ...]:
+        if self._kind == "prefill":
+            return (one.prefill_tokens,)
+        first = one.decode_requests if self._kind == "decode" else one.prefill_tokens
+        return (first, one.decode_kv_tokens)
+
+    def _average(self, one: ForwardPass) -> None:
+        if one.prefill_requests:
+            self.isl.add(one.prefill_tokens / one.prefill_requests)
+        elif self._kind == "prefill":
+            self.isl.add(0.0)
+        if one.decode_requests:
+            self.context.add(one.decode_kv_tokens / one.decode_requests)
+        self.prefill_tokens.add(one.prefill_tokens)
+
+    def _fit(self, samples: Sequence[Sample]) -> Line | None:
+        if len(samples) < self._observations_min:
+            return None
+        line = fit_robust(samples, self._now_s) if self._robust else fit(samples)
+        slopes = list(line.coefficients)
+        if self._kind == "decode" and slopes[0] < REQUESTS_SLOPE_MIN:
+            slopes[0] = 0.0
+        judged = slopes[1:] if self._kind == "decode" else slopes
+        if min(judged) < -SLOPE_ROUNDING:
+            return None
+        return Line(tuple(slopes), line.intercept)
+
+    def _given(self, line: Line) -> Given:
+        slopes = line.coefficients
+        if self._kind == "prefill":
+            return Given(line.intercept, slopes[0], 0.0, 0.0)
+        if self._kind == "decode":
+            return Given(line.intercept, 0.0, slopes[1], slopes[0])
+        return Given(line.intercept, slopes[0], slopes[1], 0.0)
