@@ -10,6 +10,7 @@ from scripts.playing import (
     health_migration,
     health_states,
     planner_decisions,
+    planner_kubectl,
     planner_ticks,
     planner_virtual,
 )
@@ -40,7 +41,8 @@ FORMATS = (
     _format("health move cost", "model tokens link result", health_migration.play_cost),
     _format("health plan", "source reservations targets plan", health_migration.play_plan),
     _format("health capacity", "ranks slo load result", health_capacity.play),
-    _format("planner virtual", "setup steps restarted_coordinator", planner_virtual.play),
+    _format("planner kubectl", "client exchanges", planner_kubectl.play),
+    _format("planner virtual", "setup steps", planner_virtual.play),
     _format("planner ticks", "config limits forward_seconds ticks", planner_ticks.play),
     _format("planner Erlang", "servers offered waits", planner_decisions.play_erlang),
     _format("planner prefill size", "isl seconds_base wanted", planner_decisions.play_prefill),

@@ -16,13 +16,29 @@ from select_service.planner.core.inputs import Replicas, Role
 class Switched:
     """Stands before any other connector, so that none can forget to ask.
 
-    While `advisory` is set nothing but `read` and `validate` reaches it: what was under way when
-    it was set stays where it is.
+    While it is advisory nothing but `read` and `validate` reaches it.
     """
 
     def __init__(self, connector: Connector, advisory: bool) -> None:
         self._connector = connector
-        self.advisory = advisory
+        self._advisory = advisory
+
+    @property
+    def connector(self) -> Connector:
+        """The one behind."""
+        return self._connector
+
+    @property
+    def advisory(self) -> bool:
+        """Is it only read?"""
+        return self._advisory
+
+    async def switch(self, advisory: bool) -> None:
+        """What is under way when it becomes advisory is given back: a lease, workers that drain."""
+        if advisory and not self._advisory:
+            self._advisory = True
+            await self._connector.close()
+        self._advisory = advisory
 
     async def read(self) -> Mapping[Role, Replicas]:
         """See Connector."""
@@ -35,13 +51,13 @@ class Switched:
     async def scale(self, wanted: Counts) -> Decision:
         """See Connector."""
         check_counts(wanted)
-        if self.advisory:
+        if self._advisory:
             return everywhere(wanted, Status.ADVISORY)
         return await self._connector.scale(wanted)
 
     async def wait(self, timeout_s: float) -> bool:
         """See Connector."""
-        return True if self.advisory else await self._connector.wait(timeout_s)
+        return True if self._advisory else await self._connector.wait(timeout_s)
 
     async def validate(self) -> None:
         """See Connector."""

@@ -202,7 +202,7 @@ def test_an_advisory_deployment_is_only_read() -> None:
         decision = await switched.scale({D: 3})
         assert decision.with_status(Status.ADVISORY) == (D,)
         assert connector.decision.decision_id == -1
-        switched.advisory = False
+        await switched.switch(False)
         await switched.scale({D: 3})
         assert connector.decision.num_decode == 3
 

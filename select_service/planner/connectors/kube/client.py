@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 
 from select_service.planner.connectors.base import ConnectorError
 from select_service.planner.connectors.kube.api import (
@@ -22,6 +23,8 @@ from select_service.planner.connectors.kube.api import (
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Token, CA and namespace of a pod."""
 UNAUTHORIZED = 401
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError)
+"""What files of accounts and kubeconfigs can be wrong with."""
 
 
 class KubeClient:
@@ -107,8 +110,8 @@ class KubeClient:
                     token_filename=str(self._account / "token"),
                     cert_filename=str(self._account / "ca.crt"),
                 )
-        except (config.ConfigException, OSError, ValueError) as error:
-            raise ConnectorError(f"no way to a cluster: {error}") from None
+        except (config.ConfigException, *_UNREADABLE) as error:
+            raise ConnectorError(f"no way to a cluster: {_one_line(error)}") from None
         return configuration
 
     async def namespace(self) -> str:
@@ -116,18 +119,28 @@ class KubeClient:
         try:
             if self._kubeconfig is None:
                 return (self._account / "namespace").read_text().strip() or "default"
-            from kubernetes_asyncio import config
-
-            _, active = config.list_kube_config_contexts(config_file=str(self._kubeconfig))
-            return str(active["context"].get("namespace") or "default")
-        except (OSError, KeyError, ModuleNotFoundError) as error:
-            raise ConnectorError(f"kubernetes: set the namespace: {error}") from None
+            return _namespace_of(yaml.safe_load(self._kubeconfig.read_text()))
+        except _UNREADABLE as error:
+            raise ConnectorError(f"kubernetes: set the namespace: {_one_line(error)}") from None
 
     async def close(self) -> None:
         """See Api."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
+
+
+def _namespace_of(document: Any) -> str:
+    """Of the current context of a kubeconfig.  Raises KeyError, TypeError."""
+    current = document["current-context"]
+    for context in document["contexts"]:
+        if context["name"] == current:
+            return str(context["context"].get("namespace") or "default")
+    raise KeyError(f"context {current}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _stamp(before: tuple[str, int, int] | None) -> tuple[str, int, int] | None:

@@ -1,0 +1,119 @@
+"""From what the configuration says to a connector."""
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from select_service.planner import config
+from select_service.planner.connectors.advisory import Switched
+from select_service.planner.connectors.base import Connector
+from select_service.planner.connectors.draining import TIMEOUT_S, Drainer
+from select_service.planner.connectors.dry_run import DryRun
+from select_service.planner.connectors.kube.client import KubeClient
+from select_service.planner.connectors.kube.lease import Election
+from select_service.planner.connectors.kube.target import Target
+from select_service.planner.connectors.kubernetes import KubernetesConnector, Options
+from select_service.planner.connectors.selectors import Selectors
+from select_service.planner.connectors.virtual import ReadyCounts, VirtualConnector
+from select_service.planner.core.inputs import Role
+
+_ROLES: Mapping[str, tuple[Role, ...]] = {
+    "disagg": (Role.PREFILL, Role.DECODE),
+    "prefill": (Role.PREFILL,),
+    "decode": (Role.DECODE,),
+    "agg": (Role.DECODE,),
+}
+
+
+class Surroundings(NamedTuple):
+    """What all deployments of a planner share.
+
+    selectors: URLs.  kubeconfig: None: the account of the pod.  identity: in leases.
+    """
+
+    selectors: Sequence[str] = ()
+    kubeconfig: Path | None = None
+    profile: Literal["ours", "document"] = "ours"
+    identity: str = ""
+
+
+def identity() -> str:
+    """One that no other planner has, with the host for people."""
+    return f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
+
+
+async def opened(
+    deployment: config.DeploymentConfig, around: Surroundings, ready: ReadyCounts | None = None
+) -> Switched:
+    """The connector of a deployment, that `advisory` stands before.
+
+    ready: ranks that serve, as observed.  Raises ConnectorError.
+    """
+    chosen = deployment.connector
+    if isinstance(chosen, config.VirtualConnector):
+        connector: Connector = VirtualConnector(
+            None if chosen.path is None else Path(chosen.path),
+            ready,
+            _drainer(deployment, around, TIMEOUT_S),
+            profile=around.profile,
+        )
+    elif isinstance(chosen, config.KubernetesConnector):
+        connector = await _kubernetes(deployment, chosen, around)
+    else:
+        path = None if chosen.path is None else Path(chosen.path)
+        connector = DryRun(path, await _initial(deployment, ready))
+    return Switched(connector, deployment.advisory)
+
+
+def virtual_of(connector: Switched) -> VirtualConnector | None:
+    """What `virtual_routes` serves; None: the deployment has another kind."""
+    inner = connector.connector
+    return inner if isinstance(inner, VirtualConnector) else None
+
+
+def _drainer(
+    deployment: config.DeploymentConfig, around: Surroundings, timeout_s: float
+) -> Drainer | None:
+    if not around.selectors or around.profile == "document":
+        return None
+    selectors = Selectors(around.selectors, deployment.model_name, deployment.tenant_id)
+    return Drainer(selectors, timeout_s)
+
+
+async def _initial(
+    deployment: config.DeploymentConfig, ready: ReadyCounts | None
+) -> dict[Role, int]:
+    """What is there now, else the least that there may be."""
+    seen = (None if ready is None else await ready()) or {}
+    given = {
+        Role.PREFILL: deployment.prefill_min_endpoint,
+        Role.DECODE: deployment.decode_min_endpoint,
+    }
+    counts = {}
+    for role in _ROLES[deployment.mode]:
+        least = given[role]
+        counts[role] = seen.get(role, deployment.min_endpoint if least is None else least)
+    return counts
+
+
+async def _kubernetes(
+    deployment: config.DeploymentConfig, chosen: config.KubernetesConnector, around: Surroundings
+) -> KubernetesConnector:
+    """Raises ConnectorError."""
+    api = KubeClient(around.kubeconfig)
+    namespace = chosen.namespace or await api.namespace()
+    given = {Role.PREFILL: chosen.prefill, Role.DECODE: chosen.decode}
+    targets = [
+        Target(role, found.kind, found.name, namespace, found.api_version, found.component)
+        for role in _ROLES[deployment.mode]
+        if (found := given[role]) is not None
+    ]
+    election = None
+    if chosen.lease is not None:
+        election = Election(api, namespace, chosen.lease, around.identity or identity())
+    drainer = _drainer(deployment, around, chosen.drain_timeout_s) if chosen.drain else None
+    options = Options(worker_label=chosen.worker_label)
+    return KubernetesConnector(api, targets, election, drainer, options)

@@ -1,0 +1,166 @@
+"""The client of the library: accounts, kubeconfigs, TLS; over HTTPS to the fake."""
+
+import asyncio
+import importlib.util
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from select_service.planner.connectors.base import ConnectorError, Status
+from select_service.planner.connectors.kube import client as client_module
+from select_service.planner.connectors.kube.api import MERGE_PATCH, KubeError
+from select_service.planner.connectors.kube.client import KubeClient
+from select_service.planner.connectors.kubernetes import KubernetesConnector
+from tests.planner.connectors.a_cluster import D, deployment
+from tests.planner.fake_kubernetes.kinds import DEPLOYMENT
+from tests.planner.fake_kubernetes.server import FakeKubernetes, Fault, serving
+from tests.planner.fake_kubernetes.tls import a_certificate
+
+needs_library = pytest.mark.skipif(
+    importlib.util.find_spec("kubernetes_asyncio") is None,
+    reason="the extra `kubernetes` (kubernetes-asyncio) is not installed",
+)
+DECODE = "/apis/apps/v1/namespaces/default/deployments/decode"
+Scene = Callable[[FakeKubernetes, KubeClient, Path], Awaitable[None]]
+
+
+def with_an_account(scene: Scene, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's account in `folder`, whose token the fake wants."""
+
+    async def run() -> None:
+        ca, tls = a_certificate(folder)
+        (folder / "token").write_text("first")
+        (folder / "namespace").write_text("inference\n")
+        async with serving(FakeKubernetes(token="first"), tls) as fake:
+            spec = {"metadata": {"name": "decode"}, "spec": {"replicas": 2}}
+            fake.store.create(DEPLOYMENT, "default", spec)
+            fake.controller.step(30)
+            fake.controller.step(30)
+            host, port = fake.url.removeprefix("https://").split(":")
+            monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+            monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+            client = KubeClient(account=folder)
+            try:
+                await scene(fake, client, ca)
+            finally:
+                await client.close()
+
+    asyncio.run(run())
+
+
+@needs_library
+def test_an_account_reads_and_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(fake: FakeKubernetes, client: KubeClient, _ca: Path) -> None:
+        assert await client.namespace() == "inference"
+        connector = KubernetesConnector(client, [deployment(D, "decode")])
+        await connector.validate()
+        assert (await connector.read())[D].ready == 2
+        assert (await connector.scale({D: 3})).with_status(Status.APPLIED) == (D,)
+        assert fake.store.get(DEPLOYMENT, "default", "decode")["spec"]["replicas"] == 3
+
+    with_an_account(scene, tmp_path, monkeypatch)
+
+
+@needs_library
+def test_a_new_token_and_a_new_ca_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(fake: FakeKubernetes, client: KubeClient, ca: Path) -> None:
+        await client.call("GET", DECODE)
+        fake.token = "second"
+        with pytest.raises(KubeError) as refused:
+            await client.call("GET", DECODE)
+        assert refused.value.status == 401
+        (tmp_path / "token").write_text("second")
+        await client.call("GET", DECODE)
+        before = client._client
+        ca.write_text(ca.read_text() + "\n")
+        await client.call("GET", DECODE)
+        assert client._client is not before
+
+    with_an_account(scene, tmp_path, monkeypatch)
+
+
+@needs_library
+def test_a_server_of_another_ca_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(fake: FakeKubernetes, client: KubeClient, ca: Path) -> None:
+        other, _ = a_certificate(tmp_path / "other")
+        ca.write_text(other.read_text())
+        with pytest.raises(KubeError) as refused:
+            await client.call("GET", DECODE)
+        assert refused.value.status == 0
+        assert fake.requests == []
+
+    with_an_account(scene, tmp_path, monkeypatch)
+
+
+@needs_library
+@pytest.mark.parametrize("status", [403, 409, 429, 500, 0, None])
+def test_every_failure_has_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None
+) -> None:
+    async def scene(fake: FakeKubernetes, client: KubeClient, _ca: Path) -> None:
+        await client.call("GET", DECODE)
+        if status is None:
+            monkeypatch.setattr(client_module, "REQUEST_TIMEOUT_S", 0.3)
+        fake.faults = [Fault("PATCH", "/scale", status)]
+        patch = {"spec": {"replicas": 5}}
+        with pytest.raises(KubeError) as refused:
+            await client.call("PATCH", DECODE + "/scale", patch, MERGE_PATCH)
+        assert refused.value.status == (status or 0)
+        assert refused.value.is_passing == (status != 403)
+
+    with_an_account(scene, tmp_path, monkeypatch)
+
+
+@needs_library
+def test_a_kubeconfig_names_cluster_account_and_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(fake: FakeKubernetes, _client: KubeClient, ca: Path) -> None:
+        path = tmp_path / "config"
+        path.write_text(kubeconfig(fake.url, ca, "first"))
+        client = KubeClient(path)
+        assert await client.namespace() == "models"
+        assert b'"decode"' in await client.call("GET", DECODE)
+        await client.close()
+
+    with_an_account(scene, tmp_path, monkeypatch)
+
+
+def kubeconfig(url: str, ca: Path, token: str) -> str:
+    return f"""
+apiVersion: v1
+kind: Config
+current-context: here
+clusters: [{{name: fake, cluster: {{server: "{url}", certificate-authority: "{ca}"}}}}]
+users: [{{name: planner, user: {{token: {token}}}}}]
+contexts: [{{name: here, context: {{cluster: fake, user: planner, namespace: models}}}}]
+"""
+
+
+@needs_library
+@pytest.mark.parametrize("content", [None, "", "{", "clusters: []"])
+def test_no_way_to_a_cluster_is_said_in_one_line(tmp_path: Path, content: str | None) -> None:
+    async def run() -> None:
+        path = tmp_path / "config"
+        if content is not None:
+            path.write_text(content)
+        for client in (KubeClient(path), KubeClient(account=tmp_path)):
+            with pytest.raises(ConnectorError, match="no way to a cluster") as refused:
+                await client.call("GET", DECODE)
+            assert "\n" not in str(refused.value)
+            with pytest.raises(ConnectorError, match="set the namespace"):
+                await client.namespace()
+
+    asyncio.run(run())
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def run() -> None:
+        with pytest.raises(ConnectorError, match=r"pip install 'select-service\[kubernetes\]'"):
+            await KubeClient(account=tmp_path).call("GET", DECODE)
+
+    monkeypatch.setitem(__import__("sys").modules, "kubernetes_asyncio", None)
+    asyncio.run(run())

@@ -1,0 +1,67 @@
+"""Draining with a whole selector: its routes and answers are what the planner takes them for."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from select_service.planner.connectors.base import Status
+from select_service.planner.connectors.draining import Drainer
+from select_service.planner.connectors.selectors import Selectors
+from select_service.planner.connectors.virtual import VirtualConnector
+from select_service.planner.core.inputs import Role
+from tests.builders import worker_body
+from tests.process.in_thread import InThread
+
+pytestmark = pytest.mark.process
+P, D = Role.PREFILL, Role.DECODE
+
+
+def reserved_on_all(service: InThread) -> None:
+    """A prefill worker 1, and decode workers 2 (long prompt) and 3 (short one)."""
+    for worker_id, role in ((1, "prefill"), (2, "decode"), (3, "decode")):
+        body = worker_body(worker_id, role=role)
+        assert service.call("POST", "/workers", body).status == 201
+        tokens = list(range(8 if worker_id == 3 else 80))
+        prompt = {
+            "model_name": "m", "reservation_id": f"r{worker_id}", "token_ids": tokens,
+            "allowed_worker_ids": [worker_id],
+        }  # fmt: skip
+        answer = service.call("POST", "/select_and_reserve", prompt)
+        assert answer.status == 200, answer.body
+
+
+def drained(service: InThread) -> VirtualConnector:
+    """With three replicas that were decided, and the one of two decode replicas asked to go."""
+
+    async def run() -> VirtualConnector:
+        selectors = Selectors([f"http://127.0.0.1:{service.port}"], "m", "default")
+        connector = VirtualConnector(None, drainer=Drainer(selectors))
+        await connector.scale({P: 1, D: 2})
+        await connector.complete(0, {P: 1, D: 2})
+        decision = await connector.scale({D: 1})
+        if decision.with_status(Status.DRAINING):
+            assert decision.roles[D].victims == ("3",)
+            assert not await connector.wait(0)
+            ranks = service.call("GET", "/health/fleet").body["partitions"][0]["ranks"]
+            states = {rank["worker_id"]: rank["state"] for rank in ranks}
+            assert states == {1: "healthy", 2: "healthy", 3: "draining"}
+            assert service.call("DELETE", "/reservations/r3").status < 300
+            await connector.wait(0)
+        await connector.close()
+        return connector
+
+    return asyncio.run(run())
+
+
+def test_a_worker_drains_until_its_reservations_have_ended(tmp_path: Path) -> None:
+    with InThread("--health-checks=on", folder=tmp_path) as service:
+        reserved_on_all(service)
+        decision = drained(service).decision
+        assert (decision.num_prefill, decision.num_decode, decision.victims) == (1, 1, (3,))
+
+
+def test_without_health_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    with InThread(folder=tmp_path) as service:
+        reserved_on_all(service)
+        assert drained(service).decision.num_decode == 1
