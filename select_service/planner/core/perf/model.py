@@ -36,8 +36,10 @@ CAPACITIES = {
 class FittedModel:
     """Lines through samples, one for each source."""
 
-    def __init__(self, kind: Kind, settings: Settings) -> None:
+    def __init__(self, kind: Kind, settings: Settings, given: Forward | None = None) -> None:
+        """given: iterations are known already, only averages are learnt."""
         self._kind = kind
+        self._known = given
         self._observations_min = settings.load_min_observations
         self._robust = settings.robust
         axes = 1 if kind == "prefill" else 2
@@ -62,6 +64,8 @@ class FittedModel:
     @property
     def forward(self) -> Forward | None:
         """None: not enough samples, or a line that falls with the load."""
+        if self._known is not None:
+            return self._known
         for source in SOURCES:
             line = self.line(source)
             if line is not None:
