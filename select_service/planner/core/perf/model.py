@@ -47,9 +47,9 @@ class FittedModel:
         self._samples = {source: Samples(axes, size, buckets) for source in SOURCES}
         self._lines: dict[Source, Line | None] = {}
         self._now_s = 0.0
-        self.isl = Average()
-        self.context = Average()
-        self.prefill_tokens = Average()
+        self.isl = Average(size)
+        self.context = Average(size)
+        self.prefill_tokens = Average(size)
 
     @property
     def ready(self) -> bool:
