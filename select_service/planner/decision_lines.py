@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Raw, Struct
 
 from select_service.planner.core.inputs import Role, TickInput
-from select_service.planner.core.merge import Proposal
 from select_service.planner.core.settings import Settings
 
 LINE_BYTES_MAX = 64 << 20
@@ -34,7 +33,6 @@ class TickLine(Struct, frozen=True, kw_only=True, tag="tick", tag_field="line", 
 
     deployment: str
     tick: TickInput
-    proposals: tuple[Proposal, ...] = ()
     scale_to: Mapping[Role, int] | None = None
     diagnostics: Raw = Raw(b"null")
     applied: Raw = Raw(b"null")

@@ -57,7 +57,6 @@ def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
     assert list(map(encoded, read)) == list(map(encoded, lines))
     assert isinstance(read[1], TickLine)
     assert read[1].tick == tick(5.0).tick
-    assert read[1].proposals == tick(5.0).proposals
 
 
 def test_each_file_begins_with_the_settings(tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""EDGE: ticks at their times: ask everything, decide, scale, and tell who wants to know."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from select_service.planner.config import DeploymentConfig, PlannerConfig
+from select_service.planner.connectors.base import Decision
+from select_service.planner.core.cluster import Cluster
+from select_service.planner.core.inputs import TickInput
+from select_service.planner.core.settings import Settings
+from select_service.planner.core.tick import Effects
+from select_service.planner.edge.member import Member
+from select_service.planner.judging import faults
+from select_service.planner.reading import ConfigError
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 30.0
+"""Of a whole tick. What is not decided by then is not scaled."""
+STEP_S = 2.0
+"""Between two steps of what connectors have under way."""
+
+
+class Listener(Protocol):
+    """Is told of every tick, and must not block or raise."""
+
+    def ticked(
+        self, name: str, tick: TickInput, effects: Effects, applied: Decision | None
+    ) -> None: ...
+
+    def changed(self, name: str, settings: Settings, now_s: float) -> None: ...
+
+
+class Loop:
+    """Belongs to one event loop. One cluster, whose deployments may tick at different times."""
+
+    def __init__(
+        self,
+        config: PlannerConfig,
+        cluster: Cluster,
+        members: Mapping[str, Member],
+        listeners: Sequence[Listener],
+        clock: Callable[[], float],
+    ) -> None:
+        """clock: seconds since 1970 that never go back"""
+        self._config = config
+        self._cluster = cluster
+        self.members = members
+        self._listeners = listeners
+        self._clock = clock
+        self._paused: set[str] = set()
+        self.late_ticks = 0
+        """That were given up after `DEADLINE_S`."""
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        for name, member in self.members.items():
+            self._tell_settings(name, member.config)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._step_connectors())
+            group.create_task(self._tick_for_ever())
+
+    async def tick(self) -> None:
+        """The deployments that are due now."""
+        now_s = self._clock()
+        due = [name for name in self.members if self._due_at(name) <= now_s + 1e-3]
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                told = await asyncio.gather(*(self._told(name, now_s) for name in due))
+        except TimeoutError:
+            self.late_ticks += 1
+            log.error("a tick took too long, and nothing is scaled", extra={"fields": {"of": due}})
+            told = [TickInput(now_s=now_s, replicas={}) for _ in due]
+        by_name = dict(zip(due, told, strict=True))
+        effects = self._cluster.tick(by_name)
+        applied = await asyncio.gather(*(self._apply(name, effects[name]) for name in due))
+        for name, decision in zip(due, applied, strict=True):
+            for listener in self._listeners:
+                listener.ticked(name, by_name[name], effects[name], decision)
+
+    def configs(self) -> dict[str, DeploymentConfig]:
+        """What counts now."""
+        return {name: member.config for name, member in self.members.items()}
+
+    def is_paused(self, name: str) -> bool:
+        return name in self._paused
+
+    def change(
+        self, name: str, fields: Mapping[str, object], *, paused: bool | None = None
+    ) -> DeploymentConfig:
+        """Other bounds and switches, from the next tick on; all of them or none.
+
+        Raises KeyError for an unknown deployment, ConfigError for what makes no sense.
+        """
+        member = self.members[name]
+        changed: DeploymentConfig = replace(member.config, **fields)
+        others = [each for each in self.configs().values() if each.name != name]
+        for fault in faults(replace(self._config, deployments=(*others, changed))):
+            raise ConfigError(fault)
+        try:
+            self._cluster.deployments[name].reconfigure(changed)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if paused is not None:
+            (self._paused.add if paused else self._paused.discard)(name)
+        member.config = changed
+        member.connector.advisory = changed.advisory or name in self._paused
+        self._tell_settings(name, changed)
+        return changed
+
+    def _due_at(self, name: str) -> float:
+        return self._cluster.deployments[name].next_tick.at_s
+
+    async def _told(self, name: str, now_s: float) -> TickInput:
+        return await self.members[name].told(self._cluster.deployments[name].next_tick, now_s)
+
+    async def _apply(self, name: str, effects: Effects) -> Decision | None:
+        """Also within the deadline: a platform that hangs must not stop the others for ever."""
+        if not effects.scale_to:
+            return None
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await self.members[name].apply(effects.scale_to)
+        except TimeoutError:
+            fields = {"deployment": name, "timeout_s": DEADLINE_S}
+            log.error("a platform did not answer", extra={"fields": fields})
+            return None
+
+    def _tell_settings(self, name: str, config: DeploymentConfig) -> None:
+        own = {each: getattr(config, each) for each in Settings.__struct_fields__}
+        for listener in self._listeners:
+            listener.changed(name, Settings(**own), self._clock())
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            at_s = min(map(self._due_at, self.members))
+            await asyncio.sleep(max(0.0, at_s - self._clock()))
+            await self.tick()
+
+    async def _step_connectors(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            await asyncio.gather(*(member.go_on() for member in self.members.values()))

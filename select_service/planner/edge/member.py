@@ -1,0 +1,185 @@
+"""EDGE: one deployment: what it is told in a tick, and what is done of what it decides."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from select_service.planner.config import DeploymentConfig, LimitsGiven
+from select_service.planner.connectors.advisory import Switched
+from select_service.planner.connectors.base import (
+    ConnectorError,
+    ConnectorUnavailable,
+    Decision,
+)
+from select_service.planner.core.inputs import (
+    ForwardPass,
+    Limits,
+    Replicas,
+    Role,
+    TickInput,
+    Traffic,
+)
+from select_service.planner.core.schedule import NextTick
+from select_service.planner.core.settings import gpus_of, roles_of
+from select_service.planner.edge.fpm_source import FpmPasses
+from select_service.planner.edge.observation import Observed
+from select_service.planner.edge.outbound import Unreachable
+from select_service.planner.edge.prometheus_source import PrometheusTraffic
+from select_service.planner.edge.proposers import ExternalProposers
+from select_service.planner.edge.selector_source import SelectorSource
+
+log = logging.getLogger(__name__)
+
+
+class Sources:
+    """Where a deployment is observed. Those that are not configured are None."""
+
+    def __init__(
+        self,
+        selectors: SelectorSource | None,
+        prometheus: PrometheusTraffic | None,
+        fpm: FpmPasses | None,
+        proposers: ExternalProposers,
+    ) -> None:
+        self.selectors = selectors
+        self.prometheus = prometheus
+        self.fpm = fpm
+        self.proposers = proposers
+        self.seen: Observed | None = None
+        """The last reading of the selectors; None: they did not answer."""
+
+    async def workers(self) -> Mapping[Role, int] | None:
+        """Workers that take requests, as selectors see them."""
+        return None if self.seen is None else self.seen.workers
+
+    async def close(self) -> None:
+        if self.prometheus is not None:
+            await self.prometheus.close()
+        if self.fpm is not None:
+            self.fpm.close()
+
+
+class Member:
+    """Belongs to one event loop."""
+
+    def __init__(self, config: DeploymentConfig, sources: Sources, connector: Switched) -> None:
+        self.config = config
+        self.sources = sources
+        self.connector = connector
+        self.faults: dict[str, str] = {}
+        """Source or role -> what kept it from being known in the last tick."""
+        self._busy = asyncio.Lock()
+
+    async def told(self, due: NextTick, now_s: float) -> TickInput:
+        """What is known now. What fails is unknown, and stands in `faults`."""
+        self.faults = {}
+        traffic = await self._observe(due)
+        passes = self._passes(traffic)
+        async with self._busy:
+            counts = await self._read()
+        tick = TickInput(now_s=now_s, replicas=counts, traffic=traffic, passes=passes)
+        proposals = await self.sources.proposers.ask(self.config.name, tick)
+        return replace(tick, proposals=proposals) if proposals else tick
+
+    async def apply(self, scale_to: Mapping[Role, int]) -> Decision | None:
+        """None: the platform could not be told; the next tick decides anew."""
+        async with self._busy:
+            try:
+                return await self.connector.scale(scale_to)
+            except ConnectorError as error:
+                self._fault("connector", str(error))
+                return None
+
+    async def go_on(self) -> None:
+        """A step of what is under way: drains, and what waits for them."""
+        if self._busy.locked():
+            return
+        async with self._busy:
+            try:
+                await self.connector.wait(0.0)
+            except ConnectorError as error:
+                self._fault("connector", str(error))
+
+    async def close(self) -> None:
+        await self.connector.close()
+        await self.sources.close()
+
+    async def _observe(self, due: NextTick) -> Traffic | None:
+        config, sources = self.config, self.sources
+        if sources.selectors is not None:
+            window = due.traffic_s or config.load_adjustment_interval_seconds
+            sources.seen = await sources.selectors.observe(
+                window, ttft_s=config.ttft_ms / 1000.0, itl_s=config.itl_ms / 1000.0
+            )
+            for url, fault in sources.selectors.faults.items():
+                self.faults[url] = fault
+        if due.traffic_s is None:
+            return None
+        if sources.prometheus is not None:
+            return await self._of_prometheus(sources.prometheus, due.traffic_s)
+        return None if sources.seen is None else sources.seen.traffic
+
+    async def _of_prometheus(
+        self, prometheus: PrometheusTraffic, window_s: float
+    ) -> Traffic | None:
+        """With what the selectors know and Prometheus does not, as distributions and samples."""
+        try:
+            traffic = await prometheus.observe(window_s)
+        except Unreachable as error:
+            self._fault("prometheus", str(error))
+            return None
+        if self.sources.seen is None:
+            return traffic
+        known = {
+            field: value
+            for field in traffic.__struct_fields__
+            if (value := getattr(traffic, field)) is not None and field != "duration_s"
+        }
+        own = self.sources.seen.traffic
+        measured = ("requests", "isl", "osl", "kv_hit_rate", "accept_length")
+        return replace(own, **{field: known.get(field) for field in measured})
+
+    def _passes(self, traffic: Traffic | None) -> Mapping[Role, tuple[ForwardPass, ...]] | None:
+        """Iterations that engines published; of roles without, what selectors have booked."""
+        sources = self.sources
+        published = {} if sources.fpm is None else sources.fpm.read()
+        seen = {} if sources.seen is None else sources.seen.passes
+        result = {}
+        for role in roles_of(self.config):
+            if role in published:
+                result[role] = published[role]
+            elif role in seen:
+                result[role] = seen[role]
+        return result or None
+
+    async def _read(self) -> dict[Role, Replicas]:
+        try:
+            found = await self.connector.read()
+        except ConnectorUnavailable as error:
+            self._fault("connector", str(error))
+            return {}
+        for role, fault in self.connector.faults().items():
+            self.faults[f"connector {role}"] = fault
+        return {
+            role: replace(each, limits=self._limits(role, each))
+            for role, each in found.items()
+            if role in roles_of(self.config)
+        }
+
+    def _limits(self, role: Role, found: Replicas) -> Limits:
+        """What the file says, else what was observed, else what the platform says."""
+        is_prefill = role is Role.PREFILL
+        given: LimitsGiven = self.config.prefill_limits if is_prefill else self.config.decode_limits
+        seen = None if self.sources.seen is None else self.sources.seen.limits.get(role)
+        fields = {}
+        for field in LimitsGiven.__struct_fields__:
+            of_all = (getattr(each, field, None) for each in (given, seen, found.limits))
+            fields[field] = next((value for value in of_all if value is not None), None)
+        return Limits(num_gpu=gpus_of(self.config, role), **fields)
+
+    def _fault(self, source: str, text: str) -> None:
+        self.faults[source] = text
+        fields = {"deployment": self.config.name, "source": source, "error": text}
+        log.warning("a source or a platform failed", extra={"fields": fields})
