@@ -40,8 +40,10 @@ def tick(now_s: float) -> TickLine:
                 prefill_samples=(PrefillSample(10.0, 0.25, 0.0),),
             ),
             passes={Role.DECODE: (ForwardPass(worker="w", wall_s=0.5),)},
+            proposals=(
+                Proposal(source="x", priority=1, targets=(Target("decode", Bound.SET, 3),)),
+            ),
         ),
-        proposals=(Proposal(source="x", priority=1, targets=(Target("decode", Bound.SET, 3),)),),
         scale_to={Role.DECODE: 3},
     )
 

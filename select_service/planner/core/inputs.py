@@ -45,6 +45,8 @@ class ForwardPass(Struct, frozen=True, kw_only=True, omit_defaults=True):
     queued_prefill_tokens: int = 0
     queued_decode_requests: int = 0
     queued_decode_kv_tokens: int = 0
+    booked: bool = False
+    """What selectors have booked on the rank, and no iteration: nothing is learnt from it."""
 
 
 class Bins(Struct, frozen=True, kw_only=True):

@@ -137,7 +137,7 @@ class Deployment:
         """Models and metadata, also while nothing may be proposed."""
         if due.load and self.settings.optimization_target == "sla":
             for role in self.roles:
-                passes = (told.passes or {}).get(role)
+                passes = [each for each in (told.passes or {}).get(role, ()) if not each.booked]
                 if passes:
                     self._models[role].observe(passes, told.now_s)
         if told.traffic is None or not (due.throughput or not throughput_on(self.settings)):

@@ -230,13 +230,14 @@ def _order(rank: Rank) -> tuple[bool, int, int]:
 
 
 def _pass(rank: Rank) -> ForwardPass:
-    """What waits is all that a selector knows: it sees no iterations, so `wall_s` is 0."""
+    """What waits is all that a selector knows: it sees no iterations."""
     return ForwardPass(
         worker=str(rank.worker_id),
         rank=rank.dp_rank,
         decode_requests=rank.live_requests,
         decode_kv_tokens=rank.active_blocks * (rank.block_size or 0),
         queued_prefill_tokens=rank.active_prefill_tokens,
+        booked=True,
     )
 
 
