@@ -89,7 +89,7 @@ class Loop:
     def is_paused(self, name: str) -> bool:
         return name in self._paused
 
-    def change(
+    async def change(
         self, name: str, fields: Mapping[str, object], *, paused: bool | None = None
     ) -> DeploymentConfig:
         """Other bounds and switches, from the next tick on; all of them or none.
@@ -108,7 +108,7 @@ class Loop:
         if paused is not None:
             (self._paused.add if paused else self._paused.discard)(name)
         member.config = changed
-        member.connector.advisory = changed.advisory or name in self._paused
+        await member.connector.switch(changed.advisory or name in self._paused)
         self._tell_settings(name, changed)
         return changed
 
