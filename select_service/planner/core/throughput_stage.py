@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec import structs
+
 from select_service.planner.core.allowance import Allowance
 from select_service.planner.core.contracts import (
     EngineModel,
@@ -87,7 +89,10 @@ class ThroughputStage:
         for role, size in sizes.items():
             if size.spare is not None:
                 self.spare[role] = max(size.spare, self.allowance.minimums[role])
-        return sizes
+        if all(size.replicas is None for size in sizes.values()):
+            return sizes
+        cold = any(size.replicas is None for size in sizes.values())
+        return {role: _beside_cold(size) if cold else size for role, size in sizes.items()}
 
     def _engine(self, role: Role, limits: Mapping[Role, Limits]) -> Engine:
         slo = Slo(self.settings.ttft_ms, self.settings.itl_ms)
@@ -142,6 +147,13 @@ class ThroughputStage:
         self.correction.check_invariants()
         assert self.unknown >= 0
         assert all(floor >= 0 for floor in self.floors.values())
+
+
+def _beside_cold(size: Sized) -> Sized:
+    """Of a role that must wait for the other one."""
+    if size.replicas is None:
+        return size
+    return structs.replace(size, reason=Reason.PARTNER_NOT_READY)
 
 
 def _first(cold: bool, reason: Reason) -> Reason:

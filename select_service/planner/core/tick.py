@@ -210,7 +210,9 @@ class Deployment:
         if not self.settings.stabilise:
             plainly = settle_plainly(self._settler.allowance, targets, standing)
             if opinion is not None and opinion.partial:
-                return plainly._replace(counts={**standing.ready, **(opinion.targets or {})})
+                why = (Reason.STARTUP_DOWN,) if opinion.targets else ()
+                kept = {**standing.ready, **(opinion.targets or {})}
+                return plainly._replace(counts=kept, reasons=why)
             return plainly
         spoken = {role for role, n in targets.items() if n != standing.have[role]}
         for of in (thought, opinion):
@@ -244,6 +246,8 @@ class Deployment:
         reasons = () if settled is None else settled.reasons
         if plan.standing is None:
             reasons = (Reason.REPLICAS_UNKNOWN,)
+        if plan.merged is not None and plan.merged.final_from is not None:
+            reasons = (Reason.OVERRIDDEN, *reasons)
         if cut:
             reasons = (*reasons, Reason.CLUSTER_BUDGET)
         if self.settings.advisory:

@@ -4,7 +4,7 @@ import pytest
 
 from select_service.planner.core.inputs import Role, TickInput
 from select_service.planner.core.merge import Bound, Proposal, Target
-from select_service.planner.core.reasons import SENTENCES, Reason
+from select_service.planner.core.reasons import Reason
 from select_service.planner.core.tick import Deployment, Effects
 from tests.planner.core.deployments import (
     HOT,
@@ -29,11 +29,6 @@ def load_tick(
     """As many are ready as speak."""
     engines = {P: passes(P, prefill), D: passes(D, decode)}
     return deployment.tick(told(now_s, both(len(prefill), len(decode)), engines=engines))
-
-
-def test_every_reason_has_a_sentence() -> None:
-    assert set(SENTENCES) == set(Reason)
-    assert all(text.endswith(".") and len(text) < 90 for text in SENTENCES.values())
 
 
 # --- the reference -----------------------------------------------------------------------------
@@ -225,6 +220,11 @@ def test_below_the_minimum_is_raised_at_once_from_the_peer() -> None:
     effects = deployment.tick(told(5.0, both(1, 5)))
     assert effects.scale_to == {P: 2, D: 4}
     assert Reason.BELOW_MINIMUM in effects.diagnostics.reasons
+
+
+def test_one_role_below_its_minimum_is_raised_without_any_wish() -> None:
+    deployment = a_deployment(mode="agg", min_endpoint=2)
+    assert deployment.tick(told(5.0, {D: replicas(1)})).scale_to == {D: 2}
 
 
 def test_advice_is_given_and_not_done() -> None:
