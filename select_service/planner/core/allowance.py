@@ -70,8 +70,8 @@ class Allowance:
         """What may be done now about a proposal."""
         if len(self.roles) == 1:
             role = self.roles[0]
-            wanted = max(proposed[role], self.minimums[role])
-            number, reason = guard_single(current[role], wanted, self.budget)
+            least = max(proposed[role], self.minimums[role])
+            number, reason = guard_single(current[role], least, self.budget)
             return Allowed(self._eased(current, {role: number}, reason), reason)
         if self.below_minimum(current):
             wanted = self._pair(self.with_minimums(proposed))

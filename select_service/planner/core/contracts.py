@@ -105,9 +105,10 @@ class Forecast(Protocol):
 
 
 class Forecaster(Protocol):
-    """Points come once a throughput interval; unknown ones are not added."""
+    """A point once a throughput interval, or none where the window is unknown."""
 
     def add(self, traffic: Traffic) -> None: ...
+    def skip(self) -> None: ...
     def predict(self, lead_s: float) -> Forecast:
         """lead_s: beyond the next window"""
         ...

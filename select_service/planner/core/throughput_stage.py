@@ -67,6 +67,7 @@ class ThroughputStage:
         """Once an interval."""
         if traffic is None or traffic.requests is None:
             self.unknown += 1
+            self._forecaster.skip()
             return Thought(None, Reason.NO_TRAFFIC_DATA)
         self.unknown = 0
         self._forecaster.add(traffic)

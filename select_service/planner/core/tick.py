@@ -210,9 +210,9 @@ class Deployment:
         if not self.settings.stabilise:
             plainly = settle_plainly(self._settler.allowance, targets, standing)
             if opinion is not None and opinion.partial:
-                why = (Reason.STARTUP_DOWN,) if opinion.targets else ()
                 kept = {**standing.ready, **(opinion.targets or {})}
-                return plainly._replace(counts=kept, reasons=why)
+                reasons = (Reason.STARTUP_DOWN,) if opinion.targets else ()
+                return plainly._replace(counts=kept, reasons=reasons)
             return plainly
         spoken = {role for role, n in targets.items() if n != standing.have[role]}
         for of in (thought, opinion):
