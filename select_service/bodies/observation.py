@@ -86,7 +86,8 @@ class Observation(Struct, kw_only=True):
     covered: what was before is unknown, and not nothing."""
     arrivals: int
     """Requests for a rank, refused, queued and later given up ones included. A rank that is asked
-    for and booked in another call counts once."""
+    for and booked in another call counts once; beside prefill workers, decode workers count
+    not at all."""
     arrival_variation: float | None
     """Squared coefficient of variation of the times between arrivals (1: Poisson), from counts by
     slots of a second; null when there are fewer than 10 slots, or no arrivals."""

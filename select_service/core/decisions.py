@@ -102,8 +102,7 @@ class Decisions:
             )
         if reservation_id is not None:
             self._book(job, placement, reservation_id, now)
-        prompt = job.prompt
-        partition.placing.count(len(prompt.sequence_hashes), prompt.isl_tokens, job.reserves)
+        partition.placing.count(job.prompt, placement.slot, job.reserves)
         if self._ring is not None:
             selection_id = job.request.selection_id
             self._ring.keep(now, job.reserves, selection_id, reservation_id, job.waited)

@@ -206,7 +206,8 @@ def answer(data, state, row):
     if state[ROUTE] != RESERVE:
         count_decision(state)
         plan, is_reserved = i64_view(row, PLAN), state[ROUTE] == SELECT_AND_RESERVE
-        count_placement(plan, state[N_SEQUENCE], state[ISL_TOKENS], is_reserved)
+        n_blocks, isl_tokens = state[N_SEQUENCE], state[ISL_TOKENS]
+        count_placement(plan, n_blocks, isl_tokens, state[SLOT], is_reserved)
         keep_usual(data, state, plan)
     count_answer(state)
     return render(data, state, row)

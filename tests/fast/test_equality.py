@@ -20,7 +20,7 @@ from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.bins import TIME_BINS
 from select_service.core.load.load_layout import REPORTED
-from select_service.core.load.observed_layout import ISL, TTFT, TTFT_US
+from select_service.core.load.observed_layout import PROMPTS, TTFT, TTFT_US
 from select_service.core.observing import counted as observed
 from tests.builders import worker_body
 from tests.exploring import explored
@@ -65,7 +65,7 @@ def observed_of(side: Side) -> dict[PartitionKey, Any]:
         now = counted.now(0)
         begin = observed.RESERVATIONS
         times = now[begin + TTFT : observed.REFUSED]
-        found[key] = [*now[: begin + TTFT_US], *now[begin + ISL : begin + TTFT]]
+        found[key] = [*now[: begin + TTFT_US], *now[begin + PROMPTS : begin + TTFT]]
         found[key] += [times[:TIME_BINS].sum(), times[TIME_BINS:].sum()]
     return found
 

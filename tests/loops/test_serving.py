@@ -38,6 +38,21 @@ def test_usual_requests_stay_on_the_loop(service: OnLoops) -> None:
     assert counted(service, "/select") == before + 5
 
 
+def test_what_loops_decide_is_observed_with_all_that_is_known_of_it() -> None:
+    with OnLoops() as service:
+        service.with_workers()
+        path = "/planner/observation?model_name=m&window_s=60"
+        assert service.call("GET", path).body["arrivals"] == 0
+        handed = service.n_handed
+        with service.client() as client:
+            for n in (5, 20):
+                client.send(request("POST", "/select", {**PROMPT, "token_ids": list(range(n))}))
+                assert client.answer().status == 200
+        assert service.n_handed == handed
+        seen = service.call("GET", path).body
+        assert (seen["arrivals"], seen["isl"]["sum"], sum(seen["isl"]["counts"])) == (2, 25.0, 2)
+
+
 def test_the_answer_is_that_of_the_event_loop(service: OnLoops) -> None:
     """A header that is not usual brings the same request there."""
     body = {**PROMPT, "selection_id": "turn-1", "token_ids": list(range(40))}

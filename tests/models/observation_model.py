@@ -27,6 +27,9 @@ class ObservationModel:
     """Entries are ("look", now), or what happened: the name of a list and its values."""
 
     block_size: int
+    prefills: frozenset = frozenset()
+    decodes: frozenset = frozenset()
+    """Workers of these roles."""
     entries: list[tuple] = field(default_factory=list)
     live: dict[str, LiveRequest] = field(default_factory=dict)
 
@@ -42,20 +45,27 @@ class ObservationModel:
 
     # --- what happens
 
-    def decided(self, isl):
-        self.note("decided", isl)
+    def _counts(self, worker_id):
+        """Not again on who decodes what others have prefilled."""
+        return not (self.prefills and worker_id in self.decodes)
+
+    def decided(self, worker_id, isl):
+        if self._counts(worker_id):
+            self.note("decided", isl)
 
     def booked(self, name, worker_id, isl, now):
         there = [r for r in self.live.values() if r.worker_id == worker_id and r.is_prefilling]
-        self.note("booked", isl)
+        if self._counts(worker_id):
+            self.note("booked", isl)
         self.live[name] = LiveRequest(worker_id, isl, now, sum(r.isl for r in there))
 
     def completed(self, name, now):
         request = self.live[name]
         if request.is_prefilling:
             seconds = now - request.booked_at
-            self.note("ttft", seconds)
-            self.note("prefill", request.isl, seconds, request.left_before)
+            if request.spoke_at is None and request.worker_id not in self.decodes:
+                self.note("ttft", seconds)
+                self.note("prefill", request.isl, seconds, request.left_before)
             request.is_prefilling, request.spoke_at = False, now
 
     def output(self, name, now):

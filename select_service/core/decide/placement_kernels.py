@@ -64,18 +64,16 @@ from select_service.core.decide.plan_layout import (
     T_DISK,
     T_EXTERNAL,
     T_GPU,
-    T_ISL,
-    T_ISL_SUM,
     T_PROMPT_BLOCKS,
+    T_PROMPTS,
     T_RESERVED,
     T_SELECTED,
-    T_UNCACHED,
-    T_UNCACHED_SUM,
     TALLY,
 )
-from select_service.core.load.bin_kernels import count_tokens
+from select_service.core.load.bin_kernels import count_prompt
 from select_service.core.load.bins import TOKENS_MAX
 from select_service.core.load.leading_kernels import clear_runs, leading_runs
+from select_service.core.load.load_layout import ONLY_DECODE
 
 NOBODY = -1
 
@@ -192,9 +190,9 @@ def end_of_run(plan, word, words, found):
     return word
 
 
-@compiled(f"void({HEADER}, int64, int64, boolean)")
-def count_placement(plan, n_blocks, isl_tokens, reserved):
-    """Add the last placement, of a prompt of so many blocks and tokens, to the tally."""
+@compiled(f"void({HEADER}, int64, int64, int64, boolean)")
+def count_placement(plan, n_blocks, isl_tokens, slot, reserved):
+    """Add the last placement, of a prompt of so many blocks and tokens on a slot, to the tally."""
     summary, tally = i64_view(plan, SUMMARY), i64_view(plan, TALLY)
     tally[T_RESERVED if reserved else T_SELECTED] += 1
     tally[T_PROMPT_BLOCKS] += n_blocks
@@ -206,7 +204,5 @@ def count_placement(plan, n_blocks, isl_tokens, reserved):
     tally[T_CHOSEN_OVERLAP] += summary[S_EXTERNAL]
     isl_tokens = min(max(isl_tokens, I(0)), I(TOKENS_MAX))
     uncached = max(isl_tokens - summary[S_EXTERNAL] * plan[BLOCK_SIZE], I(0))
-    tally[T_ISL_SUM] += isl_tokens
-    tally[T_UNCACHED_SUM] += uncached
-    count_tokens(tally, T_ISL, isl_tokens)
-    count_tokens(tally, T_UNCACHED, uncached)
+    only_decode = i64_view(i64_view(plan, LOAD), ONLY_DECODE)[slot]
+    count_prompt(tally, T_PROMPTS, only_decode, isl_tokens, uncached)

@@ -247,9 +247,10 @@ class Placing:
         found: list[int] = self._own.summary.tolist()
         return found
 
-    def count(self, n_blocks: int, isl_tokens: int, reserved: bool) -> None:
-        """Add the last placement, of a prompt of so many blocks and tokens, to the tally."""
-        count_placement(self.plan, n_blocks, isl_tokens, reserved)
+    def count(self, prompt: Prompt, slot: int, reserved: bool) -> None:
+        """Add the last placement, of a prompt on a slot, to the tally."""
+        n_blocks = len(prompt.sequence_hashes)
+        count_placement(self.plan, n_blocks, prompt.isl_tokens, slot, reserved)
 
     @property
     def tally(self) -> Tally:

@@ -22,7 +22,7 @@ Rows are a multiple of 64, at least as many as the index, the load and the table
 MATCHED to SUMMARY it is scratch, which a placement fills and the next one overwrites.
 """
 
-from select_service.core.load.bins import TOKEN_BINS
+from select_service.core.load.bins import PARTS_LENGTH
 
 INDEX, LOAD, RANKS, PARAMETERS, MATCHED, HOLDING = range(0, 12, 2)
 LEADING, RUNNING, KEYS, COSTS, SUMMARY, TALLY = range(12, 24, 2)
@@ -62,9 +62,6 @@ N_SUMMARY = 7
 ) = range(9)
 N_TALLY = 9
 
-# Behind them what is counted of their prompts: tokens, those that the chosen rank did not have, and
-# the histograms of both (core.load.bins).
-T_ISL_SUM, T_UNCACHED_SUM = N_TALLY, N_TALLY + 1
-T_ISL = N_TALLY + 2
-T_UNCACHED = T_ISL + TOKEN_BINS
-TALLY_LENGTH = T_UNCACHED + TOKEN_BINS
+T_PROMPTS = N_TALLY
+"""Behind them what is counted of their prompts, the two parts of core.load.bins."""
+TALLY_LENGTH = T_PROMPTS + PARTS_LENGTH

@@ -120,6 +120,7 @@ class Partition:
         table = self.table
         writers = {rank: opened.get(rank) or table.writer(rank) for rank in worker.ranks()}
         table.put(worker, writers)
+        self.load.only_decode[table.slots_of(worker.worker_id)] = worker.given.role == "decode"
 
     def leave(self, worker_id: int, ranks: Iterable[Rank]) -> list[SlotWriter]:
         """Forget ranks of a worker: nothing more is booked on them.  Hands out their writers.

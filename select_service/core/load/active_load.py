@@ -82,6 +82,7 @@ class ActiveLoad:
         self._all_totals = np.zeros((_SLOTS_AT_FIRST, layout.N_TOTALS), np.int64)
         self._all_fractions = np.zeros(_SLOTS_AT_FIRST, np.float64)
         self._all_newest = np.zeros(_SLOTS_AT_FIRST, np.int64)
+        self._all_only_decode = np.zeros(_SLOTS_AT_FIRST, np.int64)
         self._all_prefills = Prefills.of(_SLOTS_AT_FIRST)
         self._lacks_memory = False
         """The last preparation found none."""
@@ -119,7 +120,9 @@ class ActiveLoad:
         totals = np.vstack([self._all_totals, spare])
         fractions = np.concatenate([self._all_fractions, np.zeros(more)])
         newest = np.concatenate([self._all_newest, np.zeros(more, np.int64)])
+        only_decode = np.concatenate([self._all_only_decode, np.zeros(more, np.int64)])
         prefills = self._all_prefills.grown(rows)
+        self._all_only_decode = only_decode
         self._all_totals, self._all_fractions, self._all_newest = totals, fractions, newest
         self._all_prefills = prefills
         self._show(self.n_slots)
@@ -138,6 +141,8 @@ class ActiveLoad:
             self._name(layout.TOTALS, self.totals)
             self._name(layout.FRACTIONS, self.fractions)
             self._name(layout.NEWEST, self.newest)
+            self.only_decode = self._all_only_decode[:n_slots]
+            self._name(layout.ONLY_DECODE, self.only_decode)
             self.prefills = self._all_prefills.first(n_slots)
             for pair, column in zip(_PREFILL_PAIRS, self.prefills, strict=True):
                 self._name(pair, column)

@@ -4,7 +4,16 @@
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 from indexer.compiled import compiled
-from select_service.core.load.bins import TIME_EDGES_S, TOKEN_EDGES
+from select_service.core.load.bins import (
+    ISL,
+    ISL_SUM,
+    N_PROMPTS,
+    PART_LENGTH,
+    TIME_EDGES_S,
+    TOKEN_EDGES,
+    UNCACHED,
+    UNCACHED_SUM,
+)
 
 
 @compiled()
@@ -24,6 +33,17 @@ def bin_of(edges, value):
 def count_tokens(counts, at, tokens):
     """Enter a length into the histogram that begins there."""
     counts[at + bin_of(TOKEN_EDGES, float(tokens))] += 1
+
+
+@compiled()
+def count_prompt(counts, at, only_decode, isl_tokens, uncached):
+    """Enter a prompt into the parts that begin there.  only_decode: of its rank"""
+    at += only_decode * PART_LENGTH
+    counts[at + N_PROMPTS] += 1
+    counts[at + ISL_SUM] += isl_tokens
+    counts[at + UNCACHED_SUM] += uncached
+    count_tokens(counts, at + ISL, isl_tokens)
+    count_tokens(counts, at + UNCACHED, uncached)
 
 
 @compiled()

@@ -9,6 +9,14 @@ TOKENS_MAX = 1 << 32
 TIME_BINS = 128
 """Twice as fine: what callers wait for is compared with a promise, which lies inside a bin."""
 
+# Numbers of what is counted of prompts: how many, their tokens, those of them that had to be
+# computed, and the histograms of both.  There are two such parts one behind the other, for ranks
+# that prefill and for those that only decode.
+N_PROMPTS, ISL_SUM, UNCACHED_SUM, ISL = range(4)
+UNCACHED = ISL + TOKEN_BINS
+PART_LENGTH = UNCACHED + TOKEN_BINS
+PARTS_LENGTH = 2 * PART_LENGTH
+
 
 def _edges(n: int, lowest_exponent: int) -> npt.NDArray[np.float64]:
     """20 octaves in n steps."""

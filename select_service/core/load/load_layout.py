@@ -18,6 +18,7 @@ PREFILLS    int64    n_slots * 8    its unfinished prefills, N_PREFILLS numbers 
 FOLLOWED    uint64   rows / 64      slots whose oldest prefill has its prompt, so that its progress
                                     can be seen in the index
 STALE       uint64   rows / 64      those of them that have to be looked at, whatever the index says
+ONLY_DECODE int64    n_slots        1: its rank does the decoding of requests that others prefill
 """
 
 TOTALS, FRACTIONS = 0, 2
@@ -33,18 +34,18 @@ MOVED_AT_LEAST = 6  # rows that one step moves
 RETIRED = 7  # 1 = the owner has memory to give back
 
 NEWEST = 8 + 3 * TABLE_NUMBERS
-LEDGER, BOOKED, LEFT, PREFILLS, FOLLOWED, STALE = range(NEWEST + 2, NEWEST + 14, 2)
-DRAINED_TOKENS = NEWEST + 14  # running sums: prefill tokens done or given up, prompt blocks freed
-DRAINED_BLOCKS = NEWEST + 15
-MUTEX = NEWEST + 16
+LEDGER, BOOKED, LEFT, PREFILLS, FOLLOWED, STALE, ONLY_DECODE = range(NEWEST + 2, NEWEST + 16, 2)
+DRAINED_TOKENS = NEWEST + 16  # running sums: prefill tokens done or given up, prompt blocks freed
+DRAINED_BLOCKS = NEWEST + 17
+MUTEX = NEWEST + 18
 """Address of the lock under which all of it but NEWEST and sums is changed (indexer.mutex); 0: none
 is needed."""
-SEEN = NEWEST + 17
+SEEN = NEWEST + 19
 """CHANGED of the index when progress was looked at."""
-REPORTED = NEWEST + 18
+REPORTED = NEWEST + 20
 """Bits of a float64: the share of prefills whose end the callers reported, of the last hundred or
 so that ended."""
-HEADER_LENGTH = NEWEST + 19
+HEADER_LENGTH = NEWEST + 21
 
 # Numbers of a slot in TOTALS.
 PREFILL_TOKENS, REQUESTS, WHOLE_BLOCKS, FRACTIONAL_BLOCKS = range(4)

@@ -7,7 +7,7 @@ import numpy as np
 
 from indexer.compiled import compiled
 from indexer.index.state_kernels import f64_view, i64_view
-from select_service.core.load.bin_kernels import count_time, count_tokens
+from select_service.core.load.bin_kernels import count_prompt, count_time, count_tokens
 from select_service.core.load.bins import TOKENS_MAX
 from select_service.core.load.bits_kernels import bits_of, float_of
 from select_service.core.load.kernels import active_blocks_of
@@ -37,31 +37,28 @@ from select_service.core.load.load_layout import (
     FRACTIONS,
     LEFT,
     N_TOTALS,
+    ONLY_DECODE,
     REQUESTS,
     TOTALS,
     WHOLE_BLOCKS,
 )
 from select_service.core.load.observed_layout import (
     BLOCK_SIZE,
-    BOOKED,
     DECODES,
     ENDED,
-    ISL,
-    ISL_SUM,
     ITL,
     ITL_US,
     KEPT,
     OSL,
     OSL_SUM,
     PREFILLS,
+    PROMPTS,
     SAMPLE_NUMBERS,
     SAMPLES_MAX,
     SEEN,
     STRIDE,
     TTFT,
     TTFT_US,
-    UNCACHED,
-    UNCACHED_SUM,
 )
 
 I64 = np.int64
@@ -111,22 +108,25 @@ def observe_booking(h, load, row, slot, number, isl_tokens, prefill_tokens, work
         return
     isl_tokens = min(max(isl_tokens, 0), TOKENS_MAX)
     uncached = min(max(work, prefill_tokens), isl_tokens)
-    observed[BOOKED] += 1
-    observed[ISL_SUM] += isl_tokens
-    observed[UNCACHED_SUM] += uncached
-    count_tokens(observed, ISL, isl_tokens)
-    count_tokens(observed, UNCACHED, uncached)
+    only_decode = i64_view(load, ONLY_DECODE)[slot]
+    count_prompt(observed, PROMPTS, only_decode, isl_tokens, uncached)
 
 
 @compiled()
 def observe_prefill(h, rows, row, now):
-    """Its prefill ends, unless it has ended before; to be called first."""
+    """Its prefill ends, unless it has ended before; to be called first.
+
+    One that has moved may end once more: its first token is long there.
+    """
     at = row * FIELDS
-    observed = observed_of(h, rows[at + SUM])
+    observed, lived = observed_of(h, rows[at + SUM]), i64_view(h, LIVED)
     if rows[at + IS_PREFILLING] == 0 or observed.shape[0] == 0:
         return
-    lived, seconds = i64_view(h, LIVED), max(now - float_of(rows[at + BOOKED_AT]), 0.0)
+    has_spoken = lived[row * LIVED_NUMBERS + SPOKE_AT] != 0
     lived[row * LIVED_NUMBERS + SPOKE_AT] = bits_of(now)
+    if has_spoken or i64_view(i64_view(rows, at + LOAD), ONLY_DECODE)[rows[at + SLOT]] != 0:
+        return
+    seconds = max(now - float_of(rows[at + BOOKED_AT]), 0.0)
     observed[TTFT_US] += I64(seconds * 1e6)
     count_time(observed, TTFT, seconds)
     left = lived[row * LIVED_NUMBERS + LEFT_BEFORE]

@@ -8,25 +8,22 @@ A list keeps every STRIDE-th sample: whenever it is full each second one goes an
 doubles, so that what is kept is spread evenly over all that was seen.
 """
 
-from select_service.core.load.bins import TIME_BINS, TOKEN_BINS
+from select_service.core.load.bins import PARTS_LENGTH, TIME_BINS, TOKEN_BINS
 
 # What only grows.
 (
-    BOOKED,  # reservations
-    ISL_SUM,  # tokens of their prompts
-    UNCACHED_SUM,  # of those, what their ranks had to compute
     ENDED,  # freed by their callers, after one output block or more
     OSL_SUM,  # tokens of the output blocks that were reported of those
     TTFT_US,  # microseconds from booking to the end of the prefill, where callers report it
     ITL_US,  # microseconds a token, of output blocks
-) = range(7)
-ISL = 7
-UNCACHED = ISL + TOKEN_BINS
-OSL = UNCACHED + TOKEN_BINS
+) = range(4)
+PROMPTS = 4
+"""Of all that is booked: the two parts of `bins`."""
+OSL = PROMPTS + PARTS_LENGTH
 TTFT = OSL + TOKEN_BINS
 ITL = TTFT + TIME_BINS
 N_COUNTERS = ITL + TIME_BINS
-"""From ISL on histograms; see `bins`."""
+"""From OSL on histograms (bins).  Ends of prefills on ranks that only decode are not in TTFT."""
 
 BLOCK_SIZE = N_COUNTERS
 PREFILLS = N_COUNTERS + 1

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from select_service.core.admission.tally import Reason
 from select_service.core.decide import plan_layout
 from select_service.core.fleet.partition import Partition
-from select_service.core.load import observed_layout
+from select_service.core.load import bins, observed_layout
 
 Words = npt.NDArray[np.int64]
 Samples = npt.NDArray[np.float32]
@@ -97,7 +97,24 @@ def has_counted(partition: Partition) -> bool:
     return any(bool(t[selected] or t[reserved]) for t in partition.placing.tallies)
 
 
-def decided_and_booked(counts: Words) -> tuple[int, int]:
-    """Decisions and reservations in an array of LENGTH."""
-    decided = counts[plan_layout.T_SELECTED] + counts[plan_layout.T_RESERVED]
-    return int(decided), int(counts[RESERVATIONS + observed_layout.BOOKED])
+def prompts(counts: Words, skips_decode: bool) -> Words:
+    """int64[PART_LENGTH] (bins): the prompts of decisions or, where there are more, of bookings.
+
+    A request that asks for a rank and books it in another call counts once so.
+    counts: int64[LENGTH];  skips_decode: those on ranks that only decode count on another one
+    """
+    decided = counts[plan_layout.T_PROMPTS :][: bins.PARTS_LENGTH]
+    booked = counts[RESERVATIONS + observed_layout.PROMPTS :][: bins.PARTS_LENGTH]
+    found = (_joined(decided, skips_decode), _joined(booked, skips_decode))
+    return max(found, key=lambda part: int(part[bins.N_PROMPTS]))
+
+
+def _joined(parts: Words, skips_decode: bool) -> Words:
+    first = parts[: bins.PART_LENGTH]
+    return first if skips_decode else first + parts[bins.PART_LENGTH :]
+
+
+def arrivals_of(counts: Words, skips_decode: bool) -> int:
+    """Requests for a rank, whatever became of them, less those that waited before."""
+    got = int(prompts(counts, skips_decode)[bins.N_PROMPTS])
+    return got + int(counts[REFUSED:].sum())

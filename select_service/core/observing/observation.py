@@ -13,15 +13,15 @@ from select_service.bodies.observation import (
 from select_service.core.engines.engine_load import EngineLoads
 from select_service.core.identity import PartitionKey
 from select_service.core.load import bins, observed_layout
-from select_service.core.observing.counted import QUEUED, Samples
+from select_service.core.observing.counted import Samples, arrivals_of, prompts
 from select_service.core.observing.observing import Observing
-from select_service.core.observing.rank_loads import StateOf, rank_loads
+from select_service.core.observing.rank_loads import StateOf, has_prefill_workers, rank_loads
 from select_service.core.observing.slots import Span
 from select_service.core.observing.window import (
     Counts,
     Window,
     arrival_variation,
-    demand,
+    lengths,
     outputs,
     refused,
     times,
@@ -49,34 +49,35 @@ def observation(
             "no schedulable worker serves it, and there were no requests for it within the hour"
         )
     span, window = yield from observing.window(key, window_s, now)
-    ranks = []
+    ranks, are_split = [], False
     partition = observing.partition(key)
     if partition is not None:
+        are_split = has_prefill_workers(partition)
         for row in rank_loads(partition, engines, state_of, now):
             if row is None:
                 yield
             else:
                 ranks.append(row)
-    body = _body(key, span, window)
+    body = _body(key, span, window, are_split)
     waiting = observing.backlog(key)
     body.queued_now, body.queued_tokens = waiting.requests, waiting.isl_tokens
     body.ranks = cast(list[ObservedRank], ranks)
     return body
 
 
-def _body(key: PartitionKey, span: Span, window: Window) -> Observation:
-    """Without what waits, and without ranks."""
+def _body(key: PartitionKey, span: Span, window: Window, are_split: bool) -> Observation:
+    """Without what waits, and without ranks.  are_split: do some ranks prefill for others?"""
     total = window.total
-    served, isl, uncached = demand(total)
-    rejected = refused(total)
+    isl, uncached = lengths(prompts(total, are_split))
+    by_slot = window.arrivals[:, int(are_split)]
     return Observation(
         model_name=key.model_name,
         tenant_id=key.tenant_id,
         window_s=round(span.length_s, 3),
         complete=span.is_covered,
-        arrivals=max(0, served + sum(rejected.values()) + int(total[QUEUED])),
-        arrival_variation=arrival_variation(window.arrivals, span.lengths_s),
-        rejected=rejected,
+        arrivals=max(0, arrivals_of(total, are_split)),
+        arrival_variation=arrival_variation(by_slot, span.lengths_s),
+        rejected=refused(total),
         queued_now=0,
         queued_tokens=0,
         isl=_histogram(isl),

@@ -19,6 +19,12 @@ StateOf = Callable[[Rank], str | None]
 _encode = msgspec.json.Encoder().encode
 
 
+def has_prefill_workers(partition: Partition) -> bool:
+    """Are there ranks that prefill for others?  O(ranks), below a microsecond each"""
+    table = partition.table
+    return any(table.row(slot).worker.given.role == "prefill" for _, slot in table.slots())
+
+
 def rank_loads(
     partition: Partition, engines: EngineLoads, state_of: StateOf | None, now: float
 ) -> Iterator[msgspec.Raw | None]:

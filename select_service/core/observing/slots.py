@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from select_service.core.observing.counted import (
     NO_SAMPLES,
-    REFUSED,
     Counted,
     Samples,
     Words,
-    decided_and_booked,
+    arrivals_of,
 )
 
 WINDOW_S_MAX = 3600
@@ -37,13 +36,13 @@ class Slot(NamedTuple):
     """What was counted between two looks.
 
     number:   in the grid
-    arrivals: requests for a rank, whatever became of them
+    arrivals: on all ranks, and without those that only decode
     at:     uint16[n], rising, places in the array of `counted`;  by: int64[n], the differences
     prefills, decodes: samples, see `Counted.samples`
     """
 
     number: int
-    arrivals: int
+    arrivals: tuple[int, int]
     at: npt.NDArray[np.uint16]
     by: Words
     prefills: Samples
@@ -59,7 +58,7 @@ def slot_of(number: int, difference: Words, samples: tuple[Samples, Samples]) ->
     """difference: int64[LENGTH]"""
     at = np.flatnonzero(difference)
     prefills, decodes = (each if len(each) else NO_SAMPLES for each in samples)
-    arrivals = max(decided_and_booked(difference)) + int(difference[REFUSED:].sum())
+    arrivals = arrivals_of(difference, False), arrivals_of(difference, True)
     return Slot(number, arrivals, at.astype(np.uint16), difference[at], prefills, decodes)
 
 

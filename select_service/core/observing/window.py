@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from select_service.core.decide import plan_layout
 from select_service.core.load import bins, observed_layout
 from select_service.core.observing import counted
 from select_service.core.observing.counted import (
@@ -14,7 +13,6 @@ from select_service.core.observing.counted import (
     REASONS,
     Samples,
     Words,
-    decided_and_booked,
 )
 from select_service.core.observing.slots import Slot, Span
 
@@ -37,7 +35,7 @@ class Window(NamedTuple):
     """What was counted in a span.
 
     total: int64[LENGTH], see `counted`
-    arrivals: int64[n] by closed slot of the span
+    arrivals: int64[n, 2] by closed slot of the span, as slots have them
     """
 
     total: Words
@@ -49,7 +47,7 @@ class Window(NamedTuple):
 def summed(slots: Sequence[Slot], fresh: Slot, span: Span) -> Generator[None, None, Window]:
     """slots: those of the span, in order;  fresh: what is in none of them yet"""
     total = np.zeros(counted.LENGTH, np.int64)
-    arrivals = np.zeros(len(span.lengths_s) + 1, np.int64)
+    arrivals = np.zeros((len(span.lengths_s) + 1, 2), np.int64)
     every = [*slots, fresh]
     for begin in range(0, len(every), SLOTS_PER_STEP):
         some = every[begin : begin + SLOTS_PER_STEP]
@@ -76,25 +74,11 @@ def _thinned(samples: Iterable[Samples]) -> Samples:
 # --- what follows
 
 
-def demand(total: Words) -> tuple[int, Counts, Counts]:
-    """(requests that were given or had chosen a rank, their lengths, what was not cached of them).
-
-    A caller that asks for a rank and books it in another call is counted once: decisions count, or
-    bookings where there are more of those.
-    """
-    decided, booked = decided_and_booked(total)
-    if decided >= booked:
-        sums = plan_layout.T_ISL_SUM, plan_layout.T_UNCACHED_SUM
-        return decided, *_pair(total, sums, (plan_layout.T_ISL, plan_layout.T_UNCACHED))
-    ours = total[counted.RESERVATIONS :]
-    sums = observed_layout.ISL_SUM, observed_layout.UNCACHED_SUM
-    return booked, *_pair(ours, sums, (observed_layout.ISL, observed_layout.UNCACHED))
-
-
-def _pair(total: Words, sums: tuple[int, int], begins: tuple[int, int]) -> tuple[Counts, Counts]:
+def lengths(part: Words) -> tuple[Counts, Counts]:
+    """Of prompts, and of what was not cached of them.  part: int64[PART_LENGTH], see `bins`"""
     first, second = (
-        Counts(total[begin : begin + bins.TOKEN_BINS].tolist(), float(total[sum_at]))
-        for sum_at, begin in zip(sums, begins, strict=True)
+        Counts(part[begin : begin + bins.TOKEN_BINS].tolist(), float(part[sum_at]))
+        for begin, sum_at in ((bins.ISL, bins.ISL_SUM), (bins.UNCACHED, bins.UNCACHED_SUM))
     )
     return first, second
 

@@ -1,6 +1,6 @@
 """A selector that is observed."""
 
-from itertools import count
+from itertools import count, zip_longest
 
 import msgspec
 
@@ -15,10 +15,11 @@ BLOCK = 4
 class Observed:
     """Prompts have no block in common, so what is not cached is all of each."""
 
-    def __init__(self, workers=(1, 2), **config):
+    def __init__(self, workers=(1, 2), roles=(), **config):
+        """roles: of the workers, None for those without"""
         self.selector = a_selector(**config)
-        for worker_id in workers:
-            self.selector.register(a_worker(worker_id))
+        for worker_id, role in zip_longest(workers, roles):
+            self.selector.register(a_worker(worker_id, role=role))
         self.names = map(str, count())
         self._tokens = count(1)
 

@@ -7,7 +7,8 @@ import pytest
 
 from select_service.core.decisions import Decision
 from select_service.core.engines.engine_load import EngineReading, EngineTarget
-from select_service.core.identity import PartitionKey
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load.moving import MoveTo
 from select_service.core.load.observed_layout import SAMPLES_MAX
 from select_service.core.observing import observing, window
 from select_service.core.observing.observation import observation
@@ -257,6 +258,36 @@ def test_a_prefill_says_what_was_before_it_and_how_long_it_took():
     scene.selector.prefill_complete(name, 1.8)
     seen = scene.seen(1, 1.9)
     assert seen["prefill_s"] == [[12.0, 0.25, 40.0]]
+    assert (sum(seen["ttft_s"]["counts"]), seen["ttft_s"]["sum"]) == (1, 0.25)
+
+
+def moved_to(scene, name, worker_id, now):
+    """It goes there, and is prefilled there once more."""
+    rank = Rank(worker_id, 0)
+    slot = scene.selector.fleet.partitions[KEY].table.find(rank)
+    booking = scene.selector.held.get(name)
+    scene.selector.ledger.move(booking, MoveTo(rank, slot, booking.isl_tokens), now)
+
+
+def test_a_prefill_that_was_moved_is_no_sample_but_its_wait_counts():
+    scene = Observed()
+    seconds(scene, 1, 2)
+    name = scene.reserve(1.25, 12, worker_id=1)
+    moved_to(scene, name, 2, 1.5)
+    scene.selector.prefill_complete(name, 1.75)
+    seen = scene.seen(1, 1.9)
+    assert (seen["prefill_s"], seen["ttft_s"]["sum"]) == ([], 0.5)
+    assert seen["arrivals"] == 1
+
+
+def test_a_request_has_one_first_token_wherever_it_is_prefilled_again():
+    scene = Observed()
+    seconds(scene, 1, 2)
+    name = scene.reserve(1.25, 12, worker_id=1)
+    scene.selector.prefill_complete(name, 1.5)
+    moved_to(scene, name, 2, 1.6)
+    scene.selector.prefill_complete(name, 1.75)
+    seen = scene.seen(1, 1.9)
     assert (sum(seen["ttft_s"]["counts"]), seen["ttft_s"]["sum"]) == (1, 0.25)
 
 

@@ -17,9 +17,16 @@ WINDOWS = st.sampled_from([1, 2, 5, 30, 3600])
 
 
 class ObservationMatchesModel(RuleBasedStateMachine):
+    roles = (None, None)
+
     def __init__(self):
         super().__init__()
-        self.scene, self.model, self.now = Observed(), ObservationModel(BLOCK), 1.0
+        self.scene, self.now = Observed(roles=self.roles), 1.0
+        of_role = [
+            frozenset(i for i, own in enumerate(self.roles, 1) if own == role)
+            for role in ("prefill", "decode")
+        ]
+        self.model = ObservationModel(BLOCK, *of_role)
         self.selector = self.scene.selector
 
     @rule(seconds=MOMENTS)
@@ -33,13 +40,14 @@ class ObservationMatchesModel(RuleBasedStateMachine):
 
     @rule(isl=LENGTHS)
     def select(self, isl):
-        self.selector.select(a_select(0, token_ids=self.scene.prompt(isl)), self.now)
-        self.model.decided(isl)
+        asked = a_select(0, token_ids=self.scene.prompt(isl))
+        chosen = self.selector.select(asked, self.now).selection
+        self.model.decided(chosen.worker_id, isl)
 
     @rule(isl=LENGTHS, worker_id=WORKERS)
     def select_and_reserve(self, isl, worker_id):
         name = self.scene.reserve(self.now, isl, worker_id)
-        self.model.decided(isl)
+        self.model.decided(worker_id, isl)
         self.model.booked(name, worker_id, isl, self.now)
 
     @rule(isl=LENGTHS, worker_id=WORKERS)
@@ -99,4 +107,14 @@ class ObservationMatchesModel(RuleBasedStateMachine):
         self.selector.observing.check_invariants()
 
 
+class ObservationOfRolesMatchesModel(ObservationMatchesModel):
+    roles = ("prefill", "decode")
+
+
+class ObservationOfDecodesMatchesModel(ObservationMatchesModel):
+    roles = ("decode", "decode")
+
+
 TestObservationMatchesModel = explored(ObservationMatchesModel)
+TestObservationOfRolesMatchesModel = explored(ObservationOfRolesMatchesModel)
+TestObservationOfDecodesMatchesModel = explored(ObservationOfDecodesMatchesModel)

@@ -6,7 +6,8 @@ import pytest
 
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import booking as load_booking
-from select_service.core.load import reservations
+from select_service.core.load import observed_layout, reservations
+from select_service.core.load.bins import N_PROMPTS
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import endings
@@ -447,3 +448,15 @@ def test_old_endings_are_forgotten_a_few_per_turn(monkeypatch):
         more = remembered.tick(endings.ENDING_S_MAX)
         left.append(len(remembered))
     assert left == [3, 1, 0]
+
+
+def test_what_peers_have_booked_is_observed_by_them_alone():
+    selector = a_replica()
+    selector.replicas.apply(an_event(Admitted), 1.0)
+    selector.select_and_reserve(a_select_and_reserve(reservation_id="ours"), 1.0)
+    selector.replicas.apply(an_event(PrefillCompleted), 1.5)
+    counted = selector.held.sums.observed(KEY)
+    assert counted[observed_layout.PROMPTS + N_PROMPTS] == 1
+    assert counted[observed_layout.TTFT_US] == 0
+    selector.prefill_complete("ours", 1.5)
+    assert counted[observed_layout.TTFT_US] == 500_000
