@@ -19,7 +19,7 @@ from select_service.core.observing.window import Window, summed
 
 SLOT_BYTES_MAX = 128 << 20
 """Of all partitions; some 1 to 2 KB each slot with traffic, so an hour of some 25 busy ones."""
-PARTITIONS_PER_STEP = 32
+PARTITIONS_PER_STEP = 24
 FORGOTTEN_PER_STEP = 2048
 """Slots that go in one step, oldest first."""
 
