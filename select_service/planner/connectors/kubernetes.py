@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import NamedTuple
 
 from select_service.planner.connectors.base import (
     ConnectorError,
@@ -45,19 +44,12 @@ STEP_S = 2.0
 WORKER_LABEL = "select-service/worker-id"
 
 
-class Options(NamedTuple):
-    """worker_label: of pods, with the id of their worker.  pod_selectors: for targets that do not
-    say themselves which pods are theirs."""
-
-    worker_label: str = WORKER_LABEL
-    pod_selectors: Mapping[Role, str] = {}
-
-
-DEFAULTS = Options()
-
-
 class KubernetesConnector:
-    """One deployment.  election: None: nobody else acts.  drainer: None: pods go as they are."""
+    """One deployment.
+
+    election: None: nobody else acts.  drainer: None: pods go as they are.  worker_label: of pods,
+    with the id of their worker.
+    """
 
     def __init__(
         self,
@@ -65,20 +57,21 @@ class KubernetesConnector:
         targets: Sequence[Target],
         election: Election | None = None,
         drainer: Drainer | None = None,
-        options: Options = DEFAULTS,
         *,
+        worker_label: str = WORKER_LABEL,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._api = api
         self._targets = {target.role: target for target in targets}
-        self._election, self._options = election, options
-        self._leaving = Leaving(api, drainer, options.worker_label)
+        self._election = election
+        self._leaving = Leaving(api, drainer, worker_label)
         self._clock = clock
         self._paths: dict[Role, str] = {}
         self._faults: dict[Role, str] = {}
         self._rollout: Rollout | None = None
         self._last: dict[Role, int] = {}
         self._giving: dict[Role, float] = {}
+        self._knows_giving = False
         self._leading: asyncio.Task[None] | None = None
 
     async def read(self) -> Mapping[Role, Replicas]:
@@ -133,9 +126,7 @@ class KubernetesConnector:
         target = self._targets[role]
         if role not in self._paths:
             self._paths[role] = await base_path(self._api, target)
-        return await look(
-            self._api, target, self._paths[role], self._options.pod_selectors.get(role)
-        )
+        return await look(self._api, target, self._paths[role])
 
     async def scale(self, wanted: Counts) -> Decision:
         """See Connector."""
@@ -144,7 +135,7 @@ class KubernetesConnector:
             await self._give_up()
             holder = "" if self._election is None else self._election.holder
             return everywhere(wanted, Status.NOT_LEADER, f"the lease is held by {holder!r}")
-        found = await self._standings(dict.fromkeys((*wanted, *self._giving)))
+        found = await self._found(wanted)
         rollout = self._planned(wanted, found)
         before, self._rollout = self._rollout, rollout
         try:
@@ -158,6 +149,17 @@ class KubernetesConnector:
         self._hold_for_unread(rollout)
         await self._advance(rollout, found)
         return Decision(roles=dict(rollout.decided))
+
+    async def _found(self, wanted: Counts) -> dict[Role, Standing]:
+        """What a wish concerns; the first knows nothing of what an earlier process has reduced."""
+        if self._knows_giving:
+            return await self._standings(dict.fromkeys((*wanted, *self._giving)))
+        found = await self._standings(self._targets)
+        for role, standing in found.items():
+            if not has_gone(standing):
+                self._giving[role] = self._clock()
+        self._knows_giving = len(found) == len(self._targets)
+        return found
 
     def _planned(self, wanted: Counts, found: Mapping[Role, Standing]) -> Rollout:
         rollout = Rollout(
@@ -215,11 +217,10 @@ class KubernetesConnector:
             return
         self._forget_gone(found)
         reduced = [role for role in rollout.reduced() if rollout.is_under_way(role)]
+        self._giving |= dict.fromkeys(reduced, self._clock())
         await asyncio.gather(*(self._write(rollout, role, found) for role in reduced))
         for role in reduced:
-            if rollout.is_written(role):
-                self._giving[role] = self._clock()
-            else:
+            if not rollout.is_written(role):
                 self._hold(rollout, role)
         if self._giving:
             return
@@ -227,7 +228,7 @@ class KubernetesConnector:
         await asyncio.gather(*(self._write(rollout, role, found) for role in raised))
 
     def _forget_gone(self, found: Mapping[Role, Standing]) -> None:
-        """Of those that we have reduced, whose pods have all ended."""
+        """Those whose pods have all ended; one that could not be written has none too many."""
         for role, since in list(self._giving.items()):
             standing = found.get(role)
             if standing is not None and has_gone(standing):

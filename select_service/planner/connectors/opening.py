@@ -15,7 +15,7 @@ from select_service.planner.connectors.dry_run import DryRun
 from select_service.planner.connectors.kube.client import KubeClient
 from select_service.planner.connectors.kube.lease import Election
 from select_service.planner.connectors.kube.target import Target
-from select_service.planner.connectors.kubernetes import KubernetesConnector, Options
+from select_service.planner.connectors.kubernetes import KubernetesConnector
 from select_service.planner.connectors.selectors import Selectors
 from select_service.planner.connectors.virtual import ReadyCounts, VirtualConnector
 from select_service.planner.core.inputs import Role
@@ -115,5 +115,4 @@ async def _kubernetes(
     if chosen.lease is not None:
         election = Election(api, namespace, chosen.lease, around.identity or identity())
     drainer = _drainer(deployment, around, chosen.drain_timeout_s) if chosen.drain else None
-    options = Options(worker_label=chosen.worker_label)
-    return KubernetesConnector(api, targets, election, drainer, options)
+    return KubernetesConnector(api, targets, election, drainer, worker_label=chosen.worker_label)

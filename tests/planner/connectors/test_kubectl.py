@@ -93,10 +93,9 @@ def test_it_waits_for_a_rollout_and_reads_leases(tmp_path: Path) -> None:
         fake.store.create(LEASE, "models", lease)
         where = "jsonpath={.spec.holderIdentity}"
         assert await kubectl("get", "lease", "planner", "-o", where) == (0, "one")
-        condition = "--for=jsonpath={.status.readyReplicas}=4"
         await kubectl("scale", "deployment/decode", "--replicas=4")
         waiting = asyncio.create_task(
-            kubectl("wait", condition, "deployment/decode", "--timeout=50s")
+            kubectl("rollout", "status", "deployment/decode", "--timeout=50s")
         )
         while not any("deployments" in path for _, path in fake.requests[-1:]):
             await asyncio.sleep(0.02)

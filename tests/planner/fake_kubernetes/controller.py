@@ -29,6 +29,7 @@ class Controller:
         self.clinging: set[str] = set()
         self.paused = False
         self.most_pods = 0
+        self.labels: dict[str, dict[str, str]] = {}
         self._since: dict[str, float] = {}
         self._made = 0
 
@@ -55,6 +56,10 @@ class Controller:
         parts = {}
         for component in found["spec"]["components"]:
             name = f"{found['metadata']['name']}-{component['name']}"
+            self.labels[name] = {
+                "nvidia.com/dynamo-graph-deployment-name": found["metadata"]["name"],
+                "nvidia.com/dynamo-component": component["name"],
+            }
             parts[component["name"]] = self._reconcile(GRAPH, found, name, component)
         status = {"observedGeneration": found["metadata"]["generation"], "components": parts}
         self.store.set_status(GRAPH, self._fresh(GRAPH, found), status)
@@ -97,7 +102,7 @@ class Controller:
             number = next(n for n in range(1 << 20) if f"{app}-{n}" not in taken)
         name = f"{app}-{number}"
         pod = {
-            "metadata": {"name": name, "labels": {"app": app}},
+            "metadata": {"name": name, "labels": {"app": app} | self.labels.get(app, {})},
             "spec": spec.get("template", {}).get("spec", {"containers": []}),
             "status": {"phase": "Pending", "podIP": f"10.0.0.{self._made}"},
         }

@@ -24,6 +24,10 @@ ORDINAL = frozenset(("StatefulSet", "LeaderWorkerSet"))
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO = "-1000000"
 
+_GRAPH_LABEL = "nvidia.com/dynamo-graph-deployment-name"
+_COMPONENT_LABEL = "nvidia.com/dynamo-component"
+"""What the operator of Dynamo labels pods with."""
+
 _KNOWN = {
     "Deployment": ("apps/v1", "deployments"),
     "StatefulSet": ("apps/v1", "statefulsets"),
@@ -117,14 +121,15 @@ async def base_path(api: Api, target: Target) -> str:
     return f"{root}/namespaces/{quote(target.namespace)}/{plural}/{quote(target.name)}"
 
 
-async def look(api: Api, target: Target, path: str, pod_selector: str | None) -> Standing:
+async def look(api: Api, target: Target, path: str) -> Standing:
     """As it is now.  Raises KubeError."""
     workload = await requests.read(api, path, Workload)
     if target.kind == DYNAMO:
-        pods = await _pods(api, target.namespace, pod_selector)
+        selector = f"{_GRAPH_LABEL}={target.name},{_COMPONENT_LABEL}={target.component}"
+        pods = await _pods(api, target.namespace, selector)
         return _component_standing(target, path, workload, pods)
     scale = await requests.read(api, path + "/scale", Scale)
-    pods = await _pods(api, target.namespace, pod_selector or scale.status.selector)
+    pods = await _pods(api, target.namespace, scale.status.selector)
     counts = workload.status
     replicas = scale.spec.replicas
     return _standing(
@@ -132,7 +137,7 @@ async def look(api: Api, target: Target, path: str, pod_selector: str | None) ->
     )
 
 
-async def _pods(api: Api, namespace: str, selector: str | None) -> tuple[Pod, ...] | None:
+async def _pods(api: Api, namespace: str, selector: str) -> tuple[Pod, ...] | None:
     """None: this target does not say which are its own."""
     if not selector:
         return None
@@ -152,8 +157,10 @@ def _component_standing(
             replicas = 1 if component.replicas is None else component.replicas
             rv = workload.metadata.resource_version
             standing = _standing(target, path, workload, counts, replicas, pods, rv)
+            nodes = 1 if component.multinode is None else component.multinode.node_count
+            existing = max(-(-len(standing.pods) // max(1, nodes)), counts.replicas or 0)
             limits = _component_limits(component) or standing.limits
-            return standing._replace(component_index=index, limits=limits)
+            return standing._replace(component_index=index, limits=limits, existing=existing)
     names = ", ".join(component.name for component in components) or "none"
     raise KubeError(requests.NOT_FOUND, f"no component {target.component}; there are: {names}")
 
