@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from scripts.playing.planner_kubectl import play
 from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, POD
 from tests.planner.fake_kubernetes.patches import PatchError, merged, patched
 from tests.planner.fake_kubernetes.server import FakeKubernetes, serving
@@ -68,3 +69,34 @@ def test_patches_are_those_of_the_standards() -> None:
     for bad in ({"op": "test", "path": "/a/0/n", "value": 2}, {"op": "remove", "path": "/b"}):
         with pytest.raises(PatchError):
             patched(document, [bad])
+
+
+def test_what_a_client_has_sent_can_be_played() -> None:
+    path = "/apis/apps/v1/namespaces/default/deployments/decode"
+    metadata = {"name": "decode", "namespace": "default", "resourceVersion": "4", "uid": "u"}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
+    scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": metadata}
+    put = {"kind": "Scale", "metadata": metadata, "spec": {"replicas": 3}}
+    exchanges = [
+        sent("GET", path, None, 200, deployment | {"spec": {"replicas": 2}}),
+        sent("GET", path + "s", None, 404, {"kind": "Status", "apiVersion": "v1", "code": 404}),
+        sent("PUT", path + "/scale", put, 200, scale | {"spec": {"replicas": 3}}),
+    ]
+    assert list(play({"exchanges": exchanges})) == []
+    exchanges[2]["answer"]["spec"]["replicas"] = 2
+    (found,) = play({"exchanges": exchanges})
+    assert (found.expected, found.found) == (2, 3)
+
+
+def sent(
+    method: str, path: str, body: dict[str, Any] | None, status: int, answer: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "method": method,
+        "path": path,
+        "accept": "application/json",
+        "content_type": None,
+        "body": None if body is None else json.dumps(body),
+        "status": status,
+        "answer": answer,
+    }

@@ -1,0 +1,94 @@
+"""The rights in the documents are those that are used, all of them and no others."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from select_service.planner.connectors.draining import Drainer
+from select_service.planner.connectors.kube.lease import Election
+from select_service.planner.connectors.kube.target import Target
+from select_service.planner.connectors.selectors import Selectors
+from tests.planner.connectors.a_cluster import Cluster, D, a_cluster
+from tests.planner.connectors.a_selector import ASelector, running
+from tests.planner.fake_kubernetes.kinds import (
+    ADAPTER,
+    DEPLOYMENT,
+    GRAPH,
+    LEADER_WORKER_SET,
+    STATEFUL_SET,
+)
+
+RIGHTS = Path(__file__).parents[3] / "docs" / "examples" / "planner-rbac.yaml"
+VERBS = {"GET": "get", "PATCH": "patch", "PUT": "update", "POST": "create"}
+Right = tuple[str, str, str]
+"""Group, resource and verb."""
+
+
+def given() -> set[Right]:
+    (role,) = (
+        document
+        for document in yaml.safe_load_all(RIGHTS.read_text())
+        if document["kind"] == "Role"
+    )
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(method: str, path: str) -> Right:
+    parts = path.strip("/").split("/")
+    group = parts[1] if parts[0] == "apis" else ""
+    resource, *rest = parts[parts.index("namespaces") + 2 :]
+    if len(rest) == 2:
+        resource = f"{resource}/{rest[1]}"
+    verb = "list" if method == "GET" and not rest else VERBS[method]
+    return group, resource, verb
+
+
+async def scaled_up_and_down(cluster: Cluster, target: Target, selector: ASelector) -> None:
+    drainer = Drainer(Selectors([selector.url], "llama", "default"), clock=cluster.time)
+    election = Election(cluster.api, "default", "select-planner", "one", clock=cluster.time)
+    connector = cluster.connector(target, drainer=drainer, election=election)
+    await connector.validate()
+    await connector.read()
+    await connector.scale({D: 3})
+    cluster.settle()
+    await election.step()
+    await connector.scale({D: 1})
+    await connector.close()
+
+
+def test_the_rights_in_the_documents_are_those_that_are_used() -> None:
+    async def run() -> set[Right]:
+        selector = ASelector(booked={}, blocks={})
+        async with a_cluster() as cluster, running(selector):
+            graph = {"components": [{"name": "decode", "replicas": 2}]}
+            kinds = (DEPLOYMENT, STATEFUL_SET, LEADER_WORKER_SET, ADAPTER, GRAPH)
+            for kind in kinds:
+                spec = graph if kind == GRAPH else None
+                cluster.add(kind, "engines", 2, spec)
+                component = "decode" if kind == GRAPH else None
+                target = Target(D, kind.kind, "engines", "default", None, component)
+                await scaled_up_and_down(cluster, target, selector)
+                cluster.store.delete(kind, "default", "engines")
+            return {used(method, path) for method, path in cluster.fake.requests}
+
+    assert asyncio.run(run()) == given()
+
+
+def test_nothing_heavy_is_loaded_before_it_is_used() -> None:
+    code = (
+        "import sys, select_service.planner.connectors.opening as _;"
+        "print(*sorted({'kubernetes_asyncio', 'starlette', 'numpy'} & set(sys.modules)))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout.split() == []
