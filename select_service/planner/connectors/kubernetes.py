@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 from select_service.planner.connectors.base import (
+    REPLICAS_MAX,
     ConnectorError,
     ConnectorUnavailable,
     Counts,
@@ -68,10 +69,10 @@ class KubernetesConnector:
         self._clock = clock
         self._paths: dict[Role, str] = {}
         self._faults: dict[Role, str] = {}
+        self._is_passing: dict[Role, bool] = {}
         self._rollout: Rollout | None = None
         self._last: dict[Role, int] = {}
         self._giving: dict[Role, float] = {}
-        self._knows_giving = False
         self._leading: asyncio.Task[None] | None = None
 
     async def read(self) -> Mapping[Role, Replicas]:
@@ -108,18 +109,24 @@ class KubernetesConnector:
         return self._faults
 
     async def _standings(self, roles: Mapping[Role, object]) -> dict[Role, Standing]:
-        """Of those that can be read."""
+        """Of those that can be read.
+
+        What has too many pods when it is seen first was reduced by a planner before this one.
+        """
         asked = [role for role in roles if role in self._targets]
         answers = await asyncio.gather(*map(self._look, asked), return_exceptions=True)
         found: dict[Role, Standing] = {}
         for role, answer in zip(asked, answers, strict=True):
             if isinstance(answer, KubeError):
+                self._is_passing[role] = answer.is_passing
                 self._faults[role] = f"{self._targets[role].words}: {answer}"
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 found[role] = answer
                 self._faults.pop(role, None)
+                if role not in self._last and not has_gone(answer):
+                    self._giving[role] = self._clock()
         return found
 
     async def _look(self, role: Role) -> Standing:
@@ -135,7 +142,7 @@ class KubernetesConnector:
             await self._give_up()
             holder = "" if self._election is None else self._election.holder
             return everywhere(wanted, Status.NOT_LEADER, f"the lease is held by {holder!r}")
-        found = await self._found(wanted)
+        found = await self._standings(dict.fromkeys((*wanted, *self._giving)))
         rollout = self._planned(wanted, found)
         before, self._rollout = self._rollout, rollout
         try:
@@ -149,17 +156,6 @@ class KubernetesConnector:
         self._hold_for_unread(rollout)
         await self._advance(rollout, found)
         return Decision(roles=dict(rollout.decided))
-
-    async def _found(self, wanted: Counts) -> dict[Role, Standing]:
-        """What a wish concerns; the first knows nothing of what an earlier process has reduced."""
-        if self._knows_giving:
-            return await self._standings(dict.fromkeys((*wanted, *self._giving)))
-        found = await self._standings(self._targets)
-        for role, standing in found.items():
-            if not has_gone(standing):
-                self._giving[role] = self._clock()
-        self._knows_giving = len(found) == len(self._targets)
-        return found
 
     def _planned(self, wanted: Counts, found: Mapping[Role, Standing]) -> Rollout:
         rollout = Rollout(
@@ -183,10 +179,15 @@ class KubernetesConnector:
         return RoleDecision(wanted=count, status=Status.REFUSED, detail=fault)
 
     def _hold_for_unread(self, rollout: Rollout) -> None:
-        """What should be reduced and cannot even be read has given nothing yet."""
+        """What should be reduced and cannot even be read has given nothing yet.
+
+        A target that was never read is none to count on, and holds nobody but for this tick.
+        """
         for role, count in rollout.wanted.items():
-            if role not in rollout.before and count < self._last.get(role, count):
-                self._hold(rollout, role)
+            if role not in rollout.before:
+                never = REPLICAS_MAX if self._is_passing.get(role, False) else 0
+                if count < self._last.get(role, never):
+                    self._hold(rollout, role)
 
     def _hold(self, rollout: Rollout, because_of: Role) -> None:
         for role in rollout.raised():

@@ -269,6 +269,18 @@ def test_nothing_is_raised_for_what_could_not_be_reduced() -> None:
     with_a_cluster(scene)
 
 
+@pytest.mark.parametrize(("status", "other"), [(500, Status.FAILED), (404, Status.APPLIED)])
+def test_a_target_that_was_never_read_holds_others_only_while_that_may_pass(
+    status: int, other: Status
+) -> None:
+    async def scene(cluster: Cluster) -> None:
+        connector = cluster.connector()
+        cluster.fake.faults = [Fault("GET", "prefill", status)]
+        assert statuses(await connector.scale({P: 4, D: 5})) == {P: Status.REFUSED, D: other}
+
+    with_a_cluster(scene)
+
+
 def test_pods_that_do_not_end_keep_their_gpus() -> None:
     async def scene(cluster: Cluster) -> None:
         cluster.controller.clinging = {"prefill"}

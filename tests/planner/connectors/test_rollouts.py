@@ -88,11 +88,15 @@ def test_a_rollout_never_has_more_pods_than_the_budget(steps: list[tuple[str, An
         controller.step(60.0)
         api = StoreApi(store)
 
-        def connector_of() -> KubernetesConnector:
+        async def connector_of() -> KubernetesConnector:
+            """As a planner begins: it reads before it wishes."""
+            api.fails = []
             targets = [deployment(P, "prefill"), deployment(D, "decode")]
-            return KubernetesConnector(api, targets, clock=time)
+            connector = KubernetesConnector(api, targets, clock=time)
+            await connector.read()
+            return connector
 
-        connector = connector_of()
+        connector = await connector_of()
         wanted = None
         for verb, given_ in steps:
             if verb == "scale":
@@ -101,7 +105,7 @@ def test_a_rollout_never_has_more_pods_than_the_budget(steps: list[tuple[str, An
             elif verb == "fail":
                 api.fails = list(given_)
             elif verb == "restart":
-                connector = connector_of()
+                connector = await connector_of()
             else:
                 time.now += given_
                 controller.step(given_)
