@@ -35,8 +35,12 @@ _Heap: TypeAlias = list[tuple[float, int, Rank]]
 
 @dataclass(slots=True)
 class _Turn:
-    """at: None: none;  prompt: None: the one of the round;  is_extra: must not be skipped"""
+    """offset_s: where in an interval its ordinary turns are;  at: None: there is none
 
+    prompt: None: the one of the round;  is_extra: must not be skipped
+    """
+
+    offset_s: float
     at: float | None = None
     prompt: int | None = None
     is_extra: bool = False
@@ -65,7 +69,7 @@ class Schedule:
 
     def join(self, rank: Rank, now: float) -> None:
         """A rank that is to be checked; its first turn is within an interval."""
-        self._turns[rank] = _Turn()
+        self._turns[rank] = _Turn(phase(rank) * self._rules.interval_s)
         self.next_round(rank, now)
 
     def leave(self, rank: Rank) -> None:
@@ -84,10 +88,11 @@ class Schedule:
 
     def next_round(self, rank: Rank, now: float) -> None:
         """Its ordinary turn."""
-        interval = self._rules.interval_s
-        offset = phase(rank) * interval
-        at = offset + ((now - offset) // interval + 1.0) * interval
-        self._plan(rank, at, None, False)
+        turn = self._turns.get(rank)
+        if turn is not None:
+            interval, offset = self._rules.interval_s, turn.offset_s
+            at = offset + ((now - offset) // interval + 1.0) * interval
+            self._plan(rank, at, None, False)
 
     def at(self, rank: Rank, at: float, prompt: int | None = None) -> None:
         """A turn of its own: a confirmation, a probe."""
@@ -163,13 +168,12 @@ class Schedule:
 
     def _next_heap(self, now: float) -> _Heap | None:
         """Where the next one is taken from; None: nobody waits."""
-        rounds, extras = (heap if heap and heap[0][0] <= now else None for heap in self._heaps())
-        if rounds is None or (extras and len(self._extra_in_flight) < EXTRAS_AT_LEAST):
+        rounds, extras = self._rounds, self._extras
+        is_round = bool(rounds) and rounds[0][0] <= now
+        is_extra = bool(extras) and extras[0][0] <= now
+        if is_extra and (not is_round or len(self._extra_in_flight) < EXTRAS_AT_LEAST):
             return extras
-        return rounds
-
-    def _heaps(self) -> tuple[_Heap, _Heap]:
-        return self._rounds, self._extras
+        return rounds if is_round else None
 
     def ended(self, rank: Rank) -> None:
         """The check in flight is over."""
@@ -184,6 +188,6 @@ class Schedule:
         """For tests."""
         assert len(self.in_flight) <= IN_FLIGHT_MAX
         assert self._extra_in_flight <= self.in_flight
-        planned = {(rank, at) for heap in self._heaps() for at, _, rank in heap}
+        planned = {(rank, at) for heap in (self._rounds, self._extras) for at, _, rank in heap}
         for rank, turn in self._turns.items():
             assert turn.at is None or (rank, turn.at) in planned

@@ -158,8 +158,7 @@ class Canaries:
         turns = order.prompt.max_tokens + TURNS_BESIDES
         host_s = turns * self._lateness.turn_s(begun, now) + visit.waited_s
         by_ids = order.prompt.expected is not None
-        attempt = attempt_of(reply, form, by_ids, counts)
-        return _Asked(attempt._replace(host_ms=host_s * 1000.0), reply.status)
+        return _Asked(attempt_of(reply, form, by_ids, counts, host_s * 1000.0), reply.status)
 
     async def _reply(self, order: CheckOrder, target: Target, form: Form, seed: int) -> Reply:
         """Raises HttpError."""
