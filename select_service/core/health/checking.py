@@ -152,11 +152,16 @@ class Checking:
             running.wrong = (kind if running.wrong is None else running.wrong[0]), found
         is_failing = running.wrong is not None or kind not in (Kind.PASS, Kind.NEUTRAL)
         if is_failing and running.attempts < self._attempts_max(order, kind):
+            self._schedule.pauses(order.rank)
             return self._rules.retry_pause_s
         self._end(order)
         self._over(running, checked, found, now)
         self.close(now)
         return None
+
+    def resumes(self, order: CheckOrder) -> bool:
+        """May the same be asked once more now?"""
+        return order.number not in self._running or self._schedule.resumes(order.rank)
 
     def _attempts_max(self, order: CheckOrder, kind: Kind) -> int:
         """A rank that hangs is not asked again at once where others wait for their turn: checks
