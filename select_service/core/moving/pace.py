@@ -44,10 +44,9 @@ class Pace:
         rate = self._rates.get(rank)
         return None if rate is None else rate.value
 
-    def rates(self, key: PartitionKey) -> list[tuple[Rank, float]]:
-        """All that were learnt of ranks of a partition, in prefill tokens/s.  A copy."""
-        known = self._ranks.get(key, {})
-        return [(rank, rate.value) for rank, rate in known.items() if rate.value]
+    def ranks(self, key: PartitionKey) -> list[Rank]:
+        """Those of a partition of which something may have been learnt.  A copy."""
+        return list(self._ranks.get(key, ()))
 
     def means(self, model_name: str, now: float) -> LoadMeans:
         """Of the requests of the last ten minutes."""
