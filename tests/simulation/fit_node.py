@@ -78,7 +78,7 @@ class FitNode(Node):
             RULES, lambda key: prompts, fleet, ledger, selector.touched
         )
         monitor, learnt = self.fitness.monitor, Learnt(KeptWishes())
-        selector.decisions.wishes = learnt.wishes
+        selector.decisions.keeps_wishes = True
         ledger.follow(learnt, tells_moves=False)
         layouts = Layouts(fleet.catalog)
         self.mover = selector.mover = Mover(

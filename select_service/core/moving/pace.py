@@ -83,7 +83,10 @@ class Pace:
         if cause != "client":
             return
         cached = max(0, booking.isl_tokens - booking.prefill_tokens)
-        known = self._means.setdefault(booking.key.model_name, RequestMeans())
+        model_name = booking.account.key.model_name
+        known = self._means.get(model_name)
+        if known is None:
+            known = self._means[model_name] = RequestMeans()
         known.booked(booking.isl_tokens, cached if booking.tracks_prefill else 0, now)
         is_alone = booking.account.load.totals[booking.slot, layout.REQUESTS] == 1
         if is_alone and booking.prefill_tokens and len(self._timed) < TIMED_MAX:
@@ -101,9 +104,10 @@ class Pace:
             self._timed.pop(booking.reservation_id, None)
         if cause != "client":
             return
-        known = self._means.get(booking.key.model_name)
-        if booking.origin is None and known is not None:
-            known.ended(booking.output_blocks * booking.account.block_size, now)
+        account = booking.account
+        known = self._means.get(account.key.model_name)
+        if known is not None and booking.origin is None:
+            known.ended(booking.output_blocks * account.block_size, now)
 
     def check_invariants(self) -> None:
         """For tests."""
