@@ -164,7 +164,7 @@ def _let_move(selector: Selector, health: HealthSettings) -> None:
 
     fitness, learnt = selector.fitness, Learnt(KeptWishes())
     assert fitness is not None
-    selector.decisions.wishes = learnt.wishes
+    selector.decisions.keeps_wishes = True
     selector.ledger.follow(learnt, tells_moves=False)
     selector.mover = Mover(
         fitness.monitor,

@@ -55,7 +55,7 @@ def selector_of(ranks, is_on):
         rules = HealthRules()
         selector.fitness = Fitness(rules, lambda key: PROMPTS, fleet, ledger, touched)
         learnt = Learnt(KeptWishes())
-        selector.decisions.wishes = learnt.wishes
+        selector.decisions.keeps_wishes = True
         ledger.follow(learnt, tells_moves=False)
     for worker_id in range(ranks):
         given = {"worker_id": worker_id, "model_name": "m", "endpoint": f"http://w{worker_id}"}

@@ -8,7 +8,6 @@ of it has 1,024.
 """
 
 import argparse
-import gc
 import time
 from random import Random
 
@@ -27,6 +26,7 @@ from select_service.core.load.move_wishes import KeptWishes
 from select_service.core.moving.learnt import Learnt
 from select_service.core.moving.targets import standing
 from select_service.core.selector import Selector, SelectorConfig
+from select_service.starting.collector import Freezing
 
 WIDE = 1
 WIDE_RANKS, USUAL_RANKS = 1024, 8
@@ -104,14 +104,13 @@ class Fleet:
 
 
 def walk(ranks):
-    """Longest step and sum by name."""
+    """Longest step and sum by name, with the garbage collector as the service has it."""
+    collector = Freezing()
     fleet = Fleet(ranks)
     fitness, selector = fleet.fitness, fleet.selector
     for worker_id in range(2, 2 + (ranks - WIDE_RANKS) // USUAL_RANKS):
         for dp_rank in range(USUAL_RANKS):
             fleet.pace._rate(Rank(worker_id, dp_rank), KEY).value = LearntRate().or_default
-    gc.collect()
-    gc.disable()
     fleet.register(WIDE, WIDE_RANKS)
     fleet.settle("a worker of 1,024 ranks comes")
     fitness.check(WIDE, fleet.now)
@@ -134,7 +133,7 @@ def walk(ranks):
     fleet.all_steps("targets of a plan", standing(table, Rank(WIDE, 0)))
     selector.delete(WIDE, fleet.now)
     fleet.settle("it goes")
-    gc.enable()
+    collector.end()
     return fleet.longest
 
 

@@ -61,7 +61,7 @@ def _round(reservations: int, hashes: int, workers: int) -> list[float]:
     monitor = HealthMonitor(HealthRules(), lambda key: (), lambda rank: 0, touched)
     fleet = selector.fleet
     mover = Mover(monitor, fleet.partitions, selector.ledger, learnt, lambda *_: None, touched)
-    selector.decisions.wishes = learnt.wishes
+    selector.decisions.keeps_wishes = True
     selector.ledger.follow(learnt, tells_moves=False)
     _fill(selector, reservations, hashes, workers)
     table = fleet.partitions[KEY].table

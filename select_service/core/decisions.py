@@ -21,9 +21,8 @@ from select_service.core.decide.prompt import Prompt
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.partition import Partition, Placement
 from select_service.core.identity import Rank
-from select_service.core.load.booking import NO_PROMPT, NewBooking, nameless
+from select_service.core.load.booking import NO_PROMPT, MoveWishes, NewBooking, nameless
 from select_service.core.load.ledger import Ledger
-from select_service.core.load.move_wishes import NO_WISHES, KeptWishes, MoveWishes
 from select_service.errors import BadRequest
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
@@ -81,8 +80,8 @@ class Decisions:
         self._ledger = ledger
         self._rng = rng
         self._ring = ring
-        self.wishes: KeptWishes | None = None
-        """Keeps what requests say about being moved; None: nothing is ever moved."""
+        self.keeps_wishes = False
+        """Is what requests say about being moved told with their bookings?"""
 
     def decide(self, job: Job, eligible: npt.NDArray[np.bool_], now: float) -> Decision:
         """Choose a rank, and book the load on it if the request asks for that.
@@ -172,11 +171,9 @@ class Decisions:
             own_work=what.own_work,
             cached_blocks=what.cached_blocks,
             prompt=prompt.block_hashes if partition.placing.policy.follows else NO_PROMPT,
+            wishes=wishes_of(what.asked_by, prompt.block_hashes) if self.keeps_wishes else None,
         )
         self._ledger.book(booking, "client", now)
-        if self.wishes is not None:
-            said = NO_WISHES if what.asked_by is None else wishes_of(what.asked_by)
-            self.wishes.said(what.reservation_id, prompt.block_hashes, said)
 
     def keeps_up(self, partition: Partition) -> bool:
         """Is whatever is booked there next a bounded step?  If not, ask again in the next turn."""
@@ -204,16 +201,24 @@ class Decisions:
         return np.frombuffer(bytearray(self._rng.randbytes(8 * len(sequence_hashes))), np.uint64)
 
 
-def wishes_of(request: SelectRequest | ReservationRequest) -> MoveWishes:
-    """What a request says that counts when its reservation is moved, without its prompt."""
+def wishes_of(
+    request: SelectRequest | ReservationRequest | None, block_hashes: Hashes
+) -> MoveWishes:
+    """What a request says that counts when its reservation is moved; None: nothing.
+
+    block_hashes: uint64[n], of its prompt
+    """
+    if request is None:
+        return MoveWishes(block_hashes)
     if isinstance(request, ReservationRequest):
-        return MoveWishes(migratable=request.migratable)
+        return MoveWishes(block_hashes, migratable=request.migratable)
     pinned, allowed = request.pinned_worker, request.allowed_worker_ids
     required, priority = request.routing_constraints.required_taints, request.strict_priority or 0
     migratable = not isinstance(request, SelectAndReserveRequest) or request.migratable
     if migratable and not (priority or pinned is not None or allowed is not None or required):
-        return NO_WISHES
+        return MoveWishes(block_hashes)
     return MoveWishes(
+        block_hashes,
         priority=priority,
         migratable=migratable,
         pinned=None if pinned is None else Rank(pinned.worker_id, pinned.dp_rank),

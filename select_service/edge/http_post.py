@@ -11,10 +11,10 @@ the system trusts.
 
 import asyncio
 import ssl
-from functools import cache
+from functools import cache, lru_cache
 from time import monotonic
 from typing import Literal, NamedTuple, cast
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import httptools
 
@@ -24,6 +24,19 @@ from select_service.edge.http_error import HttpError
 
 HEAD_BYTES_MAX = 1 << 16
 """Of the status and the headers, interim ones included, and of what frames the body."""
+
+
+PLACES_MAX = 8192
+"""That are remembered, those that were asked last."""
+
+
+class _Place(NamedTuple):
+    """What a URL says.  head: of the message, up to the number of its bytes"""
+
+    host: str
+    port: int
+    is_tls: bool
+    head: bytes
 
 
 class Reply(NamedTuple):
@@ -47,39 +60,43 @@ async def post(
     bytes_max: of the body.  timeout_s: from the name to the last byte.  Raises HttpError:
     `timeout`, `unreachable` before a status came, `unreadable` when what came is not HTTP.
     """
-    parts = urlsplit(url)
+    place = _place(url)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _exchanged(names, parts, _message(parts, content, headers), bytes_max)
+            message = place.head + b"%d\r\n%b\r\n%b" % (len(content), headers, content)
+            return await _exchanged(names, place, message, bytes_max)
     except TimeoutError:
         raise HttpError("timeout", f"no complete answer within {timeout_s:g} s") from None
 
 
-def _message(parts: SplitResult, content: bytes, headers: bytes) -> bytes:
+@lru_cache(PLACES_MAX)
+def _place(url: str) -> _Place:
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     head = (
         f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
         "accept: application/json\r\naccept-encoding: identity\r\nuser-agent: select-service\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
+        "content-type: application/json\r\ncontent-length: "
     )
-    return head.encode() + headers + b"\r\n" + content
+    port = parts.port or (443 if is_tls else 80)
+    return _Place(parts.hostname or "", port, is_tls, head.encode())
 
 
-async def _exchanged(names: Names, parts: SplitResult, message: bytes, bytes_max: int) -> Reply:
+async def _exchanged(names: Names, place: _Place, message: bytes, bytes_max: int) -> Reply:
     """Raises HttpError."""
     exchange = _Exchange(message, bytes_max)
     try:
-        await _connect(names, parts, exchange)
+        await _connect(names, place, exchange)
         return await exchange.reply
     finally:
         exchange.close()
         del exchange  # an error would know this frame, and the exchange the error
 
 
-async def _connect(names: Names, parts: SplitResult, exchange: "_Exchange") -> None:
+async def _connect(names: Names, place: _Place, exchange: "_Exchange") -> None:
     """To the first address that answers.  Raises HttpError."""
-    host, tls = parts.hostname or "", parts.scheme == "https"
-    port = parts.port or (443 if tls else 80)
+    host, port = place.host, place.port
     addresses = await looked_up(names, host)
     error = f"name not found: {addresses.error}"
     for address in addresses.found:
@@ -88,8 +105,8 @@ async def _connect(names: Names, parts: SplitResult, exchange: "_Exchange") -> N
                 lambda: exchange,
                 address,
                 port,
-                ssl=_trust() if tls else None,
-                server_hostname=host if tls else None,
+                ssl=_trust() if place.is_tls else None,
+                server_hostname=host if place.is_tls else None,
             )
         except ssl.SSLCertVerificationError as fault:
             error = f"the certificate of {host} is not believed: {fault.verify_message}"

@@ -123,7 +123,7 @@ class Bookings:
             return
         held, tracks = self._selector.held.at(row), self._selector.router.track_prefill_tokens
         name = self._text(data, request.RESERVATION_ID) or new_name
-        prompt = self._prompt(self._selector.decisions.wishes is not None and self._has_path())
+        prompt = self._prompt(self._selector.decisions.keeps_wishes and self._has_path())
         assert name is not None
         given = self._fields[request.ROUTE] == request.RESERVE and (
             self._fields[request.EFFECTIVE_PREFILL_TOKENS] != NONE

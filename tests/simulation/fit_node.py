@@ -78,7 +78,7 @@ class FitNode(Node):
             RULES, lambda key: prompts, fleet, ledger, selector.touched
         )
         monitor, learnt = self.fitness.monitor, Learnt(KeptWishes())
-        selector.decisions.wishes = learnt.wishes
+        selector.decisions.keeps_wishes = True
         ledger.follow(learnt, tells_moves=False)
         layouts = Layouts(fleet.catalog)
         self.mover = selector.mover = Mover(
@@ -132,7 +132,13 @@ class FitNode(Node):
     def _attempted(self, order, attempt, seed):
         pause_s = self.fitness.attempted(order, attempt, self.now())
         if pause_s is not None:
-            self.soon(pause_s, lambda: self._ask(order, seed + 1))
+            self.soon(pause_s, lambda: self._resumed(order, seed + 1))
+
+    def _resumed(self, order, seed):
+        if self.fitness.resumes(order):
+            self._ask(order, seed)
+        else:
+            self.soon(0.02, lambda: self._resumed(order, seed))
 
     # --- callers
 

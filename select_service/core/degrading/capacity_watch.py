@@ -189,13 +189,13 @@ class CapacityWatch:
     def _prefill_of(self, key: PartitionKey, partition: Partition) -> Looking[Floats]:
         """Learnt, else declared."""
         rates = partition.table.columns.speed.copy()
-        learnt = self._pace.rates(key)
-        for begin in range(0, len(learnt), RANKS_PER_STEP):
-            for rank, rate in learnt[begin : begin + RANKS_PER_STEP]:
-                slot = partition.table.find(rank)
+        ranks = self._pace.ranks(key)
+        for begin in range(0, len(ranks), RANKS_PER_STEP):
+            for rank in ranks[begin : begin + RANKS_PER_STEP]:
+                slot, rate = partition.table.find(rank), self._pace.learnt(rank)
                 if slot is None:
                     self._pace.forget(rank)
-                elif slot < len(rates):
+                elif rate and slot < len(rates):
                     rates[slot] = rate
             yield RANKS_PER_STEP
         return rates

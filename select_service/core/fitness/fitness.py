@@ -218,6 +218,10 @@ class Fitness:
             self.times.ended(order, now)
         return pause_s
 
+    def resumes(self, order: CheckOrder) -> bool:
+        """The pause is over: may the same be asked again now?  If not, ask again soon."""
+        return self.monitor.resumes(order)
+
     # --- verbs of callers and operators; all raise before they change anything
 
     def reported(self, worker_id: int, given: OutcomeRequest, is_trusted: bool, now: float) -> None:

@@ -99,34 +99,36 @@ class Checking:
 
     def begin(self, due: Due, now: float) -> CheckOrder:
         """It is its turn."""
-        partition, record = self._fleet.partition_of(due.rank), self._fleet.record(due.rank)
+        checked = self._fleet.ranks[due.rank]
+        partition = self._fleet.partitions[checked.key]
+        record = partition.health.roster[due.rank]
         number = due.prompt % len(partition.prompts)
         hangs = record.state is State.SUSPICIOUS and record.cause is Kind.TIMEOUT
-        if not record.state.serves:
-            self._fleet.ranks[due.rank].wrong.clear()
+        is_probe = not record.state.serves
+        if is_probe:
+            checked.wrong.clear()
+        question = self.questions.of(Scope(checked.key, number))
         order = CheckOrder(
             next(self._numbers),
             due.rank,
             partition.prompts[number],
             number,
             1 if hangs else 1 + self._rules.retries,
-            not record.state.serves,
+            is_probe,
             self._fleet.shares_endpoint(due.rank),
-            self._seed(partition, due.rank, number),
+            self._seed(checked, partition.names[number], question),
         )
-        is_asked = self.questions.of(Scope(self._fleet.ranks[due.rank].key, number)) is not None
-        self._running[order.number] = _Running(order, now, is_asked=is_asked)
+        running = _Running(order, now, is_asked=question is not None)
+        self._running[order.number] = running
         return order
 
-    def _seed(self, partition: CheckedPartition, rank: Rank, number: int) -> int:
-        """Another one for every answer that is wrong or in doubt.
+    def _seed(self, checked: CheckedRank, name: str, question: Question | None) -> int:
+        """Another one for every answer that is wrong or in doubt.  name: of the prompt
 
         An engine whose noise follows from the seed would repeat it, and look as if a weight of it
         were wrong; no other one cares, at temperature 0.
         """
-        checked = self._fleet.ranks[rank]
-        mine = checked.wrong.size(partition.names[number])
-        question = self.questions.of(Scope(checked.key, number))
+        mine = checked.wrong.size(name)
         return mine or (0 if question is None else question.seed)
 
     def attempted(self, order: CheckOrder, attempt: Attempt, now: float) -> float | None:
@@ -150,11 +152,16 @@ class Checking:
             running.wrong = (kind if running.wrong is None else running.wrong[0]), found
         is_failing = running.wrong is not None or kind not in (Kind.PASS, Kind.NEUTRAL)
         if is_failing and running.attempts < self._attempts_max(order, kind):
+            self._schedule.pauses(order.rank)
             return self._rules.retry_pause_s
         self._end(order)
         self._over(running, checked, found, now)
         self.close(now)
         return None
+
+    def resumes(self, order: CheckOrder) -> bool:
+        """May the same be asked once more now?"""
+        return order.number not in self._running or self._schedule.resumes(order.rank)
 
     def _attempts_max(self, order: CheckOrder, kind: Kind) -> int:
         """A rank that hangs is not asked again at once where others wait for their turn: checks

@@ -9,7 +9,8 @@ docs/health.md.
 
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import NamedTuple
+from operator import eq, sub
+from typing import NamedTuple, cast
 
 from select_service.core.health.kinds import Kind
 
@@ -84,16 +85,19 @@ def judge(reference: Answer, answer: Answer, tolerance: float, tie: float = TIE)
 
 def _is_same(reference: Answer, answer: Answer, tolerance: float) -> bool:
     """Is it right without any doubt?  The usual case, in little time."""
-    n = len(answer.tokens)
-    if not len(reference.tokens) <= n == len(answer.logprobs) or n == 0:
+    n = len(reference.tokens)
+    if not 0 < n == len(answer.tokens) == len(answer.logprobs) == len(reference.logprobs):
         return False
-    each = zip(reference.tokens, reference.logprobs, answer.tokens, answer.logprobs, strict=False)
-    for wanted, known, token, found in each:
-        if token != wanted or found is None or known is None:
-            return False
-        if not abs(found - known) <= tolerance or not NO_LOGPROB < found < inf:
-            return False
-    return len(reference.logprobs) >= len(reference.tokens)
+    if not all(map(eq, reference.tokens, answer.tokens)):
+        return False
+    try:
+        found = cast("Sequence[float]", answer.logprobs)
+        away = [*map(sub, found, cast("Sequence[float]", reference.logprobs))]
+    except TypeError:  # None is no number
+        return False
+    # the sum is no number where one of them is none, which max and min would overlook
+    is_close = isfinite(sum(away)) and -tolerance <= min(away) and max(away) <= tolerance
+    return is_close and min(found) > NO_LOGPROB
 
 
 def _judge_other_token(

@@ -169,6 +169,13 @@ class HealthMonitor:
         self._follow(now)
         return pause_s
 
+    def resumes(self, order: CheckOrder) -> bool:
+        """The pause that `attempted` returned is over: may the same be asked again now?
+
+        If not, ask again soon: so many others are being asked, and this one is the next.
+        """
+        return self._checking.resumes(order)
+
     def check(self, worker_id: int, now: float) -> None:
         """An operator wants its ranks checked now."""
         for rank in self._fleet.of_worker(worker_id):

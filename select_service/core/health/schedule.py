@@ -17,6 +17,9 @@ from select_service.core.health.spread import phase
 from select_service.core.identity import Rank
 
 IN_FLIGHT_MAX = 32
+"""Checks of which a request is under way."""
+CHECKS_MAX = 128
+"""With those that pause between two requests."""
 LATE_S = 1.0
 """A turn that begins later is skipped."""
 EXTRAS_AT_LEAST = 8
@@ -35,8 +38,12 @@ _Heap: TypeAlias = list[tuple[float, int, Rank]]
 
 @dataclass(slots=True)
 class _Turn:
-    """at: None: none;  prompt: None: the one of the round;  is_extra: must not be skipped"""
+    """offset_s: where in an interval its ordinary turns are;  at: None: there is none
 
+    prompt: None: the one of the round;  is_extra: must not be skipped
+    """
+
+    offset_s: float
     at: float | None = None
     prompt: int | None = None
     is_extra: bool = False
@@ -61,11 +68,15 @@ class Schedule:
         """Those that are outdated among them; what counts is the turn."""
         self._pushed = count()
         self.in_flight: set[Rank] = set()
+        self._pausing: set[Rank] = set()
+        """Of those in flight, who is not asked anything for a while."""
+        self._waiting: set[Rank] = set()
+        """Of those, whose pause is over."""
         self._extra_in_flight: set[Rank] = set()
 
     def join(self, rank: Rank, now: float) -> None:
         """A rank that is to be checked; its first turn is within an interval."""
-        self._turns[rank] = _Turn()
+        self._turns[rank] = _Turn(phase(rank) * self._rules.interval_s)
         self.next_round(rank, now)
 
     def leave(self, rank: Rank) -> None:
@@ -84,10 +95,11 @@ class Schedule:
 
     def next_round(self, rank: Rank, now: float) -> None:
         """Its ordinary turn."""
-        interval = self._rules.interval_s
-        offset = phase(rank) * interval
-        at = offset + ((now - offset) // interval + 1.0) * interval
-        self._plan(rank, at, None, False)
+        turn = self._turns.get(rank)
+        if turn is not None:
+            interval, offset = self._rules.interval_s, turn.offset_s
+            at = offset + ((now - offset) // interval + 1.0) * interval
+            self._plan(rank, at, None, False)
 
     def at(self, rank: Rank, at: float, prompt: int | None = None) -> None:
         """A turn of its own: a confirmation, a probe."""
@@ -135,7 +147,13 @@ class Schedule:
     @property
     def is_scarce(self) -> bool:
         """Are so many in flight that nobody should take longer than he must?"""
-        return len(self.in_flight) > SCARCE
+        return len(self.in_flight) - len(self._pausing) > SCARCE
+
+    @property
+    def _is_full(self) -> bool:
+        """Is there no place for a new one?  Those that are under way go first."""
+        taken = len(self.in_flight) - len(self._pausing) + len(self._waiting)
+        return taken >= IN_FLIGHT_MAX or len(self.in_flight) >= CHECKS_MAX
 
     def due(self, now: float) -> Due | None:
         """Whose turn it is, in flight from now on; None: nobody's, or too many are in flight, or
@@ -145,7 +163,7 @@ class Schedule:
         """
         for _ in range(LOOKED_AT_MAX):
             heap = self._next_heap(now)
-            if heap is None or len(self.in_flight) >= IN_FLIGHT_MAX:
+            if heap is None or self._is_full:
                 return None
             at, _, rank = heappop(heap)
             turn = self._turns.get(rank)
@@ -163,18 +181,33 @@ class Schedule:
 
     def _next_heap(self, now: float) -> _Heap | None:
         """Where the next one is taken from; None: nobody waits."""
-        rounds, extras = (heap if heap and heap[0][0] <= now else None for heap in self._heaps())
-        if rounds is None or (extras and len(self._extra_in_flight) < EXTRAS_AT_LEAST):
+        rounds, extras = self._rounds, self._extras
+        is_round = bool(rounds) and rounds[0][0] <= now
+        is_extra = bool(extras) and extras[0][0] <= now
+        if is_extra and (not is_round or len(self._extra_in_flight) < EXTRAS_AT_LEAST):
             return extras
-        return rounds
+        return rounds if is_round else None
 
-    def _heaps(self) -> tuple[_Heap, _Heap]:
-        return self._rounds, self._extras
+    def pauses(self, rank: Rank) -> None:
+        """The check in flight leaves its place to others until `resumes`."""
+        self._pausing.add(rank)
+        self._extra_in_flight.discard(rank)
+
+    def resumes(self, rank: Rank) -> bool:
+        """Its pause is over: is there a place?  If not it asks again, and goes before new ones."""
+        if rank not in self._pausing:
+            return True
+        if len(self.in_flight) - len(self._pausing) >= IN_FLIGHT_MAX:
+            self._waiting.add(rank)
+            return False
+        self._pausing.discard(rank)
+        self._waiting.discard(rank)
+        return True
 
     def ended(self, rank: Rank) -> None:
         """The check in flight is over."""
-        self.in_flight.discard(rank)
-        self._extra_in_flight.discard(rank)
+        for checks in (self.in_flight, self._pausing, self._waiting, self._extra_in_flight):
+            checks.discard(rank)
 
     def _prompt(self, turn: _Turn, now: float) -> int:
         """All ranks have the same one in a round, so that answers can be compared."""
@@ -182,8 +215,10 @@ class Schedule:
 
     def check_invariants(self) -> None:
         """For tests."""
-        assert len(self.in_flight) <= IN_FLIGHT_MAX
-        assert self._extra_in_flight <= self.in_flight
-        planned = {(rank, at) for heap in self._heaps() for at, _, rank in heap}
+        assert len(self.in_flight) <= CHECKS_MAX
+        assert len(self.in_flight - self._pausing) <= IN_FLIGHT_MAX
+        assert self._waiting <= self._pausing <= self.in_flight
+        assert self._extra_in_flight <= self.in_flight - self._pausing
+        planned = {(rank, at) for heap in (self._rounds, self._extras) for at, _, rank in heap}
         for rank, turn in self._turns.items():
             assert turn.at is None or (rank, turn.at) in planned

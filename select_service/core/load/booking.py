@@ -60,6 +60,36 @@ class Account:
         self.load.check_invariants()
 
 
+class MoveWishes(NamedTuple):
+    """Of one reservation.
+
+    block_hashes: uint64[n], of its prompt; none: unknown
+    pinned:       the one rank that it may be on
+    allowed:      workers; None: all;  required: taints
+    """
+
+    block_hashes: Hashes = NO_PROMPT
+    priority: int = 0
+    migratable: bool = True
+    pinned: Rank | None = None
+    allowed: frozenset[int] | None = None
+    required: frozenset[str] = frozenset()
+
+    @property
+    def n_names(self) -> int:
+        """How many workers and taints it names."""
+        return len(self.allowed or ()) + len(self.required)
+
+    @property
+    def is_bound(self) -> bool:
+        """Are there ranks that it may not be on?"""
+        return self.pinned is not None or self.allowed is not None or bool(self.required)
+
+
+NO_WISHES = MoveWishes()
+"""Of a usual request, without its prompt."""
+
+
 class NewBooking(NamedTuple):
     """Load of one reservation that is to be booked.  `slot` belongs to the partition of `account`.
 
@@ -71,6 +101,7 @@ class NewBooking(NamedTuple):
     own_work:        tokens that the rank would compute; None: as many as are booked
     cached_blocks:   of the prompt that the rank has
     prompt:          uint64[n], its block hashes, where its progress is to be followed
+    wishes:          what counts when it is moved; None: nothing but `prompt`
     """
 
     reservation_id: str
@@ -90,6 +121,7 @@ class NewBooking(NamedTuple):
     own_work: int | None = None
     cached_blocks: int = 0
     prompt: Hashes = NO_PROMPT
+    wishes: MoveWishes | None = None
 
     @property
     def key(self) -> PartitionKey:

@@ -45,9 +45,9 @@ class Booking:
 
     __slots__ = ("_name", "_rows", "order", "row")
 
-    def __init__(self, rows: Rows, row: int) -> None:
+    def __init__(self, rows: Rows, row: int, name: str | None = None) -> None:
         self._rows, self.row, self.order = rows, row, int(rows.memory.orders[row])
-        self._name: str | None = None
+        self._name = name
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Booking) and (self.row, self.order) == (other.row, other.order)

@@ -235,22 +235,24 @@ class Ledger:
         row = verbs.complete(self._memory.header, reservation_id.encode(), now)
         if not row:
             raise not_found(reservation_id)
-        self._completed(abs(row), row > 0, cause, now)
+        self._completed(abs(row), row > 0, cause, now, reservation_id)
 
     def complete_prefill(self, booking: Booking, cause: Cause, now: float) -> None:
         """As `complete`, but the lease goes on as it was."""
         tokens = verbs.complete_row(self._memory.header, booking.row)
         self._completed(booking.row, tokens > 0, cause, now)
 
-    def _completed(self, row: int, has_freed: bool, cause: Cause, now: float) -> None:
+    def _completed(
+        self, row: int, has_freed: bool, cause: Cause, now: float, name: str | None = None
+    ) -> None:
         if has_freed:
             self._touch(row)
-        self.tell_completed(row, cause, now)
+        self.tell_completed(row, cause, now, name)
 
-    def tell_completed(self, row: int, cause: Cause, now: float) -> None:
-        """Tell the followers."""
+    def tell_completed(self, row: int, cause: Cause, now: float, name: str | None = None) -> None:
+        """Tell the followers.  name: the id of the reservation, where it is at hand"""
         if self.followers:
-            booking = self.held.at(row)
+            booking = self.held.at(row, name)
             for follower in self.followers:
                 follower.prefill_completed(booking, cause, now)
 
@@ -277,7 +279,7 @@ class Ledger:
         row = verbs.release(self._memory.header, reservation_id.encode())
         if not row:
             raise not_found(reservation_id)
-        self._released(row, cause, now)
+        self._released(row, cause, now, reservation_id)
 
     def release(
         self, booking: Booking, cause: Cause, now: float, *, is_report: bool = True
@@ -327,17 +329,17 @@ class Ledger:
             if not booking.prefilling:
                 follower.prefill_completed(booking, "moved", now)
 
-    def _released(self, row: int, cause: Cause, now: float) -> None:
+    def _released(self, row: int, cause: Cause, now: float, name: str | None = None) -> None:
         assert row > 0, "more was released than had been booked"
         self.expired += cause == "expiry"
         self.dropped_with_rank += cause == "rank_left"
         self._touch(row)
-        self.tell_released(row, cause, now)
+        self.tell_released(row, cause, now, name)
 
-    def tell_released(self, row: int, cause: Cause, now: float) -> None:
-        """Tell the followers, before something new is booked."""
+    def tell_released(self, row: int, cause: Cause, now: float, name: str | None = None) -> None:
+        """Tell the followers, before something new is booked.  name: as in `tell_completed`"""
         if self.followers:
-            booking = self.held.at(row)
+            booking = self.held.at(row, name)
             for follower in self.followers:
                 follower.released(booking, cause, now)
 

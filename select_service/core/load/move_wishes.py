@@ -4,11 +4,16 @@ Nobody keeps anything unless moves are possible.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from indexer.hashing.hashes import Hashes
-from select_service.core.identity import Rank
-from select_service.core.load.booking import NO_PROMPT, NewBooking, bounded
+from select_service.core.load.booking import (
+    BOOKED_BLOCKS_MAX,
+    NO_PROMPT,
+    NO_WISHES,
+    MoveWishes,
+    NewBooking,
+    bounded,
+)
 from select_service.core.load.held_booking import Booking
 
 if TYPE_CHECKING:
@@ -19,36 +24,6 @@ BLOCKS_MAX = 8_388_608
 NAMES_MAX = 1_048_576
 """Allowed workers and required taints of all that is kept; a reservation beyond it stays where it
 is."""
-
-
-class MoveWishes(NamedTuple):
-    """Of one reservation.
-
-    block_hashes: uint64[n], of its prompt; none: unknown
-    pinned:       the one rank that it may be on
-    allowed:      workers; None: all;  required: taints
-    """
-
-    block_hashes: Hashes = NO_PROMPT
-    priority: int = 0
-    migratable: bool = True
-    pinned: Rank | None = None
-    allowed: frozenset[int] | None = None
-    required: frozenset[str] = frozenset()
-
-    @property
-    def n_names(self) -> int:
-        """How many workers and taints it names."""
-        return len(self.allowed or ()) + len(self.required)
-
-    @property
-    def is_bound(self) -> bool:
-        """Are there ranks that it may not be on?"""
-        return self.pinned is not None or self.allowed is not None or bool(self.required)
-
-
-NO_WISHES = MoveWishes()
-"""Of a usual request, without its prompt."""
 
 
 class KeptWishes:
@@ -62,36 +37,38 @@ class KeptWishes:
         """To be read only."""
         return self._kept.get(reservation_id, NO_WISHES)
 
-    def said(self, reservation_id: str, block_hashes: Hashes, wishes: MoveWishes) -> None:
-        """What the request said whose reservation was just booked.
-
-        block_hashes: uint64[n], of its prompt
-        """
+    def said(self, reservation_id: str, wishes: MoveWishes) -> None:
+        """What the request said whose reservation is being booked, with its whole prompt."""
         self._forget(reservation_id)
-        if self._names + wishes.n_names > NAMES_MAX:
-            wishes = MoveWishes(priority=wishes.priority, migratable=False)
-        self._keep(reservation_id, block_hashes, wishes)
-
-    def _keep(self, reservation_id: str, block_hashes: Hashes, wishes: MoveWishes) -> None:
-        if self._blocks + len(block_hashes) <= BLOCKS_MAX:
-            wishes = wishes._replace(block_hashes=bounded(block_hashes))
+        if wishes.is_bound and self._names + wishes.n_names > NAMES_MAX:
+            wishes = MoveWishes(wishes.block_hashes, wishes.priority, migratable=False)
+        blocks = len(wishes.block_hashes)
+        if self._blocks + blocks > BLOCKS_MAX:
+            wishes, blocks = wishes._replace(block_hashes=NO_PROMPT), 0
+        elif blocks > BOOKED_BLOCKS_MAX:
+            wishes = wishes._replace(block_hashes=bounded(wishes.block_hashes))
+            blocks = BOOKED_BLOCKS_MAX
         self._kept[reservation_id] = wishes
-        self._blocks += len(wishes.block_hashes)
-        self._names += wishes.n_names
+        self._blocks += blocks
+        if wishes.is_bound:
+            self._names += wishes.n_names
 
     def _forget(self, reservation_id: str) -> None:
         wishes = self._kept.pop(reservation_id, None)
         if wishes is not None:
             self._blocks -= len(wishes.block_hashes)
-            self._names -= wishes.n_names
+            if wishes.is_bound:
+                self._names -= wishes.n_names
 
     # --- what is told by the ledger
 
     def booked(self, booking: NewBooking, cause: "Cause", now: float) -> None:
-        """A usual request says nothing but its prompt."""
+        """A booking without wishes is a usual request's, which says nothing but its prompt."""
         if cause == "client":
-            self._forget(booking.reservation_id)
-            self._keep(booking.reservation_id, booking.prompt, NO_WISHES)
+            wishes = booking.wishes
+            self.said(
+                booking.reservation_id, MoveWishes(booking.prompt) if wishes is None else wishes
+            )
 
     def prefill_completed(self, booking: Booking, cause: "Cause", now: float) -> None:
         """Changes nothing here."""

@@ -85,8 +85,9 @@ class Reservations:
             raise not_found(reservation_id)
         return booking
 
-    def at(self, row: int) -> Booking:
-        return Booking(self.rows, row)
+    def at(self, row: int, name: str | None = None) -> Booking:
+        """name: its id, where that is at hand; else it is read when it is asked for"""
+        return Booking(self.rows, row, name)
 
     def is_live(self, booking: Booking) -> bool:
         """Has it not been released since the view was made?"""

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from select_service.core.arrays import Mask
 from select_service.core.fleet.partition import Partition
 from select_service.core.health.migration import Movable, Overlap
+from select_service.core.load.booking import MoveWishes
 from select_service.core.load.held_booking import Booking
-from select_service.core.load.move_wishes import MoveWishes
 
 Slots: TypeAlias = npt.NDArray[np.intp]
 """int64[n], of the targets."""

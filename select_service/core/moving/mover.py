@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from select_service.core.arrays import Mask
+from select_service.core.arrays import Floats, Mask
 from select_service.core.fleet.partition import Partition
 from select_service.core.health.effects import Effect, MovesAsked, ReleaseAsked, Reset
 from select_service.core.health.kinds import READABLE, Kind
@@ -27,7 +27,7 @@ from select_service.core.load.ledger import Ledger
 from select_service.core.load.moving import MoveTo
 from select_service.core.moving.learnt import Learnt
 from select_service.core.moving.movables import Slots, allowed_of, movable_of, overlap_of
-from select_service.core.moving.targets import Standing, standing, targets_of
+from select_service.core.moving.targets import Standing, speeds_of, standing, targets_of
 from select_service.core.touched import Touched
 from select_service.errors import NotFound
 
@@ -220,9 +220,8 @@ class Mover:
     def _move_some(self, leaving: Leaving, places: Places) -> Iterator[None]:
         """One plan, and another one for those whose targets have gone meanwhile."""
         partition = leaving.partition
-        known = yield from self._standing(leaving)
-        rates = self.learnt.pace.rates(partition.key)
-        there = targets_of(partition, known, leaving.rank, rates)
+        known, speeds = yield from self._looked(leaving)
+        there = targets_of(partition, known, leaving.rank, speeds)
         planning = Planning(there, self._terms(leaving))
         found: list[tuple[Movable, Booking]] = []
         for begin in range(0, len(places), PER_TURN):
@@ -247,6 +246,15 @@ class Mover:
                 yield
         if stranded:
             yield from self._move_some(leaving, np.array(stranded, np.int64))
+
+    def _looked(self, leaving: Leaving) -> Generator[None, None, tuple[Standing, Floats]]:
+        """In steps.  Where the ranks are and how fast each is."""
+        for _ in range(LOOKS_MAX):
+            known = yield from self._standing(leaving)
+            speeds = yield from speeds_of(known.ranks, self.learnt.pace.rate_of)
+            if known.holds(leaving.partition.table, leaving.rank):
+                break
+        return known, speeds
 
     def _standing(self, leaving: Leaving) -> Generator[None, None, Standing]:
         """In steps.  Ranks of one worker that leave together see the same."""

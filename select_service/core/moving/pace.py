@@ -44,10 +44,9 @@ class Pace:
         rate = self._rates.get(rank)
         return None if rate is None else rate.value
 
-    def rates(self, key: PartitionKey) -> list[tuple[Rank, float]]:
-        """All that were learnt of ranks of a partition, in prefill tokens/s.  A copy."""
-        known = self._ranks.get(key, {})
-        return [(rank, rate.value) for rank, rate in known.items() if rate.value]
+    def ranks(self, key: PartitionKey) -> list[Rank]:
+        """Those of a partition of which something may have been learnt.  A copy."""
+        return list(self._ranks.get(key, ()))
 
     def means(self, model_name: str, now: float) -> LoadMeans:
         """Of the requests of the last ten minutes."""
@@ -84,7 +83,10 @@ class Pace:
         if cause != "client":
             return
         cached = max(0, booking.isl_tokens - booking.prefill_tokens)
-        known = self._means.setdefault(booking.key.model_name, RequestMeans())
+        model_name = booking.account.key.model_name
+        known = self._means.get(model_name)
+        if known is None:
+            known = self._means[model_name] = RequestMeans()
         known.booked(booking.isl_tokens, cached if booking.tracks_prefill else 0, now)
         is_alone = booking.account.load.totals[booking.slot, layout.REQUESTS] == 1
         if is_alone and booking.prefill_tokens and len(self._timed) < TIMED_MAX:
@@ -102,9 +104,10 @@ class Pace:
             self._timed.pop(booking.reservation_id, None)
         if cause != "client":
             return
-        known = self._means.get(booking.key.model_name)
-        if booking.origin is None and known is not None:
-            known.ended(booking.output_blocks * booking.account.block_size, now)
+        account = booking.account
+        known = self._means.get(account.key.model_name)
+        if known is not None and booking.origin is None:
+            known.ended(booking.output_blocks * account.block_size, now)
 
     def check_invariants(self) -> None:
         """For tests."""

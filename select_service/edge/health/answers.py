@@ -221,6 +221,9 @@ def _version(metadata: Raw, choice: _Choice) -> str:
 
 def _lenient(text: Raw, kind: type[T]) -> T | None:
     """None where it is absent or something else."""
-    with contextlib.suppress(msgspec.DecodeError, RecursionError):
-        return msgspec.json.decode(text, type=kind) if text else None
-    return None
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        return None

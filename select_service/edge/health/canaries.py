@@ -46,6 +46,9 @@ class CheckOwner(Protocol):
     def attempted(self, order: CheckOrder, attempt: Attempt, now: float) -> float | None:
         """Seconds until the same is to be asked again, None when the check is over."""
 
+    def resumes(self, order: CheckOrder) -> bool:
+        """They have passed: is there a place for it now?  If not it is asked again soon."""
+
 
 class RankPlaces(Protocol):
     """Where ranks are; see `Targets`."""
@@ -107,11 +110,12 @@ class Canaries:
                 if pause_s is None:
                     return
                 await asyncio.sleep(pause_s)
-                while self._lateness.is_late(monotonic()):
+                while self._lateness.is_late(monotonic()) or not self._owner.resumes(order):
                     await asyncio.sleep(STEP_S)
         except Exception:
             self._callbacks.failed("canary")
-            self._owner.attempted(order, _OURS, monotonic())
+            while self._owner.attempted(order, _OURS, monotonic()) is not None:
+                """It would be asked again: so it comes to its end."""
 
     async def _attempted(self, order: CheckOrder, seed: int) -> float | None:
         attempt = await self._attempt(order, seed)
@@ -158,8 +162,7 @@ class Canaries:
         turns = order.prompt.max_tokens + TURNS_BESIDES
         host_s = turns * self._lateness.turn_s(begun, now) + visit.waited_s
         by_ids = order.prompt.expected is not None
-        attempt = attempt_of(reply, form, by_ids, counts)
-        return _Asked(attempt._replace(host_ms=host_s * 1000.0), reply.status)
+        return _Asked(attempt_of(reply, form, by_ids, counts, host_s * 1000.0), reply.status)
 
     async def _reply(self, order: CheckOrder, target: Target, form: Form, seed: int) -> Reply:
         """Raises HttpError."""

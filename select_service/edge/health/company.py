@@ -4,17 +4,27 @@ Ranks behind one endpoint can share a processor: those that are asked together a
 of them alone, and it is us who made them so.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
 
-@dataclass(slots=True, eq=False)
 class Visit:
     """waited_s: until now, if all that were there had an equal part of the endpoint's time"""
 
-    waited_s: float = 0.0
+    __slots__ = ("_company", "endpoint", "waited_s")
+
+    def __init__(self, company: "Company", endpoint: str) -> None:
+        self._company = company
+        self.endpoint = endpoint
+        self.waited_s = 0.0
+
+    def __enter__(self) -> "Visit":
+        self._company.come(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._company.leave(self)
 
 
 @dataclass(slots=True)
@@ -40,17 +50,23 @@ class Company:
         self._clock = clock
         self._endpoints: dict[str, _Endpoint] = {}
 
-    @contextlib.contextmanager
-    def visit(self, endpoint: str) -> Iterator[Visit]:
-        """From the request to the answer."""
-        now, visit = self._clock(), Visit()
-        there = self._endpoints.setdefault(endpoint, _Endpoint(now))
+    def visit(self, endpoint: str) -> Visit:
+        """To be entered with the request, and left with the answer."""
+        return Visit(self, endpoint)
+
+    def come(self, visit: Visit) -> None:
+        """One more is there."""
+        now = self._clock()
+        there = self._endpoints.get(visit.endpoint)
+        if there is None:
+            there = self._endpoints[visit.endpoint] = _Endpoint(now)
         there.pass_time(now)
         there.visits.append(visit)
-        try:
-            yield visit
-        finally:
-            there.pass_time(self._clock())
-            there.visits.remove(visit)
-            if not there.visits:
-                del self._endpoints[endpoint]
+
+    def leave(self, visit: Visit) -> None:
+        """One that has come."""
+        there = self._endpoints[visit.endpoint]
+        there.pass_time(self._clock())
+        there.visits.remove(visit)
+        if not there.visits:
+            del self._endpoints[visit.endpoint]

@@ -3,7 +3,8 @@
 Source: vLLM 0.33 and SGLang 0.5.23, whose `/v1/completions` take the same fields.
 """
 
-import secrets
+from functools import lru_cache
+from os import urandom
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -17,8 +18,10 @@ Form: TypeAlias = Literal["full", "plain", "generate", "generate_plain"]
 its older versions may not know."""
 GENERATE: frozenset[Form] = frozenset({"generate", "generate_plain"})
 TOP_LOGPROBS = 5
-SALT_BYTES = 16
-"""In base64, without padding, 22 characters."""
+SALT_BYTES = 11
+"""In hexadecimal digits 22 characters."""
+PREPARED_MAX = 256
+"""Bodies that are kept, without what is another each time."""
 
 
 class Message(NamedTuple):
@@ -39,12 +42,10 @@ class _Plain(msgspec.Struct):
 
 class _Full(_Plain, kw_only=True):
     top_p: int = 1
-    seed: int
     stream: bool = False
     return_token_ids: bool = True
     return_tokens_as_token_ids: bool = True
     ignore_eos: bool = True
-    cache_salt: str
 
 
 class _Sampling(msgspec.Struct):
@@ -59,8 +60,6 @@ class _Generate(msgspec.Struct, kw_only=True):
     sampling_params: _Sampling
     return_logprob: bool = True
     top_logprobs_num: int = TOP_LOGPROBS
-    extra_key: str | UnsetType = UNSET
-    """What keeps a prompt out of the prefixes of others; this route has no `cache_salt`."""
     routed_dp_rank: int | UnsetType = UNSET
     """This route overlooks the header."""
 
@@ -79,27 +78,34 @@ def message(
     """dp_rank: None where the endpoint is that of one rank;  seed: only the full form has one"""
     headers = b"" if dp_rank is None else b"x-data-parallel-rank: %d\r\n" % dp_rank
     if form in GENERATE:
-        key = UNSET if form == "generate_plain" else _salt()
-        generate = _generate(prompt, max_tokens, dp_rank, key)
-        return Message("/generate", headers, _encode(generate))
-    if form == "plain":
-        return Message("/v1/completions", headers, _encode(_Plain(model, prompt, max_tokens)))
-    full = _Full(model, prompt, max_tokens, seed=seed, cache_salt=_salt())
-    return Message("/v1/completions", headers, _encode(full))
+        content = _generate(prompt, max_tokens, dp_rank)
+        if form == "generate":  # which has no `cache_salt`
+            content = b'%b,"extra_key":"%b"}' % (content[:-1], _salt())
+        return Message("/generate", headers, content)
+    content = _completions(form, model, prompt, max_tokens)
+    if form == "full":
+        content = b'%b,"seed":%d,"cache_salt":"%b"}' % (content[:-1], seed, _salt())
+    return Message("/v1/completions", headers, content)
 
 
-def _salt() -> str:
-    """Never the same twice."""
-    return secrets.token_urlsafe(SALT_BYTES)
+def _salt() -> bytes:
+    """Never the same twice; it keeps a prompt out of the prefixes of others."""
+    return urandom(SALT_BYTES).hex().encode()
 
 
-def _generate(
-    prompt: Prompt, max_tokens: int, dp_rank: int | None, key: str | UnsetType
-) -> _Generate:
-    return _Generate(
+@lru_cache(PREPARED_MAX)
+def _completions(form: Form, model: str, prompt: Prompt, max_tokens: int) -> bytes:
+    """What is the same each time."""
+    return _encode((_Full if form == "full" else _Plain)(model, prompt, max_tokens))
+
+
+@lru_cache(PREPARED_MAX)
+def _generate(prompt: Prompt, max_tokens: int, dp_rank: int | None) -> bytes:
+    """What is the same each time."""
+    body = _Generate(
         input_ids=UNSET if isinstance(prompt, str) else prompt,
         text=prompt if isinstance(prompt, str) else UNSET,
         sampling_params=_Sampling(max_tokens),
-        extra_key=key,
         routed_dp_rank=UNSET if dp_rank is None else dp_rank,
     )
+    return _encode(body)

@@ -37,7 +37,9 @@ def attempt_failed(error: HttpError) -> Attempt:
     return _without_answer(_CAME[error.failure], str(error))
 
 
-def attempt_of(reply: Reply, form: Form, by_ids: bool, counts_latency: bool) -> Attempt:
+def attempt_of(
+    reply: Reply, form: Form, by_ids: bool, counts_latency: bool, host_ms: float
+) -> Attempt:
     """by_ids: is the answer to be compared with ids, if it has any?"""
     if reply.status != 200:
         return _without_answer(_came_of(reply), f"status {reply.status}")
@@ -54,6 +56,7 @@ def attempt_of(reply: Reply, form: Form, by_ids: bool, counts_latency: bool) -> 
         read.engine,
         read.weight_version,
         counts_latency,
+        host_ms=host_ms,
     )
 
 

@@ -1,6 +1,7 @@
 """Where the canary of a rank goes, as the catalog has it at that moment."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from select_service.bodies.workers import WorkerRegistration
@@ -12,6 +13,9 @@ from select_service.urls import engine_url_error
 
 ApiOf: TypeAlias = Callable[[str], Api]
 """By the name of the model."""
+ENDPOINTS_MAX = 8192
+"""Of which it is remembered whether they can be asked."""
+_error_of = lru_cache(ENDPOINTS_MAX)(engine_url_error)
 
 
 class Target(NamedTuple):
@@ -38,7 +42,7 @@ class Targets:
         if rank.dp_rank not in worker.dp_ranks():
             return None
         endpoint, model = worker.given.endpoint, worker.key.model_name
-        if endpoint is None or engine_url_error(endpoint) is not None:
+        if endpoint is None or _error_of(endpoint) is not None:
             return None
         return Target(worker.given, endpoint, model, self._api_of(model))
 

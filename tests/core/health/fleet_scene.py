@@ -135,7 +135,10 @@ class FleetScene:
         self.now = round(self.now + STEP_S, 6)
         while self._events and self._events[0][0] <= self.now:
             at, _, order, attempt, seed = heappop(self._events)
-            self._ended(order, attempt, at, seed)
+            if attempt is None:
+                self._resumed(order, at, seed)
+            else:
+                self._ended(order, attempt, at, seed)
         while (order := self.monitor.due(self.now)) is not None:
             self.in_flight += 1
             self._ask(order, self.now, order.seed)
@@ -153,10 +156,18 @@ class FleetScene:
 
     def _ended(self, order, attempt, at, seed):
         pause_s = self.monitor.attempted(order, attempt, at)
-        if pause_s is None:
-            self.in_flight -= 1
+        self.in_flight -= 1
+        if pause_s is not None:
+            heappush(self._events, (at + pause_s, next(self._numbers), order, None, seed + 1))
+
+    def _resumed(self, order, at, seed):
+        """The pause is over."""
+        if self.monitor.resumes(order):
+            self.in_flight += 1
+            assert self.in_flight <= 32
+            self._ask(order, at, seed)
         else:
-            self._ask(order, at + pause_s, seed + 1)
+            heappush(self._events, (self.now + STEP_S, next(self._numbers), order, None, seed))
 
     def _take(self):
         for effect in self.monitor.take_effects():

@@ -45,6 +45,17 @@ def test_a_reference_without_numbers_proves_nothing_right():
         assert judge(an_answer(logprobs=(broken, -0.1)), an_answer(), 9.0).kind is Kind.LOGIT_DRIFT
 
 
+def test_numbers_that_are_none_are_found_wherever_they_stand():
+    for broken in (None, nan, inf, -inf, -9000.0):
+        for at in range(3):
+            logprobs = [-0.5, -0.1, -0.2]
+            logprobs[at] = broken
+            answer = an_answer((1, 3, 5), logprobs)
+            right = an_answer((1, 3, 5), [-0.5, -0.1, -0.2])
+            assert judge(right, answer, 1e9).kind is Kind.LOGIT_DRIFT
+            assert judge(right, right, 0.0).kind is Kind.PASS
+
+
 def test_texts_are_compared_as_ids_are():
     reference = Answer(["a"], [-1.0], [{"a": -1.0, "b": -1.05}])
     assert judge(reference, Answer(["b"], [-1.04]), 0.05).why == "near tie at 0"

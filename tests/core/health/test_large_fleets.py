@@ -14,6 +14,9 @@ from tests.core.health.fleet_scene import FleetScene
 HANGING_BOUND_S = 30 + 3 * 128 * 5 / 32 + 10
 """An interval, then all the time that so many checks of 5 s take 32 at a time, and some."""
 
+QUICK_BOUND_S = 30 + 2 * (2 + 3 * 0.05 + 2 * 0.5)
+"""An interval and two confirmations, as if each were alone."""
+
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60))
 def test_ranks_in_no_order_are_a_set_with_numbers(changes):
@@ -41,6 +44,17 @@ def test_half_of_a_fleet_hangs_and_each_is_out_in_time():
     assert max(scene.out_at.values()) - broken_at <= HANGING_BOUND_S
     others = {scene.state(rank) for rank in scene.ranks if rank not in scene.out_at}
     assert others == {State.HEALTHY}
+
+
+def test_half_of_a_large_fleet_fails_at_once_and_pauses_keep_nobody_waiting():
+    scene = FleetScene(1000, seed=1)
+    scene.run(2 * 30)
+    failing = [Rank(n, 0) for n in range(0, 1000, 2)]
+    scene.break_ranks("500", *failing)
+    broken_at = scene.now
+    scene.run(QUICK_BOUND_S)
+    assert scene.out_at.keys() == set(failing)
+    assert max(scene.out_at.values()) - broken_at <= QUICK_BOUND_S
 
 
 def test_a_quarter_of_a_fleet_hangs_and_the_others_are_checked_all_the_time():

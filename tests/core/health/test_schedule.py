@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from select_service.core.health.rules import HealthRules
 from select_service.core.health.schedule import (
     ASKED_AGAIN_S,
+    CHECKS_MAX,
     EXTRAS_AT_LEAST,
     IN_FLIGHT_MAX,
     LATE_S,
@@ -93,6 +94,54 @@ def test_so_many_are_in_flight_and_no_rank_twice():
     schedule.at(first[0], 1.0)
     schedule.ended(first[1])
     assert schedule.due(1.0).rank not in first
+
+
+def test_who_pauses_between_two_requests_leaves_its_place_and_goes_before_new_ones():
+    ranks = [Rank(n, 0) for n in range(2 * IN_FLIGHT_MAX)]
+    schedule = a_schedule(*ranks)
+    for rank in ranks:
+        schedule.at(rank, 0.0)
+    first, *others = in_flight(schedule, 0.0)
+    schedule.pauses(first)
+    assert not schedule.ask(first, 0.0)
+    [new] = in_flight(schedule, 0.0)
+    assert not schedule.resumes(first)
+    schedule.ended(new)
+    assert schedule.due(0.0) is None
+    assert schedule.resumes(first)
+    schedule.ended(others[0])
+    assert len(in_flight(schedule, 0.0)) == 1
+    schedule.check_invariants()
+
+
+def test_who_waits_and_ends_waits_no_more():
+    ranks = [Rank(n, 0) for n in range(2 * IN_FLIGHT_MAX)]
+    schedule = a_schedule(*ranks)
+    for rank in ranks:
+        schedule.at(rank, 0.0)
+    first, *others = in_flight(schedule, 0.0)
+    schedule.pauses(first)
+    assert len(in_flight(schedule, 0.0)) == 1
+    assert not schedule.resumes(first)
+    schedule.ended(first)
+    assert schedule.resumes(first)
+    schedule.ended(others[0])
+    assert len(in_flight(schedule, 0.0)) == 1
+
+
+def test_so_many_are_under_way_with_those_that_pause():
+    ranks = [Rank(n, 0) for n in range(2 * CHECKS_MAX)]
+    schedule = a_schedule(*ranks)
+    for rank in ranks:
+        schedule.at(rank, 0.0)
+    begun = 0
+    while found := in_flight(schedule, 0.0):
+        begun += len(found)
+        for rank in found:
+            schedule.pauses(rank)
+        schedule.check_invariants()
+    assert begun == CHECKS_MAX
+    assert not schedule.is_scarce
 
 
 def in_flight(schedule, now):
@@ -185,6 +234,12 @@ class ScheduleMatchesModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.schedule, self.turns, self.flying, self.now = Schedule(RULES), {}, set(), 0.0
+        self.pausing, self.waiting = set(), set()
+
+    @property
+    def is_full(self):
+        asked = len(self.flying - self.pausing)
+        return asked + len(self.waiting) >= IN_FLIGHT_MAX or len(self.flying) >= CHECKS_MAX
 
     ranks = st.builds(Rank, st.integers(0, 40), st.just(0))
 
@@ -213,18 +268,37 @@ class ScheduleMatchesModel(RuleBasedStateMachine):
             self.turns[due.rank] = None
         for rank in self.turns:
             self.turns[rank] = self.schedule.next_at(rank)
-        if len(self.flying) < IN_FLIGHT_MAX:
+        if not self.is_full:
             assert all(at is None or at > self.now for at in self.turns.values())
 
     @rule(n=st.integers(0, 40), again=st.booleans())
     def end(self, n, again):
         for rank in sorted(self.flying)[:n]:
-            self.flying.discard(rank)
+            for checks in (self.flying, self.pausing, self.waiting):
+                checks.discard(rank)
             self.schedule.ended(rank)
             if again and rank in self.turns:
                 self.schedule.next_round(rank, self.now)
                 self.turns[rank] = self.schedule.next_at(rank)
                 assert self.now < self.turns[rank] <= self.now + RULES.interval_s + 1e-9
+
+    @rule(n=st.integers(0, 40))
+    def pause(self, n):
+        for rank in sorted(self.flying - self.pausing)[:n]:
+            self.schedule.pauses(rank)
+            self.pausing.add(rank)
+
+    @rule(n=st.integers(0, 40))
+    def resume(self, n):
+        for rank in sorted(self.flying)[:n]:
+            paused = rank in self.pausing
+            has_place = not paused or len(self.flying - self.pausing) < IN_FLIGHT_MAX
+            assert self.schedule.resumes(rank) == has_place
+            if has_place:
+                self.pausing.discard(rank)
+                self.waiting.discard(rank)
+            else:
+                self.waiting.add(rank)
 
     @invariant()
     def agrees(self):

@@ -19,7 +19,7 @@ class Scene:
         self.is_woken = False
         self.touched = touched = Touched(self._wake)
         self.learnt = Learnt(KeptWishes())
-        self.selector.decisions.wishes = self.learnt.wishes
+        self.selector.decisions.keeps_wishes = True
         self.selector.ledger.follow(self.learnt, tells_moves=False)
         self.monitor = HealthMonitor(HealthRules(), lambda key: (), lambda rank: 0, touched)
         self.mover = Mover(

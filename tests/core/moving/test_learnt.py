@@ -5,6 +5,7 @@ import pytest
 from select_service.core.health.capacity import LoadMeans
 from select_service.core.identity import Rank
 from select_service.core.load import move_wishes
+from select_service.core.load.booking import MoveWishes
 from select_service.core.moving import pace as moving_pace
 from tests.core.moving.scenes import Scene
 
@@ -20,6 +21,17 @@ def test_wishes_live_as_long_as_their_reservation():
     scene.selector.free("a", 1.0)
     assert wishes.of("a").migratable
     wishes.check_invariants([])
+
+
+def test_wishes_and_prompt_travel_with_the_booking(monkeypatch):
+    scene, told = Scene(), []
+    monkeypatch.setattr(
+        scene.learnt.wishes, "booked", lambda booking, cause, now: told.append(booking.wishes)
+    )
+    scene.reserve("a", tokens=16, migratable=False)
+    scene.reserve("b", tokens=16)
+    assert [each.migratable for each in told] == [False, True]
+    assert [len(each.block_hashes) for each in told] == [4, 4]
 
 
 def test_prompts_beyond_the_bound_are_not_kept(monkeypatch):
@@ -38,9 +50,9 @@ def test_prompts_beyond_the_bound_are_not_kept(monkeypatch):
 def test_a_reservation_whose_constraints_find_no_room_stays_where_it_is(monkeypatch):
     monkeypatch.setattr(move_wishes, "NAMES_MAX", 1)
     wishes = move_wishes.KeptWishes()
-    bound = move_wishes.MoveWishes(allowed=frozenset([1, 2]), priority=3)
-    wishes.said("a", move_wishes.NO_PROMPT, bound)
-    assert wishes.of("a") == move_wishes.MoveWishes(priority=3, migratable=False)
+    bound = MoveWishes(allowed=frozenset([1, 2]), priority=3)
+    wishes.said("a", bound)
+    assert wishes.of("a") == MoveWishes(priority=3, migratable=False)
 
 
 def test_the_rate_of_a_rank_is_learnt_from_requests_that_found_it_idle():

@@ -9,6 +9,7 @@ from select_service.core.health.move_cost import KvLayout, Method
 from select_service.core.identity import Rank
 from select_service.core.load.booking import NewBooking
 from select_service.core.moving import mover as moving
+from select_service.core.moving import targets
 from select_service.errors import NotFound
 from tests.builders import a_select_and_reserve, a_worker
 from tests.core.moving.scenes import Scene
@@ -235,6 +236,24 @@ def test_a_target_that_leaves_while_a_plan_is_carried_out_gets_nothing():
     methods = [event.method for event in scene.events()]
     assert methods.count(Method.ABORT) == 290
     scene.selector.empty_leaving(1.0, 10**6)
+    scene.check()
+
+
+def test_speeds_of_many_ranks_are_looked_up_some_a_turn_and_who_leaves_meanwhile_gets_nothing(
+    monkeypatch,
+):
+    monkeypatch.setattr(targets, "SPEEDS_PER_STEP", 2)
+    scene = Scene(workers=7)
+    for number in range(40):
+        scene.reserve(f"r{number}")
+    scene.leave()
+    scene.touched.turn_begins()
+    scene.mover.settle(1.0)
+    scene.selector.delete(2, 1.0)
+    looked = list(targets.speeds_of([Rank(n, 0) for n in range(5)], lambda rank: 1.0))
+    assert len(looked) == 2
+    scene.turns()
+    assert {scene.rank_of(f"r{number}").worker_id for number in range(40)} <= set(range(3, 8))
     scene.check()
 
 

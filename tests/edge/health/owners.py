@@ -49,7 +49,7 @@ class Owner:
         self.names_ranks, self.seed = names_ranks, 0
         self.orders: list[CheckOrder] = []
         self.told: list[tuple[CheckOrder, Attempt, float]] = []
-        self.begun = 0
+        self.begun, self.places_missing = 0, 0
         self._pauses = pauses
 
     def order(self, rank: Rank = RANK, prompt: CanaryPrompt = PROMPT) -> CheckOrder:
@@ -68,6 +68,10 @@ class Owner:
         earlier = sum(order == other for other, _, _ in self.told)
         self.told.append((order, attempt, now))
         return self._pauses[earlier] if earlier < len(self._pauses) else None
+
+    def resumes(self, order: CheckOrder) -> bool:
+        self.places_missing -= 1
+        return self.places_missing < 0
 
     async def attempt_of(self, rank: Rank = RANK, prompt: CanaryPrompt = PROMPT) -> Attempt:
         """What one more check of the rank brings in the end."""

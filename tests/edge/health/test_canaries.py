@@ -407,6 +407,31 @@ async def test_a_bug_ends_its_check_and_no_other(caplog):
 
 
 @on_loop
+async def test_a_bug_ends_a_check_that_would_be_asked_again():
+    class Broken(Places):
+        def prefill_tokens(self, rank):
+            raise ZeroDivisionError
+
+    async with serving(ToyEngine()) as endpoint:
+        owner = Owner(0.0, 0.0)
+        async with sending(owner, Broken(endpoint), bugs=1):
+            await owner.attempt_of()
+    assert len(owner.told) == 3
+
+
+@on_loop
+async def test_who_has_no_place_after_its_pause_asks_for_one_until_there_is_one():
+    engine = ToyEngine()
+    async with serving(engine) as endpoint:
+        owner = Owner(0.0)
+        owner.places_missing = 3
+        async with sending(owner, Places(endpoint)):
+            await owner.attempt_of()
+    assert owner.places_missing == -1
+    assert len(engine.requests) == 2
+
+
+@on_loop
 async def test_the_end_breaks_off_what_is_under_way():
     engine = ToyEngine()
     engine.faults[0] = Fault(hangs=True)
