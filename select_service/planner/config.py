@@ -21,7 +21,8 @@ class VirtualConnector(
     """Whoever asks `GET /v1/decision` scales. `path` keeps the decision over a restart."""
 
     path: _Path | None = None
-    check_interval_s: Annotated[float, Meta(gt=0)] = 10.0
+    drain: bool = True
+    drain_timeout_s: Annotated[float, Meta(ge=0)] = 300.0
 
 
 class DryRunConnector(

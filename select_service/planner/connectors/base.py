@@ -1,6 +1,6 @@
 """What every connector is to the loop, and what it answers."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -10,6 +10,9 @@ from select_service.planner.core.inputs import Replicas, Role
 
 Counts = Mapping[Role, int]
 """Wanted replicas by role; roles that are left out keep what they have."""
+
+ReadyCounts = Callable[[], Awaitable[Mapping[Role, int] | None]]
+"""Replicas that serve, by role, as selectors see them; None: not known now."""
 
 REPLICAS_MAX = 1_000_000
 """Replicas that one role may be asked for."""

@@ -13,6 +13,7 @@ from select_service.planner.connectors.base import (
     ConnectorUnavailable,
     Counts,
     Decision,
+    ReadyCounts,
     RoleDecision,
     Status,
     check_counts,
@@ -23,18 +24,29 @@ log = logging.getLogger("select_service.planner.connectors")
 
 
 class DryRun:
-    """path: lines are appended; None: only the log has them.  initial: replicas to begin with."""
+    """path: lines are appended; None: only the log has them.  initial: replicas to begin with.
+
+    seen: replicas that serve, by role; what is decided counts while it says None.
+    """
 
     def __init__(
-        self, path: Path | None, initial: Counts, *, clock: Callable[[], float] = time
+        self,
+        path: Path | None,
+        initial: Counts,
+        seen: ReadyCounts | None = None,
+        *,
+        clock: Callable[[], float] = time,
     ) -> None:
         self._path = path
         self._counts = dict(initial)
+        self._seen = seen
         self._clock = clock
 
     async def read(self) -> Mapping[Role, Replicas]:
         """See Connector."""
-        return {role: Replicas(ready=count, expected=count) for role, count in self._counts.items()}
+        seen = None if self._seen is None else await self._seen()
+        counts = self._counts if seen is None else {r: seen.get(r, 0) for r in self._counts}
+        return {role: Replicas(ready=count, expected=count) for role, count in counts.items()}
 
     def faults(self) -> Mapping[Role, str]:
         """See Connector."""

@@ -3,29 +3,23 @@
 import os
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from select_service.planner import config
 from select_service.planner.connectors.advisory import Switched
-from select_service.planner.connectors.base import Connector
-from select_service.planner.connectors.draining import TIMEOUT_S, Drainer
+from select_service.planner.connectors.base import Connector, ReadyCounts
+from select_service.planner.connectors.draining import Drainer
 from select_service.planner.connectors.dry_run import DryRun
 from select_service.planner.connectors.kube.client import KubeClient
 from select_service.planner.connectors.kube.lease import Election
 from select_service.planner.connectors.kube.target import Target
 from select_service.planner.connectors.kubernetes import KubernetesConnector
 from select_service.planner.connectors.selectors import Selectors
-from select_service.planner.connectors.virtual import ReadyCounts, VirtualConnector
+from select_service.planner.connectors.virtual import VirtualConnector
 from select_service.planner.core.inputs import Role
-
-_ROLES: Mapping[str, tuple[Role, ...]] = {
-    "disagg": (Role.PREFILL, Role.DECODE),
-    "prefill": (Role.PREFILL,),
-    "decode": (Role.DECODE,),
-    "agg": (Role.DECODE,),
-}
+from select_service.planner.core.settings import min_endpoint_of, roles_of
 
 
 class Surroundings(NamedTuple):
@@ -57,14 +51,14 @@ async def opened(
         connector: Connector = VirtualConnector(
             None if chosen.path is None else Path(chosen.path),
             ready,
-            _drainer(deployment, around, TIMEOUT_S),
+            _drainer(deployment, around, chosen.drain_timeout_s) if chosen.drain else None,
             profile=around.profile,
         )
     elif isinstance(chosen, config.KubernetesConnector):
         connector = await _kubernetes(deployment, chosen, around)
     else:
         path = None if chosen.path is None else Path(chosen.path)
-        connector = DryRun(path, await _initial(deployment, ready))
+        connector = DryRun(path, await _initial(deployment, ready), ready)
     return Switched(connector, deployment.advisory)
 
 
@@ -88,15 +82,9 @@ async def _initial(
 ) -> dict[Role, int]:
     """What is there now, else the least that there may be."""
     seen = (None if ready is None else await ready()) or {}
-    given = {
-        Role.PREFILL: deployment.prefill_min_endpoint,
-        Role.DECODE: deployment.decode_min_endpoint,
+    return {
+        role: seen.get(role, min_endpoint_of(deployment, role)) for role in roles_of(deployment)
     }
-    counts = {}
-    for role in _ROLES[deployment.mode]:
-        least = given[role]
-        counts[role] = seen.get(role, deployment.min_endpoint if least is None else least)
-    return counts
 
 
 async def _kubernetes(
@@ -108,7 +96,7 @@ async def _kubernetes(
     given = {Role.PREFILL: chosen.prefill, Role.DECODE: chosen.decode}
     targets = [
         Target(role, found.kind, found.name, namespace, found.api_version, found.component)
-        for role in _ROLES[deployment.mode]
+        for role in roles_of(deployment)
         if (found := given[role]) is not None
     ]
     election = None

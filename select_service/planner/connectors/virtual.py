@@ -5,7 +5,7 @@ same numbers.  `virtual_routes` serves it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import time
 from typing import Literal, TypeVar
@@ -17,6 +17,7 @@ from select_service.planner.connectors.base import (
     ConnectorUnavailable,
     Counts,
     Decision,
+    ReadyCounts,
     RoleDecision,
     Status,
     check_counts,
@@ -38,9 +39,6 @@ WAITERS_MAX = 64
 """Callers that may wait for a decision at a time."""
 WAIT_S_MAX = 60.0
 """Seconds that one may wait."""
-
-ReadyCounts = Callable[[], Awaitable[Mapping[Role, int] | None]]
-"""Ranks that serve, by role, as selectors see them; None: not known now."""
 
 _STATUS = {
     Change.DECIDED: Status.APPLIED,

@@ -39,17 +39,20 @@ def test_a_virtual_connector_with_selectors_drains(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_dry_run_begins_with_what_is_seen_or_with_the_least() -> None:
+def test_a_dry_run_reads_what_is_seen_or_else_what_was_decided() -> None:
     async def seen() -> dict[Role, int]:
         return {D: 7}
 
     async def run() -> None:
         deployment = a_deployment(config.DryRunConnector(), prefill_min_endpoint=2)
         switched = await opened(deployment, Surroundings(), seen)
-        assert {role: r.ready for role, r in (await switched.read()).items()} == {P: 2, D: 7}
+        await switched.scale({D: 9})
+        assert {role: r.ready for role, r in (await switched.read()).items()} == {P: 0, D: 7}
         assert virtual_of(switched) is None
         switched = await opened(a_deployment(config.DryRunConnector(), mode="agg"), Surroundings())
         assert {role: r.ready for role, r in (await switched.read()).items()} == {D: 1}
+        await switched.scale({D: 3})
+        assert {role: r.ready for role, r in (await switched.read()).items()} == {D: 3}
 
     asyncio.run(run())
 

@@ -1,0 +1,45 @@
+"""EDGE: what a file says of a deployment -> the objects that observe and scale it."""
+
+from collections.abc import Callable
+
+from select_service.planner.config import DeploymentConfig, PlannerConfig
+from select_service.planner.connectors.opening import Surroundings, opened
+from select_service.planner.edge.fpm_source import FpmPasses
+from select_service.planner.edge.member import Member, Sources
+from select_service.planner.edge.outbound import Outbound
+from select_service.planner.edge.prometheus_source import PrometheusTraffic
+from select_service.planner.edge.proposers import ExternalProposers
+from select_service.planner.edge.selector_source import SelectorSource
+
+
+class Connecting:
+    """What all deployments of a process share. clock: seconds that never go back"""
+
+    def __init__(
+        self,
+        config: PlannerConfig,
+        around: Surroundings,
+        http: Outbound,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config, self._around, self._http, self._clock = config, around, http, clock
+        self._proposers = ExternalProposers(config.proposers, http, clock)
+
+    async def member(self, own: DeploymentConfig) -> Member:
+        """Raises ConnectorError and ValueError, in one line, for what can never work."""
+        sources = Sources(
+            self._selectors(own),
+            None if own.prometheus is None else PrometheusTraffic(own.prometheus, own.model_name),
+            None if own.fpm is None else FpmPasses(own.fpm),
+            self._proposers,
+        )
+        connector = await opened(own, self._around, sources.workers)
+        await connector.validate()
+        return Member(own, sources, connector)
+
+    def _selectors(self, own: DeploymentConfig) -> SelectorSource | None:
+        if not self._config.selectors:
+            return None
+        return SelectorSource(
+            self._config.selectors, self._http, own.model_name, own.tenant_id, self._clock
+        )

@@ -1,0 +1,41 @@
+"""Parts of a planner for tests: a platform in memory, sources that say what they are told."""
+
+from collections.abc import Mapping
+
+from select_service.planner.connectors.base import Counts, Decision, Status, everywhere
+from select_service.planner.core.inputs import Replicas, Role
+
+
+class Platform:
+    """Carries out what it is asked at once, unless it is broken."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = dict(counts)
+        self.asked: list[dict[Role, int]] = []
+        self.fault: Exception | None = None
+        self.steps = 0
+        self.is_closed = False
+
+    async def read(self) -> Mapping[Role, Replicas]:
+        if self.fault is not None:
+            raise self.fault
+        return {role: Replicas(ready=n, expected=n) for role, n in self.counts.items()}
+
+    def faults(self) -> Mapping[Role, str]:
+        return {}
+
+    async def scale(self, wanted: Counts) -> Decision:
+        if self.fault is not None:
+            raise self.fault
+        self.asked.append(dict(wanted))
+        self.counts |= wanted
+        return everywhere(wanted, Status.APPLIED)
+
+    async def wait(self, timeout_s: float) -> bool:
+        self.steps += 1
+        return True
+
+    async def validate(self) -> None: ...
+
+    async def close(self) -> None:
+        self.is_closed = True

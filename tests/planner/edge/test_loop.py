@@ -1,0 +1,234 @@
+"""The loop: what deployments are told, what is done, and what happens when nobody answers."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from select_service.planner.config import DeploymentConfig, PlannerConfig
+from select_service.planner.connectors.advisory import Switched
+from select_service.planner.connectors.base import ConnectorUnavailable, Decision, Status
+from select_service.planner.core.cluster import Cluster
+from select_service.planner.core.inputs import Limits, Role, TickInput, Traffic
+from select_service.planner.core.reasons import Reason
+from select_service.planner.core.settings import Settings
+from select_service.planner.core.tick import Effects
+from select_service.planner.edge import loop as loops
+from select_service.planner.edge.loop import Loop
+from select_service.planner.edge.member import Member, Sources
+from select_service.planner.edge.observation import Observed
+from select_service.planner.edge.proposers import ExternalProposers
+from select_service.planner.reading import ConfigError, config_of
+from tests.planner.core.deployments import LIMITS, a_deployment
+from tests.planner.edge.scripted import Platform
+
+D = Role.DECODE
+OWN = {
+    "name": "chat",
+    "model_name": "m",
+    "mode": "agg",
+    "max_gpu_budget": 16,
+    "itl_ms": 20.0,
+    "throughput_adjustment_interval_seconds": 60.0,
+    "stabilise": False,
+    "load_predictor": "constant",
+    "decode_limits": {
+        "max_num_batched_tokens": LIMITS.max_num_batched_tokens,
+        "max_num_seqs": LIMITS.max_num_seqs,
+        "max_kv_tokens": LIMITS.max_kv_tokens,
+    },
+}
+
+
+class Told:
+    """A source that says the same until it is told otherwise."""
+
+    def __init__(self, requests: float | None) -> None:
+        self.faults: dict[str, str] = {}
+        self.answer: Observed | None = observed(requests)
+        self.hangs = False
+
+    async def observe(self, window_s: float, **slo: float) -> Observed | None:
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return self.answer
+
+
+def observed(requests: float | None) -> Observed:
+    shape = {"isl": 3000.0, "osl": 150.0} if requests else {}
+    traffic = Traffic(duration_s=60.0, requests=requests, **shape)
+    return Observed(traffic=traffic, passes={}, workers={D: 2}, limits={D: Limits()})
+
+
+class Listening:
+    def __init__(self) -> None:
+        self.ticks: list[tuple[TickInput, Effects, Decision | None]] = []
+        self.settings: list[Settings] = []
+
+    def ticked(
+        self, name: str, tick: TickInput, effects: Effects, applied: Decision | None
+    ) -> None:
+        self.ticks.append((tick, effects, applied))
+
+    def changed(self, name: str, settings: Settings, now_s: float) -> None:
+        self.settings.append(settings)
+
+
+class Scene:
+    """One deployment whose time is set by hand."""
+
+    def __init__(self, requests: float | None = 3000.0, **given: Any) -> None:
+        document = {"selectors": ["http://selector"], "deployments": [{**OWN, **given}]}
+        self.config: PlannerConfig = config_of(document)
+        (own,) = self.config.deployments
+        self.now = 0.0
+        self.source: Any = Told(requests)
+        self.platform = Platform({D: 2})
+        nobody = ExternalProposers((), None, lambda: self.now)  # type: ignore[arg-type]
+        sources = Sources(self.source, None, None, nobody)
+        self.member = Member(own, sources, Switched(self.platform, own.advisory))
+        core = a_deployment(**_settings(own))
+        self.listening = Listening()
+        self.loop = Loop(
+            self.config,
+            Cluster({"chat": core}, {"chat": 1}, None),
+            {"chat": self.member},
+            [self.listening],
+            lambda: self.now,
+        )
+
+    async def tick(self) -> tuple[TickInput, Effects, Decision | None]:
+        self.now += 60.0
+        await self.loop.tick()
+        return self.listening.ticks[-1]
+
+
+def _settings(own: DeploymentConfig) -> Mapping[str, Any]:
+    return {each: getattr(own, each) for each in Settings.__struct_fields__}
+
+
+def test_a_tick_asks_decides_and_scales() -> None:
+    async def run() -> None:
+        scene = Scene()
+        told, effects, applied = await scene.tick()
+        assert told.traffic is not None
+        assert told.traffic.requests == 3000.0
+        assert told.replicas[D].limits is not None
+        assert told.replicas[D].limits.max_kv_tokens == LIMITS.max_kv_tokens
+        assert effects.scale_to is not None
+        assert scene.platform.asked == [effects.scale_to]
+        assert scene.platform.counts[D] > 2
+        assert applied is not None
+        assert applied.roles[D].status == Status.APPLIED
+
+    asyncio.run(run())
+
+
+def test_selectors_that_say_nothing_are_unknown_traffic() -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.source.answer = None
+        scene.source.faults = {"http://selector": "no answer within 10 s"}
+        told, effects, _ = await scene.tick()
+        assert told.traffic is None
+        assert effects.scale_to is None
+        assert effects.diagnostics.throughput_reason == Reason.NO_TRAFFIC_DATA
+        assert scene.member.faults == scene.source.faults
+
+    asyncio.run(run())
+
+
+def test_a_platform_that_cannot_be_read_or_written_is_tried_again_at_the_next_tick() -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.platform.fault = ConnectorUnavailable("busy")
+        told, effects, applied = await scene.tick()
+        assert (told.replicas, effects.scale_to, applied) == ({}, None, None)
+        assert scene.member.faults == {"connector": "busy"}
+        scene.platform.fault = None
+        _, effects, applied = await scene.tick()
+        assert effects.scale_to is not None
+        assert applied is not None
+        assert scene.member.faults == {}
+
+    asyncio.run(run())
+
+
+def test_a_tick_that_takes_too_long_scales_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "DEADLINE_S", 0.05)
+
+    async def run() -> None:
+        scene = Scene()
+        scene.source.hangs = True
+        told, effects, _ = await scene.tick()
+        assert (told.replicas, effects.scale_to) == ({}, None)
+        assert scene.loop.late_ticks == 1
+        scene.source.hangs = False
+        _, effects, _ = await scene.tick()
+        assert effects.scale_to is not None
+
+    asyncio.run(run())
+
+
+def test_advice_scales_nothing_and_says_what_it_would() -> None:
+    async def run() -> None:
+        scene = Scene(advisory=True)
+        _, effects, applied = await scene.tick()
+        assert (effects.scale_to, applied, scene.platform.asked) == (None, None, [])
+        assert effects.wished is not None
+
+    asyncio.run(run())
+
+
+def test_what_is_changed_counts_from_the_next_tick_on_and_all_of_it_or_nothing() -> None:
+    async def run() -> None:
+        scene = Scene()
+        await scene.loop.change("chat", {"max_gpu_budget": 3})
+        _, effects, _ = await scene.tick()
+        assert effects.scale_to == {D: 3}
+        with pytest.raises(ConfigError, match="the least replicas need 9 GPUs, got 3"):
+            await scene.loop.change("chat", {"ttft_ms": 100.0, "min_endpoint": 9})
+        assert scene.loop.configs()["chat"].ttft_ms == 500.0
+        with pytest.raises(ConfigError, match="mode agg cannot become"):
+            await scene.loop.change("chat", {"mode": "decode"})
+        with pytest.raises(KeyError):
+            await scene.loop.change("nobody", {})
+        assert [each.max_gpu_budget for each in scene.listening.settings] == [3]
+
+    asyncio.run(run())
+
+
+def test_a_paused_deployment_is_observed_and_left_alone() -> None:
+    async def run() -> None:
+        scene = Scene()
+        await scene.loop.change("chat", {}, paused=True)
+        assert scene.loop.is_paused("chat")
+        _, _, applied = await scene.tick()
+        assert scene.platform.asked == []
+        assert applied is not None
+        assert applied.roles[D].status == Status.ADVISORY
+        await scene.loop.change("chat", {}, paused=False)
+        await scene.tick()
+        assert len(scene.platform.asked) == 1
+
+    asyncio.run(run())
+
+
+def test_it_runs_by_itself_and_steps_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "STEP_S", 0.001)
+
+    async def run() -> None:
+        scene = Scene()
+        running = asyncio.create_task(scene.loop.run())
+        while not scene.platform.steps:
+            await asyncio.sleep(0.01)
+        scene.now = 60.0
+        running.cancel()
+        assert msgspec.structs.asdict(scene.listening.settings[0])["mode"] == "agg"
+        await asyncio.gather(running, return_exceptions=True)
+        await scene.member.close()
+        assert scene.platform.is_closed
+
+    asyncio.run(run())
