@@ -48,7 +48,7 @@ def shares(claims: Sequence[Claim], gpus: int) -> list[int]:
 
 
 class Cluster:
-    """Belongs to whoever owns the deployments; has no state of its own."""
+    """Belongs to whoever owns the deployments. Remembers what those have that are not due."""
 
     def __init__(
         self,
@@ -59,15 +59,28 @@ class Cluster:
         self.deployments = deployments
         self._priorities = priorities
         self._gpus = cluster_gpus
+        self._taken = dict.fromkeys(deployments, 0)
+        """GPUs that each has or was promised at its last tick."""
 
     def tick(self, told: Mapping[str, TickInput]) -> dict[str, Effects]:
         """Of deployments that are due. Those that are not keep what they have."""
         plans = {name: self.deployments[name].plan(tick) for name, tick in told.items()}
         counts = self._shared(plans)
+        self._remember(plans, counts)
         return {
             name: self.deployments[name].finish(plan, counts.get(name))
             for name, plan in plans.items()
         }
+
+    def _remember(
+        self, plans: Mapping[str, Plan], counts: Mapping[str, Mapping[Role, int]]
+    ) -> None:
+        for name, plan in plans.items():
+            if plan.settled is None or plan.standing is None:
+                continue
+            allowance = Allowance(self.deployments[name].settings)
+            wished = allowance.total(counts.get(name, plan.settled.counts))
+            self._taken[name] = max(wished, allowance.total(plan.standing.have))
 
     def _shared(self, plans: Mapping[str, Plan]) -> dict[str, dict[Role, int]]:
         """What is left of the wishes; nothing where no deployment has to give way."""
@@ -79,11 +92,13 @@ class Cluster:
         if self._gpus is None or not known:
             return {}
         claims = [self._claim(name, plan) for name, plan in known.items()]
-        if sum(max(claim.now, claim.wanted) for claim in claims) <= self._gpus:
+        others = sum(gpus for name, gpus in self._taken.items() if name not in known)
+        free = self._gpus - others
+        if sum(max(claim.now, claim.wanted) for claim in claims) <= free:
             return {}
         return {
             name: self._cut(name, plan, gpus)
-            for (name, plan), gpus in zip(known.items(), shares(claims, self._gpus), strict=True)
+            for (name, plan), gpus in zip(known.items(), shares(claims, free), strict=True)
         }
 
     def _claim(self, name: str, plan: Plan) -> Claim:

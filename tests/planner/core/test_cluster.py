@@ -68,3 +68,12 @@ def test_without_a_bound_everyone_gets_everything() -> None:
     ticks = {name: told(60.0, both(2, 1), of=traffic(1200.0)) for name in deployments}
     wishes = {tuple((each.scale_to or {}).items()) for each in cluster.tick(ticks).values()}
     assert len(wishes) == 1
+
+
+def test_those_that_are_not_due_keep_what_they_have() -> None:
+    deployments = {name: a_deployment(max_gpu_budget=-1) for name in ("batch", "chat")}
+    cluster = Cluster(deployments, {"batch": 100, "chat": 1}, 12)
+    cluster.tick({"batch": told(5.0, both(4, 2))})
+    effects = cluster.tick({"chat": told(60.0, both(2, 1), of=traffic(4800.0))})["chat"]
+    wished = {Role.PREFILL: 2, Role.DECODE: 1} | (effects.scale_to or {})
+    assert sum(wished.values()) <= 12 - 6
