@@ -54,6 +54,7 @@ _OBSERVATION: Mapping[str, Any] = {
             "active_prefill_tokens": 252,
             "active_blocks": 196,
             "live_requests": 2,
+            "block_size": 16,
             "total_kv_blocks": 8192,
             "max_num_batched_tokens": 8192,
             "engine": {"requests_waiting": 0, "requests_running": 2, "kv_usage": 0.024},

@@ -58,6 +58,8 @@ class ObservedRank(Struct, kw_only=True):
     """Blocks of live reservations."""
     live_requests: int
     """Live reservations."""
+    block_size: int
+    """Tokens of a block."""
     total_kv_blocks: int | None
     """Blocks of its KV cache; null when not registered."""
     max_num_batched_tokens: int | None

@@ -1,7 +1,12 @@
 """GET /planner/observation, and the role of a worker."""
 
+from time import monotonic
+
+import msgspec
 import pytest
 
+from select_service.planner.core.inputs import Role
+from select_service.planner.edge.observation import Observation, observed
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -55,6 +60,24 @@ def test_requests_are_seen_at_once(fleet):
     assert edges[at] <= 10 < edges[at + 1]
     assert len(edges) == len(seen["isl"]["counts"]) + 1
     assert len(seen["bins"]["seconds"]) == len(seen["ttft_s"]["counts"]) + 1
+
+
+def test_the_planner_reads_all_that_it_needs(fleet):
+    """What one part of the project says another one understands."""
+    fleet.service.selector.observing.step(monotonic() - 5.0)
+    fleet.post("/select_and_reserve", {**TOKENS, "reservation_id": "a"})
+    for verb in ("prefill_complete", "output_block", "output_block"):
+        fleet.post(f"/reservations/a/{verb}", {})
+    answer = fleet.get(f"{PATH}?model_name=m&window_s=5")
+    told = observed(
+        [msgspec.convert(answer.body, Observation)], window_s=5.0, ttft_s=60.0, itl_s=60.0
+    )
+    traffic = told.traffic
+    assert (traffic.requests, traffic.isl, traffic.kv_hit_rate) == (1.0, 10.0, 0.0)
+    assert (traffic.ttft_met, traffic.itl_met) == (1.0, 1.0)
+    assert (len(traffic.prefill_samples), len(traffic.decode_samples)) == (1, 2)
+    assert told.workers == {Role.PREFILL: 0, Role.DECODE: 1}
+    assert sum(each.decode_kv_tokens for each in told.passes[Role.DECODE]) == 4 * (2 + 2)
 
 
 def test_state_and_weight_are_said_where_health_is_watched():

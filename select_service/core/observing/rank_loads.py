@@ -59,6 +59,7 @@ def _rank(partition: Partition, rank: Rank, slot: int, active_blocks: int) -> Ob
         active_prefill_tokens=int(totals[layout.PREFILL_TOKENS]),
         active_blocks=active_blocks,
         live_requests=int(totals[layout.REQUESTS]),
+        block_size=partition.block_size,
         total_kv_blocks=given.total_kv_blocks,
         max_num_batched_tokens=given.max_num_batched_tokens,
     )

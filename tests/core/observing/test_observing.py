@@ -389,6 +389,7 @@ def test_a_rank_says_its_role_its_limits_and_what_its_engine_says():
         "active_prefill_tokens": 12,
         "active_blocks": 3,
         "live_requests": 1,
+        "block_size": 4,
         "total_kv_blocks": 50,
         "max_num_batched_tokens": 64,
     }
