@@ -12,6 +12,7 @@ from scripts.playing import (
     planner_capacity,
     planner_decisions,
     planner_kubectl,
+    planner_predictors,
     planner_ticks,
     planner_virtual,
 )
@@ -44,6 +45,12 @@ FORMATS = (
     _format("health capacity", "ranks slo load result", health_capacity.play),
     _format("planner kubectl", "client exchanges", planner_kubectl.play),
     _format("planner virtual", "setup steps", planner_virtual.play),
+    _format(
+        "planner predictor",
+        "predictor observations predictions_after_each tolerance",
+        planner_predictors.play_series,
+    ),
+    _format("planner predictor calls", "predictor calls tolerance", planner_predictors.play_calls),
     _format("planner ticks", "config limits forward_seconds ticks", planner_ticks.play),
     _format("planner capacity", "forward_seconds isl capacity", planner_capacity.play_capacity),
     _format("planner latency", "observed_before now asked", planner_capacity.play_estimates),

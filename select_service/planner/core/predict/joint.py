@@ -1,0 +1,90 @@
+"""One predictor for all three series of a deployment, and how well it has done."""
+
+from collections import deque
+from math import log1p
+from typing import NamedTuple
+
+from select_service.planner.core.predict.series import Make
+
+LOSSES = 20
+"""Points that a predictor is judged by."""
+
+
+class Load(NamedTuple):
+    """A window: requests, and the mean lengths of prompt and answer. None: never known."""
+
+    requests: float
+    isl: float | None
+    osl: float | None
+
+
+class Expected(NamedTuple):
+    """A window that is to come."""
+
+    requests: float
+    isl: float
+    osl: float
+
+
+class Joint:
+    """Three series of one predictor."""
+
+    def __init__(self, make: Make) -> None:
+        self._requests, self._isl, self._osl = make(), make(), make()
+        self._losses: deque[float] = deque(maxlen=LOSSES)
+        self._said: Expected | None = None
+        """Of the next window; None before the first."""
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the last points; None before there are any."""
+        return sum(self._losses) / len(self._losses) if self._losses else None
+
+    @property
+    def judged(self) -> int:
+        return len(self._losses)
+
+    def add(self, load: Load) -> None:
+        if self._said is not None:
+            self._losses.append(loss_of(self._said, load))
+        self._requests.add(load.requests)
+        for series, length in ((self._isl, load.isl), (self._osl, load.osl)):
+            if length is None:
+                series.skip()
+            else:
+                series.add(length)
+        self._said = self.predict(1.0)
+
+    def skip(self) -> None:
+        """The window is unknown, and so is what the forecast of it was worth."""
+        self._said = None
+        for series in (self._requests, self._isl, self._osl):
+            series.skip()
+
+    def reset_idle_skip(self) -> None:
+        """A recording has ended: what it led to is no forecast of the next point."""
+        self._said = None
+        for series in (self._requests, self._isl, self._osl):
+            series.reset_idle_skip()
+
+    def predict(self, steps: float) -> Expected:
+        return Expected(
+            self._requests.predict_at(steps),
+            self._isl.predict_at(steps),
+            self._osl.predict_at(steps),
+        )
+
+
+def loss_of(said: Expected, load: Load) -> float:
+    """What sizes replicas counts most: tokens of prompts and of answers."""
+    isl, osl = load.isl or 0.0, load.osl or 0.0
+    return (
+        0.4 * _distance(said.requests * said.isl, load.requests * isl)
+        + 0.4 * _distance(said.requests * said.osl, load.requests * osl)
+        + 0.1 * _distance(said.isl, isl)
+        + 0.1 * _distance(said.osl, osl)
+    )
+
+
+def _distance(predicted: float, actual: float) -> float:
+    return abs(log1p(predicted) - log1p(max(0.0, actual)))

@@ -1,0 +1,113 @@
+"""What is expected of traffic, by one predictor and by the best of several."""
+
+from math import isfinite, nan
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.core.inputs import Traffic
+from select_service.planner.core.predict.forecast import TrafficForecast
+from select_service.planner.core.predict.joint import Load, loss_of
+from select_service.planner.core.predict.makers import makers
+from select_service.planner.core.predict.shortfall import Shortfall
+from select_service.planner.core.predict.trace import Asked, windows
+from select_service.planner.core.settings import Settings
+from tests.planner.core.predict.curves import CURVES
+
+INTERVAL_S = 180.0
+NAMES = ("constant", "kalman", "seasonal")
+PLAIN = Settings(forecast_quantile=0.5)
+
+
+def forecast_by(*names: str, settings: Settings = PLAIN) -> TrafficForecast:
+    known = makers(settings, INTERVAL_S)
+    return TrafficForecast(settings, INTERVAL_S, {name: known[name] for name in names})
+
+
+def window(requests: float | None, isl: float = 1000.0, osl: float = 200.0) -> Traffic:
+    return Traffic(duration_s=INTERVAL_S, requests=requests, isl=isl, osl=osl)
+
+
+def loss_after_warm_up(names: tuple[str, ...], values: list[float]) -> float:
+    forecast, losses = forecast_by(*names), []
+    for at, value in enumerate(values):
+        if at >= 25:
+            losses.append(loss_of(forecast.predict(0.0), Load(value, 1000.0, 200.0)))
+        forecast.add(window(value))
+    return sum(losses)
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_choice_is_nearly_as_good_as_the_best_alone(curve: str) -> None:
+    values = CURVES[curve](192, Random(7))
+    best = min(loss_after_warm_up((name,), values) for name in NAMES)
+    assert loss_after_warm_up(NAMES, values) <= 1.1 * best + 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(values=st.lists(st.floats(allow_nan=True, allow_infinity=False), max_size=30))
+def test_predictions_are_finite_and_never_below_zero(name: str, values: list[float]) -> None:
+    series = makers(PLAIN, INTERVAL_S)[name]()
+    for value in values:
+        series.add(value)
+        for steps in (1.0, 1.67, 50.0):
+            assert isfinite(series.predict_at(steps))
+            assert series.predict_at(steps) >= 0.0
+
+
+def test_a_ramp_is_forecast_for_the_end_of_a_start_up() -> None:
+    forecast = forecast_by("kalman")
+    for at in range(40):
+        forecast.add(window(20.0 + 5.0 * at))
+    assert forecast.predict(0.0).requests == pytest.approx(220.0, rel=0.01)
+    assert forecast.predict(2 * INTERVAL_S).requests == pytest.approx(230.0, rel=0.01)
+
+
+def test_demand_that_falls_is_planned_for_the_next_window() -> None:
+    forecast = forecast_by("kalman")
+    for at in range(40):
+        forecast.add(window(300.0 - 5.0 * at))
+    expected = forecast.predict(4 * INTERVAL_S)
+    assert expected.requests < expected.demand_requests == forecast.predict(0.0).requests
+
+
+def test_unknown_windows_and_leading_zeros_are_no_points() -> None:
+    forecast = forecast_by("constant")
+    for requests in (0.0, 0.0, None, nan):
+        forecast.add(window(requests))
+    assert forecast.predict(0.0).requests == 0.0
+    forecast.add(window(50.0))
+    forecast.add(window(None))
+    assert forecast.predict(0.0).requests == 50.0
+
+
+def test_an_idle_window_repeats_the_lengths() -> None:
+    forecast = forecast_by("constant")
+    forecast.add(window(50.0))
+    forecast.add(Traffic(duration_s=INTERVAL_S, requests=0.0))
+    expected = forecast.predict(0.0)
+    assert (expected.requests, expected.isl, expected.osl) == (0.0, 1000.0, 200.0)
+
+
+def test_a_quantile_adds_what_demand_was_beyond_its_forecasts() -> None:
+    shortfall = Shortfall(0.8)
+    for _ in range(10):
+        shortfall.expect(1, 100.0)
+        shortfall.see(130.0)
+    assert shortfall.factor == pytest.approx(1.3)
+
+
+def test_accept_length_and_hit_rate_are_the_last_that_were_seen() -> None:
+    forecast = forecast_by("constant", settings=Settings(speculative_nextn=2))
+    forecast.add(Traffic(duration_s=1.0, requests=1.0, kv_hit_rate=0.99, accept_length=9.0))
+    forecast.add(window(1.0))
+    expected = forecast.predict(0.0)
+    assert (expected.kv_hit_rate, expected.accept_length) == (0.95, 3.0)
+
+
+def test_a_trace_becomes_windows_with_the_idle_ones() -> None:
+    asked = [Asked(0, 10, 2), Asked(50, 30, 4), Asked(2500, 8, 1), Asked(3100, 8, 1)]
+    found = [(each.requests, each.isl, each.osl) for each in windows(asked, 1.0)]
+    assert found == [(2.0, 20.0, 3.0), (0.0, None, None), (1.0, 8.0, 1.0)]
