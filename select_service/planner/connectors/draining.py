@@ -84,13 +84,15 @@ class Drainer:
             raise ConnectorUnavailable("no selector answers: nothing is taken away")
         return loads
 
-    async def begin(self, before: Drain | None, fewer: Mapping[Role, int], wanted: Counts) -> Drain:
-        """The least used of each role begin to drain; the same wish again goes on.
+    async def choose(
+        self, before: Drain | None, fewer: Mapping[Role, int], wanted: Counts
+    ) -> Drain:
+        """The least used of each role; the same wish again goes on.  Nothing is asked for yet.
 
         Raises ConnectorUnavailable when no selector answers.
         """
         if before is not None and before.fewer == fewer:
-            return await self.step(msgspec.structs.replace(before, wanted=dict(wanted)))
+            return msgspec.structs.replace(before, wanted=dict(wanted))
         loads = await self.loads()
         victims: list[tuple[int, Role]] = []
         for role, count in fewer.items():
@@ -99,16 +101,16 @@ class Drainer:
             chosen = least_used(others, role, count - len(going))
             victims += [(worker, role) for worker in going]
             victims += [(load.worker_id, role) for load in chosen]
-        return await self.begin_with(before, fewer, wanted, victims)
+        return self.planned(before, fewer, wanted, victims)
 
-    async def begin_with(
+    def planned(
         self,
         before: Drain | None,
         fewer: Mapping[Role, int],
         wanted: Counts,
         victims: Sequence[tuple[int, Role]],
     ) -> Drain:
-        """These drain; of the drain before, who is not among them serves again."""
+        """That these drain, as far as they do already.  Nothing is asked for yet."""
         chosen = [Victim(worker_id=worker_id, role=role) for worker_id, role in victims]
         since = self._clock()
         if before is not None:
@@ -116,8 +118,12 @@ class Drainer:
             chosen = [known.get(victim.worker_id, victim) for victim in chosen]
             if all(victim.worker_id in known for victim in chosen):
                 since = before.since
-            await self._undrain(set(known) - {victim.worker_id for victim in chosen})
-        drain = Drain(wanted=dict(wanted), fewer=dict(fewer), victims=tuple(chosen), since=since)
+        return Drain(wanted=dict(wanted), fewer=dict(fewer), victims=tuple(chosen), since=since)
+
+    async def begin(self, before: Drain | None, drain: Drain) -> Drain:
+        """They drain; of the drain before, who is not among them serves again."""
+        if before is not None:
+            await self._undrain(set(before.workers) - set(drain.workers))
         return await self.step(drain)
 
     async def step(self, drain: Drain) -> Drain:

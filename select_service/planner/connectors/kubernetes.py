@@ -144,13 +144,17 @@ class KubernetesConnector:
             return everywhere(wanted, Status.NOT_LEADER, f"the lease is held by {holder!r}")
         found = await self._standings(dict.fromkeys((*wanted, *self._giving)))
         rollout = self._planned(wanted, found)
-        before, self._rollout = self._rollout, rollout
+        before = self._rollout
+        if before is not None:
+            before.stop(self._clock())
         try:
-            await self._leaving.begin(rollout, before, found)
+            await self._leaving.choose(rollout, before, found)
         except ConnectorUnavailable as error:
             for role in (*rollout.reduced(), *rollout.raised()):
                 rollout.tell(role, Status.FAILED, str(error))
             return Decision(roles=dict(rollout.decided))
+        self._rollout = rollout
+        await self._leaving.begin(rollout, before)
         for role in rollout.reduced():
             rollout.tell(role, Status.DRAINING)
         self._hold_for_unread(rollout)

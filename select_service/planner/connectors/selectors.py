@@ -20,6 +20,9 @@ from select_service.planner.core.inputs import Role
 log = logging.getLogger("select_service.planner.connectors")
 
 TIMEOUT_S = 5.0
+"""Of one request."""
+LOADS_TIMEOUT_S = 10.0
+"""Of all that are asked, one after the other, for who has how much to do."""
 ANSWER_BYTES_MAX = 64 << 20
 _ACCEPTED, _CONFLICT, _NOT_FOUND = 202, 409, 404
 
@@ -92,12 +95,16 @@ class Selectors:
         self._told_off = False
 
     async def loads(self) -> list[RankLoad] | None:
-        """The workers of the first selector that answers; None when none does."""
-        for url in self._urls:
-            workers = await self._read(f"{url}/workers?{self._scope}", list[_Worker])
-            parts = await self._read(f"{url}/loads?{self._scope}", list[_Partition])
-            if workers is not None and parts is not None:
-                return _joined(workers, [load for part in parts for load in part.loads])
+        """The workers of the first selector that answers; None when none does in time."""
+        try:
+            async with asyncio.timeout(LOADS_TIMEOUT_S):
+                for url in self._urls:
+                    workers = await self._read(f"{url}/workers?{self._scope}", list[_Worker])
+                    parts = await self._read(f"{url}/loads?{self._scope}", list[_Partition])
+                    if workers is not None and parts is not None:
+                        return _joined(workers, [load for part in parts for load in part.loads])
+        except TimeoutError:
+            pass
         return None
 
     async def drain(self, worker_id: int) -> Drained:

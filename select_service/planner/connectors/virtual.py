@@ -141,10 +141,13 @@ class VirtualConnector:
         check_counts(wanted)
         fewer = self._reductions(wanted)
         if self._drainer is not None and fewer:
+            before = self._drain
             try:
-                self._drain = await self._drainer.begin(self._drain, fewer, wanted)
+                drain = await self._drainer.choose(before, fewer, wanted)
             except ConnectorUnavailable as error:
                 return everywhere(wanted, Status.FAILED, str(error))
+            self._drain = drain
+            self._drain = await self._drainer.begin(before, drain)
             if not self._drain.is_over:
                 return self._draining(self._drain)
         elif self._drainer is not None and self._drain is not None:

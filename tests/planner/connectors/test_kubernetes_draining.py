@@ -193,3 +193,36 @@ def test_somebody_else_who_changes_the_count_while_it_drains_is_left_alone() -> 
         assert cluster.replicas("decode") == 6
 
     with_a_fleet(scene)
+
+
+def test_a_wish_that_cannot_be_followed_up_forgets_nobody_who_drains() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        await connector.scale({D: 3})
+        selector.is_silent = True
+        decision = await connector.scale({D: 2})
+        assert decision.with_status(Status.FAILED) == (D,)
+        selector.is_silent = False
+        await connector.scale({D: 2})
+        assert selector.draining == {101, 103}
+        assert [cost is not None for cost in costs(cluster)] == [True, False, True, False]
+        await connector.scale({D: 4})
+        assert selector.draining == set()
+        assert costs(cluster) == [None] * 4
+
+    with_a_fleet(scene)
+
+
+def test_a_tick_that_is_broken_off_forgets_nobody_who_drains() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        cluster.fake.faults = [Fault("PATCH", "/pods/", None)]
+        scaling = asyncio.create_task(connector.scale({D: 3}))
+        while not any(method == "PATCH" for method, _ in cluster.fake.requests):
+            await asyncio.sleep(0)
+        scaling.cancel()
+        await asyncio.gather(scaling, return_exceptions=True)
+        await connector.scale({D: 3})
+        assert selector.draining == {103}
+        await connector.scale({D: 4})
+        assert selector.draining == set()
+
+    with_a_fleet(scene)

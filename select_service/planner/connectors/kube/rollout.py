@@ -52,6 +52,12 @@ class Rollout(Struct, kw_only=True):
         """Is there something left to do for it?"""
         return self.decided[role].status in (Status.DRAINING, Status.WAITING)
 
+    def stop(self, now: float) -> None:
+        """Another wish has come: nothing more is written for this one."""
+        self.began = now
+        for role in filter(self.is_under_way, tuple(self.decided)):
+            self.tell(role, Status.FAILED, "another wish has come")
+
     @property
     def is_over(self) -> bool:
         """Is nothing left to do, or nothing that could be done?"""
