@@ -28,6 +28,7 @@ _POSITIVE = (
     "kalman_q_trend",
     "kalman_r",
     "down_window_s",
+    "startup_s",
     "scaling_max_wait",
     "pending_stuck_secs",
     "decode_scale_up_kv_rate",
@@ -54,6 +55,7 @@ _WITHIN = {
     "forecast_quantile": (0.5, 0.99),
     "load_scaling_down_sensitivity": (1.0, 100.0),
     "decode_scale_down_kv_rate": (0.0, 1000.0),
+    "down_cooldown_s": (0.0, 86_400.0),
 }
 
 

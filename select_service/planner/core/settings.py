@@ -54,6 +54,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     sizing: Literal["queue", "mean"] = "queue"
     stabilise: bool = True
     down_window_s: float = 300.0
+    down_cooldown_s: float = 60.0
+    startup_s: float = 120.0
+    """How long a replica starts, until that has been measured."""
 
     min_endpoint: int = 1
     prefill_min_endpoint: int | None = None

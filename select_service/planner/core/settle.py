@@ -44,7 +44,9 @@ class Settler:
         self.settings = settings
         self.allowance = Allowance(settings)
         of = StabiliserSettings(
-            down_window=settings.down_window_s, max_up=settings.max_throughput_scaling_replicas
+            down_window=settings.down_window_s,
+            down_cooldown=settings.down_cooldown_s,
+            max_up=settings.max_throughput_scaling_replicas,
         )
         self._stabilisers = {role: Stabiliser(of) for role in self.allowance.roles}
 

@@ -5,8 +5,6 @@ from typing import NamedTuple
 from select_service.planner.core.inputs import Replicas
 from select_service.planner.core.settings import Settings
 
-STARTUP_FIRST_S = 120.0
-"""Until a start-up has been measured."""
 STARTUP_WEIGHT = 0.3
 HELD_S = 600.0
 """After a stuck start-up nothing is added for so long."""
@@ -38,7 +36,7 @@ class Startups:
 
     def __init__(self, settings: Settings) -> None:
         self._stuck_s = settings.pending_stuck_secs
-        self.startup_s = STARTUP_FIRST_S
+        self.startup_s = settings.startup_s
         self._began: float | None = None
         self._progress: float | None = None
         self._ready = 0
