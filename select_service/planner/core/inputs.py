@@ -93,6 +93,9 @@ class Traffic(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_met: float | None = None
     """Part of the requests with a reported time to first token that kept `ttft_ms`."""
     itl_met: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    """Means of those that were reported."""
 
 
 class Replicas(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -155,6 +155,8 @@ def _traffic(
         queued_tokens=float(sum(each.queued_tokens for each in answers)),
         ttft_met=part_below(ttft, edges.seconds, ttft_s),
         itl_met=part_below(itl, edges.seconds, itl_s),
+        ttft_s=ttft.mean,
+        itl_s=itl.mean,
     )
 
 

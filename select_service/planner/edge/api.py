@@ -1,0 +1,222 @@
+"""HTTP of a planner: status, decisions, changes of bounds, the report and metrics.
+
+GET   /v1/status                     all deployments in a few numbers
+GET   /v1/deployments/{name}         one of them: settings, last tick stage by stage, decisions
+PATCH /v1/deployments/{name}         other bounds, `advisory`, `paused`; all of them or none
+GET   /v1/decision, POST /v1/decision/{id}/complete    see connectors.virtual_routes
+GET   /report, /metrics, /healthz
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from select_service.planner.config import DeploymentConfig
+from select_service.planner.connectors.advisory import Switched
+from select_service.planner.connectors.opening import virtual_of
+from select_service.planner.connectors.virtual import VirtualConnector
+from select_service.planner.connectors.virtual_routes import decision_routes
+from select_service.planner.edge.api_bodies import (
+    CHANGEABLE,
+    Changed,
+    Patch,
+    StatusBody,
+    Summary,
+    detail_of,
+    settings_of,
+    summary_of,
+)
+from select_service.planner.edge.metrics import metrics_text, registry_of
+from select_service.planner.reading import ConfigError
+from select_service.planner.report.page import page_of
+from select_service.planner.report.views import View, view_of
+from select_service.planner.status import DeploymentStatus, Statuses
+from select_service.spelling import nearest, shown
+
+BODY_BYTES_MAX = 1 << 16
+
+
+class Watched(Protocol):
+    """One deployment that runs. faults: source -> what kept it from being known"""
+
+    @property
+    def faults(self) -> Mapping[str, str]: ...
+    @property
+    def connector(self) -> Switched: ...
+
+
+class Running(Protocol):
+    """The loop, as the API sees it."""
+
+    @property
+    def members(self) -> Mapping[str, Watched]: ...
+    def configs(self) -> Mapping[str, DeploymentConfig]: ...
+    def is_paused(self, name: str) -> bool: ...
+    async def change(
+        self, name: str, fields: Mapping[str, object], *, paused: bool | None = None
+    ) -> DeploymentConfig:
+        """Raises ConfigError for what makes no sense; changes nothing then."""
+        ...
+
+
+class Refused(Exception):
+    """An answer of 4xx or 5xx."""
+
+    def __init__(self, status: int, code: str, error: str) -> None:
+        super().__init__(error)
+        self.status, self.code = status, code
+
+
+def application(running: Running, statuses: Statuses) -> Starlette:
+    """Needs nothing of its own to be closed."""
+    api = _Api(running, statuses)
+    routes = [
+        Route("/v1/status", _answered(api.status), methods=["GET"]),
+        Route("/v1/deployments/{name:path}", _answered(api.deployment), methods=["GET"]),
+        Route("/v1/deployments/{name:path}", _answered(api.patch), methods=["PATCH"]),
+        Route("/report", _answered(api.report), methods=["GET"]),
+        Route("/metrics", _answered(api.metrics), methods=["GET"]),
+        Route("/healthz", _answered(api.healthz), methods=["GET"]),
+        *decision_routes(api.virtual),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+
+class _Api:
+    def __init__(self, running: Running, statuses: Statuses) -> None:
+        self._running = running
+        self._statuses = statuses
+        self._registry = registry_of(statuses)
+        self._reporting = asyncio.Lock()
+
+    async def status(self, request: Request) -> Response:
+        return _json(StatusBody(tuple(map(self._summary, self._statuses))))
+
+    async def deployment(self, request: Request) -> Response:
+        status = self._found(request.path_params["name"])
+        return _json(detail_of(status, self._summary(status)))
+
+    async def patch(self, request: Request) -> Response:
+        """200 with what counts now; 400, 404, 413, 422."""
+        name = self._found(request.path_params["name"]).name
+        patch = _patch(await _body(request))
+        paused = None if patch.paused is UNSET else patch.paused
+        try:
+            config = await self._running.change(name, patch.settings(), paused=paused)
+        except ConfigError as error:
+            raise Refused(422, "invalid_settings", str(error)) from None
+        return _json(Changed(name, self._running.is_paused(name), settings_of(config)))
+
+    async def report(self, request: Request) -> Response:
+        """Drawn in a thread, one at a time; what it shows is copied before."""
+        name = request.query_params.get("deployment")
+        chosen = list(self._statuses) if name is None else [self._found(name)]
+        async with self._reporting:
+            views: list[View] = []
+            for status in chosen:
+                views.append(view_of(status))
+                await asyncio.sleep(0)
+            page = await asyncio.to_thread(page_of, views)
+        return Response(page, media_type="text/html; charset=utf-8")
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(metrics_text(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def healthz(self, request: Request) -> Response:
+        """The process runs; whether it knows enough is what /v1/status says."""
+        return _json({"status": "ok"})
+
+    def virtual(self, request: Request) -> VirtualConnector | None:
+        """The only one, or that of `?deployment=`."""
+        name = request.query_params.get("deployment")
+        members = self._running.members
+        if name is not None:
+            return virtual_of(members[name].connector) if name in members else None
+        found = [virtual_of(member.connector) for member in members.values()]
+        known = [connector for connector in found if connector is not None]
+        return known[0] if len(known) == 1 else None
+
+    def _found(self, name: str) -> DeploymentStatus:
+        status = self._statuses.get(name)
+        if status is None:
+            raise Refused(404, "not_found", f"no deployment has the name `{shown(name)}`")
+        return status
+
+    def _summary(self, status: DeploymentStatus) -> Summary:
+        name = status.name
+        return summary_of(
+            status,
+            self._running.configs()[name],
+            self._running.is_paused(name),
+            self._running.members[name].faults,
+        )
+
+
+def _answered(
+    handler: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answered(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Refused as refused:
+            return _refusal(refused.status, refused.code, str(refused))
+
+    return answered
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Of routes that are not there, in the same form."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "bad_request")
+    headers = error.headers if isinstance(error, HTTPException) else None
+    answer = _refusal(status, code, f"{request.method} {request.url.path} is not served")
+    answer.headers.update(headers or {})
+    return answer
+
+
+async def _body(request: Request) -> bytes:
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > BODY_BYTES_MAX:
+            raise Refused(413, "body_too_large", f"at most {BODY_BYTES_MAX} bytes")
+    return bytes(content)
+
+
+def _patch(body: bytes) -> Patch:
+    try:
+        return msgspec.json.decode(body, type=Patch)
+    except msgspec.ValidationError as error:
+        raise Refused(422, "invalid_body", _explained(str(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(400, "malformed_json", f"not JSON: {error}") from None
+
+
+def _explained(fault: str) -> str:
+    """With the field that may be meant, or all that there are."""
+    begin = "Object contains unknown field `"
+    if not fault.startswith(begin):
+        return fault
+    known = (*CHANGEABLE, "paused")
+    name = fault[len(begin) :].split("`")[0]
+    meant = nearest(name, known)
+    hint = f"can be changed: {', '.join(known)}" if meant is None else f"did you mean `{meant}`?"
+    return f"`{shown(name)}` cannot be changed here; {hint}"
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _refusal(status: int, code: str, error: str) -> Response:
+    content = msgspec.json.encode({"error": error, "code": code})
+    return Response(content, status, media_type="application/json")

@@ -1,0 +1,162 @@
+"""The API of a planner, over HTTP."""
+
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+from select_service.planner.config import DeploymentConfig
+from select_service.planner.connectors.advisory import Switched
+from select_service.planner.connectors.dry_run import DryRun
+from select_service.planner.connectors.virtual import VirtualConnector
+from select_service.planner.core.settings import Settings
+from select_service.planner.edge.api import BODY_BYTES_MAX, application
+from select_service.planner.reading import ConfigError
+from select_service.planner.status import Statuses
+from tests.planner.made_up import statuses_of
+
+
+class Member:
+    def __init__(self, connector):
+        self.connector = Switched(connector, advisory=False)
+        self.faults = {}
+
+
+class Loop:
+    """As the loop of a planner changes settings, but with one rule only."""
+
+    def __init__(self, **connectors):
+        self.members = {name: Member(connector) for name, connector in connectors.items()}
+        self.own = {
+            name: DeploymentConfig(name=name, model_name="m", enable_load_scaling=True)
+            for name in connectors
+        }
+        self.paused = set()
+
+    def configs(self):
+        return self.own
+
+    def is_paused(self, name):
+        return name in self.paused
+
+    async def change(self, name, fields, *, paused=None):
+        changed = msgspec.structs.replace(self.own[name], **fields)
+        if 0 <= changed.max_gpu_budget < changed.min_gpu_budget:
+            raise ConfigError("min_gpu_budget: expected at most max_gpu_budget")
+        self.own[name] = changed
+        if paused is not None:
+            (self.paused.add if paused else self.paused.discard)(name)
+        return changed
+
+
+@pytest.fixture
+def loop():
+    return Loop(a=DryRun(None, {}), **{"b/c": VirtualConnector(None)})
+
+
+@pytest.fixture
+def api(loop):
+    return TestClient(application(loop, statuses_of("a", "b/c")))
+
+
+def test_the_status_shows_every_deployment(api, loop):
+    loop.members["a"].faults["http://selector"] = "no answer"
+    found = {each["name"]: each for each in api.get("/v1/status").json()["deployments"]}
+    assert found.keys() == {"a", "b/c"}
+    assert found["a"]["faults"] == {"http://selector": "no answer"}
+    assert found["a"]["replicas"]["prefill"]["ready"] >= 1
+    assert found["a"]["ticks"] == 20
+
+
+def test_a_deployment_shows_its_last_tick_stage_by_stage(api):
+    found = api.get("/v1/deployments/b%2Fc").json()
+    assert found["summary"]["name"] == "b/c"
+    assert found["diagnostics"]["roles"]["decode"]["sized"]["engine_rps"] == 6.0
+    assert found["settings"]["ttft_ms"] == 500.0
+    assert found["changes"][0]["wanted"] > found["changes"][0]["before"]
+
+
+def test_a_deployment_that_has_not_ticked_yet_is_shown(loop):
+    statuses = Statuses()
+    statuses.changed("a", Settings(), 0.0)
+    api = TestClient(application(loop, statuses))
+    assert api.get("/v1/status").json()["deployments"][0]["last_tick_s"] is None
+    assert api.get("/v1/deployments/a").json()["diagnostics"] is None
+    assert "has not ticked" in api.get("/report").text
+
+
+def test_bounds_are_changed_and_answered_as_they_count_now(api, loop):
+    body = {"max_gpu_budget": 4, "min_endpoint": 2, "prefill_min_endpoint": None, "paused": True}
+    answer = api.patch("/v1/deployments/a", json=body)
+    assert answer.status_code == 200
+    assert answer.json()["settings"]["max_gpu_budget"] == 4
+    assert answer.json()["paused"] is True
+    assert loop.own["a"].min_endpoint == 2
+    assert api.patch("/v1/deployments/a", json={"paused": False}).json()["paused"] is False
+    assert api.get("/v1/status").json()["deployments"][0]["paused"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "word"),
+    [
+        (b"{", 400, "malformed_json", "JSON"),
+        (b"\xff", 400, "malformed_json", "JSON"),
+        (b"[]", 422, "invalid_body", "array"),
+        (b'{"min_endpoints": 1}', 422, "invalid_body", "`min_endpoint`"),
+        (b'{"ttft_ms": 1}', 422, "invalid_body", "can be changed"),
+        (b'{"min_endpoint": -1}', 422, "invalid_body", "min_endpoint"),
+        (b'{"min_endpoint": true}', 422, "invalid_body", "min_endpoint"),
+        (b'{"max_gpu_budget": 1.5}', 422, "invalid_body", "max_gpu_budget"),
+        (b'{"min_gpu_budget": null}', 422, "invalid_body", "min_gpu_budget"),
+        (b'{"advisory": true, "min_gpu_budget": 9}', 422, "invalid_settings", "max_gpu_budget"),
+        (b" " * (BODY_BYTES_MAX + 1), 413, "body_too_large", "bytes"),
+    ],
+)
+def test_what_makes_no_sense_changes_nothing(api, loop, body, status, code, word):
+    before = loop.own["a"]
+    answer = api.patch("/v1/deployments/a", content=body)
+    assert answer.status_code == status
+    assert answer.json()["code"] == code
+    assert word in answer.json()["error"]
+    assert loop.own["a"] == before
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/deployments/nobody", 404),
+        ("PATCH", "/v1/deployments/nobody", 404),
+        ("GET", "/report?deployment=nobody", 404),
+        ("GET", "/v1/decision?deployment=a", 404),
+        ("GET", "/v1/decision?deployment=nobody", 404),
+        ("GET", "/nothing", 404),
+        ("POST", "/v1/status", 405),
+    ],
+)
+def test_what_is_not_there_is_said_as_json(api, method, path, status):
+    answer = api.request(method, path)
+    assert answer.status_code == status
+    assert answer.json().keys() == {"error", "code"}
+
+
+def test_the_only_virtual_deployment_needs_no_name(api):
+    for path in ("/v1/decision", "/v1/decision?deployment=b/c"):
+        assert api.get(path).json()["decision_id"] == -1
+
+
+def test_of_several_virtual_deployments_one_must_be_named():
+    loop = Loop(a=VirtualConnector(None), b=VirtualConnector(None))
+    api = TestClient(application(loop, statuses_of("a", "b", ticks=1)))
+    assert api.get("/v1/decision").status_code == 404
+    assert api.get("/v1/decision?deployment=b").status_code == 200
+
+
+def test_the_report_shows_one_or_all(api):
+    everything, one = api.get("/report"), api.get("/report?deployment=a")
+    assert everything.headers["content-type"].startswith("text/html")
+    assert everything.text.count("<section") == 2
+    assert one.text.count("<section") == 1
+
+
+def test_metrics_and_health(api):
+    assert "dynamo_planner_gpu_hours" in api.get("/metrics").text
+    assert api.get("/healthz").json() == {"status": "ok"}

@@ -1,0 +1,142 @@
+"""Ticks that somebody made up, as a loop tells them to listeners."""
+
+import math
+import random
+
+from select_service.planner.connectors.base import Status, everywhere
+from select_service.planner.core.contracts import Said
+from select_service.planner.core.diagnostics import (
+    Diagnostics,
+    Loaded,
+    RoleDiagnostics,
+    Sized,
+    Stabilised,
+)
+from select_service.planner.core.inputs import ForwardPass, Replicas, Role, TickInput, Traffic
+from select_service.planner.core.reasons import Reason
+from select_service.planner.core.schedule import NextTick
+from select_service.planner.core.settings import Settings
+from select_service.planner.core.tick import Effects
+from select_service.planner.status import DeploymentStatus, Statuses
+
+START_S = 1_800_000_000.0
+
+
+def effects(now_s, roles=None, *, wished=None, advisory=False, **said):
+    """`roles`: RoleDiagnostics by role; none are unknown."""
+    values = {"run_load": True, "run_throughput": True, **said}
+    if roles is None:
+        roles, values["reasons"] = {}, (Reason.REPLICAS_UNKNOWN,)
+    diagnostics = Diagnostics(now_s=now_s, roles=roles, **values)
+    next_tick = NextTick(at_s=now_s + 5.0, run_load=True, run_throughput=False, traffic_s=None)
+    scale_to = None if advisory else wished
+    return Effects(scale_to=scale_to, wished=wished, next_tick=next_tick, diagnostics=diagnostics)
+
+
+def a_role(ready, starting=0, final=None, **fields):
+    return RoleDiagnostics(ready=ready, starting=starting, floor=1, final=final, **fields)
+
+
+def a_tick(now_s, traffic=None, passes=None):
+    return TickInput(
+        now_s=now_s, replicas={Role.DECODE: Replicas(ready=1)}, traffic=traffic, passes=passes
+    )
+
+
+def a_day(name="llama", ticks=2000, step_s=60.0, seed=1, settings=None, start_s=START_S):
+    """A status after a sine of traffic, with an outage and starts that take five ticks."""
+    status = DeploymentStatus(name, settings or Settings(enable_load_scaling=True))
+    tell(status, ticks, step_s, seed, start_s)
+    return status
+
+
+def statuses_of(*names, ticks=20, settings=None):
+    found = Statuses()
+    for name in names:
+        found.changed(name, settings or Settings(enable_load_scaling=True), START_S)
+        tell(found.get(name), ticks, 60.0, 1, START_S)
+    return found
+
+
+def tell(status, ticks, step_s, seed, start_s):
+    rng = random.Random(seed)
+    ready, starting = {Role.PREFILL: 2, Role.DECODE: 4}, dict.fromkeys(Role, 0)
+    for i in range(ticks):
+        now_s = start_s + i * step_s
+        rate = 20 + 15 * math.sin(i / 120 + seed) + rng.gauss(0, 1)
+        if i % 5 == 0:
+            ready = {role: ready[role] + starting[role] for role in Role}
+            starting = dict.fromkeys(Role, 0)
+        need = {Role.PREFILL: math.ceil(rate / 6), Role.DECODE: math.ceil(rate / 3)}
+        have = {role: ready[role] + starting[role] for role in Role}
+        wished = {role: n for role, n in need.items() if n > have[role] or n < have[role] - 1}
+        outage = 0.4 < i / ticks < 0.43
+        part = max(0.6, min(1.0, 0.97 + rng.gauss(0, 0.02)))
+        traffic = Traffic(
+            duration_s=step_s,
+            requests=None if outage else max(0.0, rate) * step_s,
+            isl=1800.0,
+            osl=220.0,
+            ttft_s=None if outage else 0.2 + 0.3 * rng.random() ** 4,
+            itl_s=None if outage else 0.03 + 0.01 * rng.random(),
+            ttft_met=None if outage else part,
+            itl_met=None if outage else min(1.0, part + 0.02),
+        )
+        roles = {role: _role(role, ready, starting, wished, need, rng) for role in Role}
+        forecast = None if outage else _forecast(status.settings, rate, rng)
+        status.ticked(
+            TickInput(now_s=now_s, replicas={}, traffic=traffic, passes=_passes(ready)),
+            effects(
+                now_s,
+                roles,
+                wished=wished or None,
+                load_reason=Reason.SCALE_UP if wished else Reason.NO_CHANGE,
+                throughput_reason=Reason.NO_TRAFFIC_DATA if outage else Reason.SET_LOWER_BOUND,
+                forecast=forecast,
+                reasons=(Reason.UP,) if wished else (),
+            ),
+            everywhere(wished, Status.APPLIED) if wished else None,
+        )
+        for role, n in wished.items():
+            if n > have[role]:
+                starting[role] += n - have[role]
+            else:
+                ready[role], starting[role] = n, 0
+
+
+def _role(role, ready, starting, wished, need, rng):
+    return RoleDiagnostics(
+        ready=ready[role],
+        starting=starting[role],
+        floor=1,
+        sized=Sized(replicas=need[role], reason=Reason.SET_LOWER_BOUND, engine_rps=6.0),
+        load=Loaded(
+            reason=Reason.NO_CHANGE,
+            estimate_ms=rng.uniform(250, 520) if role is Role.PREFILL else rng.uniform(30, 48),
+        ),
+        stabilised=Stabilised(wanted=float(need[role]), target=None, reason=Reason.UP),
+        final=wished.get(role, ready[role] + starting[role]),
+        startup_s=300.0,
+    )
+
+
+def _forecast(settings, rate, rng):
+    requests = max(0.0, rate + rng.gauss(0, 1.5)) * settings.throughput_adjustment_interval_seconds
+    return Said(
+        requests=requests,
+        isl=1800.0,
+        osl=220.0,
+        demand_requests=requests * 1.2,
+        predictor="kalman",
+        error=0.08,
+    )
+
+
+def _passes(ready):
+    return {
+        role: tuple(
+            ForwardPass(worker=f"{role.value}-{i}", queued_prefill_tokens=i, decode_kv_tokens=10)
+            for i in range(count)
+        )
+        for role, count in ready.items()
+    }

@@ -1,0 +1,66 @@
+"""A bounded table that keeps peaks."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.history import History, thinned
+
+
+def a_table(rows, columns=3, seed=0):
+    rng = np.random.default_rng(seed)
+    table = rng.normal(size=(rows, columns))
+    table[:, 0] = np.arange(rows)
+    return table
+
+
+def test_what_fits_stays_as_it_is():
+    history = History(2, 8)
+    for i in range(8):
+        history.add([i, None if i == 3 else i * 2.0])
+    expected = np.array([[i, np.nan if i == 3 else i * 2.0] for i in range(8)])
+    np.testing.assert_array_equal(history.table(), expected)
+
+
+def test_a_full_history_goes_on_with_half_of_its_rows():
+    history = History(2, 8)
+    for i in range(9):
+        history.add([i, 100.0 if i == 2 else 0.0])
+    history.check_invariants()
+    table = history.table()
+    assert len(table) == 5
+    assert table[-1].tolist() == [8.0, 0.0]
+    assert table[:, 1].max() == 100.0
+
+
+@given(
+    rows=st.integers(1, 300),
+    groups=st.integers(1, 40),
+    seed=st.integers(0, 5),
+    holes=st.lists(st.integers(0, 299), max_size=40),
+)
+def test_each_column_keeps_its_least_and_greatest_known_value(rows, groups, seed, holes):
+    table = a_table(rows, seed=seed)
+    for hole in holes:
+        table[hole % rows, 1] = np.nan
+    thin = thinned(table, groups)
+    assert len(thin) <= max(2 * groups, 1)
+    assert np.all(np.diff(thin[:, 0]) >= 0)
+    for column in range(3):
+        before, after = table[:, column], thin[:, column]
+        if np.isnan(before).all():
+            assert np.isnan(after).all()
+            continue
+        assert np.nanmin(after) == np.nanmin(before)
+        assert np.nanmax(after) == np.nanmax(before)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=400), st.integers(4, 40))
+def test_a_history_never_has_more_rows_than_it_may_and_keeps_the_peak(values, rows_max):
+    history = History(2, rows_max)
+    for i, value in enumerate(values):
+        history.add([i, value])
+        history.check_invariants()
+    table = history.table()
+    assert table[-1, 0] == len(values) - 1
+    assert table[:, 1].max() == max(values)

@@ -1,0 +1,159 @@
+"""What is counted of ticks."""
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from select_service.planner.connectors.base import Status, everywhere
+from select_service.planner.core.diagnostics import Sized
+from select_service.planner.core.inputs import Role, Traffic
+from select_service.planner.core.reasons import Reason
+from select_service.planner.core.settings import Settings
+from select_service.planner.status import COLUMNS, DeploymentStatus, Statuses
+from tests.planner.made_up import a_day, a_role, a_tick, effects
+
+AGG = Settings(mode="agg", decode_engine_num_gpu=2)
+D = Role.DECODE
+
+
+@pytest.fixture
+def status():
+    return DeploymentStatus("llama", AGG)
+
+
+def tick(status, at_s, ready, starting=0, wanted=None, traffic=None, applied=None, **said):
+    wished = None if wanted is None else {D: wanted}
+    told = effects(at_s, {D: a_role(ready, starting, wanted)}, wished=wished, **said)
+    status.ticked(a_tick(at_s, traffic), told, applied)
+    status.check_invariants()
+
+
+def test_gpu_hours_are_of_what_stood_between_two_ticks(status):
+    tick(status, 0.0, ready=1)
+    tick(status, 1800.0, ready=1, starting=2)
+    tick(status, 3600.0, ready=3)
+    assert status.gpu_hours == pytest.approx(0.5 * 2 + 0.5 * 6)
+    assert status.gpus_now() == 6.0
+
+
+def test_unknown_replicas_cost_what_was_known_last(status):
+    tick(status, 0.0, ready=2)
+    status.ticked(a_tick(1800.0), effects(1800.0), None)
+    tick(status, 3600.0, ready=2)
+    assert status.gpu_hours == pytest.approx(4.0)
+    assert status.by_reason[Reason.REPLICAS_UNKNOWN] == 1
+
+
+def test_a_wish_that_is_repeated_until_it_is_there_is_one_decision(status):
+    tick(status, 0.0, ready=2, wanted=4)
+    tick(status, 5.0, ready=2, starting=1, wanted=4)
+    tick(status, 10.0, ready=2, starting=2, wanted=4)
+    tick(status, 15.0, ready=4)
+    assert [(each.before, each.wanted) for each in status.changes] == [(2, 4)]
+    assert status.scale_ups[D] == 1
+
+
+def test_a_reversal_is_a_change_against_the_last_one(status):
+    tick(status, 0.0, ready=2, wanted=4)
+    tick(status, 5.0, ready=4)
+    tick(status, 10.0, ready=4, wanted=3)
+    tick(status, 15.0, ready=3)
+    tick(status, 20.0, ready=3, wanted=2)
+    tick(status, 25.0, ready=2)
+    tick(status, 30.0, ready=2, wanted=3)
+    assert status.reversals[D] == 2
+    assert (status.scale_ups[D], status.scale_downs[D]) == (2, 2)
+
+
+def test_a_change_knows_its_reasons_and_what_became_of_it(status):
+    applied = everywhere({D: 4}, Status.DRAINING)
+    tick(status, 0.0, ready=2, wanted=4, applied=applied, reasons=(Reason.UP, Reason.UP))
+    (change,) = status.changes
+    assert change.reasons == (Reason.UP,)
+    assert change.applied == "draining"
+
+
+def test_a_tick_counts_once_for_each_of_its_reasons(status):
+    tick(status, 0.0, ready=1, reasons=(Reason.UP,), throughput_reason=Reason.UP)
+    assert status.by_reason == {Reason.UP: 1}
+
+
+def test_windows_that_overlap_count_their_new_part_only(status):
+    def window(seconds, requests, met):
+        return Traffic(duration_s=seconds, requests=requests, ttft_met=met, itl_met=None)
+
+    tick(status, 100.0, ready=1, traffic=window(100.0, 100.0, 0.5))
+    tick(status, 110.0, ready=1, traffic=window(100.0, 100.0, 1.0))
+    assert status.met["ttft"].requests == pytest.approx(110.0)
+    assert status.met["ttft"].part == pytest.approx(60 / 110)
+    assert status.met["itl"].part is None
+
+
+def test_what_a_loop_said_stays_until_it_runs_again(status):
+    sized = Sized(replicas=9, reason=Reason.SLO_OUT_OF_REACH)
+    told = effects(0.0, {D: a_role(1, sized=sized)}, throughput_reason=Reason.SCALE)
+    status.ticked(a_tick(0.0), told, None)
+    tick(status, 5.0, ready=1, run_throughput=False)
+    assert status.slo_out_of_reach
+    assert status.throughput_reason is Reason.SCALE
+
+
+def test_a_window_of_the_load_loop_is_no_demand_beside_the_forecast(status):
+    traffic = Traffic(duration_s=5.0, requests=50.0)
+    tick(status, 5.0, ready=1, traffic=traffic, run_throughput=False)
+    assert "requests_s" not in status.latest
+    tick(status, 10.0, ready=1, traffic=traffic)
+    assert status.latest["requests_s"] == 10.0
+
+
+def test_a_row_of_the_history_has_all_columns():
+    status = a_day(ticks=50)
+    assert status.table().shape == (50, len(COLUMNS))
+
+
+def test_other_settings_do_not_forget_what_was_counted():
+    statuses = Statuses()
+    statuses.changed("a", AGG, 0.0)
+    told = effects(0.0, {D: a_role(1)})
+    statuses.ticked("a", a_tick(0.0), told, None)
+    statuses.changed("a", Settings(mode="agg", ttft_ms=9.0), 1.0)
+    (status,) = statuses
+    assert (status.ticks, status.settings.ttft_ms) == (1, 9.0)
+
+
+class CountsAsANaiveTwin(RuleBasedStateMachine):
+    """Every wish is carried out at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.status = DeploymentStatus("m", AGG)
+        self.at_s, self.ready = 0.0, 1
+        self.counts = [(0.0, 1)]
+        self.directions = []
+        tick(self.status, 0.0, 1)
+
+    @rule(after_s=st.integers(1, 600), wanted=st.integers(0, 9))
+    def decide(self, after_s, wanted):
+        self.at_s += after_s
+        tick(self.status, self.at_s, self.ready, wanted=wanted if wanted != self.ready else None)
+        if wanted != self.ready:
+            self.directions.append(wanted > self.ready)
+        self.counts.append((self.at_s, wanted))
+        self.ready = wanted
+        tick(self.status, self.at_s, self.ready)
+
+    @invariant()
+    def agrees(self):
+        seconds = sum(
+            2 * n * (until - since)
+            for (since, n), (until, _) in zip(self.counts, self.counts[1:], strict=False)
+        )
+        assert self.status.gpu_seconds == pytest.approx(seconds)
+        turned = sum(a != b for a, b in zip(self.directions, self.directions[1:], strict=False))
+        assert self.status.reversals[D] == turned
+        assert self.status.scale_ups[D] == sum(self.directions)
+
+
+TestCountsAsANaiveTwin = CountsAsANaiveTwin.TestCase
+TestCountsAsANaiveTwin.settings = hypothesis_settings(max_examples=25, deadline=None)
