@@ -147,18 +147,31 @@ class Engine:
     def seen(self, now: float) -> ForwardPass:
         """The iteration that runs now, and what waits beside it."""
         self._flow(now)
+        prefills = self._prefills_of_batch()
         return ForwardPass(
             worker=self.name,
             wall_s=0.0 if self.is_idle else self._iteration_s(),
-            prefill_requests=1 if self._prefills else 0,
+            prefill_requests=prefills,
             prefill_tokens=round(self._batch),
             decode_requests=len(self._live),
             decode_kv_tokens=round(self.kv_tokens),
-            queued_prefill_requests=max(0, len(self._prefills) - 1),
+            queued_prefill_requests=len(self._prefills) - prefills,
             queued_prefill_tokens=round(max(0.0, self.queued_tokens - self._batch)),
             queued_decode_requests=len(self._waiting),
             queued_decode_kv_tokens=sum(each.isl for each in self._waiting),
         )
+
+    def _prefills_of_batch(self) -> int:
+        """Prompts of which this iteration computes something."""
+        room = self._batch - self._head_left
+        count = 0
+        for at, (_, tokens) in enumerate(self._prefills):
+            if at > 0:
+                if room <= 0.0:
+                    break
+                room -= tokens
+            count += 1
+        return count
 
     def _fill_batch(self) -> None:
         """As much prefill as decoding leaves room for."""

@@ -20,6 +20,8 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     startup_s: float = 120.0
     drain_s: float = 300.0
     """After this an engine that still has requests is stopped, and they fail."""
+    queue_tokens_max: float = inf
+    """Prefill that may wait on every engine before a request is rejected."""
 
 
 class _Pool:
@@ -38,6 +40,8 @@ class Fleet:
         self.options = options
         self.done: list[Request] = []
         """Since somebody took them away."""
+        self.rejected: list[Request] = []
+        """The same."""
         self.failed = 0
         self.gpu_s = 0.0
         self._now = now
@@ -55,6 +59,7 @@ class Fleet:
 
     def scale(self, role: Role, replicas: int, now: float) -> None:
         """Start engines, or let those with the least to do run out."""
+        assert replicas >= 0
         self.advance(now)
         pool = self._pools[role]
         more = replicas - len(pool.ready) - len(pool.starting)
@@ -89,6 +94,14 @@ class Fleet:
             role: tuple(each.seen(self._now) for each in pool.ready)
             for role, pool in self._pools.items()
         }
+
+    def gpus(self) -> int:
+        """Of engines that start, run or drain."""
+        return sum(
+            (len(pool.ready) + len(pool.starting) + len(pool.draining))
+            * self.options.limits[role].num_gpu
+            for role, pool in self._pools.items()
+        )
 
     def held(self) -> int:
         """Requests that wait because there is no engine for them."""
@@ -148,7 +161,10 @@ class Fleet:
             self._held[role].append(request)
         elif request.first_s is None:
             engine = min(ready, key=lambda each: each.queued_tokens + each.live)
-            self._on(engine, engine.prefill, request)
+            if engine.queued_tokens > self.options.queue_tokens_max:
+                self.rejected.append(request)
+            else:
+                self._on(engine, engine.prefill, request)
         else:
             engine = min(ready, key=lambda each: each.kv_tokens)
             self._on(engine, engine.decode, request)

@@ -1,7 +1,8 @@
 """What a selector would tell the planner of a simulated fleet."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import ceil, log2
 from typing import TypeVar
 
@@ -21,34 +22,47 @@ _Sample = TypeVar("_Sample")
 
 
 class Window:
-    """What happens between two readings."""
+    """Everything of the last while, of which any shorter window can be read.
 
-    def __init__(self, ttft_s: float, itl_s: float) -> None:
-        """ttft_s, itl_s: what has to be kept"""
+    Loops of a planner look at windows that overlap, so nothing is gone when it has been read.
+    """
+
+    def __init__(self, ttft_s: float, itl_s: float, keep_s: float) -> None:
+        """ttft_s, itl_s: what has to be kept;  keep_s: the longest window"""
         self._ttft_s = ttft_s
         self._itl_s = itl_s
-        self._arrived: list[Request] = []
-        self._done: list[Request] = []
-        self._decodes: list[DecodeSample] = []
+        self._keep_s = keep_s
+        self._arrived: deque[tuple[float, Request]] = deque()
+        self._done: deque[tuple[float, Request]] = deque()
+        self._decodes: deque[tuple[float, DecodeSample]] = deque()
+        self._rejected: deque[tuple[float, Request]] = deque()
 
     def arrive(self, request: Request) -> None:
-        self._arrived.append(request)
+        self._arrived.append((request.arrived_s, request))
 
-    def finish(self, requests: Iterable[Request]) -> None:
-        self._done += requests
+    def reject(self, request: Request) -> None:
+        """After its arrival."""
+        self._rejected.append((request.arrived_s, request))
 
-    def look(self, passes: Iterable[ForwardPass]) -> None:
+    def finish(self, now: float, requests: Iterable[Request]) -> None:
+        """Those that have ended since somebody looked, which is soon enough."""
+        self._done += ((now, each) for each in requests)
+
+    def look(self, now: float, passes: Iterable[ForwardPass]) -> None:
         """Iterations of engines, as output blocks would show them."""
-        self._decodes += [
-            DecodeSample(each.decode_requests, each.decode_kv_tokens, each.wall_s)
+        self._decodes += (
+            (now, DecodeSample(each.decode_requests, each.decode_kv_tokens, each.wall_s))
             for each in passes
             if each.decode_requests and not each.prefill_tokens
-        ]
+        )
+        for kept in (self._arrived, self._done, self._decodes, self._rejected):
+            while kept and kept[0][0] <= now - self._keep_s:
+                kept.popleft()
 
-    def take(self, duration_s: float, queued: int = 0) -> Traffic:
-        """All since the last taking, in the form of an observation."""
-        arrived, done, decodes = self._arrived, self._done, self._decodes
-        self._arrived, self._done, self._decodes = [], [], []
+    def read(self, now: float, duration_s: float, queued: int = 0) -> Traffic:
+        """The last `duration_s` before now, in the form of an observation."""
+        begin = now - duration_s
+        arrived, done = _since(begin, self._arrived), _since(begin, self._done)
         prompt = sum(each.isl for each in arrived)
         uncached = [float(each.uncached) for each in arrived]
         return Traffic(
@@ -65,11 +79,19 @@ class Window:
                 for each in _thinned(done)
                 if each.ttft_s is not None
             ),
-            decode_samples=tuple(_thinned(decodes)),
+            decode_samples=tuple(_thinned(_since(begin, self._decodes))),
+            rejected=float(len(_since(begin, self._rejected))),
             queued_requests=float(queued),
             ttft_met=_part([each.ttft_s for each in done], self._ttft_s),
             itl_met=_part([each.itl_s for each in done], self._itl_s),
         )
+
+
+def _since(begin: float, kept: deque[tuple[float, _Sample]]) -> list[_Sample]:
+    """What came after `begin`, in its order."""
+    found = [each for _, each in takewhile(lambda pair: pair[0] > begin, reversed(kept))]
+    found.reverse()
+    return found
 
 
 def bins(values: Sequence[float]) -> Bins | None:

@@ -97,25 +97,31 @@ def ended(ttft_s: float, itl_s: float) -> Request:
     return Request(0.0, 100, 11, 60, first_s=ttft_s, done_s=ttft_s + 10 * itl_s)
 
 
-def test_a_window_is_told_once_and_unknown_is_none() -> None:
-    window = Window(ttft_s=0.5, itl_s=0.05)
-    assert window.take(10.0).requests == 0.0
+def test_windows_overlap_and_unknown_is_none() -> None:
+    window = Window(ttft_s=0.5, itl_s=0.05, keep_s=60.0)
+    assert window.read(0.0, 10.0).requests == 0.0
     for ttft_s, itl_s in ((0.4, 0.04), (0.6, 0.04), (0.4, 0.06), (0.4, 0.01)):
         window.arrive(ended(ttft_s, itl_s))
-        window.finish([ended(ttft_s, itl_s)])
-    window.look([ForwardPass(worker="e", wall_s=0.02, decode_requests=3, decode_kv_tokens=900)])
-    told = window.take(10.0, queued=2)
+        window.finish(1.0, [ended(ttft_s, itl_s)])
+    window.reject(ended(1.0, 1.0))
+    window.look(
+        1.0, [ForwardPass(worker="e", wall_s=0.02, decode_requests=3, decode_kv_tokens=900)]
+    )
+    told = window.read(5.0, 10.0, queued=2)
     assert (told.requests, told.isl, told.osl, told.queued_requests) == (4.0, 100.0, 11.0, 2.0)
     assert told.kv_hit_rate == pytest.approx(0.4)
-    assert (told.ttft_met, told.itl_met) == (0.75, 0.75)
+    assert (told.ttft_met, told.itl_met, told.rejected) == (0.75, 0.75, 1.0)
     assert told.decode_samples[0].seconds == 0.02
-    again = window.take(10.0)
-    assert (again.requests, again.isl, again.ttft_met) == (0.0, None, None)
+    assert window.read(5.0, 10.0, queued=2) == told
+    later = window.read(10.5, 10.0)
+    assert (later.requests, later.isl, later.ttft_met) == (0.0, None, 0.75)
+    window.look(70.0, [])
+    assert window.read(70.0, 1000.0).osl is None
 
 
 def test_samples_are_bounded() -> None:
-    window = Window(ttft_s=0.5, itl_s=0.05)
-    window.finish(ended(0.1 + i / 1e4, 0.01) for i in range(1000))
-    samples = window.take(10.0).prefill_samples
+    window = Window(ttft_s=0.5, itl_s=0.05, keep_s=60.0)
+    window.finish(5.0, (ended(0.1 + i / 1e4, 0.01) for i in range(1000)))
+    samples = window.read(10.0, 10.0).prefill_samples
     assert len(samples) == SAMPLES_MAX
     assert samples[0].seconds < samples[-1].seconds
