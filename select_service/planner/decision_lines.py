@@ -21,11 +21,15 @@ class LogError(Exception):
 
 
 class SettingsLine(Struct, frozen=True, kw_only=True, tag="settings", tag_field="line"):
-    """From here on."""
+    """From here on.
+
+    started_s: where the schedule of ticks began; another one says that nothing was known any more
+    """
 
     deployment: str
     at_s: float
     settings: Settings
+    started_s: float
 
 
 class TickLine(Struct, frozen=True, kw_only=True, tag="tick", tag_field="line", omit_defaults=True):

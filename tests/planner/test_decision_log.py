@@ -24,7 +24,7 @@ from select_service.planner.decision_lines import (
 )
 from select_service.planner.edge.decision_log import DecisionLog
 
-SETTINGS = SettingsLine(deployment="chat", at_s=0.0, settings=Settings(mode="agg"))
+SETTINGS = SettingsLine(deployment="chat", at_s=0.0, settings=Settings(mode="agg"), started_s=0.0)
 
 
 def tick(now_s: float) -> TickLine:

@@ -92,6 +92,11 @@ class Deployment:
         """The first one, before any."""
         return self._schedule.next_after(self._schedule.last_s)
 
+    @property
+    def last_s(self) -> float:
+        """Of the last tick; before the first one where its schedule begins."""
+        return self._schedule.last_s
+
     def tick(self, told: TickInput) -> Effects:
         """Times of ticks never go back."""
         return self.finish(self.plan(told), None)

@@ -32,7 +32,8 @@ class Listener(Protocol):
         self, name: str, tick: TickInput, effects: Effects, applied: Decision | None
     ) -> None: ...
 
-    def changed(self, name: str, settings: Settings, now_s: float) -> None: ...
+    def changed(self, name: str, settings: Settings, now_s: float) -> None:
+        """Before the first tick, of when the schedule began; then whenever settings change."""
 
 
 class Loop:
@@ -59,7 +60,8 @@ class Loop:
     async def run(self) -> None:
         """Until it is cancelled."""
         for name, member in self.members.items():
-            self._tell_settings(name, member.config)
+            started_s = self._cluster.deployments[name].last_s
+            self._tell_settings(name, member.config, started_s)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._step_connectors())
             group.create_task(self._tick_for_ever())
@@ -109,7 +111,7 @@ class Loop:
             (self._paused.add if paused else self._paused.discard)(name)
         member.config = changed
         await member.connector.switch(changed.advisory or name in self._paused)
-        self._tell_settings(name, changed)
+        self._tell_settings(name, changed, self._clock())
         return changed
 
     def _due_at(self, name: str) -> float:
@@ -130,10 +132,10 @@ class Loop:
             log.error("a platform did not answer", extra={"fields": fields})
             return None
 
-    def _tell_settings(self, name: str, config: DeploymentConfig) -> None:
+    def _tell_settings(self, name: str, config: DeploymentConfig, now_s: float) -> None:
         own = {each: getattr(config, each) for each in Settings.__struct_fields__}
         for listener in self._listeners:
-            listener.changed(name, Settings(**own), self._clock())
+            listener.changed(name, Settings(**own), now_s)
 
     async def _tick_for_ever(self) -> None:
         while True:

@@ -16,6 +16,7 @@ class Recorder:
 
     def __init__(self, log: DecisionLog) -> None:
         self._log = log
+        self._started_s: dict[str, float] = {}
 
     def ticked(
         self, name: str, tick: TickInput, effects: Effects, applied: Decision | None
@@ -31,4 +32,8 @@ class Recorder:
         )
 
     def changed(self, name: str, settings: Settings, now_s: float) -> None:
-        self._log.write(SettingsLine(deployment=name, at_s=now_s, settings=settings))
+        """The first time that of the start."""
+        started_s = self._started_s.setdefault(name, now_s)
+        self._log.write(
+            SettingsLine(deployment=name, at_s=now_s, settings=settings, started_s=started_s)
+        )

@@ -1,0 +1,130 @@
+"""The core in simulated time: it grows and shrinks, keeps its ceiling, and twice does the same."""
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from select_service.planner.core.inputs import Limits, Role, TickInput
+from select_service.planner.core.tick import Effects
+from select_service.planner.replay.engine import Request, Speed
+from select_service.planner.replay.fleet import FleetOptions
+from select_service.planner.replay.run import Course, Outcome, Run, Turns
+from select_service.planner.replay.traffic import made_requests
+from tests.planner.core.deployments import a_deployment
+
+LIMITS = Limits(max_num_batched_tokens=2048, max_num_seqs=256, max_kv_tokens=400_000)
+BOTH = (Role.PREFILL, Role.DECODE)
+
+
+def fleet(**given: Any) -> FleetOptions:
+    base = {
+        "roles": BOTH,
+        "speed": dict.fromkeys(BOTH, Speed()),
+        "limits": dict.fromkeys(BOTH, LIMITS),
+        "startup_s": 60.0,
+    }
+    return FleetOptions(**{**base, **given})
+
+
+def lengths(rng: Random) -> tuple[int, int, int]:
+    return 3000, rng.randint(2000, 3000), rng.randint(100, 200)
+
+
+def replayed(
+    replicas: dict[Role, int],
+    *,
+    seconds: float = 1200.0,
+    of: FleetOptions | None = None,
+    **given: Any,
+) -> tuple[Outcome, list[tuple[TickInput, Effects]]]:
+    """Few requests, four times as many in the middle, and few."""
+    deployment = a_deployment(**given)
+    course = Course(fleet=of or fleet(), replicas=replicas, until_s=seconds)
+    ticks: list[tuple[TickInput, Effects]] = []
+    run = Run(deployment.settings, deployment, course, lambda *tick: ticks.append(tick))
+    third = seconds / 3.0
+    requests = made_requests(
+        lambda now: 16.0 if third <= now < 2 * third else 4.0,
+        until_s=seconds,
+        rate_max=16.0,
+        lengths=lengths,
+        seed=3,
+    )
+    return run.go(requests), ticks
+
+
+def test_a_fleet_follows_demand_up_and_down() -> None:
+    found, ticks = replayed({Role.PREFILL: 2, Role.DECODE: 1}, down_window_s=120.0)
+    assert found.ticks == len(ticks) == 240
+    assert found.most_replicas[Role.PREFILL] >= 4
+    ready = [told.replicas[Role.PREFILL].ready for told, _ in ticks]
+    assert ready[-1] < max(ready)
+    assert found.failed == found.rejected == found.unfinished == 0
+    assert 0.5 < found.attainment < 1.0
+    assert found.attainment <= min(found.attainment_ttft, found.attainment_itl)
+    hours = sum(
+        sum(each.ready + each.pending for each in told.replicas.values()) for told, _ in ticks
+    )
+    assert found.gpu_hours == pytest.approx(hours * 5.0 / 3600.0, rel=0.03)
+
+
+def test_the_same_run_twice_gives_the_same_bytes() -> None:
+    runs = [replayed({Role.PREFILL: 1, Role.DECODE: 1}, seconds=600.0) for _ in range(2)]
+    first, second = (msgspec.json.encode(run, order="deterministic") for run in runs)
+    assert first == second
+
+
+def test_the_ceiling_is_never_exceeded_whatever_is_asked_for() -> None:
+    found, _ = replayed({Role.PREFILL: 2, Role.DECODE: 1}, max_gpu_budget=4)
+    assert (found.most_gpus, found.over_budget_s) == (4, 0.0)
+
+
+def test_advice_scales_nothing() -> None:
+    found, _ = replayed({Role.PREFILL: 1, Role.DECODE: 1}, seconds=300.0, advisory=True)
+    assert found.scale_ups == {Role.PREFILL: 0, Role.DECODE: 0}
+    assert found.gpu_hours == pytest.approx(2 * 300 / 3600)
+
+
+def test_what_engines_refuse_is_seen_by_the_planner_and_in_the_result() -> None:
+    found, ticks = replayed(
+        {Role.PREFILL: 1, Role.DECODE: 1},
+        seconds=600.0,
+        of=fleet(queue_tokens_max=4000.0),
+        max_gpu_budget=2,
+    )
+    assert found.rejected > 100
+    assert found.unfinished == 0
+    assert found.attainment_ttft < 1.0 - found.rejected / found.requests + 1e-9
+    assert any(told.traffic is not None and told.traffic.rejected for told, _ in ticks)
+
+
+def test_an_engine_that_is_stopped_fails_what_it_had() -> None:
+    quick = fleet(drain_s=0.1)
+    found, _ = replayed({Role.PREFILL: 6, Role.DECODE: 6}, of=quick, down_window_s=60.0)
+    assert sum(found.scale_downs.values()) > 0
+    assert found.failed > 0
+
+
+def test_turns_are_counted_by_role() -> None:
+    turns = Turns(BOTH)
+    for role, up in (
+        (Role.PREFILL, True),
+        (Role.DECODE, False),
+        (Role.PREFILL, True),
+        (Role.PREFILL, False),
+        (Role.PREFILL, True),
+        (Role.DECODE, False),
+    ):
+        turns.turn(role, up)
+    assert turns.ups == {Role.PREFILL: 3, Role.DECODE: 0}
+    assert turns.downs == {Role.PREFILL: 1, Role.DECODE: 2}
+    assert turns.reversals == {Role.PREFILL: 2, Role.DECODE: 0}
+
+
+def test_a_request_that_never_ends_is_no_request_that_was_kept() -> None:
+    deployment = a_deployment(advisory=True)
+    course = Course(fleet=fleet(), replicas={Role.PREFILL: 0, Role.DECODE: 1}, until_s=60.0)
+    found = Run(deployment.settings, deployment, course).go([Request(1.0, 100, 10, 100)])
+    assert (found.requests, found.unfinished, found.attainment) == (1, 1, 0.0)
