@@ -20,6 +20,11 @@ class GivenModel(FittedModel):
     def forward(self) -> Forward | None:
         return self._given_forward
 
+    @property
+    def source(self) -> str | None:
+        """As if it had been fitted: averages are those of the passes."""
+        return "fpm"
+
 
 class LastValue:
     """The constant predictor: what was, will be."""

@@ -75,6 +75,10 @@ class PrefillQueue(NamedTuple):
         spread = float(((self.service_s - mean) ** 2) @ self.shares)
         return (self.arrival_variation + spread / (mean * mean)) / 2.0
 
+    def reachable(self, slo_s: float) -> float:
+        """Part of the requests that keep the target when nobody waits."""
+        return float(self.shares @ (self.service_s <= slo_s))
+
     def attainment(self, replicas: int, waits: float, slo_s: float) -> float:
         """waits: of Erlang for so many replicas"""
         free = replicas / self.mean_s - self.rate
@@ -113,8 +117,7 @@ def prefill_replicas(queue: PrefillQueue, slo_s: float, wanted: float) -> Prefil
     """The fewest replicas of which a part of `wanted` keeps `slo_s`.  O(replicas * kinds)"""
     if queue.rate <= 0.0:
         return PrefillSize(0, 1.0, Reason.IDLE)
-    reachable = float(queue.shares @ (queue.service_s <= slo_s))
-    if reachable < wanted - 1e-12:
+    if queue.reachable(slo_s) < wanted - 1e-12:
         replicas = min(REPLICAS_MAX, max(1, ceil(queue.offered / BUSY - 1e-9)))
         waits = erlang_c(replicas, queue.offered)
         attained = queue.attainment(replicas, waits, slo_s)
@@ -197,12 +200,13 @@ class MissCorrection:
 
     @property
     def factor(self) -> float:
-        return min(self.MOST, max(self.LEAST, self._ratio))
+        return self._ratio
 
     def observe(self, missed: float, predicted: float) -> None:
         """Both as parts of the requests, 0 to 1."""
         ratio = (missed + self.FLOOR) / (predicted + self.FLOOR)
-        self._ratio += self.WEIGHT * (ratio - self._ratio)
+        smoothed = self._ratio + self.WEIGHT * (ratio - self._ratio)
+        self._ratio = min(self.MOST, max(self.LEAST, smoothed))
 
     def wanted(self, attainment: float) -> float:
         """The attainment to size for."""
@@ -210,5 +214,4 @@ class MissCorrection:
 
     def check_invariants(self) -> None:
         """For tests."""
-        assert self._ratio > 0.0
         assert self.LEAST <= self.factor <= self.MOST

@@ -23,11 +23,16 @@ NOT_READY = Sized(replicas=None, reason=Reason.MODEL_NOT_READY)
 
 
 class Demand(NamedTuple):
-    """What is sized for. rate: requests/s; traffic: the last window"""
+    """What is sized for. rate: requests/s; traffic: the last window
+
+    promised:   attainment that was asked for
+    attainment: the same, corrected by what is observed
+    """
 
     rate: float
     shape: Shape
     traffic: Traffic
+    promised: float
     attainment: float
 
     def scaled(self, by: float) -> "Demand":
@@ -52,7 +57,8 @@ def demand_of(
     hit_rate = min(HIT_RATE_MAX, max(0.0, forecast.kv_hit_rate or 0.0))
     accept = min(max(forecast.accept_length, 1.0), settings.speculative_nextn + 1.0)
     shape = Shape(forecast.isl, forecast.osl, hit_rate, accept)
-    return Demand(forecast.demand_requests / traffic.duration_s, shape, traffic, attainment)
+    rate = forecast.demand_requests / traffic.duration_s
+    return Demand(rate, shape, traffic, settings.attainment, attainment)
 
 
 def sized(demand: Demand, role: Role, engine: Engine, settings: Settings) -> Sized:
@@ -108,11 +114,19 @@ def _by_attainment(demand: Demand, role: Role, engine: Engine) -> _Answer | None
 
 
 def _prefill(demand: Demand, engine: Engine) -> _Answer | None:
+    """Where too many prompts are too long, those that can be helped are: to want a little more
+    must not mean to get half the replicas."""
     queue = queue_of(demand, engine)
     if queue is None:
         return None
-    size = sizing.prefill_replicas(queue, engine.slo.ttft_ms / 1000.0, demand.attainment)
-    return _Answer(size.replicas, size.reason, size.attainment)
+    slo_s = engine.slo.ttft_ms / 1000.0
+    size = sizing.prefill_replicas(queue, slo_s, demand.attainment)
+    if size.reason is not Reason.SLO_OUT_OF_REACH:
+        return _Answer(size.replicas, size.reason, size.attainment)
+    helped = sizing.prefill_replicas(queue, slo_s, demand.attainment * queue.reachable(slo_s))
+    best = max(size, helped, key=lambda one: one.replicas)
+    promised = queue.reachable(slo_s) >= demand.promised
+    return _Answer(best.replicas, Reason.SCALE if promised else size.reason, best.attainment)
 
 
 def queue_of(demand: Demand, engine: Engine) -> sizing.PrefillQueue | None:

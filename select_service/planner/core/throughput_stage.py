@@ -50,6 +50,8 @@ class ThroughputStage:
         self.forecast: Forecast | None = None
         self.unknown = 0
         """Windows in a row without a reading."""
+        self._last: dict[Role, int] | None = None
+        """What was ready at the end of the last window; None: it was changing."""
         self._models = models
         self._forecaster = forecaster
 
@@ -63,8 +65,9 @@ class ThroughputStage:
         ready: Mapping[Role, int],
         limits: Mapping[Role, Limits],
         lead_s: float,
+        moving: bool,
     ) -> Thought:
-        """Once an interval."""
+        """Once an interval. moving: replicas start or go"""
         if traffic is None or traffic.requests is None:
             self.unknown += 1
             self._forecaster.skip()
@@ -73,7 +76,9 @@ class ThroughputStage:
         self._forecaster.add(traffic)
         forecast = self._forecaster.predict(lead_s if self.settings.lead else 0.0)
         self.forecast = forecast
-        self._learn_misses(traffic, ready, limits)
+        if not moving and self._last == ready:
+            self._learn_misses(traffic, ready, limits)
+        self._last = None if moving else dict(ready)
         wanted = self.correction.wanted(self.settings.attainment)
         demand = demand_of(forecast, traffic, self.settings, wanted)
         if demand is None:
@@ -135,7 +140,8 @@ class ThroughputStage:
             return
         shape = Shape(traffic.isl, traffic.osl or 1.0, traffic.kv_hit_rate or 0.0)
         rate = traffic.requests / traffic.duration_s
-        demand = Demand(rate, shape, traffic, self.settings.attainment)
+        wanted = self.settings.attainment
+        demand = Demand(rate, shape, traffic, wanted, wanted)
         queue = queue_of(demand, self._engine(role, limits))
         if queue is None or ready[role] <= queue.offered:
             return

@@ -162,7 +162,11 @@ class Deployment:
     def _think(self, told: TickInput, standing: Standing) -> Thought:
         current = standing.have if self.settings.stabilise else standing.ready
         return self._throughput.think(
-            told.traffic, current, self._inventory.limits, self._inventory.startup_s
+            told.traffic,
+            current,
+            self._inventory.limits,
+            self._inventory.startup_s,
+            standing.moving,
         )
 
     def _listen(self, told: TickInput, standing: Standing) -> Opinion:
