@@ -54,6 +54,7 @@ class Loop:
         self._listeners = listeners
         self._clock = clock
         self._paused: set[str] = set()
+        self._deciding = asyncio.Lock()
         self.late_ticks = 0
         """That were given up after `DEADLINE_S`."""
 
@@ -78,7 +79,8 @@ class Loop:
             log.error("a tick took too long, and nothing is scaled", extra={"fields": {"of": due}})
             told = [TickInput(now_s=now_s, replicas={}) for _ in due]
         by_name = dict(zip(due, told, strict=True))
-        effects = self._cluster.tick(by_name)
+        async with self._deciding:  # a forecast may take seconds, in which the API answers
+            effects = await asyncio.to_thread(self._cluster.tick, by_name)
         applied = await asyncio.gather(*(self._apply(name, effects[name]) for name in due))
         for name, decision in zip(due, applied, strict=True):
             for listener in self._listeners:
@@ -103,10 +105,11 @@ class Loop:
         others = [each for each in self.configs().values() if each.name != name]
         for fault in faults(replace(self._config, deployments=(*others, changed))):
             raise ConfigError(fault)
-        try:
-            self._cluster.deployments[name].reconfigure(changed)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        async with self._deciding:
+            try:
+                self._cluster.deployments[name].reconfigure(changed)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
         if paused is not None:
             (self._paused.add if paused else self._paused.discard)(name)
         member.config = changed

@@ -1,0 +1,148 @@
+"""EDGE: one process: the loop beside the server of its API, from start to signal."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import monotonic, time
+
+import uvicorn
+
+from select_service import log as logs
+from select_service.planner.assembling import cluster_of
+from select_service.planner.config import PlannerConfig
+from select_service.planner.connectors.base import ConnectorError
+from select_service.planner.connectors.opening import Surroundings, identity
+from select_service.planner.edge.api import application
+from select_service.planner.edge.connecting import Connecting
+from select_service.planner.edge.decision_log import DecisionLog
+from select_service.planner.edge.loop import Listener, Loop
+from select_service.planner.edge.member import Member
+from select_service.planner.edge.outbound import Outbound
+from select_service.planner.edge.recording import Recorder
+from select_service.planner.edge.reports import write_reports
+from select_service.planner.reading import ConfigError, Profile
+from select_service.planner.status import Statuses
+from select_service.request_trace import TraceError
+
+log = logging.getLogger("select_service.planner")
+
+CONNECTIONS_MAX = 1024
+SHUTDOWN_S = 5
+FAILED = 1
+
+
+def run(config: PlannerConfig, profile: Profile, kubeconfig: Path | None) -> int:
+    """Until SIGINT or SIGTERM. Exit status; raises ConfigError before anything is scaled."""
+    logs.configure(config.log_level, config.log_format)
+    around = Surroundings(config.selectors, kubeconfig, profile, identity())
+    return asyncio.run(_lived(config, around))
+
+
+def never_back() -> Callable[[], float]:
+    """Seconds since 1970 as they were at the start, and from then on of a clock of its own."""
+    started, wall = monotonic(), time()
+    return lambda: wall + (monotonic() - started)
+
+
+async def _lived(config: PlannerConfig, around: Surroundings) -> int:
+    clock = never_back()
+    async with AsyncExitStack() as closing:
+        http = await closing.enter_async_context(Outbound())
+        listener = closing.enter_context(_bound(config))
+        members = await _members(config, Connecting(config, around, http, clock), closing)
+        statuses = Statuses()
+        listeners: list[Listener] = [statuses]
+        if config.decision_log is not None:
+            listeners.append(Recorder(_decision_log(config.decision_log, closing)))
+        try:
+            cluster = cluster_of(config, clock())
+        except (TraceError, OSError) as error:
+            raise ConfigError(f"warmup_trace: {error}") from None
+        loop = Loop(config, cluster, members, listeners, clock)
+        _tell_start(config, listener)
+        return await _served(config, loop, statuses, listener)
+
+
+async def _members(
+    config: PlannerConfig, connecting: Connecting, closing: AsyncExitStack
+) -> dict[str, Member]:
+    members = {}
+    for own in config.deployments:
+        try:
+            members[own.name] = await connecting.member(own)
+        except (ConnectorError, ValueError) as error:
+            raise ConfigError(f"deployment `{own.name}`: {error}") from None
+        closing.push_async_callback(members[own.name].close)
+    return members
+
+
+async def _served(
+    config: PlannerConfig, loop: Loop, statuses: Statuses, listener: socket.socket
+) -> int:
+    """Signals are the server's; whichever part ends first ends the others."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            application(loop, statuses),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=SHUTDOWN_S,
+        )
+    )
+    ticking = asyncio.create_task(loop.run(), name="ticks")
+    ticking.add_done_callback(lambda _: setattr(server, "should_exit", True))
+    reporting = asyncio.create_task(write_reports(config.report, statuses), name="reports")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        has_failed = ticking.done() and not ticking.cancelled()
+        for task in (ticking, reporting):
+            task.cancel()
+        ended = await asyncio.gather(ticking, reporting, return_exceptions=True)
+    if has_failed:
+        log.error("the loop of ticks has ended", exc_info=ended[0])
+        return FAILED
+    log.info("stopped")
+    return 0
+
+
+def _bound(config: PlannerConfig) -> socket.socket:
+    """Taken before anything else, so that a second planner on this port does not begin."""
+    family = socket.AF_INET6 if ":" in config.api.host else socket.AF_INET
+    result = socket.socket(family, socket.SOCK_STREAM)
+    result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        result.bind((config.api.host, config.api.port))
+    except OSError as error:
+        result.close()
+        where = f"{config.api.host}:{config.api.port}"
+        raise ConfigError(f"api: {where} cannot be used: {error.strerror or error}") from None
+    return result
+
+
+def _decision_log(path: str, closing: AsyncExitStack) -> DecisionLog:
+    try:
+        result = DecisionLog(Path(path))
+    except OSError as error:
+        raise ConfigError(f"decision_log {path}: {error.strerror}") from None
+    closing.callback(result.close)
+    return result
+
+
+def _tell_start(config: PlannerConfig, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    for own in config.deployments:
+        fields = {
+            "deployment": own.name,
+            "model_name": own.model_name,
+            "mode": own.mode,
+            "connector": own.connector.__struct_config__.tag,
+            "advisory": own.advisory,
+            "predictor": own.load_predictor,
+        }
+        log.info("planning", extra={"fields": fields})
+    log.info("listening", extra={"fields": {"host": host, "port": port}})
