@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.playing.differences import Difference, differences
-from scripts.playing.planner_given import GivenModel, LastValue
+from scripts.playing.planner_given import GivenModel
 from select_service.planner.core.inputs import (
     ForwardPass,
     Limits,
@@ -13,6 +13,8 @@ from select_service.planner.core.inputs import (
     TickInput,
     Traffic,
 )
+from select_service.planner.core.predict.forecast import TrafficForecast
+from select_service.planner.core.predict.makers import chosen, makers
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Deployment, Effects
 
@@ -48,7 +50,9 @@ def _deployment(case: Case, settings: Settings, start_s: float) -> Deployment:
         Role.PREFILL: GivenModel("prefill", forward.get("prefill")),
         Role.DECODE: GivenModel(decode, forward.get(decode)),
     }
-    return Deployment(settings, models, LastValue(), start_s)
+    interval_s = settings.throughput_adjustment_interval_seconds
+    known = chosen(settings, makers(settings, interval_s))
+    return Deployment(settings, models, TrafficForecast(settings, interval_s, known), start_s)
 
 
 def _told(tick: Case, limits: Case, settings: Settings) -> TickInput:
