@@ -259,5 +259,6 @@ def test_the_dashboard_has_its_rows_in_order():
         "Replicas",
         "Process",
         "Health",
+        "Planner",
     ]
     assert all(a["gridPos"]["y"] < b["gridPos"]["y"] for a, b in pairwise(rows))
