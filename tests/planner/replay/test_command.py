@@ -1,0 +1,143 @@
+"""`select-planner replay`, as somebody calls it."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from select_service.planner.assembling import deployment_of
+from select_service.planner.core.inputs import Replicas, Role, TickInput, Traffic
+from select_service.planner.core.settings import Settings
+from select_service.planner.decision_lines import SettingsLine, TickLine, encoded
+from select_service.planner.reading import ConfigError
+from select_service.planner.replay.command import replay_command
+
+CONFIG = """
+selectors: [http://127.0.0.1:8092]
+deployments:
+  - name: chat
+    model_name: llama
+    mode: agg
+    ttft_ms: 1000
+    itl_ms: 60
+    throughput_adjustment_interval_seconds: 60
+    enable_load_scaling: true
+    load_predictor: kalman
+    decode_limits: {max_num_batched_tokens: 1024}
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Ten minutes, two prompts a second."""
+    path = tmp_path / "trace.jsonl"
+    with path.open("w") as file:
+        for at in range(1200):
+            row = {
+                "timestamp": 500 * at,
+                "input_length": 2048,
+                "output_length": 60,
+                "hash_ids": [1, 4 * at + 2, 4 * at + 3, 4 * at + 4],
+            }
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_profiles_side_by_side_and_twice_the_same_bytes(
+    trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.html"
+    words = ["--trace", str(trace), "--config", str(config), "--least", "--report", str(report)]
+    words += ["--profile", "ours", "--profile", "document", "--startup-secs", "30"]
+    seen = []
+    for _ in range(2):
+        assert replay_command(words) == 0
+        assert replay_command([*words, "--json"]) == 0
+        seen.append((capsys.readouterr().out, report.read_bytes()))
+    assert seen[0] == seen[1]
+    table, page = seen[0]
+    assert table.splitlines()[1].startswith("chat (ours)")
+    assert table.splitlines()[2].startswith("chat (document)")
+    found = json.loads(table[table.index("[") :])
+    assert [each["outcome"]["requests"] for each in found] == [1200, 1200]
+    assert found[0]["outcome"]["attainment"] > 0.9
+    assert b"chat (document)" in page
+
+
+def test_a_trace_goes_on_as_long_as_is_asked_for(
+    trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--trace", str(trace), "--config", str(config), "--hours", "0.25", "--json"]
+    assert replay_command(words) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["outcome"]["hours"], found["outcome"]["requests"]) == (0.25, 1800)
+
+
+def a_log(path: Path) -> Path:
+    settings = Settings(
+        mode="agg", load_predictor="kalman", throughput_adjustment_interval_seconds=60.0
+    )
+    deployment = deployment_of(settings, 100.0)
+    begin = SettingsLine(deployment="chat", at_s=100.0, settings=settings, started_s=100.0)
+    written = [encoded(begin)]
+    for at in range(1, 11):
+        tick = TickInput(
+            now_s=100.0 + 60.0 * at,
+            replicas={Role.DECODE: Replicas(ready=3)},
+            traffic=Traffic(duration_s=60.0, requests=0.0),
+        )
+        effects = deployment.tick(tick)
+        line = TickLine(
+            deployment="chat",
+            tick=tick,
+            scale_to=effects.scale_to,
+            diagnostics=Raw(msgspec.json.encode(effects.diagnostics)),
+        )
+        written.append(encoded(line))
+    path.write_bytes(b"\n".join(written) + b"\n")
+    return path
+
+
+def test_a_log_with_its_own_settings_and_with_others(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = a_log(tmp_path / "decisions.jsonl")
+    assert replay_command(["--log", str(log)]) == 0
+    assert "10 ticks, 10 the same, 0 differ" in capsys.readouterr().out
+    log.write_bytes(log.read_bytes().replace(b'"requests":0.0', b'"requests":9.0', 1))
+    assert replay_command(["--log", str(log)]) == 1
+    assert replay_command(["--log", str(log), "--config", str(config), "--json"]) == 0
+    assert "chat (ours)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ([], "give either --log FILE or --trace FILE"),
+        (["--log", "x", "--trace", "y"], "give either"),
+        (["--log", "/nowhere"], "No such file"),
+        (["--log", "x", "--report", "y"], "--report is for --trace"),
+        (["--trace", "/dev/null"], "no requests"),
+        (["--trace", "/dev/null", "--engine", "1,2"], "expected four numbers"),
+        (["--trace", "/dev/null", "--speedup", "0"], "expected a number above 0"),
+        (["--trace", "/dev/null", "--hours", "nan"], "expected a number above 0"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(words: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault) as raised:
+        replay_command(words)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_deployment_that_is_not_in_the_file(trace: Path, config: Path) -> None:
+    with pytest.raises(ConfigError, match="no deployment `x`"):
+        replay_command(["--trace", str(trace), "--config", str(config), "--deployment", "x"])
