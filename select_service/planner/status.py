@@ -19,7 +19,9 @@ from select_service.planner.core.tick import Effects
 from select_service.planner.history import History, Table
 
 HISTORY_ROWS_MAX = 50_000
-"""Ticks of a deployment; then every second one goes. 8 MB."""
+"""Ticks of a deployment; then every second one goes. 7 MB."""
+HISTORIES_ROWS_MAX = 1_000_000
+"""Of all deployments together. 136 MB."""
 CHANGES_MAX = 2_000
 """Newest decisions to change a number, of a deployment."""
 
@@ -70,7 +72,7 @@ class Met(Struct):
 class DeploymentStatus:
     """One deployment. Everything counted is since the start of the process."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, rows_max: int = HISTORY_ROWS_MAX) -> None:
         self.name = name
         self.settings = settings
         self.tick: TickInput | None = None
@@ -94,7 +96,7 @@ class DeploymentStatus:
         self.changes: deque[Change] = deque(maxlen=CHANGES_MAX)
         self.latest: dict[str, float] = {}
         """Column of the history -> the last value that was known."""
-        self._history = History(len(COLUMNS), HISTORY_ROWS_MAX)
+        self._history = History(len(COLUMNS), rows_max)
         self._gpus = 0.0
         self._wished: dict[Role, int] = {}
         self._directions: dict[Role, int] = {}
@@ -260,7 +262,9 @@ class DeploymentStatus:
 class Statuses:
     """Of all deployments, by name. A listener of the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, deployments: int = 1) -> None:
+        """deployments: how many there will be"""
+        self._rows_max = min(HISTORY_ROWS_MAX, HISTORIES_ROWS_MAX // max(1, deployments))
         self._by_name: dict[str, DeploymentStatus] = {}
 
     def ticked(
@@ -273,7 +277,7 @@ class Statuses:
         if name in self._by_name:
             self._by_name[name].settings = settings
         else:
-            self._by_name[name] = DeploymentStatus(name, settings)
+            self._by_name[name] = DeploymentStatus(name, settings, self._rows_max)
 
     def get(self, name: str) -> DeploymentStatus | None:
         return self._by_name.get(name)

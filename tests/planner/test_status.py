@@ -122,6 +122,18 @@ def test_other_settings_do_not_forget_what_was_counted():
     assert (status.ticks, status.settings.ttft_ms) == (1, 9.0)
 
 
+def test_many_deployments_share_the_rows_of_all_histories(monkeypatch):
+    monkeypatch.setattr("select_service.planner.status.HISTORIES_ROWS_MAX", 40)
+    statuses = Statuses(4)
+    statuses.changed("a", AGG, 0.0)
+    for at_s in range(30):
+        statuses.ticked("a", a_tick(float(at_s)), effects(float(at_s), {D: a_role(1)}), None)
+    (status,) = statuses
+    status.check_invariants()
+    assert status.ticks == 30
+    assert len(status.table()) <= 10
+
+
 class CountsAsANaiveTwin(RuleBasedStateMachine):
     """Every wish is carried out at once."""
 

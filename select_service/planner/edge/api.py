@@ -36,9 +36,8 @@ from select_service.planner.edge.api_bodies import (
     summary_of,
 )
 from select_service.planner.edge.metrics import metrics_text, registry_of
+from select_service.planner.edge.reports import report_of
 from select_service.planner.reading import ConfigError
-from select_service.planner.report.page import page_of
-from select_service.planner.report.views import View, view_of
 from select_service.planner.status import DeploymentStatus, Statuses
 from select_service.spelling import nearest, shown
 
@@ -96,7 +95,7 @@ class _Api:
         self._running = running
         self._statuses = statuses
         self._registry = registry_of(statuses)
-        self._reporting = asyncio.Lock()
+        self._drawing, self._scraping = asyncio.Lock(), asyncio.Lock()
 
     async def status(self, request: Request) -> Response:
         return _json(StatusBody(tuple(map(self._summary, self._statuses))))
@@ -117,15 +116,11 @@ class _Api:
         return _json(Changed(name, self._running.is_paused(name), settings_of(config)))
 
     async def report(self, request: Request) -> Response:
-        """Drawn in a thread, one at a time; what it shows is copied before."""
+        """One at a time."""
         name = request.query_params.get("deployment")
         chosen = list(self._statuses) if name is None else [self._found(name)]
-        async with self._reporting:
-            views: list[View] = []
-            for status in chosen:
-                views.append(view_of(status))
-                await asyncio.sleep(0)
-            page = await asyncio.to_thread(page_of, views)
+        async with self._drawing:
+            page = await report_of(chosen)
         return Response(page, media_type="text/html; charset=utf-8")
 
     async def metrics(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Statuses -> Prometheus, read at the moment of the scrape.
+"""Statuses -> Prometheus, as of the scrape; maybe in another thread than they are told.
 
 Names that the reference planner has are its names, with the label `deployment` besides; the states
 of its two enumerations stand in its order, and ours after them.
@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from select_service.planner.core.diagnostics import RoleDiagnostics
 from select_service.planner.core.inputs import ForwardPass, Role
 from select_service.planner.core.reasons import Reason
 from select_service.planner.status import DeploymentStatus, Statuses
@@ -109,6 +110,11 @@ def _rps(role: Role) -> Read:
     return lambda status: None if role not in status.sized else status.sized[role].engine_rps
 
 
+def _stale(status: DeploymentStatus) -> float | None:
+    said = status.diagnostics
+    return None if said is None else float(said.stale)
+
+
 def _duration_s(status: DeploymentStatus) -> float | None:
     """A mean request, from the means."""
     traffic = status.traffic
@@ -196,7 +202,7 @@ GAUGES: Final[tuple[_Gauge, ...]] = (
     _Gauge(
         "observation_stale",
         "1: nothing was observed for three throughput intervals.",
-        lambda status: None if status.diagnostics is None else float(status.diagnostics.stale),
+        _stale,
     ),
     _Gauge(
         "slo_out_of_reach",
@@ -211,22 +217,28 @@ GAUGES: Final[tuple[_Gauge, ...]] = (
 )
 
 
+def _roles(status: DeploymentStatus) -> Mapping[Role, RoleDiagnostics]:
+    """Of the last tick."""
+    said = status.diagnostics
+    return {} if said is None else said.roles
+
+
 def _attainment(status: DeploymentStatus) -> Mapping[str, float | None]:
     return {slo: status.latest.get(f"{slo}_met") for slo in ("ttft", "itl")}
 
 
 def _pending(status: DeploymentStatus) -> Mapping[str, float | None]:
-    roles = {} if status.diagnostics is None else status.diagnostics.roles
+    roles = _roles(status)
     return {role.value: one.pending_s for role, one in roles.items()}
 
 
 def _startup(status: DeploymentStatus) -> Mapping[str, float | None]:
-    roles = {} if status.diagnostics is None else status.diagnostics.roles
+    roles = _roles(status)
     return {role.value: one.startup_s for role, one in roles.items()}
 
 
 def _reversals(status: DeploymentStatus) -> Mapping[str, float | None]:
-    roles = {} if status.diagnostics is None else status.diagnostics.roles
+    roles = _roles(status)
     return {role.value: float(status.reversals[role]) for role in roles}
 
 
@@ -352,10 +364,9 @@ def _of_engines(statuses: Iterable[DeploymentStatus]) -> Iterator[Metric]:
 
 def _passes(status: DeploymentStatus) -> Iterator[ForwardPass]:
     """The newest of each rank, in order."""
-    if status.tick is None or status.tick.passes is None:
+    tick = status.tick
+    if tick is None or tick.passes is None:
         return
-    newest = {
-        (one.worker, one.rank): one for passes in status.tick.passes.values() for one in passes
-    }
+    newest = {(one.worker, one.rank): one for passes in tick.passes.values() for one in passes}
     for key in sorted(newest):
         yield newest[key]

@@ -53,7 +53,7 @@ async def _lived(config: PlannerConfig, around: Surroundings) -> int:
         http = await closing.enter_async_context(Outbound())
         listener = closing.enter_context(_bound(config))
         members = await _members(config, Connecting(config, around, http, clock), closing)
-        statuses = Statuses()
+        statuses = Statuses(len(config.deployments))
         listeners: list[Listener] = [statuses]
         if config.decision_log is not None:
             listeners.append(Recorder(_decision_log(config.decision_log, closing)))

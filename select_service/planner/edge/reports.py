@@ -1,14 +1,15 @@
-"""EDGE: the report as a file, anew every so often."""
+"""EDGE: the report, drawn in a thread; as a file, anew every so often."""
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from select_service.planner.config import ReportConfig
 from select_service.planner.connectors.whole_file import write_whole
 from select_service.planner.report.page import page_of
 from select_service.planner.report.views import view_of
-from select_service.planner.status import Statuses
+from select_service.planner.status import DeploymentStatus, Statuses
 
 log = logging.getLogger("select_service.planner")
 
@@ -19,10 +20,15 @@ async def write_reports(config: ReportConfig | None, statuses: Statuses) -> None
         return
     while True:
         await asyncio.sleep(config.interval_s)
-        views = [view_of(status) for status in statuses]
+        page = await report_of(statuses)
         try:
-            page = await asyncio.to_thread(page_of, views)
             await asyncio.to_thread(write_whole, Path(config.path), page)
         except OSError as error:
             fields = {"path": config.path, "error": str(error)}
             log.warning("the report cannot be written", extra={"fields": fields})
+
+
+async def report_of(chosen: Iterable[DeploymentStatus]) -> bytes:
+    """What is shown is copied, a deployment at a time, and thinned before the next is copied."""
+    views = [await asyncio.to_thread(view_of(status).slim) for status in chosen]
+    return await asyncio.to_thread(page_of, views)

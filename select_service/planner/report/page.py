@@ -20,14 +20,13 @@ from select_service.planner.report.charts import (
     is_known,
 )
 from select_service.planner.report.style import STYLE
-from select_service.planner.report.views import Series, View, series_of
+from select_service.planner.report.views import GROUPS_MAX, Series, View, series_of
 from select_service.planner.status import Change
 
 DEPLOYMENTS_MAX = 24
 """Drawn; the others are a row of the table and a link."""
 _GROUPS_MAX = 2400
 """Of all deployments together; each draws two points of a series."""
-_GROUPS_EACH_MAX = 480
 _CHANGES_MAX = 1200
 """Decisions of all deployments together that are drawn, the newest."""
 _ROWS_MAX = 15
@@ -37,7 +36,7 @@ _ROWS_MAX = 15
 def page_of(views: Sequence[View], title: str = "Planner") -> bytes:
     """Deterministic: equal views, equal bytes."""
     shown = views[:DEPLOYMENTS_MAX]
-    groups = min(_GROUPS_EACH_MAX, _GROUPS_MAX // max(1, len(shown)))
+    groups = min(GROUPS_MAX, _GROUPS_MAX // max(1, len(shown)))
     marks = _CHANGES_MAX // max(1, len(shown))
     body = [
         f"<h1>{escape(title)}</h1>",
