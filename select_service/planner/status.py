@@ -28,10 +28,10 @@ CHANGES_MAX = 2_000
 COLUMNS = (
     "at_s",
     "prefill_ready",
-    "prefill_starting",
+    "prefill_total",
     "prefill_decided",
     "decode_ready",
-    "decode_starting",
+    "decode_total",
     "decode_decided",
     "requests_s",
     "forecast_s",
@@ -44,7 +44,8 @@ COLUMNS = (
     "itl_met",
     "gpus",
 )
-"""Of the history. Rates are requests a second; `demand_s` is the forecast with its quantile."""
+"""Of the history. A total is of ready and starting replicas. Rates are requests a second;
+`demand_s` is the forecast with its quantile."""
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -227,7 +228,7 @@ class DeploymentStatus:
         one = said.roles.get(role)
         if one is None or not _known(said):
             return None, None, None
-        return one.ready, one.starting, one.final
+        return one.ready, one.ready + one.starting, one.final
 
     def _rates(self, tick: TickInput, said: Diagnostics) -> tuple[float | None, ...]:
         """Short windows of the load loop are noise beside those of the forecast."""

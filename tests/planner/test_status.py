@@ -169,3 +169,13 @@ class CountsAsANaiveTwin(RuleBasedStateMachine):
 
 TestCountsAsANaiveTwin = CountsAsANaiveTwin.TestCase
 TestCountsAsANaiveTwin.settings = hypothesis_settings(max_examples=25, deadline=None)
+
+
+def test_replicas_that_become_ready_are_never_counted_twice_in_a_thinned_history():
+    """Least and greatest values of two columns must not be added up."""
+    status = DeploymentStatus("m", AGG, rows_max=8)
+    for at_s in range(64):
+        starting = 2 if at_s % 4 == 1 else 0
+        ready = 4 if at_s % 4 > 1 else 2
+        tick(status, float(at_s), ready, starting)
+    assert status.table()[:, COLUMNS.index("decode_total")].max() == 4.0

@@ -139,7 +139,8 @@ class Member:
         }
         own = self.sources.seen.traffic
         measured = ("requests", "isl", "osl", "kv_hit_rate", "accept_length")
-        return replace(own, **{field: known.get(field) for field in measured})
+        latencies = {field: known[field] for field in ("ttft_s", "itl_s") if field in known}
+        return replace(own, **{field: known.get(field) for field in measured}, **latencies)
 
     def _passes(self, traffic: Traffic | None) -> Mapping[Role, tuple[ForwardPass, ...]] | None:
         """Iterations that engines published; of roles without, what selectors have booked."""

@@ -48,12 +48,14 @@ class PrometheusTraffic:
     async def observe(self, window_s: float) -> Traffic:
         """The last `window_s` seconds. Raises Unreachable when Prometheus does not answer."""
         window = f"{max(1, round(window_s))}s"
-        requests, isl, osl, hits, accept = await asyncio.gather(
+        requests, isl, osl, hits, accept, ttft_s, itl_s = await asyncio.gather(
             self._value(self._increase("requests_total", window)),
             self._value(self._mean("input_sequence_tokens", window)),
             self._value(self._mean("output_sequence_tokens", window)),
             self._value(self._mean("kv_hit_rate", window, "dynamo_component_router", "")),
             self._value(self._accept_length(window)),
+            self._value(self._mean("time_to_first_token_seconds", window)),
+            self._value(self._mean("inter_token_latency_seconds", window)),
         )
         return Traffic(
             duration_s=window_s,
@@ -62,6 +64,8 @@ class PrometheusTraffic:
             osl=osl,
             kv_hit_rate=hits,
             accept_length=accept,
+            ttft_s=ttft_s,
+            itl_s=itl_s,
         )
 
     def _increase(self, name: str, window: str) -> str:

@@ -117,8 +117,6 @@ def _charts(view: View, table: Table, marks: int) -> Iterable[Chart]:
 
 def _replicas(view: View, table: Table, role: Role, newest: Sequence[Change]) -> Chart:
     ready = series_of(table, f"{role.value}_ready")
-    starting = series_of(table, f"{role.value}_starting")
-    both = Series(ready.times, ready.values + starting.values)
     span_s = float(table[-1, 0] - table[0, 0])
     marks = [
         Mark(each.at_s, each.wanted, each.wanted > each.before, _told(each, span_s))
@@ -127,7 +125,7 @@ def _replicas(view: View, table: Table, role: Role, newest: Sequence[Change]) ->
     ]
     name = "Replicas" if len(view.roles) == 1 else f"{role.value.capitalize()} replicas"
     lines = [
-        Line("starting", "starting", both, "area"),
+        Line("starting", "starting", series_of(table, f"{role.value}_total"), "area"),
         Line("ready", "ready", ready, "area"),
         Line("decided", "decided", series_of(table, f"{role.value}_decided"), "step"),
     ]

@@ -46,8 +46,10 @@ def test_traffic_of_a_window(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
     values = {"requests_total": "1500", "input_sequence": "3000.5", "output_sequence": "150"}
+    values |= {"time_to_first": "0.25", "inter_token": "0.03"}
     traffic = asyncio.run(observed(prometheus(values, asked), token_file=str(token)))
     assert (traffic.requests, traffic.isl, traffic.osl) == (1500.0, 3000.5, 150.0)
+    assert (traffic.ttft_s, traffic.itl_s) == (0.25, 0.03)
     assert traffic.kv_hit_rate is None
     assert {each.headers["authorization"] for each in asked} == {"Bearer secret"}
     assert any('model="a\\"b"' in each.query["query"] for each in asked)
