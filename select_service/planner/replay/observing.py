@@ -84,6 +84,8 @@ class Window:
             queued_requests=float(queued),
             ttft_met=_part([each.ttft_s for each in done], self._ttft_s),
             itl_met=_part([each.itl_s for each in done], self._itl_s),
+            ttft_s=_mean([each.ttft_s for each in done if each.ttft_s is not None]),
+            itl_s=_mean([each.itl_s for each in done if each.itl_s is not None]),
         )
 
 

@@ -151,7 +151,7 @@ def _nice(most: float) -> list[float]:
     """Three to six round values up to `most`."""
     raw = most / 4.0
     unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= raw)
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw)
     return [step * i for i in range(int(most / step + 1e-9) + 1)]
 
 

@@ -90,6 +90,17 @@ def test_what_is_not_known_is_a_gap():
     assert re.search(r'class="line observed" d="M[^M]+M[^M]+"', text)
 
 
+@pytest.mark.parametrize("most", [1, 6, 9, 24, 1e4])
+def test_an_axis_of_counts_has_whole_numbers(most):
+    text = drawn(
+        Chart("t", [Line("l", "ready", Series(np.arange(3.0), np.full(3, most)))]), 0.0, 2.0
+    )
+    labels = re.findall(r'text-anchor="end">([^<]*)</text>', text)
+    if most > 4:
+        assert not any("." in label for label in labels)
+    assert 2 <= len(labels) <= 8
+
+
 def test_no_deployment_and_one_that_has_not_ticked_are_pages():
     assert b"No deployment" in page_of([])
     status = DeploymentStatus("new", Settings())
