@@ -162,7 +162,8 @@ class Member:
             self._fault("connector", str(error))
             return {}
         for role, fault in self.connector.faults().items():
-            self.faults[f"connector {role}"] = fault
+            if role in roles_of(self.config):
+                self.faults[f"connector {role}"] = fault
         return {
             role: replace(each, limits=self._limits(role, each))
             for role, each in found.items()

@@ -134,6 +134,15 @@ class Engine:
         self._plan()
         return prefilled, done
 
+    def generated(self, now: float) -> list[tuple[Request, int]]:
+        """Live requests, and how many tokens each has been given after its first."""
+        self._flow(now)
+        self._plan()
+        return [
+            (request, int(max(1, request.osl) - max(0.0, target - self._tokens)))
+            for target, _, request in self._live
+        ]
+
     def stop(self) -> int:
         """Requests that it had, and that fail."""
         lost = len(self._prefills) + len(self._waiting) + len(self._live)

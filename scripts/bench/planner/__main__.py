@@ -1,0 +1,270 @@
+"""Two fleets under the same traffic: one with our planner, one with the document's.
+
+    python -m scripts.bench.planner --trace mooncake.jsonl.gz --out docs/planner
+
+Real processes: for each fleet a selector (health on, so that it drains) and `select-planner` with
+the virtual connector. Prints a table, writes it with a picture.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.bench.line_plot import Axis, Panel, svg
+from scripts.bench.planner.platform import MODEL, Fleet, Platform
+from select_service.planner.core.inputs import Limits, Role
+from select_service.planner.replay.engine import Request, Speed
+from select_service.planner.replay.fleet import FleetOptions
+from select_service.planner.replay.least import Promise, least_gpu_hours, least_replicas
+from select_service.planner.replay.traffic import trace_requests
+from select_service.simulator.service_process import checked_port
+
+PROFILES = ("ours", "document")
+SPEED = Speed(base_s=0.008, per_prefill_token_s=5e-5, per_kv_token_s=3e-8, per_request_s=1e-4)
+LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_tokens=1_000_000)
+GPUS_MAX = 12
+INTERVAL_S = 60.0
+START_S = 120.0
+
+
+def traffic(trace: Path, minutes: float, peak: float) -> list[Request]:
+    """A morning: the trace, of which ever more requests stay, with three minutes of a burst.
+
+    peak: requests of the trace that stay in the end, as a part; in the burst twice as many, by
+    copies. What prompts share is left out, so that every token is computed.
+    """
+    end, result = minutes * 60.0, []
+    burst = (0.75 * end, 0.75 * end + 180.0)
+    for number, each in enumerate(trace_requests(trace)):
+        if each.arrived_s >= end:
+            break
+        part = peak * min(1.0, 0.15 + 0.85 * each.arrived_s / (0.6 * end))
+        if burst[0] <= each.arrived_s < burst[1]:
+            part *= 1.6
+        copies = int(part) + ((number * 0.6180339887) % 1.0 < part % 1.0)
+        result += [
+            Request(each.arrived_s + 0.31 * copy, each.isl, min(each.osl, 800), each.isl)
+            for copy in range(copies)
+        ]
+    return sorted(result, key=lambda each: each.arrived_s)
+
+
+def planner_yaml(selector: str, port: int, speedup: float, promise: Promise) -> dict[str, Any]:
+    """Everything that is a time, in the fast seconds of the run."""
+    own = {
+        "name": "fleet",
+        "model_name": MODEL,
+        "mode": "agg",
+        "connector": {"kind": "virtual", "drain_timeout_s": 300.0 / speedup},
+        "ttft_ms": promise.ttft_s * 1000.0 / speedup,
+        "itl_ms": promise.itl_s * 1000.0 / speedup,
+        "attainment": promise.attainment,
+        "enable_load_scaling": True,
+        "throughput_adjustment_interval_seconds": INTERVAL_S / speedup,
+        "load_adjustment_interval_seconds": INTERVAL_S / speedup / 4,
+        "down_window_s": 300.0 / speedup,
+        "down_cooldown_s": 60.0 / speedup,
+        "startup_s": START_S / speedup,
+        "pending_stuck_secs": 300.0 / speedup,
+        "max_gpu_budget": GPUS_MAX,
+        "decode_limits": {"max_num_seqs": LIMITS.max_num_seqs},
+    }
+    return {"selectors": [selector], "deployments": [own], "api": {"port": port}}
+
+
+class Processes:
+    """A selector and a planner."""
+
+    def __init__(self, profile: str, speedup: float, promise: Promise, folder: Path) -> None:
+        selector, planner = checked_port(0), checked_port(0)
+        self.selector, self.planner = (f"http://127.0.0.1:{port}" for port in (selector, planner))
+        self.log = folder / f"{profile}.jsonl"
+        canaries, config = folder / "canaries.yaml", folder / f"{profile}.yaml"
+        canaries.write_text(f"{MODEL}: []\n")
+        document = planner_yaml(self.selector, planner, speedup, promise)
+        if profile == "document":
+            document["deployments"][0]["load_predictor"] = "kalman"
+        config.write_text(yaml.safe_dump(document))
+        self._output = (folder / f"{profile}.log").open("w")
+        self._running = [
+            self._begun("select_service", f"--port={selector}", "--health-checks=on",
+                        f"--canary-config={canaries}"),
+            self._begun("select_service.planner", f"--config={config}", f"--profile={profile}",
+                        f"--decision-log={self.log}"),
+        ]  # fmt: skip
+
+    def _begun(self, *words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "DYN_USE_KV_EVENTS": "false"},
+        )
+
+    def wait(self) -> None:
+        """Until both answer; raises RuntimeError when one has ended."""
+        for url in (f"{self.selector}/health", f"{self.planner}/healthz"):
+            for _ in range(600):
+                try:
+                    urllib.request.urlopen(url, timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.2)
+                if any(each.poll() is not None for each in self._running):
+                    raise RuntimeError(Path(self._output.name).read_text())
+
+    def status(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.planner}/v1/status", timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)["deployments"][0]
+            return found
+
+    def report(self) -> bytes:
+        with urllib.request.urlopen(f"{self.planner}/report", timeout=60) as answer:
+            page: bytes = answer.read()
+            return page
+
+    def end(self) -> None:
+        for process in self._running:
+            process.terminate()
+        for process in self._running:
+            process.wait(20)
+        self._output.close()
+
+
+async def together(platforms: list[Platform], requests: list[Request]) -> None:
+    for platform in platforms:
+        await platform.prepare()
+    copies = [
+        [Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests]
+        for _ in platforms
+    ]
+    await asyncio.gather(*(each.live(own) for each, own in zip(platforms, copies, strict=True)))
+
+
+def row(
+    profile: str, platform: Platform, status: dict[str, Any], least: float, hours: float
+) -> dict[str, Any]:
+    totals = platform.totals
+    gpu_hours = totals.gpu_s / 3600.0
+    return {
+        "profile": profile,
+        "requests": totals.requests,
+        "attainment": totals.kept / max(1, totals.requests),
+        "ttft": totals.ttft_kept / max(1, totals.requests),
+        "itl": totals.itl_kept / max(1, totals.requests),
+        "failed": totals.failed,
+        "gpu_hours": gpu_hours,
+        "of_least": gpu_hours / least,
+        "most_gpus": totals.gpus_most,
+        "reversals_an_hour": sum(status["reversals"].values()) / hours,
+    }
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", type=Path, required=False, help="Mooncake JSONL, plain or gzip")
+    parser.add_argument("--minutes", type=float, default=58.0, help="of the trace")
+    parser.add_argument("--peak", type=float, default=1.5, help="requests of the trace in the end")
+    parser.add_argument("--speedup", type=float, default=6.0)
+    parser.add_argument("--ttft", type=float, default=3.0, help="seconds of the simulation")
+    parser.add_argument("--itl", type=float, default=0.06)
+    parser.add_argument("--profiles", nargs="+", choices=PROFILES, default=PROFILES)
+    parser.add_argument("--out", type=Path, help="folder of table, report and picture")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = parsed()
+    if given.trace is None:
+        raise SystemExit("--trace is needed: a request trace in the Mooncake format")
+    promise = Promise(ttft_s=given.ttft, itl_s=given.itl, attainment=0.95)
+    requests = traffic(given.trace, given.minutes, given.peak)
+    options = FleetOptions(
+        roles=(Role.DECODE,), speed={Role.DECODE: SPEED}, limits={Role.DECODE: LIMITS}
+    )
+    needed = least_replicas(
+        requests, options, promise, interval_s=INTERVAL_S, most={Role.DECODE: GPUS_MAX}
+    )
+    one = {Role.DECODE: 1}
+    least = least_gpu_hours(needed, one, interval_s=INTERVAL_S, least=one)
+    print(f"{len(requests)} requests, at least {least:.2f} GPU hours", flush=True)
+    fleet = Fleet(speed=SPEED, limits=LIMITS, startup_s=START_S, replicas=2, promise=promise)
+    with tempfile.TemporaryDirectory() as folder:
+        begun = [Processes(each, given.speedup, promise, Path(folder)) for each in given.profiles]
+        try:
+            for each in begun:
+                each.wait()
+            platforms = [Platform(fleet, b.selector, b.planner, given.speedup) for b in begun]
+            asyncio.run(together(platforms, requests))
+            rows = [
+                row(profile, platform, processes.status(), least, given.minutes / 60.0)
+                for profile, platform, processes in zip(
+                    given.profiles, platforms, begun, strict=True
+                )
+            ]
+            told(given, rows, platforms, needed[Role.DECODE], begun)
+        finally:
+            for each in begun:
+                each.end()
+
+
+def told(
+    given: argparse.Namespace,
+    rows: list[dict[str, Any]],
+    platforms: list[Platform],
+    needed: list[int],
+    begun: list[Processes],
+) -> None:
+    names = list(rows[0])
+    table = [names, ["---"] * len(names)]
+    table += [
+        [f"{v:.3f}" if isinstance(v, float) else str(v) for v in each.values()] for each in rows
+    ]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in table)
+    print(text)
+    if given.out is None:
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "run.md").write_text(text + "\n")
+    (given.out / "run.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (given.out / "run.svg").write_text(picture(rows, platforms, needed, given.minutes))
+    for processes, profile in zip(begun, given.profiles, strict=True):
+        (given.out / f"report-{profile}.html").write_bytes(processes.report())
+        (given.out / f"decisions-{profile}.jsonl").write_bytes(processes.log.read_bytes())
+
+
+def picture(
+    rows: list[dict[str, Any]], platforms: list[Platform], needed: list[int], minutes: float
+) -> str:
+    """GPUs over time, against the least that would have done."""
+    lines = {"least possible": stairs([(at, n) for at, n in enumerate(needed)])}
+    for each, platform in zip(rows, platforms, strict=True):
+        points = [(at / 60.0, float(held)) for at, _, held in platform.samples]
+        lines[each["profile"]] = stairs(points)
+    axis = Axis(0.0, minutes, [10.0 * at for at in range(int(minutes / 10) + 1)], " min")
+    return svg([Panel("GPUs that are held", lines, axis)])
+
+
+def stairs(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    result: list[tuple[float, float]] = []
+    for at, value in points:
+        if result:
+            result.append((at, result[-1][1]))
+        result.append((at, float(value)))
+    return result
+
+
+if __name__ == "__main__":
+    main()
