@@ -11,8 +11,8 @@ from select_service.planner.config import PlannerConfig
 from select_service.planner.reading import ConfigError, Profile, config_of, read_config
 
 USAGE_ERROR = 2
-CHECK = "check"
-"""First word of the other command."""
+CHECK, REPLAY = "check", "replay"
+"""First words of the other commands."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,6 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if words[:1] == [CHECK]:
             return _check(words[1:])
+        if words[:1] == [REPLAY]:
+            from select_service.planner.replay.command import replay_command
+
+            return replay_command(words[1:])
         given = parser().parse_args(words)
         if given.version:
             print(f"select-planner {package_version()}")
@@ -55,7 +59,8 @@ How many replicas a fleet needs, from what its selectors observe.
 
   select-planner --selector http://127.0.0.1:8092 --model-name llama    advice, nothing is scaled
   select-planner --config planner.yaml                                  as the file says
-  select-planner check planner.yaml                                     is the file good?""",
+  select-planner check planner.yaml                                     is the file good?
+  select-planner replay --help                                          what would have been""",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
