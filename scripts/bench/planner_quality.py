@@ -26,7 +26,7 @@ from select_service.planner.replay.traffic import made_requests, trace_requests
 
 SEED = 12
 LEAST_INTERVAL_S = 300.0
-MOST = 12
+MOST = 16
 SPEED = Speed(base_s=0.01, per_prefill_token_s=1.2e-4, per_kv_token_s=5e-8, per_request_s=2e-4)
 BURST_S = (1500.0, 1800.0)
 HEAD = f"{'':34}{'kept':>7}{'ttft':>7}{'itl':>7}{'GPU h':>8}{'/least':>7}{'rev/h':>6}"
@@ -38,6 +38,7 @@ class Scenario(NamedTuple):
     requests: Callable[[float], list[Request]]
     hours: float
     begin: int
+    ttft_ms: float = 3000.0
 
 
 def normal(rng: Random) -> tuple[int, int, int]:
@@ -101,19 +102,21 @@ def conversation(path: Path) -> Callable[[float], list[Request]]:
 def scenarios(trace: Path | None) -> dict[str, Scenario]:
     known = {
         "ramp": Scenario(_made(ramp(7.0), 7.0, normal), 4.0, 1),
-        "bimodal": Scenario(_made(waves(4.0), 6.0, bimodal), 2.0, 5),
-        "heavy": Scenario(_made(waves(5.0), 7.0, heavy_tailed), 2.0, 5),
-        "plateau": Scenario(_made(noisy(5.0), 6.0, normal), 2.0, 5),
+        "bimodal": Scenario(_made(waves(8.0), 12.0, bimodal), 1.5, 6),
+        "heavy": Scenario(_made(waves(10.0), 14.0, heavy_tailed), 1.5, 6),
+        "plateau": Scenario(_made(noisy(10.0), 12.0, normal), 1.5, 6),
     }
     if trace is not None:
-        known["burst"] = Scenario(conversation(trace), 3500.0 / 3600.0, 4)
+        known["burst"] = Scenario(conversation(trace), 3500.0 / 3600.0, 6, 10_000.0)
     return known
 
 
-def settings_of(mode: str, interval: float, load: bool, **given: object) -> Settings:
+def settings_of(
+    mode: str, interval: float, load: bool, ttft_ms: float, **given: object
+) -> Settings:
     base = {
         "mode": mode,
-        "ttft_ms": 3000.0,
+        "ttft_ms": ttft_ms,
         "itl_ms": 80.0 if mode == "agg" else 40.0,
         "max_gpu_budget": MOST if mode == "agg" else 2 * MOST,
         "throughput_adjustment_interval_seconds": interval,
@@ -140,8 +143,8 @@ def fresh(requests: Sequence[Request]) -> Iterator[Request]:
     return (Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests)
 
 
-def least_of(requests: Sequence[Request], mode: str) -> float:
-    settings = settings_of(mode, 60.0, False)
+def least_of(requests: Sequence[Request], mode: str, ttft_ms: float) -> float:
+    settings = settings_of(mode, 60.0, False, ttft_ms)
     options = fleet_of(mode)
     most = dict.fromkeys(options.roles, MOST)
     needed = least_replicas(
@@ -153,15 +156,15 @@ def least_of(requests: Sequence[Request], mode: str) -> float:
     return least_gpu_hours(needed, gpus, interval_s=LEAST_INTERVAL_S, least=least)
 
 
-def configurations(mode: str, intervals: Sequence[float]) -> dict[str, Settings]:
+def configurations(mode: str, intervals: Sequence[float], ttft_ms: float) -> dict[str, Settings]:
     found = {}
     for interval in intervals:
         for load in (False, True):
             with_load = " +load" if load else ""
-            found[f"ours {interval:g}s{with_load}"] = settings_of(mode, interval, load)
+            found[f"ours {interval:g}s{with_load}"] = settings_of(mode, interval, load, ttft_ms)
             document = {**DOCUMENT, "load_predictor": "kalman"}
             found[f"document {interval:g}s{with_load}"] = settings_of(
-                mode, interval, load, **document
+                mode, interval, load, ttft_ms, **document
             )
     return found
 
@@ -187,11 +190,11 @@ def main() -> int:
         requests = scenario.requests(until_s)
         for mode in given.mode:
             begun = process_time()
-            least = least_of(requests, mode) if given.least else None
+            least = least_of(requests, mode, scenario.ttft_ms) if given.least else None
             print(f"{name} {mode}: {len(requests)} requests, least {least}")
             print(f"   {process_time() - begun:.0f} s")
             print(HEAD)
-            for label, settings in configurations(mode, given.interval).items():
+            for label, settings in configurations(mode, given.interval, scenario.ttft_ms).items():
                 if given.only and given.only not in label:
                     continue
                 begun = process_time()

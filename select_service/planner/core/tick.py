@@ -228,12 +228,28 @@ class Deployment:
             spoken |= set(of.targets or ()) if of is not None else set()
         if thought is not None and thought.reason is Reason.NO_TRAFFIC_DATA:
             spoken |= set(self.roles)  # whatever is there may have been needed
+        wished = self._beyond_steps(targets, standing, opinion)
         wish = Wish(
-            {role: n for role, n in targets.items() if role in spoken} or None,
+            {role: n for role, n in wished.items() if role in spoken} or None,
             self._throughput.spare,
             self._throughput.unknown == 0,
         )
         return self._settler.settle(now_s, wish, standing)
+
+    def _beyond_steps(
+        self, targets: Mapping[Role, int], standing: Standing, opinion: Opinion | None
+    ) -> dict[Role, int]:
+        """Load asks for one replica less and means: as few as the forecast allows.
+
+        As a wish of its own each step would hold up the next one for a whole window.
+        """
+        found = dict(targets)
+        if opinion is None or opinion.targets is None or not self._floor_stands:
+            return found
+        for role, said in opinion.targets.items():
+            if found[role] == said < standing.have[role]:
+                found[role] = min(said, self._throughput.floors[role])
+        return found
 
     def _wished(
         self, plan: Plan, counts: Mapping[Role, int] | None
