@@ -74,7 +74,7 @@ def ramp(peak: float) -> Callable[[float], float]:
 
 
 def waves(mean: float) -> Callable[[float], float]:
-    return lambda now: mean * (1.0 + 0.4 * sin(2 * pi * now / 3600.0))
+    return lambda now: mean * (1.0 + 0.4 * sin(2 * pi * now / 5400.0))
 
 
 def noisy(mean: float) -> Callable[[float], float]:
@@ -102,9 +102,9 @@ def conversation(path: Path) -> Callable[[float], list[Request]]:
 def scenarios(trace: Path | None) -> dict[str, Scenario]:
     known = {
         "ramp": Scenario(_made(ramp(7.0), 7.0, normal), 4.0, 1),
-        "bimodal": Scenario(_made(waves(8.0), 12.0, bimodal), 1.5, 6),
-        "heavy": Scenario(_made(waves(10.0), 14.0, heavy_tailed), 1.5, 6),
-        "plateau": Scenario(_made(noisy(10.0), 12.0, normal), 1.5, 6),
+        "bimodal": Scenario(_made(waves(8.0), 12.0, bimodal), 1.5, 5),
+        "heavy": Scenario(_made(waves(10.0), 14.0, heavy_tailed), 1.5, 5),
+        "plateau": Scenario(_made(noisy(10.0), 12.0, normal), 1.5, 5),
     }
     if trace is not None:
         known["burst"] = Scenario(conversation(trace), 3500.0 / 3600.0, 6, 10_000.0)

@@ -21,11 +21,13 @@ class Wish(NamedTuple):
     """targets None: nobody has an opinion.
 
     spare: what a step down must leave, of the forecast
+    exact: what the forecast needs, not rounded
     known: what is needed is known; else nothing goes down
     """
 
     targets: Mapping[Role, int] | None
     spare: Mapping[Role, int]
+    exact: Mapping[Role, float]
     known: bool
 
 
@@ -76,7 +78,7 @@ class Settler:
             target = None if wish.targets is None else wish.targets.get(role)
             if target is None:
                 continue
-            wanted = _wanted(target, wish.spare[role], now.have)
+            wanted = _wanted(target, wish.spare[role], wish.exact[role], now.have)
             low = self.allowance.minimums[role]
             at = Standing(now.ready, now.starting, low, REPLICAS_MAX)
             step = self._stabilisers[role].step(now_s, at, wanted)
@@ -120,8 +122,13 @@ def _of(deployed: Deployed) -> list[tuple[Role, RoleNow]]:
     return list(deployed.roles.items())
 
 
-def _wanted(target: int, spare: int, have: int) -> float:
-    """As a real number. A step down has had its margin already: it is not asked for twice."""
+def _wanted(target: int, spare: int, exact: float, have: int) -> float:
+    """As a real number: a little more than there is, is no reason for one more replica.
+
+    A step down has had its margin already: it is not asked for twice.
+    """
+    if target > have and target - 1 < exact <= target:
+        return exact
     if target >= have:
         return float(target)
     return min(float(have), SPARE * max(target, spare))

@@ -32,20 +32,25 @@ Floats = NDArray[np.float64]
 
 
 class PrefillSize(NamedTuple):
-    """attainment: part of the requests that keep the target with so many replicas"""
+    """attainment: part of the requests that keep the target with so many replicas
+
+    exact: before rounding, on a straight line between the attainments of two numbers
+    """
 
     replicas: int
     attainment: float
     reason: Reason
+    exact: float
 
 
 class DecodeSize(NamedTuple):
-    """batch: requests of one replica;  itl_s: seconds a token at that batch"""
+    """batch: requests of one replica;  itl_s: seconds a token at that batch;  exact: not rounded"""
 
     replicas: int
     batch: int
     itl_s: float
     reason: Reason
+    exact: float
 
 
 class PrefillQueue(NamedTuple):
@@ -116,21 +121,23 @@ def _waits(servers: int, offered: float, blocked: float) -> float:
 def prefill_replicas(queue: PrefillQueue, slo_s: float, wanted: float) -> PrefillSize:
     """The fewest replicas of which a part of `wanted` keeps `slo_s`.  O(replicas * kinds)"""
     if queue.rate <= 0.0:
-        return PrefillSize(0, 1.0, Reason.IDLE)
+        return PrefillSize(0, 1.0, Reason.IDLE, 0.0)
     if queue.reachable(slo_s) < wanted - 1e-12:
         replicas = min(REPLICAS_MAX, max(1, ceil(queue.offered / BUSY - 1e-9)))
         waits = erlang_c(replicas, queue.offered)
         attained = queue.attainment(replicas, waits, slo_s)
-        return PrefillSize(replicas, attained, Reason.SLO_OUT_OF_REACH)
-    blocked, offered, attained = 1.0, queue.offered, 0.0
+        return PrefillSize(replicas, attained, Reason.SLO_OUT_OF_REACH, replicas)
+    blocked, offered, attained, before = 1.0, queue.offered, 0.0, 0.0
     for replicas in range(1, REPLICAS_MAX + 1):
         blocked = offered * blocked / (replicas + offered * blocked)
         if replicas <= offered:
             continue
+        before = attained
         attained = queue.attainment(replicas, _waits(replicas, offered, blocked), slo_s)
         if attained >= wanted - 1e-12:
-            return PrefillSize(replicas, attained, Reason.SCALE)
-    return PrefillSize(REPLICAS_MAX, attained, Reason.SLO_OUT_OF_REACH)
+            part = (wanted - before) / (attained - before) if attained > wanted else 1.0
+            return PrefillSize(replicas, attained, Reason.SCALE, replicas - 1 + max(0.0, part))
+    return PrefillSize(REPLICAS_MAX, attained, Reason.SLO_OUT_OF_REACH, REPLICAS_MAX)
 
 
 class DecodeLoad(NamedTuple):
@@ -167,9 +174,10 @@ def decode_replicas(load: DecodeLoad, engine: DecodeEngine, slo_s: float) -> Dec
     live = load.rate * load.osl * itl
     by_batch = (live + QUANTILE_95 * sqrt(live)) / batch
     by_cache = (live * load.mean_kv + QUANTILE_95 * sqrt(live * load.square_kv)) / room
-    replicas = min(REPLICAS_MAX, ceil(max(by_batch, by_cache) - 1e-9))
+    exact = min(float(REPLICAS_MAX), max(by_batch, by_cache))
+    replicas = ceil(exact - 1e-9)
     reason = Reason.SCALE if itl <= slo_s else Reason.SLO_OUT_OF_REACH
-    return DecodeSize(replicas, batch, itl, reason)
+    return DecodeSize(replicas, batch, itl, reason, exact)
 
 
 def _largest_batch(context: float, engine: DecodeEngine, slo_s: float, fits: int) -> int:

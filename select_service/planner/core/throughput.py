@@ -27,6 +27,7 @@ class Demand(NamedTuple):
 
     promised:   attainment that was asked for
     attainment: the same, corrected by what is observed
+    expected:   requests/s without the quantile
     """
 
     rate: float
@@ -34,9 +35,11 @@ class Demand(NamedTuple):
     traffic: Traffic
     promised: float
     attainment: float
+    expected: float = 0.0
 
-    def scaled(self, by: float) -> "Demand":
-        return self._replace(rate=self.rate * by)
+    def with_slack(self) -> "Demand":
+        """What a step down must leave. A quantile is a margin already, and none is added to it."""
+        return self._replace(rate=max(self.rate, self.expected / SPARE))
 
 
 class Engine(NamedTuple):
@@ -58,7 +61,8 @@ def demand_of(
     accept = min(max(forecast.accept_length, 1.0), settings.speculative_nextn + 1.0)
     shape = Shape(forecast.isl, forecast.osl, hit_rate, accept)
     rate = forecast.demand_requests / traffic.duration_s
-    return Demand(rate, shape, traffic, settings.attainment, attainment)
+    expected = forecast.requests / traffic.duration_s
+    return Demand(rate, shape, traffic, settings.attainment, attainment, expected)
 
 
 def sized(demand: Demand, role: Role, engine: Engine, settings: Settings) -> Sized:
@@ -75,12 +79,13 @@ def sized(demand: Demand, role: Role, engine: Engine, settings: Settings) -> Siz
     if not is_queue:
         reason = Reason.SCALE if capacity.eligible else Reason.SLO_OUT_OF_REACH
         return Sized(replicas=by_mean, reason=reason, spare=by_mean, engine_rps=capacity.rps)
-    now, then = (_by_attainment(each, role, engine) for each in (demand, demand.scaled(1 / SPARE)))
+    now, then = (_by_attainment(each, role, engine) for each in (demand, demand.with_slack()))
     if now is None or then is None:
         return NOT_READY
     least = by_mean if engine.both else 0
     return Sized(
         replicas=max(least, now.replicas),
+        exact=max(demand.rate / capacity.rps if engine.both else 0.0, now.exact),
         spare=max(least, then.replicas),
         reason=now.reason,
         engine_rps=capacity.rps,
@@ -93,6 +98,7 @@ class _Answer(NamedTuple):
     replicas: int
     reason: Reason
     attainment: float | None
+    exact: float
 
 
 def _by_attainment(demand: Demand, role: Role, engine: Engine) -> _Answer | None:
@@ -110,6 +116,7 @@ def _by_attainment(demand: Demand, role: Role, engine: Engine) -> _Answer | None
         max(answer.replicas for answer in known),
         bad[0].reason if bad else Reason.SCALE,
         next((answer.attainment for answer in known if answer.attainment is not None), None),
+        max(answer.exact for answer in known),
     )
 
 
@@ -122,11 +129,12 @@ def _prefill(demand: Demand, engine: Engine) -> _Answer | None:
     slo_s = engine.slo.ttft_ms / 1000.0
     size = sizing.prefill_replicas(queue, slo_s, demand.attainment)
     if size.reason is not Reason.SLO_OUT_OF_REACH:
-        return _Answer(size.replicas, size.reason, size.attainment)
+        return _Answer(size.replicas, size.reason, size.attainment, size.exact)
     helped = sizing.prefill_replicas(queue, slo_s, demand.attainment * queue.reachable(slo_s))
     best = max(size, helped, key=lambda one: one.replicas)
     promised = queue.reachable(slo_s) >= demand.promised
-    return _Answer(best.replicas, Reason.SCALE if promised else size.reason, best.attainment)
+    reason = Reason.SCALE if promised else size.reason
+    return _Answer(best.replicas, reason, best.attainment, best.exact)
 
 
 def queue_of(demand: Demand, engine: Engine) -> sizing.PrefillQueue | None:
@@ -157,7 +165,7 @@ def _decode(demand: Demand, engine: Engine) -> _Answer | None:
     seqs = limits.max_num_seqs or sizing.REPLICAS_MAX
     one = sizing.DecodeEngine(itl_s, float(limits.max_kv_tokens), seqs)
     size = sizing.decode_replicas(load, one, engine.slo.itl_ms / 1000.0)
-    return _Answer(size.replicas, size.reason, None)
+    return _Answer(size.replicas, size.reason, None, size.exact)
 
 
 def _stretched(bins: Bins | None, mean: float) -> Bins:

@@ -47,6 +47,8 @@ class ThroughputStage:
         self.floors = dict.fromkeys(self.allowance.roles, 1)
         self.spare = dict.fromkeys(self.allowance.roles, 0)
         """What a step down must leave."""
+        self.exact = dict.fromkeys(self.allowance.roles, 0.0)
+        """Replicas before rounding."""
         self.forecast: Forecast | None = None
         self.unknown = 0
         """Windows in a row without a reading."""
@@ -93,6 +95,7 @@ class ThroughputStage:
             for role in self.allowance.roles
         }
         for role, size in sizes.items():
+            self.exact[role] = size.exact or 0.0
             if size.spare is not None:
                 self.spare[role] = max(size.spare, self.allowance.minimums[role])
         if all(size.replicas is None for size in sizes.values()):

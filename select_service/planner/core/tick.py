@@ -232,6 +232,7 @@ class Deployment:
         wish = Wish(
             {role: n for role, n in wished.items() if role in spoken} or None,
             self._throughput.spare,
+            self._throughput.exact,
             self._throughput.unknown == 0,
         )
         return self._settler.settle(now_s, wish, standing)

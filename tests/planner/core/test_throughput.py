@@ -1,5 +1,7 @@
 """Sizes of roles: what more demand, a higher promise and misses do to them."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,8 +10,19 @@ from select_service.planner.core.contracts import Shape, Slo
 from select_service.planner.core.inputs import Bins, Role, Traffic
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
+from select_service.planner.core.settle import Settler, Wish
+from select_service.planner.core.standing import RoleNow, Standing
+from select_service.planner.core.startups import Waiting
 from select_service.planner.core.throughput import Demand, Engine, sized
-from tests.planner.core.deployments import FORWARD, LIMITS, a_deployment, both, replicas, told
+from tests.planner.core.deployments import (
+    FORWARD,
+    LIMITS,
+    a_deployment,
+    both,
+    passes,
+    replicas,
+    told,
+)
 from tests.planner.core.deployments import traffic as a_window
 
 ENGINE = Engine(
@@ -61,3 +74,45 @@ def test_misses_while_replicas_start_say_nothing_of_sizes() -> None:
     factors = [each.diagnostics.miss_correction for each in (first, second, third)]
     assert factors[:2] == [1.0, 1.0]
     assert factors[2] > 1.0
+
+
+@given(st.floats(0.0, 0.04), st.floats(0.5, 60))
+def test_what_is_not_rounded_is_rounded_up(long: float, rate: float) -> None:
+    found = sized(demand(long, rate, 0.95, 0.95), Role.PREFILL, ENGINE, Settings())
+    assert found.replicas is not None
+    assert found.exact is not None
+    assert found.replicas - 1 <= found.exact <= found.replicas
+
+
+def test_a_quantile_is_margin_enough_for_a_step_down() -> None:
+    plain = demand(0.0, 20.0, 0.95, 0.95)
+    assert plain._replace(expected=20.0).with_slack().rate == 20.0 / 0.9
+    assert plain._replace(expected=15.0).with_slack().rate == 20.0
+
+
+def test_a_little_more_than_there_is_starts_no_replica() -> None:
+    """3.2 replicas: three are within the tolerance of the stabiliser, two need two more."""
+    for have, wanted in ((3, 3), (2, 4)):
+        now = RoleNow(have, 0, False, False, Waiting(0.0, False, None))
+        wish = Wish({Role.DECODE: 4}, {Role.DECODE: 4}, {Role.DECODE: 3.2}, True)
+        settled = Settler(Settings(mode="agg")).settle(5.0, wish, Standing({Role.DECODE: now}))
+        assert settled.counts == {Role.DECODE: wanted}
+
+
+def test_steps_down_that_load_allows_follow_each_other() -> None:
+    """Not one for each window of the stabiliser: the forecast says how far it may go."""
+    deployment = a_deployment(enable_load_scaling=True, load_adjustment_interval_seconds=5.0)
+    count, changes = 8, []
+    idle = {Role.PREFILL: passes(Role.PREFILL, ["idle"] * 2)}
+    for at in range(1, 181):
+        now = 5.0 * at
+        engines = {**idle, Role.DECODE: passes(Role.DECODE, ["idle"] * count)}
+        of = a_window(60.0) if at % 12 == 0 else a_window(5.0, 5.0)
+        effects = deployment.tick(told(now, both(2, count), of=of, engines=engines))
+        after = (effects.scale_to or {}).get(Role.DECODE, count)
+        if after != count:
+            changes.append(now)
+        count = after
+    assert count <= 2
+    gaps = [after - before for before, after in pairwise(changes)]
+    assert max(gaps) <= 65.0
