@@ -13,6 +13,7 @@ from scripts.playing import (
     planner_decisions,
     planner_kubectl,
     planner_predictors,
+    planner_regression,
     planner_ticks,
     planner_virtual,
 )
@@ -53,6 +54,7 @@ FORMATS = (
     _format("planner predictor calls", "predictor calls tolerance", planner_predictors.play_calls),
     _format("planner ticks", "config limits forward_seconds ticks", planner_ticks.play),
     _format("planner capacity", "forward_seconds isl capacity", planner_capacity.play_capacity),
+    _format("planner regression", "model max_samples observations asked", planner_regression.play),
     _format("planner latency", "observed_before now asked", planner_capacity.play_estimates),
     _format("planner Erlang", "servers offered waits", planner_decisions.play_erlang),
     _format("planner prefill size", "isl seconds_base wanted", planner_decisions.play_prefill),

@@ -36,8 +36,8 @@ def play_capacity(case: dict[str, Any]) -> Iterator[Difference]:
 def play_estimates(case: dict[str, Any]) -> Iterator[Difference]:
     """Latencies now."""
     model, limits = _model(case), Limits(**case["limits"])
-    model.observe([_pass(one) for one in case["observed_before"]], 0.0)
-    now = _pass(case["now"])
+    model.observe([pass_of(one) for one in case["observed_before"]], 0.0)
+    now = pass_of(case["now"])
     for at, ask in enumerate(case["asked"]):
         if ask["ask"] == "ttft":
             found = model.ttft_s(
@@ -61,5 +61,5 @@ def _model(case: dict[str, Any]) -> FittedModel:
     return FittedModel(case["model"], Settings(robust=False), Given(*case["forward_seconds"]))
 
 
-def _pass(given: dict[str, Any]) -> ForwardPass:
+def pass_of(given: dict[str, Any]) -> ForwardPass:
     return ForwardPass(worker="a", **{NAMES[key]: value for key, value in given.items()})

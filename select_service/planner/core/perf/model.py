@@ -78,6 +78,14 @@ class FittedModel:
             self._lines[source] = self._fit(list(self._samples[source]))
         return self._lines[source]
 
+    def samples(self, source: Source) -> int:
+        """How many are kept."""
+        return len(self._samples[source])
+
+    def largest(self, source: Source) -> tuple[float, ...]:
+        """The largest load of each axis that was ever seen."""
+        return self._samples[source].high
+
     def observe(self, passes: Sequence[ForwardPass], now_s: float) -> None:
         """Idle iterations move averages only."""
         self._now_s = now_s
