@@ -33,7 +33,7 @@ HEAD = f"{'':34}{'kept':>7}{'ttft':>7}{'itl':>7}{'GPU h':>8}{'/least':>7}{'rev/h
 
 
 class Scenario(NamedTuple):
-    """Requests of a fleet; `begin`: replicas of each role that are there at first."""
+    """Requests of a fleet; `begin`: replicas of a role at first, and three more if they do both."""
 
     requests: Callable[[float], list[Request]]
     hours: float
@@ -200,7 +200,9 @@ def main() -> int:
                 begun = process_time()
                 course = Course(
                     fleet=fleet_of(mode),
-                    replicas=dict.fromkeys(roles_of(settings), scenario.begin),
+                    replicas=dict.fromkeys(
+                        roles_of(settings), scenario.begin + (3 if mode == "agg" else 0)
+                    ),
                     until_s=until_s,
                 )
                 run = Run(settings, deployment_of(settings, 0.0), course)

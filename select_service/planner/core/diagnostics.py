@@ -11,7 +11,7 @@ class Sized(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The throughput proposer, of one role.
 
     replicas:    what the forecast needs, before steps and budgets; None: cannot be said
-    exact:       the same before rounding
+    exact:       the same before rounding; rounded while less is kept than was promised
     spare:       the same with the slack that a step down must leave
     engine_rps:  requests/s of one engine that is always busy
     attainment:  part of the requests that would keep the target

@@ -37,6 +37,12 @@ class Demand(NamedTuple):
     attainment: float
     expected: float = 0.0
 
+    @property
+    def is_missed(self) -> bool:
+        """The last window kept less than was promised: something has piled up."""
+        met = (self.traffic.ttft_met, self.traffic.itl_met)
+        return any(part is not None and part < self.promised for part in met)
+
     def with_slack(self) -> "Demand":
         """What a step down must leave. A quantile is a margin already, and none is added to it."""
         return self._replace(rate=max(self.rate, self.expected / SPARE))
@@ -82,11 +88,14 @@ def sized(demand: Demand, role: Role, engine: Engine, settings: Settings) -> Siz
     now, then = (_by_attainment(each, role, engine) for each in (demand, demand.with_slack()))
     if now is None or then is None:
         return NOT_READY
-    least = by_mean if engine.both else 0
+    busy = 0.0
+    if engine.both:
+        busy = demand.rate / capacity.rps / (SPARE if demand.is_missed else 1.0)
+    replicas = max(ceil(busy), now.replicas)
     return Sized(
-        replicas=max(least, now.replicas),
-        exact=max(demand.rate / capacity.rps if engine.both else 0.0, now.exact),
-        spare=max(least, then.replicas),
+        replicas=replicas,
+        exact=float(replicas) if demand.is_missed else max(busy, now.exact),
+        spare=max(ceil(busy), then.replicas),
         reason=now.reason,
         engine_rps=capacity.rps,
         attainment=now.attainment,

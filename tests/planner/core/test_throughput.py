@@ -4,6 +4,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from scripts.playing.planner_given import GivenModel
 from select_service.planner.core.contracts import Shape, Slo
@@ -116,3 +117,11 @@ def test_steps_down_that_load_allows_follow_each_other() -> None:
     assert count <= 2
     gaps = [after - before for before, after in pairwise(changes)]
     assert max(gaps) <= 65.0
+
+
+def test_while_the_promise_is_broken_sizes_are_rounded_up() -> None:
+    kept = demand(0.0, 20.0, 0.95, 0.95)
+    missed = kept._replace(traffic=structs.replace(kept.traffic, ttft_met=0.9))
+    assert (kept.is_missed, missed.is_missed) == (False, True)
+    found = sized(missed, Role.PREFILL, ENGINE, Settings())
+    assert found.exact == found.replicas
