@@ -11,12 +11,13 @@ from select_service.planner.core.perf.model import FittedModel, Kind
 from select_service.planner.core.settings import Settings, roles_of
 from select_service.planner.core.tick import Deployment
 from select_service.planner.forecasting import traffic_forecast, warm_up
+from select_service.planner.profiles import read_profile
 
 
 def deployment_of(
     settings: Settings, start_s: float, *, warmup_trace: str | None = None
 ) -> Deployment:
-    """Raises TraceError and OSError for a trace that cannot be read."""
+    """Raises TraceError and OSError for a trace that cannot be read, and ProfileError."""
     interval_s = settings.throughput_adjustment_interval_seconds
     forecast = traffic_forecast(settings, interval_s)
     if warmup_trace is not None:
@@ -25,10 +26,14 @@ def deployment_of(
 
 
 def models_of(settings: Settings) -> Mapping[Role, EngineModel]:
-    """Of every role of the mode; nothing has been learnt yet."""
+    """Of every role of the mode; nothing has been learnt yet.  Raises ProfileError."""
     decode: Kind = "aggregated" if settings.mode == "agg" else "decode"
     kinds: dict[Role, Kind] = {Role.PREFILL: "prefill", Role.DECODE: decode}
-    return {role: FittedModel(kinds[role], settings) for role in roles_of(settings)}
+    directory = settings.profile_results_dir
+    profile = None if directory is None else read_profile(directory)
+    return {
+        role: FittedModel(kinds[role], settings, profile=profile) for role in roles_of(settings)
+    }
 
 
 def cluster_of(config: PlannerConfig, start_s: float) -> Cluster:

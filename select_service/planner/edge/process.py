@@ -23,6 +23,7 @@ from select_service.planner.edge.member import Member
 from select_service.planner.edge.outbound import Outbound
 from select_service.planner.edge.recording import Recorder
 from select_service.planner.edge.reports import write_reports
+from select_service.planner.profiles import ProfileError
 from select_service.planner.reading import ConfigError, Profile
 from select_service.planner.status import Statuses
 from select_service.request_trace import TraceError
@@ -61,6 +62,8 @@ async def _lived(config: PlannerConfig, around: Surroundings) -> int:
             cluster = cluster_of(config, clock())
         except (TraceError, OSError) as error:
             raise ConfigError(f"warmup_trace: {error}") from None
+        except ProfileError as error:
+            raise ConfigError(f"profile_results_dir: {error}") from None
         loop = Loop(config, cluster, members, listeners, clock)
         _tell_start(config, listener)
         return await _served(config, loop, statuses, listener)

@@ -17,12 +17,13 @@ from select_service.planner.core.perf.capacity import (
     prefill_capacity,
 )
 from select_service.planner.core.perf.linear import Line, fit, fit_robust
+from select_service.planner.core.perf.profile import Profile
 from select_service.planner.core.perf.samples import Average, Sample, Samples
 from select_service.planner.core.settings import Settings
 
 Kind = Literal["prefill", "decode", "aggregated"]
-Source = Literal["fpm", "selector"]
-SOURCES: tuple[Source, ...] = ("fpm", "selector")
+Source = Literal["fpm", "selector", "profile"]
+SOURCES: tuple[Source, ...] = ("fpm", "selector", "profile")
 """The first that is ready is used."""
 SLOPE_ROUNDING = 1e-12
 REQUESTS_SLOPE_MIN = -1e-6
@@ -36,8 +37,17 @@ CAPACITIES = {
 class FittedModel:
     """Lines through samples, one for each source."""
 
-    def __init__(self, kind: Kind, settings: Settings, given: Forward | None = None) -> None:
-        """given: iterations are known already, only averages are learnt."""
+    def __init__(
+        self,
+        kind: Kind,
+        settings: Settings,
+        given: Forward | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        """given: iterations are known already, only averages are learnt.
+
+        profile: counts until something has been learnt.
+        """
         self._kind = kind
         self._known = given
         self._observations_min = settings.load_min_observations
@@ -47,6 +57,8 @@ class FittedModel:
         self._samples = {source: Samples(axes, size, buckets) for source in SOURCES}
         self._lines: dict[Source, Line | None] = {}
         self._now_s = 0.0
+        self._profile = profile or Profile()
+        self._begin_with(self._profile)
         self.isl = Average(size)
         self.context = Average(size)
         self.prefill_tokens = Average(size)
@@ -75,7 +87,8 @@ class FittedModel:
     def line(self, source: Source) -> Line | None:
         """Fitted when asked after new samples."""
         if source not in self._lines:
-            self._lines[source] = self._fit(list(self._samples[source]))
+            fades = self._robust and source != "profile"
+            self._lines[source] = self._fit(list(self._samples[source]), fades)
         return self._lines[source]
 
     def samples(self, source: Source) -> int:
@@ -159,6 +172,8 @@ class FittedModel:
         forward = self.forward
         if forward is None or self._kind == "decode":
             return None
+        if self._profile.prefill is not None and self.source == "profile":
+            return self._profile.prefill.seconds(tokens)
         return chunked_s(forward, tokens, limits.max_num_batched_tokens or None)
 
     def decode_s(self, requests: float, kv_tokens: float) -> float | None:
@@ -166,7 +181,21 @@ class FittedModel:
         forward = self.forward
         if forward is None or self._kind == "prefill":
             return None
+        surface = self._profile.decode
+        if surface is not None and requests > 0 and self.source == "profile":
+            return surface.seconds(kv_tokens / surface.max_kv_tokens, kv_tokens / requests)
         return forward.seconds(0, kv_tokens, requests)
+
+    def _begin_with(self, profile: Profile) -> None:
+        """Its points as if they had been seen."""
+        if profile.prefill is not None and self._kind != "decode":
+            for tokens, seconds in profile.prefill.points:
+                x = (tokens,) if self._kind == "prefill" else (tokens, 0.0)
+                self._add("profile", x, seconds)
+        if profile.decode is not None and self._kind != "prefill":
+            for each in profile.decode.samples():
+                first = each.requests if self._kind == "decode" else 0.0
+                self._add("profile", (first, each.kv_tokens), each.seconds)
 
     def _add(self, source: Source, x: tuple[float, ...], seconds: float) -> None:
         if seconds > 0:
@@ -188,10 +217,10 @@ class FittedModel:
             self.context.add(one.decode_kv_tokens / one.decode_requests)
         self.prefill_tokens.add(one.prefill_tokens)
 
-    def _fit(self, samples: Sequence[Sample]) -> Line | None:
+    def _fit(self, samples: Sequence[Sample], fades: bool) -> Line | None:
         if len(samples) < self._observations_min:
             return None
-        line = fit_robust(samples, self._now_s) if self._robust else fit(samples)
+        line = fit_robust(samples, self._now_s) if fades else fit(samples)
         slopes = list(line.coefficients)
         if self._kind == "decode" and slopes[0] < REQUESTS_SLOPE_MIN:
             slopes[0] = 0.0
