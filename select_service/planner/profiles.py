@@ -1,7 +1,8 @@
 """Reads the profiles that a sweep has left: NPZ, or JSON of the same arrays.
 
-DIR/selected_prefill_interpolation/raw_data.npz   prefill_isl, prefill_ttft (ms)
-DIR/selected_decode_interpolation/raw_data.npz    x_kv_usage, y_context_length, z_itl (ms), max_kv_tokens
+DIR/selected_prefill_interpolation/raw_data.npz: prefill_isl, prefill_ttft (ms).
+DIR/selected_decode_interpolation/raw_data.npz: x_kv_usage, y_context_length, z_itl (ms) and
+max_kv_tokens (one number).
 """
 
 import zipfile
