@@ -111,9 +111,7 @@ class Fleet:
         """Let everything happen until `now`."""
         while True:
             event = self._events[0][0] if self._events else inf
-            start = min((min(p.starting, default=inf) for p in self._pools.values()), default=inf)
-            end = min((at for p in self._pools.values() for _, at in p.draining), default=inf)
-            due = min(event, start, end)
+            due = min(event, self._next_move())
             if due > now:
                 break
             self._pass(due)
@@ -124,13 +122,21 @@ class Fleet:
                 self._clear_drained(due)
         self._pass(now)
 
+    def _next_move(self) -> float:
+        """When an engine is started or drained for too long."""
+        due = inf
+        for pool in self._pools.values():
+            if pool.starting:
+                due = min(due, min(pool.starting))
+            if pool.draining:
+                due = min(due, min(at for _, at in pool.draining))
+        return due
+
     def _pass(self, now: float) -> None:
         """GPU seconds: engines cost from the beginning of their start to the end of their drain."""
         passed = now - self._now
         if passed > 0.0:
-            for role, pool in self._pools.items():
-                engines = len(pool.ready) + len(pool.starting) + len(pool.draining)
-                self.gpu_s += passed * engines * self.options.limits[role].num_gpu
+            self.gpu_s += passed * self.gpus()
             self._now = now
 
     def _happen(self) -> None:
@@ -190,6 +196,8 @@ class Fleet:
 
     def _clear_drained(self, now: float) -> None:
         for pool in self._pools.values():
+            if not pool.draining:
+                continue
             left = []
             for engine, end in pool.draining:
                 if end <= now and not engine.is_idle:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from select_service.planner.core.inputs import Role, TickInput
+from select_service.planner.core.inputs import ForwardPass, Role, TickInput
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Deployment, Effects
 from select_service.planner.replay.engine import Request
@@ -20,7 +20,7 @@ from select_service.planner.replay.observing import Window
 AFTERWARDS_S = 3600.0
 """Requests that are open at the end get so long, on the engines that are there then."""
 LOOK_S = 5.0
-"""Between two looks at the iterations of engines; ticks may be further apart."""
+"""Between two looks at the iterations of engines, at most; each tick looks too."""
 
 
 class Follower(Protocol):
@@ -157,16 +157,18 @@ class Run:
             look_s = self._looked_s + LOOK_S
             if min(tick_s, look_s) > now:
                 return
-            if look_s <= tick_s:
-                self._look(look_s)
             if tick_s <= look_s:
                 self._tick(tick_s)
+            else:
+                self._look(look_s)
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float) -> dict[Role, tuple[ForwardPass, ...]]:
         self._looked_s = now
         self._gather(now)
-        for passes in self._fleet.passes().values():
+        found = self._fleet.passes()
+        for passes in found.values():
             self._window.look(now, passes)
+        return found
 
     def _gather(self, now: float) -> None:
         """What has ended or was rejected since."""
@@ -183,7 +185,7 @@ class Run:
     def _tick(self, now: float) -> None:
         if self._fleet.gpus() > self._ceiling >= 0:
             self._over_s += now - self._ticked_s
-        self._gather(now)
+        passes = self._look(now)
         self._ticked_s = now
         window_s = self._deployment.next_tick.traffic_s
         queued = self._fleet.held()
@@ -191,7 +193,7 @@ class Run:
             now_s=now,
             replicas=self._fleet.replicas(),
             traffic=None if window_s is None else self._window.read(now, window_s, queued),
-            passes=self._fleet.passes(),
+            passes=passes,
         )
         effects = self._deployment.tick(told)
         self._ticks += 1
