@@ -86,7 +86,7 @@ async def _served(
     config: PlannerConfig, loop: Loop, statuses: Statuses, listener: socket.socket
 ) -> int:
     """Signals are the server's; whichever part ends first ends the others."""
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             application(loop, statuses),
             log_config=None,
@@ -111,6 +111,15 @@ async def _served(
         return FAILED
     log.info("stopped")
     return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn sends itself the signal again that has ended it; a planner ends with 0."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        with self.capture_signals():
+            await self._serve(sockets)
+            self._captured_signals.clear()
 
 
 def _bound(config: PlannerConfig) -> socket.socket:

@@ -1,0 +1,101 @@
+"""A planner beside a real selector: what outlives it, what silence does, what it can be told."""
+
+import json
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from select_service.planner.decision_lines import TickLine, read_lines
+from tests.builders import worker_body
+from tests.patience import eventually
+from tests.process.planner_process import Planner
+from tests.process.running import Running
+
+pytestmark = pytest.mark.process
+
+
+def config(selector: Running, folder: Path, **given: Any) -> dict[str, Any]:
+    """Ticks every second."""
+    own = {
+        "name": "fleet",
+        "model_name": "m",
+        "mode": "agg",
+        "throughput_adjustment_interval_seconds": 1,
+        "down_window_s": 2,
+        "down_cooldown_s": 1,
+        "connector": {"kind": "virtual", "path": str(folder / "decision.json")},
+        **given,
+    }
+    return {
+        "selectors": [f"http://127.0.0.1:{selector.port}"],
+        "decision_log": str(folder / "decisions.jsonl"),
+        "deployments": [own],
+    }
+
+
+def wanted(planner: Planner) -> tuple[int, int]:
+    """Number of the newest decision, and replicas."""
+    decision = planner.get("/v1/decision")
+    return decision["decision_id"], decision["num_decode"]
+
+
+def ready(planner: Planner) -> int | None:
+    """None before the first tick."""
+    replicas = planner.status()["replicas"]
+    return replicas["decode"]["ready"] if replicas else None
+
+
+def test_a_decision_outlives_the_planner_and_silence_scales_nothing(tmp_path: Path) -> None:
+    with Running("--threads", "1") as selector:
+        for worker_id in (1, 2):
+            assert selector.call("POST", "/workers", worker_body(worker_id)).status < 300
+        with Planner(tmp_path, config(selector, tmp_path)) as planner:
+            planner.ticks_on()
+            assert ready(planner) == 2
+            assert wanted(planner)[0] == -1
+            planner.send("PATCH", "/v1/deployments/fleet", {"min_endpoint": 3})
+            decision, replicas = eventually(lambda: wanted(planner)[0] >= 0 and wanted(planner))
+            assert replicas == 3
+
+            planner.restart()
+            assert wanted(planner) == (decision, 3)
+            assert selector.call("POST", "/workers", worker_body(3)).status < 300
+            done = planner.send("POST", f"/v1/decision/{decision}/complete", {"num_decode": 3})
+            assert done["status"] == "completed"
+            eventually(lambda: ready(planner) == 3)
+
+            selector.stop()
+            silent = planner.ticks_on(5)
+            assert silent["faults"]
+            assert {each["code"] for each in silent["reasons"]} & {
+                "observation_stale",
+                "no_traffic_data",
+                "replicas_unknown",
+            }
+            assert wanted(planner) == (decision, 3)
+            assert planner.stop() == 0
+    lines = list(read_lines(tmp_path / "decisions.jsonl"))
+    ticks = [line for line in lines if isinstance(line, TickLine)]
+    assert len(ticks) >= 8
+    assert any(line.scale_to for line in ticks)
+
+
+def test_what_it_is_told_counts_or_is_refused_in_words(tmp_path: Path) -> None:
+    with (
+        Running("--threads", "1") as selector,
+        Planner(tmp_path, config(selector, tmp_path, advisory=True)) as planner,
+    ):
+        selector.call("POST", "/workers", worker_body(1))
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            planner.send("PATCH", "/v1/deployments/fleet", {"min_endpoint": 99})
+        assert refused.value.code == 422
+        assert "99 GPUs" in json.load(refused.value)["error"]
+        planner.send("PATCH", "/v1/deployments/fleet", {"min_endpoint": 2})
+        planner.ticks_on(3)
+        assert wanted(planner)[0] == -1
+        planner.send("PATCH", "/v1/deployments/fleet", {"advisory": False})
+        assert eventually(lambda: wanted(planner)[0] == 0)
+        assert planner.stop() == 0
+    assert "Traceback" not in planner.log
