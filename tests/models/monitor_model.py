@@ -2,7 +2,8 @@
 
 Every rank is looked at for everything.  The states of a partition are those of `HealthModel`; a
 rank is a name, a check a dictionary.  Answers are right or wrong by themselves here: what is learnt
-of them has tests of its own.  It is written from docs/health.md.
+of them has tests of its own, as has who goes first where checks are scarce.  It is written from
+docs/health.md.
 """
 
 from collections import Counter
@@ -11,10 +12,9 @@ from math import floor, inf
 from tests.models.health_model import OUT, WRONG, HealthModel, RankModel
 
 SLOW = {"timeout", "latency_spike"}
-BUSY_MAX, SCARCE, LATE_S, ASKED_AGAIN_S = 10, 16, 1.0, 5.0
+BUSY_MAX, LATE_S, ASKED_AGAIN_S = 10, 1.0, 5.0
 SLOW_PEERS, PEERS_APART_S, PROBES_APART_S = 8, 0.2, 1.0
 UNKNOWN = {"turn": None, "asked_at": -inf, "connect_at": -inf, "wrong_prompt": 0, "busy": 0}
-BEGUN = {"is_stale": False, "is_pausing": False}
 
 
 class MonitorModel:
@@ -138,7 +138,7 @@ class MonitorModel:
         hangs = rank.state == "suspicious" and rank.cause == "timeout"
         attempts_max = 1 if hangs else 1 + self.rules.retries
         check = {"prompt": prompt, "at": now, "attempts_max": attempts_max, "came": []}
-        self.running[name] = check | BEGUN
+        self.running[name] = check | {"is_stale": False}
         behind = [r for r in self.ranks.values() if r["endpoint"] == self.ranks[name]["endpoint"]]
         return prompt, attempts_max, rank.state in OUT, len(behind) > 1
 
@@ -152,13 +152,10 @@ class MonitorModel:
         if check["is_stale"]:
             return False
         check["came"].append(came)
-        others = [c for c in self.running.values() if not c["is_pausing"]]
-        is_hanging = came == "timeout" and 1 + len(others) > SCARCE
-        limit = 1 if is_hanging else check["attempts_max"]
         wrong = [kind for kind in check["came"] if kind in WRONG]
         is_over = came == "pass" or (came in ("busy", "misconfigured") and not wrong)
-        if not is_over and len(check["came"]) < limit:
-            self.running[name] = check | {"is_pausing": True}
+        if not is_over and len(check["came"]) < check["attempts_max"]:
+            self.running[name] = check
             return True
         self.over(name, check, latency_ms if came == "pass" else None, now)
         return False

@@ -4,6 +4,8 @@ serves with which weight, who else may go.
 Operators say here which answers are right, so that each is right or wrong by itself.
 """
 
+from itertools import cycle
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -44,14 +46,14 @@ CAME = {
     "busy": Attempt(Came.BUSY),
     "misconfigured": Attempt(Came.MISCONFIGURED, why="400"),
 }
-FAULTS = st.sampled_from(["pass", "pass", "pass", "slow", "slow", "unmeasured", *CAME])
+FAULTS = st.sampled_from(["slow", "unmeasured", "connect", *CAME])
 WORKERS = st.integers(0, 7)
-SECONDS = st.sampled_from([0, 3, 12, 30])
+SECONDS = st.sampled_from([0, 3, 8, 12, 30, 60])
 WORKER = st.fixed_dictionaries(
     {
         "key": st.sampled_from([A, A, A, B, NOT_CHECKED]),
         "ranks": st.integers(1, 2),
-        "endpoint": st.sampled_from(["own", "own", "own", "shared", None]),
+        "endpoint": st.sampled_from(["own", "own", "shared", None]),
         "is_spare": st.sampled_from([False, False, False, True]),
     }
 )
@@ -113,10 +115,22 @@ class MonitorMatchesModel(RuleBasedStateMachine):
 
     # --- checks
 
-    @rule(workers=st.sets(WORKERS, min_size=1), fault=FAULTS, seconds=SECONDS)
-    def spoil(self, workers, fault, seconds):
-        """They are so from now on."""
-        self.faults |= dict.fromkeys(workers, fault)
+    @rule(
+        workers=st.sets(WORKERS, min_size=1),
+        faults=st.lists(FAULTS, min_size=1, max_size=3),
+        seconds=SECONDS,
+    )
+    def spoil(self, workers, faults, seconds):
+        """From now on each answers so in turn."""
+        self.faults |= {worker_id: cycle(faults) for worker_id in workers}
+        self.live(seconds)
+
+    @rule(waits_s=st.lists(st.sampled_from([60.0, 300.0, 600.0]), max_size=3), seconds=SECONDS)
+    def heal(self, waits_s, seconds):
+        """All are well again, and it may be time to ask those that are out."""
+        self.faults.clear()
+        for seconds_before in waits_s:
+            self.pass_time(seconds_before)
         self.live(seconds)
 
     @rule(seconds=st.sampled_from([0.0, 0.3, 1.7, 5.0]))
@@ -134,7 +148,8 @@ class MonitorMatchesModel(RuleBasedStateMachine):
     def answer(self, n, newest, flaky):
         """flaky: what comes this time instead"""
         for name in list(self.orders)[:: -1 if newest else 1][:n]:
-            self.answer_one(name, flaky or self.faults.get(self.ranks[name].worker_id, "pass"))
+            faults = self.faults.get(self.ranks[name].worker_id)
+            self.answer_one(name, flaky or (next(faults) if faults else "pass"))
 
     def answer_one(self, name, fault):
         came = "pass" if fault in ("slow", "unmeasured") else fault
@@ -158,12 +173,13 @@ class MonitorMatchesModel(RuleBasedStateMachine):
     @rule(seconds=SECONDS)
     def live(self, seconds):
         """As in the service: looked at every second, and engines answer."""
-        for _ in range(seconds):
+        for second in range(seconds):
             self.pass_time(1.0)
             self.ask(0.0)
             while self.orders:
                 self.answer(16, newest=False, flaky=None)
-            self.both_agree()
+            if second % 5 == 0:
+                self.both_agree()
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 30.0, 60.0, 300.0, 600.0]))
     def pass_time(self, seconds):
@@ -184,8 +200,10 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         outcome=st.sampled_from(["ok", "neutral", "failure", "failure", "failure", "fatal"]),
         times=st.integers(1, 4),
         is_believed=st.sampled_from([True, True, False]),
+        after_s=st.sampled_from([0, 2, 4, 6]),
     )
-    def report(self, worker_id, outcome, times, is_believed):
+    def report(self, worker_id, outcome, times, is_believed, after_s):
+        self.live(after_s)
         self.look()
         report = OutcomeReport(Rank(worker_id, 0), Outcome(outcome), times=times)
         self.monitor.reported(report, is_believed, self.now)
@@ -274,4 +292,4 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         )
 
 
-TestMonitorMatchesModel = explored(MonitorMatchesModel, runs=60)
+TestMonitorMatchesModel = explored(MonitorMatchesModel, runs=100)
