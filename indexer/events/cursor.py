@@ -16,7 +16,8 @@ of the engine:
   rank is forgotten and replayed from 0, which costs work but no correctness.
 
 A live number above 0 below `next_seq` that is not below `_live_next` is neither: a replay, or the
-copy of another index, was faster.
+copy of another index, was faster.  Unless it is a new life that began unheard: the payload of the
+last number shows which (`feed`).
 
 A restart whose first visible number lies above everything seen cannot be told from a loss.
 """

@@ -216,7 +216,9 @@ class EventFeed:
             batch = yield from self.indexed.decoding(payload, self._now)
             return (yield from self._apply_next(batch, seq, payload))
         if verdict is Verdict.RESTART:
-            return (yield from self._restart(seq, payload))
+            return (yield from self._restart(seq, payload, self._suspect if seq else None))
+        if verdict is Verdict.STALE and self._is_another(seq, payload):
+            return (yield from self._restart(seq, payload, None))
         if verdict is Verdict.STALE or verdict is Verdict.SUSPECT:
             self.stale += 1
             self._suspect = payload if verdict is Verdict.SUSPECT else b""
@@ -229,14 +231,23 @@ class EventFeed:
             return (yield from self._give_up(self._catch_up, "too many live batches are waiting"))
         return None
 
-    def _restart(self, seq: int, payload: bytes) -> Work:
-        """Forget the old life; the suspect before any number but 0 belongs to the new one."""
-        was_asking, suspect = self._catch_up is not None, self._suspect
+    def _is_another(self, seq: int, payload: bytes) -> bool:
+        """Has a replay brought another batch of this number?  Known of the last one only."""
+        last = self.indexed.last
+        if last is None or last.seq != seq or last.digest is None:
+            return False
+        return last.digest != payload_digest(payload)
+
+    def _restart(self, seq: int, payload: bytes, suspect: bytes | None) -> Work:
+        """Forget the old life.  suspect: the batch before, if it is known of the new one"""
+        was_asking = self._catch_up is not None
         yield from self._forget_life(f"sequence number {seq} again")
         self._catch_up = None
         self._standing.empty()
         self._ask_times.begin_anew()
-        first = (yield from self._receive_again(seq - 1, suspect)) if seq else None
+        first = None
+        if suspect is not None:
+            first = yield from self._receive_again(seq - 1, suspect)
         then = yield from self._receive_again(seq, payload)
         return then or first or (StopReplay() if was_asking else None)
 

@@ -1,6 +1,6 @@
 """Rows of events on the ranks of a partition, and what the state machine makes of each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scripts.playing.differences import Difference, differences
@@ -62,7 +62,7 @@ class Scene:
         self._health.tick(event["t"])
         if event["ev"] != "tick":
             self._happen(event, self._ranks[event["rank"]], event["t"])
-        said = (self._word(effect) for effect in self._effects)
+        said = (word_of(effect, self._names) for effect in self._effects)
         after = {self._names[r.rank]: self._shown(r, event["t"]) for r in self._health.roster}
         return {"actions": [word for word in said if word is not None], "after": after}
 
@@ -103,25 +103,26 @@ class Scene:
             "spare": record.is_spare,
         }
 
-    def _word(self, effect: Effect) -> str | None:
-        names = self._names
-        match effect:
-            case WeightChanged():
-                return None
-            case StateChanged(rank, _, State.UNHEALTHY, cause):
-                return f"unhealthy {names[rank]} {cause}"
-            case StateChanged(rank, _, state, _):
-                return f"{state.word} {names[rank]}"
-            case MovesAsked(rank, count):
-                return f"plan {names[rank]} {count}"
-            case ReleaseAsked(rank, count):
-                return f"release {names[rank]} {count}"
-            case Promoted(spare, failed):
-                return f"promoted {names[spare]} for {names[failed]}"
-            case Withheld(rank, _):
-                return f"withheld {names[rank]}"
-        words = {Drained: "drained", CheckAsked: "check", ProbeAsked: "probe", Reset: "reset"}
-        return f"{words[type(effect)]} {names[effect.rank]}"
+
+def word_of(effect: Effect, names: Mapping[Rank, str]) -> str | None:
+    """As the rows of cases name it; None: they do not."""
+    match effect:
+        case WeightChanged():
+            return None
+        case StateChanged(rank, _, State.UNHEALTHY, cause):
+            return f"unhealthy {names[rank]} {cause}"
+        case StateChanged(rank, _, state, _):
+            return f"{state.word} {names[rank]}"
+        case MovesAsked(rank, count):
+            return f"plan {names[rank]} {count}"
+        case ReleaseAsked(rank, count):
+            return f"release {names[rank]} {count}"
+        case Promoted(spare, failed):
+            return f"promoted {names[spare]} for {names[failed]}"
+        case Withheld(rank, _):
+            return f"withheld {names[rank]}"
+    words = {Drained: "drained", CheckAsked: "check", ProbeAsked: "probe", Reset: "reset"}
+    return f"{words[type(effect)]} {names[effect.rank]}"
 
 
 def rules_of(case: dict[str, Any]) -> HealthRules:

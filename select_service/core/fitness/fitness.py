@@ -289,7 +289,10 @@ class Fitness:
         self._go_on(now)
         worker = self._fleet.catalog.get(worker_id)
         if not worker.schedulable:
-            raise Conflict(f"worker {worker_id} is {worker.lifecycle}, it has no health")
+            raise Conflict(
+                f"worker {worker_id} is {worker.lifecycle}: what gets no requests has no health; "
+                f"GET /workers/{worker_id} says why"
+            )
         return worker
 
     def _place(self, rank: Rank) -> tuple[Partition, int] | None:

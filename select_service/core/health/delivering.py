@@ -1,7 +1,7 @@
 """From the results of checks to the states of ranks, and to the time of the next check."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from select_service.core.health.checked import (
@@ -125,15 +125,18 @@ class Delivering:
         is_common = partition.common_mode.checked(checked.rank, kind in SLOW, now)
         if kind not in SLOW:
             return kind
-        if is_common and not partition.in_common_mode:
-            self._forgive(partition, now)
+        if is_common:
+            slow = (
+                (checked.rank,) if partition.in_common_mode else partition.common_mode.slow_ranks()
+            )
+            self._forgive(partition, slow, now)
         partition.in_common_mode = is_common
         self._fleet.counts.common_mode += is_common
         return Kind.NEUTRAL if is_common else kind
 
-    def _forgive(self, partition: CheckedPartition, now: float) -> None:
-        """Those that were slow with the others and are still suspected of it."""
-        for rank in partition.common_mode.slow_ranks():
+    def _forgive(self, partition: CheckedPartition, slow: Iterable[Rank], now: float) -> None:
+        """Those of them that are still suspected of being slow."""
+        for rank in slow:
             if partition.health.roster[rank].cause in SLOW:
                 partition.health.forgive(rank, now)
 
@@ -159,6 +162,8 @@ class Delivering:
     def _plan(self, rank: Rank, kind: Kind, result: Result, now: float) -> None:
         """The next check.  Probes are planned where the breaker asks for them."""
         record = self._fleet.record(rank)
+        if record.by_operator:
+            return  # a probe was under way
         if record.state is State.SUSPICIOUS and self._confirms(record, kind):
             at = max(now, result.started_at + self._rules.confirm_s)
             self._schedule.at(rank, at, result.prompt_number)

@@ -140,7 +140,7 @@ def test_a_worker_that_is_deleted_or_unfinished_has_no_health():
     with pytest.raises(NotFound):
         scene.fitness.drain(7, True, scene.now)
     scene.selector.register(a_worker(3, block_size=0))
-    with pytest.raises(Conflict, match="worker 3 is incomplete"):
+    with pytest.raises(Conflict, match=r"worker 3 is incomplete: .* GET /workers/3 says why"):
         scene.fitness.check(3, scene.now)
 
 

@@ -3,9 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service.core.health.canary_prompts import default_prompts
+from select_service.core.health.checked import Attempt, CheckedWorker
 from select_service.core.health.common_mode import CommonMode
-from select_service.core.identity import Rank
+from select_service.core.health.kinds import Came, State
+from select_service.core.health.monitor import HealthMonitor
+from select_service.core.health.rules import HealthRules
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.touched import Touched
 
+KEY = PartitionKey("model", "default")
 WINDOW_S = 30.0
 RESULTS = st.lists(
     st.tuples(st.integers(0, 6), st.booleans(), st.sampled_from([0.0, 1.0, 5.0, 20.0, 31.0])),
@@ -36,3 +43,27 @@ def test_who_leaves_is_not_counted():
     mode.leave(Rank(9, 9))
     assert not mode.checked(Rank(1, 0), True, 1.0)
     mode.check_invariants()
+
+
+def test_who_was_suspected_long_before_is_forgiven_when_it_is_slow_with_the_others():
+    rules = HealthRules(interval_s=5.0, retries=0)
+    monitor = HealthMonitor(
+        rules, lambda key: default_prompts(), lambda rank: 0, Touched(lambda: None)
+    )
+    early, *others = (Rank(worker_id, 0) for worker_id in range(5))
+    for worker_id in range(5):
+        worker = CheckedWorker(worker_id, KEY, range(1), f"http://{worker_id}")
+        monitor.joined(worker, 0.0)
+
+    def run(begin, end, came):
+        for now in range(begin, end):
+            while (order := monitor.due(now)) is not None:
+                monitor.attempted(order, Attempt(came.get(order.rank, Came.MISCONFIGURED)), now)
+
+    run(0, 5, {early: Came.TIMEOUT})
+    assert monitor.record(early).state is State.SUSPICIOUS
+    run(5, 30, {early: Came.BUSY})
+    run(30, 40, dict.fromkeys(others, Came.TIMEOUT) | {early: Came.BUSY})
+    run(40, 50, dict.fromkeys([early, *others], Came.TIMEOUT))
+    assert monitor.counts.common_mode > 0
+    assert {monitor.record(rank).state for rank in (early, *others)} == {State.HEALTHY}

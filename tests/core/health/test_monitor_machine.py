@@ -76,6 +76,7 @@ class AnythingHappens(RuleBasedStateMachine):
     def answer(self, n, newest):
         for _ in range(min(n, len(self.orders))):
             order = self.orders.pop(-1 if newest else 0)
+            assert self.monitor.resumes(order)
             engine = self.faults.setdefault(order.rank.worker_id, Engine(self.rng))
             _, attempt = engine.attempt(order.prompt, self.now, order.seed)
             if self.monitor.attempted(order, attempt, self.now) is not None:
@@ -115,6 +116,7 @@ class AnythingHappens(RuleBasedStateMachine):
             for rank in worker.ranks():
                 record = self.monitor.record(rank)
                 assert self.weights.get(rank, 1.0) == record.told_weight
+                assert not record.by_operator or self.monitor.next_check_at(rank) is None
         assert len({order.number for order in self.orders}) == len(self.orders) <= 32
 
 

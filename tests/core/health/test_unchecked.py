@@ -1,4 +1,7 @@
-"""Ranks that are never checked: nothing is held against them that only a check could take back."""
+"""Ranks that are never checked: nothing is held against them that only a check could take back.
+
+And those that an operator drained, who are not checked until he says so.
+"""
 
 import pytest
 
@@ -58,3 +61,14 @@ def test_reported_failures_are_not_held_against_them_and_what_is_fatal_is(monito
     assert states(monitor)[1] is State.DEAD
     monitor.joined(CheckedWorker(2, UNASKED, range(1), "http://both"), 1400.0)
     assert states(monitor)[1] is State.HEALTHY
+
+
+def test_a_probe_that_ends_after_its_rank_was_drained_by_an_operator_is_the_last(monitor):
+    run(monitor, 0, 60)
+    monitor.tick(130.0)
+    order = monitor.due(130.0)
+    assert order is not None
+    assert order.is_probe
+    monitor.drain(1, 130.5)
+    monitor.attempted(order, Attempt(Came.BUSY), 131.0)
+    assert monitor.next_check_at(CHECKED) is None
