@@ -96,12 +96,19 @@ class Processes:
             document["deployments"][0]["load_predictor"] = "kalman"
         config.write_text(yaml.safe_dump(document))
         self._output = (folder / f"{profile}.log").open("w")
-        self._running = [
-            self._begun("select_service", f"--port={selector}", "--health-checks=on",
-                        f"--canary-config={canaries}"),
-            self._begun("select_service.planner", f"--config={config}", f"--profile={profile}",
-                        f"--decision-log={self.log}"),
-        ]  # fmt: skip
+        self._planning = (
+            f"--config={config}",
+            f"--profile={profile}",
+            f"--decision-log={self.log}",
+        )
+        flags = (f"--port={selector}", "--health-checks=on", f"--canary-config={canaries}")
+        self._running = [self._begun("select_service", *flags)]
+        self._wait(f"{self.selector}/health")
+
+    def plan(self) -> None:
+        """Begin with the planner, once the first engines are there."""
+        self._running.append(self._begun("select_service.planner", *self._planning))
+        self._wait(f"{self.planner}/healthz")
 
     def _begun(self, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -111,17 +118,16 @@ class Processes:
             env={**os.environ, "DYN_USE_KV_EVENTS": "false"},
         )
 
-    def wait(self) -> None:
-        """Until both answer; raises RuntimeError when one has ended."""
-        for url in (f"{self.selector}/health", f"{self.planner}/healthz"):
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(url, timeout=5).close()
-                    break
-                except OSError:
-                    time.sleep(0.2)
-                if any(each.poll() is not None for each in self._running):
-                    raise RuntimeError(Path(self._output.name).read_text())
+    def _wait(self, url: str) -> None:
+        """Until it answers; raises RuntimeError when a process has ended."""
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(url, timeout=5).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+            if any(each.poll() is not None for each in self._running):
+                raise RuntimeError(Path(self._output.name).read_text())
 
     def status(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.planner}/v1/status", timeout=10) as answer:
@@ -141,9 +147,12 @@ class Processes:
         self._output.close()
 
 
-async def together(platforms: list[Platform], requests: list[Request]) -> None:
-    for platform in platforms:
+async def together(
+    platforms: list[Platform], begun: list[Processes], requests: list[Request]
+) -> None:
+    for platform, processes in zip(platforms, begun, strict=True):
         await platform.prepare()
+        await asyncio.to_thread(processes.plan)
     copies = [
         [Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests]
         for _ in platforms
@@ -204,10 +213,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         begun = [Processes(each, given.speedup, promise, Path(folder)) for each in given.profiles]
         try:
-            for each in begun:
-                each.wait()
             platforms = [Platform(fleet, b.selector, b.planner, given.speedup) for b in begun]
-            asyncio.run(together(platforms, requests))
+            asyncio.run(together(platforms, begun, requests))
             rows = [
                 row(profile, platform, processes.status(), least, given.minutes / 60.0)
                 for profile, platform, processes in zip(

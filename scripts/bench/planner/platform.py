@@ -274,7 +274,10 @@ class Platform:
             await asyncio.sleep(RETRY_S)
         engine = Engine(f"e{number}", self.fleet.speed, limits, self.now())
         self._workers[number] = Worker(number, engine)
-        self._note(joined=True)
+        task = asyncio.current_task()
+        if task is not None:
+            self._starting.discard(task)
+        self._note()
 
     def _leave(self, victims: Sequence[int]) -> None:
         """One that the planner has drained, else the one with the least to do."""
@@ -297,10 +300,10 @@ class Platform:
                     self.totals.failed += worker.engine.stop()
                 self._note()
 
-    def _note(self, *, joined: bool = False) -> None:
+    def _note(self) -> None:
         """GPU seconds until now, and how many engines there are from here on."""
         now = self.now()
-        held = len(self._workers) + len(self._starting) - joined
+        held = len(self._workers) + len(self._starting)
         before = self.samples[-1][2] if self.samples else 0
         self.totals.gpu_s += before * max(0.0, now - self._counted_s)
         self._counted_s = now
