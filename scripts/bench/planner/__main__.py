@@ -33,7 +33,7 @@ PROFILES = ("ours", "document")
 SPEED = Speed(base_s=0.008, per_prefill_token_s=5e-5, per_kv_token_s=3e-8, per_request_s=1e-4)
 LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_tokens=1_000_000)
 GPUS_MAX = 12
-INTERVAL_S = 60.0
+INTERVAL_S, LEAST_S = 60.0, 300.0
 START_S = 120.0
 
 
@@ -204,10 +204,10 @@ def main() -> None:
         roles=(Role.DECODE,), speed={Role.DECODE: SPEED}, limits={Role.DECODE: LIMITS}
     )
     needed = least_replicas(
-        requests, options, promise, interval_s=INTERVAL_S, most={Role.DECODE: GPUS_MAX}
+        requests, options, promise, interval_s=LEAST_S, most={Role.DECODE: GPUS_MAX}
     )
     one = {Role.DECODE: 1}
-    least = least_gpu_hours(needed, one, interval_s=INTERVAL_S, least=one)
+    least = least_gpu_hours(needed, one, interval_s=LEAST_S, least=one)
     print(f"{len(requests)} requests, at least {least:.2f} GPU hours", flush=True)
     fleet = Fleet(speed=SPEED, limits=LIMITS, startup_s=START_S, replicas=2, promise=promise)
     with tempfile.TemporaryDirectory() as folder:
@@ -256,7 +256,7 @@ def picture(
     rows: list[dict[str, Any]], platforms: list[Platform], needed: list[int], minutes: float
 ) -> str:
     """GPUs over time, against the least that would have done."""
-    lines = {"least possible": stairs([(at, n) for at, n in enumerate(needed)])}
+    lines = {"least possible": stairs([(at * LEAST_S / 60.0, n) for at, n in enumerate(needed)])}
     for each, platform in zip(rows, platforms, strict=True):
         points = [(at / 60.0, float(held)) for at, _, held in platform.samples]
         lines[each["profile"]] = stairs(points)
