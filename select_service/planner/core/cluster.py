@@ -24,7 +24,10 @@ class Claim(NamedTuple):
 
 
 def shares(claims: Sequence[Claim], gpus: int) -> list[int]:
-    """GPUs of each claim: minima always, then in order of priority and loss.
+    """GPUs of each claim: minima always, then in order of priority.
+
+    Among those of one priority what each has and still wants comes first, and growth goes by loss:
+    who has enough must not be cut for a peer, which would be cut for it the next time.
 
     What somebody else still has is not given away before it is free, so that the sum of what runs
     and what is asked for stays within `gpus` as long as it was.
@@ -32,10 +35,14 @@ def shares(claims: Sequence[Claim], gpus: int) -> list[int]:
     order = sorted(range(len(claims)), key=lambda at: (claims[at].priority, -claims[at].lost, at))
     given = [min(claim.least, claim.wanted) for claim in claims]
     left = gpus - sum(given)
-    for at in order:
-        more = min(claims[at].wanted - given[at], max(0, left))
-        given[at] += more
-        left -= more
+    for priority in dict.fromkeys(claims[at].priority for at in order):
+        equals = [at for at in order if claims[at].priority == priority]
+        for keeps in (True, False):
+            for at in equals:
+                goal = min(claims[at].now, claims[at].wanted) if keeps else claims[at].wanted
+                more = min(max(0, goal - given[at]), max(0, left))
+                given[at] += more
+                left -= more
     free = gpus - sum(max(claim.now, got) for claim, got in zip(claims, given, strict=True))
     for at in reversed(order):
         beyond = given[at] - max(claims[at].now, min(claims[at].least, claims[at].wanted))
@@ -59,8 +66,8 @@ class Cluster:
         self.deployments = deployments
         self._priorities = priorities
         self._gpus = cluster_gpus
-        self._taken = dict.fromkeys(deployments, 0)
-        """GPUs that each has or was promised at its last tick."""
+        self._taken: dict[str, int] = {}
+        """GPUs that each has or was promised when it was last read."""
 
     def tick(self, told: Mapping[str, TickInput]) -> dict[str, Effects]:
         """Of deployments that are due. Those that are not keep what they have."""
@@ -92,8 +99,13 @@ class Cluster:
         if self._gpus is None or not known:
             return {}
         claims = [self._claim(name, plan) for name, plan in known.items()]
-        others = sum(gpus for name, gpus in self._taken.items() if name not in known)
-        free = self._gpus - others
+        others = [self._taken.get(name) for name in self.deployments if name not in known]
+        if None in others:  # nobody grows into what another one may hold
+            return {
+                name: self._cut(name, plan, min(claim.now, claim.wanted))
+                for (name, plan), claim in zip(known.items(), claims, strict=True)
+            }
+        free = self._gpus - sum(gpus for gpus in others if gpus is not None)
         if sum(max(claim.now, claim.wanted) for claim in claims) <= free:
             return {}
         return {

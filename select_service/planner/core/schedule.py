@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from select_service.planner.core.settings import Settings, intervals_of
 
-_EARLY_S = 1e-9
+EARLY_S = 1e-9
 """Sums of intervals are not exact."""
 
 
@@ -67,7 +67,10 @@ class Schedule:
         return self.next_after(now_s)
 
     def next_after(self, now_s: float) -> NextTick:
-        at_s = now_s + self._interval_s
+        return self.needs(now_s + self._interval_s)
+
+    def needs(self, at_s: float) -> NextTick:
+        """Of a tick at this time, however late it is."""
         throughput = self._throughput_due(at_s)
         load = self._load_due(at_s)
         window: float | None = None
@@ -79,8 +82,8 @@ class Schedule:
 
     def _load_due(self, now_s: float) -> bool:
         interval = self._settings.load_adjustment_interval_seconds
-        return now_s - self._load_s >= interval - _EARLY_S
+        return now_s - self._load_s >= interval - EARLY_S
 
     def _throughput_due(self, now_s: float) -> bool:
         interval = self._settings.throughput_adjustment_interval_seconds
-        return throughput_on(self._settings) and now_s - self._throughput_s >= interval - _EARLY_S
+        return throughput_on(self._settings) and now_s - self._throughput_s >= interval - EARLY_S

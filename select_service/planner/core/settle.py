@@ -58,14 +58,14 @@ class Settler:
         reasons: list[Reason]
         if deployed.moving and not deployed.only_starting:
             reasons = [Reason.SCALING_IN_PROGRESS]
-            counts = _unstuck(have, deployed, reasons)
+            counts = _unstuck(have, deployed, self.allowance.minimums, reasons)
             return Settled(counts, tuple(reasons), {})
         reasons = []
         counts, stabilised = self._stabilised(now_s, wish, deployed)
         reasons += [step.reason for step in stabilised.values() if step.target is None]
         counts = self._known(counts, have, wish, reasons)
         counts = self._budgeted(counts, deployed, reasons)
-        counts = _unstuck(counts, deployed, reasons)
+        counts = _unstuck(counts, deployed, self.allowance.minimums, reasons)
         return Settled(counts, tuple(dict.fromkeys(reasons)), stabilised)
 
     def _stabilised(
@@ -134,13 +134,20 @@ def _wanted(target: int, spare: int, exact: float, have: int) -> float:
     return min(float(have), SPARE * max(target, spare))
 
 
-def _unstuck(counts: dict[Role, int], deployed: Deployed, reasons: list[Reason]) -> dict[Role, int]:
-    """A start-up that makes no progress is given up, and not begun again for a while."""
+def _unstuck(
+    counts: dict[Role, int], deployed: Deployed, least: Counts, reasons: list[Reason]
+) -> dict[Role, int]:
+    """A start-up that makes no progress is given up, and not begun again for a while.
+
+    Only what is verified to be one: replicas that have failed or roll come back by themselves.
+    """
     found = dict(counts)
     for role, now in deployed.roles.items():
         if now.waiting.stuck:
             reasons.append(Reason.PENDING_STUCK)
-            found[role] = now.ready
+            if now.verified:
+                kept = max(now.ready, now.waiting.base, least[role])
+                found[role] = min(found[role], kept)
         elif now.waiting.ceiling is not None and found[role] > now.waiting.ceiling:
             reasons.append(Reason.STUCK_CEILING)
             found[role] = max(now.waiting.ceiling, min(now.have, found[role]))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from select_service.planner.core.inputs import Limits, Role, TickInput
+from select_service.planner.core.inputs import Limits, Replicas, Role, TickInput
 from select_service.planner.core.settings import Settings, gpus_of, roles_of
 from select_service.planner.core.startups import Startups, Waiting, in_progress, starting
 
@@ -55,6 +55,9 @@ class Inventory:
         self._roles = roles_of(settings)
         self._startups = {role: Startups(settings) for role in self._roles}
         self.limits = {role: Limits(num_gpu=gpus_of(settings, role)) for role in self._roles}
+        self._wait_s = settings.scaling_max_wait
+        self._since: dict[Role, tuple[Replicas, float]] = {}
+        """How a role that moves stands, and since when it stands like that."""
 
     def observe(self, told: TickInput) -> Standing | None:
         """None: a role could not be read."""
@@ -69,11 +72,22 @@ class Inventory:
             found[role] = RoleNow(
                 replicas.ready,
                 starting(replicas),
-                in_progress(replicas),
+                self._moves(role, replicas, told.now_s),
                 replicas.startup_only,
                 waiting,
             )
         return Standing(found)
+
+    def _moves(self, role: Role, replicas: Replicas, now_s: float) -> bool:
+        """What has not changed for `scaling_max_wait` holds nothing up any more."""
+        if not in_progress(replicas):
+            self._since.pop(role, None)
+            return False
+        before = self._since.get(role)
+        if before is None or before[0] != replicas:
+            self._since[role] = replicas, now_s
+            return True
+        return now_s - before[1] < self._wait_s
 
     @property
     def startup_s(self) -> float:

@@ -29,6 +29,8 @@ class Waiting(NamedTuple):
     stuck: bool
     ceiling: int | None
     """Replicas that are not to be exceeded."""
+    base: int
+    """That were ready before the start began: those are not given up with it."""
 
 
 class Startups:
@@ -39,7 +41,8 @@ class Startups:
         self.startup_s = settings.startup_s
         self._began: float | None = None
         self._progress: float | None = None
-        self._ready = 0
+        self._ready: int | None = None
+        self._base = 0
         self._held_until: float | None = None
         self._ceiling = 0
 
@@ -49,14 +52,24 @@ class Startups:
             self._finished(now_s)
         elif self._began is None:
             self._began = self._progress = now_s
-        elif role.ready > self._ready:
+            self._base = self._before(role)
+        elif self._ready is None or role.ready > self._ready:
             self._progress = now_s
         self._ready = role.ready
         waited = 0.0 if self._progress is None else now_s - self._progress
-        stuck = self._began is not None and waited >= self._stuck_s
+        stuck = self._began is not None and waited >= max(self._stuck_s, 2.0 * self.startup_s)
         if stuck:
-            self._held_until, self._ceiling = now_s + HELD_S, role.ready
-        return Waiting(waited, stuck, self._ceiling_at(now_s))
+            self._held_until, self._ceiling = now_s + HELD_S, max(role.ready, self._base)
+        return Waiting(waited, stuck, self._ceiling_at(now_s), self._base)
+
+    def _before(self, role: Replicas) -> int:
+        """Replicas that are not new. Those that have just failed, or roll, were ready before.
+
+        What was under way before the first reading may all have been there already.
+        """
+        if self._ready is None:
+            return role.ready + starting(role)
+        return max(self._ready, role.ready)
 
     def _finished(self, now_s: float) -> None:
         """All are ready, or were taken back: only the former says how long it takes."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from select_service.planner.core.allowance import Allowance
 from select_service.planner.core.contracts import (
@@ -75,7 +76,7 @@ class ThroughputStage:
             self._forecaster.skip()
             return Thought(None, Reason.NO_TRAFFIC_DATA)
         self.unknown = 0
-        self._forecaster.add(traffic)
+        self._forecaster.add(_whole(traffic, self.settings))
         forecast = self._forecaster.predict(lead_s if self.settings.lead else 0.0)
         self.forecast = forecast
         if not moving and self._last == ready:
@@ -157,6 +158,14 @@ class ThroughputStage:
         self.correction.check_invariants()
         assert self.unknown >= 0
         assert all(floor >= 0 for floor in self.floors.values())
+
+
+def _whole(traffic: Traffic, settings: Settings) -> Traffic:
+    """As if the window were a whole interval: points have to be of equal times."""
+    interval_s = settings.throughput_adjustment_interval_seconds
+    if traffic.requests is None or traffic.duration_s <= 0.0 or traffic.duration_s == interval_s:
+        return traffic
+    return replace(traffic, requests=traffic.requests * interval_s / traffic.duration_s)
 
 
 def _beside_cold(size: Sized) -> Sized:

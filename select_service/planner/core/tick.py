@@ -97,6 +97,10 @@ class Deployment:
         """Of the last tick; before the first one where its schedule begins."""
         return self._schedule.last_s
 
+    def needs(self, now_s: float) -> NextTick:
+        """What a tick that runs now has to be told."""
+        return self._schedule.needs(now_s)
+
     def tick(self, told: TickInput) -> Effects:
         """Times of ticks never go back."""
         return self.finish(self.plan(told), None)
@@ -111,14 +115,17 @@ class Deployment:
         thought = self._think(told, standing) if due.throughput else None
         opinion = self._listen(told, standing) if due.load else None
         merged = self._merged(told, standing, thought, opinion)
-        settled = self._settled(told.now_s, standing, merged, thought, opinion)
+        settled = self._settled(told, standing, merged, thought, opinion)
         return Plan(told, due, standing, thought, opinion, merged, settled)
 
     def finish(self, plan: Plan, counts: Mapping[Role, int] | None) -> Effects:
         """counts: what the cluster leaves of what was planned; None: all of it."""
         wished, final = self._wished(plan, counts)
         cut = counts is not None and plan.settled is not None and counts != plan.settled.counts
-        next_tick = self._schedule.ran(plan.told.now_s, plan.due)
+        due = plan.due
+        if plan.standing is None:  # the forecast's turn is not used up
+            due = Due(load=due.load, throughput=False)
+        next_tick = self._schedule.ran(plan.told.now_s, due)
         return Effects(
             scale_to=None if self.settings.advisory else wished,
             wished=wished,
@@ -205,7 +212,7 @@ class Deployment:
 
     def _settled(
         self,
-        now_s: float,
+        told: TickInput,
         standing: Standing,
         merged: Merged,
         thought: Thought | None,
@@ -233,9 +240,15 @@ class Deployment:
             {role: n for role, n in wished.items() if role in spoken} or None,
             self._throughput.spare,
             self._throughput.exact,
-            self._throughput.unknown == 0,
+            self._is_known(told),
         )
-        return self._settler.settle(now_s, wish, standing)
+        return self._settler.settle(told.now_s, wish, standing)
+
+    def _is_known(self, told: TickInput) -> bool:
+        """Traffic, as far as this tick has asked for it, and in the last window."""
+        asked = self._schedule.needs(told.now_s).traffic_s is not None
+        heard = told.traffic is not None and told.traffic.requests is not None
+        return self._throughput.unknown == 0 and (heard or not asked)
 
     def _beyond_steps(
         self, targets: Mapping[Role, int], standing: Standing, opinion: Opinion | None

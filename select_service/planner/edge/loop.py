@@ -11,6 +11,7 @@ from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.connectors.base import Decision
 from select_service.planner.core.cluster import Cluster
 from select_service.planner.core.inputs import TickInput
+from select_service.planner.core.schedule import EARLY_S
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Effects
 from select_service.planner.edge.member import Member
@@ -70,7 +71,7 @@ class Loop:
     async def tick(self) -> None:
         """The deployments that are due now."""
         now_s = self._clock()
-        due = [name for name in self.members if self._due_at(name) <= now_s + 1e-3]
+        due = [name for name in self.members if self._due_at(name) <= now_s + EARLY_S]
         try:
             async with asyncio.timeout(DEADLINE_S):
                 told = await asyncio.gather(*(self._told(name, now_s) for name in due))
@@ -121,7 +122,7 @@ class Loop:
         return self._cluster.deployments[name].next_tick.at_s
 
     async def _told(self, name: str, now_s: float) -> TickInput:
-        return await self.members[name].told(self._cluster.deployments[name].next_tick, now_s)
+        return await self.members[name].told(self._cluster.deployments[name].needs(now_s), now_s)
 
     async def _apply(self, name: str, effects: Effects) -> Decision | None:
         """Also within the deadline: a platform that hangs must not stop the others for ever."""

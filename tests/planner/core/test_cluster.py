@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.planner.core.cluster import Claim, Cluster, shares
-from select_service.planner.core.inputs import Role
+from select_service.planner.core.inputs import Role, TickInput
 from select_service.planner.core.reasons import Reason
 from tests.planner.core.deployments import a_deployment, both, told, traffic
 
@@ -17,6 +17,28 @@ def test_the_first_in_order_gets_what_it_wants() -> None:
 def test_among_equals_it_is_who_loses_most() -> None:
     claims = [Claim(1, 0.1, 1, 1, 6), Claim(1, 0.9, 1, 1, 6)]
     assert shares(claims, 8) == [2, 6]
+
+
+def test_who_has_enough_is_not_cut_for_an_equal() -> None:
+    claims = [Claim(1, 0.0, 1, 4, 4), Claim(1, 0.5, 1, 4, 6)]
+    assert shares(claims, 8) == [4, 4]
+
+
+def test_nobody_grows_into_what_an_unread_deployment_may_hold() -> None:
+    deployments = {name: a_deployment(max_gpu_budget=-1) for name in ("batch", "chat")}
+    cluster = Cluster(deployments, {"batch": 1, "chat": 1}, 12)
+    ticks = {
+        "chat": told(60.0, both(2, 1), of=traffic(2400.0)),
+        "batch": TickInput(now_s=60.0, replicas={}),
+    }
+    assert cluster.tick(ticks)["chat"].scale_to is None
+    ticks = {
+        "chat": told(120.0, both(2, 1), of=traffic(2400.0)),
+        "batch": told(120.0, both(1, 1), of=traffic(0.0)),
+    }
+    scaled = cluster.tick(ticks)["chat"].scale_to
+    assert scaled is not None
+    assert sum(scaled.get(role, now) for role, now in ((Role.PREFILL, 2), (Role.DECODE, 1))) <= 10
 
 
 def test_what_others_still_have_is_given_when_it_is_free() -> None:

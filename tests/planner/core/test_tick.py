@@ -2,7 +2,7 @@
 
 import pytest
 
-from select_service.planner.core.inputs import Role, TickInput
+from select_service.planner.core.inputs import Replicas, Role, TickInput
 from select_service.planner.core.merge import Bound, Proposal, Target
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.tick import Deployment, Effects
@@ -189,13 +189,64 @@ def test_a_stuck_start_up_is_withdrawn_and_not_begun_again_for_a_while() -> None
     for at in range(1, 80):
         now = 10.0 * at
         demand = traffic(1800.0) if at % 6 == 0 else None
-        counts = stuck if now <= 310 else both(2, 4)
+        counts = both(2, 2) if at == 1 else stuck if now <= 320 else both(2, 4)
         seen[now] = deployment.tick(told(now, counts, of=demand))
-    assert Reason.PENDING_STUCK in seen[310.0].diagnostics.reasons
-    assert (seen[310.0].scale_to or {})[P] == 2
-    later = [effects.scale_to or {} for now, effects in seen.items() if 310 < now < 790]
+    assert Reason.PENDING_STUCK in seen[320.0].diagnostics.reasons
+    assert (seen[320.0].scale_to or {})[P] == 2
+    later = [effects.scale_to or {} for now, effects in seen.items() if 320 < now < 790]
     assert all(scaled.get(P, 2) <= 2 for scaled in later)
     assert Reason.STUCK_CEILING in seen[780.0].diagnostics.reasons
+
+
+@pytest.mark.parametrize("first", [both(4, 4), None], ids=["seen before", "from the first tick on"])
+@pytest.mark.parametrize("verified", [True, False])
+def test_replicas_that_have_failed_or_roll_are_not_given_up(
+    first: dict[Role, Replicas] | None, verified: bool
+) -> None:
+    deployment = a_deployment(min_endpoint=2)
+    failed = Replicas(ready=0, expected=4, startup_only=verified, limits=LIMITS)
+    for at in range(1, 90):
+        counts = first if first and at == 1 else both(4, 4) | {P: failed}
+        effects = deployment.tick(told(10.0 * at, counts, of=traffic(600.0)))
+        assert (effects.scale_to or {}).get(P, 4) >= 4
+    assert Reason.PENDING_STUCK in effects.diagnostics.reasons
+
+
+def test_a_pod_that_never_ends_holds_nothing_up_for_ever() -> None:
+    deployment = a_deployment(scaling_max_wait=600.0)
+    ends = {role: Replicas(ready=1, expected=1, in_progress=True, limits=LIMITS) for role in Role}
+    raised = []
+    for at in range(1, 20):
+        effects = deployment.tick(told(60.0 * at, ends, of=traffic(2400.0)))
+        raised.append(effects.scale_to is not None)
+    assert not any(raised[:9])
+    assert any(raised[10:])
+
+
+def test_load_takes_nothing_away_on_traffic_that_this_tick_does_not_know() -> None:
+    deployment = a_deployment(enable_load_scaling=True, down_window_s=10.0, down_cooldown_s=0.0)
+    idle = {role: passes(role, [IDLE] * 6) for role in Role}
+    for at in range(1, 60):
+        known = traffic(60.0, 60.0) if at % 12 == 0 else None
+        effects = deployment.tick(told(5.0 * at, both(6, 6), of=known, engines=idle))
+        assert effects.scale_to is None or at % 12 == 0
+
+
+def test_a_late_tick_is_told_a_whole_window_and_a_longer_one_counts_as_such() -> None:
+    deployment = a_deployment()
+    assert deployment.needs(55.0).traffic_s is None
+    assert deployment.needs(64.0).traffic_s == 60.0
+    effects = deployment.tick(told(66.0, both(2, 2), of=traffic(660.0, 66.0)))
+    assert effects.diagnostics.forecast is not None
+    assert effects.diagnostics.forecast.requests == pytest.approx(600.0)
+
+
+def test_replicas_that_could_not_be_read_do_not_cost_the_forecast_its_turn() -> None:
+    deployment = a_deployment()
+    deployment.tick(TickInput(now_s=60.0, replicas={}, traffic=traffic(600.0)))
+    assert deployment.next_tick.run_throughput
+    effects = deployment.tick(told(65.0, both(2, 2), of=traffic(600.0)))
+    assert effects.diagnostics.run_throughput
 
 
 def test_unknown_traffic_is_not_zero() -> None:
