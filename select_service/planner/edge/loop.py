@@ -24,6 +24,8 @@ DEADLINE_S = 30.0
 """Of a whole tick. What is not decided by then is not scaled."""
 STEP_S = 2.0
 """Between two steps of what connectors have under way."""
+RETRY_S = 5.0
+"""After a tick in which a deployment could not be decided: it is still due."""
 
 
 class Listener(Protocol):
@@ -56,6 +58,8 @@ class Loop:
         self._clock = clock
         self._paused: set[str] = set()
         self._deciding = asyncio.Lock()
+        self._is_held = False
+        """Could some deployment not be decided in the last tick?"""
         self.late_ticks = 0
         """That were given up after `DEADLINE_S`."""
 
@@ -81,11 +85,12 @@ class Loop:
             told = [TickInput(now_s=now_s, replicas={}) for _ in due]
         by_name = dict(zip(due, told, strict=True))
         async with self._deciding:  # a forecast may take seconds, in which the API answers
-            effects = await asyncio.to_thread(self._cluster.tick, by_name)
-        applied = await asyncio.gather(*(self._apply(name, effects[name]) for name in due))
-        for name, decision in zip(due, applied, strict=True):
+            effects = await asyncio.to_thread(self._decided, by_name)
+        applied = await asyncio.gather(*(self._apply(name, effects[name]) for name in effects))
+        for name, decision in zip(effects, applied, strict=True):
             for listener in self._listeners:
                 listener.ticked(name, by_name[name], effects[name], decision)
+        self._is_held = len(effects) < len(by_name)
 
     def configs(self) -> dict[str, DeploymentConfig]:
         """What counts now."""
@@ -122,7 +127,26 @@ class Loop:
         return self._cluster.deployments[name].next_tick.at_s
 
     async def _told(self, name: str, now_s: float) -> TickInput:
-        return await self.members[name].told(self._cluster.deployments[name].needs(now_s), now_s)
+        member = self.members[name]
+        try:
+            return await member.told(self._cluster.deployments[name].needs(now_s), now_s)
+        except Exception as error:  # one deployment must not end the others
+            member.failed("sources", error)
+            return TickInput(now_s=now_s, replicas={})
+
+    def _decided(self, told: Mapping[str, TickInput]) -> dict[str, Effects]:
+        """Of all together; where that fails, of each alone, without those that fail again."""
+        try:
+            return self._cluster.tick(told)
+        except Exception:
+            log.exception("a tick failed, each deployment is decided alone")
+        effects: dict[str, Effects] = {}
+        for name, tick in told.items():
+            try:
+                effects |= self._cluster.tick({name: tick})
+            except Exception as error:
+                self.members[name].failed("decision", error)
+        return effects
 
     async def _apply(self, name: str, effects: Effects) -> Decision | None:
         """Also within the deadline: a platform that hangs must not stop the others for ever."""
@@ -134,7 +158,15 @@ class Loop:
         except TimeoutError:
             fields = {"deployment": name, "timeout_s": DEADLINE_S}
             log.error("a platform did not answer", extra={"fields": fields})
-            return None
+        except Exception as error:
+            self.members[name].failed("connector", error)
+        return None
+
+    async def _go_on(self, member: Member) -> None:
+        try:
+            await member.go_on()
+        except Exception as error:
+            member.failed("connector", error)
 
     def _tell_settings(self, name: str, config: DeploymentConfig, now_s: float) -> None:
         own = {each: getattr(config, each) for each in Settings.__struct_fields__}
@@ -146,8 +178,10 @@ class Loop:
             at_s = min(map(self._due_at, self.members))
             await asyncio.sleep(max(0.0, at_s - self._clock()))
             await self.tick()
+            if self._is_held:
+                await asyncio.sleep(RETRY_S)
 
     async def _step_connectors(self) -> None:
         while True:
             await asyncio.sleep(STEP_S)
-            await asyncio.gather(*(member.go_on() for member in self.members.values()))
+            await asyncio.gather(*map(self._go_on, self.members.values()))

@@ -10,7 +10,6 @@ from select_service.planner.config import DeploymentConfig, LimitsGiven
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.base import (
     ConnectorError,
-    ConnectorUnavailable,
     Decision,
 )
 from select_service.planner.core.inputs import (
@@ -102,6 +101,12 @@ class Member:
             except ConnectorError as error:
                 self._fault("connector", str(error))
 
+    def failed(self, source: str, error: Exception) -> None:
+        """An error that nobody expected: it is seen in `faults`, and the traceback in the log."""
+        self.faults[source] = f"{type(error).__name__}: {error}"
+        fields = {"deployment": self.config.name, "source": source}
+        log.error("a deployment is held", exc_info=error, extra={"fields": fields})
+
     async def close(self) -> None:
         await self.connector.close()
         await self.sources.close()
@@ -158,7 +163,7 @@ class Member:
     async def _read(self) -> dict[Role, Replicas]:
         try:
             found = await self.connector.read()
-        except ConnectorUnavailable as error:
+        except ConnectorError as error:
             self._fault("connector", str(error))
             return {}
         for role, fault in self.connector.faults().items():

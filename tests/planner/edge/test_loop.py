@@ -9,7 +9,12 @@ import pytest
 
 from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.connectors.advisory import Switched
-from select_service.planner.connectors.base import ConnectorUnavailable, Decision, Status
+from select_service.planner.connectors.base import (
+    ConnectorError,
+    ConnectorUnavailable,
+    Decision,
+    Status,
+)
 from select_service.planner.core.cluster import Cluster
 from select_service.planner.core.inputs import Limits, Role, TickInput, Traffic
 from select_service.planner.core.reasons import Reason
@@ -152,6 +157,40 @@ def test_a_platform_that_cannot_be_read_or_written_is_tried_again_at_the_next_ti
         assert effects.scale_to is not None
         assert applied is not None
         assert scene.member.faults == {}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [ConnectorError("no rights"), ValueError("bins differ")])
+def test_no_error_of_a_deployment_ends_the_loop(error: Exception) -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.platform.fault = error
+        told, effects, applied = await scene.tick()
+        assert (told.replicas, effects.scale_to, applied) == ({}, None, None)
+        assert any(str(error) in each for each in scene.member.faults.values())
+        scene.platform.fault = None
+        _, effects, _ = await scene.tick()
+        assert effects.scale_to is not None
+
+    asyncio.run(run())
+
+
+def test_a_decision_that_fails_holds_the_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        scene = Scene()
+
+        def fails(told: Mapping[str, TickInput]) -> dict[str, Effects]:
+            raise ArithmeticError("no root")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Cluster, "tick", lambda _, told: fails(told))
+            scene.now = 60.0
+            await scene.loop.tick()
+        assert scene.platform.asked == []
+        assert scene.member.faults == {"decision": "ArithmeticError: no root"}
+        _, effects, _ = await scene.tick()
+        assert effects.scale_to is not None
 
     asyncio.run(run())
 
