@@ -4,26 +4,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from select_service.planner.core.inputs import Traffic
-from select_service.planner.core.perf.capacity import Forward, Given
-from select_service.planner.core.perf.model import FittedModel, Kind
+from select_service.planner.core.perf.capacity import Given, Kind
+from select_service.planner.core.perf.model import FittedModel
 from select_service.planner.core.settings import Settings
 
+NEVER = Settings(load_min_observations=1_000_000_000)
+"""More samples than are ever kept."""
 
-class GivenModel(FittedModel):
+
+def given_model(kind: Kind, forward: Sequence[float] | None) -> FittedModel:
     """Seconds as (base, a prefill token, a KV token, a decoding request); none: never ready."""
-
-    def __init__(self, kind: Kind, forward: Sequence[float] | None) -> None:
-        super().__init__(kind, Settings())
-        self._given_forward = None if forward is None else Given(*forward)
-
-    @property
-    def forward(self) -> Forward | None:
-        return self._given_forward
-
-    @property
-    def source(self) -> str | None:
-        """As if it had been fitted: averages are those of the passes."""
-        return "fpm"
+    return FittedModel(kind, NEVER, None if forward is None else Given(*forward))
 
 
 class LastValue:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from scripts.playing.differences import Difference, differences
 from scripts.playing.planner_capacity import pass_of
-from select_service.planner.core.perf.capacity import hit_rate_used
+from select_service.planner.core.perf.capacity import Kind, hit_rate_used
 from select_service.planner.core.perf.linear import Line
-from select_service.planner.core.perf.model import FittedModel, Kind
+from select_service.planner.core.perf.model import FittedModel
 from select_service.planner.core.perf.samples import Average
 from select_service.planner.core.settings import Settings
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.playing.differences import Difference, differences
-from scripts.playing.planner_given import GivenModel
+from scripts.playing.planner_given import given_model
 from select_service.planner.core.inputs import (
     ForwardPass,
     Limits,
@@ -47,8 +47,8 @@ def _deployment(case: Case, settings: Settings, start_s: float) -> Deployment:
     forward = case["forward_seconds"]
     decode = "aggregated" if settings.mode == "agg" else "decode"
     models = {
-        Role.PREFILL: GivenModel("prefill", forward.get("prefill")),
-        Role.DECODE: GivenModel(decode, forward.get(decode)),
+        Role.PREFILL: given_model("prefill", forward.get("prefill")),
+        Role.DECODE: given_model(decode, forward.get(decode)),
     }
     interval_s = settings.throughput_adjustment_interval_seconds
     known = chosen(settings, makers(settings, interval_s))

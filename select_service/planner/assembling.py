@@ -7,7 +7,8 @@ from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.core.cluster import Cluster
 from select_service.planner.core.contracts import EngineModel
 from select_service.planner.core.inputs import Role
-from select_service.planner.core.perf.model import FittedModel, Kind
+from select_service.planner.core.perf.capacity import Kind
+from select_service.planner.core.perf.model import FittedModel
 from select_service.planner.core.settings import Settings, roles_of
 from select_service.planner.core.tick import Deployment
 from select_service.planner.forecasting import traffic_forecast, warm_up

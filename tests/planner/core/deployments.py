@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.playing.planner_given import GivenModel, LastValue
+from scripts.playing.planner_given import LastValue, given_model
 from scripts.playing.planner_ticks import DOCUMENT
 from select_service.planner.core.inputs import (
     ForwardPass,
@@ -76,8 +76,8 @@ def a_deployment(*, document: bool = False, **given: Any) -> Deployment:
     settings = Settings(**{**base, **given})
     decode = "aggregated" if settings.mode == "agg" else "decode"
     models = {
-        Role.PREFILL: GivenModel("prefill", FORWARD["prefill"]),
-        Role.DECODE: GivenModel(decode, FORWARD[decode]),
+        Role.PREFILL: given_model("prefill", FORWARD["prefill"]),
+        Role.DECODE: given_model(decode, FORWARD[decode]),
     }
     chosen = {role: models[role] for role in roles_of(settings)}
     return Deployment(settings, chosen, LastValue(), 0.0)

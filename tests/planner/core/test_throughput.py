@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from scripts.playing.planner_given import GivenModel
+from scripts.playing.planner_given import given_model
 from select_service.planner.core.contracts import Shape, Slo
 from select_service.planner.core.inputs import Bins, Role, Traffic
 from select_service.planner.core.reasons import Reason
@@ -27,7 +27,7 @@ from tests.planner.core.deployments import (
 from tests.planner.core.deployments import traffic as a_window
 
 ENGINE = Engine(
-    GivenModel("prefill", FORWARD["prefill"]), LIMITS, Slo(ttft_ms=500.0, itl_ms=20.0), False
+    given_model("prefill", FORWARD["prefill"]), LIMITS, Slo(ttft_ms=500.0, itl_ms=20.0), False
 )
 
 

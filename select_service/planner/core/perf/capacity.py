@@ -5,11 +5,13 @@ All of it asks a `Forward`, whatever that is: a fitted line, a profile, given co
 
 from collections.abc import Iterator
 from math import ceil, floor
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from select_service.planner.core.contracts import Shape, Slo
 from select_service.planner.core.inputs import Limits
 
+Kind = Literal["prefill", "decode", "aggregated"]
+"""What an engine does."""
 HIT_RATE_MAX = 0.95
 """Even a perfect cache computes something."""
 CANDIDATES_MAX = 128

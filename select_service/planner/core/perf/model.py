@@ -10,6 +10,7 @@ from select_service.planner.core.perf.capacity import (
     Capacity,
     Forward,
     Given,
+    Kind,
     aggregated_capacity,
     chunked_s,
     decode_capacity,
@@ -19,9 +20,11 @@ from select_service.planner.core.perf.capacity import (
 from select_service.planner.core.perf.linear import Line, fit, fit_robust
 from select_service.planner.core.perf.profile import Profile
 from select_service.planner.core.perf.samples import Average, Sample, Samples
+from select_service.planner.core.perf.timed import Timed
 from select_service.planner.core.settings import Settings
 
-Kind = Literal["prefill", "decode", "aggregated"]
+Fitted = Literal["fpm", "profile"]
+"""Sources whose samples are iterations."""
 Source = Literal["fpm", "selector", "profile"]
 SOURCES: tuple[Source, ...] = ("fpm", "selector", "profile")
 """The first that is ready is used."""
@@ -54,8 +57,12 @@ class FittedModel:
         self._robust = settings.robust
         axes = 1 if kind == "prefill" else 2
         size, buckets = settings.max_num_fpm_samples, settings.fpm_sample_bucket_size
-        self._samples = {source: Samples(axes, size, buckets) for source in SOURCES}
-        self._lines: dict[Source, Line | None] = {}
+        self._samples: dict[Fitted, Samples] = {
+            "fpm": Samples(axes, size, buckets),
+            "profile": Samples(axes, size, buckets),
+        }
+        self._timed = Timed(kind, settings)
+        self._lines: dict[Fitted, Line | None] = {}
         self._now_s = 0.0
         self._profile = profile or Profile()
         self._begin_with(self._profile)
@@ -70,8 +77,10 @@ class FittedModel:
 
     @property
     def source(self) -> str | None:
-        """Of the line that is used."""
-        return next((each for each in SOURCES if self.line(each) is not None), None)
+        """Of what is used; what is given counts as `fpm`."""
+        if self._known is not None:
+            return "fpm"
+        return next((each for each in SOURCES if self._learnt(each) is not None), None)
 
     @property
     def forward(self) -> Forward | None:
@@ -79,23 +88,23 @@ class FittedModel:
         if self._known is not None:
             return self._known
         for source in SOURCES:
-            line = self.line(source)
-            if line is not None:
-                return self._given(line)
+            learnt = self._learnt(source)
+            if learnt is not None:
+                return learnt
         return None
 
-    def line(self, source: Source) -> Line | None:
+    def line(self, source: Fitted) -> Line | None:
         """Fitted when asked after new samples."""
         if source not in self._lines:
             fades = self._robust and source != "profile"
             self._lines[source] = self._fit(list(self._samples[source]), fades)
         return self._lines[source]
 
-    def samples(self, source: Source) -> int:
+    def samples(self, source: Fitted) -> int:
         """How many are kept."""
         return len(self._samples[source])
 
-    def largest(self, source: Source) -> tuple[float, ...]:
+    def largest(self, source: Fitted) -> tuple[float, ...]:
         """The largest load of each axis that was ever seen."""
         return self._samples[source].high
 
@@ -113,15 +122,7 @@ class FittedModel:
         if traffic.isl is not None and self.source != "fpm":
             self.isl.add(traffic.isl)
             self.context.add(traffic.isl + (traffic.osl or 0.0) / 2)
-        if self._kind != "decode":
-            for each in traffic.prefill_samples:
-                tokens = each.uncached_tokens + each.ahead_tokens
-                x = (tokens,) if self._kind == "prefill" else (tokens, 0.0)
-                self._add("selector", x, each.seconds)
-        if self._kind != "prefill":
-            for block in traffic.decode_samples:
-                first = block.live_requests if self._kind == "decode" else 0.0
-                self._add("selector", (first, block.kv_tokens), block.seconds)
+        self._timed.observe(traffic, now_s)
 
     def ttft_s(
         self,
@@ -197,7 +198,7 @@ class FittedModel:
                 first = each.requests if self._kind == "decode" else 0.0
                 self._add("profile", (first, each.kv_tokens), each.seconds)
 
-    def _add(self, source: Source, x: tuple[float, ...], seconds: float) -> None:
+    def _add(self, source: Fitted, x: tuple[float, ...], seconds: float) -> None:
         if seconds > 0:
             self._samples[source].add(Sample(x, seconds, self._now_s))
             self._lines.pop(source, None)
@@ -228,6 +229,12 @@ class FittedModel:
         if min(judged) < -SLOPE_ROUNDING:
             return None
         return Line(tuple(slopes), line.intercept)
+
+    def _learnt(self, source: Source) -> Given | None:
+        if source == "selector":
+            return self._timed.forward
+        line = self.line(source)
+        return None if line is None else self._given(line)
 
     def _given(self, line: Line) -> Given:
         slopes = line.coefficients

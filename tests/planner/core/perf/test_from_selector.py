@@ -5,7 +5,8 @@ from random import Random
 import pytest
 
 from select_service.planner.core.inputs import Limits, Role
-from select_service.planner.core.perf.model import FittedModel, Kind
+from select_service.planner.core.perf.capacity import Kind
+from select_service.planner.core.perf.model import FittedModel
 from select_service.planner.core.settings import Settings
 from select_service.planner.replay.engine import Request, Speed
 from select_service.planner.replay.fleet import Fleet, FleetOptions
