@@ -50,8 +50,13 @@ class Sources:
         """The last reading of the selectors; None: they did not answer."""
 
     async def workers(self) -> Mapping[Role, int] | None:
-        """Workers that take requests, as selectors see them."""
-        return None if self.seen is None else self.seen.workers
+        """Workers that take requests, as selectors see them.
+
+        None while they know no partition or have just begun: workers register again after that.
+        """
+        if self.seen is None or not self.seen.is_whole:
+            return None
+        return self.seen.workers
 
     async def close(self) -> None:
         if self.prometheus is not None:

@@ -97,12 +97,17 @@ class Observation(Struct):
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """Of one deployment. workers: that take requests, by role;  ranks: of those"""
+    """Of one deployment.
+
+    workers:  that take requests, by role
+    is_whole: has somebody answered, and each for all of the window? Else workers may be missing
+    """
 
     traffic: Traffic
     passes: Mapping[Role, tuple[ForwardPass, ...]]
     workers: Mapping[Role, int]
     limits: Mapping[Role, Limits]
+    is_whole: bool = True
 
 
 def observed(
@@ -124,6 +129,7 @@ def observed(
             for role in Role
         },
         limits={role: _limits([e for e in taking if e.scaled_as is role]) for role in Role},
+        is_whole=bool(answers) and all(each.complete for each in answers),
     )
 
 

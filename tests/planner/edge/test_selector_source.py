@@ -7,7 +7,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from select_service.planner.connectors.virtual import VirtualConnector
 from select_service.planner.core.inputs import Limits, Role
+from select_service.planner.edge.member import Sources
 from select_service.planner.edge.observation import (
     Histogram,
     Observation,
@@ -17,6 +19,7 @@ from select_service.planner.edge.observation import (
     part_below,
 )
 from select_service.planner.edge.outbound import Outbound
+from select_service.planner.edge.proposers import ExternalProposers
 from select_service.planner.edge.selector_source import SelectorSource
 from tests.planner.edge.serving import served
 
@@ -197,3 +200,18 @@ def test_the_question() -> None:
     asyncio.run(ask())
     assert asked[0].path == "/planner/observation"
     assert dict(asked[0].query) == {"model_name": "a b", "tenant_id": "t", "window_s": "3600"}
+
+
+@pytest.mark.parametrize("answers", [(), (answer(complete=False),), (BUSY, answer(complete=False))])
+def test_a_registry_that_is_not_whole_is_not_zero_workers(answers: Any) -> None:
+    async def run() -> None:
+        nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
+        sources = Sources(None, None, None, nobody)
+        sources.seen = told(*answers)
+        assert await sources.workers() is None
+        connector = VirtualConnector(None, sources.workers)
+        assert await connector.read() == {}
+        sources.seen = told(BUSY)
+        assert await sources.workers() == sources.seen.workers
+
+    asyncio.run(run())
