@@ -46,10 +46,10 @@ install_lock() {
     local lock="$1" python
     if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
         python="$(find_python)"
-        echo "making .venv with $("$python" --version) ..." >&2
+        echo "making ${venv##*/} with $("$python" --version) ..." >&2
         "$python" -m venv --clear "$venv"
     fi
-    echo "installing $lock into .venv ..." >&2
+    echo "installing $lock into ${venv##*/} ..." >&2
     rm -f "$venv/.$lock.stamp"
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet install)
     "${pip[@]}" --require-hashes -r "$root/$lock"
