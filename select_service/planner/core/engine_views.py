@@ -50,9 +50,10 @@ Group = tuple[ForwardPass, ...]
 
 
 def groups(passes: Sequence[ForwardPass]) -> dict[str, Group]:
-    """Ranks by worker, in the order of their names."""
+    """The newest pass of each rank, by worker, in the order of their names."""
+    newest = {(one.worker, one.rank): one for one in passes}
     found: dict[str, list[ForwardPass]] = {}
-    for one in sorted(passes, key=lambda one: (one.worker, one.rank)):
+    for _, one in sorted(newest.items()):
         found.setdefault(one.worker, []).append(one)
     return {worker: tuple(ranks) for worker, ranks in found.items()}
 

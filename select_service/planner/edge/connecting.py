@@ -35,6 +35,7 @@ class Connecting:
         )
         connector = await opened(own, self._around, sources.workers)
         await connector.validate()
+        sources.begin()
         return Member(own, sources, connector)
 
     def _selectors(self, own: DeploymentConfig) -> SelectorSource | None:

@@ -48,6 +48,7 @@ class Sources:
         self.proposers = proposers
         self.seen: Observed | None = None
         """The last reading of the selectors; None: they did not answer."""
+        self._hearing: asyncio.Task[None] | None = None
 
     async def workers(self) -> Mapping[Role, int] | None:
         """Workers that take requests, as selectors see them.
@@ -58,7 +59,15 @@ class Sources:
             return None
         return self.seen.workers
 
+    def begin(self) -> None:
+        """Take what engines publish from now on."""
+        if self.fpm is not None:
+            self._hearing = asyncio.create_task(self.fpm.run(), name="forward passes")
+
     async def close(self) -> None:
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.gather(self._hearing, return_exceptions=True)
         if self.prometheus is not None:
             await self.prometheus.close()
         if self.fpm is not None:
@@ -159,7 +168,7 @@ class Member:
         seen = {} if sources.seen is None else sources.seen.passes
         result = {}
         for role in roles_of(self.config):
-            if role in published:
+            if published.get(role):
                 result[role] = published[role]
             elif role in seen:
                 result[role] = seen[role]

@@ -116,6 +116,7 @@ def observed(
     """answers: of all selectors that may have had requests; none: nothing is known.
 
     ttft_s, itl_s: what has to be kept
+    Raises ValueError when their histograms cannot be added.
     """
     ranks = _highest(answers)
     taking = [each for each in ranks if each.takes_requests]

@@ -47,7 +47,11 @@ class SelectorSource:
         heard = [each for each in answers if each is not None]
         if not heard and self.faults:
             return None
-        result = observed(heard, window_s=window_s, ttft_s=ttft_s, itl_s=itl_s)
+        try:
+            result = observed(heard, window_s=window_s, ttft_s=ttft_s, itl_s=itl_s)
+        except ValueError as error:  # of different versions
+            self.faults[self._urls[0]] = f"the observations cannot be added: {error}"
+            return None
         if any(not self._is_gone(url, window_s) for url in self.faults):
             unknown = type(result.traffic)(duration_s=window_s)
             return msgspec.structs.replace(result, traffic=unknown)

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
-from select_service.planner.config import DeploymentConfig, PlannerConfig
+from select_service.planner.config import DeploymentConfig, FpmSource, PlannerConfig
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.base import (
     ConnectorError,
@@ -16,11 +17,12 @@ from select_service.planner.connectors.base import (
     Status,
 )
 from select_service.planner.core.cluster import Cluster
-from select_service.planner.core.inputs import Limits, Role, TickInput, Traffic
+from select_service.planner.core.inputs import ForwardPass, Limits, Role, TickInput, Traffic
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Effects
 from select_service.planner.edge import loop as loops
+from select_service.planner.edge.fpm_source import FpmPasses
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.member import Member, Sources
 from select_service.planner.edge.observation import Observed
@@ -271,3 +273,37 @@ def test_it_runs_by_itself_and_steps_what_is_under_way(monkeypatch: pytest.Monke
         assert scene.platform.is_closed
 
     asyncio.run(run())
+
+
+def test_a_platform_whose_credentials_cannot_be_read_is_a_fault() -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.platform.fault = ConnectorError("no token")
+        told, _, _ = await scene.tick()
+        assert (told.replicas, scene.member.faults) == ({}, {"connector": "no token"})
+
+    asyncio.run(run())
+
+
+def test_forward_passes_are_heard_and_silence_leaves_what_selectors_say() -> None:
+    async def run() -> None:
+        scene = Scene()
+        engine = zmq.Context.instance().socket(zmq.PUB)
+        port = engine.bind_to_random_port("tcp://127.0.0.1")
+        sources = scene.member.sources
+        sources.fpm = FpmPasses(FpmSource(decode=(f"tcp://127.0.0.1:{port}",)))
+        booked = ForwardPass(worker="1", booked=True)
+        scene.source.answer = msgspec.structs.replace(observed(0.0), passes={D: (booked,)})
+        told, _, _ = await scene.tick()
+        assert told.passes == {D: (booked,)}
+        sources.begin()
+        message = msgspec.msgpack.encode({"version": 1, "worker_id": "w", "wall_time": 0.1})
+        while told.passes == {D: (booked,)}:
+            engine.send_multipart([b"", b"seq", message])
+            await asyncio.sleep(0.01)
+            told, _, _ = await scene.tick()
+        assert {each.worker for each in (told.passes or {})[D]} == {"w"}
+        await sources.close()
+        engine.close(linger=0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
