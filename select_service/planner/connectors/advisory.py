@@ -34,10 +34,10 @@ class Switched:
         return self._advisory
 
     async def switch(self, advisory: bool) -> None:
-        """What is under way when it becomes advisory is given back: a lease, workers that drain."""
+        """What is under way when it becomes advisory is given back, as workers that drain."""
         if advisory and not self._advisory:
             self._advisory = True
-            await self._connector.close()
+            await self._connector.pause()
         self._advisory = advisory
 
     async def read(self) -> Mapping[Role, Replicas]:
@@ -62,6 +62,10 @@ class Switched:
     async def validate(self) -> None:
         """See Connector."""
         await self._connector.validate()
+
+    async def pause(self) -> None:
+        """See Connector."""
+        await self._connector.pause()
 
     async def close(self) -> None:
         """See Connector."""

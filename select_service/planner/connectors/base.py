@@ -96,6 +96,13 @@ class Connector(Protocol):
         """Reads only.  Raises ConnectorError, in one line, where scaling could never work."""
         ...
 
+    async def pause(self) -> None:
+        """Give back what is under way: workers that drain for a wish serve again.
+
+        What keeps other planners from acting stays held, as nobody is to act.
+        """
+        ...
+
     async def close(self) -> None:
         """Give back what is held; what was decided stays."""
         ...

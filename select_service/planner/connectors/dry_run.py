@@ -87,6 +87,9 @@ class DryRun:
         if self._path is not None and not self._path.parent.is_dir():
             raise ConnectorError(f"{self._path}: there is no directory {self._path.parent}")
 
+    async def pause(self) -> None:
+        """See Connector.  Nothing is ever under way."""
+
     async def close(self) -> None:
         """See Connector."""
 

@@ -202,7 +202,7 @@ class KubernetesConnector:
     async def _leads(self) -> bool:
         if self._election is None:
             return True
-        if self._leading is None:
+        if self._leading is None or self._leading.done():
             self._leading = asyncio.create_task(self._election.run())
         return self._election.is_leader or await self._election.step()
 
@@ -309,11 +309,15 @@ class KubernetesConnector:
         if len(found) < len(self._targets):
             raise ConnectorError("; ".join(self._faults.values()))
 
-    async def close(self) -> None:
-        """See Connector.  The lease is free at once; who drains for nothing serves again."""
+    async def pause(self) -> None:
+        """See Connector.  The lease is held and renewed: no spare begins to act."""
         rollout, self._rollout = self._rollout, None
         if rollout is not None and (self._election is None or self._election.is_leader):
             await self._leaving.take_back(rollout)
+
+    async def close(self) -> None:
+        """See Connector.  The lease is free at once; who drains for nothing serves again."""
+        await self.pause()
         if self._leading is not None:
             self._leading.cancel()
             await asyncio.gather(self._leading, return_exceptions=True)

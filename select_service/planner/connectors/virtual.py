@@ -255,12 +255,16 @@ class VirtualConnector:
         if self._path is not None and not self._path.parent.is_dir():
             raise ConnectorError(f"{self._path}: there is no directory {self._path.parent}")
 
-    async def close(self) -> None:
+    async def pause(self) -> None:
         """See Connector.  Workers that drain for a decision not made yet serve again."""
+        if self._drainer is not None and self._drain is not None:
+            await self._drainer.cancel(self._drain)
+            self._drain = None
+
+    async def close(self) -> None:
+        """See Connector."""
+        await self.pause()
         if self._drainer is not None:
-            if self._drain is not None:
-                await self._drainer.cancel(self._drain)
-                self._drain = None
             await self._drainer.close()
 
 

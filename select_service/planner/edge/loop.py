@@ -119,7 +119,7 @@ class Loop:
         if paused is not None:
             (self._paused.add if paused else self._paused.discard)(name)
         member.config = changed
-        await member.connector.switch(changed.advisory or name in self._paused)
+        await member.switch(changed.advisory or name in self._paused)
         self._tell_settings(name, changed, self._clock())
         return changed
 

@@ -105,6 +105,11 @@ class Member:
                 self._fault("connector", str(error))
                 return None
 
+    async def switch(self, advisory: bool) -> None:
+        """Not in the middle of a step of the connector."""
+        async with self._busy:
+            await self.connector.switch(advisory)
+
     async def go_on(self) -> None:
         """A step of what is under way: drains, and what waits for them."""
         if self._busy.locked():

@@ -57,7 +57,7 @@ def test_a_dry_run_reads_what_is_seen_or_else_what_was_decided() -> None:
     asyncio.run(run())
 
 
-def test_a_deployment_that_becomes_advisory_gives_its_lease_back(
+def test_a_deployment_that_becomes_advisory_keeps_its_lease_from_spares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:
@@ -76,9 +76,11 @@ def test_a_deployment_that_becomes_advisory_gives_its_lease_back(
             await switched.switch(True)
             assert (await switched.scale({D: 1})).with_status(Status.ADVISORY) == (D,)
             lease = cluster.store.get(LEASE, "default", "select-planner")
-            assert lease["spec"]["holderIdentity"] == ""
+            assert lease["spec"]["holderIdentity"]
             assert (await switched.read())[D].expected == 3
             await switched.close()
+            lease = cluster.store.get(LEASE, "default", "select-planner")
+            assert lease["spec"]["holderIdentity"] == ""
 
     asyncio.run(run())
 

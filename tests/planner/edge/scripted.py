@@ -37,5 +37,7 @@ class Platform:
 
     async def validate(self) -> None: ...
 
+    async def pause(self) -> None: ...
+
     async def close(self) -> None:
         self.is_closed = True
