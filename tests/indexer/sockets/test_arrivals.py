@@ -144,6 +144,7 @@ def test_reading_ahead_ends_with_its_time(wire, monkeypatch):
 
 def test_reading_ahead_ends_with_its_room(wire, monkeypatch):
     monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 1000)
+    monkeypatch.setattr(arrivals, "AHEAD_S_MAX", 60.0)
     queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
     for _ in range(3 * inbox.RUN_MESSAGES_MAX):
         wire.arrive([b"x"])
