@@ -6,7 +6,6 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -30,6 +29,7 @@ from select_service.starting.listening import bind
 from select_service.starting.signals import leaving_at_once
 from select_service.starting.snapshot_claim import claimed
 from select_service.starting.threads import begun_threads
+from select_service.version import package_version
 
 USAGE_ERROR = 2
 
@@ -42,14 +42,6 @@ class Judged(NamedTuple):
     health: HealthSettings | None
     listener: socket.socket
     claim: IO[bytes] | None
-
-
-def package_version() -> str:
-    """Version of the installed package, or of the source tree when it is run from there."""
-    try:
-        return version("select-service")
-    except PackageNotFoundError:
-        return "0.1.0+source"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from scripts.playing.differences import Difference, differences
 from scripts.playing.planner_capacity import pass_of
-from select_service.planner.core.perf.capacity import Kind, hit_rate_used
+from select_service.planner.core.inputs import hit_rate_used
+from select_service.planner.core.perf.capacity import Kind
 from select_service.planner.core.perf.linear import Line
 from select_service.planner.core.perf.model import FittedModel
 from select_service.planner.core.perf.samples import Average

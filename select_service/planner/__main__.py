@@ -3,12 +3,12 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
 from select_service.planner.config import PlannerConfig
 from select_service.planner.reading import ConfigError, Profile, config_of, read_config
+from select_service.version import package_version
 
 USAGE_ERROR = 2
 CHECK, REPLAY = "check", "replay"
@@ -40,14 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"select-planner: {error}", file=sys.stderr)
         return USAGE_ERROR
-
-
-def package_version() -> str:
-    """Version of the installed package, or of the source tree when it is run from there."""
-    try:
-        return version("select-service")
-    except PackageNotFoundError:
-        return "0.1.0+source"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,7 +9,6 @@ from select_service.planner.core.settings import Settings
 DEPLOYMENTS_MAX = 256
 SELECTORS_MAX = 64
 PROPOSERS_MAX = 16
-REPLICAS_MAX = 1_000_000
 
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]

@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from select_service.planner.config import DeploymentConfig, KubernetesConnector, PlannerConfig
-from select_service.planner.core.inputs import Role
+from select_service.planner.core.inputs import (
+    REPLICAS_MAX,
+    Role,
+)
 from select_service.planner.core.settings import (
     Settings,
     gpus_of,
@@ -16,7 +19,6 @@ from select_service.planner.core.settings import (
 from select_service.spelling import shown
 from select_service.urls import service_url_error
 
-REPLICAS_MAX = 1_000_000
 _EXTRAS = {"arima": "statsmodels", "prophet": "prophet"}
 """Predictor, and name of the extra that brings it -> the package that it needs."""
 _POSITIVE = (

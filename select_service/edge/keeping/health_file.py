@@ -18,7 +18,7 @@ from select_service.core.health.reference_book import (
     StoredReference,
 )
 from select_service.edge.keeping.snapshot_file import move_aside
-from select_service.edge.keeping.whole_file import read_whole, write_whole
+from select_service.whole_file import read_whole, write_whole
 
 STEP_S = 0.1
 """Between two looks for changes."""
@@ -124,4 +124,9 @@ def _check(reference: StoredReference) -> None:
 
 
 def _write_references(path: Path, texts: list[bytes]) -> str | None:
-    return write_whole(path, _HEAD + b",".join(texts) + b"]}")
+    """What went wrong, or None."""
+    try:
+        write_whole(path, _HEAD + b",".join(texts) + b"]}")
+    except OSError as error:
+        return str(error)
+    return None

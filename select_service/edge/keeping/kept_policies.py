@@ -15,8 +15,8 @@ from select_service.core.decide.policies import checked_choice
 from select_service.core.fleet.scoped_policies import PolicyScope, ScopedPolicies
 from select_service.core.views.policies import policy_rules
 from select_service.edge.keeping.snapshot_file import move_aside
-from select_service.edge.keeping.whole_file import read_whole, write_whole
 from select_service.errors import SelectError
+from select_service.whole_file import read_whole, write_whole
 
 FILE_BYTES_MAX = 16 << 20
 """As many rules as there may be take less."""
@@ -62,11 +62,14 @@ class KeptPoliciesFile:
     async def _keep(self) -> None:
         async with self._writing:
             content = msgspec.json.encode(KeptPolicies(policy_rules(self._policies)))
-            error = await asyncio.to_thread(write_whole, self.path, content)
-        self.is_kept = error is None
-        if error is not None:
-            fields = {"path": str(self.path), "error": error}
-            log.warning("the file of policies could not be written", extra={"fields": fields})
+            try:
+                await asyncio.to_thread(write_whole, self.path, content)
+            except OSError as error:
+                self.is_kept = False
+                fields = {"path": str(self.path), "error": str(error)}
+                log.warning("the file of policies could not be written", extra={"fields": fields})
+            else:
+                self.is_kept = True
 
 
 def _restore(path: Path, policies: ScopedPolicies) -> None:

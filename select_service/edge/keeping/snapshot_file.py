@@ -25,6 +25,7 @@ from select_service.core.views.dump_parts import DumpPart
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.episodes import Episodes
 from select_service.edge.keeping.reading import Reading
+from select_service.whole_file import sync_directory
 
 READ_BYTES = 1 << 20
 LAST_WRITE_S_MAX = 0.8
@@ -201,11 +202,3 @@ def _write_through(
         file.flush()
         os.fsync(file.fileno())
     return size
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,16 +6,17 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from select_service.planner.core.inputs import Replicas, Role
+from select_service.planner.core.inputs import (
+    REPLICAS_MAX,
+    Replicas,
+    Role,
+)
 
 Counts = Mapping[Role, int]
 """Wanted replicas by role; roles that are left out keep what they have."""
 
 ReadyCounts = Callable[[], Awaitable[Mapping[Role, int] | None]]
 """Replicas that serve, by role, as selectors see them; None: not known now."""
-
-REPLICAS_MAX = 1_000_000
-"""Replicas that one role may be asked for."""
 
 
 class Status(StrEnum):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 from select_service.planner.connectors.base import (
-    REPLICAS_MAX,
     ConnectorError,
     ConnectorUnavailable,
     Counts,
@@ -32,7 +31,11 @@ from select_service.planner.connectors.kube.target import (
     look,
     write,
 )
-from select_service.planner.core.inputs import Replicas, Role
+from select_service.planner.core.inputs import (
+    REPLICAS_MAX,
+    Replicas,
+    Role,
+)
 
 log = logging.getLogger("select_service.planner.connectors")
 

@@ -15,7 +15,10 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from select_service.planner.core.inputs import Role
+from select_service.planner.core.inputs import (
+    Role,
+    role_of,
+)
 
 log = logging.getLogger("select_service.planner.connectors")
 
@@ -205,11 +208,6 @@ def _joined(workers: Sequence[_Worker], loads: Sequence[_Load]) -> list[RankLoad
         for worker in workers
         if worker.lifecycle == "schedulable" and (known := worker.worker_id) in blocks
     ]
-
-
-def role_of(word: str | None) -> Role:
-    """Of a worker: what is not for prefill alone counts as decode."""
-    return Role.PREFILL if word == "prefill" else Role.DECODE
 
 
 def _host(endpoint: str | None) -> str:

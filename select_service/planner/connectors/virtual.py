@@ -31,8 +31,8 @@ from select_service.planner.connectors.virtual_state import (
     VirtualDecision,
     VirtualState,
 )
-from select_service.planner.connectors.whole_file import read_whole, write_whole
 from select_service.planner.core.inputs import Replicas, Role
+from select_service.whole_file import read_whole, write_whole
 
 STATE_BYTES_MAX = 1 << 20
 WAITERS_MAX = 64
@@ -268,10 +268,18 @@ class VirtualConnector:
             await self._drainer.close()
 
 
+def _content(path: Path | None) -> bytes | None:
+    """None: there is no file yet.  Raises OSError, ValueError for one that is larger."""
+    try:
+        return None if path is None else read_whole(path, STATE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+
+
 def _stored(path: Path | None, profile: str) -> VirtualState | DocumentState:
     """Raises ConnectorError for a file that is none of ours."""
     try:
-        content = None if path is None else read_whole(path, STATE_BYTES_MAX)
+        content = _content(path)
         if profile == "document":
             return DocumentState() if content is None else _decoded(content, DocumentState)
         return VirtualState() if content is None else _decoded(content, VirtualState)

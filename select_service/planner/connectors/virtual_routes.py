@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from select_service.planner.connectors.base import REPLICAS_MAX, ConnectorUnavailable
+from select_service.planner.connectors.base import ConnectorUnavailable
 from select_service.planner.connectors.virtual import (
     WAIT_S_MAX,
     WAITERS_MAX,
@@ -21,7 +21,10 @@ from select_service.planner.connectors.virtual import (
     VirtualConnector,
 )
 from select_service.planner.connectors.virtual_state import Completion, UnknownDecision
-from select_service.planner.core.inputs import Role
+from select_service.planner.core.inputs import (
+    REPLICAS_MAX,
+    Role,
+)
 
 BODY_BYTES_MAX = 1 << 16
 

@@ -10,12 +10,27 @@ from msgspec import Struct
 
 from select_service.planner.core.merge import Proposal
 
+REPLICAS_MAX = 1_000_000
+"""Of one role, whoever asks for them."""
+HIT_RATE_MAX = 0.95
+"""Some of every prompt is computed, whatever is reported."""
+
 
 class Role(StrEnum):
     """What replicas are scaled as. Engines that do both count as `DECODE` (mode `agg`)."""
 
     PREFILL = "prefill"
     DECODE = "decode"
+
+
+def role_of(word: str | None) -> Role:
+    """Of a worker: what is not for prefill alone counts as decode."""
+    return Role.PREFILL if word == "prefill" else Role.DECODE
+
+
+def hit_rate_used(rate: float | None) -> float:
+    """Cached part of prompts that is reckoned with; unknown is 0."""
+    return min(max(rate or 0.0, 0.0), HIT_RATE_MAX)
 
 
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 from select_service.planner.core.allowance import Allowance, Counts
 from select_service.planner.core.diagnostics import Stabilised
-from select_service.planner.core.inputs import Role
+from select_service.planner.core.inputs import (
+    REPLICAS_MAX,
+    Role,
+)
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.stabilise import Stabiliser, StabiliserSettings, Standing
 from select_service.planner.core.standing import RoleNow
 from select_service.planner.core.standing import Standing as Deployed
 from select_service.planner.core.throughput import SPARE
-
-REPLICAS_MAX = 1_000_000
-"""No role is ever wanted larger."""
 
 
 class Wish(NamedTuple):

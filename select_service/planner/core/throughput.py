@@ -10,12 +10,16 @@ from typing import NamedTuple
 from select_service.planner.core import sizing
 from select_service.planner.core.contracts import EngineModel, Forecast, Shape, Slo
 from select_service.planner.core.diagnostics import Sized
-from select_service.planner.core.inputs import Bins, Limits, Role, Traffic
+from select_service.planner.core.inputs import (
+    Bins,
+    Limits,
+    Role,
+    Traffic,
+    hit_rate_used,
+)
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
 
-HIT_RATE_MAX = 0.95
-"""Prefill is never taken to be cheaper than that."""
 SPARE = 0.9
 """Part of the replicas that demand may use before one of them goes."""
 
@@ -63,7 +67,7 @@ def demand_of(
     """None: the window says nothing."""
     if traffic.duration_s <= 0.0:
         return None
-    hit_rate = min(HIT_RATE_MAX, max(0.0, forecast.kv_hit_rate or 0.0))
+    hit_rate = hit_rate_used(forecast.kv_hit_rate)
     accept = min(max(forecast.accept_length, 1.0), settings.speculative_nextn + 1.0)
     shape = Shape(forecast.isl, forecast.osl, hit_rate, accept)
     rate = forecast.demand_requests / traffic.duration_s

@@ -15,7 +15,12 @@ from select_service.planner.core.diagnostics import (
     Loaded,
     RoleDiagnostics,
 )
-from select_service.planner.core.inputs import Role, TickInput, Traffic
+from select_service.planner.core.inputs import (
+    Role,
+    TickInput,
+    Traffic,
+    hit_rate_used,
+)
 from select_service.planner.core.load_stage import Heard, LoadStage, Opinion
 from select_service.planner.core.merge import (
     LOAD_PRIORITY,
@@ -37,7 +42,6 @@ from select_service.planner.core.schedule import (
 from select_service.planner.core.settings import Settings, roles_of
 from select_service.planner.core.settle import Settled, Settler, Wish, settle_plainly
 from select_service.planner.core.standing import Inventory, Standing
-from select_service.planner.core.throughput import HIT_RATE_MAX
 from select_service.planner.core.throughput_stage import Thought, ThroughputStage
 
 
@@ -161,7 +165,7 @@ class Deployment:
 
     def _hear(self, traffic: Traffic) -> None:
         if traffic.kv_hit_rate is not None:
-            self._hit_rate = min(HIT_RATE_MAX, max(0.0, traffic.kv_hit_rate))
+            self._hit_rate = hit_rate_used(traffic.kv_hit_rate)
         if traffic.accept_length is not None:
             most = self.settings.speculative_nextn + 1.0
             self._accept_length = min(max(traffic.accept_length, 1.0), most)

@@ -89,7 +89,7 @@ class Member:
         """What is known now. What fails is unknown, and stands in `faults`."""
         self.faults = {}
         traffic = await self._observe(due)
-        passes = self._passes(traffic)
+        passes = self._passes()
         async with self._busy:
             counts = await self._read()
         tick = TickInput(now_s=now_s, replicas=counts, traffic=traffic, passes=passes)
@@ -166,7 +166,7 @@ class Member:
         latencies = {field: known[field] for field in ("ttft_s", "itl_s") if field in known}
         return replace(own, **{field: known.get(field) for field in measured}, **latencies)
 
-    def _passes(self, traffic: Traffic | None) -> Mapping[Role, tuple[ForwardPass, ...]] | None:
+    def _passes(self) -> Mapping[Role, tuple[ForwardPass, ...]] | None:
         """Iterations that engines published; of roles without, what selectors have booked."""
         sources = self.sources
         published = {} if sources.fpm is None else sources.fpm.read()

@@ -19,6 +19,7 @@ from select_service.planner.core.inputs import (
     PrefillSample,
     Role,
     Traffic,
+    role_of,
 )
 
 SAMPLES_MAX = 256
@@ -59,7 +60,7 @@ class Rank(Struct):
 
     @property
     def scaled_as(self) -> Role:
-        return Role.PREFILL if self.role == "prefill" else Role.DECODE
+        return role_of(self.role)
 
     @property
     def takes_requests(self) -> bool:

@@ -17,7 +17,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from select_service.planner.config import ExternalProposer
-from select_service.planner.core.inputs import Role, TickInput
+from select_service.planner.core.inputs import (
+    REPLICAS_MAX,
+    Role,
+    TickInput,
+)
 from select_service.planner.core.merge import Bound, Proposal, Target
 from select_service.planner.edge.outbound import Outbound, Unreachable
 
@@ -26,7 +30,6 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 2.0
 FAILURES_MAX = 3
 PAUSE_S = 60.0
-REPLICAS_MAX = 1_000_000
 
 
 class _Target(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from select_service.planner.config import ReportConfig
-from select_service.planner.connectors.whole_file import write_whole
 from select_service.planner.report.page import page_of
 from select_service.planner.report.views import view_of
 from select_service.planner.status import DeploymentStatus, Statuses
+from select_service.whole_file import write_whole
 
 log = logging.getLogger("select_service.planner")
 

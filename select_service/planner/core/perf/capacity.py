@@ -8,12 +8,13 @@ from math import ceil, floor
 from typing import Literal, NamedTuple, Protocol
 
 from select_service.planner.core.contracts import Shape, Slo
-from select_service.planner.core.inputs import Limits
+from select_service.planner.core.inputs import (
+    Limits,
+    hit_rate_used,
+)
 
 Kind = Literal["prefill", "decode", "aggregated"]
 """What an engine does."""
-HIT_RATE_MAX = 0.95
-"""Even a perfect cache computes something."""
 CANDIDATES_MAX = 128
 BATCH_MAX = 4096
 """Where neither sequences nor KV tokens of the engine are known."""
@@ -74,11 +75,6 @@ def context(shape: Shape) -> int:
 def accepted(shape: Shape) -> float:
     """At least one token an iteration."""
     return max(1.0, shape.accept_length)
-
-
-def hit_rate_used(rate: float | None) -> float:
-    """Unknown is 0."""
-    return min(max(rate or 0.0, 0.0), HIT_RATE_MAX)
 
 
 def chunked_s(

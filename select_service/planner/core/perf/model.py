@@ -5,7 +5,7 @@ from math import ceil
 from typing import Literal
 
 from select_service.planner.core.contracts import Shape, Slo
-from select_service.planner.core.inputs import ForwardPass, Limits, Traffic
+from select_service.planner.core.inputs import ForwardPass, Limits, Traffic, hit_rate_used
 from select_service.planner.core.perf.capacity import (
     Capacity,
     Forward,
@@ -14,7 +14,6 @@ from select_service.planner.core.perf.capacity import (
     aggregated_capacity,
     chunked_s,
     decode_capacity,
-    hit_rate_used,
     prefill_capacity,
 )
 from select_service.planner.core.perf.linear import Line, fit, fit_robust

@@ -5,14 +5,16 @@ from math import isfinite
 
 from msgspec import Struct
 
-from select_service.planner.core.inputs import Traffic
+from select_service.planner.core.inputs import (
+    HIT_RATE_MAX,
+    Traffic,
+)
 from select_service.planner.core.predict.auto import Choice
 from select_service.planner.core.predict.joint import Joint, Load
 from select_service.planner.core.predict.series import Make
 from select_service.planner.core.predict.shortfall import Shortfall
 from select_service.planner.core.settings import Settings
 
-HIT_RATE_MAX = 0.95
 LEAD_WINDOWS_MAX = 1000
 
 

@@ -1,0 +1,33 @@
+"""A small file that is there whole at any moment, whatever ends in the middle of writing it."""
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """On the disk when it returns.  Blocks.  Raises OSError, and the old content stays."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def read_whole(path: Path, bytes_max: int) -> bytes:
+    """Raises OSError, ValueError for one that is larger.  Blocks."""
+    with path.open("rb") as file:
+        content = file.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise ValueError(f"it is larger than {bytes_max} bytes")
+    return content
+
+
+def sync_directory(directory: Path) -> None:
+    """The names in it are on the disk when it returns.  Blocks.  Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
