@@ -100,7 +100,8 @@ def decision_routes(find: Find) -> list[Route]:
 def _found(find: Find, request: Request) -> VirtualConnector:
     connector = find(request)
     if connector is None:
-        raise _Refused(404, "not_found", "no deployment with a virtual connector has this name")
+        text = "no deployment with a virtual connector is meant: name it with ?deployment=NAME"
+        raise _Refused(404, "not_found", text)
     return connector
 
 
