@@ -14,7 +14,7 @@ from select_service.planner.core.diagnostics import Diagnostics, RoleDiagnostics
 from select_service.planner.core.inputs import Role, TickInput, Traffic
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.schedule import throughput_on
-from select_service.planner.core.settings import Settings, gpus_of
+from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Effects
 from select_service.planner.history import History, Table
 
@@ -154,10 +154,7 @@ class DeploymentStatus:
             self.gpu_seconds += self._gpus * max(0.0, tick.now_s - self.tick.now_s)
         if _known(said):
             self._gpus = float(
-                sum(
-                    (one.ready + one.starting) * gpus_of(self.settings, role)
-                    for role, one in said.roles.items()
-                )
+                sum((one.ready + one.starting) * one.num_gpu for one in said.roles.values())
             )
 
     def _follow(

@@ -13,7 +13,7 @@ from select_service.planner.core.settings import Settings
 from select_service.planner.status import COLUMNS, DeploymentStatus, Statuses
 from tests.planner.made_up import a_day, a_role, a_tick, effects
 
-AGG = Settings(mode="agg", decode_engine_num_gpu=2)
+AGG = Settings(mode="agg")
 D = Role.DECODE
 
 
@@ -24,7 +24,7 @@ def status():
 
 def tick(status, at_s, ready, starting=0, wanted=None, traffic=None, applied=None, **said):
     wished = None if wanted is None else {D: wanted}
-    told = effects(at_s, {D: a_role(ready, starting, wanted)}, wished=wished, **said)
+    told = effects(at_s, {D: a_role(ready, starting, wanted, num_gpu=2)}, wished=wished, **said)
     status.ticked(a_tick(at_s, traffic), told, applied)
     status.check_invariants()
 

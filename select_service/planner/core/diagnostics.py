@@ -47,11 +47,12 @@ class Stabilised(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RoleDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All stages of one role."""
+    """All stages of one role. num_gpu: of one replica, as it counts"""
 
     ready: int
     starting: int
     floor: int
+    num_gpu: int = 1
     model_source: str | None = None
     sized: Sized | None = None
     load: Loaded | None = None

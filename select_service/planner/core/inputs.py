@@ -36,7 +36,7 @@ def hit_rate_used(rate: float | None) -> float:
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one engine can hold; `None` while nobody has said it."""
 
-    num_gpu: int = 1
+    num_gpu: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     max_kv_tokens: int | None = None
@@ -123,6 +123,15 @@ class Replicas(Struct, frozen=True, kw_only=True, omit_defaults=True):
     startup_only: bool = False
     """The connector has verified that nothing drains or rolls: replicas only start."""
     limits: Limits | None = None
+
+
+def gpus_said(replicas: Mapping[Role, Replicas]) -> dict[Role, int]:
+    """GPUs of one replica, of the roles of which the platform says it."""
+    return {
+        role: found.limits.num_gpu
+        for role, found in replicas.items()
+        if found.limits is not None and found.limits.num_gpu is not None
+    }
 
 
 class TickInput(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,14 +1,18 @@
 """The settings of one deployment, as the core reads them; `planner.config` judges them."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from select_service.planner.core.inputs import Role
 
 Mode = Literal["disagg", "prefill", "decode", "agg"]
 Target = Literal["sla", "throughput", "latency", "load"]
 Predictor = Literal["auto", "constant", "kalman", "arima", "prophet", "seasonal"]
+
+GPU_FIELDS: Final = {Role.PREFILL: "prefill_engine_num_gpu", Role.DECODE: "decode_engine_num_gpu"}
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -66,12 +70,16 @@ class Settings(Struct, frozen=True, kw_only=True):
     gradual_reconcile: bool = True
     """A lowered budget is reached one replica per role and tick."""
     max_throughput_scaling_replicas: int = 8
-    prefill_engine_num_gpu: int = 1
-    decode_engine_num_gpu: int = 1
+    prefill_engine_num_gpu: int | None = None
+    decode_engine_num_gpu: int | None = None
+    """None: what the platform says of a replica, and 1 where it says nothing."""
     speculative_nextn: int = 0
     scaling_max_wait: float = 1800.0
     pending_stuck_secs: float = 300.0
     advisory: bool = False
+
+
+_Settings = TypeVar("_Settings", bound=Settings)
 
 
 def roles_of(settings: Settings) -> tuple[Role, ...]:
@@ -92,9 +100,19 @@ def min_endpoint_of(settings: Settings, role: Role) -> int:
 
 
 def gpus_of(settings: Settings, role: Role) -> int:
-    """GPUs of one replica."""
-    is_prefill = role is Role.PREFILL
-    return settings.prefill_engine_num_gpu if is_prefill else settings.decode_engine_num_gpu
+    """GPUs of one replica, 1 where nobody has said it."""
+    own: int | None = getattr(settings, GPU_FIELDS[role])
+    return 1 if own is None else own
+
+
+def with_gpus(settings: _Settings, said: Mapping[Role, int]) -> _Settings:
+    """With what the platform says of the GPUs of replicas, where no setting says it."""
+    given = {
+        GPU_FIELDS[role]: count
+        for role, count in said.items()
+        if getattr(settings, GPU_FIELDS[role]) is None
+    }
+    return replace(settings, **given) if given else settings
 
 
 def intervals_of(settings: Settings) -> list[float]:

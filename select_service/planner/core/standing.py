@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from select_service.planner.core.inputs import Limits, Replicas, Role, TickInput
-from select_service.planner.core.settings import Settings, gpus_of, roles_of
+from select_service.planner.core.settings import Settings, roles_of
 from select_service.planner.core.startups import Startups, Waiting, in_progress, starting
 
 
@@ -54,7 +54,7 @@ class Inventory:
     def __init__(self, settings: Settings) -> None:
         self._roles = roles_of(settings)
         self._startups = {role: Startups(settings) for role in self._roles}
-        self.limits = {role: Limits(num_gpu=gpus_of(settings, role)) for role in self._roles}
+        self.limits = {role: Limits() for role in self._roles}
         self._wait_s = settings.scaling_max_wait
         self._since: dict[Role, tuple[Replicas, float]] = {}
         """How a role that moves stands, and since when it stands like that."""

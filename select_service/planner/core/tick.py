@@ -5,7 +5,7 @@ the same inputs again is in the same state again, and says the same.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ from select_service.planner.core.inputs import (
     Role,
     TickInput,
     Traffic,
+    gpus_said,
     hit_rate_used,
 )
 from select_service.planner.core.load_stage import Heard, LoadStage, Opinion
@@ -39,10 +40,12 @@ from select_service.planner.core.schedule import (
     load_on,
     throughput_on,
 )
-from select_service.planner.core.settings import Settings, roles_of
+from select_service.planner.core.settings import Settings, gpus_of, roles_of, with_gpus
 from select_service.planner.core.settle import Settled, Settler, Wish, settle_plainly
 from select_service.planner.core.standing import Inventory, Standing
 from select_service.planner.core.throughput_stage import Thought, ThroughputStage
+
+_Settings = TypeVar("_Settings", bound=Settings)
 
 
 class Effects(Struct, frozen=True, kw_only=True):
@@ -81,6 +84,9 @@ class Deployment:
     ) -> None:
         """models: of every role of the mode"""
         self.settings = settings
+        """As given, with the GPUs of replicas that the platform has said."""
+        self._given = settings
+        self._gpus_said: dict[Role, int] = {}
         self.roles = roles_of(settings)
         self._models = models
         self._schedule = Schedule(settings, start_s)
@@ -113,6 +119,7 @@ class Deployment:
         """Everything but the share of a cluster."""
         due = self._schedule.due(told.now_s)
         standing = self._inventory.observe(told)
+        self._count_gpus(told)
         self._learn(told, due)
         if standing is None:
             return Plan(told, due, None, None, None, None, None)
@@ -144,6 +151,21 @@ class Deployment:
         """
         if roles_of(settings) != self.roles or settings.mode != self.settings.mode:
             raise ValueError(f"mode {self.settings.mode} cannot become {settings.mode}")
+        self._given = settings
+        self._use(self.completed(settings))
+
+    def completed(self, settings: _Settings) -> _Settings:
+        """With the GPUs of replicas that the platform has said."""
+        return with_gpus(settings, self._gpus_said)
+
+    def _count_gpus(self, told: TickInput) -> None:
+        """A role without replicas may say nothing: what it said before counts."""
+        self._gpus_said |= gpus_said(told.replicas)
+        settings = self.completed(self._given)
+        if settings != self.settings:
+            self._use(settings)
+
+    def _use(self, settings: Settings) -> None:
         self.settings = settings
         for part in (self._throughput, self._load, self._settler):
             part.settings = settings
@@ -222,8 +244,8 @@ class Deployment:
         thought: Thought | None,
         opinion: Opinion | None,
     ) -> Settled:
-        if merged.rejected is not None or self._throughput.stale:
-            why = Reason.REJECTED if merged.rejected is not None else Reason.OBSERVATION_STALE
+        why = self._held_because(merged)
+        if why is not None:
             held = standing.have if self.settings.stabilise else standing.ready
             return Settled(held, (why,), {})
         targets = {Role(name): n for name, n in merged.targets.items() if n is not None}
@@ -247,6 +269,15 @@ class Deployment:
             self._is_known(told),
         )
         return self._settler.settle(told.now_s, wish, standing)
+
+    def _held_because(self, merged: Merged) -> Reason | None:
+        """Whatever is wished.  Minima beyond the budget: the platform has said larger replicas."""
+        if merged.rejected is not None:
+            return Reason.REJECTED
+        if self._throughput.stale:
+            return Reason.OBSERVATION_STALE
+        feasible = self._settler.allowance.budget.feasible
+        return None if feasible else Reason.GPU_BUDGET_HOLD
 
     def _is_known(self, told: TickInput) -> bool:
         """Traffic, as far as this tick has asked for it, and in the last window."""
@@ -321,6 +352,7 @@ class Deployment:
         thought, opinion, settled = plan.thought, plan.opinion, plan.settled
         load: Loaded | None = None if opinion is None else opinion.roles.get(role)
         return RoleDiagnostics(
+            num_gpu=gpus_of(self.settings, role),
             ready=0 if now is None else now.ready,
             starting=0 if now is None else now.starting,
             floor=self._throughput.floors[role],

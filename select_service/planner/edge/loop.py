@@ -108,8 +108,9 @@ class Loop:
         """
         member = self.members[name]
         changed: DeploymentConfig = replace(member.config, **fields)
-        others = [each for each in self.configs().values() if each.name != name]
-        for fault in faults(replace(self._config, deployments=(*others, changed))):
+        configs = {**self.configs(), name: changed}
+        completed = (self._cluster.deployments[of].completed(own) for of, own in configs.items())
+        for fault in faults(replace(self._config, deployments=tuple(completed))):
             raise ConfigError(fault)
         async with self._deciding:
             try:

@@ -19,9 +19,10 @@ from select_service.planner.core.inputs import (
     Role,
     TickInput,
     Traffic,
+    gpus_said,
 )
 from select_service.planner.core.schedule import NextTick
-from select_service.planner.core.settings import gpus_of, roles_of
+from select_service.planner.core.settings import GPU_FIELDS, roles_of
 from select_service.planner.edge.fpm_source import FpmPasses
 from select_service.planner.edge.observation import Observed
 from select_service.planner.edge.outbound import Unreachable
@@ -83,6 +84,7 @@ class Member:
         self.connector = connector
         self.faults: dict[str, str] = {}
         """Source or role -> what kept it from being known in the last tick."""
+        self._contradicted: dict[Role, str] = {}
         self._busy = asyncio.Lock()
 
     async def told(self, due: NextTick, now_s: float) -> TickInput:
@@ -188,11 +190,26 @@ class Member:
         for role, fault in self.connector.faults().items():
             if role in roles_of(self.config):
                 self.faults[f"connector {role}"] = fault
+        self._compare_gpus(gpus_said(found))
         return {
             role: replace(each, limits=self._limits(role, each))
             for role, each in found.items()
             if role in roles_of(self.config)
         }
+
+    def _compare_gpus(self, said: Mapping[Role, int]) -> None:
+        """A setting that the platform contradicts counts, and is said; in the log once."""
+        before, self._contradicted = self._contradicted, {}
+        for role in roles_of(self.config):
+            field = GPU_FIELDS[role]
+            given, found = getattr(self.config, field), said.get(role)
+            if given is None or found in (None, given):
+                continue
+            text = f"{field} is {given} and counts; the pod template asks for {found}"
+            self.faults[f"gpus {role}"] = self._contradicted[role] = text
+            if before.get(role) != text:
+                fields = {"deployment": self.config.name, "of": text}
+                log.warning("replicas have other GPUs than was set", extra={"fields": fields})
 
     def _limits(self, role: Role, found: Replicas) -> Limits:
         """What the file says, else what was observed, else what the platform says."""
@@ -203,7 +220,8 @@ class Member:
         for field in LimitsGiven.__struct_fields__:
             of_all = (getattr(each, field, None) for each in (given, seen, found.limits))
             fields[field] = next((value for value in of_all if value is not None), None)
-        return Limits(num_gpu=gpus_of(self.config, role), **fields)
+        num_gpu = None if found.limits is None else found.limits.num_gpu
+        return Limits(num_gpu=num_gpu, **fields)
 
     def _fault(self, source: str, text: str) -> None:
         self.faults[source] = text

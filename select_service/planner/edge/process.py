@@ -9,12 +9,15 @@ from pathlib import Path
 from time import monotonic, time
 
 import uvicorn
+from msgspec.structs import replace
 
 from select_service import log as logs
 from select_service.planner.assembling import cluster_of
 from select_service.planner.config import PlannerConfig
 from select_service.planner.connectors.base import ConnectorError
 from select_service.planner.connectors.opening import Surroundings, identity
+from select_service.planner.core.inputs import gpus_said
+from select_service.planner.core.settings import with_gpus
 from select_service.planner.edge.api import application
 from select_service.planner.edge.connecting import Connecting
 from select_service.planner.edge.decision_log import DecisionLog
@@ -23,6 +26,7 @@ from select_service.planner.edge.member import Member
 from select_service.planner.edge.outbound import Outbound
 from select_service.planner.edge.recording import Recorder
 from select_service.planner.edge.reports import write_reports
+from select_service.planner.judging import faults
 from select_service.planner.profiles import ProfileError
 from select_service.planner.reading import ConfigError, Profile
 from select_service.planner.status import Statuses
@@ -53,7 +57,7 @@ async def _lived(config: PlannerConfig, around: Surroundings) -> int:
     async with AsyncExitStack() as closing:
         http = await closing.enter_async_context(Outbound())
         listener = closing.enter_context(_bound(config))
-        members = await _members(config, Connecting(config, around, http, clock), closing)
+        members = await members_of(config, Connecting(config, around, http, clock), closing)
         statuses = Statuses(len(config.deployments))
         listeners: list[Listener] = [statuses]
         if config.decision_log is not None:
@@ -69,16 +73,21 @@ async def _lived(config: PlannerConfig, around: Surroundings) -> int:
         return await _served(config, loop, statuses, listener)
 
 
-async def _members(
+async def members_of(
     config: PlannerConfig, connecting: Connecting, closing: AsyncExitStack
 ) -> dict[str, Member]:
-    members = {}
+    """What the platform says of replicas must fit the budgets, too."""
+    members, completed = {}, []
     for own in config.deployments:
         try:
             members[own.name] = await connecting.member(own)
+            closing.push_async_callback(members[own.name].close)
+            said = gpus_said(await members[own.name].connector.read())
         except (ConnectorError, ValueError) as error:
             raise ConfigError(f"deployment `{own.name}`: {error}") from None
-        closing.push_async_callback(members[own.name].close)
+        completed.append(with_gpus(own, said))
+    for fault in faults(replace(config, deployments=tuple(completed))):
+        raise ConfigError(fault)
     return members
 
 

@@ -99,7 +99,7 @@ class Fleet:
         """Of engines that start, run or drain."""
         return sum(
             (len(pool.ready) + len(pool.starting) + len(pool.draining))
-            * self.options.limits[role].num_gpu
+            * (self.options.limits[role].num_gpu or 1)
             for role, pool in self._pools.items()
         )
 

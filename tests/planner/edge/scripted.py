@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from select_service.planner.connectors.base import Counts, Decision, Status, everywhere
-from select_service.planner.core.inputs import Replicas, Role
+from select_service.planner.core.inputs import Limits, Replicas, Role
 
 
 class Platform:
@@ -12,6 +12,7 @@ class Platform:
     def __init__(self, counts: Counts) -> None:
         self.counts = dict(counts)
         self.asked: list[dict[Role, int]] = []
+        self.num_gpu: int | None = None
         self.fault: Exception | None = None
         self.steps = 0
         self.is_closed = False
@@ -19,7 +20,10 @@ class Platform:
     async def read(self) -> Mapping[Role, Replicas]:
         if self.fault is not None:
             raise self.fault
-        return {role: Replicas(ready=n, expected=n) for role, n in self.counts.items()}
+        limits = Limits(num_gpu=self.num_gpu)
+        return {
+            role: Replicas(ready=n, expected=n, limits=limits) for role, n in self.counts.items()
+        }
 
     def faults(self) -> Mapping[Role, str]:
         return {}

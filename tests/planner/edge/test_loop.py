@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from select_service.planner.edge.fpm_source import FpmPasses
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.member import Member, Sources
 from select_service.planner.edge.observation import Observed
+from select_service.planner.edge.process import members_of
 from select_service.planner.edge.proposers import ExternalProposers
 from select_service.planner.reading import ConfigError, config_of
 from tests.planner.core.deployments import LIMITS, a_deployment
@@ -210,6 +212,66 @@ def test_a_tick_that_takes_too_long_scales_nothing(monkeypatch: pytest.MonkeyPat
         _, effects, _ = await scene.tick()
         assert effects.scale_to is not None
 
+    asyncio.run(run())
+
+
+def test_gpus_of_the_platform_count_in_budgets() -> None:
+    async def run() -> None:
+        scene = Scene(requests=60_000.0)
+        scene.platform.num_gpu = 4
+        _, effects, _ = await scene.tick()
+        assert effects.scale_to == {D: 4}
+        assert effects.diagnostics.roles[D].num_gpu == 4
+        assert scene.member.faults == {}
+        with pytest.raises(ConfigError, match="need 20 GPUs, got 16"):
+            await scene.loop.change("chat", {"min_endpoint": 5})
+        scene.platform.num_gpu = None  # as of a role without pods
+        _, effects, _ = await scene.tick()
+        assert effects.diagnostics.roles[D].num_gpu == 4
+
+    asyncio.run(run())
+
+
+def test_a_setting_that_the_platform_contradicts_counts_and_is_said() -> None:
+    async def run() -> None:
+        scene = Scene(requests=60_000.0, decode_engine_num_gpu=2)
+        scene.platform.num_gpu = 4
+        _, effects, _ = await scene.tick()
+        assert effects.scale_to == {D: 8}
+        said = "decode_engine_num_gpu is 2 and counts; the pod template asks for 4"
+        assert scene.member.faults == {"gpus decode": said}
+        scene.platform.num_gpu = 2
+        await scene.tick()
+        assert scene.member.faults == {}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stabilise", [False, True])
+def test_replicas_that_have_grown_beyond_the_budget_are_held(stabilise: bool) -> None:
+    async def run() -> None:
+        scene = Scene(requests=60_000.0, min_endpoint=2, stabilise=stabilise)
+        scene.platform.num_gpu = 12
+        _, effects, _ = await scene.tick()
+        assert effects.scale_to is None
+        assert Reason.GPU_BUDGET_HOLD in effects.diagnostics.reasons
+
+    asyncio.run(run())
+
+
+def test_minima_that_do_not_fit_the_gpus_of_the_platform_stop_the_start() -> None:
+    class Connects:
+        async def member(self, own: DeploymentConfig) -> Member:
+            return scene.member
+
+    async def run() -> None:
+        async with AsyncExitStack() as closing:
+            with pytest.raises(ConfigError, match=r"`chat`: max_gpu_budget: .* 24 GPUs, got 16"):
+                await members_of(scene.config, Connects(), closing)
+        assert scene.platform.is_closed
+
+    scene = Scene(min_endpoint=2)
+    scene.platform.num_gpu = 12
     asyncio.run(run())
 
 
