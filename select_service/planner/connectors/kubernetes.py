@@ -76,7 +76,8 @@ class KubernetesConnector:
         self._rollout: Rollout | None = None
         self._last: dict[Role, int] = {}
         self._giving: dict[Role, float] = {}
-        self._leading: asyncio.Task[None] | None = None
+        if election is not None:
+            election.join()
 
     async def read(self) -> Mapping[Role, Replicas]:
         """See Connector."""
@@ -203,11 +204,7 @@ class KubernetesConnector:
                 rollout.tell(role, Status.FAILED, detail)
 
     async def _leads(self) -> bool:
-        if self._election is None:
-            return True
-        if self._leading is None or self._leading.done():
-            self._leading = asyncio.create_task(self._election.run())
-        return self._election.is_leader or await self._election.step()
+        return self._election is None or await self._election.leads()
 
     async def _give_up(self) -> None:
         """Another planner leads, or soon will: only what it cannot have begun is taken back."""
@@ -319,13 +316,12 @@ class KubernetesConnector:
             await self._leaving.take_back(rollout)
 
     async def close(self) -> None:
-        """See Connector.  The lease is free at once; who drains for nothing serves again."""
+        """See Connector.  The lease is free at once, if no other deployment uses it.
+
+        Who drains for nothing serves again.
+        """
         await self.pause()
-        if self._leading is not None:
-            self._leading.cancel()
-            await asyncio.gather(self._leading, return_exceptions=True)
-            self._leading = None
         if self._election is not None:
-            await self._election.release()
+            await self._election.leave()
         await self._leaving.close()
         await self._api.close()

@@ -4,8 +4,9 @@ import os
 import socket
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from select_service.planner import config
 from select_service.planner.connectors.advisory import Switched
@@ -13,7 +14,7 @@ from select_service.planner.connectors.base import Connector, ReadyCounts
 from select_service.planner.connectors.draining import Drainer
 from select_service.planner.connectors.dry_run import DryRun
 from select_service.planner.connectors.kube.client import KubeClient
-from select_service.planner.connectors.kube.lease import Election
+from select_service.planner.connectors.kube.lease import Elections
 from select_service.planner.connectors.kube.target import Target
 from select_service.planner.connectors.kubernetes import KubernetesConnector
 from select_service.planner.connectors.selectors import Selectors
@@ -22,21 +23,22 @@ from select_service.planner.core.inputs import Role
 from select_service.planner.core.settings import min_endpoint_of, roles_of
 
 
-class Surroundings(NamedTuple):
+def identity() -> str:
+    """One that no other planner has, with the host for people."""
+    return f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
     """What all deployments of a planner share.
 
-    selectors: URLs.  kubeconfig: None: the account of the pod.  identity: in leases.
+    selectors: URLs.  kubeconfig: None: the account of the pod.
     """
 
     selectors: Sequence[str] = ()
     kubeconfig: Path | None = None
     profile: Literal["ours", "document"] = "ours"
-    identity: str = ""
-
-
-def identity() -> str:
-    """One that no other planner has, with the host for people."""
-    return f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
+    elections: Elections = field(default_factory=lambda: Elections(identity()))
 
 
 async def opened(
@@ -101,6 +103,8 @@ async def _kubernetes(
     ]
     election = None
     if chosen.lease is not None:
-        election = Election(api, namespace, chosen.lease, around.identity or identity())
+        election = around.elections.of(
+            namespace, chosen.lease, lambda: KubeClient(around.kubeconfig)
+        )
     drainer = _drainer(deployment, around, chosen.drain_timeout_s) if chosen.drain else None
     return KubernetesConnector(api, targets, election, drainer, worker_label=chosen.worker_label)

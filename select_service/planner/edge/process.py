@@ -15,7 +15,7 @@ from select_service import log as logs
 from select_service.planner.assembling import cluster_of
 from select_service.planner.config import PlannerConfig
 from select_service.planner.connectors.base import ConnectorError
-from select_service.planner.connectors.opening import Surroundings, identity
+from select_service.planner.connectors.opening import Surroundings
 from select_service.planner.core.inputs import gpus_said
 from select_service.planner.core.settings import with_gpus
 from select_service.planner.edge.api import application
@@ -42,7 +42,7 @@ FAILED = 1
 def run(config: PlannerConfig, profile: Profile, kubeconfig: Path | None) -> int:
     """Until SIGINT or SIGTERM. Exit status; raises ConfigError before anything is scaled."""
     logs.configure(config.log_level, config.log_format)
-    around = Surroundings(config.selectors, kubeconfig, profile, identity())
+    around = Surroundings(config.selectors, kubeconfig, profile)
     return asyncio.run(_lived(config, around))
 
 

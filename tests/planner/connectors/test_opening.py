@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from select_service.planner import config
+from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.base import ConnectorError, Status
 from select_service.planner.connectors.opening import Surroundings, identity, opened, virtual_of
 from select_service.planner.core.inputs import Role
@@ -81,6 +82,39 @@ def test_a_deployment_that_becomes_advisory_keeps_its_lease_from_spares(
             await switched.close()
             lease = cluster.store.get(LEASE, "default", "select-planner")
             assert lease["spec"]["holderIdentity"] == ""
+
+    asyncio.run(run())
+
+
+def test_deployments_that_name_one_lease_are_led_together_until_the_last_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        async with serving(FakeKubernetes()) as fake:
+            cluster = Cluster(fake, PlainApi(fake.url), Time())
+            for name in ("one", "two"):
+                cluster.add(DEPLOYMENT, name, 2)
+            where = "select_service.planner.connectors.opening.KubeClient"
+            monkeypatch.setattr(where, lambda _kubeconfig: PlainApi(fake.url))
+            here, spare = Surroundings(), Surroundings()
+
+            async def connected(around: Surroundings, name: str) -> Switched:
+                target = config.KubernetesTarget("Deployment", name)
+                chosen = config.KubernetesConnector(decode=target, drain=False)
+                return await opened(a_deployment(chosen, mode="agg"), around)
+
+            one, two = await connected(here, "one"), await connected(here, "two")
+            other = await connected(spare, "two")
+            both = await asyncio.gather(one.scale({D: 3}), two.scale({D: 3}))
+            assert [each.with_status(Status.APPLIED) for each in both] == [(D,), (D,)]
+            written = [asked for asked in fake.requests if "/leases" in asked[1]]
+            assert [method for method, _ in written] == ["GET", "POST"]
+            await one.close()
+            assert (await other.scale({D: 1})).with_status(Status.NOT_LEADER) == (D,)
+            assert (await two.scale({D: 4})).with_status(Status.APPLIED) == (D,)
+            await two.close()
+            assert (await other.scale({D: 1})).with_status(Status.APPLIED) == (D,)
+            await other.close()
 
     asyncio.run(run())
 

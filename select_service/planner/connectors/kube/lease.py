@@ -33,7 +33,11 @@ assert RENEW_DEADLINE_S + REQUEST_TIMEOUT_S < DURATION_S
 
 
 class Election:
-    """identity: of this planner; no two may have the same.  clock: monotonic seconds."""
+    """One lease, for all deployments of this planner that name it.
+
+    api: its own, closed with the last user.  identity: no two planners may have the same.  clock:
+    monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,34 @@ class Election:
         self._renewed_at: float | None = None
         self.holder = ""
         self.error = ""
+        self._users = 0
+        self._stepping = asyncio.Lock()
+        self._renewing: asyncio.Task[None] | None = None
+
+    def join(self) -> None:
+        """One more deployment; it says `leave` once."""
+        self._users += 1
+
+    async def leave(self) -> None:
+        """The lease is given back with the last one."""
+        self._users -= 1
+        if self._users:
+            return
+        renewing, self._renewing = self._renewing, None
+        if renewing is not None:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+        await self.release()
+        await self._api.close()
+
+    async def leads(self) -> bool:
+        """Are we the leader, or can we be at once?  Renewed from then on."""
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._renew(), name=f"lease {self._name}")
+        if self.is_leader:
+            return True
+        async with self._stepping:
+            return self.is_leader or await self._stepped()
 
     @property
     def is_leader(self) -> bool:
@@ -64,14 +96,18 @@ class Election:
         """As far as we know, has nobody else got it?"""
         return self.holder in ("", self._identity)
 
-    async def run(self) -> None:
-        """Renew, or try to get it, until it is cancelled; the first `step` is the caller's."""
+    async def _renew(self) -> None:
+        """Or try to get it, until it is cancelled; the first `step` is the caller's."""
         while True:
             await asyncio.sleep(RETRY_S)
             await self.step()
 
     async def step(self) -> bool:
-        """Try once.  Are we the leader now?"""
+        """Try once.  Are we the leader now?  One after the other, as they would conflict."""
+        async with self._stepping:
+            return await self._stepped()
+
+    async def _stepped(self) -> bool:
         before, began = self.is_leader, self._clock()
         try:
             renewed = await self._tried(began)
@@ -150,3 +186,18 @@ class Election:
                 await self._write("PUT", f"{self._path}/{quote(self._name)}", lease, free=True)
         except KubeError as error:
             self.error = str(error)
+
+
+class Elections:
+    """Of one process: one election a lease."""
+
+    def __init__(self, identity: str) -> None:
+        self._identity = identity
+        self._by_lease: dict[tuple[str, str], Election] = {}
+
+    def of(self, namespace: str, name: str, open_api: Callable[[], Api]) -> Election:
+        """That of the deployments that have named the same before, else a new one."""
+        if (namespace, name) not in self._by_lease:
+            election = Election(open_api(), namespace, name, self._identity)
+            self._by_lease[namespace, name] = election
+        return self._by_lease[namespace, name]
