@@ -104,10 +104,10 @@ class Launched:
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
-    def wait_until_healthy(self) -> None:
+    def wait_until_healthy(self, path: str = "/health") -> None:
         """Raises AssertionError with the log when it ends instead, or takes START_S_MAX."""
         until = time.monotonic() + START_S_MAX
-        while not self._is_healthy():
+        while not self._is_healthy(path):
             if self.has_ended or time.monotonic() > until:
                 self.end()
                 raise AssertionError(f"the service does not start:\n{self.log_tail()}")
@@ -145,10 +145,10 @@ class Launched:
         """The complete lines so far of a log in JSON; any other line is the message of a row."""
         return [_log_line(text) for text in self.log().split("\n")[:-1]]
 
-    def _is_healthy(self) -> bool:
+    def _is_healthy(self, path: str) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
         try:
-            connection.request("GET", "/health")
+            connection.request("GET", path)
             return connection.getresponse().status == 200
         except (OSError, http.client.HTTPException):
             return False

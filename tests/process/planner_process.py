@@ -1,8 +1,6 @@
 """The command `select-planner` as a process of its own."""
 
 import json
-import signal
-import subprocess
 import urllib.request
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +9,7 @@ from typing import Any, Self
 import yaml
 
 from tests.patience import eventually
-from tests.process.launched import START_S_MAX, free_port, own_command, own_environment
+from tests.process.launched import Launched, free_port, own_command, own_environment
 
 
 class Planner:
@@ -22,7 +20,6 @@ class Planner:
         path = folder / "planner.yaml"
         path.write_text(yaml.safe_dump({**config, "api": {"port": self.port}}))
         self._command = own_command(f"--config={path}", *flags, module="select_service.planner")
-        self._log = folder / "planner.log"
         self._start()
 
     def __enter__(self) -> Self:
@@ -34,11 +31,7 @@ class Planner:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self.kill()
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
+        self.process.end()
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
@@ -59,28 +52,12 @@ class Planner:
         before = self.status()["ticks"]
         return eventually(lambda: (now := self.status())["ticks"] >= before + more and now)
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> int:
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(START_S_MAX)
-
     def restart(self) -> None:
-        self.kill()
+        """As after a crash."""
+        self.process.kill()
         self._start()
 
     def _start(self) -> None:
-        with self._log.open("a") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, env=own_environment({})
-            )
-        eventually(self._answers)
-
-    def _answers(self) -> bool:
-        assert self._process.poll() is None, self.log
-        try:
-            return bool(self.get("/v1/status")["deployments"])
-        except OSError:
-            return False
+        self.process = Launched(self._command, own_environment({}), self.port)
+        self.process.wait_until_healthy("/healthz")
+        eventually(lambda: self.get("/v1/status")["deployments"])

@@ -75,7 +75,7 @@ def test_a_decision_outlives_the_planner_and_silence_scales_nothing(tmp_path: Pa
                 "replicas_unknown",
             }
             assert wanted(planner) == (decision, 3)
-            assert planner.stop() == 0
+            assert planner.process.stop()[0] == 0
     lines = list(read_lines(tmp_path / "decisions.jsonl"))
     ticks = [line for line in lines if isinstance(line, TickLine)]
     assert len(ticks) >= 8
@@ -97,5 +97,5 @@ def test_what_it_is_told_counts_or_is_refused_in_words(tmp_path: Path) -> None:
         assert wanted(planner)[0] == -1
         planner.send("PATCH", "/v1/deployments/fleet", {"advisory": False})
         assert eventually(lambda: wanted(planner)[0] == 0)
-        assert planner.stop() == 0
-    assert "Traceback" not in planner.log
+        assert planner.process.stop()[0] == 0
+    assert "Traceback" not in planner.process.log()

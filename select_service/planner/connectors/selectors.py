@@ -9,9 +9,8 @@ import logging
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 from msgspec import Struct
 
@@ -19,6 +18,7 @@ from select_service.planner.core.inputs import (
     Role,
     role_of,
 )
+from select_service.planner.outbound import Outbound, Unreachable
 
 log = logging.getLogger("select_service.planner.connectors")
 
@@ -26,8 +26,7 @@ TIMEOUT_S = 5.0
 """Of one request."""
 LOADS_TIMEOUT_S = 10.0
 """Of all that are asked, one after the other, for who has how much to do."""
-ANSWER_BYTES_MAX = 64 << 20
-_ACCEPTED, _CONFLICT, _NOT_FOUND = 202, 409, 404
+_CONFLICT, _NOT_FOUND = 409, 404
 
 
 class Drained(StrEnum):
@@ -92,9 +91,8 @@ class Selectors:
 
     def __init__(self, urls: Sequence[str], model_name: str, tenant_id: str) -> None:
         self._urls = tuple(url.rstrip("/") for url in urls)
-        self._model_name, self._tenant_id = model_name, tenant_id
-        self._scope = urlencode({"model_name": model_name, "tenant_id": tenant_id})
-        self._open: aiohttp.ClientSession | None = None
+        self._scope = {"model_name": model_name, "tenant_id": tenant_id}
+        self._http = Outbound()
         self._told_off = False
 
     async def loads(self) -> list[RankLoad] | None:
@@ -102,8 +100,8 @@ class Selectors:
         try:
             async with asyncio.timeout(LOADS_TIMEOUT_S):
                 for url in self._urls:
-                    workers = await self._read(f"{url}/workers?{self._scope}", list[_Worker])
-                    parts = await self._read(f"{url}/loads?{self._scope}", list[_Partition])
+                    workers = await self._read(f"{url}/workers", list[_Worker])
+                    parts = await self._read(f"{url}/loads", list[_Partition])
                     if workers is not None and parts is not None:
                         return _joined(workers, [load for part in parts for load in part.loads])
         except TimeoutError:
@@ -138,7 +136,7 @@ class Selectors:
     async def booked(self, worker_ids: Sequence[int]) -> dict[int, int | None]:
         """Reservations on each, at all selectors together; None while one of them is silent."""
         fleets = await asyncio.gather(
-            *(self._read(f"{url}/health/fleet?{self._scope}", _Fleet) for url in self._urls)
+            *(self._read(f"{url}/health/fleet", _Fleet) for url in self._urls)
         )
         if any(fleet is None for fleet in fleets):
             return dict.fromkeys(worker_ids)
@@ -153,47 +151,30 @@ class Selectors:
 
     async def close(self) -> None:
         """Connections are closed."""
-        if self._open is not None:
-            await self._open.close()
-            self._open = None
-
-    def _session(self) -> aiohttp.ClientSession:
-        if self._open is None:
-            self._open = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
-        return self._open
+        await self._http.close()
 
     async def _post(self, url: str) -> Drained:
         try:
-            async with self._session().post(url, allow_redirects=False) as answer:
-                content = await answer.content.read(1 << 16)
-                return _meaning(answer.status, content)
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return Drained.FAILED
+            await self._http.post(url, timeout_s=TIMEOUT_S)
+        except Unreachable as error:
+            return _meaning(error)
+        return Drained.ASKED
 
     async def _read(self, url: str, kind: type[_Answer]) -> _Answer | None:
         """None: no answer that can be read."""
         try:
-            async with self._session().get(url, allow_redirects=False) as answer:
-                if answer.status != 200:
-                    return None
-                content = bytearray()
-                async for chunk in answer.content.iter_any():
-                    content += chunk
-                    if len(content) > ANSWER_BYTES_MAX:
-                        return None
-            return await asyncio.to_thread(msgspec.json.decode, bytes(content), type=kind)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            content = await self._http.get(url, self._scope, timeout_s=TIMEOUT_S)
+            return await asyncio.to_thread(msgspec.json.decode, content, type=kind)
+        except (Unreachable, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
 
-def _meaning(status: int, content: bytes) -> Drained:
-    if status == _ACCEPTED:
-        return Drained.ASKED
-    if status not in (_CONFLICT, _NOT_FOUND):
+def _meaning(refusal: Unreachable) -> Drained:
+    if refusal.status not in (_CONFLICT, _NOT_FOUND):
         return Drained.FAILED
     try:
-        code = msgspec.json.decode(content, type=_Refusal).code
-    except msgspec.DecodeError:
+        code = msgspec.json.decode(refusal.body, type=_Refusal).code
+    except (msgspec.DecodeError, UnicodeDecodeError):
         code = ""
     return Drained.HEALTH_OFF if code == "health_off" else Drained.UNKNOWN
 

@@ -6,10 +6,10 @@ from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.connectors.opening import Surroundings, opened
 from select_service.planner.edge.fpm_source import FpmPasses
 from select_service.planner.edge.member import Member, Sources
-from select_service.planner.edge.outbound import Outbound
 from select_service.planner.edge.prometheus_source import PrometheusTraffic
 from select_service.planner.edge.proposers import ExternalProposers
 from select_service.planner.edge.selector_source import SelectorSource
+from select_service.planner.outbound import Outbound
 
 
 class Connecting:

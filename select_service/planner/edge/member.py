@@ -25,10 +25,10 @@ from select_service.planner.core.schedule import NextTick
 from select_service.planner.core.settings import GPU_FIELDS, roles_of
 from select_service.planner.edge.fpm_source import FpmPasses
 from select_service.planner.edge.observation import Observed
-from select_service.planner.edge.outbound import Unreachable
 from select_service.planner.edge.prometheus_source import PrometheusTraffic
 from select_service.planner.edge.proposers import ExternalProposers
 from select_service.planner.edge.selector_source import SelectorSource
+from select_service.planner.outbound import Unreachable
 
 log = logging.getLogger(__name__)
 

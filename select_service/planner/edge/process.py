@@ -23,10 +23,10 @@ from select_service.planner.edge.connecting import Connecting
 from select_service.planner.edge.decision_log import DecisionLog
 from select_service.planner.edge.loop import Listener, Loop
 from select_service.planner.edge.member import Member
-from select_service.planner.edge.outbound import Outbound
 from select_service.planner.edge.recording import Recorder
 from select_service.planner.edge.reports import write_reports
 from select_service.planner.judging import faults
+from select_service.planner.outbound import Outbound
 from select_service.planner.profiles import ProfileError
 from select_service.planner.reading import ConfigError, Profile
 from select_service.planner.status import Statuses

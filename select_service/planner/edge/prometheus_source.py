@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from select_service.planner.config import PrometheusSource
 from select_service.planner.core.inputs import Traffic
-from select_service.planner.edge.outbound import Outbound, Unreachable
+from select_service.planner.outbound import Outbound, Unreachable
 
 PREFIXES = {"frontend": "dynamo_frontend", "router": "dynamo_component_router"}
 

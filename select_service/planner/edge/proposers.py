@@ -23,7 +23,7 @@ from select_service.planner.core.inputs import (
     TickInput,
 )
 from select_service.planner.core.merge import Bound, Proposal, Target
-from select_service.planner.edge.outbound import Outbound, Unreachable
+from select_service.planner.outbound import Outbound, Unreachable
 
 log = logging.getLogger(__name__)
 

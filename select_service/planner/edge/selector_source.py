@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from select_service.planner.edge.observation import Observation, Observed, observed
-from select_service.planner.edge.outbound import Outbound, Unreachable
+from select_service.planner.outbound import Outbound, Unreachable
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from aiohttp import web
 from select_service.planner.config import ExternalProposer
 from select_service.planner.core.inputs import Replicas, Role, TickInput
 from select_service.planner.core.merge import Bound, Proposal, Target
-from select_service.planner.edge.outbound import Outbound
 from select_service.planner.edge.proposers import FAILURES_MAX, PAUSE_S, ExternalProposers
+from select_service.planner.outbound import Outbound
 from tests.planner.edge.serving import Answer, served
 
 TICK = TickInput(now_s=5.0, replicas={Role.DECODE: Replicas(ready=2)})

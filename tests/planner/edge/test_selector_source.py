@@ -18,9 +18,9 @@ from select_service.planner.edge.observation import (
     observed,
     part_below,
 )
-from select_service.planner.edge.outbound import Outbound
 from select_service.planner.edge.proposers import ExternalProposers
 from select_service.planner.edge.selector_source import SelectorSource
+from select_service.planner.outbound import Outbound
 from tests.planner.edge.serving import served
 
 EDGES = {"tokens": [1.0, 10.0, 100.0, 1000.0], "seconds": [0.01, 0.1, 1.0, 10.0]}

@@ -13,8 +13,8 @@ from select_service.planner.config import FpmSource, PrometheusSource
 from select_service.planner.core.inputs import ForwardPass, Role, Traffic
 from select_service.planner.edge import fpm_source
 from select_service.planner.edge.fpm_source import FpmPasses, Heard, decoded
-from select_service.planner.edge.outbound import Outbound, Unreachable
 from select_service.planner.edge.prometheus_source import PrometheusTraffic
+from select_service.planner.outbound import Outbound, Unreachable
 from tests.planner.edge.serving import Answer, served
 
 
@@ -88,7 +88,7 @@ def test_nobody_listens_is_told_from_no_answer(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("select_service.planner.edge.outbound.BYTES_MAX", 1000)
+    monkeypatch.setattr("select_service.planner.outbound.BYTES_MAX", 1000)
 
     async def ask(size: int) -> int:
         async with (

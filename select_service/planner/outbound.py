@@ -1,4 +1,4 @@
-"""EDGE: how the planner asks others over HTTP: bounded in time and in bytes."""
+"""How the planner asks others over HTTP: bounded in time and in bytes."""
 
 import asyncio
 import ssl
@@ -19,13 +19,16 @@ class Unreachable(Exception):
     """One line that says why there is no answer.
 
     gone: nobody listens there, so nobody can be served there either
-    status: of an answer that was not 200
+    status, body: of an answer that was not 2xx
     """
 
-    def __init__(self, text: str, *, gone: bool = False, status: int | None = None) -> None:
+    def __init__(
+        self, text: str, *, gone: bool = False, status: int | None = None, body: bytes = b""
+    ) -> None:
         super().__init__(text)
         self.gone = gone
         self.status = status
+        self.body = body
 
 
 class Outbound:
@@ -59,11 +62,13 @@ class Outbound:
         token_file: str | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> bytes:
-        """Body of the answer with status 200. Raises Unreachable."""
+        """Body of the 2xx answer. Raises Unreachable."""
         return await self._ask("GET", url, query, None, token_file, timeout_s)
 
-    async def post(self, url: str, body: bytes, *, timeout_s: float = TIMEOUT_S) -> bytes:
-        """The same for a body of JSON. Raises Unreachable."""
+    async def post(
+        self, url: str, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> bytes:
+        """The same for a body of JSON, or none. Raises Unreachable."""
         return await self._ask("POST", url, None, body, None, timeout_s)
 
     async def _ask(
@@ -100,9 +105,9 @@ class Outbound:
             raise Unreachable(str(error) or type(error).__name__) from None
         if len(text) > BYTES_MAX:
             raise Unreachable(f"the answer has more than {BYTES_MAX} bytes")
-        if status != 200:
+        if not 200 <= status < 300:
             said = text[:200].decode("utf-8", "replace")
-            raise Unreachable(f"status {status}: {said}", status=status)
+            raise Unreachable(f"status {status}: {said}", status=status, body=text)
         return text
 
     def _opened(self) -> "ClientSession":
