@@ -59,12 +59,16 @@ Connector: TypeAlias = VirtualConnector | DryRunConnector | KubernetesConnector
 
 
 class PrometheusSource(Struct, frozen=True, forbid_unknown_fields=True):
-    """Traffic from Prometheus where no selector tells it. The token is read from its file."""
+    """Traffic from Prometheus where no selector tells it. The token is read from its file.
+
+    namespace: label `dynamo_namespace` of the routers; None: all routers that Prometheus knows
+    """
 
     url: str
     token_file: _Path | None = None
     ca_file: _Path | None = None
     source: Literal["frontend", "router"] = "frontend"
+    namespace: _Name | None = None
     timeout_s: Annotated[float, Meta(gt=0, le=60)] = 10.0
 
 

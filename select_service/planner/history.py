@@ -11,48 +11,70 @@ Table: TypeAlias = NDArray[np.float64]
 
 _GROUP = 4
 """Rows of which two stay."""
+_STEP = 32
+"""Rows that are thinned beside one that is added: no row takes long."""
 
 
 class History:
-    """When it is full every second row goes, O(rows x columns), once in rows / 2 rows."""
+    """When it is full every second row goes, a few with each row that is added.
+
+    While that is under way the rows `[kept, next)` are gone already.
+    """
 
     def __init__(self, columns: int, rows_max: int) -> None:
         assert columns > 0
         assert rows_max >= _GROUP
         self._rows_max = rows_max
-        self._table = np.empty((min(256, rows_max), columns))
-        self._count = 0
+        self._places_max = rows_max + rows_max // _STEP + 1
+        """With rows that are added while others are thinned."""
+        self._table = np.empty((min(256, self._places_max), columns))
+        self._end = 0
+        self._kept = self._next = self._until = 0
+        """Of the thinning, whose last row is before `until`; all 0: there is none."""
 
     def __len__(self) -> int:
-        return self._count
+        return self._end - (self._next - self._kept)
 
     def add(self, row: Sequence[float | None]) -> None:
-        """None: not known."""
-        if self._count == len(self._table):
-            self._make_room()
-        self._table[self._count] = [np.nan if value is None else value for value in row]
-        self._count += 1
+        """None: not known.  O(columns)"""
+        if not self._until and self._end >= self._rows_max:
+            self._until = self._end
+        if self._until:
+            self._thin_on()
+        if self._end == len(self._table):
+            self._grow()
+        self._table[self._end] = [np.nan if value is None else value for value in row]
+        self._end += 1
 
     def table(self) -> Table:
         """A copy."""
-        return self._table[: self._count].copy()
+        return np.concatenate((self._table[: self._kept], self._table[self._next : self._end]))
 
-    def _make_room(self) -> None:
-        if len(self._table) < self._rows_max:
-            grown = np.empty((min(2 * len(self._table), self._rows_max), self._table.shape[1]))
-        else:
-            thin = thinned(self._table, self._rows_max // _GROUP)
-            grown = np.empty_like(self._table)
-            grown[: len(thin)] = thin
-            self._table, self._count = grown, len(thin)
+    def _thin_on(self) -> None:
+        rows = self._table[self._next : min(self._next + _STEP, self._until)]
+        thin = thinned(rows, -(-len(rows) // _GROUP))
+        self._table[self._kept : self._kept + len(thin)] = thin
+        self._kept += len(thin)
+        self._next += len(rows)
+        if self._next < self._until:
             return
-        grown[: self._count] = self._table
+        added = self._table[self._next : self._end].copy()
+        self._end = self._kept + len(added)
+        self._table[self._kept : self._end] = added
+        self._kept = self._next = self._until = 0
+
+    def _grow(self) -> None:
+        places = min(2 * len(self._table), self._places_max)
+        grown = np.empty((places, self._table.shape[1]))
+        grown[: self._end] = self._table
         self._table = grown
 
     def check_invariants(self) -> None:
         """For tests."""
-        assert 0 <= self._count <= len(self._table) <= self._rows_max
-        assert np.all(np.diff(self._table[: self._count, 0]) >= 0.0)
+        assert 0 <= self._kept <= self._next <= max(self._until, 0) <= self._end
+        assert self._end <= len(self._table) <= self._places_max
+        assert len(self) <= self._rows_max
+        assert np.all(np.diff(self.table()[:, 0]) >= 0.0)
 
 
 def thinned(table: Table, groups: int) -> Table:

@@ -13,7 +13,7 @@ from select_service.planner.core.contracts import Said
 from select_service.planner.core.diagnostics import Diagnostics, RoleDiagnostics, Sized
 from select_service.planner.core.inputs import Role, TickInput, Traffic
 from select_service.planner.core.reasons import Reason
-from select_service.planner.core.schedule import throughput_on
+from select_service.planner.core.schedule import load_on, throughput_on
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Effects
 from select_service.planner.history import History, Table
@@ -46,6 +46,11 @@ COLUMNS = (
 )
 """Of the history. A total is of ready and starting replicas. Rates are requests a second;
 `demand_s` is the forecast with its quantile."""
+
+READY = ("prefill_ready", "decode_ready")
+ESTIMATED = ("ttft_estimated_ms", "itl_estimated_ms")
+OBSERVED = ("requests_s", "ttft_observed_ms", "itl_observed_ms", "ttft_met", "itl_met")
+"""Columns that say nothing once replicas, engines or traffic are not known."""
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -80,7 +85,7 @@ class DeploymentStatus:
         self.diagnostics: Diagnostics | None = None
         self.applied: Decision | None = None
         self.traffic: Traffic | None = None
-        """Of the last window that was known."""
+        """Of the last window; None: it is not known."""
         self.load_reason: Reason | None = None
         self.throughput_reason: Reason | None = None
         self.forecast: Said | None = None
@@ -96,7 +101,7 @@ class DeploymentStatus:
         self.met = {"ttft": Met(), "itl": Met()}
         self.changes: deque[Change] = deque(maxlen=CHANGES_MAX)
         self.latest: dict[str, float] = {}
-        """Column of the history -> the last value that was known."""
+        """Column of the history -> the last value, of those that are known now."""
         self._history = History(len(COLUMNS), rows_max)
         self._gpus = 0.0
         self._wished: dict[Role, int] = {}
@@ -116,6 +121,8 @@ class DeploymentStatus:
         self._attain(tick)
         row = self._row(tick, said)
         self._history.add(row)
+        for column in self._unknown(tick, said):
+            self.latest.pop(column, None)
         pairs = zip(COLUMNS, row, strict=True)
         self.latest.update({column: value for column, value in pairs if value is not None})
 
@@ -205,6 +212,19 @@ class DeploymentStatus:
             if part is not None:
                 self.met[slo].requests += requests
                 self.met[slo].kept += requests * part
+
+    def _unknown(self, tick: TickInput, said: Diagnostics) -> Iterator[str]:
+        """Columns whose last value counts no more, unless this tick has another one."""
+        if not _known(said):
+            yield from READY
+        if said.run_load:
+            yield from ESTIMATED
+        asked = said.run_throughput or (said.run_load and load_on(self.settings))
+        known = tick.traffic is not None and tick.traffic.requests is not None
+        if asked and not known:
+            self.traffic = None
+        if asked and (not known or said.run_throughput or not throughput_on(self.settings)):
+            yield from OBSERVED
 
     def _row(self, tick: TickInput, said: Diagnostics) -> list[float | None]:
         rates = self._rates(tick, said)

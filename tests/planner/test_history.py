@@ -33,6 +33,24 @@ def test_a_full_history_goes_on_with_half_of_its_rows():
     assert table[:, 1].max() == 100.0
 
 
+def test_a_full_history_is_thinned_a_little_with_each_row():
+    history = History(3, 1000)
+    table = a_table(4000)
+    moved = []
+    for row in table:
+        before = len(history)
+        history.add(row)
+        moved.append(1 + before - len(history))
+        history.check_invariants()
+    assert max(moved) == 16
+    thin = history.table()
+    assert 480 <= len(thin) <= 1000
+    assert (thin[0, 0], thin[-1, 0]) == (0.0, 3999.0)
+    for column in (1, 2):
+        assert thin[:, column].max() == table[:, column].max()
+        assert thin[:, column].min() == table[:, column].min()
+
+
 @given(
     rows=st.integers(1, 300),
     groups=st.integers(1, 40),

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from select_service.planner.connectors.base import Status, everywhere
-from select_service.planner.core.diagnostics import Sized
+from select_service.planner.core.diagnostics import Loaded, Sized
 from select_service.planner.core.inputs import Role, Traffic
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
-from select_service.planner.status import COLUMNS, DeploymentStatus, Statuses
+from select_service.planner.status import COLUMNS, OBSERVED, DeploymentStatus, Statuses
 from tests.planner.made_up import a_day, a_role, a_tick, effects
 
 AGG = Settings(mode="agg")
@@ -105,6 +105,45 @@ def test_a_window_of_the_load_loop_is_no_demand_beside_the_forecast(status):
     assert "requests_s" not in status.latest
     tick(status, 10.0, ready=1, traffic=traffic)
     assert status.latest["requests_s"] == 10.0
+
+
+def test_what_was_observed_is_gone_while_traffic_is_unknown(status):
+    met = Traffic(duration_s=60.0, requests=600.0, isl=100.0, ttft_s=0.2, itl_s=0.01, ttft_met=1.0)
+    tick(status, 60.0, ready=1, traffic=met)
+    assert set(OBSERVED) - set(status.latest) == {"itl_met"}
+    tick(status, 65.0, ready=1, run_throughput=False)
+    assert status.latest["requests_s"] == 10.0, "nobody has asked"
+    for at_s, unknown in ((120.0, None), (240.0, Traffic(duration_s=60.0))):
+        tick(status, at_s, ready=1, traffic=met)
+        assert status.traffic is met
+        tick(status, at_s + 60.0, ready=1, traffic=unknown)
+        assert not set(OBSERVED) & set(status.latest)
+        assert status.traffic is None
+    tick(status, 360.0, ready=1, traffic=Traffic(duration_s=60.0, requests=0.0))
+    assert status.latest["requests_s"] == 0.0
+    assert "ttft_observed_ms" not in status.latest
+
+
+def test_a_load_loop_that_hears_of_no_traffic_takes_it_back_too():
+    status = DeploymentStatus("m", Settings(mode="agg", enable_load_scaling=True))
+    tick(status, 60.0, ready=1, traffic=Traffic(duration_s=60.0, requests=600.0))
+    short = Traffic(duration_s=5.0, requests=5.0)
+    tick(status, 65.0, ready=1, traffic=short, run_throughput=False)
+    assert status.latest["requests_s"] == 10.0
+    tick(status, 70.0, ready=1, run_throughput=False)
+    assert "requests_s" not in status.latest
+
+
+def test_replicas_and_estimates_are_gone_while_nobody_says_them(status):
+    estimated = a_role(2, load=Loaded(estimate_ms=200.0, itl_ms=9.0))
+    status.ticked(a_tick(0.0), effects(0.0, {D: estimated}), None)
+    assert (status.latest["decode_ready"], status.latest["itl_estimated_ms"]) == (2.0, 9.0)
+    status.ticked(a_tick(5.0), effects(5.0, run_load=False), None)
+    assert "decode_ready" not in status.latest
+    assert status.latest["itl_estimated_ms"] == 9.0
+    tick(status, 10.0, ready=2)
+    assert status.latest["decode_ready"] == 2.0
+    assert "itl_estimated_ms" not in status.latest
 
 
 def test_a_row_of_the_history_has_all_columns():

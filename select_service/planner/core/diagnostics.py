@@ -69,6 +69,7 @@ class Diagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     load_reason, throughput_reason: of both roles together, in the words of the reference
     reasons: why the result is what it is, in the order of the stages
+    set_dropped: roles for which a constraint had a SET, which is none
     stale:   nothing has been observed for three throughput intervals
     """
 
@@ -81,6 +82,7 @@ class Diagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     forecast: Said | None = None
     reasons: tuple[Reason, ...] = ()
     rejected: str | None = None
+    set_dropped: tuple[str, ...] = ()
     stale: bool = False
     slo_out_of_reach: bool = False
     miss_correction: float = 1.0

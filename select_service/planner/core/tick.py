@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from select_service.planner.core.contracts import EngineModel, Forecaster
 from select_service.planner.core.diagnostics import (
@@ -228,7 +229,8 @@ class Deployment:
         if merged.rejected is not None or not told.constraints:
             return merged
         upstream = {name: n for name, n in merged.targets.items() if n is not None}
-        return merge(told.constraints, upstream, set_allowed=False)
+        bounded = merge(told.constraints, upstream, set_allowed=False)
+        return replace(bounded, final_from=bounded.final_from or merged.final_from)
 
     @property
     def _floor_stands(self) -> bool:
@@ -338,6 +340,7 @@ class Deployment:
             forecast=None if thought is None else thought.forecast,
             reasons=reasons,
             rejected=None if plan.merged is None else plan.merged.rejected,
+            set_dropped=() if plan.merged is None else plan.merged.set_dropped,
             stale=self._throughput.stale,
             slo_out_of_reach=any(size.reason is Reason.SLO_OUT_OF_REACH for size in sizes.values()),
             miss_correction=self._throughput.correction.factor,

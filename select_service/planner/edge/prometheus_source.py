@@ -1,7 +1,8 @@
 """EDGE: traffic of a deployment from Prometheus, where no selector tells it.
 
 Metric names: https://docs.nvidia.com/dynamo/latest/reference/observability/metrics-catalog
-(families dynamo_frontend_* and dynamo_component_router_*). A query without a finite answer is
+(families dynamo_frontend_* and dynamo_component_router_*). Only frontends say the model: routers
+are told apart by their namespace. A query without a finite answer is
 unknown, never 0; no requests at all are known to be 0 only where the counter itself is there.
 """
 
@@ -38,8 +39,12 @@ class PrometheusTraffic:
     def __init__(self, source: PrometheusSource, model_name: str) -> None:
         self._source = source
         self._prefix = PREFIXES[source.source]
-        quoted = model_name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        self._of_model = f'{{model="{quoted}"}}'
+        self._model = _quoted(model_name)
+        namespace = source.namespace
+        self._of_routers = "" if namespace is None else f"{{dynamo_namespace={_quoted(namespace)}}}"
+        self._of_source = self._of_routers
+        if source.source == "frontend":
+            self._of_source = f"{{model={self._model}}}"
         self._http = Outbound(source.ca_file)
 
     async def close(self) -> None:
@@ -52,7 +57,7 @@ class PrometheusTraffic:
             self._value(self._increase("requests_total", window)),
             self._value(self._mean("input_sequence_tokens", window)),
             self._value(self._mean("output_sequence_tokens", window)),
-            self._value(self._mean("kv_hit_rate", window, "dynamo_component_router", "")),
+            self._value(self._mean("kv_hit_rate", window, PREFIXES["router"], self._of_routers)),
             self._value(self._accept_length(window)),
             self._value(self._mean("time_to_first_token_seconds", window)),
             self._value(self._mean("inter_token_latency_seconds", window)),
@@ -69,22 +74,27 @@ class PrometheusTraffic:
         )
 
     def _increase(self, name: str, window: str) -> str:
-        return f"sum(increase({self._prefix}_{name}{self._of_model}[{window}]))"
+        return f"sum(increase({self._prefix}_{name}{self._of_source}[{window}]))"
 
     def _mean(
         self, name: str, window: str, prefix: str | None = None, labels: str | None = None
     ) -> str:
         series = f"{self._prefix if prefix is None else prefix}_{name}"
-        by = self._of_model if labels is None else labels
+        by = self._of_source if labels is None else labels
         total = f"sum(increase({series}_sum{by}[{window}]))"
         return f"{total} / sum(increase({series}_count{by}[{window}]))"
 
     def _accept_length(self, window: str) -> str:
-        accepted, drafts = (
-            f"sum(rate(vllm:spec_decode_num_{what}_total[{window}]))"
-            for what in ("accepted_tokens", "drafts")
-        )
-        return f"1 + {accepted} / {drafts}"
+        """Engines call the model `model_name`; Dynamo's workers add `model`."""
+
+        def rate(what: str) -> str:
+            of_model = (
+                f"rate(vllm:spec_decode_num_{what}_total{{{label}={self._model}}}[{window}])"
+                for label in ("model_name", "model")
+            )
+            return f"sum({' or '.join(of_model)})"
+
+        return f"1 + {rate('accepted_tokens')} / {rate('drafts')}"
 
     async def _value(self, query: str) -> float | None:
         """None: there is no such series, or no finite number in it."""
@@ -100,3 +110,9 @@ class PrometheusTraffic:
         except (msgspec.DecodeError, ValueError) as error:
             raise Unreachable(f"Prometheus answered something else: {error}") from None
         return value if math.isfinite(value) else None
+
+
+def _quoted(value: str) -> str:
+    """As the value of a label."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -311,6 +311,7 @@ def test_constraints_bound_and_set_nothing() -> None:
     tick = _fields(told(60.0, both(2, 2), of=traffic(60.0)))
     effects = a_deployment().tick(TickInput(**{**tick, "constraints": (least,)}))
     assert effects.scale_to == {P: 5}
+    assert effects.diagnostics.set_dropped == ("decode",)
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])

@@ -56,6 +56,25 @@ def test_traffic_of_a_window(tmp_path: Path) -> None:
     assert all("[180s]" in each.query["query"] for each in asked)
 
 
+@pytest.mark.parametrize("source", ["frontend", "router"])
+def test_queries_are_of_the_model_where_a_series_says_it(source: str) -> None:
+    asked: list[web.Request] = []
+    given = {"source": source, "namespace": "prod"}
+    asyncio.run(observed(prometheus({}, asked), **given))
+    queries = [each.query["query"] for each in asked]
+    routers = [each for each in queries if "dynamo_component_router_" in each]
+    assert all('{dynamo_namespace="prod"}[180s]' in each for each in routers)
+    assert len(routers) == (1 if source == "frontend" else 6)
+    frontends = [each for each in queries if "dynamo_frontend_" in each]
+    assert all('{model="a\\"b"}[180s]' in each for each in frontends)
+    (accept,) = (each for each in queries if "spec_decode" in each)
+    for label in ("model", "model_name"):
+        assert accept.count(f'{{{label}="a\\"b"}}') == 2
+    asked.clear()
+    asyncio.run(observed(prometheus({}, asked), source="router"))
+    assert any("router_requests_total[180s]" in each.query["query"] for each in asked)
+
+
 @pytest.mark.parametrize("value", ["NaN", "+Inf"])
 def test_what_is_no_number_is_unknown_and_zero_is_known(value: str) -> None:
     values = {"requests_total": "0", "input_sequence": value}
