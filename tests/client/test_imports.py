@@ -1,0 +1,16 @@
+"""What a program that imports the client gets with it."""
+
+import subprocess
+import sys
+
+UNWANTED = ["numba", "llvmlite", "numpy", "starlette", "uvicorn", "zmq", "aiohttp", "yarl"]
+
+
+def test_the_client_brings_nothing_of_the_server():
+    code = "import sys, select_service.client; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(found.stdout.split())
+    assert "select_service.client.lease" in loaded
+    assert not loaded.intersection(UNWANTED)
+    ours = {name.split(".")[1] for name in loaded if name.startswith("select_service.")}
+    assert ours == {"bodies", "client", "errors", "urls", "version"}

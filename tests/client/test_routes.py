@@ -1,0 +1,77 @@
+"""The table of routes, held against the document of the application."""
+
+import inspect
+
+import msgspec
+import pytest
+
+from select_service.api.documentation import NOUNS
+from select_service.bodies.reservations import OutputBlockRequest
+from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
+from select_service.bodies.workers import WorkerPatch
+from select_service.client import AsyncSelector, Selector, routes
+from select_service.client.async_routes import AsyncCall
+from select_service.client.blocking_routes import BlockingCall
+from select_service.client.lease_fields import LeaseFields
+from select_service.client.routes import STREAMED, Route, sparse
+
+TABLE = {name: each for name, each in vars(routes).items() if isinstance(each, Route)}
+DECLARED = {
+    f"{endpoint.route.method} {endpoint.route.path}": endpoint.route
+    for noun in NOUNS
+    for endpoint in noun.endpoints
+}
+MADE_OF_STRUCTS_OF_THE_SERVER = {"GET /config"}
+OF_SELECTORS = {"repeat"}
+"""What a client says by itself."""
+
+
+def test_no_route_is_missing_and_none_is_made_up():
+    named = [f"{route.method} {route.path}" for route in TABLE.values()]
+    assert len(named) == len(set(named))
+    assert {*named, *STREAMED} == set(DECLARED)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_route_answers_what_the_document_says(name):
+    route = TABLE[name]
+    declared = DECLARED[f"{route.method} {route.path}"]
+    good = {status: a for status, a in declared.answers.items() if status not in route.good}
+    for answer in good.values():
+        if answer.media_type == "application/json":
+            if f"{route.method} {route.path}" not in MADE_OF_STRUCTS_OF_THE_SERVER:
+                assert route.answer == answer.type
+        else:
+            assert route.answer is (str if answer.media_type else type(None))
+    assert set(route.good) == {status for status in declared.answers if status >= 300}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_route_is_a_method_of_both_faces(name):
+    for face, kind in ((AsyncSelector, AsyncCall), (Selector, BlockingCall)):
+        method = inspect.getattr_static(face, name.lower())
+        assert method.route is TABLE[name] if isinstance(method, kind) else callable(method)
+
+
+@pytest.mark.parametrize("method", STREAMED.values())
+def test_every_stream_is_a_method(method):
+    assert callable(getattr(AsyncSelector, method))
+
+
+def test_a_lease_takes_every_field_of_the_body():
+    fields = {field.name for field in msgspec.structs.fields(SelectAndReserveRequest)}
+    assert set(LeaseFields.__annotations__) == fields - OF_SELECTORS
+
+
+def test_fields_as_they_are_when_left_out_are_not_sent():
+    assert sparse(SelectRequest(token_ids=[1])) == {"token_ids": [1]}
+    assert sparse(OutputBlockRequest()) == {}
+    assert sparse(WorkerPatch(taints=[])) == {"taints": []}
+
+
+def test_ids_are_encoded_in_paths():
+    assert routes.FREE.want("a/b c", "ok").target == "/reservations/a%2Fb%20c?outcome=ok"
+    assert routes.RESERVATION.want("a/b").target == "/reservations/a%2Fb"
+    assert routes.RESERVATIONS.want(worker_id=0, sequence_hashes=True).target == (
+        "/reservations?worker_id=0&sequence_hashes=true"
+    )

@@ -1,0 +1,242 @@
+"""Selectors that fail as they are told to, in virtual time: the client's other side for tests."""
+
+import asyncio
+import contextlib
+import json
+import selectors
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from select_service.client import AsyncSelector
+from select_service.client.exchange import Answer, Asked, Broken, Streamed
+
+T = TypeVar("T")
+URLS = ("http://a:1", "http://b:1", "http://c:1")
+TTL_S = 30.0
+
+
+class _Jumping(selectors.SelectSelector):
+    """Does not wait: time jumps to the next timer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "nothing will ever happen"
+        self.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """To its end, in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
+
+
+def refusal(status: int, code: str, retry_after: str | None = None) -> Answer:
+    headers = {} if retry_after is None else {"retry-after": retry_after}
+    return Answer(status, headers, json.dumps({"error": "no", "code": code}).encode())
+
+
+def _done(status: int = 200, **fields: Any) -> Answer:
+    return Answer(status, {}, json.dumps(fields or {"status": "ok"}).encode())
+
+
+Behaviour = Callable[["World", str, Asked], Any]
+"""Acts in place of a selector for one request; an awaitable answer, or raises Broken."""
+
+
+class World:
+    """Three selectors that share what they book, and what each of them does wrong next.
+
+    knows_repeats: do they answer a repeat with the booking that they have?
+    """
+
+    def __init__(self, *, knows_repeats: bool = True) -> None:
+        self.knows_repeats = knows_repeats
+        self.booked: dict[str, float] = {}
+        """When each reservation was touched last."""
+        self.admissions: list[str] = []
+        self.heard: list[tuple[str, str, str]] = []
+        """Selector, method, target of all that was done."""
+        self.headers: list[dict[str, str]] = []
+        self.down: set[str] = set()
+        self.next: dict[str, list[Behaviour]] = {}
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def live(self) -> list[str]:
+        return [each for each, at in self.booked.items() if self.now - at < TTL_S]
+
+    def calls(self, ending: str) -> list[str]:
+        """The selectors that have heard of a target that ends so, in order."""
+        return [url for url, _, target in self.heard if target.endswith(ending)]
+
+    # --- the transport
+
+    async def send(self, url: str, asked: Asked, timeout_s: float) -> Answer:
+        await asyncio.sleep(0.001)
+        if url in self.down:
+            raise Broken("refused", was_sent=False)
+        if self.next.get(url):
+            return await self.next[url].pop(0)(self, url, asked)
+        return self.answer(url, asked)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, url: str, asked: Asked, silence_s: float) -> AsyncIterator[Streamed]:
+        answer = await self.send(url, asked, silence_s)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield answer.content
+
+        yield Streamed(answer.status, answer.headers, pieces())
+
+    async def close(self) -> None:
+        self.down = set(URLS)
+
+    # --- a selector
+
+    def answer(self, url: str, asked: Asked) -> Answer:
+        self.heard.append((url, asked.method, asked.target))
+        self.headers.append(dict(asked.headers))
+        parts = urlsplit(asked.target)
+        if asked.target == "/select_and_reserve":
+            return self._select(json.loads(asked.content or b""))
+        if parts.path == "/workers":
+            return Answer(200, {}, json.dumps([worker(1), worker(2)]).encode())
+        if parts.path.startswith("/workers/"):
+            return Answer(200, {}, json.dumps(worker(1)).encode())
+        if parts.path.startswith("/reservations/"):
+            return self._life(asked.method, parts.path, parse_qs(parts.query))
+        return _done()
+
+    def _select(self, body: dict[str, Any]) -> Answer:
+        name = body["reservation_id"]
+        if name in self.live() and not (body.get("repeat") and self.knows_repeats):
+            return refusal(409, "conflict")
+        if name not in self.live():
+            self.admissions.append(name)
+        self.booked[name] = self.now
+        return _done(**selection(name))
+
+    def _life(self, method: str, path: str, query: dict[str, list[str]]) -> Answer:
+        name = unquote(path.split("/")[2])
+        if name not in self.live():
+            return refusal(404, "not_found")
+        if method == "GET":
+            return _done(**row(name))
+        self.booked[name] = self.now
+        if method == "DELETE":
+            del self.booked[name]
+        return _done()
+
+
+def worker(worker_id: int) -> dict[str, Any]:
+    unset = (
+        "kv_events_endpoint replay_endpoint data_parallel_start_rank data_parallel_size "
+        "max_num_batched_tokens total_kv_blocks stable_routing_id is_eagle kv_transfer_domain "
+        "kv_transfer_enforcement kv_transfer_preferred_weight"
+    )
+    return {
+        "worker_id": worker_id,
+        "model_name": "m",
+        "tenant_id": "default",
+        "lifecycle": "schedulable",
+        "endpoint": f"http://engine-{worker_id}:8000",
+        "block_size": 4,
+        "taints": [],
+        "topology_domains": {},
+        **dict.fromkeys(unset.split()),
+    }
+
+
+def selection(name: str) -> dict[str, Any]:
+    return {
+        "reservation_id": name,
+        "model_name": "m",
+        "tenant_id": "default",
+        "worker_id": 1,
+        "dp_rank": 0,
+        "endpoint": "http://engine-1:8000",
+        "block_size": 4,
+        "overlap": {"longest_matched": 4, "gpu": 4, "dp": {"0": 4}, "cpu": 4, "disk": 4},
+        "effective_prefill_tokens": 4,
+    }
+
+
+def row(name: str) -> dict[str, Any]:
+    return {
+        **selection(name),
+        "state": "prefill",
+        "isl_tokens": 8,
+        "prompt_blocks": 2,
+        "output_blocks": 0,
+        "prefill_tokens": 4,
+        "age_seconds": 0.0,
+        "expires_in_seconds": TTL_S,
+        "origin": "local",
+        "router_id": 1,
+    }
+
+
+# --- what a selector does wrong
+
+
+async def lose_answer(world: World, url: str, asked: Asked) -> Answer:
+    world.answer(url, asked)
+    raise Broken("reset", was_sent=True)
+
+
+async def lose_request(world: World, url: str, asked: Asked) -> Answer:
+    raise Broken("reset", was_sent=True)
+
+
+async def bad_gateway(world: World, url: str, asked: Asked) -> Answer:
+    return Answer(502, {}, b"<html>bad gateway</html>")
+
+
+def refuse(status: int, code: str, retry_after: str | None = None) -> Behaviour:
+    async def behave(world: World, url: str, asked: Asked) -> Answer:
+        return refusal(status, code, retry_after)
+
+    return behave
+
+
+def late(seconds: float) -> Behaviour:
+    """Does it all the same, and answers when perhaps nobody listens."""
+
+    async def behave(world: World, url: str, asked: Asked) -> Answer:
+        doing = asyncio.ensure_future(_later(world, url, asked, seconds))
+        return await asyncio.shield(doing)
+
+    return behave
+
+
+async def _later(world: World, url: str, asked: Asked, seconds: float) -> Answer:
+    await asyncio.sleep(seconds)
+    return world.answer(url, asked)
+
+
+def client(world: World, urls: tuple[str, ...] = URLS, **options: Any) -> AsyncSelector:
+    """A client of this world, on the running loop."""
+    selector = AsyncSelector(urls, model_name="m", **options)
+    selector.link.transport = selector.link.caller.transport = world
+    return selector
+
+
+def home_of(selector: AsyncSelector) -> str:
+    """The selector that calls of its scope go to."""
+    return selector.link.home()
