@@ -38,6 +38,7 @@ from select_service.planner.edge.api_bodies import (
 from select_service.planner.edge.metrics import metrics_text, registry_of
 from select_service.planner.edge.reports import report_of
 from select_service.planner.reading import ConfigError
+from select_service.planner.report.drawing import FormatError
 from select_service.planner.status import DeploymentStatus, Statuses
 from select_service.spelling import nearest, shown
 
@@ -119,8 +120,11 @@ class _Api:
         """One at a time."""
         name = request.query_params.get("deployment")
         chosen = list(self._statuses) if name is None else [self._found(name)]
-        async with self._drawing:
-            page = await report_of(chosen)
+        try:
+            async with self._drawing:
+                page = await report_of(chosen, request.query_params.get("format", "svg"))
+        except FormatError as error:
+            raise Refused(422, "invalid_format", str(error)) from None
         return Response(page, media_type="text/html; charset=utf-8")
 
     async def metrics(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from select_service.planner.config import ReportConfig
+from select_service.planner.report.drawing import check_format, drawing_of
 from select_service.planner.report.page import page_of
 from select_service.planner.report.views import view_of
 from select_service.planner.status import DeploymentStatus, Statuses
@@ -28,7 +29,11 @@ async def write_reports(config: ReportConfig | None, statuses: Statuses) -> None
             log.warning("the report cannot be written", extra={"fields": fields})
 
 
-async def report_of(chosen: Iterable[DeploymentStatus]) -> bytes:
-    """What is shown is copied, a deployment at a time, and thinned before the next is copied."""
+async def report_of(chosen: Iterable[DeploymentStatus], name: str = "svg") -> bytes:
+    """What is shown is copied, a deployment at a time, and thinned before the next is copied.
+
+    name: of the format.  Raises FormatError.
+    """
+    check_format(name)
     views = [await asyncio.to_thread(view_of(status).slim) for status in chosen]
-    return await asyncio.to_thread(page_of, views)
+    return await asyncio.to_thread(lambda: page_of(views, drawing=drawing_of(name)))

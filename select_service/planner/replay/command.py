@@ -30,6 +30,12 @@ from select_service.planner.replay.run import Course, Outcome, Run, promise_of
 from select_service.planner.replay.tables import again_table, outcome_table
 from select_service.planner.replay.traffic import repeated, trace_requests
 from select_service.planner.replay.what_if import Again, run_again
+from select_service.planner.report.drawing import (
+    FORMATS,
+    FormatError,
+    check_format,
+    drawing_of,
+)
 from select_service.planner.report.page import page_of
 from select_service.planner.report.views import view_of
 from select_service.planner.status import DeploymentStatus
@@ -75,8 +81,9 @@ def replay_command(words: Sequence[str]) -> int:
     if given.log is not None and given.report is not None:
         raise ConfigError("--report is for --trace")
     try:
+        check_format(given.report_format)
         return _replay_log(given) if given.log is not None else _replay_trace(given)
-    except (LogError, TraceError, OSError) as error:
+    except (FormatError, LogError, TraceError, OSError) as error:
         raise ConfigError(str(error)) from None
 
 
@@ -111,6 +118,12 @@ def parser() -> argparse.ArgumentParser:
     add("--least", action="store_true", help="the least possible GPU hours as well (slow)")
     add("--json", action="store_true", help="instead of a table")
     add("--report", type=Path, metavar="FILE", help="HTML, of a trace")
+    add(
+        "--report-format",
+        choices=FORMATS,
+        default="svg",
+        help="plotly: charts to zoom, 5 MB; needs the extra `report`",
+    )
     return result
 
 
@@ -172,7 +185,8 @@ def _replay_trace(given: argparse.Namespace) -> int:
         views.append(view_of(status, name, least))
     _print(_json(found) if given.json else outcome_table((f.name, f.outcome) for f in found))
     if given.report is not None:
-        given.report.write_bytes(page_of(views, title=f"Replay of {given.trace.name}"))
+        title = f"Replay of {given.trace.name}"
+        given.report.write_bytes(page_of(views, title, drawing_of(given.report_format)))
     return 0
 
 

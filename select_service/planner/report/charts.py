@@ -174,7 +174,7 @@ def _grid(scale: Scale, unit: str) -> Iterable[str]:
         at_s += step
 
 
-def _runs(series: Series) -> list[Series]:
+def runs(series: Series) -> list[Series]:
     """Known points, split where nothing was known for long."""
     known = np.isfinite(series.values)
     times, values = series.times[known], series.values[known]
@@ -188,11 +188,11 @@ def _runs(series: Series) -> list[Series]:
 
 
 def _line(line: Line, scale: Scale) -> str:
-    runs = _runs(line.series)
+    known = runs(line.series)
     if line.kind == "line":
-        path = "".join(_polyline(run, scale) for run in runs)
+        path = "".join(_polyline(run, scale) for run in known)
     else:
-        path = "".join(_stairs(run, scale, filled=line.kind == "area") for run in runs)
+        path = "".join(_stairs(run, scale, filled=line.kind == "area") for run in known)
     return f'<path class="{line.kind} {line.css}" d="{path}"/>'
 
 
@@ -227,7 +227,7 @@ def _band(band: Band, scale: Scale) -> str:
     low = Series(band.low.times, np.where(both, band.low.values, np.nan))
     path = "".join(
         f"M{'L'.join(_points(above, scale))}L{'L'.join(reversed(_points(below, scale)))}Z"
-        for above, below in zip(_runs(high), _runs(low), strict=True)
+        for above, below in zip(runs(high), runs(low), strict=True)
     )
     return f'<path class="band {band.css}" d="{path}"/>'
 

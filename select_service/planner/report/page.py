@@ -16,9 +16,9 @@ from select_service.planner.report.charts import (
     Line,
     Mark,
     clock,
-    drawn,
     is_known,
 )
+from select_service.planner.report.drawing import SVG, Drawing
 from select_service.planner.report.style import STYLE
 from select_service.planner.report.views import GROUPS_MAX, Series, View, series_of
 from select_service.planner.status import Change
@@ -33,7 +33,7 @@ _ROWS_MAX = 15
 """Decisions of a deployment that are told in words."""
 
 
-def page_of(views: Sequence[View], title: str = "Planner") -> bytes:
+def page_of(views: Sequence[View], title: str = "Planner", drawing: Drawing = SVG) -> bytes:
     """Deterministic: equal views, equal bytes."""
     shown = views[:DEPLOYMENTS_MAX]
     groups = min(GROUPS_MAX, _GROUPS_MAX // max(1, len(shown)))
@@ -41,13 +41,16 @@ def page_of(views: Sequence[View], title: str = "Planner") -> bytes:
     body = [
         f"<h1>{escape(title)}</h1>",
         _overview(views),
-        *(_section(view, at, groups, marks) for at, view in enumerate(shown)),
+        *(
+            _section(view, at, _charts(view, groups, marks), drawing)
+            for at, view in enumerate(shown)
+        ),
     ]
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
-        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body>'
+        f'<link rel="icon" href="data:,"><style>{STYLE}</style>{drawing.head}</head><body>'
     )
     return (head + "".join(body) + "</body></html>\n").encode()
 
@@ -79,7 +82,7 @@ def _overview(views: Sequence[View]) -> str:
     return f'<div class="wide"><table>{header}{"".join(rows)}</table></div>'
 
 
-def _section(view: View, at: int, groups: int, marks: int) -> str:
+def _section(view: View, at: int, charts: Iterable[Chart], drawing: Drawing) -> str:
     settings = view.settings
     words = f"{settings.mode}, {settings.optimization_target}"
     if settings.advisory:
@@ -88,10 +91,9 @@ def _section(view: View, at: int, groups: int, marks: int) -> str:
     if not len(view.table):
         return f"{heading}<p>It has not ticked yet.</p></section>"
     start_s, end_s = float(view.table[0, 0]), float(view.table[-1, 0])
-    table = thinned(view.table, groups)
     heading += f"<p>{_from_to(start_s, end_s)}</p>"
-    charts = [drawn(chart, start_s, end_s) for chart in _charts(view, table, marks)]
-    return f"{heading}{''.join(charts)}{_changes(view, end_s - start_s)}{_reasons(view)}</section>"
+    figures = [drawing.draw(chart, start_s, end_s) for chart in charts]
+    return f"{heading}{''.join(figures)}{_changes(view, end_s - start_s)}{_reasons(view)}</section>"
 
 
 def _from_to(start_s: float, end_s: float) -> str:
@@ -101,8 +103,9 @@ def _from_to(start_s: float, end_s: float) -> str:
     return f"{first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M}, UTC."
 
 
-def _charts(view: View, table: Table, marks: int) -> Iterable[Chart]:
-    """Those of which something is known."""
+def _charts(view: View, groups: int, marks: int) -> Iterable[Chart]:
+    """Those of which something is known; none before the first tick."""
+    table = thinned(view.table, groups)
     newest = view.changes[-marks:]
     yield from (_replicas(view, table, role, newest) for role in view.roles)
     chosen = (

@@ -126,6 +126,7 @@ def test_what_makes_no_sense_changes_nothing(api, loop, body, status, code, word
         ("GET", "/v1/deployments/nobody", 404),
         ("PATCH", "/v1/deployments/nobody", 404),
         ("GET", "/report?deployment=nobody", 404),
+        ("GET", "/report?format=png", 422),
         ("GET", "/v1/decision?deployment=a", 404),
         ("GET", "/v1/decision?deployment=nobody", 404),
         ("GET", "/nothing", 404),

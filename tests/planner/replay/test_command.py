@@ -126,6 +126,7 @@ def test_a_log_with_its_own_settings_and_with_others(
         (["--log", "x", "--trace", "y"], "give either"),
         (["--log", "/nowhere"], "No such file"),
         (["--log", "x", "--report", "y"], "--report is for --trace"),
+        (["--trace", "x", "--report-format", "png"], "invalid choice"),
         (["--trace", "/dev/null"], "no requests"),
         (["--trace", "/dev/null", "--engine", "1,2"], "expected four numbers"),
         (["--trace", "/dev/null", "--speedup", "0"], "expected a number above 0"),

@@ -1,5 +1,8 @@
 """The report: whole, small, and without anything from elsewhere."""
 
+import base64
+import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -9,13 +12,19 @@ import numpy as np
 import pytest
 
 from select_service.planner.core.settings import Settings
+from select_service.planner.report import drawing as drawing_module
 from select_service.planner.report import page as page_module
 from select_service.planner.report.charts import Chart, Line, drawn
+from select_service.planner.report.drawing import SVG, FormatError, drawing_of
 from select_service.planner.report.page import page_of
 from select_service.planner.report.views import Series, view_of
 from select_service.planner.status import COLUMNS, HISTORY_ROWS_MAX, DeploymentStatus
 from tests.planner.made_up import a_day
 
+needs_plotly = pytest.mark.skipif(
+    importlib.util.find_spec("plotly") is None,
+    reason="the extra `report` (plotly) is not installed",
+)
 BYTES_MAX = 2_000_000
 VOID = {"meta", "link", "path", "br"}
 IMPLIED = {"tr", "td", "th", "p"}
@@ -66,6 +75,63 @@ def test_a_page_is_well_formed_and_loads_nothing(day):
     assert "<b> &" not in text
     assert "url(" not in text
     assert "<script" not in text
+
+
+def without_plotly(monkeypatch):
+    monkeypatch.setattr(drawing_module, "find_spec", lambda name: None)
+
+
+def test_a_format_that_is_not_there_is_said_in_one_line(monkeypatch):
+    assert drawing_of("svg") is SVG
+    with pytest.raises(FormatError, match=r"^format: expected svg or plotly$"):
+        drawing_of("png")
+    without_plotly(monkeypatch)
+    with pytest.raises(FormatError, match=r"^format plotly needs: pip install '.*\[report\]'$"):
+        drawing_of("plotly")
+
+
+def traces_of(page):
+    """Chart -> its traces, as the library is given them."""
+    calls = re.findall(r'Plotly\.newPlot\(\s*"(chart\d+)",\s*(\[.*?\]),\s*\{"', page.decode(), re.S)
+    return {place: json.loads(traces) for place, traces in calls}
+
+
+def numbers(encoded):
+    if isinstance(encoded, list):
+        return np.array(encoded, dtype=float)
+    return np.frombuffer(base64.b64decode(encoded["bdata"]), encoded["dtype"])
+
+
+@needs_plotly
+def test_plotly_draws_the_same_charts(day):
+    view = view_of(day)
+    page = page_of([view], drawing=drawing_of("plotly"))
+    assert page == page_of([view], drawing=drawing_of("plotly"))
+    plain = page_of([view]).decode()
+    captions = r"<figcaption><b>([^<]*)</b>"
+    assert re.findall(captions, page.decode()) == re.findall(captions, plain)
+    charts = traces_of(page)
+    assert list(charts) == [f"chart{n}" for n in range(plain.count("<figure>"))]
+    ready = next(each for each in charts["chart0"] if each["name"] == "ready")
+    column = view.table[:, COLUMNS.index("prefill_ready")]
+    assert np.nanmax(numbers(ready["y"])) == np.nanmax(column)
+    assert ready["x"] is not None
+    told = [text for traces in charts.values() for each in traces for text in each.get("text", ())]
+    assert len(told) == len(view.changes)
+    assert any("up: More replicas are wanted" in text for text in told)
+    assert "Plotly.newPlot" in page.decode()
+    assert not re.findall(r"<script[^>]+src=", page.decode())
+    assert len(page) < 7_000_000
+
+
+@needs_plotly
+def test_a_gap_is_a_gap_in_plotly_too():
+    times = np.arange(100.0)
+    values = np.where((times > 40) & (times < 60), np.nan, 5.0)
+    chart = Chart("t", [Line("l", "observed", Series(times, values))])
+    text = drawing_of("plotly").draw(chart, 0.0, 99.0)
+    (trace,) = traces_of(text.encode())["chart0"]
+    assert np.isnan(numbers(trace["y"])).sum() == 2
 
 
 def test_a_decision_says_its_reasons_when_it_is_pointed_at(day):
