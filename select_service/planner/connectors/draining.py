@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from select_service.planner.connectors.base import ConnectorUnavailable, Counts
-from select_service.planner.connectors.selectors import Drained, RankLoad, Selectors
+from select_service.planner.connectors.selectors import Drained, Left, RankLoad, Selectors
 from select_service.planner.core.inputs import Role
 
 log = logging.getLogger("select_service.planner.connectors")
@@ -123,7 +123,7 @@ class Drainer:
     async def begin(self, before: Drain | None, drain: Drain) -> Drain:
         """They drain; of the drain before, who is not among them serves again."""
         if before is not None:
-            await self._undrain(set(before.workers) - set(drain.workers))
+            await self.cancel(set(before.workers) - set(drain.workers))
         return await self.step(drain)
 
     async def step(self, drain: Drain) -> Drain:
@@ -131,10 +131,9 @@ class Drainer:
         if drain.is_over:
             return drain
         victims = list(await asyncio.gather(*(self._asked(victim) for victim in drain.victims)))
-        open_ids = [victim.worker_id for victim in victims if not victim.is_done]
-        if open_ids:
-            booked = await self._selectors.booked(open_ids)
-            victims = [_seen(victim, booked) for victim in victims]
+        if not all(victim.is_done for victim in victims):
+            found = await self._selectors.left(drain.workers)
+            victims = [_seen(victim, found or {}) for victim in victims]
         left = [victim.worker_id for victim in victims if not victim.is_done]
         is_late = self._clock() - drain.since >= self._timeout_s
         if left and is_late:
@@ -142,16 +141,13 @@ class Drainer:
             log.warning("workers go before they have drained", extra={"fields": fields})
         return msgspec.structs.replace(drain, victims=tuple(victims), is_over=not left or is_late)
 
-    async def cancel(self, drain: Drain) -> None:
-        """All of them serve again."""
-        await self._undrain(victim.worker_id for victim in drain.victims)
+    async def cancel(self, workers: Iterable[int]) -> bool:
+        """All of them serve again.  False: not at every selector."""
+        return all(await asyncio.gather(*map(self._selectors.undrain, sorted(workers))))
 
     async def close(self) -> None:
         """See Selectors.close."""
         await self._selectors.close()
-
-    async def _undrain(self, worker_ids: Iterable[int]) -> None:
-        await asyncio.gather(*map(self._selectors.undrain, sorted(worker_ids)))
 
     async def _asked(self, victim: Victim) -> Victim:
         if victim.is_asked or victim.is_done:
@@ -163,6 +159,10 @@ class Drainer:
         return msgspec.structs.replace(victim, is_asked=True, is_done=done)
 
 
-def _seen(victim: Victim, booked: Mapping[int, int | None]) -> Victim:
-    done = victim.is_done or (victim.is_asked and booked.get(victim.worker_id) == 0)
-    return msgspec.structs.replace(victim, is_done=done)
+def _seen(victim: Victim, found: Mapping[int, Left]) -> Victim:
+    """One that serves again, as a selector has begun anew, is asked once more."""
+    left = found.get(victim.worker_id)
+    if left is None or not victim.is_asked:
+        return victim
+    done = not left.serves and left.reservations == 0
+    return msgspec.structs.replace(victim, is_asked=not left.serves, is_done=done)

@@ -50,6 +50,14 @@ class RankLoad(NamedTuple):
     cached_blocks: int = 0
 
 
+class Left(NamedTuple):
+    """What a worker that drains has left. serves: it gets new requests, as after a restart of a
+    selector, which forgets who drains"""
+
+    reservations: int
+    serves: bool
+
+
 class _Worker(Struct):
     worker_id: int
     lifecycle: str = "schedulable"
@@ -69,6 +77,7 @@ class _Partition(Struct):
 class _RankHealth(Struct):
     worker_id: int
     reservations: int
+    weight: float
 
 
 class _PartitionHealth(Struct):
@@ -123,8 +132,8 @@ class Selectors:
             )
         return answer
 
-    async def undrain(self, worker_id: int) -> None:
-        """At all selectors; one that does not hear it keeps the worker out: said in the log."""
+    async def undrain(self, worker_id: int) -> bool:
+        """At all selectors. False: one did not hear it, and keeps the worker out."""
         answers = await asyncio.gather(
             *(self._post(f"{url}/workers/{worker_id}/undrain") for url in self._urls)
         )
@@ -132,22 +141,24 @@ class Selectors:
             if answer == Drained.FAILED:
                 fields = {"worker_id": worker_id, "selector": url}
                 log.warning("a worker still drains there", extra={"fields": fields})
+        return Drained.FAILED not in answers
 
-    async def booked(self, worker_ids: Sequence[int]) -> dict[int, int | None]:
-        """Reservations on each, at all selectors together; None while one of them is silent."""
+    async def left(self, worker_ids: Sequence[int]) -> dict[int, Left] | None:
+        """Of each, at all selectors together; None while one of them is silent."""
         fleets = await asyncio.gather(
             *(self._read(f"{url}/health/fleet", _Fleet) for url in self._urls)
         )
         if any(fleet is None for fleet in fleets):
-            return dict.fromkeys(worker_ids)
-        counts: dict[int, int | None] = dict.fromkeys(worker_ids, 0)
+            return None
+        found = dict.fromkeys(worker_ids, Left(0, False))
         for fleet in fleets:
             for part in () if fleet is None else fleet.partitions:
                 for rank in part.ranks:
-                    if rank.worker_id in counts:
-                        before = counts[rank.worker_id] or 0
-                        counts[rank.worker_id] = before + rank.reservations
-        return counts
+                    if (before := found.get(rank.worker_id)) is not None:
+                        serves = before.serves or rank.weight > 0.0
+                        count = before.reservations + rank.reservations
+                        found[rank.worker_id] = Left(count, serves)
+        return found
 
     async def close(self) -> None:
         """Connections are closed."""

@@ -5,7 +5,7 @@ same numbers.  `virtual_routes` serves it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import time
 from typing import Literal, TypeVar
@@ -139,6 +139,7 @@ class VirtualConnector:
     async def scale(self, wanted: Counts) -> Decision:
         """See Connector.  Raises ConnectorUnavailable when the state cannot be written."""
         check_counts(wanted)
+        await self._forget_drain()
         fewer = self._reductions(wanted)
         if self._drainer is not None and fewer:
             before = self._drain
@@ -146,14 +147,39 @@ class VirtualConnector:
                 drain = await self._drainer.choose(before, fewer, wanted)
             except ConnectorUnavailable as error:
                 return everywhere(wanted, Status.FAILED, str(error))
+            await self._note_drain((*self._draining_now, *drain.workers))
             self._drain = drain
             self._drain = await self._drainer.begin(before, drain)
             if not self._drain.is_over:
                 return self._draining(self._drain)
-        elif self._drainer is not None and self._drain is not None:
-            await self._drainer.cancel(self._drain)
-            self._drain = None
+        else:
+            await self._take_back()
         return await self._update(wanted)
+
+    @property
+    def _draining_now(self) -> tuple[int, ...]:
+        """Workers that drain for no decision yet, those of the process before this included."""
+        return self._state.draining if isinstance(self._state, VirtualState) else ()
+
+    async def _note_drain(self, workers: Iterable[int]) -> None:
+        """On the disk before anybody is asked, so that whoever comes after us can take it back."""
+        async with self._changing:
+            if isinstance(self._state, VirtualState):
+                draining = tuple(sorted(set(workers)))
+                await self._keep(msgspec.structs.replace(self._state, draining=draining))
+
+    async def _forget_drain(self) -> None:
+        """What drained for a wish that nobody remembers serves again, as soon as all hear it."""
+        workers = self._draining_now
+        if self._drainer is None or self._drain is not None or not workers:
+            return
+        if await self._drainer.cancel(workers):
+            await self._note_drain(())
+
+    async def _take_back(self) -> None:
+        """Workers that drain for a decision not made yet serve again."""
+        self._drain = None
+        await self._forget_drain()
 
     def _reductions(self, wanted: Counts) -> dict[Role, int]:
         """How many have to go, by role."""
@@ -241,6 +267,7 @@ class VirtualConnector:
 
     async def wait(self, timeout_s: float) -> bool:
         """See Connector.  What drained is decided here."""
+        await self._forget_drain()
         if self._drainer is not None and self._drain is not None:
             self._drain = await self._drainer.step(self._drain)
             if not self._drain.is_over:
@@ -257,9 +284,7 @@ class VirtualConnector:
 
     async def pause(self) -> None:
         """See Connector.  Workers that drain for a decision not made yet serve again."""
-        if self._drainer is not None and self._drain is not None:
-            await self._drainer.cancel(self._drain)
-            self._drain = None
+        await self._take_back()
 
     async def close(self) -> None:
         """See Connector."""

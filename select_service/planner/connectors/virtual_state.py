@@ -91,6 +91,8 @@ class VirtualState(Struct, frozen=True, kw_only=True):
     kept: Mapping[Role, int] | None = None
     """The newest wish that an open decision is in the way of."""
     kept_ticks: int = 0
+    draining: tuple[int, ...] = ()
+    """Workers that drain for a wish that is not decided yet."""
 
     @property
     def is_open(self) -> bool:
@@ -118,7 +120,9 @@ class VirtualState(Struct, frozen=True, kw_only=True):
     def _decided(self, wanted: Mapping[Role, int], now: float, victims: tuple[int, ...]) -> Self:
         counts = {**self.adopted, **wanted}
         decision = self.decision.followed(counts, now, self.is_open, victims)
-        return msgspec.structs.replace(self, decision=decision, adopted={}, kept=None, kept_ticks=0)
+        return msgspec.structs.replace(
+            self, decision=decision, adopted={}, kept=None, kept_ticks=0, draining=()
+        )
 
     def completed(
         self, decision_id: int, now: float, reported: Mapping[Role, int]

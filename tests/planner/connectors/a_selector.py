@@ -65,7 +65,10 @@ class ASelector:
     async def fleet(self, _request: web.Request) -> web.Response:
         if self.is_silent or not self.health:
             return web.Response(status=409)
-        ranks = [{"worker_id": w, "reservations": count} for w, count in self.booked.items()]
+        ranks = [
+            {"worker_id": w, "reservations": count, "weight": float(w not in self.draining)}
+            for w, count in self.booked.items()
+        ]
         return web.json_response({"partitions": [{"ranks": ranks}]})
 
 

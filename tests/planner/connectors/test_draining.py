@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +110,53 @@ def test_who_was_to_go_serves_again_when_the_wish_is_taken_back() -> None:
             assert selector.draining == set()
             await connector.scale({D: 2})
         assert selector.draining == set()
+
+    asyncio.run(run())
+
+
+def test_a_selector_that_has_begun_anew_is_asked_again() -> None:
+    async def run() -> None:
+        one, other = a_selector(), a_selector()
+        async with a_fleet(one, other) as (connector, _):
+            await connector.scale({D: 2})
+            one.booked[2] = other.booked[2] = 0
+            other.draining.clear()
+            await connector.wait(0)
+            assert connector.decision.num_decode == 3
+            await connector.wait(0)
+            assert other.draining == {2}
+            assert (connector.decision.num_decode, connector.decision.victims) == (2, (2,))
+
+    asyncio.run(run())
+
+
+def test_who_drained_for_a_planner_that_was_killed_serves_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        selector = a_selector()
+        async with running(selector):
+
+            def planner() -> VirtualConnector:
+                client = Selectors([selector.url], "llama", "default")
+                return VirtualConnector(tmp_path / "state.json", drainer=Drainer(client))
+
+            killed = planner()
+            await killed.scale({D: 3})
+            await killed.complete(0, {D: 3})
+            await killed.scale({D: 1})
+            assert selector.draining == {1, 2}
+            after = planner()
+            selector.is_silent = True
+            await after.wait(0)
+            selector.is_silent = False
+            assert selector.draining == {1, 2}
+            assert await after.wait(0)
+            assert selector.draining == set()
+            assert (after.decision.decision_id, after.decision.num_decode) == (0, 3)
+            selector.draining.add(3)
+            await planner().wait(0)
+            assert selector.draining == {3}, "somebody else's is left alone"
+            for each in (killed, after):
+                await each.close()
 
     asyncio.run(run())
 

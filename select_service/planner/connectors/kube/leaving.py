@@ -83,7 +83,7 @@ class Leaving:
         drain = still_draining(rollout)
         if drain is not None and self._drainer is not None:
             await self._unmark(rollout)
-            await self._drainer.cancel(drain)
+            await self._drainer.cancel(drain.workers)
 
     async def close(self) -> None:
         """See Drainer.close."""
