@@ -1,15 +1,11 @@
-"""The README's commands and its example for Ray work with the README's own worker."""
+"""The README's commands work with its own worker; its section on Ray: tests/ray/test_readme.py."""
 
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
-import httpx
 import pytest
 
-from select_service.api.application import Application
 from tests.api.in_process import Api
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
@@ -26,11 +22,6 @@ def commands(section):
     for found in CURL.finditer(text):
         body = None if found["body"] is None else json.loads(found["body"])
         yield found["method"] or ("GET" if body is None else "POST"), found["path"], body
-
-
-def ray_example():
-    (text,) = re.findall(r"### From Ray actors\n+```python\n(.*?)```", README, re.DOTALL)
-    return text
 
 
 @pytest.fixture
@@ -60,34 +51,3 @@ def test_the_calls_of_the_readme_succeed_as_shown(api):
     assert all("warnings" not in answer.body for answer in answers)
     shown = re.search(r"```json\n(\{\"reservation_id\".*?)```", README, re.DOTALL)
     assert answers[0].body == json.loads(shown[1])
-
-
-def test_the_example_for_ray_books_and_frees_on_that_worker(api, monkeypatch):
-    ray = ModuleType("ray")
-    ray.remote = lambda actor: actor
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    names = {}
-    exec(compile(ray_example(), "README.md", "exec"), names)
-    frontend = names["Frontend"]("http://service")
-    seen = []
-
-    async def watched(request):
-        seen.append((request.method, request.url.path))
-
-    frontend.selector = httpx.AsyncClient(
-        transport=httpx.ASGITransport(Application(api.service)),
-        base_url="http://service",
-        event_hooks={"request": [watched], "response": [lambda answer: succeeded(answer)]},
-    )
-    api.wait_for(frontend.generate(list(range(40))))
-    reservation = seen[-1][1]
-    assert seen == [
-        ("POST", "/select_and_reserve"),
-        ("POST", f"{reservation}/prefill_complete"),
-        ("DELETE", reservation),
-    ]
-    assert api.get("/reservations").body["total"] == 0
-
-
-async def succeeded(answer):
-    answer.raise_for_status()

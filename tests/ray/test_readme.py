@@ -1,0 +1,38 @@
+"""The README's section on Ray is run as it stands, by a program of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ray.clusters import cluster
+from tests.test_readme import README, commands
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+USE = """
+import httpx
+for url in find():
+    httpx.post(url + "/workers", json={worker}).raise_for_status()
+print(ray.get(Frontend.remote().generate.remote(list(range(64)))))
+print([httpx.get(url + "/reservations").json()["total"] for url in find()])
+"""
+
+
+def test_the_section_on_ray_runs_as_it_stands(tmp_path: Path) -> None:
+    (section,) = re.findall(r"### From Ray\n+```python\n(.*?)```", README, re.DOTALL)
+    ((_, _, worker),) = commands("2. Register the workers")
+    program = tmp_path / "program.py"
+    program.write_text(section + USE.format(worker=worker))
+    with cluster((4,)) as nodes:
+        done = subprocess.run(
+            [sys.executable, program],
+            env={**os.environ, "RAY_ADDRESS": nodes.address},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stdout.splitlines()[-2:] == ["http://vllm-0:8000", "[0, 0]"], done.stderr
