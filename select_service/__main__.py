@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from select_service import log as logs
+from select_service.access.guard import Guard
+from select_service.access.settings import guard_of
 from select_service.core.admission.rules import AdmissionRules
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import (
     COMPILE,
     EXPLAIN,
+    KEYS,
     REPLAY,
     Config,
     ConfigError,
@@ -40,6 +43,7 @@ class Judged(NamedTuple):
     config: Config
     rules: AdmissionRules
     health: HealthSettings | None
+    guard: Guard
     listener: socket.socket
     claim: IO[bytes] | None
 
@@ -63,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from select_service.replaying.command import replay_command  # nor a simulator
 
             return replay_command(words[1:])
+        if words[:1] == [KEYS]:
+            from select_service.access.command import keys_command  # no start makes keys
+
+            return keys_command(words[1:])
         with leaving_at_once(0):
             judged = _judged(words, os.environ)
             if judged is None:
@@ -80,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     judged.listener,
                     package_version(),
                     judged.health,
+                    judged.guard,
                 )
     except (ConfigError, Unusable) as error:
         print(f"select-service: error: {error}", file=sys.stderr)
@@ -98,7 +107,7 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     if arguments.version:
         return None
     config = load(arguments, environment)
-    rules, health = admission_rules(config), health_settings(config)
+    rules, health, guard = admission_rules(config), health_settings(config), guard_of(config)
     logs.configure(config["log_level"], config["log_format"])
     path = config["snapshot_path"]
     claim = None if path is None else claimed(Path(path))
@@ -107,7 +116,8 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     port = config["replica_sync_port"]
     if port is not None:
         _check_port(port)
-    return Judged(config, rules, health, bind(config["host"], config["port"]), claim)
+    listener = bind(config["host"], config["port"])
+    return Judged(config, rules, health, guard, listener, claim)
 
 
 def _check_port(port: int) -> None:

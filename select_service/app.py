@@ -18,6 +18,7 @@ import zmq
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets.ingest import Ingest
+from select_service.access.guard import Guard
 from select_service.api.application import Application
 from select_service.api.service import Service
 from select_service.core.admission.rules import AdmissionRules
@@ -31,6 +32,7 @@ from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
 from select_service.edge.keeping.kept_policies import KeptPoliciesFile
+from select_service.edge.keys_watch import KeysWatch
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
@@ -80,9 +82,16 @@ class Logged(NamedTuple):
 
 
 def build(
-    config: Config, rules: AdmissionRules, version: str, health: HealthSettings | None = None
+    config: Config,
+    rules: AdmissionRules,
+    version: str,
+    health: HealthSettings | None = None,
+    guard: Guard | None = None,
 ) -> Parts:
-    """All parts of a process, none of them running but the ingest threads."""
+    """All parts of a process, none of them running but the ingest threads.
+
+    guard: None: everybody may call everything
+    """
     waker, callbacks = Waker(), Callbacks()
     router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
     publisher = None if config["replica_sync_port"] is None else ReplicaPublisher(callbacks)
@@ -124,6 +133,8 @@ def build(
         )
     follower = CatalogFollower(selector.fleet, ingest, callbacks)
     service = Service(config, version, selector, ingest, follower, Metrics(version), replicas)
+    if guard is not None:
+        service.guard = guard
     if health is not None:
         service.reporters = health.reporters
         service.capacity = _watch_capacity(selector, health)
@@ -226,10 +237,11 @@ def opened(
     listener: socket.socket,
     version: str,
     health: HealthSettings | None = None,
+    guard: Guard | None = None,
 ) -> Parts:
     """A service whose sockets are open, for `run`.  Raises Unusable."""
     sys.setswitchinterval(THREAD_SWITCH_S)
-    parts = build(config, rules, version, health)
+    parts = build(config, rules, version, health, guard)
     try:
         if parts.replicas is not None:
             _open_replicas(parts.replicas, config)
@@ -315,17 +327,24 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     if keeping is not None:
         keeping.start(service.ingest, follower)
     engines = _engines(service, http)
+    keys = (
+        KeysWatch(Path(path), service.guard) if (path := service.config["api_keys_file"]) else None
+    )
     if logged is not None:
         logged.files.start()
     Freezing()
     try:
         background = [following, engines.start()]
+        if keys is not None:
+            background.append(keys.start())
         if loops is not None:
             background.append(loops.watched())
         listeners = duplicates(listener) if loops is None else []
         return await _supervised(parts, server, listeners, background)
     finally:
         await engines.stop()
+        if keys is not None:
+            await keys.stop()
         if watch is not None:
             await watch.stop()
         if keeping is not None:
@@ -340,7 +359,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
 
 def _front(service: Service) -> "Lean | None":
     """Who answers usual requests before the application sees them."""
-    if service.config["no_fast_path"]:
+    if service.config["no_fast_path"] or service.guard.is_on:
         return None
     from select_service.fast.protocol import Lean
     from select_service.fast.service_answerer import ServiceAnswerer

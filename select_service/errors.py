@@ -24,6 +24,18 @@ class BadRequest(SelectError):
     status, code = 400, "bad_request"
 
 
+class Unauthenticated(SelectError):
+    """There is no key with the request, or none that is known."""
+
+    status, code = 401, "unauthenticated"
+
+
+class Forbidden(SelectError):
+    """The key is known, but may not do this."""
+
+    status, code = 403, "forbidden"
+
+
 class NotFound(SelectError):
     status, code = 404, "not_found"
 

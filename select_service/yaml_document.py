@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 BYTES_MAX = 1 << 20
-_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
+YAML_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
 """What the YAML reader lets out for dates, numbers and tagged scalars that it cannot make."""
 
 
@@ -22,6 +22,6 @@ def read_document(path: str) -> object:
         document: object = msgspec.yaml.decode(text)
     except msgspec.DecodeError as error:
         raise ValueError(" ".join(str(error).split())) from None
-    except _FAULTS as error:
+    except YAML_FAULTS as error:
         raise ValueError(f"a value cannot be read: {error}") from None
     return document

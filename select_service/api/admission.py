@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import METRICS, OPERATOR, whole_service
 from select_service.api.service import Service, trace_of
 from select_service.bodies.admission import (
     AdmissionState,
@@ -61,6 +62,7 @@ ADMISSION = Noun("admission", "Who may pass when the fleet is full.")
         "set_busy_threshold",
         "Set the busy thresholds of a model",
         {200: Answer("The thresholds that count now.", BusyThresholdView, _THRESHOLDS)},
+        may_call=whole_service(OPERATOR),
         detail="A rank above a threshold gets no more requests; when all candidates are, a request "
         "is refused with 503. A field that is left out keeps its value, null clears it. Not kept "
         "over a restart.",
@@ -88,6 +90,7 @@ async def set_threshold(service: Service, request: Request, body: BusyThresholdC
         "busy_thresholds",
         "Busy thresholds of every model",
         {200: Answer("Models by name.", BusyThresholdList, {"thresholds": [_THRESHOLDS]})},
+        may_call=whole_service(OPERATOR),
     )
 )
 async def thresholds(service: Service, request: Request) -> Response:
@@ -107,6 +110,7 @@ async def thresholds(service: Service, request: Request) -> Response:
                 {**_STATE, "shed_tier": "best_effort", "shed_tiers": ["best_effort"]},
             )
         },
+        may_call=whole_service(OPERATOR),
         detail="Requests of these tiers are refused with 503, waiting ones too, until the call is "
         "made with another tier or null.",
         body=Body(ShedRequest, {"begin": {"tier": "best_effort"}, "end": {"tier": None}}),
@@ -129,6 +133,7 @@ async def shed(service: Service, request: Request, body: ShedRequest) -> Respons
         "admission_state",
         "What is shed, what waits, and what became of all requests",
         {200: Answer("The state now.", AdmissionState, _STATE)},
+        may_call=whole_service(OPERATOR, METRICS),
         detail="Cheap enough for a scrape every few seconds.",
     )
 )

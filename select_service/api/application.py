@@ -37,10 +37,10 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, in this order: what every handler needs, who asks, where it leads.
+        """One request, in this order: what every handler needs, where it leads, who asks.
 
-        Nobody is asked who they are yet.  The line for it is the one before the route is chosen,
-        so that there is no route without it, and inside the `try`, so that a refusal is an answer.
+        Who may call is declared with each route, and asked for by its `Resource` before anything of
+        the request but its head is read.
         """
         assert scope["type"] == "http"
         scope["service"] = self._service

@@ -6,6 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import OPERATOR, whole_service
 from select_service.api import parameters
 from select_service.api.policies import policy_scope
 from select_service.api.service import Service, now, trace_of
@@ -95,6 +96,7 @@ COMPARING = Noun("comparing", "Which policy is better for one's own traffic.")
         "shadow",
         "What another policy would have chosen",
         {200: Answer("Sums and means since the start.", ShadowState, _SHADOW)},
+        may_call=whole_service(OPERATOR),
         detail="The policy of `--shadow-policy`, on the numbers of the decisions that were made. "
         "Refused when there is none.",
         refusals=(NotFound,),
@@ -114,6 +116,7 @@ async def shadow(service: Service, request: Request) -> Response:
         "begin_experiment",
         "Switch a scope between two policies, and measure",
         {201: Answer("It has begun.", ExperimentView, {**_BEGUN, "pairs": []})},
+        may_call=whole_service(OPERATOR),
         detail="All of the scope follows one policy for a slot of time, then the other, in random "
         "order in each pair of slots. Measured is the time from each booking to "
         "`prefill_complete`. Refused where another experiment runs in the scope.",
@@ -152,6 +155,7 @@ async def begin(service: Service, request: Request, body: ExperimentRequest) -> 
         "list_experiments",
         "List experiments",
         {200: Answer("The oldest first.", ExperimentList, {"experiments": [_FOUND]})},
+        may_call=whole_service(OPERATOR),
         detail="Those that run, and of those that have ended the last ones.",
     )
 )
@@ -168,6 +172,7 @@ async def listing(service: Service, request: Request) -> Response:
         "get_experiment",
         "Show what an experiment has found",
         {200: Answer("With all pairs.", ExperimentView, {**_FOUND, "pairs": _PAIRS})},
+        may_call=whole_service(OPERATOR),
         in_path=parameters.EXPERIMENT_ID,
         refusals=(BadRequest, NotFound),
     )
@@ -196,6 +201,7 @@ async def show(service: Service, request: Request, experiment_id: str) -> Respon
                 },
             )
         },
+        may_call=whole_service(OPERATOR),
         detail="The policy that was set before counts again. What was found can still be read, "
         "until later experiments take its place. Ending one again changes nothing.",
         in_path=parameters.EXPERIMENT_ID,

@@ -7,6 +7,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import CALLER, OPERATOR, within_tenants
 from select_service.api import parameters
 from select_service.api.long_prompts import read_ahead
 from select_service.api.parameters import query_number, scope_filter
@@ -100,6 +101,7 @@ DECISIONS = Noun("decisions", "Why a prompt went where it went, and where it wou
                 },
             )
         },
+        may_call=within_tenants(CALLER, OPERATOR),
         detail="Of those that are kept, see `--decisions`. Refused when none are kept.",
         query=parameters.SCOPE + _QUERY,
         refusals=(BadRequest, NotFound),
@@ -125,6 +127,7 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
         "get_decision",
         "Show one decision with all terms of its candidates",
         {200: Answer("The newest decision with this id.", DecisionView, _VIEW)},
+        may_call=within_tenants(CALLER, OPERATOR),
         detail="Named by its `selection_id` or its `reservation_id`.",
         in_path=parameters.DECISION_ID,
         refusals=(BadRequest, NotFound),
@@ -147,6 +150,7 @@ async def show(service: Service, request: Request, decision_id: str) -> Response
                 {**_VIEW, "decision": None, "seconds_ago": None, "reserved": False},
             )
         },
+        may_call=within_tenants(CALLER, OPERATOR),
         detail="Takes the body of /select. Nothing is booked, counted or kept, and nobody waits: "
         "`would_wait` says whether the request would. Shed tiers are not looked at. "
         + PROMPT_DETAIL,

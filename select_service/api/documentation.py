@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import ANYONE
 from select_service.api.admission import ADMISSION
 from select_service.api.comparing import COMPARING
 from select_service.api.decisions import DECISIONS
@@ -93,6 +94,7 @@ _FILE = PathParameter(
         "openapi",
         "This document",
         {200: Answer("OpenAPI 3.1.", dict[str, Any])},
+        may_call=ANYONE,
     )
 )
 async def openapi(service: Service, request: Request) -> Response:
@@ -107,6 +109,7 @@ async def openapi(service: Service, request: Request) -> Response:
         "docs",
         "This document as a page on which every call can be tried",
         {200: Answer("HTML without outside resources.", None, media_type=HTML)},
+        may_call=ANYONE,
     )
 )
 async def docs(service: Service, request: Request) -> Response:
@@ -121,6 +124,7 @@ async def docs(service: Service, request: Request) -> Response:
         "docs_file",
         "What the page loads",
         {200: Answer("Style sheet or script.", None, media_type=STYLES, also=JAVASCRIPT)},
+        may_call=ANYONE,
         in_path=_FILE,
         refusals=(NotFound,),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import CALLER, OPERATOR, whole_service, within_tenants
 from select_service.api import parameters
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
@@ -77,6 +78,7 @@ def _fitness(service: Service) -> "Fitness":
         "fleet_health",
         "How fit every rank is",
         {200: Answer("Partitions by model and tenant.", FleetHealth, {"partitions": [_PARTITION]})},
+        may_call=within_tenants(CALLER, OPERATOR),
         query=parameters.SCOPE,
         refusals=(BadRequest, HealthOff),
     )
@@ -93,6 +95,7 @@ async def fleet(service: Service, request: Request, query: Mapping[str, str]) ->
         "report_outcome",
         "Report what became of a request",
         {204: Answer("Noted.", None, media_type="")},
+        may_call=within_tenants(CALLER, OPERATOR),
         detail="The first `failure` in 30 s has the rank checked at once, the third without an "
         "`ok` between is a failing check. `failure` and `fatal` count only with the reservation of "
         "the request, once for each, or from a network of `--health-reporters`; from others they "
@@ -136,6 +139,7 @@ def is_reporter(service: Service, request: Request) -> bool:
         "drain_worker",
         "Send no new requests to a worker, and move what is there",
         {202: Answer("Its health now.", WorkerHealth, _DRAINING)},
+        may_call=within_tenants(OPERATOR),
         detail="It is not checked until `undrain`, and does not die. What is left after "
         "`--drain-timeout-secs` is released. Asking again plans moves for what is still there.",
         in_path=parameters.WORKER_ID,
@@ -158,6 +162,7 @@ async def drain(service: Service, request: Request, worker_id: int, body: DrainR
         "undrain_worker",
         "Let a worker serve again that an operator has drained",
         {202: Answer("Its health now.", WorkerHealth, _WORKER)},
+        may_call=within_tenants(OPERATOR),
         detail="It begins slowly. Of a worker that no operator drained nothing changes.",
         in_path=parameters.WORKER_ID,
         refusals=_OF_WORKER,
@@ -178,6 +183,7 @@ async def undrain(service: Service, request: Request, worker_id: int) -> Respons
         "check_worker",
         "Check the ranks of a worker now",
         {202: Answer("Its health now, before the check.", WorkerHealth, _WORKER)},
+        may_call=within_tenants(OPERATOR),
         detail="Ranks that are out have no check before their breaker lets one through.",
         in_path=parameters.WORKER_ID,
         refusals=_OF_WORKER,
@@ -202,6 +208,7 @@ async def _shown(service: Service, worker: Worker) -> Response:
         "learn_canaries",
         "Forget what the right answers of a model are",
         {200: Answer("They are learnt anew.", Status, {"status": "ok"})},
+        may_call=whole_service(OPERATOR),
         detail="For a model whose weights were changed on all ranks.",
         body=Body(LearnRequest, {"one model": {"model_name": "llama-3-8b"}}),
         refusals=(*WITH_BODY, NotFound, HealthOff),

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from indexer.dumps.compact_dump import MEDIA_TYPE, compact_chunks
 from indexer.dumps.json_dump import document_chunks
 from select_service import log as logs
+from select_service.access.roles import CALLER, OPERATOR, REPLICA, whole_service, within_tenants
 from select_service.api import parameters
 from select_service.api.documents import ConfigView, PartitionDumpView
 from select_service.api.long_prompts import read_ahead
@@ -92,6 +93,7 @@ INSPECTION = Noun("inspection", "What the service knows: load, overlap, index, c
                 [{**SCOPE, "loads": [_RANK_LOAD], "pending_count": 0, "pending_isl_tokens": 0}],
             )
         },
+        may_call=within_tenants(CALLER, OPERATOR),
         query=parameters.SCOPE,
         refusals=(BadRequest,),
     )
@@ -107,6 +109,7 @@ async def loads(service: Service, request: Request, query: Mapping[str, str]) ->
         "potential_loads",
         "What the load of every rank would be with this prompt on it",
         {200: Answer("Ranks by worker and rank.", list[RankLoad], [_RANK_LOAD])},
+        may_call=within_tenants(CALLER, OPERATOR),
         detail=PROMPT_DETAIL,
         body=_QUERY,
         refusals=(*WITH_BODY, NoWorkers),
@@ -141,6 +144,7 @@ async def potential_loads(service: Service, request: Request, body: PromptQuery)
                 },
             )
         },
+        may_call=within_tenants(CALLER, OPERATOR),
         detail=PROMPT_DETAIL,
         body=_QUERY,
         refusals=(*WITH_BODY, NoWorkers),
@@ -167,6 +171,7 @@ async def overlap_scores(service: Service, request: Request, body: PromptQuery) 
                 also=MEDIA_TYPE,
             )
         },
+        may_call=whole_service(OPERATOR, REPLICA),
         detail="As a stream of KV events that would rebuild it. Large: one entry for every block "
         "held. With `Accept: application/msgpack` the compact form of docs/recovery.md.",
         refusals=(CapacityExceeded,),
@@ -247,6 +252,7 @@ def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:
                 },
             )
         },
+        may_call=whole_service(OPERATOR),
     )
 )
 async def config(service: Service, request: Request) -> Response:
@@ -268,6 +274,7 @@ async def config(service: Service, request: Request) -> Response:
         "set_log_level",
         "Change the level of the log",
         {200: Answer("The level that counts now.", LogLevelView, _LOG_LEVEL)},
+        may_call=whole_service(OPERATOR),
         detail="From the next line on, for all parts of the process. Not kept over a restart.",
         body=Body(LogLevelChange, {"show every decision": {"level": "debug"}}),
         refusals=WITH_BODY,

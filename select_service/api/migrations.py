@@ -10,6 +10,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import CALLER, OPERATOR, within_tenants
 from select_service.api import parameters
 from select_service.api.parameters import query_number
 from select_service.api.samples import RANK
@@ -90,6 +91,7 @@ def mover_of(service: Service) -> "Mover":
         "list_migrations",
         "Which reservations have moved, as soon as they do",
         {200: Answer("Events.", MigrationPage, {"events": [_EVENT], "next": 17})},
+        may_call=within_tenants(CALLER, OPERATOR),
         detail="Ask again with `after` set to `next`. Events are kept for 10 minutes, 65,536 at "
         "most.",
         query=(_AFTER, _TIMEOUT),
@@ -134,6 +136,7 @@ async def _wait(service: Service, request: Request, mover: "Mover", timeout_s: f
         "stream_migrations",
         "Which reservations have moved, as server-sent events",
         {200: Answer("Events until the client leaves.", None, media_type="text/event-stream")},
+        may_call=within_tenants(CALLER, OPERATOR),
         detail="Each is an event `migration` whose id is its number, in the form of those of "
         "`/migrations`; `gap` says that some are not kept any more. The stream begins behind "
         "`Last-Event-ID` or `after`, else with what moves from now on.",
@@ -192,6 +195,7 @@ def _written(event: MigrationEvent) -> bytes:
         "confirm_migration",
         "Say how the move of a reservation went",
         {200: Answer("How it goes on.", Confirmation, {"method": "reprefill", "migrated_to": _TO})},
+        may_call=within_tenants(CALLER),
         detail="Call it when the request goes on at its new rank, after the first token: it renews "
         "the lease, and gives back the prefill load of a prompt that was computed again. `ok: "
         "false` of a transfer makes it a `reprefill` on the same rank, to be confirmed again.",

@@ -13,7 +13,7 @@ from msgspec import inspect
 from select_service.api.field_texts import field_texts
 from select_service.bodies.admission import OverloadedBody
 from select_service.bodies.common import U64, U64_MAX, ErrorBody, Hash
-from select_service.errors import Overloaded, SelectError
+from select_service.errors import Forbidden, Overloaded, SelectError, Unauthenticated
 from select_service.http.endpoint import (
     JSON,
     Answer,
@@ -37,6 +37,15 @@ U32_KEY = (
 """A decimal number from 0 to 2**32 - 1, as the key of an object."""
 
 ROUTE_NOT_FOUND = "route_not_found"
+KEY = "key"
+_SCHEMES: Json = {
+    KEY: {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "Needed where the service runs with `--api-keys-file`. Each operation names "
+        "the roles of which a key must have one.",
+    }
+}
 
 _REFERENCE = "#/components/schemas/{name}"
 _ERROR = {"$ref": _REFERENCE.format(name="ErrorBody")}
@@ -61,6 +70,8 @@ Chooses the rank of an inference fleet that should run a prompt, and keeps accou
 * `tenant_id` and `routing_group` are two names of one field; both default to `default`.
 * Integers may use all 64 bits. Clients whose JSON numbers are doubles must not touch `worker_id`
   and hashes.
+* With `--api-keys-file` a key is needed: `authorization: Bearer KEY`. Without a known one the
+  answer is 401 `unauthenticated`, without the role, or outside of its tenants, 403 `forbidden`.
 * GET routes also answer HEAD. A wrong method is 405 `method_not_allowed` with an `allow` header, an
   unknown path 404 `route_not_found`. Connections may be refused before a route is reached: 400
   `malformed_http`, 408 `timeout`, 431 `head_too_large`, 503 `capacity_exceeded`.
@@ -89,7 +100,7 @@ def document(nouns: Sequence[Noun], version: str) -> Json:
         "servers": [{"url": "/"}],
         "tags": [{"name": noun.name, "description": noun.summary} for noun in nouns],
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": _SCHEMES},
     }
 
 
@@ -128,6 +139,8 @@ def _operation(noun: Noun, route: Route, described: Mapping[str, Json]) -> Json:
         operation["parameters"] = parameters
     if route.body is not None:
         operation["requestBody"] = _request_body(route.body, described)
+    if route.may_call.roles:
+        operation["security"] = [{KEY: sorted(route.may_call.roles)}, {}]
     operation["responses"] = _responses(route, described)
     return operation
 
@@ -175,7 +188,8 @@ def _responses(route: Route, described: Mapping[str, Json]) -> Json:
         str(status): _answer(answer, described) for status, answer in route.answers.items()
     }
     by_status: dict[int, list[type[SelectError]]] = {}
-    for refusal in route.refusals:
+    of_keys = (Unauthenticated, Forbidden) if route.may_call.roles else ()
+    for refusal in (*route.refusals, *of_keys):
         by_status.setdefault(refusal.status, []).append(refusal)
     for status, refusals in by_status.items():
         responses[str(status)] = _refusal(route, status, refusals)

@@ -6,6 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import METRICS, OPERATOR, within_tenants
 from select_service.api import parameters
 from select_service.api.parameters import query_number, scope_filter
 from select_service.api.samples import RANK, SCOPE
@@ -72,6 +73,7 @@ PLANNER = Noun("planner", "What an autoscaler is told of traffic.")
         "observe",
         "Traffic of a model and tenant, and the load of its ranks",
         {200: Answer("What was seen in the window.", Observation, _OBSERVATION)},
+        may_call=within_tenants(OPERATOR, METRICS),
         detail="Counted in slots of a second that are never cut, so `window_s` of the answer says "
         "what is covered. Requests are those of this selector: of several, numbers are added; the "
         "load of ranks includes what peers have booked. Without names the model and the tenant "

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import OPERATOR, whole_service
 from select_service.api.parameters import SCOPE, scope_filter
 from select_service.api.service import Service, trace_of
 from select_service.api.turns import in_turns
@@ -39,6 +40,7 @@ POLICIES = Noun("policies", "How a rank is chosen.")
         "policies",
         "Which policy counts where",
         {200: Answer("The rules, and what follows from them.", PolicyState, _STATE)},
+        may_call=whole_service(OPERATOR),
     )
 )
 async def policies(service: Service, request: Request) -> Response:
@@ -52,6 +54,7 @@ async def policies(service: Service, request: Request) -> Response:
         "set_policy",
         "Set the policy of a scope",
         {200: Answer("The rules that count now.", PolicyState, _STATE)},
+        may_call=whole_service(OPERATOR),
         detail="From the next decision on, for one tenant of a model, for all tenants of a model, "
         "or for all models. The most specific rule wins, and partitions that come later follow it, "
         "too. What is booked stays. Kept over a restart with --snapshot-path. Refused where an "
@@ -81,6 +84,7 @@ async def set_policy(service: Service, request: Request, body: PolicyChange) -> 
         "remove_policy",
         "Take the policy of a scope back",
         {200: Answer("The rules that count now.", PolicyState, _STATE)},
+        may_call=whole_service(OPERATOR),
         detail="The scope is named as it was set. What counts there then is the most specific of "
         "the rules that are left, or else the policy that the process was started with.",
         query=SCOPE,

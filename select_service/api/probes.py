@@ -7,7 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from indexer.sockets.listener_status import ListenerStatus
-from select_service.api.service import Service, keeping_report, now
+from select_service.access.guard import Guard
+from select_service.access.roles import ANYONE, CALLER, METRICS, OPERATOR, whole_service
+from select_service.api.service import Service, grant_of, keeping_report, now
 from select_service.api.turns import encoded_in_turns, in_turns, result_in_turns
 from select_service.api.worker_records import records
 from select_service.api.workers import RECORD
@@ -15,9 +17,12 @@ from select_service.bodies.common import Status
 from select_service.bodies.workers import Ready, RecoveryView, WorkerRecord
 from select_service.http.codec import json_response
 from select_service.http.endpoint import Answer, Noun, Route
+from select_service.metrics.access import AccessReport
 from select_service.metrics.service_metrics import Edges
 
 _OK = Status()
+_SHOWN_TO = CALLER, OPERATOR
+"""Roles that see the records of workers in `/ready`."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SERVICE = Noun("service", "Probes, metrics and this document.")
@@ -30,6 +35,7 @@ SERVICE = Noun("service", "Probes, metrics and this document.")
         "health",
         "Is the process alive?",
         {200: Answer("It is.", Status, {"status": "ok"})},
+        may_call=ANYONE,
     )
 )
 async def health(service: Service, request: Request) -> Response:
@@ -55,16 +61,19 @@ async def health(service: Service, request: Request) -> Response:
                 {"ready": False, "schedulable_workers": 0, "workers": []},
             ),
         },
+        may_call=ANYONE,
     )
 )
 async def ready(service: Service, request: Request) -> Response:
     """200 once the recovery has ended and a worker is schedulable; else the same body with 503."""
     workers, recovery = service.selector.workers(), service.recovery
     schedulable = sum(worker.schedulable for worker in workers)
+    grant = grant_of(request)
+    shown = [w for w in workers if grant.sees(w.key.tenant_id)] if grant.has(*_SHOWN_TO) else []
     body = Ready(
         ready=schedulable > 0 and not recovery.running,
         schedulable_workers=schedulable,
-        workers=cast(list[WorkerRecord], await encoded_in_turns(records(service, workers))),
+        workers=cast(list[WorkerRecord], await encoded_in_turns(records(service, shown))),
     )
     if recovery.state != "off":
         body.recovery = RecoveryView(
@@ -85,6 +94,7 @@ async def ready(service: Service, request: Request) -> Response:
         "metrics",
         "Metrics for Prometheus",
         {200: Answer("Prometheus text exposition.", None, media_type=METRICS_TYPE)},
+        may_call=whole_service(OPERATOR, METRICS),
         detail="Cheap enough for a scrape every few seconds.",
     )
 )
@@ -100,9 +110,20 @@ async def metrics(service: Service, request: Request) -> Response:
         service.tasks,
         service.input_loops(),
         service.decision_log(),
+        _access(service.guard) if service.guard.is_on else None,
     )
     seen = await result_in_turns(service.metrics.observe(service.selector, edges))
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)
+
+
+def _access(guard: Guard) -> AccessReport:
+    return AccessReport(
+        dict(guard.refusals),
+        len(guard),
+        guard.readings,
+        guard.failures,
+        guard.fault is not None,
+    )
 
 
 async def _listeners(service: Service) -> dict[tuple[int, int], ListenerStatus]:

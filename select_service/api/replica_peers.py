@@ -3,6 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import OPERATOR, REPLICA, whole_service
 from select_service.api.service import ReplicaPlane, Service
 from select_service.bodies.common import Status
 from select_service.bodies.replicas import ReplicaPeerRequest, ReplicaStatus
@@ -67,6 +68,7 @@ REPLICAS = Noun("replicas", "Share active load with other selectors of the same 
             200: Answer("It was a peer already.", Status, _SAID_OK),
             201: Answer("Done.", Status, _SAID_OK),
         },
+        may_call=whole_service(OPERATOR),
         detail="Takes effect at once; the peer may be absent. Not kept over a restart.",
         body=_PEER,
         refusals=(*WITH_BODY, Conflict),
@@ -85,6 +87,7 @@ async def register(service: Service, request: Request, body: ReplicaPeerRequest)
         "deregister_peer",
         "Stop listening to another replica",
         {200: Answer("Done.", Status, _SAID_OK)},
+        may_call=whole_service(OPERATOR),
         detail="Takes effect at once. What the peer has reserved stays until it is freed or "
         "expires.",
         body=_PEER,
@@ -110,6 +113,7 @@ async def deregister(service: Service, request: Request, body: ReplicaPeerReques
                 ["tcp://selector-b:9092"],
             )
         },
+        may_call=whole_service(OPERATOR, REPLICA),
     )
 )
 async def listing(service: Service, request: Request) -> Response:
@@ -123,6 +127,7 @@ async def listing(service: Service, request: Request) -> Response:
         "replica_status",
         "What came from each peer, and how far it and this replica agree",
         {200: Answer("Peers by endpoint.", ReplicaStatus, _STATUS)},
+        may_call=whole_service(OPERATOR, REPLICA),
         detail="Cheap enough for a scrape every few seconds.",
     )
 )

@@ -7,6 +7,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import CALLER, OPERATOR, REPLICA, within_tenants
 from select_service.api import parameters
 from select_service.api.long_prompts import may_book, read_ahead
 from select_service.api.migrations import done
@@ -89,6 +90,7 @@ RESERVATIONS = Noun("reservations", "Load that is held for one request, from adm
                 },
             )
         },
+        may_call=within_tenants(CALLER),
         detail="The prompt is given as tokens, or as `sequence_hashes` and `isl_tokens`; "
         "`block_hashes` are not used. Without `effective_prefill_tokens` the whole prompt counts "
         "as prefill load.",
@@ -130,6 +132,7 @@ async def create(service: Service, request: Request, body: ReservationRequest) -
                 {"reservations": [_ROW], "total": 1, "next": None, "router_id": 4242424242},
             )
         },
+        may_call=within_tenants(CALLER, OPERATOR, REPLICA),
         detail="Ask again with `after` set to `next` until it is null. A page of a filtered list "
         "may be shorter than `limit`.",
         query=parameters.SCOPE + _PAGE,
@@ -156,6 +159,7 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
         "get_reservation",
         "Show one live reservation",
         {200: Answer("As in the list.", ReservationRow, _ROW)},
+        may_call=within_tenants(CALLER, OPERATOR),
         detail="Does not renew it.",
         in_path=parameters.RESERVATION_ID,
         refusals=(BadRequest, NotFound),
@@ -172,6 +176,7 @@ async def show(service: Service, request: Request, reservation_id: str) -> Respo
         "prefill_complete",
         "Give back the prefill load",
         _DONE,
+        may_call=within_tenants(CALLER),
         detail="Call it when the first token arrives. Repeating it changes nothing but renews the "
         "lease.",
         in_path=parameters.RESERVATION_ID,
@@ -190,6 +195,7 @@ async def prefill_complete(service: Service, request: Request, reservation_id: s
         "output_block",
         "Count one more block of output",
         _DONE,
+        may_call=within_tenants(CALLER),
         detail="With `decay_fraction` (0.0 to 1.0) the blocks that only this reservation holds "
         "count so much each from now on: 1 is a full block. Without a body, or with "
         "`{}`, nothing else changes.",
@@ -216,6 +222,7 @@ async def output_block(
         "renew_reservation",
         "Start the lease anew",
         _DONE,
+        may_call=within_tenants(CALLER),
         detail="A reservation that no call touches for the time to live expires, and its load "
         "with it.",
         in_path=parameters.RESERVATION_ID,
@@ -234,6 +241,7 @@ async def renew(service: Service, request: Request, reservation_id: str) -> Resp
         "free_reservation",
         "Free the load of a request that has ended",
         _DONE,
+        may_call=within_tenants(CALLER, OPERATOR),
         detail="With `outcome` it also reports how the request went, as `/workers/{worker_id}/"
         "outcome` does with the reservation; without `--health-checks on` that is not heeded.",
         in_path=parameters.RESERVATION_ID,

@@ -53,6 +53,8 @@ class Resource:
         if action is None:
             return self._wrong_method(request.method)
         try:
+            headers = request.scope["headers"]
+            request.scope["grant"] = service.guard.admit(self.path, action.may_call, headers)
             arguments = await action.arguments(request)
             if "warnings" in request.scope:
                 _check_strictness(service, request, action.is_strict)
@@ -92,7 +94,7 @@ class _Action:
     def __init__(self, endpoint: Endpoint) -> None:
         route, self.handler = endpoint
         self.extensible = {status for status, a in route.answers.items() if a.may_be_extended}
-        self.is_strict = route.is_strict
+        self.is_strict, self.may_call = route.is_strict, route.may_call
         self._in_path = route.in_path
         self._query = tuple(parameter.name for parameter in route.query)
         self._body = route.body

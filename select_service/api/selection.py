@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import CALLER, within_tenants
 from select_service.api.long_prompts import may_book, read_ahead
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.service import Service, now, trace_of
@@ -93,6 +94,7 @@ SELECTION = Noun("selection", "Choose the rank that should run a prompt.")
                 {"selection_id": "turn-17", "reservation_id": "request-123", **_CHOSEN},
             )
         },
+        may_call=within_tenants(CALLER),
         detail="Choosing and booking are one step: of two requests that arrive together, the "
         "second sees the load of the first. A refused request books nothing. " + PROMPT_DETAIL,
         headers=POLICY_CLASS,
@@ -147,6 +149,7 @@ async def select_and_reserve(
         "select",
         "Choose a rank without booking",
         {200: Answer("The chosen rank.", Selection, {"selection_id": "turn-17", **_CHOSEN})},
+        may_call=within_tenants(CALLER),
         detail="Callers that ask at the same moment all see the same load and meet on one rank; "
         "prefer /select_and_reserve. " + PROMPT_DETAIL,
         headers=POLICY_CLASS,

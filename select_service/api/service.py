@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from starlette.requests import Request
 
 from indexer.sockets.ingest import Ingest
+from select_service.access.guard import Grant, Guard
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
@@ -74,6 +75,7 @@ class Service:
     follower: CatalogPlane
     metrics: Metrics
     replicas: ReplicaPlane | None = None
+    guard: Guard = field(default_factory=Guard)
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
     callback_failed: Callable[[str], None] = lambda name: None
@@ -112,6 +114,12 @@ def keeping_report(service: Service) -> KeepingReport:
         json_dumps=service.json_dumps,
         compact_dumps=service.compact_dumps,
     )
+
+
+def grant_of(request: Request) -> Grant:
+    """Who calls, as the guard has judged."""
+    grant: Grant = request.scope["grant"]
+    return grant
 
 
 def trace_of(request: Request) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.roles import CALLER, OPERATOR, within_tenants
 from select_service.api import parameters
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
@@ -93,6 +94,7 @@ WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
         "register_worker",
         "Register a worker",
         {201: Answer("The worker as it stands now.", WorkerRecord, RECORD)},
+        may_call=within_tenants(OPERATOR),
         detail="Replaces the whole record of `worker_id`. What the worker still lacks is not an "
         "error: its `lifecycle` is `incomplete` and `not_schedulable_reasons` says why.",
         body=Body(WorkerRegistration, {"two ranks": _TWO_RANKS, "one rank": _ONE_RANK}),
@@ -120,6 +122,7 @@ async def register(service: Service, request: Request, body: WorkerRegistration)
                 [_LISTED],
             )
         },
+        may_call=within_tenants(CALLER, OPERATOR),
         query=parameters.SCOPE,
         refusals=(BadRequest,),
     )
@@ -136,6 +139,7 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
         "get_worker",
         "Show one worker",
         {200: Answer("As in the list.", WorkerRecord, _LISTED)},
+        may_call=within_tenants(CALLER, OPERATOR),
         in_path=parameters.WORKER_ID,
         refusals=(BadRequest, NotFound),
     )
@@ -161,6 +165,7 @@ async def show(service: Service, request: Request, worker_id: int) -> Response:
                 {**RECORD, "taints": ["h100", "zone-a"]},
             )
         },
+        may_call=within_tenants(OPERATOR),
         detail="A field that is absent or null keeps its value. Ranks that remain keep their "
         "reservations, and their index unless their event endpoint changes. A deleted worker whose "
         "record is still kept is registered again, as in the reference; `revived` says so.",
@@ -190,6 +195,7 @@ async def patch(service: Service, request: Request, worker_id: int, body: Worker
                 {**RECORD, "lifecycle": "unschedulable"},
             )
         },
+        may_call=within_tenants(OPERATOR),
         detail="Its reservations end and its blocks are forgotten. May be repeated.",
         in_path=parameters.WORKER_ID,
         refusals=(BadRequest, NotFound),

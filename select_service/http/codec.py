@@ -21,6 +21,7 @@ from select_service.errors import (
     Overloaded,
     SelectError,
     ShuttingDown,
+    Unauthenticated,
     UnsupportedMediaType,
 )
 from select_service.http.connection import ClientGone
@@ -108,6 +109,8 @@ def error_response(error: SelectError) -> Response:
     response = json_response(body, error.status)
     if error.retry_after_s is not None:
         response.headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, Unauthenticated):
+        response.headers["www-authenticate"] = "Bearer"
     return response
 
 

@@ -3,7 +3,8 @@
     WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
 
     @WORKERS.declare(
-        Route("GET", "/workers", "list_workers", "List the workers", {200: Answer(...)})
+        Route("GET", "/workers", "list_workers", "List the workers", {200: Answer(...)},
+              may_call=within_tenants(CALLER, OPERATOR))
     )
     async def listing(service: Service, request: Request) -> Response: ...
 
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import StructMeta
 from starlette.responses import Response
 
+from select_service.access.roles import MayCall
 from select_service.bodies.common import Status
 from select_service.errors import (
     BadRequest,
@@ -120,6 +122,7 @@ class HeaderParameter(NamedTuple):
 class Route(NamedTuple):
     """One method of one path: what it takes, what it answers, how it refuses.
 
+    may_call: whose keys may call it, where keys are on
     is_strict: unknown fields and parameters are refused, and not only told of: what is left of a
     scope that is misspelt would be a wider one
     """
@@ -129,6 +132,7 @@ class Route(NamedTuple):
     operation_id: str
     summary: str
     answers: Mapping[int, Answer]
+    may_call: MayCall
     detail: str = ""
     in_path: PathParameter | None = None
     query: tuple[QueryParameter, ...] = ()

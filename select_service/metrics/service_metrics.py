@@ -25,6 +25,7 @@ from select_service.core.hindsight import HindsightReport
 from select_service.core.histogram import Histogram
 from select_service.core.selector import Selector
 from select_service.core.views.state_report import Load, PartitionReport, Report, report
+from select_service.metrics.access import AccessReport, of_access
 from select_service.metrics.admission import of_admission
 from select_service.metrics.comparing import of_experiments, of_shadow
 from select_service.metrics.decision_log import LogCounts, of_decision_log
@@ -91,6 +92,7 @@ class Edges(NamedTuple):
     tasks:             by the name of the task
     input_loops:       by their numbers, from 1 on
     decision_log:      None: there is none
+    access:            None: there are no keys
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -101,6 +103,7 @@ class Edges(NamedTuple):
     tasks: Mapping[str, TaskCounts] = MappingProxyType({})
     input_loops: Sequence[LoopCounts] = ()
     decision_log: LogCounts | None = None
+    access: AccessReport | None = None
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -232,6 +235,8 @@ class _Scrape(Collector):
             yield from of_moves(seen.moves)
         if seen.edges.decision_log is not None:
             yield from of_decision_log(seen.edges.decision_log)
+        if seen.edges.access is not None:
+            yield from of_access(seen.edges.access)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)
 

@@ -21,7 +21,7 @@ from select_service.spelling import nearest, shown
 
 UNKNOWN_MAX = 32
 """Variables that are told of."""
-COMPILE, EXPLAIN, REPLAY = COMMANDS = "compile", "explain", "replay"
+COMPILE, EXPLAIN, REPLAY, KEYS = COMMANDS = "compile", "explain", "replay", "keys"
 """First words of the other commands."""
 _OURS = re.compile(r"(SELECT_SERVICE|DYN_ROUTER)_(\w+)")
 _LIKE_OURS = ("SELECT_", "DYN_")
@@ -98,7 +98,8 @@ KV-cache-aware worker selection and load accounting for LLM inference fleets.
 
   select-service compile --help    compile the kernels ahead of the first start
   select-service explain --help    why a running service chose a rank
-  select-service replay --help     what other policies would have done with one's traffic""",
+  select-service replay --help     what other policies would have done with one's traffic
+  select-service keys new --help   make a key that may call a service""",
         epilog=f"""\
 Every flag can be given in the environment as {ENVIRONMENT_PREFIX}<FLAG>, for example
 {ENVIRONMENT_PREFIX}PORT=8092; the command line wins, an empty variable counts as not set.""",
@@ -195,6 +196,11 @@ def _check_together(config: Config) -> None:
         raise ConfigError("--input-loops: only Linux has what they need")
     if config["input_loops"] and config["no_fast_path"]:
         raise ConfigError("--input-loops cannot be used with --no-fast-path")
+    if config["input_loops"] and config["api_keys_file"]:
+        raise ConfigError(
+            "--input-loops cannot be used with --api-keys-file: the loops answer without Python, "
+            "which is what asks for keys"
+        )
     _check_health(config)
 
 

@@ -111,6 +111,15 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "most; none = not written",
         ),
     ),
+    "Who may call": (
+        cli(
+            "--api-keys-file",
+            None,
+            read.text,
+            "TOML or YAML file of the keys that may call, see docs/security.md; read again when it "
+            "changes and on SIGHUP; none = everybody may call everything",
+        ),
+    ),
     "The index over a restart": (
         cli(
             "--indexer-peers",

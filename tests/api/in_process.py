@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
 
+from select_service.access.settings import guard_of
 from select_service.api.application import Application
 from select_service.app import build
 from select_service.settings.admission_rules import admission_rules
@@ -38,7 +39,11 @@ class Api:
     def __init__(self, *flags: str, **environment: str) -> None:
         config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false", **environment})
         self.service, self.follower, *_ = build(
-            config, admission_rules(config), "1.2.3", health_settings(config)
+            config,
+            admission_rules(config),
+            "1.2.3",
+            health_settings(config),
+            guard_of(config),
         )
         self._levels = {name: logging.getLogger(name).level for name in LEVELLED}
         transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)

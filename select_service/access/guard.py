@@ -1,0 +1,140 @@
+"""Judges who a request comes from, and whether they may call what they ask for.
+
+Without keys everybody may call everything, and nothing is looked at.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from hmac import compare_digest
+from typing import NamedTuple
+
+from select_service.access.api_key import SECRET_CHARS_MAX, ApiKey, digest_of
+from select_service.access.roles import MayCall, Role
+from select_service.errors import Forbidden, SelectError, Unauthenticated
+
+NOBODY = "none"
+"""Who is counted where there is no key, or none that is known."""
+_SCHEME = b"bearer"
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Grant(NamedTuple):
+    """Who calls.  key: None where keys are off, or where nobody has said who they are
+
+    tenants: what is shown and changed keeps within them; None: nothing is hidden
+    """
+
+    key: ApiKey | None
+    tenants: frozenset[str] | None
+    roles: frozenset[Role] | None
+
+    @property
+    def name(self) -> str:
+        return NOBODY if self.key is None else self.key.name
+
+    def has(self, *roles: Role) -> bool:
+        """One of them at least."""
+        return self.roles is None or not self.roles.isdisjoint(roles)
+
+    def sees(self, tenant_id: str) -> bool:
+        return self.tenants is None or tenant_id in self.tenants
+
+
+EVERYTHING = Grant(None, None, None)
+"""Of everybody where there are no keys."""
+STRANGER = Grant(None, frozenset(), frozenset())
+"""Of who calls what is open to all, and shows no key."""
+
+
+class Guard:
+    """Belongs to the thread of the event loop.
+
+    generation: of the keys; what was found out by others may be wrong now
+    refusals: by route, name of the key and code
+    readings, failures: of the file of keys since the start;  fault: what is wrong with it now
+    """
+
+    def __init__(self, keys: Sequence[ApiKey] | None = None) -> None:
+        """keys: None: everybody may call everything"""
+        self.is_on = keys is not None
+        self.generation = 0
+        self.refusals: Counter[tuple[str, str, str]] = Counter()
+        self.readings = self.failures = 0
+        self.fault: str | None = None
+        self._keys: Mapping[bytes, ApiKey] = _by_digest(keys or ())
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def replace(self, keys: Sequence[ApiKey]) -> bool:
+        """These count from now on, and no others.  False: they are those that counted."""
+        assert self.is_on
+        self.fault, before, self._keys = None, self._keys, _by_digest(keys)
+        if before == self._keys:
+            return False
+        self.readings += 1
+        self.generation += 1
+        return True
+
+    def keep(self, fault: str) -> None:
+        """The file is wrong: the keys that there are go on counting."""
+        self.failures += 1
+        self.fault = fault
+
+    def admit(self, route: str, may_call: MayCall, headers: Headers) -> Grant:
+        """Who calls.  Raises Unauthenticated, Forbidden, and counts it."""
+        if not self.is_on:
+            return EVERYTHING
+        key: ApiKey | None = None
+        try:
+            key = self._key_of(headers)
+            _check(key, may_call)
+        except SelectError as error:
+            if not may_call.roles:
+                return STRANGER
+            self.refused(route, key, error)
+            raise
+        return Grant(key, key.tenants, key.roles)
+
+    def refused(self, route: str, key: ApiKey | None, error: SelectError) -> None:
+        """Count it."""
+        self.refusals[route, NOBODY if key is None else key.name, error.code] += 1
+
+    def _key_of(self, headers: Headers) -> ApiKey:
+        """Raises Unauthenticated."""
+        given = [value for name, value in headers if name == b"authorization"]
+        if not given:
+            raise Unauthenticated("a key is needed; with curl: -H 'authorization: Bearer KEY'")
+        if len(given) > 1:
+            raise Unauthenticated("`authorization` is given more than once")
+        scheme, _, secret = given[0].partition(b" ")
+        if scheme.lower() != _SCHEME:
+            raise Unauthenticated("the scheme of `authorization` is not Bearer")
+        key = self._known(secret.strip(b" "))
+        if key is None:
+            raise Unauthenticated("the key is not known; it may have been revoked")
+        return key
+
+    def _known(self, secret: bytes) -> ApiKey | None:
+        """Found by the hash, of which a guess tells nothing, and compared in constant time."""
+        if len(secret) > SECRET_CHARS_MAX:
+            return None
+        digest = digest_of(secret)
+        key = self._keys.get(digest)
+        return key if key is not None and compare_digest(key.digest, digest) else None
+
+
+def _by_digest(keys: Iterable[ApiKey]) -> Mapping[bytes, ApiKey]:
+    return {key.digest: key for key in keys}
+
+
+def _check(key: ApiKey, may_call: MayCall) -> None:
+    """Raises Forbidden."""
+    if may_call.roles and may_call.roles.isdisjoint(key.roles):
+        needed = " or ".join(sorted(may_call.roles))
+        raise Forbidden(f"the key `{key.name}` may not call this: it needs the role {needed}")
+    if key.tenants is not None and may_call.roles:
+        raise Forbidden(
+            f"the key `{key.name}` is bound to tenants, and this is of the whole service"
+        )

@@ -1,0 +1,87 @@
+"""What stands in the file of keys, judged as a whole: one line for what is wrong."""
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from select_service.access.api_key import HASH_PREFIX, ApiKey, Quotas
+from select_service.access.roles import CALLER, METRICS, OPERATOR, REPLICA, Role
+
+KEYS_MAX = 1024
+TENANTS_MAX = 256
+"""Of one key."""
+NAME_CHARS_MAX = 64
+ALL = "all"
+
+Name: TypeAlias = Annotated[
+    str, Meta(pattern=f"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}$")
+]
+_Hash: TypeAlias = Annotated[str, Meta(pattern=f"^{HASH_PREFIX}[0-9a-f]{{64}}$")]
+_Tenant: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+_Tenants: TypeAlias = Annotated[tuple[_Tenant, ...], Meta(min_length=1, max_length=TENANTS_MAX)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)]
+
+
+class _Quotas(msgspec.Struct, forbid_unknown_fields=True):
+    requests_per_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    burst: Annotated[int, Meta(ge=1, le=10**9)] | None = None
+    reservations: _Count | None = None
+    workers: _Count | None = None
+
+
+class _Key(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    hash: _Hash
+    roles: Annotated[tuple[Role, ...], Meta(min_length=1)]
+    tenants: Literal["all"] | _Tenants | None = None
+    quotas: _Quotas = msgspec.field(default_factory=_Quotas)
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    keys: Annotated[list[_Key], Meta(max_length=KEYS_MAX)]
+
+
+def keys_of(document: object) -> tuple[ApiKey, ...]:
+    """Raises ValueError with one line that says which key is wrong, and in what."""
+    try:
+        found = msgspec.convert(document, _Document).keys
+    except msgspec.ValidationError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    for each in found:
+        _check(each)
+    _refuse_repeated("name", [each.name for each in found])
+    _refuse_repeated("hash", [each.hash for each in found])
+    return tuple(_key(each) for each in found)
+
+
+def _check(key: _Key) -> None:
+    """Raises ValueError."""
+    roles = set(key.roles)
+    if roles & {CALLER} and key.tenants is None:
+        raise ValueError(
+            f"key `{key.name}`: a {CALLER} says which `tenants` it is for: a list, or `{ALL}`"
+        )
+    if roles & {REPLICA, METRICS} and key.tenants not in (None, ALL):
+        raise ValueError(
+            f"key `{key.name}`: `tenants` bind roles {CALLER} and {OPERATOR} alone; "
+            f"{REPLICA} and {METRICS} see the whole service"
+        )
+    if key.quotas.burst is not None and key.quotas.requests_per_s is None:
+        raise ValueError(f"key `{key.name}`: `burst` needs `requests_per_s`")
+
+
+def _refuse_repeated(what: str, values: list[str]) -> None:
+    """Raises ValueError."""
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"two keys have the {what} `{value}`")
+        seen.add(value)
+
+
+def _key(given: _Key) -> ApiKey:
+    tenants = None if given.tenants in (None, ALL) else frozenset(given.tenants or ())
+    quotas = Quotas(*msgspec.structs.astuple(given.quotas))
+    digest = bytes.fromhex(given.hash.removeprefix(HASH_PREFIX))
+    return ApiKey(given.name, digest, frozenset(given.roles), tenants, quotas)

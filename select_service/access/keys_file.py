@@ -1,0 +1,50 @@
+"""Reads the file of keys, in TOML or YAML, and says whether it is another one than before."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from select_service.access.api_key import ApiKey
+from select_service.access.keys_document import keys_of
+from select_service.whole_file import read_whole
+from select_service.yaml_document import YAML_FAULTS
+
+BYTES_MAX = 1 << 20
+YAML_ENDINGS = (".yaml", ".yml")
+
+
+class Marks(NamedTuple):
+    """What changes when a file is written or replaced."""
+
+    inode: int
+    mtime_ns: int
+    size: int
+
+
+def marks_of(path: Path) -> Marks | None:
+    """None: there is no such file, or it cannot be looked at.  Blocks."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return Marks(found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """Raises ValueError with one line that names no file.  Blocks."""
+    try:
+        text = read_whole(path, BYTES_MAX)
+    except OSError as error:
+        raise ValueError(error.strerror or type(error).__name__) from None
+    return keys_in(path, text)
+
+
+def keys_in(path: Path, text: bytes) -> tuple[ApiKey, ...]:
+    """path: its ending says whether it is YAML.  Raises ValueError."""
+    decode = msgspec.yaml.decode if path.suffix in YAML_ENDINGS else msgspec.toml.decode
+    try:
+        document: object = decode(text)
+    except (msgspec.DecodeError, *YAML_FAULTS) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    return keys_of(document)

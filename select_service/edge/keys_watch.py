@@ -1,0 +1,80 @@
+"""EDGE: the file of keys is read again when it changes, and on SIGHUP.
+
+A file that is wrong changes nothing: the keys that counted go on counting, and the log and a metric
+say so until the file is good again.
+"""
+
+import asyncio
+import logging
+import signal
+import threading
+from pathlib import Path
+
+from select_service.access.api_key import ApiKey
+from select_service.access.guard import Guard
+from select_service.access.keys_file import Marks, marks_of, read_keys
+
+LOOK_S = 1.0
+"""Between two looks at the file."""
+
+log = logging.getLogger("select_service.keys")
+
+
+class KeysWatch:
+    """Belongs to one event loop.  Looking and reading happen on a thread."""
+
+    def __init__(self, path: Path, guard: Guard) -> None:
+        self._path, self._guard = path, guard
+        self._marks: Marks | None = None
+        self._asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> asyncio.Task[None]:
+        """The task ends only by `stop`."""
+        if threading.current_thread() is threading.main_thread():  # others get no signals
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.look_now)
+        self._task = asyncio.create_task(self._work())
+        return self._task
+
+    def look_now(self) -> None:
+        """Read the file whether it has changed or not."""
+        self._asked.set()
+
+    async def stop(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _work(self) -> None:
+        """What changed between the start's reading and the first look is read at once."""
+        while True:
+            marks = await asyncio.to_thread(marks_of, self._path)
+            if marks != self._marks or self._asked.is_set():
+                self._asked.clear()
+                self._marks = marks
+                await self._read()
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._asked.wait()
+            except TimeoutError:
+                continue
+
+    async def _read(self) -> None:
+        try:
+            keys = await asyncio.to_thread(read_keys, self._path)
+        except ValueError as error:
+            self._guard.keep(str(error))
+            fields = {"path": str(self._path), "error": str(error), "kept": len(self._guard)}
+            log.error(
+                "the file of keys is wrong; the keys before go on counting",
+                extra={"fields": fields},
+            )
+        else:
+            self._take(keys)
+
+    def _take(self, keys: tuple[ApiKey, ...]) -> None:
+        if self._guard.replace(keys):
+            fields = {"path": str(self._path), "keys": [key.name for key in keys]}
+            log.info("keys were read", extra={"fields": fields})

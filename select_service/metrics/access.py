@@ -1,0 +1,49 @@
+"""Who was refused, and how the file of keys is.  Without keys there are no series."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import Metric
+
+from select_service.metrics.series import COUNTER, GAUGE, Family, itself, series_of
+
+
+class AccessReport(NamedTuple):
+    """refusals: by route, name of the key and code
+    keys: that count;  reloads: readings that changed something;  failures: of a wrong file
+    is_stale: is the file wrong now, so that older keys count?
+    """
+
+    refusals: Mapping[tuple[str, str, str], int]
+    keys: int
+    reloads: int
+    failures: int
+    is_stale: bool
+
+
+REFUSED: Sequence[Family[int]] = (
+    Family(
+        COUNTER,
+        "access_refusals",
+        "Requests that were refused for who sent them; the key is `none` where none is known.",
+        itself,
+    ),
+)
+_READ = "api_keys_readings"
+_HELP = "Readings of a changed file of keys, by result."
+KEYS: Sequence[Family[AccessReport]] = (
+    Family(GAUGE, "api_keys", "Keys that count.", lambda r: r.keys),
+    Family(COUNTER, _READ, _HELP, lambda r: r.reloads, (("result", "ok"),)),
+    Family(COUNTER, _READ, _HELP, lambda r: r.failures, (("result", "failed"),)),
+    Family(
+        GAUGE,
+        "api_keys_stale",
+        "1 while the file of keys is wrong, so that those before go on counting.",
+        lambda r: r.is_stale,
+    ),
+)
+
+
+def of_access(report: AccessReport) -> Iterator[Metric]:
+    yield from series_of(REFUSED, ("route", "key", "code"), report.refusals)
+    yield from series_of(KEYS, (), {(): report})

@@ -1,0 +1,111 @@
+"""Every route with every kind of key."""
+
+from pathlib import Path
+
+import pytest
+
+from select_service.access.roles import ROLES
+from tests.access.keys import bearer, entry, keys_file
+from tests.api.in_process import Api
+from tests.api.routes import ROUTES, path_of
+
+SECURITY = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+OPEN = {"health", "ready", "openapi", "docs", "docs_file"}
+SHOWN = (*ROLES, "bound-caller", "bound-operator", None, "unknown")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    keys = [entry(role, role) for role in ROLES]
+    keys += [entry(f"bound-{role}", role, tenants=["t"]) for role in ("caller", "operator")]
+    path = keys_file(tmp_path_factory.mktemp("keys"), *keys)
+    with Api("--api-keys-file", str(path)) as api:
+        yield api
+
+
+def expected(route, shown):
+    """The code of the refusal, or None."""
+    if not route.may_call.roles:
+        return None
+    if shown in (None, "unknown"):
+        return "unauthenticated"
+    if shown.removeprefix("bound-") not in route.may_call.roles:
+        return "forbidden"
+    return "forbidden" if shown.startswith("bound-") else None
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation_id)
+def test_only_who_may_call_a_route_gets_past_the_guard(guarded, route, shown):
+    headers = {} if shown is None else {"authorization": bearer(shown)}
+    method = "HEAD" if route.path == "/migrations/stream" else route.method
+    answer = guarded.call(method, path_of(route), None, **headers)
+    code = expected(route, shown)
+    if code is None:
+        assert answer.status not in (401, 403)
+        return
+    assert answer.status == {"unauthenticated": 401, "forbidden": 403}[code]
+    assert (answer.headers.get("www-authenticate") == "Bearer") == (answer.status == 401)
+    if method != "HEAD":
+        assert answer.body["code"] == code
+
+
+def test_only_probes_and_the_document_are_open():
+    assert {route.operation_id for route in ROUTES if not route.may_call.roles} == OPEN
+
+
+def test_nothing_of_a_refused_request_but_its_head_is_looked_at(guarded):
+    assert guarded.post("/workers", b"{", authorization=bearer("caller")).status == 403
+    assert guarded.call("DELETE", "/workers/x").status == 401
+
+
+def test_refusals_are_counted_by_route_and_key(tmp_path):
+    path = keys_file(tmp_path, entry("web", "caller"), entry("scraper", "metrics"))
+    with Api("--api-keys-file", str(path)) as api:
+        api.post("/workers", {}, authorization=bearer("web"))
+        api.post("/workers", {})
+        text = api.call("GET", "/metrics", authorization=bearer("scraper")).body
+    family = "select_service_access_refusals_total"
+    assert f'{family}{{code="forbidden",key="web",route="/workers"}} 1.0' in text
+    assert f'{family}{{code="unauthenticated",key="none",route="/workers"}} 1.0' in text
+    assert "select_service_api_keys 2.0" in text
+
+
+def test_the_document_says_which_roles_a_route_asks_for(api):
+    document = api.get("/openapi.json").body
+    for route in ROUTES:
+        operation = document["paths"][route.path][route.method.lower()]
+        if route.may_call.roles:
+            assert operation["security"] == [{"key": sorted(route.may_call.roles)}, {}]
+            assert {"401", "403"} <= operation["responses"].keys()
+        else:
+            assert "security" not in operation
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+
+
+def test_only_a_key_that_may_see_workers_sees_them_in_ready(tmp_path):
+    keys = [entry("web", "caller"), entry("scraper", "metrics"), entry("ops", "operator")]
+    path = keys_file(tmp_path, *keys)
+    with Api("--api-keys-file", str(path)) as api:
+        worker = {"worker_id": 1, "endpoint": "http://w", "block_size": 4}
+        assert api.post("/workers", worker, authorization=bearer("ops")).status == 201
+        for name, shown in (("web", 1), ("ops", 1), ("scraper", 0), ("wrong", 0)):
+            answer = api.call("GET", "/ready", authorization=bearer(name))
+            assert (answer.status, len(answer.body["workers"])) == (200, shown), name
+        answer = api.get("/ready")
+        assert answer.body == {"ready": True, "schedulable_workers": 1, "workers": []}
+
+
+def in_table(route, role):
+    """What docs/security.md says of a role and a route."""
+    if not route.may_call.roles:
+        return "open"
+    if role not in route.may_call.roles:
+        return ""
+    return "tenants" if route.may_call.is_scoped and role in ("caller", "operator") else "ok"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation_id)
+def test_the_table_of_roles_is_that_of_the_code(route):
+    cells = " | ".join(in_table(route, role) for role in ROLES)
+    assert f"| `{route.method} {route.path}` | {cells} |" in SECURITY

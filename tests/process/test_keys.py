@@ -1,0 +1,38 @@
+"""A service with keys as a process of its own: its file is followed while it serves."""
+
+import signal
+
+import pytest
+
+from tests.access.keys import bearer, entry, keys_file
+from tests.patience import eventually
+from tests.process.running import Running, complaint, run_to_end
+
+pytestmark = pytest.mark.process
+
+
+def status_of(service, name):
+    return service.call("GET", "/config", authorization=bearer(name)).status
+
+
+def test_keys_come_and_go_while_the_service_runs(tmp_path):
+    path = keys_file(tmp_path, entry("first", "operator"))
+    with Running("--api-keys-file", str(path)) as service:
+        assert service.call("GET", "/health").status == 200
+        assert service.call("GET", "/config").status == 401
+        assert status_of(service, "first") == 200
+        keys_file(tmp_path, entry("second", "operator"))
+        service.process.send_signal(signal.SIGHUP)
+        eventually(lambda: status_of(service, "second") == 200)
+        assert status_of(service, "first") == 401
+        path.write_text("keys = [")
+        service.line("the file of keys is wrong; the keys before go on counting")
+        assert status_of(service, "second") == 200
+        assert service.stop() == 0
+
+
+def test_a_start_with_a_wrong_file_says_what_is_wrong(tmp_path):
+    path = keys_file(tmp_path, entry("a", "caller", tenants=[]))
+    status, _, errors = run_to_end("--api-keys-file", str(path))
+    assert status == 2
+    assert complaint(errors).startswith(f"--api-keys-file {path}: ")
