@@ -24,6 +24,9 @@ class ReservationRequest(PromptQuery, kw_only=True):
     migratable: bool = True
     """May it go on elsewhere when its worker fails or is drained? False for what cannot, as several
     answers to one prompt, guided decoding and embeddings; counts with `--health-checks on`."""
+    repeat: bool = False
+    """Was it sent before? If it stands already, in this model and tenant and for this prompt, the
+    answer is that booking, wherever it is now, and nothing is booked."""
 
     def __post_init__(self) -> None:
         check_u64(self, "isl_tokens", "worker_id", "effective_prefill_tokens")

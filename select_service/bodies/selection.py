@@ -41,6 +41,9 @@ class SelectRequest(PromptQuery, kw_only=True):
     """Only these workers may be chosen; all when left out."""
     routing_constraints: RoutingConstraints = msgspec.field(default_factory=RoutingConstraints)
     """Which workers may be chosen, by their taints; all when left out."""
+    include_hashes: bool = False
+    """Let the answer have `sequence_hashes` and `isl_tokens` of the prompt, for whoever has to tell
+    others of the booking."""
 
     def __post_init__(self) -> None:
         check_u64(self, "isl_tokens")
@@ -56,6 +59,9 @@ class SelectAndReserveRequest(SelectRequest, kw_only=True):
     migratable: bool = True
     """May it go on elsewhere when its worker fails or is drained? False for what cannot, as several
     answers to one prompt, guided decoding and embeddings; counts with `--health-checks on`."""
+    repeat: bool = False
+    """Was it sent before? If its reservation stands already, in this model and tenant and for this
+    prompt, the answer is that booking and nothing is booked."""
 
 
 class Overlap(Struct, kw_only=True):
@@ -96,3 +102,8 @@ class Selection(Struct, kw_only=True):
     """What the worker holds of the prompt."""
     effective_prefill_tokens: int
     """Prompt tokens that are not cached and must be computed; what a booking counts."""
+    sequence_hashes: list[int] | UnsetType = UNSET
+    """Identity of each complete block of the prompt in its sequence, unsigned; only when asked
+    for."""
+    isl_tokens: int | UnsetType = UNSET
+    """Length of the prompt in tokens; only when asked for."""

@@ -26,6 +26,8 @@ from select_service.core.load.ledger import Ledger
 from select_service.errors import BadRequest
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
+TOLD_HASHES_MAX = 131_072
+"""Sequence hashes in one answer; some milliseconds of work."""
 
 
 class Job(NamedTuple):
@@ -236,7 +238,24 @@ def _selection(job: Job, placement: Placement, reservation_id: str | None) -> Se
         selection.selection_id = job.request.selection_id
     if reservation_id is not None:
         selection.reservation_id = reservation_id
+    if job.request.include_hashes:
+        add_hashes(selection, job.prompt)
     return selection
+
+
+def add_hashes(selection: Selection, prompt: Prompt) -> None:
+    """Let the answer say what was booked, or would be."""
+    selection.sequence_hashes = prompt.sequence_hashes.tolist()
+    selection.isl_tokens = prompt.isl_tokens
+
+
+def refuse_unless_told(prompt: Prompt) -> None:
+    """Raises BadRequest when the prompt has more hashes than `add_hashes` may tell."""
+    if len(prompt.sequence_hashes) > TOLD_HASHES_MAX:
+        raise BadRequest(
+            f"include_hashes: the prompt has {len(prompt.sequence_hashes)} blocks; "
+            f"at most {TOLD_HASHES_MAX} are told"
+        )
 
 
 def selection_of(
@@ -260,14 +279,23 @@ def _overlap(partition: Partition, rank: Rank, placement: Placement) -> Overlap:
     """Matched tokens of the worker: per rank on GPU, and the best rank's cumulative values."""
     size, table = partition.block_size, partition.table
     slots = table.slots_of(rank.worker_id)
-    if len(slots) == 1:
-        gpu, cpu, disk = placement.gpu, placement.cpu, placement.external
-        dp = {rank.dp_rank: size * gpu}
-    else:
-        rows = partition.placing.scratch.matched[slots].tolist()
-        ranks = (table.row(slot).rank.dp_rank for slot in slots)
-        dp = {dp_rank: size * row[0] for dp_rank, row in zip(ranks, rows, strict=True)}
-        gpu, cpu, _, disk = map(max, zip(*rows, strict=True))
+    if len(slots) > 1:
+        return overlap_in(partition, rank, partition.placing.scratch.matched)
+    gpu, cpu, disk = placement.gpu, placement.cpu, placement.external
+    dp = {rank.dp_rank: size * gpu}
+    return Overlap(
+        longest_matched=size * disk, gpu=size * gpu, dp=dp, cpu=size * cpu, disk=size * disk
+    )
+
+
+def overlap_in(partition: Partition, rank: Rank, matched: npt.NDArray[np.int32]) -> Overlap:
+    """Of the worker of a rank.  matched: int32[n_slots, N_TIERS], blocks, tiers cumulated"""
+    size, table = partition.block_size, partition.table
+    slots = table.slots_of(rank.worker_id)
+    rows = matched[slots].tolist()
+    ranks = (table.row(slot).rank.dp_rank for slot in slots)
+    dp = {dp_rank: size * row[0] for dp_rank, row in zip(ranks, rows, strict=True)}
+    gpu, cpu, _, disk = map(max, zip(*rows, strict=True))
     return Overlap(
         longest_matched=size * disk, gpu=size * gpu, dp=dp, cpu=size * cpu, disk=size * disk
     )

@@ -34,12 +34,7 @@ from select_service.bodies.reservations import (
     ReservationRow,
 )
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
-from select_service.bodies.workers import (
-    Deletion,
-    WorkerPatch,
-    WorkerRecord,
-    WorkerRegistration,
-)
+from select_service.bodies.workers import Deletion, WorkerPatch, WorkerRecord, WorkerRegistration
 from select_service.core.admission.admission_state import admission_state
 from select_service.core.admission.asking import allowed_by
 from select_service.core.admission.busy import BusyJudge
@@ -52,12 +47,7 @@ from select_service.core.admission.waiting import Ticket
 from select_service.core.admission.worker_view import AdmissionScene, admission_scene
 from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decide.policies import PolicyChoice
-from select_service.core.decide.prompt import (
-    Prompt,
-    PromptRead,
-    booked_prompt_of,
-    n_blocks_of,
-)
+from select_service.core.decide.prompt import Prompt, PromptRead, booked_prompt_of, n_blocks_of
 from select_service.core.decide.router_config import RouterConfig, overridden
 from select_service.core.decisions import (
     Decision,
@@ -66,6 +56,7 @@ from select_service.core.decisions import (
     Wanted,
     booked_answer,
     booked_tokens,
+    refuse_unless_told,
     work_on,
 )
 from select_service.core.due_task import SECOND_S, DueTask
@@ -79,6 +70,7 @@ from select_service.core.load.ledger import TURN_WORK_MAX, Expired, Ledger
 from select_service.core.load.reservations import ReservationFilter, Reservations
 from select_service.core.observing.observing import Observing, Sources
 from select_service.core.prompts import Prompts
+from select_service.core.repeats import Repeats
 from select_service.core.replicas.events import LoadEvent
 from select_service.core.replicas.state import ReplicaState
 from select_service.core.touched import Touched
@@ -163,6 +155,7 @@ class Selector:
         self.engines = EngineReadings(self.fleet, self.gate.judge)
         self.explanations = Explanations(ring, self.gate, self.random)
         self.prompts = Prompts(self.fleet, self.gate.tally)
+        self.repeats = Repeats(self.prompts, self.ledger, self._config)
         counted = self.fleet.partitions, self.held.sums.observed, self.gate.waiting.of
         self.observing = Observing(Sources(*counted, self.gate.tally.take_refused))
         self.hindsight = Hindsight(
@@ -263,6 +256,8 @@ class Selector:
 
         Raises like `select`, and Conflict, CapacityExceeded.
         """
+        if (again := self.repeats.selection(request, read, now)) is not None:
+            return Decision(again)
         job = self._job(request, explain, read, True, request.reservation_id)
         if request.reservation_id is not None:
             self.ledger.refuse_unless_free(request.reservation_id)
@@ -287,6 +282,8 @@ class Selector:
     ) -> Job:
         self.gate.refuse_shed(request)
         partition, prompt = self.prompts.asked(request, read)
+        if request.include_hashes:
+            refuse_unless_told(prompt)
         config = overridden(self._config, request.router_config_override)
         return Job(partition, prompt, request, config, reserves, reservation_id, explains)
 
@@ -297,6 +294,8 @@ class Selector:
 
         Raises NoWorkers, BadRequest, InvalidBody, what `slot_of` does, Conflict, CapacityExceeded.
         """
+        if (again := self.repeats.reservation(request, read, now)) is not None:
+            return again
         partition, prompt = self.prompts.read(request, read, booked_prompt_of)
         config = overridden(self._config, request.router_config_override)
         tokens = booked_tokens(request, prompt, config)

@@ -77,6 +77,15 @@ def test_a_reservation_id_in_use_is_a_conflict(fleet):
     assert (answer.status, answer.body["code"]) == (409, "conflict")
 
 
+def test_a_repeat_is_answered_with_the_reservation(fleet):
+    first = book(fleet, "r", dp_rank=1)
+    again = book(fleet, "r", dp_rank=1, repeat=True)
+    assert (again.status, again.body) == (201, first.body)
+    assert fleet.get("/reservations").body["total"] == 1
+    answer = book(fleet, "r", dp_rank=1, repeat=True, token_ids=[1])
+    assert (answer.status, answer.body["code"]) == (409, "conflict")
+
+
 def test_a_decay_outside_its_range_is_a_bad_request(fleet):
     book(fleet, "r")
     answer = fleet.post("/reservations/r/output_block", {"decay_fraction": 1.5})

@@ -11,6 +11,7 @@ from select_service.api.application import Application
 from select_service.core.decide.prompt import BOOKED_PROMPT_MISSING, PROMPT_MISSING
 from select_service.core.views.absence import SCOPES_SHOWN_MAX
 from select_service.http.connection import EXTENSION, Connection
+from tests.api.in_process import Api
 from tests.builders import worker_body
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
@@ -60,6 +61,31 @@ def test_select_and_reserve_books_the_load_it_answers(fleet):
         (row["dp_rank"], row["potential_prefill_tokens"], row["potential_decode_blocks"])
         for row in loads(fleet)
     } == {(chosen, 34, 8), (1 - chosen, 0, 0)}
+
+
+def test_a_repeat_is_answered_with_what_was_booked(fleet):
+    wanted = {**PROMPT, "reservation_id": "r"}
+    first = fleet.post("/select_and_reserve", wanted)
+    loads_then = loads(fleet)
+    again = fleet.post("/select_and_reserve", {**wanted, "repeat": True})
+    assert (again.status, again.body) == (200, first.body)
+    assert loads(fleet) == loads_then
+    for other in (wanted, {**wanted, "repeat": True, "token_ids": [1]}):
+        assert fleet.post("/select_and_reserve", other).body["code"] == "conflict"
+
+
+def test_hashes_of_an_answer_book_the_same_blocks_elsewhere(fleet):
+    """As several ingress replicas need it that tell their selectors of each other's bookings."""
+    wanted = {**PROMPT, "reservation_id": "r", "include_hashes": True}
+    answer = fleet.post("/select_and_reserve", wanted).body
+    assert list(answer)[-2:] == ["sequence_hashes", "isl_tokens"]
+    (row,) = fleet.get("/reservations?sequence_hashes=true").body["reservations"]
+    assert row["sequence_hashes"] == answer["sequence_hashes"]
+    told = {key: answer[key] for key in ("worker_id", "dp_rank", "sequence_hashes", "isl_tokens")}
+    with Api() as other:
+        other.post("/workers", worker_body(1, data_parallel_size=2))
+        other.post("/reservations", {"model_name": "m", "reservation_id": "r", **told})
+        assert loads(other) == loads(fleet)
 
 
 def test_requests_one_after_the_other_see_each_other(fleet):

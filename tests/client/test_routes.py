@@ -22,8 +22,8 @@ DECLARED = {
     for endpoint in noun.endpoints
 }
 MADE_OF_STRUCTS_OF_THE_SERVER = {"GET /config"}
-OF_SELECTORS = {"repeat"}
-"""What a client says by itself."""
+OF_SELECTORS = {"repeat", "include_hashes"}
+"""What a client says by itself, and what shows in an answer that a lease does not keep."""
 
 
 def test_no_route_is_missing_and_none_is_made_up():

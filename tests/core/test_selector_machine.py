@@ -87,10 +87,11 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         name=NAMES,
         key=st.sampled_from(KEYS),
         hashes=HASH_LISTS,
-        isl_tokens=st.integers(1, 40),
+        isl_tokens=st.sampled_from([1, 7, 40]),
         allowed=st.none() | st.lists(WORKER_IDS, max_size=3),
+        repeat=st.booleans(),
     )
-    def select_and_reserve(self, name, key, hashes, isl_tokens, allowed):
+    def select_and_reserve(self, name, key, hashes, isl_tokens, allowed, repeat):
         request = a_select_and_reserve(
             token_ids=None,
             block_hashes=hashes,
@@ -98,13 +99,21 @@ class SelectorMatchesModel(RuleBasedStateMachine):
             isl_tokens=isl_tokens,
             reservation_id=name,
             allowed_worker_ids=allowed,
+            repeat=repeat,
             **scope(key),
         )
         workers = self.model.schedulable(key)
         if not workers:
             is_refused(NoWorkers, self.selector.select_and_reserve, request, self.now)
         elif name in self.model.held:
-            is_refused(Conflict, self.selector.select_and_reserve, request, self.now)
+            held = self.repeated(request) if repeat else None
+            if held is None:
+                is_refused(Conflict, self.selector.select_and_reserve, request, self.now)
+            else:
+                selection = self.selector.select_and_reserve(request, self.now).selection
+                assert (selection.worker_id, selection.dp_rank) == held.rank
+                assert selection.effective_prefill_tokens == held.prefill_tokens
+                assert selection.block_size == workers[held.rank[0]].block_size
         elif allowed is not None and not workers.keys() & set(allowed):
             is_refused(NoEligibleRank, self.selector.select_and_reserve, request, self.now)
         else:
@@ -113,7 +122,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
             assert rank[1] < workers[rank[0]].dp_size
             assert allowed is None or rank[0] in allowed
             assert selection.effective_prefill_tokens == isl_tokens
-            self.model.reserve(name, key, rank, hashes, isl_tokens, self.now)
+            self.model.reserve(name, key, rank, hashes, isl_tokens, isl_tokens, self.now)
 
     @rule(
         name=NAMES,
@@ -122,8 +131,9 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         dp_rank=st.integers(0, 3),
         hashes=HASH_LISTS,
         tokens=st.none() | st.integers(0, 7),
+        repeat=st.booleans(),
     )
-    def reserve(self, name, key, worker_id, dp_rank, hashes, tokens):
+    def reserve(self, name, key, worker_id, dp_rank, hashes, tokens, repeat):
         request = a_reservation(
             name,
             worker_id,
@@ -132,11 +142,17 @@ class SelectorMatchesModel(RuleBasedStateMachine):
             isl_tokens=7,
             dp_rank=dp_rank,
             effective_prefill_tokens=tokens,
+            repeat=repeat,
             **scope(key),
         )
         workers = self.model.schedulable(key)
         if not workers:
             is_refused(NoWorkers, self.selector.reserve, request, self.now)
+        elif repeat and name in self.model.held and (held := self.repeated(request)) is not None:
+            answer = self.selector.reserve(request, self.now)
+            assert (answer.worker_id, answer.dp_rank) == held.rank
+        elif repeat and name in self.model.held:
+            is_refused(Conflict, self.selector.reserve, request, self.now)
         elif worker_id not in workers or dp_rank >= workers[worker_id].dp_size:
             is_refused(NotFound, self.selector.reserve, request, self.now)
         elif name in self.model.held:
@@ -144,7 +160,12 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         else:
             self.selector.reserve(request, self.now)
             booked = 7 if tokens is None else tokens
-            self.model.reserve(name, key, (worker_id, dp_rank), hashes, booked, self.now)
+            self.model.reserve(name, key, (worker_id, dp_rank), hashes, booked, 7, self.now)
+
+    def repeated(self, request):
+        key, hashes = (request.model_name, request.tenant_id), request.sequence_hashes
+        name = request.reservation_id
+        return self.model.repeated(name, key, hashes, request.isl_tokens, self.now)
 
     @rule(name=NAMES)
     def prefill_complete(self, name):

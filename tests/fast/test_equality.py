@@ -98,6 +98,21 @@ def prompt_of(length: int, as_tokens: bool) -> dict[str, Any]:
     }
 
 
+def hashes_of(length: int) -> dict[str, Any]:
+    """What an answer with hashes has more than one without."""
+    told = prompt_of(length, as_tokens=False)
+    del told["block_hashes"]
+    return told
+
+
+def chosen_in(answer: bytes) -> dict[str, Any] | None:
+    """The body of an answer; None: it is a refusal."""
+    if not answer.startswith(b"HTTP/1.1 200 "):
+        return None
+    body: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+    return body
+
+
 def counted(text: bytes) -> list[bytes]:
     """The lines of /metrics that do not depend on time."""
     timed = (b"process_", b"_sum", b"_bucket", b"_task", b"seconds_ago")
@@ -252,6 +267,7 @@ class TheSameAnswers(RuleBasedStateMachine):
         spelling=st.integers(0, 5),
         drawn=draws,
         selection_id=st.sampled_from((None, "turn-17", "\u00e4", 'a\\"')),
+        with_hashes=st.booleans(),
     )
     def select(
         self,
@@ -262,11 +278,16 @@ class TheSameAnswers(RuleBasedStateMachine):
         spelling: int,
         drawn: float,
         selection_id: str | None,
+        with_hashes: bool,
     ) -> None:
         body = {**scope_of(scope, spelling), **prompt_of(length, as_tokens)}
         if selection_id is not None:
             body["selection_id"] = selection_id
-        self.say(post("/select", body, headers, compact=spelling % 2 == 0), drawn=drawn)
+        is_compact = spelling % 2 == 0
+        answer = self.say(post("/select", body, headers, compact=is_compact), drawn=drawn)
+        if with_hashes and (chosen := chosen_in(answer)) is not None:
+            told = self.say(post("/select", {**body, "include_hashes": True}, headers), drawn=drawn)
+            assert chosen_in(told) == {**chosen, **hashes_of(length)}
 
     @rule(
         scope=scopes,
@@ -275,6 +296,7 @@ class TheSameAnswers(RuleBasedStateMachine):
         reservation=st.none() | ids,
         expected=outputs,
         drawn=draws,
+        is_repeated=st.booleans(),
     )
     def select_and_reserve(
         self,
@@ -284,11 +306,17 @@ class TheSameAnswers(RuleBasedStateMachine):
         reservation: str | None,
         expected: int | None,
         drawn: float,
+        is_repeated: bool,
     ) -> None:
         body = {**scope_of(scope, 1), **prompt_of(length, as_tokens)}
         optional = {"reservation_id": reservation, "expected_output_tokens": expected}
         body |= {name: value for name, value in optional.items() if value is not None}
-        self.say(post("/select_and_reserve", body), drawn=drawn)
+        answer = self.say(post("/select_and_reserve", body), drawn=drawn)
+        if is_repeated and reservation is not None:
+            body |= {"repeat": True, "include_hashes": True}
+            again = self.say(post("/select_and_reserve", body), drawn=drawn)
+            if (chosen := chosen_in(answer)) is not None:
+                assert chosen_in(again) == {**chosen, **hashes_of(length)}
 
     @rule(
         scope=scopes,
@@ -344,7 +372,7 @@ class TheSameAnswers(RuleBasedStateMachine):
     ) -> None:
         """A usual life."""
         if is_placed:
-            self.select_and_reserve(SCOPES[0], length, True, reservation, expected, 0.5)
+            self.select_and_reserve(SCOPES[0], length, True, reservation, expected, 0.5, False)
         else:
             self.reserve(SCOPES[0], 1, None, length, False, reservation, None, expected)
         for verb in verbs:

@@ -27,6 +27,7 @@ class ModelReservation:
     rank: tuple[int, int]
     hashes: list[int]
     prefill_tokens: int
+    isl_tokens: int
     renewed_at: float
     output: list[float] = field(default_factory=list)
 
@@ -65,10 +66,18 @@ class SelectorModel:
             h for r in self.held.values() if (r.key, r.rank) == (key, rank) for h in r.hashes
         )
 
-    def reserve(self, name, key, rank, hashes, prefill_tokens, now):
-        self.held[name] = ModelReservation(key, rank, hashes, prefill_tokens, now)
+    def reserve(self, name, key, rank, hashes, prefill_tokens, isl_tokens, now):
+        self.held[name] = ModelReservation(key, rank, hashes, prefill_tokens, isl_tokens, now)
         for h in hashes:
             self.weights.setdefault((key, rank, h), 1.0)
+
+    def repeated(self, name, key, hashes, isl_tokens, now):
+        """The reservation of that name, renewed, if it is of this prompt; else None."""
+        held = self.held[name]
+        if (held.key, held.hashes, held.isl_tokens) != (key, hashes, isl_tokens):
+            return None
+        held.renewed_at = now
+        return held
 
     def free(self, name):
         gone = self.held.pop(name)

@@ -108,12 +108,14 @@ class Ledger:
 
     def refuse_unless_free(self, reservation_id: str) -> None:
         """Raises Conflict when the id is in use, in whatever partition."""
+        held = self.standing(reservation_id)
+        if held is not None:
+            raise in_use(held)
+
+    def standing(self, reservation_id: str) -> Booking | None:
+        """What is booked under an id, unless it is about to be released with its rank."""
         held = self.held.find(reservation_id)
-        if held is not None and not held.is_leaving:
-            raise Conflict(
-                f"reservation {reservation_id} already exists "
-                f"(worker {held.rank.worker_id} dp_rank {held.rank.dp_rank})"
-            )
+        return None if held is None or held.is_leaving else held
 
     # --- bookings of many blocks
 
@@ -381,6 +383,14 @@ class Ledger:
         accounts = {id(b.account): b.account for b in self.held}
         for account in accounts.values():
             account.check_invariants()
+
+
+def in_use(held: Booking) -> Conflict:
+    """The refusal of its id."""
+    return Conflict(
+        f"reservation {held.reservation_id} already exists "
+        f"(worker {held.rank.worker_id} dp_rank {held.rank.dp_rank})"
+    )
 
 
 @cache
