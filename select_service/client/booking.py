@@ -96,6 +96,7 @@ async def _answer(link: Link, call: Call) -> Answer | None:
     except Refused as refused:
         if refused.status != 409 or not call.doubtful:
             raise
+        call.doubtful.append(call.url)
         return None
 
 

@@ -158,21 +158,24 @@ class AsyncLease:
         call = self._call(verb)
         try:
             done = read(routes.RENEW, await self._link.caller.call(call))
-        except Refused as refused:
-            if refused.status == 404 and verb is not Verb.FREE:
-                self.progress.lose()
-        except SelectorError:
-            if verb is Verb.FREE:
-                self._owe()
-            elif verb is Verb.PREFILL_COMPLETE:
-                await asyncio.sleep(AGAIN_S)
-                self.progress.again(verb)
+        except SelectorError as error:
+            await self._untold(verb, error)
         else:
             self._told_at = self._loop.time()
             if not isinstance(done.migrated_to, UnsetType):
                 self.moved = done.migrated_to
         if verb is Verb.FREE:
             self._link.owe(self._besides(call.url), self.reservation_id)
+
+    async def _untold(self, verb: Verb, error: SelectorError) -> None:
+        if isinstance(error, Refused) and error.status < 500:
+            if error.status == 404:
+                self.progress.lose()
+        elif verb is Verb.FREE:
+            self._owe()
+        elif verb is Verb.PREFILL_COMPLETE:
+            await asyncio.sleep(AGAIN_S)
+            self.progress.again(verb)
 
     def _call(self, verb: Verb) -> Call:
         assert self.selector is not None

@@ -13,7 +13,7 @@ from select_service.client.calling import Call, Caller
 from select_service.client.debts import Debts
 from select_service.client.errors import Refused, SelectorError, Unavailable
 from select_service.client.exchange import Answer, Asked, Broken, Transport
-from select_service.client.known_selectors import REST_S_MIN, KnownSelectors, Scope
+from select_service.client.known_selectors import REST_S_MAX, REST_S_MIN, KnownSelectors, Scope
 from select_service.client.options import Settings
 from select_service.client.routes import Repeats, Route, Wanted
 from select_service.urls import service_url_error
@@ -159,13 +159,15 @@ class Link:
             self._settling.discard(url)
 
     async def _free(self, url: str, reservation_id: str) -> None:
-        """Raises Unavailable.  A refusal says that it is gone."""
+        """Raises Unavailable.  A refusal of 4xx says that it is gone."""
         asked = Asked("DELETE", routes.reservation_target(reservation_id), None, self._headers)
         call = Call(asked, self.scope, Repeats.FREELY, _now() + self._attempt_s, only=url)
         try:
             await self.caller.call(call)
-        except Refused:
-            return
+        except Refused as refused:
+            if refused.status >= 500:
+                self._left_alone(url, REST_S_MAX)
+                raise Unavailable(f"{url} frees nothing now: {refused}") from refused
 
     # --- times to live
 

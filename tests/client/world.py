@@ -63,8 +63,9 @@ class World:
     knows_repeats: do they answer a repeat with the booking that they have?
     """
 
-    def __init__(self, *, knows_repeats: bool = True) -> None:
+    def __init__(self, *, knows_repeats: bool = True, ttl_s: float = TTL_S) -> None:
         self.knows_repeats = knows_repeats
+        self.ttl_s = ttl_s
         self.booked: dict[str, float] = {}
         """When each reservation was touched last."""
         self.admissions: list[str] = []
@@ -79,7 +80,7 @@ class World:
         return asyncio.get_running_loop().time()
 
     def live(self) -> list[str]:
-        return [each for each, at in self.booked.items() if self.now - at < TTL_S]
+        return [each for each, at in self.booked.items() if self.now - at < self.ttl_s]
 
     def calls(self, ending: str) -> list[str]:
         """The selectors that have heard of a target that ends so, in order."""
@@ -137,7 +138,7 @@ class World:
         if name not in self.live():
             return refusal(404, "not_found")
         if method == "GET":
-            return _done(**row(name))
+            return _done(**row(name, self.ttl_s))
         self.booked[name] = self.now
         if method == "DELETE":
             del self.booked[name]
@@ -177,7 +178,7 @@ def selection(name: str) -> dict[str, Any]:
     }
 
 
-def row(name: str) -> dict[str, Any]:
+def row(name: str, ttl_s: float) -> dict[str, Any]:
     return {
         **selection(name),
         "state": "prefill",
@@ -186,7 +187,7 @@ def row(name: str) -> dict[str, Any]:
         "output_blocks": 0,
         "prefill_tokens": 4,
         "age_seconds": 0.0,
-        "expires_in_seconds": TTL_S,
+        "expires_in_seconds": ttl_s,
         "origin": "local",
         "router_id": 1,
     }
