@@ -20,6 +20,8 @@ from select_service.client.routes import Repeats
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
 """Windows of the pauses after a round in which all selectors have failed."""
+ATTEMPT_S_MIN = 0.02
+"""With less time left no attempt is begun: it would only leave a doubt."""
 SPREAD_S = 0.25
 """Window that is added to what a selector asks to wait, so that not all come back together."""
 
@@ -134,7 +136,8 @@ class Caller:
             return True
         if _failure(state).then is Next.ELSEWHERE and not call.passed:
             return True  # all have said no
-        return now + state.upcoming_sleep >= call.until or not self._budget.spend(now)
+        begin = now + state.upcoming_sleep
+        return begin + ATTEMPT_S_MIN >= call.until or not self._budget.spend(now)
 
     async def _attempt(self, call: Call) -> Answer:
         """Raises Refused, and _Again when it may be tried again."""
