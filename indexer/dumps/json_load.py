@@ -19,7 +19,8 @@ from indexer.dumps import json_kernels as kernels
 from indexer.dumps.compact_load import DUMP_BLOCK_SIZE_MAX, DumpError, LoadLimits
 from indexer.dumps.held_blocks import COPIES_MAX, DumpedPartition, RankKey
 from indexer.dumps.json_dump import STORAGE_TIERS
-from indexer.hashing.hashes import U64_MASK, Hashes
+from indexer.hashing.hashes import Hashes
+from indexer.hashing.seeds import U64_MASK
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
 from indexer.index.snapshot import Place

@@ -38,7 +38,8 @@ from indexer.events.parser import (
     parsing_batch,
 )
 from indexer.events.repeat_kernels import NAMES_AT_ONCE, may_repeat, spread
-from indexer.hashing.hashes import U64_MASK, Hashes, Tokens
+from indexer.hashing.hashes import Hashes, Tokens
+from indexer.hashing.seeds import U64_MASK
 from indexer.pages import scratch
 
 __all__ = [

@@ -32,7 +32,8 @@ from indexer.events.event_types import (
     Event,
 )
 from indexer.events.part_decoding import PART, WHOLE_BYTES_MAX, decoding
-from indexer.hashing.hashes import U64_MASK, Hashes, Tokens, salt_parts, sha256_hex_prefix
+from indexer.hashing.hashes import Hashes, Tokens
+from indexer.hashing.seeds import U64_MASK, salt_parts, sha256_hex_prefix
 
 EVENTS_PER_BATCH_MAX = 131_072
 EVENTS_AT_ONCE = 128

@@ -10,7 +10,7 @@ from indexer.events import kernels
 from indexer.events import usual_kernels as layout
 from indexer.events.event_types import BlockRemoved, BlockStored
 from indexer.events.msgpack_kernels import NONE, U32_MAX
-from indexer.hashing.hashes import SEED
+from indexer.hashing.seeds import SEED
 from indexer.index.block_tree import holder_of
 from indexer.tiers import Tier
 

@@ -16,13 +16,12 @@ sequence only, and so do we: XXH3-64 of the salt is added to the seed of that bl
 with a seed of its own, so that no salt is worth the same as a LoRA name or a multimodal hash.  The
 first block then differs, hence so does every path through it.  In an event a salt stands among
 other strings, where one of 64 hexadecimal digits cannot be told from a multimodal hash;
-`salt_parts` settles that for both sides.
+`seeds.salt_parts` settles that for both sides.
 
 Source: Dynamo's compute_block_hash_for_seq and its sequence hashes (1.3 line), all but the salt:
 https://github.com/ai-dynamo/dynamo/tree/main/lib/kv-router
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -31,18 +30,13 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from indexer.hashing import kernels as hash_kernels
+from indexer.hashing.seeds import lora_seed, salted
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 Tokens: TypeAlias = npt.NDArray[np.uint32]
 
-SEED = 1337
-SALT_SEED = 1
-U64_MASK = 2**64 - 1
 BLOCKS_AT_ONCE = 16_384
 """Hashed in one step, in a millisecond or less for the usual sizes of blocks."""
-NAMESPACE_SALT_PREFIX = "dynamo-cache-salt:"
-
-_SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def block_hashes(
@@ -76,12 +70,10 @@ def block_hashes(
             if extra:
                 hashes[block] = _hash_window(tokens, block * block_size, window, extra, seed)
     if cache_salt:
-        salt, salt_mm_hash = salt_parts(cache_salt)
+        seed, salt_mm_hash = salted(seed, cache_salt)
         first = [*mm_hashes[0]] if mm_hashes else []
         if salt_mm_hash is not None:
             first.append(salt_mm_hash)
-        if salt is not None:
-            seed = (seed + xxh3_64_intdigest(salt.encode(), SALT_SEED)) & U64_MASK
         hashes[0] = _hash_window(tokens, 0, window, first, seed)
     return hashes
 
@@ -115,33 +107,6 @@ def _hash_windows(tokens: Tokens, window: int, stride: int, seed: int, out: Hash
         begin = at * stride
         end = begin + (len(piece) - 1) * stride + window
         hash_kernels.hash_windows(tokens[begin:end], window, stride, seed, piece)
-
-
-def lora_seed(lora_name: str | None) -> int:
-    """Seed of every block hash under this adapter; None and "" are the base model."""
-    if not lora_name:
-        return SEED
-    return (SEED + xxh3_64_intdigest(lora_name.encode())) & U64_MASK
-
-
-def salt_parts(cache_salt: str | None) -> tuple[str | None, int | None]:
-    """A cache salt as (salt, multimodal hash): at most one of them is not None.
-
-    Both sides call this, so both treat 64 hexadecimal digits as the multimodal hash of the first
-    block, and "dynamo-cache-salt:ns" as the salt "ns".  Applying it twice changes nothing.
-    """
-    salt = cache_salt or ""
-    while salt.startswith(NAMESPACE_SALT_PREFIX):
-        salt = salt[len(NAMESPACE_SALT_PREFIX) :]
-    if not salt:
-        return None, None
-    mm_hash = sha256_hex_prefix(salt)
-    return (salt, None) if mm_hash is None else (None, mm_hash)
-
-
-def sha256_hex_prefix(text: str) -> int | None:
-    """The first 16 of exactly 64 hexadecimal digits as u64; None for any other text."""
-    return int(text[:16], 16) if _SHA256_HEX.fullmatch(text) else None
 
 
 def _hash_window(tokens: Tokens, at: int, window: int, mm_hashes: Iterable[int], seed: int) -> int:

@@ -14,14 +14,17 @@ from select_service.client.fallbacks import (
     raise_unavailable,
     round_robin,
 )
+from select_service.client.hashing import HashedPrompt, PromptHasher
 from select_service.client.lease import AsyncLease, Lease
 
 __all__ = [
     "AsyncLease",
     "AsyncSelector",
     "Fallback",
+    "HashedPrompt",
     "KnownRank",
     "Lease",
+    "PromptHasher",
     "Refused",
     "Selector",
     "SelectorError",

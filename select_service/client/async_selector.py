@@ -14,6 +14,7 @@ from select_service.client.async_routes import AsyncRoutes
 from select_service.client.errors import Unavailable
 from select_service.client.exchange import Transport
 from select_service.client.fallbacks import KnownRank, raise_unavailable
+from select_service.client.hashing import PromptHasher, hasher_of
 from select_service.client.known_workers import KnownWorkers
 from select_service.client.lease import AsyncLease
 from select_service.client.lease_fields import LeaseFields
@@ -120,6 +121,24 @@ class AsyncSelector(AsyncRoutes):
     async def reserve(self, body: ReservationRequest) -> Reservation:
         """The same on a rank that the caller chose."""
         return await booking.reserve(self.link, sparse(body))
+
+    async def prompt_hasher(
+        self,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        model_name: str | None = None,
+        tenant_id: str | None = None,
+    ) -> PromptHasher:
+        """For prompts as the workers of a scope hash them, by default the client's own.
+
+        Raises SelectorError, Unavailable too when no worker says how.
+        """
+        scope = self.link.scope_in({"model_name": model_name, "tenant_id": tenant_id})
+        hasher = hasher_of(await self.workers(*scope), lora_name, cache_salt)
+        if hasher is None:
+            raise Unavailable(f"no schedulable worker of {scope} says how it hashes")
+        return hasher
 
     # --- answers in pieces
 

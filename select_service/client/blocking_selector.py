@@ -11,6 +11,7 @@ from select_service.bodies.reservations import Reservation, ReservationRequest
 from select_service.bodies.selection import SelectAndReserveRequest, Selection
 from select_service.client.async_selector import AsyncSelector
 from select_service.client.blocking_routes import BlockingRoutes
+from select_service.client.hashing import PromptHasher
 from select_service.client.lease import Lease
 from select_service.client.lease_fields import LeaseFields
 from select_service.client.options import Options
@@ -62,6 +63,21 @@ class Selector(BlockingRoutes):
         given = self._selector.fields(prompt, fields)
         lease: Lease = self.portal.call(self._selector.begun, Lease, given, headers, deadline_s)
         return lease
+
+    def prompt_hasher(
+        self,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        model_name: str | None = None,
+        tenant_id: str | None = None,
+    ) -> PromptHasher:
+        """As `AsyncSelector.prompt_hasher`."""
+        return self.portal.call(
+            lambda: self._selector.prompt_hasher(
+                lora_name, cache_salt, model_name=model_name, tenant_id=tenant_id
+            )
+        )
 
     def dump(self, path: Path, *, url: str | None = None, compact: bool = False) -> int:
         """As `AsyncSelector.dump`."""

@@ -8,7 +8,8 @@ from time import monotonic
 
 import numpy as np
 
-from indexer.hashing.hashes import U64_MASK, Hashes
+from indexer.hashing.hashes import Hashes
+from indexer.hashing.seeds import U64_MASK
 from select_service.bodies.reservations import ReservationRequest
 from select_service.core.decide.prompt import Prompt, PromptRead
 from select_service.core.fleet.partition import Partition

@@ -6,8 +6,8 @@
 import time
 
 from indexer.compiled import compiled, intrinsic
-from indexer.hashing.hashes import SEED
 from indexer.hashing.kernels import chain_hashes, hash_windows
+from indexer.hashing.seeds import SEED
 from indexer.index.state_kernels import f64_view, i64_view, mask_view, u8_view, u32_view, u64_view
 from indexer.mutex_kernels import enter, leave
 from select_service.core.decide.decision_kernels import record_placement

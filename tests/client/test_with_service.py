@@ -144,3 +144,24 @@ def test_a_selector_that_is_not_there(transport):
         with pytest.raises(Unavailable) as raised:
             selector.begin(token_ids=IDS)
         assert not raised.value.may_be_done
+
+
+def test_a_hasher_of_both_faces_knows_how_the_workers_hash(service, url):
+    async def main():
+        async with AsyncSelector([url], model_name="m") as selector:
+            hasher = await selector.prompt_hasher()
+            hasher.extend(IDS)
+            async with selector.lease(**hasher.prompt()) as lease:
+                assert lease.block_size == hasher.block_size
+                (row,) = (await selector.reservations(sequence_hashes=True)).reservations
+                assert row.sequence_hashes == hasher.prompt()["sequence_hashes"]
+            with pytest.raises(Unavailable, match=r"no schedulable worker of .'none', 'default'. "):
+                await selector.prompt_hasher(model_name="none")
+
+    asyncio.run(main())
+    with Selector([url], model_name="m") as selector:
+        hasher = selector.prompt_hasher(cache_salt="gold")
+        hasher.extend(IDS)
+        with selector.lease(token_ids=IDS, cache_salt="gold"):
+            (row,) = selector.reservations(sequence_hashes=True).reservations
+            assert row.sequence_hashes == hasher.prompt()["sequence_hashes"]

@@ -4,7 +4,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from indexer.hashing.hashes import U64_MASK, Hashes
+from indexer.hashing.hashes import Hashes
+from indexer.hashing.seeds import U64_MASK
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import ledger_kernels as kernels
 from select_service.core.load import ledger_layout as layout

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from indexer.hashing.hashes import U64_MASK
+from indexer.hashing.seeds import U64_MASK
 from select_service.core.identity import PartitionKey
 from select_service.core.load import observed_layout
 from select_service.core.load.ledger_layout import OBSERVED, SUM_NUMBERS, SUMS

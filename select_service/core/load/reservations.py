@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from indexer.hashing.hashes import U64_MASK
+from indexer.hashing.seeds import U64_MASK
 from select_service.bodies.reservations import ReservationPage, ReservationRow
 from select_service.core.load import ledger_call_kernels as calls
 from select_service.core.load import ledger_kernels as kernels

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from indexer.hashing import hashes
-from indexer.hashing.hashes import block_hashes, lora_seed, salt_parts, sequence_hashes
+from indexer.hashing.hashes import block_hashes, sequence_hashes
 from indexer.hashing.kernels import chain_hashes, hash_windows
+from indexer.hashing.seeds import lora_seed, salt_parts
 from tests.exploring import explores
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "block_hashes.json").read_text())
