@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 TASKS_MAX = 20_000
 """What is to be told beyond that waits for the next call of its lease, or for the selector's own
 time to live."""
-AT_ONCE = 64
+AT_ONCE = 32
 """Calls in the background that are under way together."""
 
 

@@ -1,9 +1,11 @@
 """Exchanges by httpx; the only module that knows it.
 
 Its transport is used without its client: no cookies, redirects or authentication are wanted, and
-each call costs half as much.
+each call costs half as much.  Each transport has one connection: its pool looks at all connections
+for every request, and at all pairs of them, which costs more than the request when there are many.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -24,27 +26,26 @@ from select_service.client.exchange import (
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
+_ONE = httpx.Limits(max_connections=1, keepalive_expiry=IDLE_S_MAX)
+
+
 class HttpxTransport:
-    """A pool of connections."""
+    """Connections that are lent for one exchange each, those used last first."""
 
     def __init__(self) -> None:
-        self._http = httpx.AsyncHTTPTransport(
-            trust_env=False,
-            limits=httpx.Limits(
-                max_connections=CONNECTIONS_MAX,
-                max_keepalive_connections=CONNECTIONS_MAX,
-                keepalive_expiry=IDLE_S_MAX,
-            ),
-        )
+        self._ssl = httpx.create_ssl_context(trust_env=False)
+        self._free: dict[str, list[httpx.AsyncHTTPTransport]] = {}
+        self._permits = asyncio.Semaphore(CONNECTIONS_MAX)
 
     async def send(self, url: str, asked: Asked, timeout_s: float) -> Answer:
         """As `Transport.send`."""
         try:
-            response = await self._http.handle_async_request(_request(url, asked, timeout_s))
-            try:
-                content = await _whole(response)
-            finally:
-                await response.aclose()
+            async with self._lent(url) as http:
+                response = await http.handle_async_request(_request(url, asked, timeout_s))
+                try:
+                    content = await _whole(response)
+                finally:
+                    await response.aclose()
         except httpx.TransportError as error:
             raise _broken(error) from error
         return Answer(response.status_code, response.headers, content)
@@ -53,17 +54,31 @@ class HttpxTransport:
     async def stream(self, url: str, asked: Asked, silence_s: float) -> AsyncIterator[Streamed]:
         """As `Transport.stream`."""
         try:
-            response = await self._http.handle_async_request(_request(url, asked, silence_s))
-            try:
-                yield Streamed(response.status_code, response.headers, response.aiter_raw())
-            finally:
-                await response.aclose()
+            async with self._lent(url) as http:
+                response = await http.handle_async_request(_request(url, asked, silence_s))
+                try:
+                    yield Streamed(response.status_code, response.headers, response.aiter_raw())
+                finally:
+                    await response.aclose()
         except httpx.TransportError as error:
             raise _broken(error) from error
 
     async def close(self) -> None:
         """As `Transport.close`."""
-        await self._http.aclose()
+        for free in self._free.values():
+            for http in free:
+                await http.aclose()
+        self._free.clear()
+
+    @contextlib.asynccontextmanager
+    async def _lent(self, url: str) -> AsyncIterator[httpx.AsyncHTTPTransport]:
+        async with self._permits:
+            free = self._free.setdefault(url, [])
+            http = free.pop() if free else httpx.AsyncHTTPTransport(self._ssl, limits=_ONE)
+            try:
+                yield http
+            finally:
+                free.append(http)
 
 
 def _request(url: str, asked: Asked, timeout_s: float) -> httpx.Request:

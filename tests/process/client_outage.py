@@ -1,0 +1,143 @@
+"""Leases of one client over selectors of which one after the other is killed and started again."""
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from select_service.client import AsyncLease, AsyncSelector, SelectorError
+from tests.process.replica_processes import Replica
+
+TTL_S = 6.0
+FLAGS = ("--reservation-ttl-secs", str(TTL_S))
+DOWN_S = 1.0
+PROMPT = list(range(64))
+
+
+class Outage(NamedTuple):
+    """What became of the leases.
+
+    served, told: callers that had a rank, and callers that were told that there is none
+    slowest_s: of all of them, from the question to the answer
+    double: names that a caller had besides the first
+    lost: leases that said so
+    unfreed: reservations that selectors hold when the client has been closed
+    left: those that they hold when the time to live is over as well
+    kills: of selectors
+    """
+
+    served: int
+    told: Counter[str]
+    slowest_s: float
+    double: int
+    lost: int
+    unfreed: int
+    left: int
+    kills: int
+
+
+class Crowd:
+    """Callers, so many at a time, each with a lease of its own."""
+
+    def __init__(self, selector: AsyncSelector, lease_s: float) -> None:
+        self.selector = selector
+        self.lease_s = lease_s
+        self.served = 0
+        self.told: Counter[str] = Counter()
+        self.lost = 0
+        self.slowest_s = 0.0
+        self.names: dict[str, int] = {}
+
+    async def ask(self, numbers: Sequence[int]) -> None:
+        """One caller after the other."""
+        for number in numbers:
+            begin = time.perf_counter()
+            try:
+                async with self._timed(number, begin) as lease:
+                    await self._live(lease)
+                self.lost += lease.lost
+            except SelectorError as error:
+                self.told[type(error).__name__] += 1
+                self.slowest_s = max(self.slowest_s, time.perf_counter() - begin)
+
+    @asynccontextmanager
+    async def _timed(self, number: int, begin: float) -> AsyncIterator[AsyncLease]:
+        async with self.selector.lease(token_ids=[number, *PROMPT]) as lease:
+            self.slowest_s = max(self.slowest_s, time.perf_counter() - begin)
+            self.names[lease.reservation_id] = number
+            yield lease
+
+    async def _live(self, lease: AsyncLease) -> None:
+        self.served += 1
+        await asyncio.sleep(self.lease_s / 2)
+        lease.first_token()
+        await asyncio.sleep(self.lease_s / 2)
+        lease.tokens(9)
+
+
+class Killer:
+    """Kills one replica after the other, for ever; each is started again a moment later."""
+
+    def __init__(self, replicas: Sequence[Replica], every_s: float) -> None:
+        self._replicas = replicas
+        self._every_s = every_s
+        self.kills = 0
+
+    async def kill(self) -> None:
+        for each in itertools.cycle(self._replicas):
+            await asyncio.sleep(self._every_s)
+            each.kill()
+            self.kills += 1
+            await asyncio.sleep(DOWN_S)
+            await asyncio.to_thread(self._start, each)
+
+    def _start(self, replica: Replica) -> None:
+        """Who starts knows nothing: workers and peers are registered by whoever starts it."""
+        replica.start()
+        replica.add_workers()
+        replica.add_peers(*(other for other in self._replicas if other is not replica))
+
+
+def held(replica: Replica) -> list[str]:
+    """Names of all that it holds."""
+    names: list[str] = []
+    after = 0
+    while after is not None:
+        _, page = replica.get(f"/reservations?limit=1000&after={after}")
+        names += [row["reservation_id"] for row in page["reservations"]]
+        after = page["next"]
+    return names
+
+
+async def outage(
+    replicas: Sequence[Replica], leases: int, at_once: int, lease_s: float, every_s: float
+) -> Outage:
+    """replicas: in a mesh, with `FLAGS`; every_s: seconds from one kill to the next"""
+    urls = [f"http://127.0.0.1:{each.port}" for each in replicas]
+    killer = Killer(replicas, every_s)
+    async with AsyncSelector(urls, model_name="m", tenant_id="t") as selector:
+        crowd = Crowd(selector, lease_s)
+        killing = asyncio.create_task(killer.kill())
+        await asyncio.gather(*(crowd.ask(range(i, leases, at_once)) for i in range(at_once)))
+        killing.cancel()
+        await asyncio.gather(killing, return_exceptions=True)
+    for each in replicas:  # one may have been about to start
+        if each.process.poll() is not None:
+            await asyncio.to_thread(each.start)
+    unfreed = sum(len(held(each)) for each in replicas)
+    await asyncio.sleep(2 * TTL_S)
+    left = sum(len(held(each)) for each in replicas)
+    double = len(crowd.names) - len(set(crowd.names.values()))
+    return Outage(
+        served=crowd.served,
+        told=crowd.told,
+        slowest_s=crowd.slowest_s,
+        double=double,
+        lost=crowd.lost,
+        unfreed=unfreed,
+        left=left,
+        kills=killer.kills,
+    )

@@ -1,0 +1,24 @@
+"""A client over three selectors that are killed in turn: nobody is forgotten, nothing stays."""
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from tests.process.client_outage import FLAGS, outage
+from tests.process.replica_processes import Replica, mesh
+
+pytestmark = pytest.mark.process
+LEASES = 300
+
+
+def test_every_caller_is_served_or_told_and_nothing_stays():
+    with ExitStack() as kept:
+        replicas = [kept.enter_context(Replica(*FLAGS)) for _ in range(3)]
+        mesh(*replicas)
+        seen = asyncio.run(outage(replicas, LEASES, at_once=10, lease_s=0.4, every_s=2.0))
+    assert seen.served + seen.told.total() == LEASES
+    assert seen.served >= 0.9 * LEASES
+    assert seen.kills >= 2
+    assert (seen.double, seen.left) == (0, 0)
+    assert seen.slowest_s < 6.0
