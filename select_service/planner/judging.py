@@ -81,6 +81,11 @@ def faults(config: PlannerConfig) -> Iterator[str]:
 
 def _faults_of(given: DeploymentConfig, *, has_selectors: bool) -> Iterator[str]:
     yield from _faults_of_numbers(given)
+    if given.pending_stuck_secs < given.startup_s:
+        yield (
+            f"pending_stuck_secs: expected at least startup_s ({given.startup_s:g}), "
+            f"got {given.pending_stuck_secs:g}"
+        )
     yield from _faults_of_intervals(given)
     yield from _faults_of_budget(given)
     yield from _faults_of_sources(given, has_selectors=has_selectors)

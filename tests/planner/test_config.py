@@ -74,6 +74,7 @@ def test_engines_that_do_both_count_as_decode() -> None:
         ({"min_gpu_budget": 9}, "expected at most max_gpu_budget (8), got 9"),
         ({"fpm_sample_bucket_size": 15}, "expected a perfect square as 16, got 15"),
         ({"load_min_observations": 2}, "load_min_observations: expected 5 to"),
+        ({"startup_s": 400}, "pending_stuck_secs: expected at least startup_s (400), got 300"),
         ({"attainment": 1.0}, "attainment: expected 0.5 to 0.9999, got 1"),
         ({"connector": {"kind": "cloud"}}, "Invalid value 'cloud'"),
         ({"connector": KUBERNETES}, "connector.prefill: expected a target in mode disagg"),

@@ -16,7 +16,7 @@ class View(NamedTuple):
 
     estimate_ms: latency of one more request
     after:       load with one engine less, as part of what is allowed; None: cannot be said
-    weight:      requests that it has
+    weight:      requests that it has, as far as they are told
     """
 
     worker: str

@@ -181,8 +181,12 @@ def _median(views: Sequence[View]) -> View:
 
 
 def _hot_part(views: Sequence[View], slo_ms: float) -> float:
-    """Part of the requests that sit on engines above the target."""
+    """Part of the requests that sit on engines above the target.
+
+    Selectors know what waits for prefill as tokens alone: then engines count alike.
+    """
     total = sum(view.weight for view in views)
     if total <= 0.0:
-        return 0.0
-    return sum(view.weight for view in views if view.estimate_ms > slo_ms) / total
+        views, total = [view._replace(weight=1.0) for view in views], float(len(views))
+    hot = sum(view.weight for view in views if view.estimate_ms > slo_ms)
+    return hot / total if hot else 0.0

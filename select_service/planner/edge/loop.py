@@ -14,14 +14,14 @@ from select_service.planner.core.inputs import TickInput
 from select_service.planner.core.schedule import EARLY_S
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Effects
-from select_service.planner.edge.member import Member
+from select_service.planner.edge.member import Member, TooLate
 from select_service.planner.judging import faults
 from select_service.planner.reading import ConfigError
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
-"""Of a whole tick. What is not decided by then is not scaled."""
+"""From the beginning of a tick to the beginning of its scaling; then nothing is scaled."""
 STEP_S = 2.0
 """Between two steps of what connectors have under way."""
 RETRY_S = 5.0
@@ -60,8 +60,6 @@ class Loop:
         self._deciding = asyncio.Lock()
         self._is_held = False
         """Could some deployment not be decided in the last tick?"""
-        self.late_ticks = 0
-        """That were given up after `DEADLINE_S`."""
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -75,18 +73,20 @@ class Loop:
     async def tick(self) -> None:
         """The deployments that are due now."""
         now_s = self._clock()
+        by_s = asyncio.get_running_loop().time() + DEADLINE_S
         due = [name for name in self.members if self._due_at(name) <= now_s + EARLY_S]
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout_at(by_s):
                 told = await asyncio.gather(*(self._told(name, now_s) for name in due))
         except TimeoutError:
-            self.late_ticks += 1
-            log.error("a tick took too long, and nothing is scaled", extra={"fields": {"of": due}})
+            self._is_late(due)
             told = [TickInput(now_s=now_s, replicas={}) for _ in due]
         by_name = dict(zip(due, told, strict=True))
         async with self._deciding:  # a forecast may take seconds, in which the API answers
             effects = await asyncio.to_thread(self._decided, by_name)
-        applied = await asyncio.gather(*(self._apply(name, effects[name]) for name in effects))
+        applied = await asyncio.gather(
+            *(self._apply(name, effects[name], by_s) for name in effects)
+        )
         for name, decision in zip(effects, applied, strict=True):
             for listener in self._listeners:
                 listener.ticked(name, by_name[name], effects[name], decision)
@@ -149,19 +149,22 @@ class Loop:
                 self.members[name].failed("decision", error)
         return effects
 
-    async def _apply(self, name: str, effects: Effects) -> Decision | None:
-        """Also within the deadline: a platform that hangs must not stop the others for ever."""
+    async def _apply(self, name: str, effects: Effects, by_s: float) -> Decision | None:
+        """by_s: of the event loop's clock, when it has to begin."""
         if not effects.scale_to:
             return None
         try:
-            async with asyncio.timeout(DEADLINE_S):
-                return await self.members[name].apply(effects.scale_to)
-        except TimeoutError:
-            fields = {"deployment": name, "timeout_s": DEADLINE_S}
-            log.error("a platform did not answer", extra={"fields": fields})
+            return await self.members[name].apply(effects.scale_to, by_s)
+        except TooLate:
+            self._is_late([name])
         except Exception as error:
             self.members[name].failed("connector", error)
         return None
+
+    def _is_late(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.members[name].faults["tick"] = f"took over {DEADLINE_S:g} s; nothing was scaled"
+        log.error("a tick took too long, and nothing is scaled", extra={"fields": {"of": names}})
 
     async def _go_on(self, member: Member) -> None:
         try:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
@@ -31,6 +32,13 @@ from select_service.planner.edge.selector_source import SelectorSource
 from select_service.planner.outbound import Unreachable
 
 log = logging.getLogger(__name__)
+
+APPLY_S = 30.0
+"""That a platform gets to take a decision: one that hangs must not stop the others for ever."""
+
+
+class TooLate(Exception):
+    """Scaling could not begin in time."""
 
 
 class Sources:
@@ -98,14 +106,35 @@ class Member:
         proposals = await self.sources.proposers.ask(self.config.name, tick)
         return replace(tick, proposals=proposals) if proposals else tick
 
-    async def apply(self, scale_to: Mapping[Role, int]) -> Decision | None:
-        """None: the platform could not be told; the next tick decides anew."""
-        async with self._busy:
+    async def apply(self, scale_to: Mapping[Role, int], by_s: float) -> Decision | None:
+        """None: the platform could not be told; the next tick decides anew.
+
+        by_s: of the event loop's clock, when it has to begin. Raises TooLate, and scales nothing.
+        """
+        async with self._begun(by_s):
             try:
-                return await self.connector.scale(scale_to)
+                async with asyncio.timeout(APPLY_S):
+                    return await self.connector.scale(scale_to)
+            except TimeoutError:
+                self._fault("connector", f"no answer within {APPLY_S:g} s")
             except ConnectorError as error:
                 self._fault("connector", str(error))
-                return None
+        return None
+
+    @asynccontextmanager
+    async def _begun(self, by_s: float) -> AsyncIterator[None]:
+        """Nothing else of the connector runs."""
+        try:
+            async with asyncio.timeout_at(by_s):
+                await self._busy.acquire()
+        except TimeoutError:
+            raise TooLate from None
+        try:
+            if asyncio.get_running_loop().time() >= by_s:
+                raise TooLate
+            yield
+        finally:
+            self._busy.release()
 
     async def switch(self, advisory: bool) -> None:
         """Not in the middle of a step of the connector."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from select_service.planner.core.inputs import Replicas, Role, TickInput
+from select_service.planner.core.inputs import ForwardPass, Replicas, Role, TickInput
 from select_service.planner.core.merge import Bound, Proposal, Target
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.tick import Deployment, Effects
@@ -111,6 +111,20 @@ def test_a_hot_engine_is_enough_after_two_ticks() -> None:
     load = second.diagnostics.roles[P].load
     assert load is not None
     assert Reason.HOT_ENGINE in load.notes
+
+
+def test_an_engine_is_hot_also_where_only_tokens_are_told() -> None:
+    """As selectors tell it: they know no requests that wait for prefill."""
+    deployment = a_deployment(**LOAD_ONLY)
+    booked = tuple(
+        ForwardPass(worker=f"w{at}", queued_prefill_tokens=tokens, booked=True)
+        for at, tokens in enumerate((30_000, 0))
+    )
+    engines = {P: booked, D: passes(D, [WARM] * 2)}
+    steps = [
+        deployment.tick(told(now, both(2, 2), engines=engines)).scale_to for now in (5.0, 10.0)
+    ]
+    assert steps == [None, {P: 3}]
 
 
 def test_one_silent_engine_of_five_stops_nothing() -> None:

@@ -1,5 +1,6 @@
 """Parts of a planner for tests: a platform in memory, sources that say what they are told."""
 
+import asyncio
 from collections.abc import Mapping
 
 from select_service.planner.connectors.base import Counts, Decision, Status, everywhere
@@ -14,6 +15,7 @@ class Platform:
         self.asked: list[dict[Role, int]] = []
         self.num_gpu: int | None = None
         self.fault: Exception | None = None
+        self.hangs = False
         self.steps = 0
         self.is_closed = False
 
@@ -31,12 +33,16 @@ class Platform:
     async def scale(self, wanted: Counts) -> Decision:
         if self.fault is not None:
             raise self.fault
+        if self.hangs:
+            await asyncio.sleep(3600)
         self.asked.append(dict(wanted))
         self.counts |= wanted
         return everywhere(wanted, Status.APPLIED)
 
     async def wait(self, timeout_s: float) -> bool:
         self.steps += 1
+        if self.hangs:
+            await asyncio.sleep(3600)
         return True
 
     async def validate(self) -> None: ...

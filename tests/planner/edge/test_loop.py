@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -23,9 +24,10 @@ from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Effects
 from select_service.planner.edge import loop as loops
+from select_service.planner.edge import member as members
 from select_service.planner.edge.fpm_source import FpmPasses
 from select_service.planner.edge.loop import Loop
-from select_service.planner.edge.member import Member, Sources
+from select_service.planner.edge.member import Member, Sources, TooLate
 from select_service.planner.edge.observation import Observed
 from select_service.planner.edge.process import members_of
 from select_service.planner.edge.proposers import ExternalProposers
@@ -207,10 +209,66 @@ def test_a_tick_that_takes_too_long_scales_nothing(monkeypatch: pytest.MonkeyPat
         scene.source.hangs = True
         told, effects, _ = await scene.tick()
         assert (told.replicas, effects.scale_to) == ({}, None)
-        assert scene.loop.late_ticks == 1
+        assert scene.member.faults == {"tick": "took over 0.05 s; nothing was scaled"}
         scene.source.hangs = False
         _, effects, _ = await scene.tick()
         assert effects.scale_to is not None
+
+    asyncio.run(run())
+
+
+def test_a_decision_that_takes_too_long_scales_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "DEADLINE_S", 0.05)
+    decide = Cluster.tick
+
+    def slowly(cluster: Cluster, told: Mapping[str, TickInput]) -> dict[str, Effects]:
+        effects = decide(cluster, told)
+        Event().wait(0.1)
+        return effects
+
+    async def run() -> None:
+        scene = Scene()
+        with monkeypatch.context() as patched:
+            patched.setattr(Cluster, "tick", slowly)
+            _, effects, applied = await scene.tick()
+        assert effects.scale_to is not None
+        assert (applied, scene.platform.asked) == (None, [])
+        assert "tick" in scene.member.faults
+        _, _, applied = await scene.tick()
+        assert applied is not None
+        assert scene.member.faults == {}
+
+    asyncio.run(run())
+
+
+def test_scaling_that_cannot_begin_in_time_does_not_begin_later() -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.platform.hangs = True
+        step = asyncio.create_task(scene.member.go_on())
+        while not scene.platform.steps:
+            await asyncio.sleep(0)
+        with pytest.raises(TooLate):
+            await scene.member.apply({D: 3}, asyncio.get_running_loop().time() + 0.05)
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        assert scene.platform.asked == []
+
+    asyncio.run(run())
+
+
+def test_a_platform_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "APPLY_S", 0.05)
+
+    async def run() -> None:
+        scene = Scene()
+        scene.platform.hangs = True
+        _, _, applied = await scene.tick()
+        assert applied is None
+        assert scene.member.faults == {"connector": "no answer within 0.05 s"}
+        scene.platform.hangs = False
+        _, _, applied = await scene.tick()
+        assert applied is not None
 
     asyncio.run(run())
 
