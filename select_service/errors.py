@@ -14,6 +14,8 @@ class SelectError(Exception):
     code: ClassVar[str] = "internal_error"
     retry_after_s: int | None = None
     details: dict[str, Any] | None = None
+    bound_text: str | None = None
+    """What somebody is told who must not hear of other tenants, where the text speaks of them."""
 
 
 class MalformedJson(SelectError):
@@ -34,6 +36,12 @@ class Forbidden(SelectError):
     """The key is known, but may not do this."""
 
     status, code = 403, "forbidden"
+
+
+class QuotaExceeded(SelectError):
+    """The key has used all that it may."""
+
+    status, code = 429, "quota_exceeded"
 
 
 class NotFound(SelectError):

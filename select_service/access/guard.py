@@ -9,6 +9,7 @@ from hmac import compare_digest
 from typing import NamedTuple
 
 from select_service.access.api_key import SECRET_CHARS_MAX, ApiKey, digest_of
+from select_service.access.quotas import KeyUse, has_quotas
 from select_service.access.roles import MayCall, Role
 from select_service.errors import Forbidden, SelectError, Unauthenticated
 
@@ -63,6 +64,7 @@ class Guard:
         self.readings = self.failures = 0
         self.fault: str | None = None
         self._keys: Mapping[bytes, ApiKey] = _by_digest(keys or ())
+        self._uses: dict[str, KeyUse] = {}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -82,14 +84,29 @@ class Guard:
         self.failures += 1
         self.fault = fault
 
-    def admit(self, route: str, may_call: MayCall, headers: Headers) -> Grant:
-        """Who calls.  Raises Unauthenticated, Forbidden, and counts it."""
+    def stands(self, grant: Grant) -> bool:
+        """Does what was granted still count?"""
+        return grant.key is None or self._keys.get(grant.key.digest) == grant.key
+
+    def use_of(self, key: ApiKey | None) -> KeyUse | None:
+        """What it has used of its quotas; None: it has none."""
+        if key is None or not has_quotas(key):
+            return None
+        use = self._uses.get(key.name)
+        if use is None:
+            use = self._uses[key.name] = KeyUse(key.name)
+        return use
+
+    def admit(self, route: str, may_call: MayCall, headers: Headers, now: float) -> Grant:
+        """Who calls.  Raises Unauthenticated, Forbidden, QuotaExceeded, and counts it."""
         if not self.is_on:
             return EVERYTHING
         key: ApiKey | None = None
         try:
             key = self._key_of(headers)
             _check(key, may_call)
+            if may_call.roles and (use := self.use_of(key)) is not None:
+                use.ask(key.quotas, now)
         except SelectError as error:
             if not may_call.roles:
                 return STRANGER
@@ -134,7 +151,7 @@ def _check(key: ApiKey, may_call: MayCall) -> None:
     if may_call.roles and may_call.roles.isdisjoint(key.roles):
         needed = " or ".join(sorted(may_call.roles))
         raise Forbidden(f"the key `{key.name}` may not call this: it needs the role {needed}")
-    if key.tenants is not None and may_call.roles:
+    if key.tenants is not None and not may_call.is_scoped:
         raise Forbidden(
             f"the key `{key.name}` is bound to tenants, and this is of the whole service"
         )

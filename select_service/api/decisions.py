@@ -19,7 +19,7 @@ from select_service.api.selection import (
     unused_hashes,
     warn_of_overrides,
 )
-from select_service.api.service import Service, now
+from select_service.api.service import Service, grant_of, now
 from select_service.api.turns import encoded_in_turns
 from select_service.bodies.common import U64, U64_MAX
 from select_service.bodies.decisions import DecisionList, DecisionRow, DecisionView
@@ -115,9 +115,11 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
         tenant_id=tenant_id,
         worker_id=query_number(query, "worker_id", 0, U64_MAX),
         limit=query_number(query, "limit", 1, LISTED_MAX) or LISTED,
+        tenants=(tenants := grant_of(request).tenants),
     )
     rows = cast(list[DecisionRow], await encoded_in_turns(explanations.rows(wanted, now())))
-    return json_response(DecisionList(decisions=rows, kept=len(explanations)))
+    kept = len(explanations) if tenants is None else len(rows)
+    return json_response(DecisionList(decisions=rows, kept=kept))
 
 
 @DECISIONS.declare(
@@ -134,7 +136,8 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
     )
 )
 async def show(service: Service, request: Request, decision_id: str) -> Response:
-    return json_response(service.selector.explanations.find(decision_id, now()))
+    tenants = grant_of(request).tenants
+    return json_response(service.selector.explanations.find(decision_id, now(), tenants))
 
 
 @DECISIONS.declare(

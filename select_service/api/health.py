@@ -13,6 +13,7 @@ from select_service.api import parameters
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, now, trace_of
+from select_service.api.tenancy import seen
 from select_service.api.turns import in_turns, result_in_turns
 from select_service.bodies.common import Status
 from select_service.bodies.health import (
@@ -84,7 +85,7 @@ def _fitness(service: Service) -> "Fitness":
     )
 )
 async def fleet(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    rows = _fitness(service).fleet_health(*scope_filter(query), now())
+    rows = seen(request, _fitness(service).fleet_health(*scope_filter(query), now()))
     return json_response(FleetHealth(partitions=await in_turns(rows)))
 
 

@@ -23,6 +23,7 @@ from select_service.api.parameters import scope_filter
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.selection import PROMPT_DETAIL, unused_hashes
 from select_service.api.service import Service, trace_of
+from select_service.api.tenancy import seen
 from select_service.api.turns import encoded_in_turns
 from select_service.bodies.inspection import (
     LogLevelChange,
@@ -99,7 +100,8 @@ INSPECTION = Noun("inspection", "What the service knows: load, overlap, index, c
     )
 )
 async def loads(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    return json_response(await encoded_in_turns(service.selector.loads(*scope_filter(query))))
+    rows = seen(request, service.selector.loads(*scope_filter(query)))
+    return json_response(await encoded_in_turns(rows))
 
 
 @INSPECTION.declare(

@@ -10,11 +10,12 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.guard import Grant
 from select_service.access.roles import CALLER, OPERATOR, within_tenants
 from select_service.api import parameters
 from select_service.api.parameters import query_number
 from select_service.api.samples import RANK
-from select_service.api.service import Service, now
+from select_service.api.service import Service, grant_of, now
 from select_service.bodies.common import U64, U64_MAX
 from select_service.bodies.migrations import (
     Confirmation,
@@ -106,7 +107,7 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
     if not page.events and not page.gap and timeout_ms:
         await _wait(service, request, mover, timeout_ms / 1000.0)
         page = mover.moves.after(after, PAGE_EVENTS_MAX)
-    return json_response(_page(service, page))
+    return json_response(_page(service, grant_of(request), page))
 
 
 async def _wait(service: Service, request: Request, mover: "Mover", timeout_s: float) -> None:
@@ -154,24 +155,30 @@ async def stream(service: Service, request: Request, query: Mapping[str, str]) -
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")  # what follows has no end
     begin = mover.moves.next - 1 if after is None else after
-    events = _events(service, mover, begin)
+    events = _events(service, grant_of(request), mover, begin)
     headers = {"cache-control": "no-store"}
     return BoundedStream(service.migration_permits, events, headers, "text/event-stream")
 
 
-async def _events(service: Service, mover: "Mover", after: int) -> AsyncIterator[bytes]:
-    """Pieces of a stream; what a slow client has not read is nowhere but in `Moves`."""
+async def _events(
+    service: Service, grant: Grant, mover: "Mover", after: int
+) -> AsyncIterator[bytes]:
+    """Pieces of a stream; what a slow client has not read is nowhere but in `Moves`.
+
+    It ends when the key of the client does not count any more.
+    """
     moved = asyncio.Event()
     mover.watch(moved.set)
     try:
         yield b": begin\n\n"
-        while not mover.is_ending:
+        while not mover.is_ending and service.guard.stands(grant):
             moved.clear()
             page = mover.moves.after(after, PAGE_EVENTS_MAX)
             if page.gap:
                 yield b'event: gap\ndata: {"next":%d}\n\n' % page.next
-            if page.events:
-                yield b"".join(_written(_event(service, event)) for event in page.events)
+            seen = [event for event in page.events if grant.sees(event.tenant_id)]
+            if seen:
+                yield b"".join(_written(_event(service, event)) for event in seen)
             if page.events or page.gap:
                 after = page.next
                 continue
@@ -226,9 +233,10 @@ def done(service: Service, reservation_id: str) -> Done:
     return Done(migrated_to=_moved_to(service, event.target))
 
 
-def _page(service: Service, page: "MovePage") -> MigrationPage:
+def _page(service: Service, grant: Grant, page: "MovePage") -> MigrationPage:
+    seen = [event for event in page.events if grant.sees(event.tenant_id)]
     return MigrationPage(
-        events=[_event(service, event) for event in page.events],
+        events=[_event(service, event) for event in seen],
         next=page.next,
         gap=page.gap or msgspec.UNSET,
     )

@@ -13,7 +13,7 @@ from msgspec import inspect
 from select_service.api.field_texts import field_texts
 from select_service.bodies.admission import OverloadedBody
 from select_service.bodies.common import U64, U64_MAX, ErrorBody, Hash
-from select_service.errors import Forbidden, Overloaded, SelectError, Unauthenticated
+from select_service.errors import Forbidden, Overloaded, QuotaExceeded, SelectError, Unauthenticated
 from select_service.http.endpoint import (
     JSON,
     Answer,
@@ -188,7 +188,7 @@ def _responses(route: Route, described: Mapping[str, Json]) -> Json:
         str(status): _answer(answer, described) for status, answer in route.answers.items()
     }
     by_status: dict[int, list[type[SelectError]]] = {}
-    of_keys = (Unauthenticated, Forbidden) if route.may_call.roles else ()
+    of_keys = (Unauthenticated, Forbidden, QuotaExceeded) if route.may_call.roles else ()
     for refusal in (*route.refusals, *of_keys):
         by_status.setdefault(refusal.status, []).append(refusal)
     for status, refusals in by_status.items():
@@ -223,6 +223,8 @@ def _refusal(route: Route, status: int, refusals: Iterable[type[SelectError]]) -
         schema["properties"]["code"]["enum"].remove(Overloaded.code)
         schema = {"anyOf": [schema, {"$ref": "#/components/schemas/OverloadedBody"}]}
         headers = {"headers": {"Retry-After": _RETRY_AFTER}}
+    if QuotaExceeded in refusals:
+        headers = {"headers": {"Retry-After": _RETRY_AFTER}}
     example = {"error": "what was wrong and what was expected", "code": next(iter(codes))}
     return {
         "description": "\n".join(lines),
@@ -232,7 +234,7 @@ def _refusal(route: Route, status: int, refusals: Iterable[type[SelectError]]) -
 
 
 _RETRY_AFTER: Json = {
-    "description": "Seconds after which to try again, an estimate; of refusals by admission.",
+    "description": "Seconds after which to try again, an estimate; of admission and quotas.",
     "schema": {"type": "integer", "minimum": 1},
 }
 

@@ -10,7 +10,8 @@ from select_service.access.roles import METRICS, OPERATOR, within_tenants
 from select_service.api import parameters
 from select_service.api.parameters import query_number, scope_filter
 from select_service.api.samples import RANK, SCOPE
-from select_service.api.service import Service, now
+from select_service.api.service import Service, grant_of, now
+from select_service.api.tenancy import check_tenant
 from select_service.api.turns import result_in_turns
 from select_service.bodies.common import DEFAULT_NAME
 from select_service.bodies.observation import Observation
@@ -91,6 +92,7 @@ async def observe(service: Service, request: Request, query: Mapping[str, str]) 
     window_s = query_number(query, "window_s", 1, WINDOW_S_MAX) or WINDOW_S_DEFAULT
     model_name, tenant_id = scope_filter(query)
     key = PartitionKey(model_name or DEFAULT_NAME, tenant_id or DEFAULT_NAME)
+    check_tenant(grant_of(request), key.tenant_id)
     selector = service.selector
     state_of = None if selector.fitness is None else selector.fitness.state_of
     engines = selector.gate.judge.engines

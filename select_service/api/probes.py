@@ -10,6 +10,7 @@ from indexer.sockets.listener_status import ListenerStatus
 from select_service.access.guard import Guard
 from select_service.access.roles import ANYONE, CALLER, METRICS, OPERATOR, whole_service
 from select_service.api.service import Service, grant_of, keeping_report, now
+from select_service.api.tenancy import without_hints
 from select_service.api.turns import encoded_in_turns, in_turns, result_in_turns
 from select_service.api.worker_records import records
 from select_service.api.workers import RECORD
@@ -70,10 +71,11 @@ async def ready(service: Service, request: Request) -> Response:
     schedulable = sum(worker.schedulable for worker in workers)
     grant = grant_of(request)
     shown = [w for w in workers if grant.sees(w.key.tenant_id)] if grant.has(*_SHOWN_TO) else []
+    rows = (r and without_hints(grant, r) for r in records(service, shown))
     body = Ready(
         ready=schedulable > 0 and not recovery.running,
         schedulable_workers=schedulable,
-        workers=cast(list[WorkerRecord], await encoded_in_turns(records(service, shown))),
+        workers=cast(list[WorkerRecord], await encoded_in_turns(rows)),
     )
     if recovery.state != "off":
         body.recovery = RecoveryView(

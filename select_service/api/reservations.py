@@ -14,7 +14,8 @@ from select_service.api.migrations import done
 from select_service.api.parameters import query_flag, query_number, scope_filter
 from select_service.api.samples import RANK, SCOPE
 from select_service.api.selection import unused_hashes
-from select_service.api.service import Service, now
+from select_service.api.service import Service, grant_of, now
+from select_service.api.using import booking
 from select_service.bodies.common import U64, U64_MAX
 from select_service.bodies.migrations import Done
 from select_service.bodies.reservations import (
@@ -116,7 +117,10 @@ async def create(service: Service, request: Request, body: ReservationRequest) -
     await may_book(service, body)
     if connection_of(request).gone:
         raise ClientGone
-    return json_response(service.selector.reserve(body, now(), read), 201)
+    with booking(service, request, body.reservation_id) as booked:
+        reservation = service.selector.reserve(body, now(), read)
+        booked(body.reservation_id)
+    return json_response(reservation, 201)
 
 
 @RESERVATIONS.declare(
@@ -148,6 +152,7 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
         limit=query_number(query, "limit", 1, PAGE_ROWS_MAX) or PAGE_ROWS,
         after=query.get("after"),
         sequence_hashes=query_flag(query, "sequence_hashes"),
+        tenants=grant_of(request).tenants,
     )
     return json_response(service.selector.reservations(wanted, now()))
 

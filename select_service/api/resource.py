@@ -7,9 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from select_service.access.guard import EVERYTHING, Grant
 from select_service.api.parameters import query_of
-from select_service.api.service import Service
-from select_service.errors import Overloaded, SelectError, UnknownField
+from select_service.api.service import Service, now
+from select_service.api.tenancy import keep_within
+from select_service.errors import Forbidden, Overloaded, QuotaExceeded, SelectError, UnknownField
 from select_service.http.codec import body_as, error_response
 from select_service.http.connection import ClientGone
 from select_service.http.endpoint import Endpoint
@@ -24,6 +26,10 @@ class MethodNotAllowed(SelectError):
 
 class RouteNotFound(SelectError):
     status, code = 404, "route_not_found"
+
+
+OF_TENANTS_AND_QUOTAS = (Forbidden, QuotaExceeded)
+"""Refusals that come after the guard has let a request in, and are counted as its own."""
 
 
 class Resource:
@@ -53,15 +59,22 @@ class Resource:
         if action is None:
             return self._wrong_method(request.method)
         try:
-            headers = request.scope["headers"]
-            request.scope["grant"] = service.guard.admit(self.path, action.may_call, headers)
+            headers, may_call = request.scope["headers"], action.route.may_call
+            request.scope["grant"] = grant = service.guard.admit(
+                self.path, may_call, headers, now()
+            )
             arguments = await action.arguments(request)
+            if grant.tenants is not None:
+                keep_within(service, grant, action.route, arguments)
             if "warnings" in request.scope:
                 _check_strictness(service, request, action.is_strict)
             response = await action.handler(service, request, *arguments)
             in_body = response.status_code in action.extensible
         except SelectError as error:
-            response, in_body = error_response(error), not isinstance(error, Overloaded)
+            if isinstance(error, OF_TENANTS_AND_QUOTAS) and "grant" in request.scope:
+                service.guard.refused(self.path, request.scope["grant"].key, error)
+            response = error_response(_told(request, error))
+            in_body = not isinstance(error, Overloaded)
         if "warnings" in request.scope:
             for each in warned(request):
                 service.metrics.warned(self.path, each.kind)
@@ -73,6 +86,14 @@ class Resource:
         response = error_response(MethodNotAllowed(text))
         response.headers["allow"] = self._allow
         return response
+
+
+def _told(request: Request, error: SelectError) -> SelectError:
+    """The refusal as this client may read it."""
+    grant: Grant = request.scope.get("grant", EVERYTHING)
+    if grant.tenants is None or error.bound_text is None:
+        return error
+    return type(error)(error.bound_text)
 
 
 def _check_strictness(service: Service, request: Request, is_strict: bool) -> None:
@@ -93,8 +114,9 @@ class _Action:
 
     def __init__(self, endpoint: Endpoint) -> None:
         route, self.handler = endpoint
+        self.route = route
         self.extensible = {status for status, a in route.answers.items() if a.may_be_extended}
-        self.is_strict, self.may_call = route.is_strict, route.may_call
+        self.is_strict = route.is_strict
         self._in_path = route.in_path
         self._query = tuple(parameter.name for parameter in route.query)
         self._body = route.body

@@ -15,6 +15,7 @@ from select_service.access.roles import CALLER, within_tenants
 from select_service.api.long_prompts import may_book, read_ahead
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.service import Service, now, trace_of
+from select_service.api.using import booking
 from select_service.bodies.prompts import PromptFields
 from select_service.bodies.selection import SelectAndReserveRequest, Selection, SelectRequest
 from select_service.core.admission.waiting import Ticket
@@ -133,13 +134,18 @@ async def select_and_reserve(
     await may_book(service, body)
     if connection_of(request).gone:
         raise ClientGone  # its booking would only hold load until it expires
-    started = perf_counter()
-    explain = log.isEnabledFor(logging.DEBUG)
-    outcome = service.selector.select_and_reserve(
-        body, now(), policy_class(service, request, body), explain, read
-    )
-    service.metrics.selection("/select_and_reserve", perf_counter() - started)
-    return await _answer(service, request, outcome)
+    with booking(service, request, body.reservation_id) as booked:
+        started = perf_counter()
+        explain = log.isEnabledFor(logging.DEBUG)
+        outcome = service.selector.select_and_reserve(
+            body, now(), policy_class(service, request, body), explain, read
+        )
+        service.metrics.selection("/select_and_reserve", perf_counter() - started)
+        decision = await _decided(service, request, outcome)
+        reservation_id = decision.selection.reservation_id
+        assert isinstance(reservation_id, str)
+        booked(reservation_id)
+    return json_response(decision.selection)
 
 
 @SELECTION.declare(
@@ -180,7 +186,8 @@ async def select(service: Service, request: Request, body: SelectRequest) -> Res
     wanted = policy_class(service, request, body)
     outcome = service.selector.select(body, now(), wanted, explain, read)
     service.metrics.selection("/select", perf_counter() - started)
-    return await _answer(service, request, outcome)
+    decision = await _decided(service, request, outcome)
+    return json_response(decision.selection)
 
 
 def policy_class(service: Service, request: Request, body: SelectRequest) -> str | None:
@@ -207,11 +214,11 @@ def warn_of_overrides(service: Service, request: Request, body: SelectRequest) -
         warn(request, [not_heeded(names, policy)])
 
 
-async def _answer(service: Service, request: Request, outcome: Decision | Ticket) -> Response:
+async def _decided(service: Service, request: Request, outcome: Decision | Ticket) -> Decision:
     if isinstance(outcome, Ticket):
         outcome = await _waited(service, request, outcome)
     _log_decision(outcome, request)
-    return json_response(outcome.selection)
+    return outcome
 
 
 async def _waited(service: Service, request: Request, ticket: Ticket) -> Decision:

@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.access.roles import CALLER, OPERATOR, within_tenants
-from select_service.api import parameters
+from select_service.api import parameters, using
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
-from select_service.api.service import Service, trace_of
+from select_service.api.service import Service, grant_of, trace_of
+from select_service.api.tenancy import check_registration, check_worker, without_hints
 from select_service.api.turns import encoded_in_turns, in_turns
 from select_service.api.worker_records import records
 from select_service.bodies.workers import (
@@ -104,7 +105,9 @@ WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
 async def register(service: Service, request: Request, body: WorkerRegistration) -> Response:
     fleet = service.selector.fleet
     await _made_room(fleet, fleet.catalog.registered(body))
-    record = service.selector.register(body)
+    check_registration(service, grant_of(request), body.worker_id)  # perhaps it came meanwhile
+    using.register(service, request, body.worker_id)
+    record = without_hints(grant_of(request), service.selector.register(body))
     await _followed(service, "worker registered", record, trace_of(request))
     return json_response(record, 201)
 
@@ -128,8 +131,10 @@ async def register(service: Service, request: Request, body: WorkerRegistration)
     )
 )
 async def listing(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    workers = service.selector.workers(*scope_filter(query))
-    return json_response(await encoded_in_turns(records(service, workers)))
+    grant, workers = grant_of(request), service.selector.workers(*scope_filter(query))
+    rows = records(service, [each for each in workers if grant.sees(each.key.tenant_id)])
+    shown = (None if row is None else without_hints(grant, row) for row in rows)
+    return json_response(await encoded_in_turns(shown))
 
 
 @WORKERS.declare(
@@ -147,9 +152,10 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
 async def show(service: Service, request: Request, worker_id: int) -> Response:
     shown: list[WorkerRecord] = []
     while not shown:  # a worker that changes meanwhile is looked at anew
+        check_worker(service, grant_of(request), worker_id)
         worker = service.selector.worker(worker_id)
         shown = await in_turns(records(service, [worker]))
-    return json_response(shown[0])
+    return json_response(without_hints(grant_of(request), shown[0]))
 
 
 @WORKERS.declare(
@@ -177,7 +183,10 @@ async def show(service: Service, request: Request, worker_id: int) -> Response:
 async def patch(service: Service, request: Request, worker_id: int, body: WorkerPatch) -> Response:
     fleet = service.selector.fleet
     await _made_room(fleet, fleet.catalog.patched(worker_id, body))
-    record = service.selector.patch(worker_id, body)
+    check_worker(service, grant_of(request), worker_id)  # perhaps another came meanwhile
+    if not fleet.catalog.is_registered(worker_id):
+        using.register(service, request, worker_id)
+    record = without_hints(grant_of(request), service.selector.patch(worker_id, body))
     await _followed(service, "worker changed", record, trace_of(request))
     return json_response(record)
 

@@ -40,17 +40,20 @@ class Explanations:
             view.would_wait = would_wait
         return view
 
-    def find(self, text: str, now: float) -> DecisionView:
-        """The newest decision with this selection or reservation id.  Raises NotFound."""
+    def find(self, text: str, now: float, tenants: frozenset[str] | None = None) -> DecisionView:
+        """The newest decision with this selection or reservation id.  Raises NotFound.
+
+        tenants: whose decisions may be seen; None: all
+        """
         ring = self._kept()
-        row = ring.find(text)
-        decided = None if row is None else ring.partition(int(row[layout.PARTITION]))
-        if row is None or decided is None:
-            raise NotFound(
-                f"no decision found: `{text[:_SHOWN_CHARS_MAX]}` is neither the selection_id nor "
-                f"the reservation_id of one of the last {len(ring)}"
-            )
-        return view_of(ring, row, decided, now)
+        for row in ring.found(text):
+            decided = ring.partition(int(row[layout.PARTITION]))
+            if decided is not None and (tenants is None or decided.key.tenant_id in tenants):
+                return view_of(ring, row, decided, now)
+        raise NotFound(
+            f"no decision found: `{text[:_SHOWN_CHARS_MAX]}` is neither the selection_id nor "
+            f"the reservation_id of one of the last {len(ring)}"
+        )
 
     def rows(self, wanted: DecisionFilter, now: float) -> Iterator[DecisionRow | None]:
         """The newest first; None for every other that is passed over.  Raises NotFound."""

@@ -18,7 +18,7 @@ def a_key(name, *roles, tenants=None, **quotas):
 
 def admitted(guard, *values, may_call=FOR_CALLERS):
     headers = [(b"host", b"x"), *((b"authorization", value) for value in values)]
-    return guard.admit("/select", may_call, headers)
+    return guard.admit("/select", may_call, headers, 0.0)
 
 
 @pytest.fixture
@@ -75,6 +75,7 @@ def test_a_key_without_the_role_is_refused_by_name(guard):
 
 
 def test_a_key_that_is_bound_may_not_call_what_is_of_all(guard):
+    assert admitted(guard, bearer("red").encode()).tenants == {"r"}
     with pytest.raises(Forbidden, match="bound to tenants"):
         admitted(guard, bearer("red").encode(), may_call=whole_service(CALLER))
 

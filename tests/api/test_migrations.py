@@ -7,6 +7,7 @@ from time import monotonic
 import httpx
 import pytest
 
+from select_service.access.guard import EVERYTHING, Grant
 from select_service.api import migrations
 from select_service.http.streams import Permits
 from tests.api.in_process import Api
@@ -192,15 +193,15 @@ def read(stream):
             yield lines["event"], lines.get("id"), json.loads(lines["data"])
 
 
-def stream_of(api, headers=None):
+def stream_of(api, headers=None, grant=EVERYTHING):
     """What is there of a stream that begins behind an event."""
 
     async def read_all():
-        pieces = []
+        pieces, mover = [], api.service.selector.mover
         begin = 0 if headers is None else int(headers[migrations.LAST_EVENT_ID])
-        async for piece in migrations._events(api.service, api.service.selector.mover, begin):
+        async for piece in migrations._events(api.service, grant, mover, begin):
             pieces.append(piece)
-            if api.service.selector.mover.moves.next - 1 <= last_of(pieces):
+            if mover.moves.next - 1 <= last_of(pieces):
                 break
         return httpx.Response(200, content=b"".join(pieces))
 
@@ -257,3 +258,13 @@ def test_reservations_leave_a_rank_whose_process_is_lost(fleet):
     settle(fleet)
     (event,) = fleet.get("/migrations").body["events"]
     assert (event["cause"], event["method"], event["to"]) == ("fatal", "reprefill", TWO)
+
+
+def test_moves_of_other_tenants_are_not_shown(fleet):
+    reserve(fleet, "a")
+    drain(fleet)
+    page = migrations.mover_of(fleet.service).moves.after(0, 9)
+    for tenants, n in ((None, 1), ({"default"}, 1), ({"red"}, 0)):
+        grant = Grant(None, tenants, None)
+        assert len(migrations._page(fleet.service, grant, page).events) == n
+    assert len(stream_of(fleet, grant=Grant(None, frozenset({"default"}), None))) == 1

@@ -148,15 +148,20 @@ class DecisionRing:
 
     def find(self, text: str) -> Words | None:
         """The newest decision with this selection or reservation id."""
+        return next(self.found(text), None)
+
+    def found(self, text: str) -> Iterator[Words]:
+        """All of them, the newest first."""
         wanted = _id_words(text)
         places = self._places()
         if not len(places):
-            return None
+            return
         at = places[:, np.newaxis] % len(self._words) + np.arange(len(wanted))
         found = np.zeros(len(places), np.bool_)
         for begin in (layout.SELECTION_ID, layout.RESERVATION_ID):
             found |= (self._words[at + begin] == wanted).all(axis=1)
-        return self._row(int(places[found].max())) if found.any() else None
+        for place in sorted(places[found].tolist(), reverse=True):
+            yield self._row(place)
 
     def draft(self) -> Words:
         """The row of the last placement, if it is not kept."""

@@ -30,6 +30,7 @@ class MoveEvent(NamedTuple):
     cause: Kind
     lockstep: bool
     at: float
+    tenant_id: str
 
 
 class MovePage(NamedTuple):
@@ -67,7 +68,7 @@ class Moves:
         """The number of the next event."""
         return self._next
 
-    def add(self, move: Move, source: Rank, cause: Kind, now: float) -> MoveEvent:
+    def add(self, move: Move, source: Rank, cause: Kind, tenant_id: str, now: float) -> MoveEvent:
         """What was done; every event is seen by who asks in time.  O(1) amortised"""
         event = MoveEvent(
             self._next,
@@ -79,6 +80,7 @@ class Moves:
             cause,
             move.lockstep,
             now,
+            tenant_id,
         )
         self._next += 1
         self._events.append(event)

@@ -387,10 +387,10 @@ class Ledger:
 
 def in_use(held: Booking) -> Conflict:
     """The refusal of its id."""
-    return Conflict(
-        f"reservation {held.reservation_id} already exists "
-        f"(worker {held.rank.worker_id} dp_rank {held.rank.dp_rank})"
-    )
+    text = f"reservation {held.reservation_id} already exists"
+    refusal = Conflict(f"{text} (worker {held.rank.worker_id} dp_rank {held.rank.dp_rank})")
+    refusal.bound_text = text
+    return refusal
 
 
 @cache

@@ -37,7 +37,10 @@ ROW_HASHES_MAX = 131_072
 
 
 class ReservationFilter(NamedTuple):
-    """What GET /reservations asks for.  `after` is the `next` of the page before."""
+    """What GET /reservations asks for.  `after` is the `next` of the page before.
+
+    tenants: those whose reservations may be seen; None: all
+    """
 
     model_name: str | None = None
     tenant_id: str | None = None
@@ -45,9 +48,13 @@ class ReservationFilter(NamedTuple):
     limit: int = 100
     after: str | None = None
     sequence_hashes: bool = False
+    tenants: frozenset[str] | None = None
 
     def admits(self, booking: Booking) -> bool:
-        in_scope = booking.key.within(self.model_name, self.tenant_id)
+        key = booking.key
+        if self.tenants is not None and key.tenant_id not in self.tenants:
+            return False
+        in_scope = key.within(self.model_name, self.tenant_id)
         return in_scope and self.worker_id in (None, booking.rank.worker_id)
 
 
@@ -186,9 +193,13 @@ class Reservations:
                     shown = booking.first_hashes(ROW_HASHES_MAX).tolist()
                     rows[-1].sequence_hashes = shown
                     hashes += len(shown)
-        return ReservationPage(
-            reservations=rows, total=len(self), next=last, router_id=self._router_id
-        )
+        total = len(self) if wanted.tenants is None else self._total(wanted.tenants)
+        return ReservationPage(reservations=rows, total=total, next=last, router_id=self._router_id)
+
+    def _total(self, tenants: frozenset[str]) -> int:
+        """Live reservations of these tenants.  O(partitions and origins)"""
+        sums = self.sums.items()
+        return sum(held.requests for place, held in sums if place.key.tenant_id in tenants)
 
     def _row(self, booking: Booking, now: float) -> ReservationRow:
         left, origin = booking.lease_ends_at - now, booking.origin

@@ -297,7 +297,8 @@ class Mover:
                 return False
             to = self._move_to(leaving.partition, move, tokens, slot)
             self._ledger.move(booking, to, self._now)
-        self.moves.add(move, leaving.rank, leaving.cause, self._now)
+        tenant_id = leaving.partition.key.tenant_id
+        self.moves.add(move, leaving.rank, leaving.cause, tenant_id, self._now)
         target = None if move.target is None else move.target.worker_id
         between: MovedBetween = (leaving.rank.worker_id, target, move.method)
         is_known = between in self._counts or len(self._counts) < PAIRS_MAX

@@ -16,6 +16,12 @@ def nobody_serves(key: PartitionKey, served: Collection[PartitionKey], workers: 
     served:  scopes that have a schedulable worker
     workers: registered ones, schedulable or not
     """
+    refusal = _refusal(key, served, workers)
+    refusal.bound_text = f"no schedulable workers for {_named(key)}"
+    return refusal
+
+
+def _refusal(key: PartitionKey, served: Collection[PartitionKey], workers: int) -> NoWorkers:
     if served:
         shown = sorted(islice(served, SCOPES_SHOWN_MAX))
         more = len(served) - len(shown)

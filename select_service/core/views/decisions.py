@@ -26,18 +26,24 @@ from select_service.core.decide.recorded import (
     recorded,
     terms_of,
 )
-from select_service.core.identity import Rank
+from select_service.core.identity import PartitionKey, Rank
 
 _Choice = Literal["cheapest", "tie", "drawn", "pinned", "only"]
 
 
 class DecisionFilter(NamedTuple):
-    """Which decisions are listed; None admits every one."""
+    """Which decisions are listed; None admits every one.  tenants: whose may be seen at all"""
 
     model_name: str | None = None
     tenant_id: str | None = None
     worker_id: int | None = None
     limit: int = 100
+    tenants: frozenset[str] | None = None
+
+    def admits(self, key: PartitionKey) -> bool:
+        if self.tenants is not None and key.tenant_id not in self.tenants:
+            return False
+        return key.within(self.model_name, self.tenant_id)
 
 
 def rows_of(ring: DecisionRing, wanted: DecisionFilter, now: float) -> Iterator[DecisionRow | None]:
@@ -46,7 +52,7 @@ def rows_of(ring: DecisionRing, wanted: DecisionFilter, now: float) -> Iterator[
     for row in ring.rows():
         decided = ring.partition(int(row[layout.PARTITION]))
         made = None
-        if decided is not None and decided.key.within(wanted.model_name, wanted.tenant_id):
+        if decided is not None and wanted.admits(decided.key):
             chosen = _rank_of(decided, int(row[layout.ROW_WORDS + layout.WHO]))
             if wanted.worker_id in (None, None if chosen is None else chosen.worker_id):
                 made = _row_of(ring, row, decided, chosen, now)

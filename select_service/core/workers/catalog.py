@@ -244,6 +244,10 @@ class Catalog:
     def find(self, worker_id: int) -> Worker | None:
         return self._by_id.get(worker_id)
 
+    def is_registered(self, worker_id: int) -> bool:
+        """Is it there, and not deleted?"""
+        return worker_id in self._by_id and worker_id not in self._deleted
+
     def get(self, worker_id: int) -> Worker:
         """Raises NotFound."""
         worker = self._by_id.get(worker_id)
@@ -268,8 +272,7 @@ class Catalog:
 
         Raises BadRequest, CapacityExceeded.
         """
-        alive = given.worker_id in self._by_id and given.worker_id not in self._deleted
-        if not alive and len(self) >= WORKERS_MAX:
+        if not self.is_registered(given.worker_id) and len(self) >= WORKERS_MAX:
             raise CapacityExceeded(f"the catalog is full: {WORKERS_MAX} workers are registered")
         return Worker(given)
 

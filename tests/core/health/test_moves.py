@@ -19,7 +19,7 @@ A, B = Rank(1, 0), Rank(2, 0)
 
 
 def moved(moves, name="r", now=0.0, target=B, method=Method.TRANSFER):
-    return moves.add(Move(name, target, method, 5.0), A, Kind.OPERATOR, now)
+    return moves.add(Move(name, target, method, 5.0), A, Kind.OPERATOR, "t", now)
 
 
 def test_events_follow_each_other():
