@@ -17,9 +17,10 @@ class Planner:
 
     def __init__(self, folder: Path, config: dict[str, Any], *flags: str) -> None:
         self.port = free_port()
-        path = folder / "planner.yaml"
-        path.write_text(yaml.safe_dump({**config, "api": {"port": self.port}}))
-        self._command = own_command(f"--config={path}", *flags, module="select_service.planner")
+        self._config, self._path = config, folder / "planner.yaml"
+        self._command = own_command(
+            f"--config={self._path}", *flags, module="select_service.planner"
+        )
         self._start()
 
     def __enter__(self) -> Self:
@@ -53,11 +54,13 @@ class Planner:
         return eventually(lambda: (now := self.status())["ticks"] >= before + more and now)
 
     def restart(self) -> None:
-        """As after a crash."""
+        """As after a crash; the file says what `config` says now."""
         self.process.kill()
         self._start()
 
     def _start(self) -> None:
+        document = {**self._config, "api": {"port": self.port}}
+        self._path.write_text(yaml.safe_dump(document))
         self.process = Launched(self._command, own_environment({}), self.port)
         self.process.wait_until_healthy("/healthz")
         eventually(lambda: self.get("/v1/status")["deployments"])

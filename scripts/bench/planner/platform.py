@@ -5,7 +5,7 @@ Time runs `speedup` times faster: an engine that starts for 120 s is there after
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from math import inf
@@ -72,6 +72,8 @@ class Platform:
         self.totals = Totals()
         self.samples: list[tuple[float, int, int]] = []
         """(seconds, ready, all that hold a GPU) at every change."""
+        self.decisions: list[tuple[int, int]] = []
+        """Numbers and replicas of those that were carried out, or begun."""
         self._selector, self._planner = selector, planner
         self._began = time.monotonic()
         self._counted_s = 0.0
@@ -97,7 +99,7 @@ class Platform:
         for _ in range(self.fleet.replicas):
             await self._join()
 
-    async def live(self, requests: Sequence[Request]) -> None:
+    async def live(self, requests: Iterable[Request]) -> None:
         """Let all come at their times; ends when the last one has ended."""
         self._began = time.monotonic()
         self._note()
@@ -146,6 +148,8 @@ class Platform:
             if worker is not None:
                 return worker
             self.totals.waited += 1
+            if answer is not None:  # an engine that has just been stopped
+                await self._call("DELETE", f"{self._selector}/reservations/{name}")
             await asyncio.sleep(RETRY_S)
 
     def _count(self, request: Request) -> None:
@@ -231,6 +235,7 @@ class Platform:
             if decision["decision_id"] <= after:
                 continue
             after = decision["decision_id"]
+            self.decisions.append((after, decision["num_decode"]))
             if acting is not None:
                 acting.cancel()
             acting = asyncio.create_task(
@@ -252,15 +257,26 @@ class Platform:
         while self._starting or any(w.leaves_at < inf for w in self._workers.values()):
             await self._stop_drained()
             await asyncio.sleep(REST_S)
-        body = {"num_decode": self.ready}
-        await self._call("POST", f"{self._planner}/v1/decision/{number}/complete", body)
+        url = f"{self._planner}/v1/decision/{number}/complete"
+        while await self._call("POST", url, {"num_decode": self.ready}) is None:
+            await asyncio.sleep(RETRY_S)
 
     async def _start(self) -> None:
         await asyncio.sleep(self.fleet.startup_s / self.speedup)
         await self._join()
 
     async def _join(self) -> None:
-        number, limits = next(self._ids), self.fleet.limits
+        number = next(self._ids)
+        await self._register(number)
+        engine = Engine(f"e{number}", self.fleet.speed, self.fleet.limits, self.now())
+        self._workers[number] = Worker(number, engine)
+        task = asyncio.current_task()
+        if task is not None:
+            self._starting.discard(task)
+        self._note()
+
+    async def _register(self, number: int) -> None:
+        limits = self.fleet.limits
         kv_tokens = limits.max_kv_tokens or 0
         body = {
             "worker_id": number,
@@ -272,12 +288,11 @@ class Platform:
         }
         while await self._call("POST", f"{self._selector}/workers", body) is None:
             await asyncio.sleep(RETRY_S)
-        engine = Engine(f"e{number}", self.fleet.speed, limits, self.now())
-        self._workers[number] = Worker(number, engine)
-        task = asyncio.current_task()
-        if task is not None:
-            self._starting.discard(task)
-        self._note()
+
+    async def register_again(self) -> None:
+        """As engines do at a selector that has begun anew."""
+        staying = [worker for worker in self._workers.values() if worker.leaves_at == inf]
+        await asyncio.gather(*(self._register(worker.worker_id) for worker in staying))
 
     def _leave(self, victims: Sequence[int]) -> None:
         """One that the planner has drained, else the one with the least to do."""

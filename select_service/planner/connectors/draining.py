@@ -97,7 +97,7 @@ class Drainer:
         victims: list[tuple[int, Role]] = []
         for role, count in fewer.items():
             going = () if before is None else before.of_role(role)[:count]
-            others = [load for load in loads if load.worker_id not in going]
+            others = [one for one in loads if not (one.drains or one.worker_id in going)]
             chosen = least_used(others, role, count - len(going))
             victims += [(worker, role) for worker in going]
             victims += [(load.worker_id, role) for load in chosen]

@@ -27,6 +27,9 @@ TIMEOUT_S = 5.0
 LOADS_TIMEOUT_S = 10.0
 """Of all that are asked, one after the other, for who has how much to do."""
 _CONFLICT, _NOT_FOUND = 409, 404
+_DRAINING = "draining"
+_STAY = b'{"migrate": false}'
+"""Requests end where they are: not every caller follows moves."""
 
 
 class Drained(StrEnum):
@@ -41,13 +44,17 @@ class Drained(StrEnum):
 
 
 class RankLoad(NamedTuple):
-    """One worker, all its ranks together. host: of its endpoint, where it is known"""
+    """One worker, all its ranks together. host: of its endpoint, where it is known
+
+    drains: it goes already, or somebody else has taken it out
+    """
 
     worker_id: int
     role: Role
     host: str
     active_blocks: int
     cached_blocks: int = 0
+    drains: bool = False
 
 
 class Left(NamedTuple):
@@ -58,11 +65,16 @@ class Left(NamedTuple):
     serves: bool
 
 
+class _Health(Struct):
+    state: str
+
+
 class _Worker(Struct):
     worker_id: int
     lifecycle: str = "schedulable"
     endpoint: str | None = None
     role: str | None = None
+    health: _Health | None = None
 
 
 class _Load(Struct):
@@ -120,7 +132,7 @@ class Selectors:
     async def drain(self, worker_id: int) -> Drained:
         """At all selectors; the answer is the weakest of theirs: failed, asked, unknown, off."""
         answers = await asyncio.gather(
-            *(self._post(f"{url}/workers/{worker_id}/drain") for url in self._urls)
+            *(self._post(f"{url}/workers/{worker_id}/drain", _STAY) for url in self._urls)
         )
         order = (Drained.FAILED, Drained.ASKED, Drained.UNKNOWN, Drained.HEALTH_OFF)
         answer = next((word for word in order if word in answers), Drained.HEALTH_OFF)
@@ -164,9 +176,9 @@ class Selectors:
         """Connections are closed."""
         await self._http.close()
 
-    async def _post(self, url: str) -> Drained:
+    async def _post(self, url: str, body: bytes | None = None) -> Drained:
         try:
-            await self._http.post(url, timeout_s=TIMEOUT_S)
+            await self._http.post(url, body, timeout_s=TIMEOUT_S)
         except Unreachable as error:
             return _meaning(error)
         return Drained.ASKED
@@ -196,7 +208,13 @@ def _joined(workers: Sequence[_Worker], loads: Sequence[_Load]) -> list[RankLoad
         before = blocks.get(load.worker_id, 0)
         blocks[load.worker_id] = before + load.potential_decode_blocks
     return [
-        RankLoad(worker.worker_id, role_of(worker.role), _host(worker.endpoint), blocks[known])
+        RankLoad(
+            worker.worker_id,
+            role_of(worker.role),
+            _host(worker.endpoint),
+            blocks[known],
+            drains=worker.health is not None and worker.health.state == _DRAINING,
+        )
         for worker in workers
         if worker.lifecycle == "schedulable" and (known := worker.worker_id) in blocks
     ]

@@ -140,7 +140,7 @@ class VirtualConnector:
         """See Connector.  Raises ConnectorUnavailable when the state cannot be written."""
         check_counts(wanted)
         await self._forget_drain()
-        fewer = self._reductions(wanted)
+        fewer = await self._reductions(wanted)
         if self._drainer is not None and fewer:
             before = self._drain
             try:
@@ -181,13 +181,22 @@ class VirtualConnector:
         self._drain = None
         await self._forget_drain()
 
-    def _reductions(self, wanted: Counts) -> dict[Role, int]:
-        """How many have to go, by role."""
-        return {
-            role: expected - count
-            for role, count in wanted.items()
-            if (expected := self._state.expected(role)) is not None and count < expected
-        }
+    async def _reductions(self, wanted: Counts) -> Mapping[Role, int]:
+        """How many of those that are there have to go, by role; starts are only withdrawn."""
+        drain = self._drain
+        if drain is not None and drain.wanted == wanted:
+            return drain.fewer
+        ready = await self._ready_counts()
+        fewer = {}
+        for role, count in wanted.items():
+            expected = self._state.expected(role)
+            there = expected or 0
+            if role in ready:
+                there = ready[role] + (0 if drain is None else len(drain.of_role(role)))
+                there = there if expected is None else min(expected, there)
+            if count < there:
+                fewer[role] = there - count
+        return fewer
 
     def _draining(self, drain: Drain) -> Decision:
         roles = {

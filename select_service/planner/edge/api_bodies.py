@@ -60,7 +60,10 @@ class Attainment(Struct):
 
 
 class Summary(Struct):
-    """One deployment in a few numbers. Counts are since the start of the process."""
+    """One deployment in a few numbers. Counts are since the start of the process.
+
+    reasons: of the last tick, and what each loop said last
+    """
 
     name: str
     model_name: str
@@ -117,6 +120,8 @@ def summary_of(
 ) -> Summary:
     said = status.diagnostics
     reasons = () if said is None else said.reasons
+    loops = (status.throughput_reason, status.load_reason)
+    told = dict.fromkeys((*reasons, *(each for each in loops if each is not None)))
     roles = {} if said is None else said.roles
     unknown = Reason.REPLICAS_UNKNOWN in reasons
     return Summary(
@@ -134,7 +139,7 @@ def summary_of(
             else RoleBody(one.ready, one.starting, one.final)
             for role, one in roles.items()
         },
-        reasons=tuple(ReasonBody(each.value, SENTENCES[each]) for each in dict.fromkeys(reasons)),
+        reasons=tuple(ReasonBody(each.value, SENTENCES[each]) for each in told),
         stale=said is not None and said.stale,
         slo_out_of_reach=status.slo_out_of_reach,
         gpus=status.gpus_now(),

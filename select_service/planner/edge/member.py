@@ -92,18 +92,24 @@ class Member:
         self.connector = connector
         self.faults: dict[str, str] = {}
         """Source or role -> what kept it from being known in the last tick."""
+        self._noted = self.faults
+        """Those of the tick that is under way."""
         self._contradicted: dict[Role, str] = {}
         self._busy = asyncio.Lock()
 
     async def told(self, due: NextTick, now_s: float) -> TickInput:
-        """What is known now. What fails is unknown, and stands in `faults`."""
-        self.faults = {}
+        """What is known now. What fails is unknown, and stands in `faults`.
+
+        Faults of the tick before stand there until all was asked, which may take ten seconds.
+        """
+        self._noted = {}
         traffic = await self._observe(due)
         passes = self._passes()
         async with self._busy:
             counts = await self._read()
         tick = TickInput(now_s=now_s, replicas=counts, traffic=traffic, passes=passes)
         proposals = await self.sources.proposers.ask(self.config.name, tick)
+        self.faults = self._noted
         return replace(tick, proposals=proposals) if proposals else tick
 
     async def apply(self, scale_to: Mapping[Role, int], by_s: float) -> Decision | None:
@@ -169,7 +175,7 @@ class Member:
                 window, ttft_s=config.ttft_ms / 1000.0, itl_s=config.itl_ms / 1000.0
             )
             for url, fault in sources.selectors.faults.items():
-                self.faults[url] = fault
+                self._noted[url] = fault
         if due.traffic_s is None:
             return None
         if sources.prometheus is not None:
@@ -218,7 +224,7 @@ class Member:
             return {}
         for role, fault in self.connector.faults().items():
             if role in roles_of(self.config):
-                self.faults[f"connector {role}"] = fault
+                self._noted[f"connector {role}"] = fault
         self._compare_gpus(gpus_said(found))
         return {
             role: replace(each, limits=self._limits(role, each))
@@ -235,7 +241,7 @@ class Member:
             if given is None or found in (None, given):
                 continue
             text = f"{field} is {given} and counts; the pod template asks for {found}"
-            self.faults[f"gpus {role}"] = self._contradicted[role] = text
+            self._noted[f"gpus {role}"] = self._contradicted[role] = text
             if before.get(role) != text:
                 fields = {"deployment": self.config.name, "of": text}
                 log.warning("replicas have other GPUs than was set", extra={"fields": fields})
@@ -253,6 +259,6 @@ class Member:
         return Limits(num_gpu=num_gpu, **fields)
 
     def _fault(self, source: str, text: str) -> None:
-        self.faults[source] = text
+        self._noted[source] = text
         fields = {"deployment": self.config.name, "source": source, "error": text}
         log.warning("a source or a platform failed", extra={"fields": fields})

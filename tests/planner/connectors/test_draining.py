@@ -114,6 +114,35 @@ def test_who_was_to_go_serves_again_when_the_wish_is_taken_back() -> None:
     asyncio.run(run())
 
 
+def test_starts_that_are_withdrawn_drain_nobody() -> None:
+    async def run() -> None:
+        selector, there = a_selector(), {D: 3}
+
+        async def ready() -> dict[Role, int]:
+            return there
+
+        async with running(selector):
+            drainer = Drainer(Selectors([selector.url], "llama", "default"))
+            connector = VirtualConnector(None, ready, drainer)
+            await connector.scale({D: 5})
+            await connector.scale({D: 3})
+            await connector.scale({D: 3})
+            assert (connector.decision.num_decode, connector.decision.victims) == (3, ())
+            assert selector.draining == set()
+            await connector.complete(1, {D: 3})
+            await connector.scale({D: 4})
+            decision = await connector.scale({D: 2})
+            assert decision.roles[D].victims == ("2",)
+            there[D] = 2
+            decision = await connector.scale({D: 2})
+            assert decision.roles[D].victims == ("2",)
+            decision = await connector.scale({D: 1})
+            assert selector.draining == {1, 2}
+            await connector.close()
+
+    asyncio.run(run())
+
+
 def test_a_selector_that_has_begun_anew_is_asked_again() -> None:
     async def run() -> None:
         one, other = a_selector(), a_selector()

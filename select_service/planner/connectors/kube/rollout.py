@@ -74,6 +74,7 @@ def victims_of(
 ) -> list[tuple[Pod, int | None]]:
     """Who goes when there are `count` fewer, with the id of its worker where that is known.
 
+    Replicas without pods go first.
     Where pods have ordinals the highest, as the platform does; else those that do not serve, then
     those with the fewest active and cached blocks.
     """
@@ -85,7 +86,8 @@ def victims_of(
         known.sort(key=lambda of: -_ordinal(of[0]))
     else:
         known.sort(key=lambda of: _use(of[0], None if of[1] is None else by_id.get(of[1])))
-    return known[:count]
+    missing = max(0, standing.replicas - len(staying))
+    return known[: max(0, count - missing)]
 
 
 def worker_of(pod: Pod, by_host: Mapping[str, RankLoad], worker_label: str) -> int | None:

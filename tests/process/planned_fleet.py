@@ -1,0 +1,191 @@
+"""A selector and a planner as processes, and simulated engines that follow the planner's word.
+
+Engines answer small requests all the time.  By its thresholds the planner always wants fewer
+engines than there are, so that it goes down to the least whenever it knows enough.
+"""
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from scripts.bench.planner.platform import MODEL, Fleet, Platform
+from select_service.planner.core.inputs import Limits
+from select_service.planner.replay.engine import Request, Speed
+from select_service.planner.replay.least import Promise
+from tests.patience import eventually
+from tests.process.launched import Launched, free_port, own_command, own_environment
+from tests.process.planner_process import Planner
+from tests.process.running import Reached
+
+REQUESTS_S = 8.0
+PROMPT, ANSWER = 200, 120
+"""Tokens; an answer takes about 1 s."""
+SPEED = Speed(base_s=0.008, per_prefill_token_s=5e-5, per_kv_token_s=3e-8, per_request_s=1e-4)
+LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_tokens=1_000_000)
+PROMISE = Promise(ttft_s=1.0, itl_s=0.1, attainment=0.95)
+
+
+class Selector(Reached):
+    """Health on, so that workers can drain.  Its port stays when it is started again."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(free_port())
+        canaries = folder / "canaries.yaml"
+        canaries.write_text(f"{MODEL}: []\n")
+        self._flags = (f"--port={self.port}", "--health-checks=on", f"--canary-config={canaries}")
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        environment = own_environment({"DYN_USE_KV_EVENTS": "false"})
+        self.process = Launched(own_command(*self._flags), environment, self.port)
+        self.process.wait_until_healthy()
+
+    def states(self) -> dict[int, str]:
+        """Worker -> whether it serves."""
+        parts = self.call("GET", "/health/fleet").body["partitions"]
+        return {rank["worker_id"]: rank["state"] for part in parts for rank in part["ranks"]}
+
+
+class PlannedFleet:
+    """replicas: engines at the beginning;  startup_s: of further ones;  given: settings"""
+
+    def __init__(
+        self, folder: Path, *, replicas: int = 2, startup_s: float = 2.0, **given: Any
+    ) -> None:
+        self._own = {
+            "name": "fleet",
+            "model_name": MODEL,
+            "mode": "agg",
+            "optimization_target": "load",
+            "load_adjustment_interval_seconds": 0.5,
+            "down_window_s": 1,
+            "down_cooldown_s": 0.5,
+            "startup_s": 1,
+            "min_endpoint": replicas,
+            "connector": {"kind": "virtual", "path": str(folder / "decision.json")},
+            **given,
+        }
+        self._folder = folder
+        fleet = Fleet(
+            speed=SPEED, limits=LIMITS, startup_s=startup_s, replicas=replicas, promise=PROMISE
+        )
+        self._closing = contextlib.ExitStack()
+        self._fleet = fleet
+        self._is_over = threading.Event()
+        self._newest = -1
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as starting:
+            self.selector = Selector(self._folder)
+            starting.callback(self._end_selector)
+            config = {"selectors": [self.selector.url], "deployments": [self._own]}
+            prepared = threading.Event()
+            self.planner = Planner(self._folder, config)
+            starting.enter_context(self.planner)
+            url = f"http://127.0.0.1:{self.planner.port}"
+            self.platform = Platform(self._fleet, self.selector.url, url, speedup=1.0)
+            self._living = threading.Thread(target=self._lives, args=(prepared,))
+            self._living.start()
+            starting.callback(self.end)
+            assert prepared.wait(60.0)
+            self._closing = starting.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._closing.close()
+
+    def _lives(self, prepared: threading.Event) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._live(prepared))
+
+    async def _live(self, prepared: threading.Event) -> None:
+        self._loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._life = task
+        await self.platform.prepare()
+        prepared.set()
+        await self.platform.live(self._requests())
+
+    def _requests(self) -> Iterator[Request]:
+        """Until the end."""
+        at_s = 0.0
+        while not self._is_over.is_set():
+            yield Request(at_s, PROMPT, ANSWER, PROMPT)
+            at_s += 1.0 / REQUESTS_S
+
+    def end(self) -> bool:
+        """No more requests. Have those that were under way ended by themselves?"""
+        self._is_over.set()
+        self._living.join(30.0)
+        if not self._living.is_alive():
+            return True
+        self._loop.call_soon_threadsafe(self._life.cancel)
+        self._living.join()
+        return False
+
+    def _end_selector(self) -> None:
+        process = self.selector.process
+        if not process.has_ended:
+            process.process.send_signal(signal.SIGCONT)
+        process.end()
+
+    # --- what is seen
+
+    @property
+    def wanted(self) -> int:
+        """Replicas of the newest decision, whose number never goes back."""
+        decision = self.planner.get("/v1/decision")
+        assert decision["decision_id"] >= self._newest
+        self._newest = decision["decision_id"]
+        return int(decision["num_decode"])
+
+    def reasons(self) -> set[str]:
+        return {each["code"] for each in self.planner.status()["reasons"]}
+
+    def ready(self) -> int | None:
+        """As the planner sees it."""
+        replicas = self.planner.status()["replicas"]
+        return replicas["decode"]["ready"] if replicas else None
+
+    def until_there(self, count: int) -> None:
+        """All of the fleet agree, and nothing moves."""
+        eventually(lambda: self.platform.ready == count and self.ready() == count)
+        eventually(lambda: list(self.selector.states().values()) == ["healthy"] * count)
+
+    # --- what is done
+
+    def least(self, count: int) -> None:
+        """From now on, also for a planner that starts again."""
+        self._own["min_endpoint"] = count
+        self.planner.send("PATCH", "/v1/deployments/fleet", {"min_endpoint": count})
+
+    def silence_selector(self, signal_number: int = signal.SIGKILL) -> None:
+        self.selector.process.process.send_signal(signal_number)
+
+    def restart_selector(self) -> None:
+        """Engines register again, as soon as it answers."""
+        self.selector.process.kill()
+        self.selector.start()
+        again = asyncio.run_coroutine_threadsafe(self.platform.register_again(), self._loop)
+        again.result(30.0)
+
+    def assert_nothing_was_lost(self) -> None:
+        """Every request has had its answer, whatever has happened meanwhile."""
+        assert self.end(), "requests have had no answer"
+        totals = self.platform.totals
+        assert totals.requests > 0
+        assert (totals.failed, totals.done) == (0, totals.requests)
