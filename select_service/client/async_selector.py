@@ -14,6 +14,7 @@ from select_service.client.async_routes import AsyncRoutes
 from select_service.client.errors import Unavailable
 from select_service.client.exchange import Transport
 from select_service.client.fallbacks import KnownRank, raise_unavailable
+from select_service.client.following import Followed
 from select_service.client.hashing import PromptHasher, hasher_of
 from select_service.client.known_workers import KnownWorkers
 from select_service.client.lease import AsyncLease
@@ -34,6 +35,7 @@ class AsyncSelector(AsyncRoutes):
         settings = Settings(**options)
         self.link = Link(urls, settings, opened(settings.transport))
         self._workers = KnownWorkers(self.link)
+        self._followed = Followed(self.link)
         self._leases: set[AsyncLease] = set()
         self._in_flight: Counter[tuple[int, int]] = Counter()
         self._fallen_back = 0
@@ -59,6 +61,7 @@ class AsyncSelector(AsyncRoutes):
         *,
         headers: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
+        subscribe: bool = False,
         **fields: Unpack[LeaseFields],
     ) -> AsyncIterator[AsyncLease]:
         """The chosen rank, booked until the block ends: well, or with an exception, which blames
@@ -67,10 +70,11 @@ class AsyncSelector(AsyncRoutes):
         prompt: a text for `tokenize`, instead of fields that say what the prompt is
         headers: of all calls of the lease, as those of a trace
         deadline_s: instead of the client's, for the booking alone
+        subscribe: hear of moves at once (`AsyncLease.move`), over a connection that all share
         Raises SelectorError.
         """
         async with await self.begin(
-            prompt, headers=headers, deadline_s=deadline_s, **fields
+            prompt, headers=headers, deadline_s=deadline_s, subscribe=subscribe, **fields
         ) as lease:
             yield lease
 
@@ -80,11 +84,15 @@ class AsyncSelector(AsyncRoutes):
         *,
         headers: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
+        subscribe: bool = False,
         **fields: Unpack[LeaseFields],
     ) -> AsyncLease:
         """A lease that ends when it is told to (`end`, `failed`), or the client is closed."""
         given = self.fields(prompt, fields)
-        return await self.begun(AsyncLease, given, headers, deadline_s)
+        lease = await self.begun(AsyncLease, given, headers, deadline_s)
+        if subscribe:
+            self._followed.add(lease)
+        return lease
 
     async def begun(
         self,
@@ -170,6 +178,7 @@ class AsyncSelector(AsyncRoutes):
 
     def _ended(self, lease: AsyncLease) -> None:
         self._leases.discard(lease)
+        self._followed.discard(lease)
         rank = lease.worker_id, lease.dp_rank
         self._in_flight[rank] -= 1
         if not self._in_flight[rank]:

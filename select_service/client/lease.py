@@ -60,6 +60,7 @@ class AsyncLease:
         self._headers = headers
         self._release = release
         self.moved: MovedTo | None = None
+        self._has_moved = asyncio.Event()
         self.cause = ""
         self._timer: asyncio.TimerHandle | None = None
         self._is_telling = False
@@ -118,6 +119,26 @@ class AsyncLease:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.end(outcome_of(kind))
 
+    async def move(self) -> MovedTo:
+        """Where the service moves it to, as soon as it does: see `subscribe` of `lease`.
+
+        The move is confirmed by `migrated` of the selector; the next one is waited for after that.
+        """
+        await self._has_moved.wait()
+        self._has_moved.clear()
+        assert self.moved is not None
+        return self.moved
+
+    def move_to(self, target: MovedTo) -> None:
+        """A selector says so, perhaps not for the first time."""
+        if target != self.moved:
+            self.moved = target
+            self._has_moved.set()
+
+    def ask(self) -> None:
+        """Renew it now, which says where it is."""
+        self._note(self.progress.renew)
+
     def abandon(self) -> None:
         """The client is closed.  On its event loop only."""
         self._note(self.progress.end, None)
@@ -163,7 +184,7 @@ class AsyncLease:
         else:
             self._told_at = self._loop.time()
             if not isinstance(done.migrated_to, UnsetType):
-                self.moved = done.migrated_to
+                self.move_to(done.migrated_to)
         if verb is Verb.FREE:
             self._link.owe(self._besides(call.url), self.reservation_id)
 

@@ -17,9 +17,12 @@ EVENT_BYTES_MAX = 64 * 1024
 
 
 class Gap(msgspec.Struct):
-    """Moves between are not known any more.  next: number behind which what follows begins"""
+    """Moves before this are not told.
 
-    next: int
+    next: number behind which what follows begins; None: it begins now
+    """
+
+    next: int | None = None
 
 
 async def dump(link: Link, url: str, path: Path, *, compact: bool) -> int:
@@ -44,13 +47,16 @@ async def moves(
 ) -> AsyncIterator[MigrationEvent | Gap]:
     """What a selector moves, as it happens, behind event `after` or from now on.
 
-    Ends when the selector ends it.  Raises SelectorError.
+    Begins with a `Gap` when `after` is left out.  Ends when the selector ends it.
+    Raises SelectorError.
     """
     query = "" if after is None else f"?after={after}"
     asked = Asked("GET", f"/migrations/stream{query}", None, link.headers())
     try:
         async with link.transport.stream(url, asked, SILENCE_S_MAX) as answer:
             await _check(answer)
+            if after is None:
+                yield Gap()
             async for event in _events(answer.pieces):
                 yield event
     except Broken as error:
@@ -82,11 +88,14 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[MigrationEvent 
 
 
 def read_event(text: bytes) -> MigrationEvent | Gap | None:
-    """None: it says nothing but that the connection lives."""
+    """None: it says nothing but that the connection lives.  Raises SelectorError."""
     lines = (line.partition(b": ") for line in text.split(b"\n"))
     fields = {name: value for name, _, value in lines}
     if b"data" not in fields:
         return None
-    if fields.get(b"event") == b"gap":
-        return msgspec.json.decode(fields[b"data"], type=Gap)
-    return msgspec.json.decode(fields[b"data"], type=MigrationEvent)
+    try:
+        if fields.get(b"event") == b"gap":
+            return msgspec.json.decode(fields[b"data"], type=Gap)
+        return msgspec.json.decode(fields[b"data"], type=MigrationEvent)
+    except msgspec.DecodeError as error:
+        raise SelectorError(f"an event that is none: {error}") from error

@@ -1,0 +1,76 @@
+"""Leases that the service moves: heard of at once, or with the next answer."""
+
+import asyncio
+
+import pytest
+
+from select_service.bodies.migrations import MigratedRequest
+from select_service.client import AsyncSelector, SelectorError
+from select_service.client.streams import Gap, read_event
+from tests.builders import worker_body
+from tests.patience import PATIENCE_S, eventually_on_loop
+from tests.process.in_thread import InThread
+
+IDS = list(range(10))
+
+
+@pytest.fixture
+def service():
+    with InThread("--health-checks", "on") as service:
+        for worker_id in (1, 2):
+            body = worker_body(
+                worker_id, endpoint="http://127.0.0.1:9", max_num_batched_tokens=8192
+            )
+            assert service.call("POST", "/workers", body).status == 201
+        yield service
+
+
+def client(service, **options):
+    return AsyncSelector([f"http://127.0.0.1:{service.port}"], model_name="m", **options)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("transport", ["httpx", "aiohttp"])
+def test_a_lease_that_subscribes_hears_of_its_move(service, transport):
+    async def main():
+        async with (
+            client(service, transport=transport) as selector,
+            selector.lease(token_ids=IDS, subscribe=True) as lease,
+        ):
+            await selector.drain(lease.worker_id)
+            async with asyncio.timeout(PATIENCE_S):
+                to = await lease.move()
+            assert to.worker_id == 3 - lease.worker_id
+            assert lease.moved == to
+            confirmed = await selector.migrated(lease.reservation_id, MigratedRequest(ok=False))
+            assert confirmed.migrated_to == to
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+def test_a_lease_that_does_not_subscribe_is_told_with_its_next_answer(service):
+    async def main():
+        async with client(service) as selector, selector.lease(token_ids=IDS) as lease:
+            await selector.drain(lease.worker_id)
+            await eventually_on_loop(lambda: service.call("GET", "/migrations").body["events"])
+            assert lease.moved is None
+            lease.first_token()
+            await eventually_on_loop(lambda: lease.moved)
+            assert lease.moved.worker_id == 3 - lease.worker_id
+
+    asyncio.run(main())
+
+
+EVENT = (
+    b'id: 7\nevent: migration\ndata: {"seq":7,"reservation_id":"x","from":{"worker_id":1,'
+    b'"dp_rank":0},"to":null,"method":"abort","estimated_ms":1.0,"cause":"connect","lockstep":true}'
+)
+
+
+def test_events_are_read_as_the_service_writes_them():
+    assert read_event(EVENT).seq == 7
+    assert read_event(b'event: gap\ndata: {"next":9}') == Gap(9)
+    assert read_event(b": alive") is None
+    with pytest.raises(SelectorError):
+        read_event(b"data: {}")
