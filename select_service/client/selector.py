@@ -1,1 +1,0 @@
-"""The client's faces: `AsyncSelector`, and `Selector` for programs without an event loop."""
