@@ -28,7 +28,7 @@ from indexer.sockets.descriptors import allow_many, present_room
 from indexer.sockets.dial import Sockets
 from indexer.sockets.gathering import Gathering
 from indexer.sockets.listener import Listener
-from indexer.sockets.listener_status import ListenerStatus
+from indexer.sockets.listener_status import ListenerStatus, Pulse
 from indexer.sockets.names import Names
 from indexer.sockets.readiness import Readiness
 from indexer.sockets.timers import Timers
@@ -346,6 +346,11 @@ class Ingest:
         """None when the rank is not listened to."""
         found = self._listeners.get(key[0], {}).get(key[1])
         return None if found is None else found[1].status()
+
+    def pulse_of(self, key: Key) -> Pulse | None:
+        """None when the rank is not listened to."""
+        found = self._listeners.get(key[0], {}).get(key[1])
+        return None if found is None else found[1].pulse()
 
     def sources(self) -> dict[Key, KvSource]:
         """What the listeners were told.  O(ranks)."""

@@ -23,7 +23,7 @@ from indexer.sockets.arrivals import Arrivals, Room
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.dial import Sockets
 from indexer.sockets.inbox import MESSAGE_BYTES_MAX
-from indexer.sockets.listener_status import ListenerStatus, State
+from indexer.sockets.listener_status import ListenerStatus, Pulse, State
 from indexer.sockets.live_connection import LiveConnection
 from indexer.sockets.readiness import Readiness
 from indexer.sockets.replay_connection import SEQ_BYTES, ReplayConnection, is_replay
@@ -208,6 +208,10 @@ class Listener:
             removed_blocks=applier.removed_blocks,
             dropped=dict(applier.dropped),
         )
+
+    def pulse(self) -> Pulse:
+        """May be called on any thread, as `status`."""
+        return Pulse(self._state(), self.feed.indexed.batches, self.feed.last_event_at)
 
     def _drain_live(self) -> bool:
         live = self._live

@@ -1,9 +1,17 @@
 """What is known of one rank's event stream."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 State = Literal["no_events_yet", "connected", "catching_up", "degraded", "unverified"]
+
+
+class Pulse(NamedTuple):
+    """The little of a ListenerStatus that is asked for often, and of all ranks."""
+
+    state: State
+    batches: int
+    last_event_monotonic: float | None
 
 
 @dataclass(frozen=True, slots=True)

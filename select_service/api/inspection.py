@@ -17,14 +17,17 @@ from indexer.dumps.json_dump import document_chunks
 from select_service import log as logs
 from select_service.access.roles import CALLER, OPERATOR, REPLICA, whole_service, within_tenants
 from select_service.api import parameters
+from select_service.api.compact import compact_loads
 from select_service.api.documents import ConfigView, PartitionDumpView
 from select_service.api.long_prompts import read_ahead
+from select_service.api.pages import PAGES, is_compact, is_paged, linked, page_of
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.selection import PROMPT_DETAIL, unused_hashes
-from select_service.api.service import Service, trace_of
+from select_service.api.service import Service, grant_of, trace_of
 from select_service.api.tenancy import seen
-from select_service.api.turns import encoded_in_turns
+from select_service.api.turns import encoded_in_turns, in_turns
+from select_service.bodies.compact import CompactLoadPage
 from select_service.bodies.inspection import (
     LogLevelChange,
     LogLevelView,
@@ -89,19 +92,27 @@ INSPECTION = Noun("inspection", "What the service knows: load, overlap, index, c
         "Load of every rank now",
         {
             200: Answer(
-                "Partitions by model and tenant.",
-                list[PartitionLoads],
+                "Partitions by model and tenant; or the same as columns.",
+                list[PartitionLoads] | CompactLoadPage,
                 [{**SCOPE, "loads": [_RANK_LOAD], "pending_count": 0, "pending_isl_tokens": 0}],
             )
         },
         may_call=within_tenants(CALLER, OPERATOR),
-        query=parameters.SCOPE,
+        query=parameters.SCOPE + PAGES,
         refusals=(BadRequest,),
     )
 )
 async def loads(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    rows = seen(request, service.selector.loads(*scope_filter(query)))
-    return json_response(await encoded_in_turns(rows))
+    scope = scope_filter(query)
+    page = page_of(grant_of(request), service.selector.workers(*scope), query)
+    answer: list[msgspec.Raw] | CompactLoadPage
+    if is_compact(query):
+        found = await in_turns(compact_loads(service, page.workers))
+        answer = CompactLoadPage(partitions=found, next=page.next)
+    else:
+        among = {worker.worker_id for worker in page.workers} if is_paged(query) else None
+        answer = await encoded_in_turns(seen(request, service.selector.loads(*scope, among)))
+    return linked(json_response(answer), "/loads", query, page)
 
 
 @INSPECTION.declare(

@@ -98,9 +98,9 @@ def query_number(query: Mapping[str, str], name: str, low: int, high: int) -> in
     return value
 
 
-def query_flag(query: Mapping[str, str], name: str) -> bool:
+def query_flag(query: Mapping[str, str], name: str, default: bool = False) -> bool:
     """Raises BadRequest when it is neither `true` nor `false`."""
-    text = query.get(name, "false")
+    text = query.get(name, str(default).lower())
     if text not in ("true", "false"):
         raise BadRequest(f"{name}: expected true or false, got `{text[:64]}`")
     return text == "true"

@@ -1,14 +1,16 @@
 """Liveness, readiness, metrics."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from indexer.sockets.listener_status import ListenerStatus
-from select_service.access.guard import Guard
+from select_service.access.guard import STRANGER, Guard
 from select_service.access.roles import ANYONE, CALLER, METRICS, OPERATOR, whole_service
+from select_service.api.parameters import query_flag
 from select_service.api.service import Service, grant_of, keeping_report, now
 from select_service.api.tenancy import without_hints
 from select_service.api.turns import encoded_in_turns, in_turns, result_in_turns
@@ -16,8 +18,9 @@ from select_service.api.worker_records import records
 from select_service.api.workers import RECORD
 from select_service.bodies.common import Status
 from select_service.bodies.workers import Ready, RecoveryView, WorkerRecord
+from select_service.errors import BadRequest
 from select_service.http.codec import json_response
-from select_service.http.endpoint import Answer, Noun, Route
+from select_service.http.endpoint import Answer, Noun, QueryParameter, Route
 from select_service.metrics.access import AccessReport
 from select_service.metrics.service_metrics import Edges
 
@@ -63,13 +66,17 @@ async def health(service: Service, request: Request) -> Response:
             ),
         },
         may_call=ANYONE,
+        query=(QueryParameter("records", bool, "`false`: without the records of workers.", True),),
+        refusals=(BadRequest,),
     )
 )
-async def ready(service: Service, request: Request) -> Response:
+async def ready(service: Service, request: Request, query: Mapping[str, str]) -> Response:
     """200 once the recovery has ended and a worker is schedulable; else the same body with 503."""
     workers, recovery = service.selector.workers(), service.recovery
     schedulable = sum(worker.schedulable for worker in workers)
     grant = grant_of(request)
+    if not query_flag(query, "records", default=True):
+        grant = STRANGER
     shown = [w for w in workers if grant.sees(w.key.tenant_id)] if grant.has(*_SHOWN_TO) else []
     rows = (r and without_hints(grant, r) for r in records(service, shown))
     body = Ready(

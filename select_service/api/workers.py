@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
+from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.access.roles import CALLER, OPERATOR, within_tenants
 from select_service.api import parameters, using
+from select_service.api.compact import compact_ranks
+from select_service.api.pages import PAGES, is_compact, linked, page_of
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, grant_of, trace_of
 from select_service.api.tenancy import check_registration, check_worker, without_hints
 from select_service.api.turns import encoded_in_turns, in_turns
 from select_service.api.worker_records import records
+from select_service.bodies.compact import CompactWorkers
 from select_service.bodies.workers import (
     WorkerPatch,
     WorkerRecord,
@@ -120,21 +124,29 @@ async def register(service: Service, request: Request, body: WorkerRegistration)
         "List the workers",
         {
             200: Answer(
-                "Workers by model, tenant and id, with the state of their KV event listeners.",
-                list[WorkerRecord],
+                "Workers by model, tenant and id, with the state of their KV event listeners. Or "
+                "of all their ranks names and numbers, as columns.",
+                list[WorkerRecord] | CompactWorkers,
                 [_LISTED],
             )
         },
         may_call=within_tenants(CALLER, OPERATOR),
-        query=parameters.SCOPE,
+        query=parameters.SCOPE + PAGES,
         refusals=(BadRequest,),
     )
 )
 async def listing(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    grant, workers = grant_of(request), service.selector.workers(*scope_filter(query))
-    rows = records(service, [each for each in workers if grant.sees(each.key.tenant_id)])
-    shown = (None if row is None else without_hints(grant, row) for row in rows)
-    return json_response(await encoded_in_turns(shown))
+    grant = grant_of(request)
+    page = page_of(grant, service.selector.workers(*scope_filter(query)), query)
+    answer: list[Raw] | CompactWorkers
+    if is_compact(query):
+        found = await in_turns(compact_ranks(service, page.workers))
+        answer = CompactWorkers(partitions=found, next=page.next)
+    else:
+        rows = records(service, page.workers)
+        shown = (None if row is None else without_hints(grant, row) for row in rows)
+        answer = await encoded_in_turns(shown)
+    return linked(json_response(answer), "/workers", query, page)
 
 
 @WORKERS.declare(

@@ -6,7 +6,7 @@ the start.  Verbs note in `Touched` what they left to do, and the one outlet, `w
 call of `settle` soon; it must not block, raise or call back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -451,10 +451,14 @@ class Selector:
         return self.held.page(wanted, now)
 
     def loads(
-        self, model_name: str | None = None, tenant_id: str | None = None
+        self,
+        model_name: str | None = None,
+        tenant_id: str | None = None,
+        among: Container[int] | None = None,
     ) -> Iterator[PartitionLoads | None]:
         """See `loads_within`."""
-        return loads_within(self.fleet.partitions, self.gate.waiting.of, model_name, tenant_id)
+        scope = model_name, tenant_id
+        return loads_within(self.fleet.partitions, self.gate.waiting.of, *scope, among)
 
     def potential_loads(
         self, query: PromptQuery, read: PromptRead | None = None

@@ -18,6 +18,7 @@ WHO = st.sampled_from(TENANTS)
 READS = (
     "/workers",
     "/loads",
+    *("/workers?view=compact", "/loads?view=compact", "/workers?limit=1", "/loads?limit=1"),
     "/reservations?limit=100",
     "/decisions",
     "/health/fleet",

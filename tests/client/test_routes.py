@@ -1,6 +1,8 @@
 """The table of routes, held against the document of the application."""
 
 import inspect
+from types import UnionType
+from typing import get_args
 
 import msgspec
 import pytest
@@ -40,10 +42,15 @@ def test_a_route_answers_what_the_document_says(name):
     for answer in good.values():
         if answer.media_type == "application/json":
             if f"{route.method} {route.path}" not in MADE_OF_STRUCTS_OF_THE_SERVER:
-                assert route.answer == answer.type
+                assert route.answer == _unless_asked_otherwise(answer.type)
         else:
             assert route.answer is (str if answer.media_type else type(None))
     assert set(route.good) == {status for status in declared.answers if status >= 300}
+
+
+def _unless_asked_otherwise(kind):
+    """Of long lists the whole form: a client of Python asks for no columns."""
+    return get_args(kind)[0] if isinstance(kind, UnionType) else kind
 
 
 @pytest.mark.parametrize("name", TABLE)

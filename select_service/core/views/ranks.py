@@ -1,7 +1,7 @@
 """Load and overlap of the ranks of one partition, as the bodies that clients read."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +25,25 @@ ROWS_PER_STEP = 256
 
 
 def loads_of(
-    partition: Partition, pending_count: int, pending_isl_tokens: int
+    partition: Partition,
+    pending_count: int,
+    pending_isl_tokens: int,
+    among: Container[int] | None = None,
 ) -> Iterator[PartitionLoads | None]:
-    """Load of every rank at this moment, by worker and rank; None after a part of them."""
+    """Load of every rank at this moment, by worker and rank; None after a part of them.
+
+    among: ids of the workers that are wanted; None: all.  Without any of them nothing is shown.
+    """
     load = partition.load
     prefill_tokens = load.totals[:, layout.PREFILL_TOKENS]
     rows = []
     for row in _rank_loads(partition, prefill_tokens, load.active_blocks()):
-        rows.append(row)
+        if among is None or row.worker_id in among:
+            rows.append(row)
         if len(rows) % ROWS_PER_STEP == 0:
             yield None
+    if among is not None and not rows:
+        return
     yield PartitionLoads(
         model_name=partition.key.model_name,
         tenant_id=partition.key.tenant_id,
@@ -58,6 +67,7 @@ def loads_within(
     waiting_in: Callable[[PartitionKey], _Waiting],
     model_name: str | None,
     tenant_id: str | None,
+    among: Container[int] | None = None,
 ) -> Iterator[PartitionLoads | None]:
     """Of a scope, by model and tenant; each as it is when it is asked for.
 
@@ -66,7 +76,27 @@ def loads_within(
     for key in sorted(key for key in partitions if key.within(model_name, tenant_id)):
         partition, waiting = partitions.get(key), waiting_in(key)
         if partition is not None:
-            yield from loads_of(partition, waiting.requests, waiting.isl_tokens)
+            yield from loads_of(partition, waiting.requests, waiting.isl_tokens, among)
+
+
+class LoadColumns(NamedTuple):
+    """Of some ranks, in their order."""
+
+    prefill_tokens: list[int]
+    active_blocks: list[int]
+    active_requests: list[int]
+
+
+def load_columns(
+    partition: Partition, blocks: npt.NDArray[np.int64], slots: Sequence[int]
+) -> LoadColumns:
+    """What `RankLoad` says of the ranks in these slots, for little work.
+
+    blocks: the active blocks of all slots
+    """
+    totals = partition.load.totals[slots]
+    prefill, requests = totals[:, layout.PREFILL_TOKENS], totals[:, layout.REQUESTS]
+    return LoadColumns(prefill.tolist(), blocks[slots].tolist(), requests.tolist())
 
 
 def potential_loads_of(
