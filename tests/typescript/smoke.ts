@@ -1,0 +1,163 @@
+// What a gateway written in TypeScript asks of the service, through a client that was generated
+// from the service's own document (`service.ts`), and the lease of docs/examples on top of it.
+//
+//     node smoke.js URL
+//
+// Registers two workers of a model of its own, and deletes them at the end.
+
+import assert from "node:assert/strict";
+
+import { type Wanted, Refused, connected, leased } from "./lease.js";
+import type { paths } from "./service.js";
+
+type Free = paths["/reservations/{reservation_id}"]["delete"]["parameters"];
+
+const SCOPE = { model_name: "typescript-smoke", tenant_id: "default" };
+const WORKERS = [9_000_001, 9_000_002];
+const BLOCK_SIZE = 4;
+const TOKENS = Array.from({ length: 34 }, (_, n) => n);
+
+const url = process.argv[2];
+assert(url, "usage: node smoke.js URL");
+const selector = connected(url);
+
+async function register(worker_id: number): Promise<void> {
+  const { data, error } = await selector.POST("/workers", {
+    body: {
+      ...SCOPE,
+      worker_id,
+      endpoint: `http://worker-${worker_id}:8000`,
+      block_size: BLOCK_SIZE,
+      kv_events_endpoint: "tcp://127.0.0.1:9",
+    },
+  });
+  assert.equal(error, undefined);
+  assert.equal(data?.lifecycle, "schedulable");
+}
+
+async function booksOnce(reservation_id: string): Promise<void> {
+  const body: Wanted = { ...SCOPE, reservation_id, token_ids: TOKENS };
+  const first = await selector.POST("/select_and_reserve", { body });
+  assert(first.data, JSON.stringify(first.error));
+  assert(WORKERS.includes(first.data.worker_id));
+  assert.equal(first.data.endpoint, `http://worker-${first.data.worker_id}:8000`);
+  assert.equal(first.data.block_size, BLOCK_SIZE);
+  assert.equal(first.data.effective_prefill_tokens, TOKENS.length);
+  assert.deepEqual(first.data.overlap.dp, { [first.data.dp_rank]: 0 });
+
+  const again = await selector.POST("/select_and_reserve", { body: { ...body, repeat: true } });
+  assert.deepEqual(again.data, first.data);
+  const taken = await selector.POST("/select_and_reserve", { body });
+  assert(taken.error);
+  assert.equal(new Refused(taken.response.status, taken.error).code, "conflict");
+}
+
+async function lives(reservation_id: string): Promise<void> {
+  const named = { params: { path: { reservation_id } } };
+  const steps = [
+    await selector.POST("/reservations/{reservation_id}/prefill_complete", named),
+    await selector.POST("/reservations/{reservation_id}/output_block", named),
+    await selector.POST("/reservations/{reservation_id}/output_block", {
+      ...named,
+      body: { decay_fraction: 0.5 },
+    }),
+    await selector.POST("/reservations/{reservation_id}/renew", named),
+  ];
+  for (const { data } of steps) {
+    assert.equal(data?.status, "ok");
+  }
+  const { data: row } = await selector.GET("/reservations/{reservation_id}", named);
+  assert.equal(row?.state, "decode");
+  assert.equal(row.output_blocks, 2);
+  const { data: ended } = await selector.DELETE("/reservations/{reservation_id}", named);
+  assert.equal(ended?.status, "ok");
+  const { error } = await selector.DELETE("/reservations/{reservation_id}", named);
+  assert.equal(error?.code, "not_found");
+}
+
+// The answer to the first request is lost on its way.
+async function leasesWhatItHasBookedUnheard(base: string): Promise<void> {
+  let requests = 0;
+  const losing = connected(base, undefined, async (request) => {
+    const answer = await fetch(request);
+    if (++requests === 1) {
+      throw new TypeError("lost");
+    }
+    return answer;
+  });
+  const endpoint = await leased(losing, { ...SCOPE, token_ids: TOKENS }, async (lease) => {
+    assert.equal(await inFlight(), 1);
+    lease.tokens(3 * BLOCK_SIZE - 1);
+    lease.tokens(2);
+    await until(async () => {
+      const path = { reservation_id: lease.reservationId };
+      const { data } = await selector.GET("/reservations/{reservation_id}", { params: { path } });
+      return data?.state === "decode" && data.output_blocks === 3;
+    });
+    return lease.selection.endpoint;
+  });
+  assert.match(endpoint, /^http:\/\/worker-900000[12]:8000$/);
+}
+
+async function isRefused(): Promise<void> {
+  const nobody = { model_name: "typescript-nobody", token_ids: TOKENS };
+  await assert.rejects(
+    leased(selector, nobody, async () => assert.fail("nobody serves it")),
+    (error) =>
+      error instanceof Refused && error.status === 503 && error.code === "no_schedulable_workers",
+  );
+  const wrong = await selector.POST("/select", { body: { ...SCOPE, token_ids: [-1] } });
+  assert.equal(wrong.response.status, 422);
+  assert(wrong.error && "code" in wrong.error);
+  assert.equal(wrong.error.code, "invalid_body");
+}
+
+async function inFlight(): Promise<number> {
+  const { data } = await selector.GET("/loads", { params: { query: SCOPE } });
+  const loads = data?.flatMap((partition) => partition.loads) ?? [];
+  assert.deepEqual(loads.map((load) => load.worker_id), WORKERS);
+  return loads.reduce((sum, load) => sum + load.active_requests, 0);
+}
+
+async function until(holds: () => Promise<boolean>): Promise<void> {
+  for (let ask = 0; ask < 600; ask++) {
+    if (await holds()) {
+      return;
+    }
+    await new Promise((go) => setTimeout(go, 50));
+  }
+  assert.fail("it has not come in 30 s");
+}
+
+// Never called: what the compiler has to refuse.
+export async function isNoProgram(): Promise<void> {
+  // @ts-expect-error a field that does not exist; only a body that says its type is looked at so
+  const body: Wanted = { modell_name: "m" };
+  // @ts-expect-error a field of another type
+  await selector.POST("/select_and_reserve", { body: { ...body, token_ids: "text" } });
+  // @ts-expect-error a worker without an id
+  await selector.POST("/workers", { body: { endpoint: "http://w:8000" } });
+  // @ts-expect-error a path that does not exist
+  await selector.GET("/selected");
+  // @ts-expect-error an outcome that does not exist
+  const query: NonNullable<Free["query"]> = { outcome: "maybe" };
+  const path = { reservation_id: "r" };
+  await selector.DELETE("/reservations/{reservation_id}", { params: { path, query } });
+}
+
+try {
+  for (const worker_id of WORKERS) {
+    await register(worker_id);
+  }
+  const reservation_id = `smoke/${process.pid}`;
+  await booksOnce(reservation_id);
+  await lives(reservation_id);
+  await leasesWhatItHasBookedUnheard(url);
+  await isRefused();
+  assert.equal(await inFlight(), 0);
+} finally {
+  for (const worker_id of WORKERS) {
+    await selector.DELETE("/workers/{worker_id}", { params: { path: { worker_id } } });
+  }
+}
+console.log("ok");
