@@ -7,7 +7,7 @@ from scripts.playing.differences import Difference, differences
 from select_service.planner.core.contracts import Shape, Slo
 from select_service.planner.core.inputs import ForwardPass, Limits
 from select_service.planner.core.perf.capacity import Given
-from select_service.planner.core.perf.model import FittedModel
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.settings import Settings
 
 NAMES = {
@@ -57,8 +57,8 @@ def play_estimates(case: dict[str, Any]) -> Iterator[Difference]:
         yield from differences(ask["seconds"], found, f"asked[{at}]")
 
 
-def _model(case: dict[str, Any]) -> FittedModel:
-    return FittedModel(case["model"], Settings(robust=False), Given(*case["forward_seconds"]))
+def _model(case: dict[str, Any]) -> EngineModel:
+    return EngineModel(case["model"], Settings(robust=False), Given(*case["forward_seconds"]))
 
 
 def pass_of(given: dict[str, Any]) -> ForwardPass:

@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 from select_service.planner.core.inputs import Traffic
 from select_service.planner.core.perf.capacity import Given, Kind
-from select_service.planner.core.perf.model import FittedModel
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.settings import Settings
 
 NEVER = Settings(load_min_observations=1_000_000_000)
 """More samples than are ever kept."""
 
 
-def given_model(kind: Kind, forward: Sequence[float] | None) -> FittedModel:
+def given_model(kind: Kind, forward: Sequence[float] | None) -> EngineModel:
     """Seconds as (base, a prefill token, a KV token, a decoding request); none: never ready."""
-    return FittedModel(kind, NEVER, None if forward is None else Given(*forward))
+    return EngineModel(kind, NEVER, None if forward is None else Given(*forward))
 
 
 class LastValue:

@@ -13,7 +13,7 @@ from scripts.playing.planner_capacity import pass_of
 from select_service.planner.core.inputs import hit_rate_used
 from select_service.planner.core.perf.capacity import Kind
 from select_service.planner.core.perf.linear import Line
-from select_service.planner.core.perf.model import FittedModel
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.perf.samples import Average
 from select_service.planner.core.settings import Settings
 
@@ -26,7 +26,7 @@ class Learnt(NamedTuple):
     """line: None: not fitted.  requests: mean of what decoded at a time"""
 
     line: Line | None
-    model: FittedModel
+    model: EngineModel
     requests: float
 
     def seconds(self, *x: float) -> float:
@@ -54,7 +54,7 @@ def play(case: dict[str, Any]) -> Iterator[Difference]:
         load_min_observations=case["min_observations"],
         fpm_sample_bucket_size=case["buckets"],
     )
-    model, requests = FittedModel(kind, settings), Average(case["max_samples"])
+    model, requests = EngineModel(kind, settings), Average(case["max_samples"])
     passes = [pass_of(one) for one in case["observations"]]
     model.observe(passes, 0.0)
     for one in passes:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.core.cluster import Cluster
-from select_service.planner.core.contracts import EngineModel
 from select_service.planner.core.inputs import Role
 from select_service.planner.core.perf.capacity import Kind
-from select_service.planner.core.perf.model import FittedModel
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.settings import Settings, roles_of
 from select_service.planner.core.tick import Deployment
 from select_service.planner.forecasting import traffic_forecast, warm_up
@@ -33,7 +32,7 @@ def models_of(settings: Settings) -> Mapping[Role, EngineModel]:
     directory = settings.profile_results_dir
     profile = None if directory is None else read_profile(directory)
     return {
-        role: FittedModel(kinds[role], settings, profile=profile) for role in roles_of(settings)
+        role: EngineModel(kinds[role], settings, profile=profile) for role in roles_of(settings)
     }
 
 

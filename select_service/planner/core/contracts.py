@@ -1,11 +1,10 @@
-"""What the proposers ask of forecasts and of performance models."""
+"""What the proposers ask for, and what they are told of forecasts."""
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from select_service.planner.core.inputs import ForwardPass, Limits, Traffic
+from select_service.planner.core.inputs import Traffic
 
 
 class Shape(NamedTuple):
@@ -22,65 +21,6 @@ class Slo(NamedTuple):
 
     ttft_ms: float
     itl_ms: float
-
-
-class Carries(Protocol):
-    """What one engine carries when it is always busy."""
-
-    @property
-    def rps(self) -> float: ...
-    @property
-    def eligible(self) -> bool:
-        """Within the latency targets."""
-        ...
-
-
-class EngineModel(Protocol):
-    """What one engine takes for an iteration. Seconds; None: cannot be said (yet)."""
-
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def source(self) -> str | None:
-        """Where it learnt: `selector`, `fpm`, `profile`."""
-        ...
-
-    def observe(self, passes: Sequence[ForwardPass], now_s: float) -> None:
-        """Iterations of this tick, of all ranks."""
-        ...
-
-    def observe_traffic(self, traffic: Traffic, now_s: float) -> None:
-        """What the selector has measured in a window."""
-        ...
-
-    def ttft_s(
-        self,
-        now: ForwardPass,
-        limits: Limits,
-        hit_rate: float,
-        *,
-        queue_scale: float = 1.0,
-        decode_scale: float = 1.0,
-        queued_decode: bool = False,
-    ) -> float | None:
-        """Until the first token of a mean request behind the queue."""
-        ...
-
-    def itl_s(
-        self, now: ForwardPass, *, decode_scale: float = 1.0, queued_prefill_as_kv: bool = False
-    ) -> float | None:
-        """One iteration with everything scheduled and queued, and one request more."""
-        ...
-
-    def capacity(self, shape: Shape, limits: Limits, slo: Slo) -> Carries | None: ...
-
-    def prefill_s(self, tokens: float, limits: Limits) -> float | None:
-        """A prompt of so many uncached tokens alone, in chunks."""
-        ...
-
-    def decode_s(self, requests: float, kv_tokens: float) -> float | None:
-        """One decode iteration."""
-        ...
 
 
 class Forecast(Protocol):

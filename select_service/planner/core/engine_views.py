@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from select_service.planner.core.contracts import EngineModel, Slo
+from select_service.planner.core.contracts import Slo
 from select_service.planner.core.inputs import ForwardPass, Limits
+from select_service.planner.core.perf.model import EngineModel
 
 
 class View(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from select_service.planner.core.contracts import EngineModel, Slo
+from select_service.planner.core.contracts import Slo
 from select_service.planner.core.engine_views import (
     Group,
     Terms,
@@ -25,6 +25,7 @@ from select_service.planner.core.load import (
     easy_verdict,
     sla_verdict,
 )
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
 

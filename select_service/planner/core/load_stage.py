@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from select_service.planner.core.allowance import Allowance
-from select_service.planner.core.contracts import EngineModel
 from select_service.planner.core.diagnostics import Loaded
 from select_service.planner.core.engine_views import Group, groups
 from select_service.planner.core.inputs import Limits, Role, TickInput
 from select_service.planner.core.load import Verdict
 from select_service.planner.core.load_proposer import Judged, RoleLoad, RoleState
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.schedule import load_on, throughput_on
 from select_service.planner.core.settings import Settings

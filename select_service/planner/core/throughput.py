@@ -8,7 +8,7 @@ from math import ceil
 from typing import NamedTuple
 
 from select_service.planner.core import sizing
-from select_service.planner.core.contracts import EngineModel, Forecast, Shape, Slo
+from select_service.planner.core.contracts import Forecast, Shape, Slo
 from select_service.planner.core.diagnostics import Sized
 from select_service.planner.core.inputs import (
     Bins,
@@ -17,6 +17,7 @@ from select_service.planner.core.inputs import (
     Traffic,
     hit_rate_used,
 )
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
 

@@ -7,16 +7,10 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from select_service.planner.core.allowance import Allowance
-from select_service.planner.core.contracts import (
-    EngineModel,
-    Forecast,
-    Forecaster,
-    Said,
-    Shape,
-    Slo,
-)
+from select_service.planner.core.contracts import Forecast, Forecaster, Said, Shape, Slo
 from select_service.planner.core.diagnostics import Sized
 from select_service.planner.core.inputs import Limits, Role, Traffic
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.schedule import load_on
 from select_service.planner.core.settings import Settings

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from select_service.planner.core.contracts import EngineModel, Forecaster
+from select_service.planner.core.contracts import Forecaster
 from select_service.planner.core.diagnostics import (
     Diagnostics,
     Loaded,
@@ -33,6 +33,7 @@ from select_service.planner.core.merge import (
     Target,
     merge,
 )
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.schedule import (
     Due,

@@ -36,8 +36,11 @@ CAPACITIES = {
 }
 
 
-class FittedModel:
-    """Lines through samples, one for each source."""
+class EngineModel:
+    """What one engine takes for an iteration: lines through samples, one for each source.
+
+    Seconds; None: cannot be said (yet).
+    """
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import pytest
 
 from select_service.planner.core.inputs import Limits, Role
 from select_service.planner.core.perf.capacity import Kind
-from select_service.planner.core.perf.model import FittedModel
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.settings import Settings
 from select_service.planner.replay.engine import Request, Speed
 from select_service.planner.replay.fleet import Fleet, FleetOptions
@@ -17,13 +17,13 @@ LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_tokens=400
 WINDOW_S, SECONDS = 60.0, 300.0
 
 
-def learnt(kind: Kind, roles: tuple[Role, ...], rate: float) -> FittedModel:
+def learnt(kind: Kind, roles: tuple[Role, ...], rate: float) -> EngineModel:
     """After five minutes of three engines of each role."""
     options = FleetOptions(
         roles=roles, speed=dict.fromkeys(Role, SPEED), limits=dict.fromkeys(Role, LIMITS)
     )
     fleet = Fleet(options, dict.fromkeys(roles, 3), 0.0)
-    model, window = FittedModel(kind, Settings()), Window(0.5, 0.05, WINDOW_S)
+    model, window = EngineModel(kind, Settings()), Window(0.5, 0.05, WINDOW_S)
     rng, now, due = Random(1), 0.0, WINDOW_S
     while now < SECONDS:
         now += rng.expovariate(rate)

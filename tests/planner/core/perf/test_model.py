@@ -13,7 +13,7 @@ from select_service.planner.core.inputs import (
 )
 from select_service.planner.core.perf.capacity import Given, decode_capacity, prefill_capacity
 from select_service.planner.core.perf.linear import fit, fit_robust
-from select_service.planner.core.perf.model import FittedModel
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.perf.samples import Sample, Samples
 from select_service.planner.core.settings import Settings
 
@@ -64,7 +64,7 @@ def test_a_promise_that_none_keeps_is_said() -> None:
 
 @pytest.mark.parametrize("kind", ["prefill", "decode", "aggregated"])
 def test_the_selector_alone_makes_a_model_ready(kind: str) -> None:
-    model = FittedModel(kind, Settings())  # type: ignore[arg-type]
+    model = EngineModel(kind, Settings())  # type: ignore[arg-type]
     assert not model.ready
     assert model.source is None
     traffic = Traffic(
@@ -83,7 +83,7 @@ def test_the_selector_alone_makes_a_model_ready(kind: str) -> None:
 
 
 def test_forward_passes_come_before_the_selector() -> None:
-    model = FittedModel("prefill", Settings())
+    model = EngineModel("prefill", Settings())
     passes = [
         ForwardPass(worker="a", wall_s=0.01 + n * 5e-5, prefill_requests=1, prefill_tokens=n)
         for n in range(100, 2000, 100)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from select_service.planner.core.inputs import Limits
 from select_service.planner.core.perf import profile as profiles
-from select_service.planner.core.perf.model import FittedModel
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.perf.profile import DecodeSurface, PrefillCurve, ProfileFault
 from select_service.planner.core.settings import Settings
 from select_service.planner.profiles import DECODE, PREFILL, ProfileError, read_profile
@@ -145,12 +145,12 @@ def test_faults_of_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_model_goes_by_its_profile_until_it_has_learnt() -> None:
     curve = PrefillCurve(PREFILL_ARRAYS["prefill_isl"], PREFILL_ARRAYS["prefill_ttft"])
     both = profiles.Profile(curve, surface())
-    prefill = FittedModel("prefill", Settings(), profile=both)
-    decode = FittedModel("decode", Settings(), profile=both)
+    prefill = EngineModel("prefill", Settings(), profile=both)
+    decode = EngineModel("decode", Settings(), profile=both)
     limits = Limits(max_num_batched_tokens=2048)
     assert (prefill.source, decode.source) == ("profile", "profile")
     assert prefill.prefill_s(4000, limits) == pytest.approx(0.210)
     assert decode.decode_s(105, 210_000) == pytest.approx(surface().seconds(0.7, 2000.0))
-    aggregated = FittedModel("aggregated", Settings(), profile=both)
+    aggregated = EngineModel("aggregated", Settings(), profile=both)
     assert aggregated.source == "profile"
-    assert FittedModel("prefill", Settings()).source is None
+    assert EngineModel("prefill", Settings()).source is None

@@ -11,7 +11,7 @@ from select_service.planner.core.perf.capacity import (
     decode_capacity,
 )
 from select_service.planner.core.perf.linear import HALF_LIFE_S
-from select_service.planner.core.perf.model import FittedModel
+from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.perf.timed import ALONE_MIN, Timed, fastest
 from select_service.planner.core.settings import Settings
 from select_service.planner.replay.engine import Speed
@@ -28,8 +28,8 @@ def truth(speed: Speed) -> Given:
     return Given(speed.base_s, speed.per_prefill_token_s, speed.per_kv_token_s, speed.per_request_s)
 
 
-def learnt(kind: str, load: Load) -> FittedModel:
-    model = FittedModel(kind, Settings())  # type: ignore[arg-type]
+def learnt(kind: str, load: Load) -> EngineModel:
+    model = EngineModel(kind, Settings())  # type: ignore[arg-type]
     for now, traffic in observed(load):
         model.observe_traffic(traffic, now)
     assert model.source == "selector"
