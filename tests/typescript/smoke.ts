@@ -114,7 +114,8 @@ async function isRefused(): Promise<void> {
 
 async function inFlight(): Promise<number> {
   const { data } = await selector.GET("/loads", { params: { query: SCOPE } });
-  const loads = data?.flatMap((partition) => partition.loads) ?? [];
+  assert(Array.isArray(data)); // as it is without `view=compact`
+  const loads = data.flatMap((partition) => partition.loads);
   assert.deepEqual(loads.map((load) => load.worker_id), WORKERS);
   return loads.reduce((sum, load) => sum + load.active_requests, 0);
 }
