@@ -8,6 +8,7 @@ for every request, and at all pairs of them, which costs more than the request w
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import lru_cache
 
 import httpx
 
@@ -25,6 +26,8 @@ from select_service.client.exchange import (
 
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
+
+SELECTORS_KEPT_MAX = 1024
 
 _ONE = httpx.Limits(max_connections=1, keepalive_expiry=IDLE_S_MAX)
 
@@ -81,7 +84,16 @@ class HttpxTransport:
                 free.append(http)
 
 
+@lru_cache(SELECTORS_KEPT_MAX)
+def _parsed(url: str) -> tuple[httpx.URL, str]:
+    """The URL of a selector, and the path that stands before all of its own."""
+    parsed = httpx.URL(url)
+    return parsed, parsed.path.rstrip("/")
+
+
 def _request(url: str, asked: Asked, timeout_s: float) -> httpx.Request:
+    """To parse a URL costs as much as a fifth of the whole exchange: only the selector's is."""
+    parsed, prefix = _parsed(url)
     timeout = {
         "connect": min(CONNECT_S_MAX, timeout_s),
         "read": timeout_s,
@@ -90,10 +102,10 @@ def _request(url: str, asked: Asked, timeout_s: float) -> httpx.Request:
     }
     return httpx.Request(
         asked.method,
-        url + asked.target,
+        parsed,
         headers=asked.headers,
         content=asked.content,
-        extensions={"timeout": timeout},
+        extensions={"timeout": timeout, "target": (prefix + asked.target).encode("ascii")},
     )
 
 

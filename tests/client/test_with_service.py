@@ -165,3 +165,12 @@ def test_a_hasher_of_both_faces_knows_how_the_workers_hash(service, url):
         with selector.lease(token_ids=IDS, cache_salt="gold"):
             (row,) = selector.reservations(sequence_hashes=True).reservations
             assert row.sequence_hashes == hasher.prompt()["sequence_hashes"]
+
+
+@TRANSPORTS
+def test_ids_of_any_kind_arrive_as_they_are(service, url, transport):
+    with Selector([url + "/"], model_name="m", transport=transport) as selector:
+        for name in ("a/b c", "ü?#%", "..", "%2F"):
+            with selector.lease(token_ids=IDS, reservation_id=name):
+                assert selector.reservation(name).reservation_id == name
+    assert not live(service)
