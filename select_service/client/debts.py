@@ -30,6 +30,3 @@ class Debts:
 
     def settled(self, url: str, reservation_id: str) -> None:
         self._owed[url].pop(reservation_id, None)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._owed.values()))

@@ -53,10 +53,6 @@ class Link:
     def scope(self) -> Scope:
         return self.settings.model_name, self.settings.tenant_id
 
-    @property
-    def n_debts(self) -> int:
-        return len(self._debts)
-
     def home(self) -> str:
         """The selector that calls of the client's scope go to now."""
         return self.known.next(self.scope, _now())

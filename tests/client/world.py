@@ -238,6 +238,10 @@ def client(world: World, urls: tuple[str, ...] = URLS, **options: Any) -> AsyncS
     return selector
 
 
+def is_without_debts(selector: AsyncSelector) -> bool:
+    return not any(selector.link._debts._owed.values())
+
+
 def home_of(selector: AsyncSelector) -> str:
     """The selector that calls of its scope go to."""
     return selector.link.home()
