@@ -1,10 +1,26 @@
-"""Ray runs selectors, and Ray's programs find and use them.
+"""Ray runs selectors, and Ray's programs find and use them: actors, Serve.
 
 `fleet` starts selectors as actors and finds them by name (`members`): `selector_actor` is one of
-them, with its service in a `process` of its own.  Only this room imports ray, and of the rest of
-the service it knows the client and the bodies.
+them, with its service in a `process` of its own.  `router` chooses replicas of Serve, which
+register themselves (`replica`) and say how requests go on (`reporting`).  `following` keeps the
+catalog of all selectors (`one_selector`) in step with actors and replicas (`sources`).
+Only this room imports ray, and of the rest of the service it knows the client and the bodies.
 """
 
 from select_service.ray.fleet import deploy, find, remove
+from select_service.ray.following import Follower, Seen
+from select_service.ray.replica import register_replica
+from select_service.ray.reporting import Report
+from select_service.ray.sources import NamedActors, ServeReplicas
 
-__all__ = ["deploy", "find", "remove"]
+__all__ = [
+    "Follower",
+    "NamedActors",
+    "Report",
+    "Seen",
+    "ServeReplicas",
+    "deploy",
+    "find",
+    "register_replica",
+    "remove",
+]

@@ -4,7 +4,7 @@ Nobody owns the list of them: the names of living actors are the list, and each 
 its service is.  So there is nothing to keep in step when actors restart on other nodes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import ray
@@ -42,7 +42,8 @@ def deploy(
     """
     if not 1 <= replicas <= REPLICAS_MAX:
         raise ValueError(f"replicas: {replicas} is not 1 to {REPLICAS_MAX}")
-    _connect()
+    if not ray.is_initialized():
+        ray.init()
     options = {
         "namespace": NAMESPACE,
         "lifetime": "detached",
@@ -62,11 +63,10 @@ def deploy(
 
 
 def find(name: str = NAME) -> list[str]:
-    """The URLs of the selectors of this name that answer now.
+    """The URLs of the selectors of this name that answer now, for programs that Ray knows.
 
     Raises LookupError when there is none.
     """
-    _connect()
     found = addresses(members(name), ANSWER_S_MAX)
     if not found:
         raise LookupError(
@@ -75,14 +75,15 @@ def find(name: str = NAME) -> list[str]:
     return [found[actor_name].url for actor_name in sorted(found)]
 
 
+def found_by(selectors: str | Sequence[str]) -> Callable[[], Sequence[str]]:
+    """Where to look for selectors again and again: by their name, or at URLs that stay."""
+    if isinstance(selectors, str):
+        return lambda: find(selectors)
+    return lambda: selectors
+
+
 def remove(name: str = NAME) -> None:
     """End all selectors of this name, with their processes."""
-    _connect()
     for actor_name in members(name):
         with suppress(ValueError):
             ray.kill(ray.get_actor(actor_name, namespace=NAMESPACE), no_restart=True)
-
-
-def _connect() -> None:
-    if not ray.is_initialized():
-        ray.init()

@@ -3,6 +3,8 @@
 Choosing among selectors, repeating and renewing is the client's business (`select_service.client`).
 """
 
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -57,17 +59,25 @@ class OneSelector:
 
     def workers(self) -> dict[int, WorkerRegistration]:
         """By id, how the workers that are not deleted were registered."""
-        answer = self._http.get("/workers").raise_for_status()
-        records = msgspec.json.decode(answer.content, type=list[WorkerRecord])
-        return {r.worker_id: registration(r) for r in records if r.lifecycle != DELETED}
+        return {r.worker_id: registration(r) for r in self._records() if r.lifecycle != DELETED}
 
-    def worker_ids(self) -> set[int]:
-        """Those that are not deleted."""
-        return set(self.workers())
+    def known(self) -> dict[int, bool]:
+        """By id: is the worker there, or was it deleted a while ago?"""
+        return {r.worker_id: r.lifecycle != DELETED for r in self._records()}
 
     def register(self, worker: WorkerRegistration) -> None:
         """In place of its old record."""
         self._send("POST", "/workers", worker)
+
+    def remove(self, worker_id: int) -> None:
+        """With its reservations; it is no error when it is not there."""
+        answer = self._http.delete(f"/workers/{worker_id}")
+        if answer.status_code != HTTPStatus.NOT_FOUND:
+            answer.raise_for_status()
+
+    def _records(self) -> list[WorkerRecord]:
+        answer = self._http.get("/workers").raise_for_status()
+        return msgspec.json.decode(answer.content, type=list[WorkerRecord])
 
     def _send(self, method: str, path: str, body: Any) -> None:
         content = msgspec.json.encode(body)
@@ -80,3 +90,12 @@ def registration(record: WorkerRecord) -> WorkerRegistration:
     shown = msgspec.to_builtins(record)
     given = {k: v for k, v in shown.items() if k in REGISTERED_FIELDS and v is not None}
     return msgspec.convert(given, WorkerRegistration, strict=False)
+
+
+def remove_everywhere(urls: Callable[[], Iterable[str]], worker_ids: Iterable[int]) -> None:
+    """Remove workers from all selectors that answer; followers see to the others."""
+    with suppress(LookupError):
+        for url in urls():
+            with suppress(httpx.HTTPError), OneSelector(url) as selector:
+                for worker_id in worker_ids:
+                    selector.remove(worker_id)

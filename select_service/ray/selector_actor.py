@@ -87,7 +87,7 @@ class SelectorActor:
         """Workers are told to those selectors that are there; this one may not have been."""
         for other in others:
             with suppress(httpx.HTTPError), OneSelector(other.url) as peer:
-                known = self._own.worker_ids()
+                known = self._own.known()
                 for worker_id, worker in peer.workers().items():
                     if worker_id not in known:
                         self._own.register(worker)

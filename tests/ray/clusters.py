@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import ray
 from ray.cluster_utils import Cluster
 
 from select_service.ray import find, remove
 from select_service.ray.members import NAMESPACE
+from select_service.simulator.engine import Engine as Cache
+from select_service.simulator.engine import Job, chain_keys
 from tests.patience import eventually
 from tests.process.launched import free_port
 
@@ -115,3 +118,11 @@ def are_found(n: int) -> list[str]:
 
 def kill(pid: int) -> None:
     os.kill(pid, 9)
+
+
+def cached_by(cache: Cache, tokens: list[int]) -> None:
+    """A request comes and goes, and leaves its full blocks."""
+    array = np.array(tokens, np.uint32)
+    keys = chain_keys(array, cache.block_size)
+    running, _ = cache.admit(Job(keys, array, len(keys), 0, False))
+    cache.finish(running)

@@ -1,0 +1,162 @@
+"""A whole small fleet on one machine: Ray, selectors, engines behind Ray Serve, and load.
+
+    pip install 'select-service[ray,demo]'
+    python docs/examples/ray_fleet.py                   # the selectors choose
+    python docs/examples/ray_fleet.py --router serve    # Serve chooses, for comparison
+
+The engines are simulated: their caches are real (blocks, eviction, KV events), their work is time.
+Everything else is what a fleet with GPUs runs: put your engine into `Engine.generate`.  Users hold
+conversations of several turns, each of which repeats all that was said before; what is printed
+says how much of that the engines had cached, and how long the first token took.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+import zmq.asyncio
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from select_service.ray import Report, deploy, register_replica, remove
+from select_service.simulator.engine import Engine as Cache
+from select_service.simulator.engine import Job, chain_keys
+from select_service.simulator.publisher import Publisher
+
+MODEL = "simulated"
+BLOCK_SIZE = 16
+CACHE_BLOCKS = 3000
+PREFILL_TOKENS_PER_S = 20_000
+TOKENS_PER_S = 100
+TURN_TOKENS = 300
+ANSWER_TOKENS = 64
+SYSTEM_TOKENS = 800
+ROUTER = RequestRouterConfig(
+    request_router_class="select_service.ray.router:SelectServiceRouter",
+    request_router_kwargs={"model_name": MODEL, "reservation_kwarg": "booked"},
+)
+
+
+class Answered(NamedTuple):
+    """What one request was like."""
+
+    token_ids: list[int]
+    cached_tokens: int
+    first_token_s: float
+
+
+@serve.deployment(max_ongoing_requests=1000)
+class Engine:
+    """One replica is one engine."""
+
+    async def __init__(self) -> None:
+        self.cache = Cache(CACHE_BLOCKS, BLOCK_SIZE, hash_seed=random.getrandbits(64))
+        self.events = Publisher(zmq.asyncio.Context(), dp_rank=0)
+        self.replays = asyncio.create_task(self.events.serve_replay())
+        self.prefills = asyncio.Lock()
+        self.worker = register_replica(
+            model_name=MODEL,
+            block_size=BLOCK_SIZE,
+            kv_events_endpoint=self.events.endpoint,
+            replay_endpoint=self.events.replay_endpoint,
+            total_kv_blocks=CACHE_BLOCKS,
+        )
+
+    def __del__(self) -> None:
+        self.worker.close()
+
+    async def generate(
+        self, token_ids: list[int], n_tokens: int, booked: dict[str, Any] | None = None
+    ) -> Answered:
+        """A made-up answer of so many tokens; `booked` is what the router says of its booking."""
+        began, report = time.perf_counter(), Report(booked)
+        answer = random.choices(range(50_000), k=n_tokens)
+        job = job_of([*token_ids, *answer], len(token_ids))
+        async with self.prefills:
+            while not self.cache.has_room(job):
+                await asyncio.sleep(0.01)
+            running, cached_blocks = self.cache.admit(job)
+            self.events.publish(self.cache.take_events())
+            cached = cached_blocks * BLOCK_SIZE
+            await asyncio.sleep((len(token_ids) - cached) / PREFILL_TOKENS_PER_S)
+        first_token_s = time.perf_counter() - began
+        report.first_token()
+        for _ in range(job.output_blocks):
+            await asyncio.sleep(BLOCK_SIZE / TOKENS_PER_S)
+            self.cache.grow(running)
+            report.tokens(BLOCK_SIZE)
+        self.cache.finish(running)
+        self.events.publish(self.cache.take_events())
+        return Answered(answer, cached, first_token_s)
+
+
+def job_of(tokens: list[int], prompt_tokens: int) -> Job:
+    """What a request asks of a cache."""
+    array = np.array(tokens, np.uint32)
+    keys, prompt_blocks = chain_keys(array, BLOCK_SIZE), prompt_tokens // BLOCK_SIZE
+    has_tail = len(tokens) % BLOCK_SIZE > 0
+    return Job(keys, array, prompt_blocks, len(keys) - prompt_blocks, has_tail)
+
+
+async def conversation(handle: Any, user: int, turns: int) -> list[tuple[Answered, int]]:
+    """Everybody begins with the same instructions; each turn has all that was said before."""
+    own = random.Random(user)
+    said = random.Random(0).choices(range(50_000), k=SYSTEM_TOKENS)
+    answers = []
+    for _ in range(turns):
+        said += own.choices(range(50_000), k=TURN_TOKENS)
+        answered = await handle.generate.remote(token_ids=said, n_tokens=ANSWER_TOKENS)
+        answers.append((answered, len(said)))
+        said = said + answered.token_ids
+        await asyncio.sleep(own.uniform(0, 0.5))
+    return answers
+
+
+async def load(handle: Any, users: int, turns: int) -> list[tuple[Answered, int]]:
+    """All conversations at the same time."""
+    done = await asyncio.gather(*(conversation(handle, user, turns) for user in range(users)))
+    return [answer for answers in done for answer in answers]
+
+
+def report(answers: Sequence[tuple[Answered, int]], seconds: float) -> None:
+    """Print what the requests were like."""
+    cached = sum(answered.cached_tokens for answered, _ in answers)
+    first = sorted(answered.first_token_s * 1e3 for answered, _ in answers)
+    print(f"{len(answers)} requests in {seconds:.1f} s")
+    print(f"cached: {cached / sum(n for _, n in answers):.1%} of all prompt tokens")
+    worst = first[len(first) * 99 // 100]
+    print(f"first token: median {statistics.median(first):.0f} ms, 99th percentile {worst:.0f} ms")
+
+
+def main() -> None:
+    """Start everything, load it, report, end everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--router", choices=["select-service", "serve"], default="select-service")
+    parser.add_argument("--selectors", type=int, default=2)
+    parser.add_argument("--engines", type=int, default=4)
+    parser.add_argument("--users", type=int, default=24)
+    parser.add_argument("--turns", type=int, default=8)
+    chosen = parser.parse_args()
+    ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)  # engines cost no CPU here
+    try:
+        print("selectors:", *deploy(chosen.selectors))
+        options = {} if chosen.router == "serve" else {"request_router_config": ROUTER}
+        app = Engine.options(num_replicas=chosen.engines, **options).bind()
+        handle = serve.run(app, route_prefix=None)
+        began = time.perf_counter()
+        answers = asyncio.run(load(handle, chosen.users, chosen.turns))
+        report(answers, time.perf_counter() - began)
+    finally:
+        serve.shutdown()
+        remove()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
