@@ -359,11 +359,15 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
 
 def _front(service: Service) -> "Lean | None":
     """Who answers usual requests before the application sees them."""
-    if service.config["no_fast_path"] or service.guard.is_on:
+    if service.config["no_fast_path"]:
         return None
     from select_service.fast.protocol import Lean
     from select_service.fast.service_answerer import ServiceAnswerer
 
+    if service.guard.is_on:
+        from select_service.fast.keyed import KeyedLean, Passes
+
+        return KeyedLean(Passes(service.guard, service.selector, service.metrics))
     return Lean(ServiceAnswerer(service.selector, service.metrics))
 
 

@@ -13,7 +13,7 @@ from select_service.api.service import Service, now
 from select_service.api.tenancy import keep_within
 from select_service.errors import Forbidden, Overloaded, QuotaExceeded, SelectError, UnknownField
 from select_service.http.codec import body_as, error_response
-from select_service.http.connection import ClientGone
+from select_service.http.connection import ClientGone, Verified, connection_of
 from select_service.http.endpoint import Endpoint
 from select_service.http.request_warnings import STRICT, Warned, tell, warn, warned
 from select_service.http.second_reading import BodyForm
@@ -63,6 +63,8 @@ class Resource:
             request.scope["grant"] = grant = service.guard.admit(
                 self.path, may_call, headers, now()
             )
+            if grant.key is not None:
+                _note(request, grant)
             arguments = await action.arguments(request)
             if grant.tenants is not None:
                 keep_within(service, grant, action.route, arguments)
@@ -86,6 +88,12 @@ class Resource:
         response = error_response(MethodNotAllowed(text))
         response.headers["allow"] = self._allow
         return response
+
+
+def _note(request: Request, grant: Grant) -> None:
+    """Let the connection know whose requests come in on it."""
+    value = next(value for name, value in request.scope["headers"] if name == b"authorization")
+    connection_of(request).verified = Verified(value, grant)
 
 
 def _told(request: Request, error: SelectError) -> SelectError:

@@ -33,5 +33,9 @@ class Answerer(Protocol):
           Nothing is done; the ordinary path reads the same bytes.
         """
 
+
+class HeadedAnswerer(Answerer, Protocol):
+    """One that is told what stands in the heads of its answers."""
+
     def say(self, headers: Headers) -> None:
         """Every answer begins with these from now on, before its own."""

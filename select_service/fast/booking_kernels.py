@@ -46,6 +46,7 @@ from select_service.core.load.ledger_layout import (
 from select_service.fast import request_layout as request
 from select_service.fast.answer_kernels import record_of
 from select_service.fast.byte_kernels import NONE, I, U
+from select_service.fast.guard_kernels import kept_within
 from select_service.fast.request_layout import (
     EFFECTIVE_PREFILL_TOKENS,
     ISL_TOKENS,
@@ -71,6 +72,7 @@ from select_service.fast.serve_layout import (
     DP_RANK,
     GIVE_UP,
     ID_BYTES,
+    IS_BOUND,
     LEDGER,
     NAMED,
     NEW_ID,
@@ -120,10 +122,14 @@ def _changed(state, ledger, name):
 @compiled()
 def change(data, state):
     """Do what the route says to the reservation of its path.  0, or why it is not done."""
-    ledger = i64_view(state, LEDGER)
+    ledger, name = i64_view(state, LEDGER), name_in(data, state[PATH_ID], state[PATH_ID + 1])
+    if state[IS_BOUND] != 0:
+        said = kept_within(state, ledger, name)
+        if said < 0:
+            return said
     if not _may_change(state):
         return CALL
-    row = _changed(state, ledger, name_in(data, state[PATH_ID], state[PATH_ID + 1]))
+    row = _changed(state, ledger, name)
     if row == UNKNOWN:
         return GIVE_UP
     if row < 0 and state[ROUTE] != request.PREFILL_COMPLETE:

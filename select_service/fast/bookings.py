@@ -106,6 +106,14 @@ class Bookings:
         except (SelectError, MemoryError):
             return None
 
+    def row_booked(self, data: bytes, new_name: str | None) -> int:
+        """Where the reservation stands that was just booked.  new_name: as in `book_placed`"""
+        name = self._text(data, request.RESERVATION_ID) or new_name
+        assert name is not None
+        booking = self._selector.held.find(name)
+        assert booking is not None
+        return booking.row
+
     def tell_changed(self, row: int) -> None:
         """Tell the followers of the ledger how the life of a reservation goes on."""
         if self._fields[request.ROUTE] == request.FREE:

@@ -31,12 +31,14 @@ from select_service.fast.byte_kernels import (
     words_of,
 )
 from select_service.fast.request_layout import (
+    AUTHORIZATION,
     BODY_AT,
     BODY_BYTES_MAX,
     END,
     FREE,
     HEAD_BYTES_MAX,
     HEADERS_MAX,
+    HOST_NAME,
     INCOMPLETE,
     N_FIELDS,
     PATH_ID,
@@ -65,6 +67,7 @@ NAMES = words_of(
     b"content-type",
     b"connection",
     b"x-dynamo-meta-policy-class",
+    b"authorization",
     b"transfer-encoding",
     b"expect",
     b"upgrade",
@@ -72,7 +75,7 @@ NAMES = words_of(
     b"proxy-connection",
     small=True,
 )
-HOST, LENGTH, TYPE, CONNECTION, CLASS = range(5)
+HOST, LENGTH, TYPE, CONNECTION, CLASS, KEY = range(6)
 """Names behind these are never usual."""
 JSON = words_of(b"application/json")
 JSON_BYTES = 16
@@ -198,7 +201,11 @@ def is_json(data, at, end):
 def is_usual(name, data, at, end, fields):
     """Is [at, end) a usual value of the header?  Notes what it says."""
     if name == HOST:
+        fields[HOST_NAME], fields[HOST_NAME + 1] = at, end - at
         return is_host(data, at, end)
+    if name == KEY:  # what it is worth is judged behind here (guard_kernels)
+        fields[AUTHORIZATION], fields[AUTHORIZATION + 1] = at, end - at
+        return True
     if name == TYPE:
         return is_json(data, at, end)
     if name == LENGTH:

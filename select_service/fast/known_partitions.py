@@ -29,9 +29,18 @@ class KnownPartitions:
     """Learned one by one; forgotten together when one of the fleet goes or is replaced."""
 
     def __init__(
-        self, fleet: Fleet, held: Reservations, state: npt.NDArray[np.int64], reader: int = 0
+        self,
+        fleet: Fleet,
+        held: Reservations,
+        state: npt.NDArray[np.int64],
+        reader: int = 0,
+        tenants: frozenset[str] | None = None,
     ) -> None:
-        """reader: whose plan of each partition is used, see `Placing.plan_for`"""
+        """reader: whose plan of each partition is used, see `Placing.plan_for`
+
+        tenants: no partitions of others are known; None: of all
+        """
+        self._tenants = tenants
         self._fleet = fleet
         self._held = held
         self._state = state
@@ -61,12 +70,12 @@ class KnownPartitions:
         self._state[layout.AT_ROW] = NONE
 
     def learn(self, key: PartitionKey) -> bool:
-        """Let AT_ROW be a row of the partition, whose names have NAMES_HASH; False: there is none.
+        """Let AT_ROW be a row of the partition, whose names have NAMES_HASH; False: none for us.
 
         To be called when it was not found.
         """
         partition = self._fleet.partitions.get(key)
-        if partition is None:
+        if partition is None or (self._tenants is not None and key.tenant_id not in self._tenants):
             return False
         number = len(self._known)
         row = self._rows[number]

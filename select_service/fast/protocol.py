@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from select_service.errors import CapacityExceeded
-from select_service.fast.answerer import Answerer
+from select_service.fast.answerer import Answerer, HeadedAnswerer
 from select_service.http import protocol as bounds
 from select_service.http.codec import BODY_BUDGET, BODY_BYTES_FREE, BODY_BYTES_MAX
 from select_service.http.protocol import CALLBACK, BoundedProtocol
@@ -44,7 +44,7 @@ request in `_parts`; to be kept behind what is in `_parts`; for `_ordinary`; of 
 class Lean:
     """Makes the protocol of every connection of one server (see `http.server.Front`)."""
 
-    def __init__(self, answerer: Answerer) -> None:
+    def __init__(self, answerer: HeadedAnswerer) -> None:
         self.answerer = answerer
         self.watch = Watch()
         self.say = answerer.say
@@ -56,7 +56,11 @@ class Lean:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        return LeanProtocol(self.answerer, self.watch, config, server_state)
+        return self.new(config, server_state)
+
+    def new(self, *server: Any) -> asyncio.Protocol:
+        """server: its configuration and state"""
+        return LeanProtocol(self.answerer, self.watch, *server)
 
     async def begin(self, config: uvicorn.Config, state: ServerState) -> None:
         """See `http.server.Front`: connections come from the server alone."""

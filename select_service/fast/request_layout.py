@@ -45,7 +45,10 @@ TENANT_ID = 21
 # And:
 KEYS_LEFT = 23  # a bit for each key that was not given
 DECAY_FRACTION = 24  # bits of a float64; NONE is NaN
-N_FIELDS = 25
+# Texts of the head, each with its length:
+AUTHORIZATION = 25
+HOST_NAME = 27  # with its port
+N_FIELDS = 29
 
 HEAD_BYTES_MAX = 8192
 HEADERS_MAX = 64

@@ -18,6 +18,7 @@ from select_service.fast.answer_kernels import is_told, record_of, render, rende
 from select_service.fast.body_kernels import read_body
 from select_service.fast.booking_kernels import book_chosen, change, has_path
 from select_service.fast.byte_kernels import NONE, I, U
+from select_service.fast.guard_kernels import is_let_in
 from select_service.fast.head_kernels import read_head
 from select_service.fast.keeping_kernels import keep_usual
 from select_service.fast.partition_kernels import find_row, row_of
@@ -109,6 +110,8 @@ def read_usual(data, at, state):
         return STALE
     end = len(data)
     said = read_head(data, at, end, state)
+    if said == USUAL and not is_let_in(data, state):
+        return GIVE_UP
     if said == READ_INCOMPLETE or (said == USUAL and state[END] > end):
         return INCOMPLETE  # END says up to where, or NONE as long as the head does not say it
     if said != USUAL:

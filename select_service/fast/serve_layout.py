@@ -22,6 +22,11 @@ LEDGER      int64                            see core.load.ledger_layout
 WAITS       int64   1                        `WaitingList.waits`
 MASK        bool    n_slots                  ranks that may be chosen, as the gate or a client says
 BOUNDS_NS   float64 N_BUCKETS - 1            upper ends of the buckets of COUNTS
+KEY         uint8                            value of `authorization` with which requests are served
+HOSTS       uint8   HOSTS_MAX * HOST_BYTES   values of `host` that are served
+HOST_LENGTHS int64  HOSTS_MAX                their bytes; 0: there is none in its place
+WITHIN      bool                             by sum of the ledger: is it of a tenant of the key?
+SUM_CHANGES int64   1                        `OriginSums.changes`
 
 Of a row:
 
@@ -52,6 +57,7 @@ CALL = -8  # a verb of the core is to be called with the id of the path
 UNNAMED = -9  # NEW_ID has to be a new id
 BROKEN = -10  # the ledger does not hold what it must
 FIND_RANK = -11  # SLOT has to be that of the rank that the request names
+STALE_SUMS = -13  # the sums of the ledger have changed: WITHIN does not hold any more
 TELL = -12  # followers of the ledger have to be told of the change of CHANGED; all is done but this
 
 # Where a call of `serve` begins.
@@ -77,7 +83,12 @@ NAMED: and there is a NEW_ID.  RENDER: all is done but the answer."""
     LOG,
     LEDGER,
     WAITS,
-) = range(N_FIELDS, N_FIELDS + 34, 2)
+    KEY,
+    HOSTS,
+    HOST_LENGTHS,
+    WITHIN,
+    SUM_CHANGES,
+) = range(N_FIELDS, N_FIELDS + 44, 2)
 (
     SEEN,  # the changes of the fleet up to which rows are known
     AT_ROW,  # row of the partition that is asked for
@@ -90,8 +101,12 @@ NAMED: and there is a NEW_ID.  RENDER: all is done but the answer."""
     COUNTS_BLOCKS,
     COUNTS_OUTPUT,
     CHANGED,  # row of the reservation in the ledger that was changed
+    ASKS_KEY,  # is a key needed?
+    ASKS_HOST,  # does it matter which host is asked for?
+    IS_BOUND,  # is the key bound to tenants, so that WITHIN counts?
+    SUMS_SEEN,  # the changes of the sums up to which WITHIN holds
     HEAD_LENGTH,  # of the first head, in bytes; those of the others follow
-) = range(N_FIELDS + 34, N_FIELDS + 46)
+) = range(N_FIELDS + 44, N_FIELDS + 60)
 STATE_LENGTH = HEAD_LENGTH + 2
 
 # Numbers of a row.
@@ -118,6 +133,8 @@ TOKENS_LENGTH = TOKENS_MAX + WINDOW
 TEXT_BYTES = 512
 ID_BYTES = 36
 """Of an id that is made here."""
+HOSTS_MAX = 16
+HOST_BYTES = 256
 HEAD_BYTES = 512
 BODY_BEGIN = HEAD_BYTES + 128
 """Place of a body in OUT; before it is its head."""

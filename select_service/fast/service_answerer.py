@@ -27,12 +27,17 @@ class ServiceAnswerer:
     _name: a new id that the request in hand has got
     """
 
-    def __init__(self, selector: Selector, metrics: Metrics) -> None:
-        self.end = 0
+    def __init__(
+        self, selector: Selector, metrics: Metrics, tenants: frozenset[str] | None = None
+    ) -> None:
+        """tenants: what is asked of others is given up; None: of nobody"""
+        self.end, self._tenants, self._sums = 0, tenants, selector.held.sums
         self._memory = ServeMemory()
         self._state = self._memory.header
         self._numbers = self._state.data
-        self._partitions = KnownPartitions(selector.fleet, selector.held, self._state)
+        self._partitions = KnownPartitions(
+            selector.fleet, selector.held, self._state, tenants=tenants
+        )
         self._counts = Counts(self._state, selector.gate.tally, metrics)
         self._gate, self._random = selector.gate, selector.random
         self._out = self._memory.out.data
@@ -54,6 +59,8 @@ class ServiceAnswerer:
         name_array(state, layout.GATE, self._gate.admits)
         name_array(state, layout.LEDGER, selector.held.memory.header)
         name_array(state, layout.WAITS, self._gate.waiting.waits)
+        name_array(state, layout.SUM_CHANGES, self._sums.changes)
+        state[layout.IS_BOUND], state[layout.SUMS_SEEN] = self._tenants is not None, NONE
         state[layout.BOOKS] = self._books
         state[layout.COUNTS_PREFILL] = router.track_prefill_tokens
         state[layout.COUNTS_BLOCKS] = router.track_active_blocks
@@ -63,6 +70,18 @@ class ServiceAnswerer:
         """Every answer begins with these from now on, before its own."""
         self._memory.say(headers)
         self._partitions.look()
+
+    def ask_for(self, address: int, length: int) -> None:
+        """Give up requests without this value of `authorization`, which the caller keeps alive."""
+        numbers = self._numbers
+        numbers[layout.ASKS_KEY], numbers[layout.KEY], numbers[layout.KEY + 1] = 1, address, length
+
+    @property
+    def booked_row(self) -> int:
+        """That of the reservation of the last answer in the ledger; NONE: it made none."""
+        route = self._numbers[request.ROUTE]
+        is_booked = route in (request.SELECT_AND_RESERVE, request.RESERVE)
+        return self._numbers[layout.CHANGED] if is_booked else NONE
 
     @property
     def is_select(self) -> bool:
@@ -103,6 +122,9 @@ class ServiceAnswerer:
         if said == layout.STALE:
             self._partitions.look()
             return layout.READ
+        if said == layout.STALE_SUMS:
+            self._look_at_sums()
+            return layout.READ
         if said == layout.UNTOLD:
             self._partitions.at(state[layout.AT_ROW]).answers.tell(state[layout.SLOT])
             return layout.TOLD
@@ -130,6 +152,12 @@ class ServiceAnswerer:
             return layout.GIVE_UP
         self._let_choose_among(free)
         return layout.GO_ON_JUDGED
+
+    def _look_at_sums(self) -> None:
+        assert self._tenants is not None
+        self._within = self._sums.within(self._tenants)
+        name_array(self._state, layout.WITHIN, self._within)
+        self._state[layout.SUMS_SEEN] = self._sums.changes[0]
 
     def _step_aside(self) -> None:
         """Reservations have moved: their callers are told by the ordinary path."""
@@ -186,6 +214,7 @@ class ServiceAnswerer:
             if state[request.RESERVATION_ID] == NONE:
                 self._name_it(name)
         self._partitions.booked(state[layout.AT_ROW])
+        state[layout.CHANGED] = self._bookings.row_booked(data, self._name)
         return layout.RENDER
 
     def _told(self, data: bytes) -> int:

@@ -5,8 +5,11 @@ is none, as in an in-process client, nobody ever goes away.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from starlette.requests import Request
+
+from select_service.access.guard import Grant
 
 EXTENSION = "select_service.connection"
 """Its place among the `extensions` of an ASGI scope."""
@@ -16,13 +19,24 @@ class ClientGone(Exception):
     """The client closed the connection before it was answered; nobody waits for an answer."""
 
 
-class Connection:
-    """One client.  The protocol says when it is gone, a handler may ask for it or be told."""
+class Verified(NamedTuple):
+    """The value of `authorization` with which a request was let in, and as whom."""
 
-    __slots__ = ("_told", "gone")
+    value: bytes
+    grant: Grant
+
+
+class Connection:
+    """One client.  The protocol says when it is gone, a handler may ask for it or be told.
+
+    verified: of the last request that came with a key that is known
+    """
+
+    __slots__ = ("_told", "gone", "verified")
 
     def __init__(self) -> None:
         self.gone = False
+        self.verified: Verified | None = None
         self._told: Callable[[], None] = _nobody
 
     def tell(self, told: Callable[[], None]) -> None:

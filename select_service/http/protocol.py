@@ -358,6 +358,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """There are too many connections."""
         self._refuse(CapacityExceeded(f"more than {CONNECTIONS_MAX} connections"))
 
+    @property
+    def connection(self) -> Connection:
+        """What handlers say and ask of this connection."""
+        return self._connection
+
     def step_back(self) -> None:
         """Somebody else reads on, and watches the connection until `data_received` is called."""
         self._began = None

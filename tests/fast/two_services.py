@@ -15,11 +15,14 @@ import pytest
 from uvicorn.server import ServerState
 
 from select_service import app
+from select_service.access.settings import guard_of
 from select_service.api.application import Application
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
 from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.agreement import Agreement
+from select_service.fast import keyed
+from select_service.fast.keyed import KeyedAnswerer, KeyedLean, Passes
 from select_service.fast.protocol import Lean, LeanProtocol
 from select_service.fast.service_answerer import ServiceAnswerer
 from select_service.http import protocol as http_protocol
@@ -61,6 +64,30 @@ class Counting(ServiceAnswerer):
         return found
 
 
+class CountingKeyed(KeyedAnswerer):
+    """Counts what is answered, where all of that is counted."""
+
+    __slots__ = ("counting",)
+
+    def answer(self, data: bytes, at: int, file: int = -1) -> bytes | None:
+        found = super().answer(data, at, file)
+        self.counting.answered += found is not None
+        return found
+
+
+class CountingKeyedLean(KeyedLean):
+    def __init__(self, passes: Passes, counting: Counting) -> None:
+        super().__init__(passes)
+        self._counting = counting
+
+    def new(self, *server: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keyed, "KeyedAnswerer", CountingKeyed)
+            made: Any = super().new(*server)
+        made._keyed.counting = self._counting
+        return made
+
+
 class Side:
     """One service with one connection."""
 
@@ -76,11 +103,18 @@ class Side:
                 {"DYN_USE_KV_EVENTS": "false", **variables},
             )
             self.service, self.follower, self.replicas, *_ = app.build(
-                config, admission_rules(config), "1.2.3", health_settings(config)
+                config,
+                admission_rules(config),
+                "1.2.3",
+                health_settings(config),
+                guard_of(config),
             )
         self.selector = self.service.selector
         self.answerer = Counting(self.selector, self.service.metrics) if fast else None
         front = None if self.answerer is None else Lean(self.answerer)
+        if fast and self.service.guard.is_on:
+            passes = Passes(self.service.guard, self.selector, self.service.metrics)
+            front = CountingKeyedLean(passes, self.answerer)
         self._config = server_of(Application(self.service), front).config
         self._config.load()
         if front is not None:

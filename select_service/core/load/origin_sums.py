@@ -58,12 +58,19 @@ class OriginSums:
         self._free: list[int] = []
         self._looked_at = 0
         self._observed: dict[PartitionKey, Observed] = {}
+        self.changes = np.zeros(1, np.int64)
+        """How often a number has come to stand for another place."""
 
     def number_of(self, key: PartitionKey, origin: int | None) -> int:
         """Its row, made when there was none."""
         mine = self._numbers.get(origin)
         found = None if mine is None else mine.get(key)
         return self._new(Place(key, origin)) if found is None else found
+
+    def within(self, tenants: frozenset[str]) -> npt.NDArray[np.bool_]:
+        """By number: is it of one of these tenants?  As long as `changes` stays.  O(sums)"""
+        places = self._places
+        return np.array([p is not None and p.key.tenant_id in tenants for p in places], np.bool_)
 
     def place(self, number: int) -> Place:
         """What a row that counts something is about."""
@@ -109,6 +116,7 @@ class OriginSums:
             self._make_room()
         number = self._free.pop()
         self._places[number] = place
+        self.changes += 1
         self._numbers.setdefault(place.origin, {})[place.key] = number
         if place.origin is None:
             self._observe(place.key, number)

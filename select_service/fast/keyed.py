@@ -1,0 +1,175 @@
+"""Compiled answers where a key is needed.
+
+The first request of a connection goes the ordinary way, which judges its key and notes the very
+value of `authorization` that it came with.  From then on requests of the connection with that
+value, byte for byte and given once, are answered by compiled code, as long as the keys do not
+change; all others go the ordinary way, which may find another key in them.
+
+A key that is bound to tenants has an answerer that knows no partitions and no reservations but
+theirs; keys with the same tenants share it.  Quotas are asked before, and counted behind an answer:
+what the ordinary path answers, it counts itself.
+"""
+
+import asyncio
+import logging
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from select_service.access.guard import Guard
+from select_service.access.roles import CALLER
+from select_service.core.selector import Selector
+from select_service.fast.protocol import Lean, LeanProtocol, Watch
+from select_service.fast.request_layout import NONE
+from select_service.fast.service_answerer import ServiceAnswerer
+from select_service.http.connection import Connection, Verified
+from select_service.http.head import Headers
+from select_service.http.protocol import BoundedProtocol
+from select_service.metrics.service_metrics import Metrics
+
+ANSWERERS_MAX = 64
+"""Different sets of tenants whose requests are answered by compiled code, 2 MiB each; the requests
+of further ones go the ordinary way."""
+
+log = logging.getLogger("select_service.keys")
+
+
+class Passes:
+    """Who answers the requests of which keys."""
+
+    def __init__(self, guard: Guard, selector: Selector, metrics: Metrics) -> None:
+        self.guard, self.selector = guard, selector
+        self._metrics = metrics
+        self._headers: Headers = []
+        self._answerers: dict[frozenset[str] | None, ServiceAnswerer] = {}
+        self.unbound = self._answerers[None] = ServiceAnswerer(selector, metrics)
+        """Of keys that are bound to no tenants."""
+
+    def answerer_of(self, tenants: frozenset[str] | None) -> ServiceAnswerer | None:
+        """None: there are too many."""
+        answerer = self._answerers.get(tenants)
+        if answerer is None and len(self._answerers) < ANSWERERS_MAX:
+            answerer = ServiceAnswerer(self.selector, self._metrics, tenants)
+            answerer.say(self._headers)
+            self._answerers[tenants] = answerer
+            if len(self._answerers) == ANSWERERS_MAX:
+                fields = {"sets_of_tenants": ANSWERERS_MAX}
+                log.warning(
+                    "keys of further tenants are answered in Python", extra={"fields": fields}
+                )
+        return answerer
+
+    def say(self, headers: Headers) -> None:
+        """Every answer begins with these from now on."""
+        self._headers = headers
+        for answerer in self._answerers.values():
+            answerer.say(headers)
+
+
+class KeyedAnswerer:
+    """The `Answerer` of one connection.
+
+    _known: by which key it answers, and _generation: of the keys then
+    _inner: who answers; None: nobody.  _value: kept alive for it
+    """
+
+    __slots__ = (
+        "_generation",
+        "_inner",
+        "_key",
+        "_known",
+        "_passes",
+        "_use",
+        "_value",
+        "connection",
+        "end",
+    )
+
+    def __init__(self, passes: Passes) -> None:
+        self.end = 0
+        self.connection = Connection()
+        self._passes, self._generation = passes, passes.guard.generation
+        self._known: Verified | None = None
+        self._inner: ServiceAnswerer | None = None
+
+    @property
+    def is_select(self) -> bool:
+        """See `Answerer`."""
+        return self._inner is not None and self._inner.is_select
+
+    def answer(self, data: bytes, at: int, file: int = NONE) -> bytes | None:
+        """See `Answerer`."""
+        if (
+            self._known is not self.connection.verified
+            or self._generation != self._passes.guard.generation
+        ):
+            self._look()
+        inner = self._inner
+        if inner is None or (self._use is not None and not self._may_go_on()):
+            self.end = 0
+            return None
+        inner.ask_for(*self._value[:2])
+        answer = inner.answer(data, at, file)
+        self.end = inner.end
+        if answer is not None and self._use is not None:
+            self._count(inner.booked_row)
+        return answer
+
+    def _look(self) -> None:
+        """Who is it that calls now?"""
+        guard = self._passes.guard
+        self._known, self._generation = self.connection.verified, guard.generation
+        self._inner = None
+        if self._known is None or not guard.stands(self._known.grant):
+            return
+        grant = self._known.grant
+        if grant.has(CALLER):
+            value = np.frombuffer(self._known.value, np.uint8)
+            self._value = value.ctypes.data, value.size, value
+            self._key, self._use = grant.key, guard.use_of(grant.key)
+            self._inner = self._passes.answerer_of(grant.tenants)
+
+    def _may_go_on(self) -> bool:
+        """Do the quotas of the key allow whatever is asked for?  If not, the ordinary path looks
+        closer."""
+        assert self._use is not None
+        assert self._key is not None
+        quotas = self._key.quotas
+        orders = self._passes.selector.held.memory.orders
+        return self._use.may_ask(quotas, monotonic()) and self._use.may_book(quotas, orders)
+
+    def _count(self, row: int) -> None:
+        """An answer was given.  row: of the reservation that it made, or NONE"""
+        assert self._use is not None
+        assert self._key is not None
+        self._use.asked()
+        if row != NONE and self._key.quotas.reservations is not None:
+            self._use.booked(row, int(self._passes.selector.held.memory.orders[row]))
+
+
+class KeyedProtocol(LeanProtocol):
+    """One connection."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, passes: Passes, watch: Watch, *server: Any) -> None:
+        self._keyed = KeyedAnswerer(passes)
+        super().__init__(self._keyed, watch, *server)
+
+    def _new_ordinary(self) -> BoundedProtocol:
+        ordinary = super()._new_ordinary()
+        self._keyed.connection = ordinary.connection
+        return ordinary
+
+
+class KeyedLean(Lean):
+    """Makes the protocol of every connection of one server, where a key is needed."""
+
+    def __init__(self, passes: Passes) -> None:
+        super().__init__(passes.unbound)
+        self._passes, self.say = passes, passes.say
+
+    def new(self, *server: Any) -> asyncio.Protocol:
+        """See `Lean.new`."""
+        return KeyedProtocol(self._passes, self.watch, *server)
