@@ -26,6 +26,7 @@ from select_service.core.decide.policies import choice_named
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
 from select_service.core.selector import Selector, SelectorConfig
+from select_service.edge.audit_log import AuditFiles
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
@@ -138,6 +139,7 @@ def build(
     if health is not None:
         service.reporters = health.reporters
         service.capacity = _watch_capacity(selector, health)
+    service.audit = _audited(config["audit_log"], ingest)
     service.callback_failures, service.callback_failed = callbacks.failures, callbacks.failed
     if config["snapshot_path"]:
         kept = KeptPoliciesFile(Path(config["snapshot_path"]), selector.fleet.policies)
@@ -146,6 +148,15 @@ def build(
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     return Parts(service, follower, replicas, _logged(service), watch)
+
+
+def _audited(path: str | None, ingest: Ingest) -> AuditFiles | None:
+    """Raises Unusable."""
+    try:
+        return None if path is None else AuditFiles(Path(path))
+    except OSError as error:
+        ingest.close()
+        raise Unusable(f"--audit-log: cannot write `{path}`: {error.strerror}") from None
 
 
 def _keep_fit(
@@ -353,6 +364,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         if replicas is not None:
             replicas.close()
         await http.close()
+        if isinstance(service.audit, AuditFiles):
+            service.audit.close()
         if logged is not None:
             logged.files.close(logged.decisions.rest(monotonic()))
 

@@ -97,22 +97,31 @@ class Guard:
             use = self._uses[key.name] = KeyUse(key.name)
         return use
 
-    def admit(self, route: str, may_call: MayCall, headers: Headers, now: float) -> Grant:
-        """Who calls.  Raises Unauthenticated, Forbidden, QuotaExceeded, and counts it."""
+    def who(self, route: str, may_call: MayCall, headers: Headers) -> Grant:
+        """Who calls.  Raises Unauthenticated, and counts it; what is open is open to strangers."""
         if not self.is_on:
             return EVERYTHING
-        key: ApiKey | None = None
         try:
             key = self._key_of(headers)
-            _check(key, may_call)
-            if may_call.roles and (use := self.use_of(key)) is not None:
-                use.ask(key.quotas, now)
-        except SelectError as error:
+        except Unauthenticated as error:
             if not may_call.roles:
                 return STRANGER
-            self.refused(route, key, error)
+            self.refused(route, None, error)
             raise
         return Grant(key, key.tenants, key.roles)
+
+    def let_in(self, route: str, may_call: MayCall, grant: Grant, now: float) -> None:
+        """Raises Forbidden, QuotaExceeded, and counts it.  now: in seconds of a steady clock"""
+        key = grant.key
+        if key is None or not may_call.roles:
+            return
+        try:
+            _check(key, may_call)
+            if (use := self.use_of(key)) is not None:
+                use.ask(key.quotas, now)
+        except SelectError as error:
+            self.refused(route, key, error)
+            raise
 
     def refused(self, route: str, key: ApiKey | None, error: SelectError) -> None:
         """Count it."""
@@ -148,7 +157,7 @@ def _by_digest(keys: Iterable[ApiKey]) -> Mapping[bytes, ApiKey]:
 
 def _check(key: ApiKey, may_call: MayCall) -> None:
     """Raises Forbidden."""
-    if may_call.roles and may_call.roles.isdisjoint(key.roles):
+    if may_call.roles.isdisjoint(key.roles):
         needed = " or ".join(sorted(may_call.roles))
         raise Forbidden(f"the key `{key.name}` may not call this: it needs the role {needed}")
     if key.tenants is not None and not may_call.is_scoped:

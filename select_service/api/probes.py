@@ -120,6 +120,7 @@ async def metrics(service: Service, request: Request) -> Response:
         service.input_loops(),
         service.decision_log(),
         _access(service.guard) if service.guard.is_on else None,
+        None if service.audit is None else service.audit.counts,
     )
     seen = await result_in_turns(service.metrics.observe(service.selector, edges))
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

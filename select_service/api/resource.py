@@ -3,18 +3,20 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from select_service.access.audit import Asked, is_action, line_of
 from select_service.access.guard import EVERYTHING, Grant
 from select_service.api.parameters import query_of
-from select_service.api.service import Service, now
+from select_service.api.service import InternalError, Service, now
 from select_service.api.tenancy import keep_within
 from select_service.errors import Forbidden, Overloaded, QuotaExceeded, SelectError, UnknownField
 from select_service.http.codec import body_as, error_response
 from select_service.http.connection import ClientGone, Verified, connection_of
-from select_service.http.endpoint import Endpoint
+from select_service.http.endpoint import Endpoint, Route
 from select_service.http.request_warnings import STRICT, Warned, tell, warn, warned
 from select_service.http.second_reading import BodyForm
 from select_service.spelling import SHOWN_CHARS_MAX, nearest
@@ -26,10 +28,6 @@ class MethodNotAllowed(SelectError):
 
 class RouteNotFound(SelectError):
     status, code = 404, "route_not_found"
-
-
-OF_TENANTS_AND_QUOTAS = (Forbidden, QuotaExceeded)
-"""Refusals that come after the guard has let a request in, and are counted as its own."""
 
 
 class Resource:
@@ -58,30 +56,39 @@ class Resource:
         action = self._actions.get(request.method)
         if action is None:
             return self._wrong_method(request.method)
+        refusal, status = None, InternalError.status
         try:
-            headers, may_call = request.scope["headers"], action.route.may_call
-            request.scope["grant"] = grant = service.guard.admit(
-                self.path, may_call, headers, now()
-            )
-            if grant.key is not None:
-                _note(request, grant)
-            arguments = await action.arguments(request)
-            if grant.tenants is not None:
-                keep_within(service, grant, action.route, arguments)
-            if "warnings" in request.scope:
-                _check_strictness(service, request, action.is_strict)
-            response = await action.handler(service, request, *arguments)
-            in_body = response.status_code in action.extensible
+            response = await self._act(service, request, action)
+            in_body, status = response.status_code in action.extensible, response.status_code
         except SelectError as error:
-            if isinstance(error, OF_TENANTS_AND_QUOTAS) and "grant" in request.scope:
-                service.guard.refused(self.path, request.scope["grant"].key, error)
+            refusal, status = error, error.status
             response = error_response(_told(request, error))
             in_body = not isinstance(error, Overloaded)
+        finally:
+            await _audit(service, request, action.route, status, refusal)
         if "warnings" in request.scope:
             for each in warned(request):
                 service.metrics.warned(self.path, each.kind)
             tell(response, warned(request), in_body)
         return response
+
+    async def _act(self, service: Service, request: Request, action: "_Action") -> Response:
+        """Raises SelectError, ClientGone."""
+        scope, guard, may_call = request.scope, service.guard, action.route.may_call
+        scope["grant"] = grant = guard.who(self.path, may_call, scope["headers"])
+        if grant.key is not None:
+            guard.let_in(self.path, may_call, grant, now())
+            _note(request, grant)
+        scope["arguments"] = arguments = await action.arguments(request)
+        if grant.tenants is not None:
+            _keep_within(service, request, action.route)
+        if "warnings" in scope:
+            _check_strictness(service, request, action.is_strict)
+        try:
+            return await action.handler(service, request, *arguments)
+        except QuotaExceeded as error:
+            guard.refused(self.path, grant.key, error)
+            raise
 
     def _wrong_method(self, method: str) -> Response:
         text = f"method not allowed: `{self.path}` takes {self._allow.replace(',', ', ')}"
@@ -94,6 +101,34 @@ def _note(request: Request, grant: Grant) -> None:
     """Let the connection know whose requests come in on it."""
     value = next(value for name, value in request.scope["headers"] if name == b"authorization")
     connection_of(request).verified = Verified(value, grant)
+
+
+def _keep_within(service: Service, request: Request, route: Route) -> None:
+    """Raises Forbidden, which is counted, NotFound, Conflict."""
+    grant: Grant = request.scope["grant"]
+    try:
+        keep_within(service, grant, route, request.scope["arguments"])
+    except Forbidden as error:
+        service.guard.refused(request.scope["resource"], grant.key, error)
+        raise
+
+
+async def _audit(
+    service: Service, request: Request, route: Route, status: int, refusal: SelectError | None
+) -> None:
+    """Keep what an operator did, before it is answered."""
+    scope = request.scope
+    if service.audit is None or "grant" not in scope:
+        return
+    if not is_action(route.may_call, route.method, scope["grant"]):
+        return
+    body = next((each for each in scope.get("arguments", ()) if isinstance(each, Struct)), None)
+    source = None if request.client is None else request.client.host
+    asked = Asked(scope["grant"], source, request.method, scope["path"], body)
+    code = None if refusal is None else refusal.code
+    line = line_of(asked, route.operation_id, status, code)
+    if line is not None:
+        await service.audit.note(line)
 
 
 def _told(request: Request, error: SelectError) -> SelectError:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 from starlette.requests import Request
 
 from indexer.sockets.ingest import Ingest
+from select_service.access.audit import AuditLine
 from select_service.access.guard import Grant, Guard
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import SelectError
 from select_service.http.streams import Permits
+from select_service.metrics.access import AuditCounts
 from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.input_loops import LoopCounts
 from select_service.metrics.service_metrics import Metrics
@@ -60,6 +62,15 @@ class PolicyKeeper(Protocol):
         """Write them; afterwards `is_kept` says whether that succeeded."""
 
 
+class AuditLog(Protocol):
+    """Keeps what operators did."""
+
+    @property
+    def counts(self) -> AuditCounts: ...
+    async def note(self, line: AuditLine) -> None:
+        """Returns when it is kept, or cannot be."""
+
+
 class InternalError(SelectError):
     status, code = 500, "internal_error"
 
@@ -75,6 +86,7 @@ class Service:
     follower: CatalogPlane
     metrics: Metrics
     replicas: ReplicaPlane | None = None
+    audit: AuditLog | None = None
     guard: Guard = field(default_factory=Guard)
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)

@@ -1,11 +1,20 @@
 """Who was refused, and how the file of keys is.  Without keys there are no series."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
 from select_service.metrics.series import COUNTER, GAUGE, Family, itself, series_of
+
+
+@dataclass(slots=True)
+class AuditCounts:
+    """Since the start.  failures: lines that the file system refused"""
+
+    lines: int = 0
+    failures: int = 0
 
 
 class AccessReport(NamedTuple):
@@ -42,6 +51,21 @@ KEYS: Sequence[Family[AccessReport]] = (
         lambda r: r.is_stale,
     ),
 )
+
+
+AUDITED: Sequence[Family[AuditCounts]] = (
+    Family(COUNTER, "audit_log_lines", "Lines of the audit log.", lambda c: c.lines),
+    Family(
+        COUNTER,
+        "audit_log_failures",
+        "Lines of the audit log that could not be written.",
+        lambda c: c.failures,
+    ),
+)
+
+
+def of_audit(counts: AuditCounts) -> Iterator[Metric]:
+    return series_of(AUDITED, (), {(): counts})
 
 
 def of_access(report: AccessReport) -> Iterator[Metric]:

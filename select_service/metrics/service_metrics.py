@@ -25,7 +25,7 @@ from select_service.core.hindsight import HindsightReport
 from select_service.core.histogram import Histogram
 from select_service.core.selector import Selector
 from select_service.core.views.state_report import Load, PartitionReport, Report, report
-from select_service.metrics.access import AccessReport, of_access
+from select_service.metrics.access import AccessReport, AuditCounts, of_access, of_audit
 from select_service.metrics.admission import of_admission
 from select_service.metrics.comparing import of_experiments, of_shadow
 from select_service.metrics.decision_log import LogCounts, of_decision_log
@@ -93,6 +93,7 @@ class Edges(NamedTuple):
     input_loops:       by their numbers, from 1 on
     decision_log:      None: there is none
     access:            None: there are no keys
+    audit:             None: there is no audit log
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -104,6 +105,7 @@ class Edges(NamedTuple):
     input_loops: Sequence[LoopCounts] = ()
     decision_log: LogCounts | None = None
     access: AccessReport | None = None
+    audit: AuditCounts | None = None
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -113,6 +115,7 @@ class Edges(NamedTuple):
             callback_failures=dict(self.callback_failures),
             tasks={name: replace(counts) for name, counts in self.tasks.items()},
             decision_log=None if self.decision_log is None else replace(self.decision_log),
+            audit=None if self.audit is None else replace(self.audit),
         )
 
 
@@ -237,6 +240,8 @@ class _Scrape(Collector):
             yield from of_decision_log(seen.edges.decision_log)
         if seen.edges.access is not None:
             yield from of_access(seen.edges.access)
+        if seen.edges.audit is not None:
+            yield from of_audit(seen.edges.audit)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)
 

@@ -119,6 +119,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "TOML or YAML file of the keys that may call, see docs/security.md; read again when it "
             "changes and on SIGHUP; none = everybody may call everything",
         ),
+        cli(
+            "--audit-log",
+            None,
+            read.text,
+            "file for a line of JSON of each action of an operator; 8 files of 64 MiB; none "
+            "= not written",
+        ),
     ),
     "The index over a restart": (
         cli(

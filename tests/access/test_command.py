@@ -25,7 +25,7 @@ def test_a_key_that_was_made_is_known(capsys, tmp_path, ending):
         assert status == 0
         assert secret not in path.read_text()
         headers = [(b"authorization", b"Bearer " + secret.encode())]
-        grant = Guard(read_keys(path)).admit("/select", ANYONE, headers, 0.0)
+        grant = Guard(read_keys(path)).who("/select", ANYONE, headers)
         assert grant.key.name == name
         assert grant.tenants == {"red"}
         assert grant.key.quotas.workers == 3

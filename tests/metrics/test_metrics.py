@@ -17,7 +17,7 @@ from select_service.core.decide.policies import PolicyChoice
 from select_service.core.fleet.scoped_policies import PolicyScope
 from select_service.core.identity import PartitionKey, Rank
 from select_service.metrics import service_metrics as metrics_module
-from select_service.metrics.access import AccessReport
+from select_service.metrics.access import AccessReport, AuditCounts
 from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.input_loops import REASONS, LoopCounts
 from select_service.metrics.series import Chosen, GrowingSums
@@ -389,6 +389,7 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, lis
         input_loops=[loop],
         decision_log=LogCounts(),
         access=AccessReport({("/select", "web", "forbidden"): 1}, 1, 1, 0, False),
+        audit=AuditCounts(),
     )
     seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
     with Api("--health-checks=on") as api:
