@@ -330,7 +330,10 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     front = _front(service)
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     server = server_of(Application(service), front if loops is None else loops)
-    http = HttpClient(service.ingest.names, service.ingest.asking_max)
+    key_file = service.config["peer_api_key_file"]
+    http = HttpClient(
+        service.ingest.names, service.ingest.asking_max, Path(key_file) if key_file else None
+    )
     if replicas is not None:
         replicas.start(listener.getsockname()[1], http)
     following = follower.start()

@@ -12,10 +12,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.sockets.names import Names
 from select_service.edge.http_error import HttpError
+from select_service.edge.peer_key import authorization
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -29,8 +31,13 @@ _SESSIONS = "select_service.edge.http_session"
 class HttpClient:
     """Belongs to one event loop.  Nothing is imported or opened before the first request."""
 
-    def __init__(self, names: Names, connections_max: int = CONNECTIONS_MAX) -> None:
-        """connections_max: at a time, idle ones included; at least 2"""
+    def __init__(
+        self, names: Names, connections_max: int = CONNECTIONS_MAX, key_file: Path | None = None
+    ) -> None:
+        """connections_max: at a time, idle ones included; at least 2
+        key_file: holds the key for other selectors; None: they ask for none
+        """
+        self._key_file = key_file
         self._names = names
         self._connections_max = connections_max
         self._sessions: Sessions | None = None
@@ -41,12 +48,20 @@ class HttpClient:
         if sessions is not None:
             await sessions.close()
 
-    async def body(self, url: str, *, accept: str, bytes_max: int, timeout_s: float) -> bytes:
-        """All of the body.  timeout_s: from the name to the last byte.  Raises HttpError."""
+    async def body(
+        self, url: str, *, accept: str, bytes_max: int, timeout_s: float, with_key: bool = False
+    ) -> bytes:
+        """All of the body.  timeout_s: from the name to the last byte.  Raises HttpError.
+
+        with_key: it is a selector that we were told of, and may have our key
+        """
         body = bytearray()
         await self._loaded()
         try:
-            async with asyncio.timeout(timeout_s), self.get(url, accept) as response:
+            async with (
+                asyncio.timeout(timeout_s),
+                self.get(url, accept, with_key=with_key) as response,
+            ):
                 async for chunk in response.content.iter_any():
                     body += chunk
                     if len(body) > bytes_max:
@@ -58,12 +73,19 @@ class HttpClient:
         return bytes(body)
 
     @contextlib.asynccontextmanager
-    async def get(self, url: str, accept: str) -> AsyncIterator["ClientResponse"]:
+    async def get(
+        self, url: str, accept: str, *, with_key: bool = False
+    ) -> AsyncIterator["ClientResponse"]:
         """An answer with status 200, whose body is taken inside.  Raises HttpError.
+
+        with_key: as in `body`
 
         The caller limits the time and what it takes, and has its own TimeoutError back.
         """
-        async with (await self._loaded()).answered(url, accept) as response:
+        headers = {"accept": accept}
+        if with_key and self._key_file is not None:
+            headers["authorization"] = await authorization(self._key_file)
+        async with (await self._loaded()).answered(url, headers) as response:
             yield response
 
     async def _loaded(self) -> "Sessions":

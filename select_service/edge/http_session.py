@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -79,11 +79,13 @@ class Sessions:
         await self._passing.close()
 
     @contextlib.asynccontextmanager
-    async def answered(self, url: str, accept: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def answered(
+        self, url: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A plain answer with status 200.  Raises HttpError, and TimeoutError as it is."""
         has_begun = False
         try:
-            async with self._get(URL(url, encoded=True), accept) as response:
+            async with self._get(URL(url, encoded=True), headers) as response:
                 if response.status != 200:
                     raise HttpError("http_status", f"status {response.status}")
                 encoding = response.headers.get("content-encoding", "identity")
@@ -105,10 +107,11 @@ class Sessions:
             raise HttpError("unreachable", _in_words(error)) from None
 
     @contextlib.asynccontextmanager
-    async def _get(self, url: URL, accept: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _get(
+        self, url: URL, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Raises what aiohttp raises; ValueError for a URL without an origin."""
         with self._session_of(url) as session:
-            headers = {"accept": accept}
             async with session.get(url, allow_redirects=False, headers=headers) as response:
                 yield response
 

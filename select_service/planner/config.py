@@ -134,6 +134,8 @@ class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[DeploymentConfig, ...], Meta(min_length=1, max_length=DEPLOYMENTS_MAX)
     ]
     selectors: Annotated[tuple[str, ...], Meta(max_length=SELECTORS_MAX)] = ()
+    api_key_file: _Path | None = None
+    """Holds the key that selectors ask for; read for each request."""
     cluster_gpus: Annotated[int, Meta(ge=0)] | None = None
     proposers: Annotated[tuple[ExternalProposer, ...], Meta(max_length=PROPOSERS_MAX)] = ()
     api: ApiConfig = ApiConfig()

@@ -66,10 +66,15 @@ class Outbound:
         return await self._ask("GET", url, query, None, token_file, timeout_s)
 
     async def post(
-        self, url: str, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
+        self,
+        url: str,
+        body: bytes | None = None,
+        *,
+        token_file: str | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> bytes:
         """The same for a body of JSON, or none. Raises Unreachable."""
-        return await self._ask("POST", url, None, body, None, timeout_s)
+        return await self._ask("POST", url, None, body, token_file, timeout_s)
 
     async def _ask(
         self,

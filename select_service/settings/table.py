@@ -120,6 +120,12 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "changes and on SIGHUP; none = everybody may call everything",
         ),
         cli(
+            "--peer-api-key-file",
+            None,
+            read.text,
+            "file with the key that this process presents to other selectors, of the role replica",
+        ),
+        cli(
             "--audit-log",
             None,
             read.text,

@@ -15,6 +15,7 @@ from typing import Any, Self
 from unittest import mock
 
 from select_service import app
+from select_service.access.settings import guard_of
 from select_service.log import shows_debug
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import arguments_of, load
@@ -39,6 +40,7 @@ class InThread(Reached):
         with contextlib.chdir(folder):
             config = load(arguments_of(["--host", "127.0.0.1", "--port", "0", *flags]), given)
             rules, health = admission_rules(config), health_settings(config)
+            guard = guard_of(config)
         self._kept = contextlib.ExitStack()
         self._kept.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._kept.callback(shows_debug.__setitem__, 0, shows_debug[0])
@@ -50,7 +52,7 @@ class InThread(Reached):
         self._kept.enter_context(mock.patch.object(app, "server_of", self._server_of))
         listener = self._kept.enter_context(bind("127.0.0.1", 0))
         super().__init__(listener.getsockname()[1])
-        parts = app.opened(config, rules, listener, "1.2.3", health)
+        parts = app.opened(config, rules, listener, "1.2.3", health, guard)
         self._thread = threading.Thread(target=app.run, args=(parts, listener, begun_threads()))
         self._thread.start()
 

@@ -76,7 +76,7 @@ class Download:
         try:
             async with (
                 asyncio.timeout(ANSWER_S_MAX) as patience,
-                self._http.get(self.url.rstrip("/") + "/dump", ACCEPT) as response,
+                self._http.get(self.url.rstrip("/") + "/dump", ACCEPT, with_key=True) as response,
             ):
                 patience.reschedule(None)
                 return await self._load(response)

@@ -78,6 +78,13 @@ def url_of(peer: Peer) -> str:
     return f"http://[{host}]:{agreement.port}" if ":" in host else f"http://{host}:{agreement.port}"
 
 
+def is_where_told(peer: Peer) -> bool:
+    """Does it answer on the host that we were told of?  What a peer says of itself is not believed
+    so far that a key would be sent there."""
+    told = urlsplit(peer.subscriber.endpoint)
+    return told.scheme == "tcp" and told.hostname == urlsplit(url_of(peer)).hostname
+
+
 def shown(peer: Peer, own_router_id: int, now: float) -> ReplicaPeer:
     """The peer's part of the status."""
     subscriber, agreement = peer.subscriber, peer.agreement

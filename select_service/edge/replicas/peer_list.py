@@ -62,14 +62,20 @@ class NoList(Exception):
     """The peer's list could not be had; the text says why."""
 
 
-async def fetch_page(http: HttpClient, url: str, wanted: ReservationFilter) -> ReservationPage:
-    """One page of the list of the selector at `url` (http or https).  Raises NoList."""
+async def fetch_page(
+    http: HttpClient, url: str, wanted: ReservationFilter, *, with_key: bool = False
+) -> ReservationPage:
+    """One page of the list of the selector at `url` (http or https).  Raises NoList.
+
+    with_key: may it have our key?
+    """
     try:
         body = await http.body(
             f"{url.rstrip('/')}/reservations?{_query(wanted)}",
             accept=ACCEPT,
             bytes_max=PAGE_BYTES_MAX,
             timeout_s=PAGE_S_MAX,
+            with_key=with_key,
         )
         rows, rest = await _rows_of(body, wanted.limit)
         frame = _frame_of(rest)

@@ -26,7 +26,7 @@ from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repa
 from select_service.core.replicas.state import ReplicaState
 from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas.log import OutLog, PeerLog
-from select_service.edge.replicas.peer import Peer, shown, url_of
+from select_service.edge.replicas.peer import Peer, is_where_told, shown, url_of
 from select_service.edge.replicas.peer_list import NoList, fetch_page
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.subscriber import Receive, ReplicaSubscriber
@@ -253,7 +253,7 @@ class ReplicaSync:
         repair = Repair(self._state, agreement.router_id, monotonic())
         try:
             async with asyncio.timeout(REPAIR_S_MAX):
-                await _follow(repair, url_of(peer), self._http)
+                await _follow(repair, peer, self._http)
         except (NoList, AnotherProcess, TimeoutError) as error:
             reason = str(error) or f"no complete list after {REPAIR_S_MAX:g} s"
             peer.failed_repairs += 1
@@ -283,7 +283,8 @@ class ReplicaSync:
         )
 
 
-async def _follow(repair: Repair, url: str, http: HttpClient) -> None:
+async def _follow(repair: Repair, peer: Peer, http: HttpClient) -> None:
+    url, with_key = url_of(peer), is_where_told(peer)
     walk = repair.walk()
     wanted = next(walk)
     while True:
@@ -292,7 +293,7 @@ async def _follow(repair: Repair, url: str, http: HttpClient) -> None:
             await asyncio.sleep(0)
         else:
             asked_at = monotonic()
-            page = await fetch_page(http, url, wanted)
+            page = await fetch_page(http, url, wanted, with_key=with_key)
             answer = PageAnswer(page, asked_at, monotonic())
         try:
             wanted = walk.send(answer)

@@ -32,12 +32,14 @@ def identity() -> str:
 class Surroundings:
     """What all deployments of a planner share.
 
-    selectors: URLs.  kubeconfig: None: the account of the pod.
+    selectors: URLs.  api_key_file: holds the key that they ask for.
+    kubeconfig: None: the account of the pod.
     """
 
     selectors: Sequence[str] = ()
     kubeconfig: Path | None = None
     profile: Literal["ours", "document"] = "ours"
+    api_key_file: str | None = None
     elections: Elections = field(default_factory=lambda: Elections(identity()))
 
 
@@ -75,7 +77,8 @@ def _drainer(
 ) -> Drainer | None:
     if not around.selectors or around.profile == "document":
         return None
-    selectors = Selectors(around.selectors, deployment.model_name, deployment.tenant_id)
+    scope = deployment.model_name, deployment.tenant_id
+    selectors = Selectors(around.selectors, *scope, around.api_key_file)
     return Drainer(selectors, timeout_s)
 
 

@@ -108,9 +108,13 @@ _Answer = TypeVar("_Answer")
 
 
 class Selectors:
-    """urls: of the replicas that serve one model and tenant."""
+    """urls: of the replicas that serve one model and tenant;  key_file: holds the key that they
+    ask for"""
 
-    def __init__(self, urls: Sequence[str], model_name: str, tenant_id: str) -> None:
+    def __init__(
+        self, urls: Sequence[str], model_name: str, tenant_id: str, key_file: str | None = None
+    ) -> None:
+        self._key_file = key_file
         self._urls = tuple(url.rstrip("/") for url in urls)
         self._scope = {"model_name": model_name, "tenant_id": tenant_id}
         self._http = Outbound()
@@ -178,7 +182,7 @@ class Selectors:
 
     async def _post(self, url: str, body: bytes | None = None) -> Drained:
         try:
-            await self._http.post(url, body, timeout_s=TIMEOUT_S)
+            await self._http.post(url, body, token_file=self._key_file, timeout_s=TIMEOUT_S)
         except Unreachable as error:
             return _meaning(error)
         return Drained.ASKED
@@ -186,7 +190,9 @@ class Selectors:
     async def _read(self, url: str, kind: type[_Answer]) -> _Answer | None:
         """None: no answer that can be read."""
         try:
-            content = await self._http.get(url, self._scope, timeout_s=TIMEOUT_S)
+            content = await self._http.get(
+                url, self._scope, token_file=self._key_file, timeout_s=TIMEOUT_S
+            )
             return await asyncio.to_thread(msgspec.json.decode, content, type=kind)
         except (Unreachable, msgspec.DecodeError, UnicodeDecodeError):
             return None

@@ -42,5 +42,10 @@ class Connecting:
         if not self._config.selectors:
             return None
         return SelectorSource(
-            self._config.selectors, self._http, own.model_name, own.tenant_id, self._clock
+            self._config.selectors,
+            self._http,
+            own.model_name,
+            own.tenant_id,
+            self._clock,
+            key_file=self._config.api_key_file,
         )

@@ -42,7 +42,7 @@ FAILED = 1
 def run(config: PlannerConfig, profile: Profile, kubeconfig: Path | None) -> int:
     """Until SIGINT or SIGTERM. Exit status; raises ConfigError before anything is scaled."""
     logs.configure(config.log_level, config.log_format)
-    around = Surroundings(config.selectors, kubeconfig, profile)
+    around = Surroundings(config.selectors, kubeconfig, profile, config.api_key_file)
     return asyncio.run(_lived(config, around))
 
 

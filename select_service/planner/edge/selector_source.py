@@ -26,8 +26,11 @@ class SelectorSource:
         model_name: str,
         tenant_id: str,
         clock: Callable[[], float],
+        *,
+        key_file: str | None = None,
     ) -> None:
-        """clock: seconds that never go back"""
+        """clock: seconds that never go back;  key_file: holds the key that selectors ask for"""
+        self._key_file = key_file
         self._urls = urls
         self._http = http
         self._of = {"model_name": model_name, "tenant_id": tenant_id}
@@ -60,7 +63,8 @@ class SelectorSource:
     async def _ask(self, url: str, window_s: int) -> Observation | None:
         query = self._of | {"window_s": str(window_s)}
         try:
-            text = await self._http.get(f"{url.rstrip('/')}/planner/observation", query)
+            path = f"{url.rstrip('/')}/planner/observation"
+            text = await self._http.get(path, query, token_file=self._key_file)
             answer = msgspec.json.decode(text, type=Observation)
         except Unreachable as error:
             if error.status == _NO_PARTITION:

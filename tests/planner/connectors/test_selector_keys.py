@@ -1,0 +1,46 @@
+"""Selectors that ask for a key get that of the planner's file."""
+
+import asyncio
+
+import pytest
+
+from select_service.planner.connectors.selectors import Selectors
+from select_service.planner.edge.selector_source import SelectorSource
+from select_service.planner.outbound import Outbound
+from tests.access.keys import bearer, entry, keys_file, secret
+from tests.builders import worker_body
+from tests.process.in_thread import InThread
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    path = keys_file(tmp_path, entry("planner", "operator"))
+    with InThread("--api-keys-file", str(path), "--health-checks=on") as service:
+        body = worker_body(1)
+        answer = service.call("POST", "/workers", body, authorization=bearer("planner"))
+        assert answer.status == 201
+        yield service
+
+
+def test_observations_loads_and_drains_are_asked_for_with_the_key(guarded, tmp_path):
+    key_file = tmp_path / "key"
+    key_file.write_text(secret("planner"))
+    url = f"http://127.0.0.1:{guarded.port}"
+
+    async def asked(path):
+        http, selectors = Outbound(), Selectors([url], "m", "default", path)
+        source = SelectorSource([url], http, "m", "default", lambda: 0.0, key_file=path)
+        try:
+            seen = await source.observe(60.0, ttft_s=1.0, itl_s=1.0)
+            return seen, await selectors.loads(), source.faults
+        finally:
+            await http.close()
+            await selectors.close()
+
+    seen, loads, faults = asyncio.run(asked(str(key_file)))
+    assert faults == {}
+    assert seen is not None
+    assert [load.worker_id for load in loads] == [1]
+    seen, loads, faults = asyncio.run(asked(None))
+    assert (seen, loads) == (None, None)
+    assert "401" in faults[url]
