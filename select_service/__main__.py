@@ -116,7 +116,7 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     port = config["replica_sync_port"]
     if port is not None:
         _check_port(port)
-    listener = bind(config["host"], config["port"])
+    listener = bind(config["host"], config["port"], config["reuse_port"])
     return Judged(config, rules, health, guard, listener, claim)
 
 

@@ -39,13 +39,13 @@ from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from select_service.errors import SelectError
-from select_service.http.server import Server, duplicates, server_of
+from select_service.http.server import Drain, Server, duplicates, server_of
 from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
 from select_service.settings.health_settings import HealthSettings
 from select_service.starting.collector import Freezing
-from select_service.starting.listening import listen, siblings
+from select_service.starting.listening import leave_to_others, listen, siblings
 
 if TYPE_CHECKING:
     from select_service.core.decision_log import DecisionLog
@@ -329,7 +329,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     service, follower, replicas, logged, watch = parts
     front = _front(service)
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
-    server = server_of(Application(service), front if loops is None else loops)
+    drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
+    server = server_of(Application(service), front if loops is None else loops, drain)
     key_file = service.config["peer_api_key_file"]
     http = HttpClient(
         service.ingest.names, service.ingest.asking_max, Path(key_file) if key_file else None
@@ -371,6 +372,12 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
             service.audit.close()
         if logged is not None:
             logged.files.close(logged.decisions.rest(monotonic()))
+
+
+def _leave_address(config: Config, listener: socket.socket) -> None:
+    """To the process that takes over, where one may."""
+    if config["reuse_port"]:
+        leave_to_others(listener, max(1, config["input_loops"]))
 
 
 def _front(service: Service) -> "Lean | None":

@@ -53,7 +53,14 @@ class Service:
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "select_service", "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "select_service",
+            "--port",
+            str(self.port),
+            "--drain-secs=0",
+        ]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         self._own = local()
         until = time.monotonic() + START_S_MAX

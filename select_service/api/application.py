@@ -59,6 +59,11 @@ class Application:
         """Count, and tell of, what a callback of the event loop raised."""
         self._service.callback_failed(callback)
 
+    def draining(self) -> None:
+        """GET /ready says so, for those who choose where requests go."""
+        self._service.is_draining = True
+        log.info("draining", extra={"fields": {"seconds": self._service.config["drain_s"]}})
+
     def ending(self) -> None:
         """Requests that wait for a worker are answered at once."""
         error = ShuttingDown("the service is ending; nothing was done")

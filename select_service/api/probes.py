@@ -60,7 +60,7 @@ async def health(service: Service, request: Request) -> Response:
                 {"ready": True, "schedulable_workers": 1, "workers": [RECORD]},
             ),
             503: Answer(
-                "None is; the records say why. Or recovery still runs.",
+                "None is; the records say why. Or recovery still runs, or the process drains.",
                 Ready,
                 {"ready": False, "schedulable_workers": 0, "workers": []},
             ),
@@ -71,7 +71,8 @@ async def health(service: Service, request: Request) -> Response:
     )
 )
 async def ready(service: Service, request: Request, query: Mapping[str, str]) -> Response:
-    """200 once the recovery has ended and a worker is schedulable; else the same body with 503."""
+    """200 once the recovery has ended and a worker is schedulable, and until the process drains;
+    else the same body with 503."""
     workers, recovery = service.selector.workers(), service.recovery
     schedulable = sum(worker.schedulable for worker in workers)
     grant = grant_of(request)
@@ -80,10 +81,12 @@ async def ready(service: Service, request: Request, query: Mapping[str, str]) ->
     shown = [w for w in workers if grant.sees(w.key.tenant_id)] if grant.has(*_SHOWN_TO) else []
     rows = (r and without_hints(grant, r) for r in records(service, shown))
     body = Ready(
-        ready=schedulable > 0 and not recovery.running,
+        ready=schedulable > 0 and not recovery.running and not service.is_draining,
         schedulable_workers=schedulable,
         workers=cast(list[WorkerRecord], await encoded_in_turns(rows)),
     )
+    if service.is_draining:
+        body.draining = True
     if recovery.state != "off":
         body.recovery = RecoveryView(
             state=recovery.state,

@@ -103,6 +103,7 @@ class Service:
     json_dumps: int = 0
     compact_dumps: int = 0
     capacity: "CapacityWatch | None" = None
+    is_draining: bool = False
     kept_policies: PolicyKeeper | None = None
     reporters: Sequence[Network] = ()
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)

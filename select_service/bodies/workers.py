@@ -375,3 +375,5 @@ class Ready(Struct, kw_only=True):
     """All workers, by model, tenant and id."""
     recovery: RecoveryView | UnsetType = UNSET
     """How the index was recovered; absent when it is not."""
+    draining: bool | UnsetType = UNSET
+    """True while the process answers its last requests; else absent."""

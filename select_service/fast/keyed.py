@@ -10,7 +10,6 @@ theirs; keys with the same tenants share it.  Quotas are asked before, and count
 what the ordinary path answers, it counts itself.
 """
 
-import asyncio
 import logging
 from time import monotonic
 from typing import Any
@@ -170,6 +169,6 @@ class KeyedLean(Lean):
         super().__init__(passes.unbound)
         self._passes, self.say = passes, passes.say
 
-    def new(self, *server: Any) -> asyncio.Protocol:
+    def new(self, *server: Any) -> LeanProtocol:
         """See `Lean.new`."""
         return KeyedProtocol(self._passes, self.watch, *server)

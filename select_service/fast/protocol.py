@@ -22,6 +22,7 @@ from select_service.fast.answerer import Answerer, HeadedAnswerer
 from select_service.http import protocol as bounds
 from select_service.http.codec import BODY_BUDGET, BODY_BYTES_FREE, BODY_BYTES_MAX
 from select_service.http.protocol import CALLBACK, BoundedProtocol
+from select_service.http.server import Listeners
 
 ANSWERS_PER_TURN = 32
 """Requests of one connection that are answered before others have their turn ..."""
@@ -45,9 +46,11 @@ class Lean:
     """Makes the protocol of every connection of one server (see `http.server.Front`)."""
 
     def __init__(self, answerer: HeadedAnswerer) -> None:
-        self.answerer = answerer
+        self.answerer: Answerer = answerer
+        self._leaves = False
         self.watch = Watch()
         self.say = answerer.say
+        self._connections: set[Any] = set()
 
     def __call__(
         self,
@@ -56,17 +59,40 @@ class Lean:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        return self.new(config, server_state)
+        protocol = self.new(config, server_state)
+        if self._leaves:
+            protocol.leave(self.answerer)
+        return protocol
 
-    def new(self, *server: Any) -> asyncio.Protocol:
+    def new(self, *server: Any) -> "LeanProtocol":
         """server: its configuration and state"""
         return LeanProtocol(self.answerer, self.watch, *server)
 
     async def begin(self, config: uvicorn.Config, state: ServerState) -> None:
         """See `http.server.Front`: connections come from the server alone."""
+        self._connections = state.connections
+
+    async def leave(self) -> Listeners:
+        """The ordinary path ends connections."""
+        self._leaves, self.answerer = True, GivesUp()
+        for connection in self._connections:
+            if isinstance(connection, LeanProtocol):
+                connection.leave(self.answerer)
+        return []
 
     async def end(self) -> None:
         """See `begin`."""
+
+
+class GivesUp:
+    """The Answerer to whom no request is usual."""
+
+    end = 0
+    is_select = False
+
+    def answer(self, data: bytes, at: int, file: int = -1) -> bytes | None:
+        """See `Answerer`."""
+        return None
 
 
 class LeanProtocol(asyncio.Protocol):
@@ -169,6 +195,10 @@ class LeanProtocol(asyncio.Protocol):
         ordinary, self._ordinary = self._ordinary, None
         if ordinary is not None:
             ordinary.connection_lost(exc)
+
+    def leave(self, answerer: Answerer) -> None:
+        """Another one answers from now on."""
+        self._answerer, self._answer = answerer, answerer.answer
 
     def shutdown(self) -> None:
         """uvicorn's: the server ends.  What has begun to come in is the ordinary path's to end."""
@@ -363,8 +393,8 @@ class LeanProtocol(asyncio.Protocol):
 
     def _look_at_file(self) -> None:
         """Nothing waits to be sent."""
-        socket = self._transport.get_extra_info("socket")
-        self._file = _NO_FILE if socket is None else socket.fileno()
+        of_transport = self._transport.get_extra_info("socket")
+        self._file = _NO_FILE if of_transport is None else of_transport.fileno()
 
     def _is_unread(self) -> bool:
         """Has the client taken nothing of an answer for too long?"""

@@ -31,7 +31,9 @@ taken yet); `disconnected` and `message_event`, which together end a `receive()`
 Of `uvicorn.Server` (see `server`): `serve` is `capture_signals` around `_serve`, and raises what is
 in `_captured_signals` again; `shutdown` comes before the connections are asked to end;
 `server_state.connections`, of which it uses `shutdown()`; `on_tick` makes
-`server_state.default_headers` anew, the first time before a connection is accepted.  Of
+`server_state.default_headers` anew, the first time before a connection is accepted, and only
+`main_loop`, which ends when `should_exit` is set, calls it; `connection: close` among them ends a
+connection with its next answer; `servers` are closed by `shutdown`.  Of
 `uvicorn.Config`: that `app` is called as it is, and that `http` may be what makes a protocol.
 
 Of httptools: the names of the callbacks and when they are called; an error in one of them is the
@@ -98,6 +100,9 @@ class Application(Protocol):
 
     def failed(self, callback: str) -> None:
         """A callback of the event loop raised what is being handled."""
+
+    def draining(self) -> None:
+        """The process will end soon: nobody should send more than they must."""
 
     def ending(self) -> None:
         """The process ends: whoever waits is answered now."""

@@ -1,8 +1,15 @@
-"""The listening socket and the HTTP server on it, from the first connection to the last."""
+"""The listening socket and the HTTP server on it, from the first connection to the last.
+
+SIGTERM drains: for a while everything is answered as before, but every answer is the last of its
+connection, so that clients that keep connections go elsewhere without losing a request.  SIGINT,
+and any second signal, ends at once.
+"""
 
 import asyncio
+import signal
 import socket
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -13,10 +20,14 @@ from select_service.http.protocol import Application, BoundedProtocol
 GRACE_S = 1
 """How long requests in flight may take to end after a signal."""
 KEEP_ALIVE_S = 75
+CLOSE = (b"connection", b"close")
+DRAIN_POLL_S = 0.05
 ACCEPTS_PER_TURN = 16
 """libuv accepts one connection per listening socket and turn of the event loop, and under load
 every turn serves all who are connected already: of many clients that come at once the last waited
 seconds.  So the loop gets this many duplicates of the one socket."""
+
+Listeners = list[socket.socket]
 
 
 class Front(Protocol):
@@ -37,19 +48,38 @@ class Front(Protocol):
     async def begin(self, config: uvicorn.Config, state: ServerState) -> None:
         """The server accepts connections; so may others for it from now on."""
 
+    async def leave(self) -> Listeners:
+        """Every answer is the last of its connection from now on.
+
+        Returns the sockets on which the server is to accept connections from now on, besides those
+        on which it does.
+        """
+
     async def end(self) -> None:
         """Nobody accepts connections any more; those that there are stand in `state`."""
+
+
+class Drain(NamedTuple):
+    """seconds: how long the server goes on after SIGTERM;  leave_address: what it does first"""
+
+    seconds: float
+    leave_address: Callable[[], None]
 
 
 class Server(uvicorn.Server):
     """Ends with status 0 after a signal; uvicorn would raise the signal again."""
 
     def __init__(
-        self, config: uvicorn.Config, application: Application, front: Front | None
+        self,
+        config: uvicorn.Config,
+        application: Application,
+        front: Front | None,
+        drain: Drain,
     ) -> None:
         super().__init__(config)
         self._application = application
         self._front = front
+        self._drain_s, self._leave_address = drain
         self._said: Headers | None = None
 
     async def on_tick(self, counter: int) -> bool:
@@ -58,6 +88,33 @@ class Server(uvicorn.Server):
             self._said = self.server_state.default_headers
             self._front.say(self._said)
         return ends
+
+    async def main_loop(self) -> None:
+        await super().main_loop()
+        if self._drain_s and self._captured_signals == [signal.SIGTERM]:
+            await self._drain()
+
+    async def _drain(self) -> None:
+        """Until the time is over, or another signal comes."""
+        self._leave_address()
+        self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        if self._front is not None:
+            await self._accept(await self._front.leave())
+        self._application.draining()
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._drain_s
+        while loop.time() < ends_at and len(self._captured_signals) == 1:
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def _accept(self, listeners: Listeners) -> None:
+        def protocol() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state={}
+            )
+
+        loop = asyncio.get_running_loop()
+        for listener in listeners:
+            self.servers.append(await loop.create_server(protocol, sock=listener))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         with self.capture_signals():
@@ -81,7 +138,11 @@ def duplicates(listener: socket.socket) -> list[socket.socket]:
     return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
 
 
-def server_of(application: Application, front: Front | None = None) -> Server:
+def server_of(
+    application: Application,
+    front: Front | None = None,
+    drain: Drain = Drain(0.0, lambda: None),  # noqa: B008  it never changes
+) -> Server:
     """The HTTP server, with every bound and no feature that nobody uses."""
     config = uvicorn.Config(
         application,
@@ -95,4 +156,4 @@ def server_of(application: Application, front: Front | None = None) -> Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-    return Server(config, application, front)
+    return Server(config, application, front, drain)

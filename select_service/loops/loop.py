@@ -84,7 +84,7 @@ class InputLoop:
         self.error: int | None = None
         """Of the system, once the loop has ended by itself."""
         self.thread: threading.Thread | None = None
-        self._listener = listener
+        self.listener = listener
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -122,7 +122,7 @@ class InputLoop:
         header = self.header
         header[layout.MUTEX] = self.mutex.address
         header[layout.EPOLL] = self._epoll.fileno()
-        header[layout.LISTENER] = self._listener.fileno()
+        header[layout.LISTENER] = self.listener.fileno()
         header[layout.WAKE], header[layout.TELL] = self._wake, self.told
         header[layout.SEED] = SystemRandom().getrandbits(62) | 1
         header[layout.FREE_ROW] = NONE
@@ -147,16 +147,19 @@ class InputLoop:
     def is_stopping(self) -> bool:
         return bool(self.header[layout.STOPS])
 
-    def stop(self) -> None:
-        """Let the thread end; what it has in hand can be taken then."""
-        self.header[layout.STOPS] = 1
+    def stop(self, keeps_idle: bool) -> None:
+        """Let the thread end; what it has in hand can be taken then.
+
+        keeps_idle: connections too on which nothing has come in
+        """
+        self.header[layout.STOPS] = layout.KEEPS_IDLE if keeps_idle else layout.DROPS_IDLE
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
         """The thread has ended, or never begun."""
         for fd, _ in self._returned[: self.header[layout.N_RETURNED]].tolist():
             os.close(fd)
-        self._listener.close()
+        self.listener.close()
         self._epoll.close()
         os.close(self._wake)
         os.close(self.told)

@@ -47,7 +47,7 @@ from select_service.fast.serve_layout import OUT_BYTES
     LISTENER,
     WAKE,  # an eventfd on which Python wakes the loop
     TELL,  # an eventfd on which the loop tells Python of HANDED and QUESTION
-    STOPS,  # 1: the loop is to end
+    STOPS,  # not 0: the loop is to end
     SEED,  # of the random numbers
     NOW,  # nanoseconds of the monotonic clock, at the begin of the turn
     N_ROWS,  # rows of CONNECTIONS that were ever used
@@ -96,6 +96,9 @@ for its turn; the client has to take answers first; Python has to mend something
 H_FD, H_BUFFER, H_HELD, H_UNSENT, H_LENGTH, H_SENT, H_WHY, H_RETURNS = range(8)
 HANDED_LENGTH = 8
 RETURN_LENGTH = 2
+
+DROPS_IDLE, KEEPS_IDLE = 1, 2
+"""What becomes of idle connections at the end: they are closed, or handed over."""
 
 UNUSUAL, PARKED_LONG, NO_ROOM, LATE, TOO_MANY, ENDING = range(6)
 """Why.  A request that is not for us; it could not be mended in time; no room for what came in; the

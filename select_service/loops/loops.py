@@ -98,7 +98,7 @@ class Loops:
         ]
         self._has_failed = asyncio.Event()
         self._taking: TakingOver | None = None
-        self._has_begun = False
+        self._has_begun = self._has_ended = False
 
     def __call__(
         self,
@@ -146,11 +146,23 @@ class Loops:
         """For /metrics."""
         return [served.counts() for served in self._served]
 
+    async def leave(self) -> list[socket.socket]:
+        """The loops end; the event loop accepts where they did."""
+        listeners = [served.loop.listener.dup() for served in self._served]
+        await self._lean.leave()
+        await self._end(keeps_idle=True)
+        return listeners
+
     async def end(self) -> None:
         """No more connections; those with something in hand are the event loop's."""
+        if not self._has_ended:
+            await self._end(keeps_idle=False)
+
+    async def _end(self, keeps_idle: bool) -> None:
+        self._has_ended = True
         loop = asyncio.get_running_loop()
         for served in self._served:
-            served.loop.stop()
+            served.loop.stop(keeps_idle)
         for served in self._served:
             if served.loop.thread is not None:
                 await loop.run_in_executor(None, served.loop.thread.join)

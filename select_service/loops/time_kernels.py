@@ -12,6 +12,7 @@ from select_service.loops.loop_layout import (
     CLOSED_IDLE,
     CLOSED_UNREAD,
     COUNTERS,
+    DROPS_IDLE,
     ENDING,
     FD,
     HELD,
@@ -27,6 +28,7 @@ from select_service.loops.loop_layout import (
     READY,
     REQUEST_NS,
     SINCE,
+    STOPS,
     UNREAD_NS,
     UNSENT,
 )
@@ -67,11 +69,12 @@ def look_at_all(loop):
 
 @compiled()
 def end(loop):
-    """Idle connections are closed; what is in hand is for the event loop to end."""
+    """What is in hand is for the event loop to end; idle connections are that or closed."""
+    drops_idle = loop[STOPS] == DROPS_IDLE
     for number in range(loop[N_ROWS]):
         row = row_at(loop, number)
         if row[FD] != NONE:
-            if row[HELD] == 0 and row[UNSENT] == 0:
+            if drops_idle and row[HELD] == 0 and row[UNSENT] == 0:
                 drop(loop, row)
             else:
                 hand_over(loop, row, ENDING)

@@ -26,6 +26,19 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "The service": (
         cli("--host", "0.0.0.0", read.text, "address to bind"),
         cli("--port", 8092, read.whole(0, 65535), "HTTP port; 0 takes a free one"),
+        cli(
+            "--reuse-port",
+            False,
+            read.flag,
+            "Linux: share the port with another process of this user, which is to take over",
+        ),
+        cli(
+            "--drain-secs",
+            5.0,
+            read.number(0, 3600),
+            "how long requests are answered after SIGTERM, each as the last of its connection",
+            "drain_s",
+        ),
         cli("--threads", 4, read.whole(1, 64), "threads that receive KV events"),
         cli(
             "--log-level",

@@ -73,7 +73,7 @@ class ServiceProcess:
     def __init__(self, port: int, *flags: str) -> None:
         self.base_url = f"http://{HOST}:{port}"
         self._log = tempfile.NamedTemporaryFile(prefix="select-service-", suffix=".log")  # noqa: SIM115
-        place = ["--host", HOST, "--port", str(port)]
+        place = ["--host", HOST, "--port", str(port), "--drain-secs", "0"]
         command = [sys.executable, "-m", "select_service", *place, *flags]
         # Its own session: Ctrl-C in the terminal must reach the demo alone, which then ends it.
         self._process = subprocess.Popen(

@@ -1,26 +1,39 @@
 """The listening socket: its address is taken early, connections are accepted when all is ready."""
 
+import ctypes
 import socket
+import struct
+from contextlib import suppress
 
 from select_service.settings.config import Unusable
 
 LISTEN_BACKLOG = 2048
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that has the address and refuses connections until `listen`.  Raises Unusable."""
+SO_ATTACH_REUSEPORT_CBPF = 51
+_RETURN_CONSTANT = 0x06
+"""The instruction of a classic packet filter that ends it with a number."""
+
+
+def bind(host: str, port: int, shared: bool = False) -> socket.socket:
+    """A socket that has the address and refuses connections until `listen`.  Raises Unusable.
+
+    shared: with other processes of this user that say the same
+    """
     try:
-        return _bound(host, port)
+        return _bound(host, port, shared)
     except OSError as error:
         raise Unusable(f"cannot listen on {host}:{port}: {error}") from None
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, shared: bool) -> socket.socket:
     family, kind, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listener = socket.socket(family, kind)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind(address)
     except OSError:
@@ -60,3 +73,19 @@ def listen(listener: socket.socket) -> None:
     except OSError as error:
         host, port = listener.getsockname()[:2]
         raise Unusable(f"cannot listen on {host}:{port}: {error}") from None
+
+
+def leave_to_others(listener: socket.socket, count: int) -> None:
+    """New connections go to another process that listens on the same address, if there is one.
+
+    The system shares connections out by a hash, and drops those that a socket has not accepted when
+    it is closed; so the next process gets all of them before that.  Sockets of one address are
+    numbered in the order in which they came, and the last takes the number of one that is closed:
+    the `count` of the process that came first are the first ones.  A number that nobody has leaves
+    the choice to the hash.
+    Source: reuseport_select_sock and reuseport_detach_sock in net/core/sock_reuseport.c of Linux.
+    """
+    program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN_CONSTANT, 0, 0, count))
+    filter_ = struct.pack("HP", 1, ctypes.addressof(program))
+    with suppress(OSError):  # not Linux: the hash decides
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, filter_)

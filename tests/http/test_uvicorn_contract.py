@@ -231,7 +231,11 @@ def test_the_server_has_what_ours_joins_anew() -> None:
         pass
     source = inspect.getsource(uvicorn.Server._serve)
     assert "await self.shutdown(sockets=sockets)" in source
+    assert "await self.main_loop()" in source
+    assert "self.should_exit" in inspect.getsource(uvicorn.Server.on_tick)
+    assert "await self.on_tick(" in inspect.getsource(uvicorn.Server.main_loop)
     shutdown = inspect.getsource(uvicorn.Server.shutdown)
+    assert "for server in self.servers" in shutdown
     assert "connection.shutdown()" in shutdown
 
 

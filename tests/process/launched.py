@@ -55,9 +55,10 @@ def own_command(*flags: str, module: str = "select_service") -> tuple[str, ...]:
 def own_environment(given: Mapping[str, str]) -> dict[str, str]:
     """`given` and what Python needs; none of the caller's own settings of the service.
 
-    A process that crashes leaves the stacks of its threads in its log.
+    A process that crashes leaves the stacks of its threads in its log, and none waits for its
+    clients to leave, unless that is what a test is about.
     """
-    needed = {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+    needed = {"PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1", "SELECT_SERVICE_DRAIN_SECS": "0"}
     return {**plain_environment(), **needed, **given}
 
 

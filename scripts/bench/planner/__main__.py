@@ -101,7 +101,12 @@ class Processes:
             f"--profile={profile}",
             f"--decision-log={self.log}",
         )
-        flags = (f"--port={selector}", "--health-checks=on", f"--canary-config={canaries}")
+        flags = (
+            f"--port={selector}",
+            "--drain-secs=0",
+            "--health-checks=on",
+            f"--canary-config={canaries}",
+        )
         self._running = [self._begun("select_service", *flags)]
         self._wait(f"{self.selector}/health")
 

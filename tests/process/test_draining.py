@@ -1,0 +1,197 @@
+"""After SIGTERM a process answers on for a while, so that its clients lose nothing."""
+
+import contextlib
+import http.client
+import itertools
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.builders import worker_body
+from tests.patience import PATIENCE_S, eventually
+from tests.process.launched import Launched, free_port, own_command, own_environment
+from tests.process.running import Running, request
+
+pytestmark = pytest.mark.process
+
+PROMPT = {"model_name": "m", "token_ids": list(range(64))}
+DRAIN_S = 1.5
+CLIENTS = 16
+LOOPS = (("--input-loops", "1"), ())
+
+
+def draining(*flags: str, drain_s: float = DRAIN_S) -> Running:
+    service = Running("--threads", "1", "--drain-secs", str(drain_s), *flags)
+    assert service.call("POST", "/workers", worker_body(1)).status == 201
+    return service
+
+
+@pytest.mark.parametrize("flags", LOOPS)
+def test_every_answer_of_a_process_that_drains_is_the_last_of_its_connection(flags):
+    with draining(*flags, drain_s=PATIENCE_S) as service, contextlib.ExitStack() as stack:
+        idle, busy, late = (stack.enter_context(service.client()) for _ in range(3))
+        for client in (idle, busy):
+            client.send(request("POST", "/select", PROMPT))
+            assert client.answer().status == 200
+        reserved = service.call("POST", "/select_and_reserve", {**PROMPT, "reservation_id": "r"})
+        assert reserved.status == 200
+        whole = request("POST", "/select", PROMPT)
+        late.send(whole[:-5])
+        service.process.send_signal(signal.SIGTERM)
+        eventually(lambda: service.call("GET", "/ready").status == 503)
+        assert service.call("GET", "/ready").body["draining"] is True
+        assert service.call("GET", "/health").status == 200
+        late.send(whole[-5:])
+        busy.send(request("POST", "/select", PROMPT))
+        for client in (busy, late):
+            answer = client.answer()
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            assert client.ended()
+        with service.client() as fresh:
+            fresh.send(request("DELETE", "/reservations/r"))
+            answer = fresh.answer()
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert service.process.poll() is None
+        assert service.stop(signal.SIGTERM) == 0  # the second one does not wait
+        assert idle.ended()
+
+
+def test_it_drains_for_as_long_as_it_was_told():
+    with draining() as service:
+        begin = time.monotonic()
+        assert service.stop(signal.SIGTERM) == 0
+        assert time.monotonic() - begin >= DRAIN_S
+        assert service.lines("draining")
+
+
+def test_an_interrupt_does_not_drain():
+    with draining(drain_s=PATIENCE_S) as service:
+        begin = time.monotonic()
+        assert service.stop(signal.SIGINT) == 0
+        assert time.monotonic() - begin < PATIENCE_S
+        assert not service.lines("draining")
+
+
+class Fleet:
+    """Three selectors, and which of them say that they are ready."""
+
+    def __init__(self, *flags: str) -> None:
+        self._flags = flags
+        self._services = [draining(*flags) for _ in range(3)]
+        self._ready = [service.port for service in self._services]
+        self._next = itertools.count()
+
+    def pick(self) -> int:
+        return self._ready[next(self._next) % len(self._ready)]
+
+    def restart_each(self) -> None:
+        """One after the other, as a platform does it: out of the list once it says so itself."""
+        for number, service in enumerate(self._services):
+            service.process.send_signal(signal.SIGTERM)
+            eventually(lambda service=service: service.call("GET", "/ready").status == 503)
+            self._ready = [port for port in self._ready if port != service.port]
+            assert service.process.wait(PATIENCE_S) == 0
+            self._services[number] = draining(*self._flags)
+            self._ready = [*self._ready, self._services[number].port]
+
+    def end(self) -> None:
+        for service in self._services:
+            service.stop(signal.SIGINT)
+
+
+class Client(threading.Thread):
+    """Keeps its connection as long as the service does, and never tries anything twice."""
+
+    def __init__(self, pick: Callable[[], int]) -> None:
+        super().__init__()
+        self._pick, self._ends = pick, threading.Event()
+        self.answered, self.failures = 0, list[str]()
+        self.statuses = set[int]()
+
+    def run(self) -> None:
+        body = json.dumps(PROMPT).encode()
+        connection: http.client.HTTPConnection | None = None
+        while not self._ends.is_set():
+            if connection is None:
+                connection = http.client.HTTPConnection(
+                    "127.0.0.1", self._pick(), timeout=PATIENCE_S
+                )
+            try:
+                connection.request("POST", "/select", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(repr(error))
+                connection = None
+                continue
+            self.answered += 1
+            self.statuses.add(answer.status)
+            if answer.will_close:
+                connection.close()
+                connection = None
+        if connection is not None:
+            connection.close()
+
+    def end(self) -> None:
+        self._ends.set()
+        self.join()
+
+
+@contextlib.contextmanager
+def clients_of(pick: Callable[[], int]) -> Iterator[list[Client]]:
+    """No request of theirs has failed in the end."""
+    clients = [Client(pick) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            client.end()
+    assert [client.failures for client in clients] == [[]] * CLIENTS
+
+
+def all_get_answers(clients: list[Client]) -> None:
+    seen = [client.answered for client in clients]
+    eventually(lambda: all(c.answered > n for c, n in zip(clients, seen, strict=True)))
+
+
+@pytest.mark.parametrize("flags", LOOPS)
+def test_no_request_fails_while_one_process_after_the_other_is_restarted(flags):
+    fleet = Fleet(*flags)
+    try:
+        with clients_of(fleet.pick) as clients:
+            fleet.restart_each()
+            all_get_answers(clients)
+        assert {client.statuses == {200} for client in clients} == {True}
+    finally:
+        fleet.end()
+
+
+def sharing(port: int, *flags: str) -> Launched:
+    """A service on an address that it shares."""
+    place = f"--host=127.0.0.1 --port={port} --reuse-port --threads=1 --drain-secs={DRAIN_S}"
+    environment = own_environment({"DYN_USE_KV_EVENTS": "false"})
+    return Launched(own_command(*place.split(), *flags), environment, port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="addresses are shared on Linux")
+@pytest.mark.parametrize("flags", LOOPS)
+def test_no_connection_breaks_while_a_new_process_takes_the_port_over(flags):
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        old = stack.enter_context(sharing(port, *flags))
+        old.wait_until_healthy()
+        with clients_of(lambda: port) as clients:
+            for _ in range(2):
+                new = stack.enter_context(sharing(port, *flags))
+                eventually(lambda new=new: "listening" in new.log())
+                assert old.stop(signal.SIGTERM)[0] == 0
+                all_get_answers(clients)
+                old = new
+        assert {client.statuses == {503} for client in clients} == {True}, "nobody has a worker"
