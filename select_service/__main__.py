@@ -25,6 +25,7 @@ from select_service.settings.config import (
     arguments_of,
     load,
 )
+from select_service.settings.discovery import SourceSettings, source_settings
 from select_service.settings.health_settings import HealthSettings, health_settings
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
@@ -44,6 +45,7 @@ class Judged(NamedTuple):
     rules: AdmissionRules
     health: HealthSettings | None
     guard: Guard
+    sources: Sequence[SourceSettings]
     listener: socket.socket
     claim: IO[bytes] | None
 
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             compile_before_start(has_loops=judged.config["input_loops"] > 0)
             with no_collections():
                 # Only now: importing the kernels takes half a second, for which no verdict waits.
-                from select_service.app import opened, run
+                from select_service.app import discovering, opened, run
 
                 threads = begun_threads()
                 parts = opened(
@@ -90,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     judged.health,
                     judged.guard,
                 )
+                parts = discovering(parts, judged.sources)
     except (ConfigError, Unusable) as error:
         print(f"select-service: error: {error}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
@@ -108,6 +111,7 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
         return None
     config = load(arguments, environment)
     rules, health, guard = admission_rules(config), health_settings(config), guard_of(config)
+    sources = source_settings(config)
     logs.configure(config["log_level"], config["log_format"])
     path = config["snapshot_path"]
     claim = None if path is None else claimed(Path(path))
@@ -117,7 +121,7 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     if port is not None:
         _check_port(port)
     listener = bind(config["host"], config["port"], config["reuse_port"])
-    return Judged(config, rules, health, guard, listener, claim)
+    return Judged(config, rules, health, guard, sources, listener, claim)
 
 
 def _check_port(port: int) -> None:

@@ -51,9 +51,11 @@ if TYPE_CHECKING:
     from select_service.core.decision_log import DecisionLog
     from select_service.core.degrading.capacity_watch import CapacityWatch
     from select_service.edge.decision_log import DecisionFiles
+    from select_service.edge.discovery.discovery import Discovery
     from select_service.edge.health_watch import HealthWatch
     from select_service.fast.protocol import Lean
     from select_service.loops.loops import Loops
+    from select_service.settings.discovery import SourceSettings
 
 log = logging.getLogger("select_service")
 
@@ -70,6 +72,7 @@ class Parts(NamedTuple):
     replicas: ReplicaSync | None
     logged: "Logged | None"
     watch: "HealthWatch | None"
+    discovery: "Discovery | None" = None
 
 
 class Logged(NamedTuple):
@@ -264,6 +267,20 @@ def opened(
     return parts
 
 
+def discovering(parts: Parts, sources: "Sequence[SourceSettings]") -> Parts:
+    """With sources of workers, if there are any."""
+    if not sources:
+        return parts
+    from select_service.edge.discovery.discovery import Discovery
+
+    service = parts.service
+    discovery = Discovery(
+        sources, service.selector, parts.follower.look, service.config["drain_timeout_s"]
+    )
+    service.discovery = discovery
+    return parts._replace(discovery=discovery)
+
+
 def run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
     """Serve until a signal.  Returns the exit status.
 
@@ -326,7 +343,7 @@ def _as_logged(setting: dict[str, Any]) -> str:
 async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
-    service, follower, replicas, logged, watch = parts
+    service, follower, replicas, logged, watch, discovery = parts
     front = _front(service)
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
@@ -354,10 +371,14 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
             background.append(keys.start())
         if loops is not None:
             background.append(loops.watched())
+        if discovery is not None:
+            background += discovery.start()
         listeners = duplicates(listener) if loops is None else []
         return await _supervised(parts, server, listeners, background)
     finally:
         await engines.stop()
+        if discovery is not None:
+            await discovery.stop()
         if keys is not None:
             await keys.stop()
         if watch is not None:
@@ -446,7 +467,12 @@ async def _supervised(
         parts.follower,
         parts.replicas,
         None if parts.logged is None else parts.logged.decisions,
-        () if parts.watch is None else parts.watch.tasks(),
+        [
+            task
+            for each in (parts.watch, parts.discovery)
+            if each is not None
+            for task in each.tasks()
+        ],
     )
     service.tasks = due.counts
     ticker = asyncio.create_task(due.run())

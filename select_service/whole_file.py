@@ -1,7 +1,28 @@
-"""A small file that is there whole at any moment, whatever ends in the middle of writing it."""
+"""A small file that is there whole at any moment, whatever ends in the middle of writing it.
+
+And what says that somebody else has written one.
+"""
 
 import os
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Marks(NamedTuple):
+    """What changes when a file is written or replaced."""
+
+    inode: int
+    mtime_ns: int
+    size: int
+
+
+def marks_of(path: Path) -> Marks | None:
+    """None: there is no such file, or it cannot be looked at.  Blocks."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return Marks(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -9,15 +9,15 @@ YAML_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
 """What the YAML reader lets out for dates, numbers and tagged scalars that it cannot make."""
 
 
-def read_document(path: str) -> object:
+def read_document(path: str, bytes_max: int = BYTES_MAX) -> object:
     """Raises ValueError with one line that names no file."""
     try:
         with Path(path).open("rb") as file:
-            text = file.read(BYTES_MAX + 1)
+            text = file.read(bytes_max + 1)
     except OSError as error:
         raise ValueError(error.strerror or type(error).__name__) from None
-    if len(text) > BYTES_MAX:
-        raise ValueError(f"it is larger than {BYTES_MAX} bytes")
+    if len(text) > bytes_max:
+        raise ValueError(f"it is larger than {bytes_max} bytes")
     try:
         document: object = msgspec.yaml.decode(text)
     except msgspec.DecodeError as error:

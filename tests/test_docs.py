@@ -19,7 +19,14 @@ EXAMPLE = re.compile(r"```http\n(\w+) (\S+)\n(.*?)```\n```json (\d+)\n(.*?)```",
 FIELDS_OF_A_RUN = re.compile(r'"(age_seconds|expires_in_seconds|router_id)": [0-9.]+')
 
 NAMED_FILE = re.compile(r"(?<![\w./*])\w[\w./-]*\.(?:py|md|toml|sh|ya?ml|lock|svg)\b")
-FILES_OF_USERS = {"keys.toml", "prometheus.yml", "planner.yaml", "now.yaml", "other.yaml"}
+FILES_OF_USERS = {
+    "keys.toml",
+    "workers.yaml",
+    "prometheus.yml",
+    "planner.yaml",
+    "now.yaml",
+    "other.yaml",
+}
 FILES = [
     str(path)
     for folder in ("select_service", "indexer", "tests", "scripts", "docs")

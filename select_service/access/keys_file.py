@@ -1,7 +1,6 @@
-"""Reads the file of keys, in TOML or YAML, and says whether it is another one than before."""
+"""Reads the file of keys, in TOML or YAML."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -12,23 +11,6 @@ from select_service.yaml_document import YAML_FAULTS
 
 BYTES_MAX = 1 << 20
 YAML_ENDINGS = (".yaml", ".yml")
-
-
-class Marks(NamedTuple):
-    """What changes when a file is written or replaced."""
-
-    inode: int
-    mtime_ns: int
-    size: int
-
-
-def marks_of(path: Path) -> Marks | None:
-    """None: there is no such file, or it cannot be looked at.  Blocks."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return Marks(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:

@@ -18,6 +18,7 @@ from select_service.access.roles import ANYONE
 from select_service.api.admission import ADMISSION
 from select_service.api.comparing import COMPARING
 from select_service.api.decisions import DECISIONS
+from select_service.api.discovery import DISCOVERY
 from select_service.api.health import HEALTH
 from select_service.api.inspection import INSPECTION
 from select_service.api.migrations import MIGRATIONS
@@ -52,7 +53,7 @@ FILE_HEADERS = {"vary": "Accept-Encoding", "cache-control": "public, max-age=360
 
 NOUNS = (
     *(SELECTION, DECISIONS, POLICIES, COMPARING, RESERVATIONS, ADMISSION),
-    *(WORKERS, HEALTH, MIGRATIONS, REPLICAS, INSPECTION, PLANNER, SERVICE),
+    *(WORKERS, DISCOVERY, HEALTH, MIGRATIONS, REPLICAS, INSPECTION, PLANNER, SERVICE),
 )
 
 _VIEWER = resources.files(__package__) / "viewer"

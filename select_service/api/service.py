@@ -10,6 +10,7 @@ from starlette.requests import Request
 from indexer.sockets.ingest import Ingest
 from select_service.access.audit import AuditLine
 from select_service.access.guard import Grant, Guard
+from select_service.bodies.discovery import DiscoveryView
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
@@ -17,6 +18,7 @@ from select_service.errors import SelectError
 from select_service.http.streams import Permits
 from select_service.metrics.access import AuditCounts
 from select_service.metrics.decision_log import LogCounts
+from select_service.metrics.discovery import SourceReport
 from select_service.metrics.input_loops import LoopCounts
 from select_service.metrics.service_metrics import Metrics
 from select_service.metrics.tasks import TaskCounts
@@ -51,6 +53,19 @@ class CatalogPlane(Protocol):
 
     async def adopted(self) -> None:
         """Wait until no rank is between waiting for recovered blocks and having them."""
+
+
+class DiscoveryPlane(Protocol):
+    """What the interface needs of the sources of workers."""
+
+    def view(self) -> DiscoveryView: ...
+    def report(self) -> Sequence[SourceReport]: ...
+
+    def owner(self, worker_id: int) -> str | None:
+        """The source that has added a worker that is there; None: nobody of them."""
+
+    def taken_by_hand(self, worker_id: int) -> None:
+        """It is about to be registered over HTTP, and belongs to nobody."""
 
 
 class PolicyKeeper(Protocol):
@@ -88,6 +103,7 @@ class Service:
     replicas: ReplicaPlane | None = None
     audit: AuditLog | None = None
     guard: Guard = field(default_factory=Guard)
+    discovery: DiscoveryPlane | None = None
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
     callback_failed: Callable[[str], None] = lambda name: None

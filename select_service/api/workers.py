@@ -28,7 +28,7 @@ from select_service.bodies.workers import (
 )
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.workers.catalog import RANKS_PER_STEP, Worker
-from select_service.errors import BadRequest, NotFound
+from select_service.errors import BadRequest, Conflict, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 
@@ -101,16 +101,20 @@ WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
         {201: Answer("The worker as it stands now.", WorkerRecord, RECORD)},
         may_call=within_tenants(OPERATOR),
         detail="Replaces the whole record of `worker_id`. What the worker still lacks is not an "
-        "error: its `lifecycle` is `incomplete` and `not_schedulable_reasons` says why.",
+        "error: its `lifecycle` is `incomplete` and `not_schedulable_reasons` says why. 409 for "
+        "one that a source of workers has added, see `/discovery`.",
         body=Body(WorkerRegistration, {"two ranks": _TWO_RANKS, "one rank": _ONE_RANK}),
-        refusals=WITH_BODY,
+        refusals=(*WITH_BODY, Conflict),
     )
 )
 async def register(service: Service, request: Request, body: WorkerRegistration) -> Response:
     fleet = service.selector.fleet
     await _made_room(fleet, fleet.catalog.registered(body))
     check_registration(service, grant_of(request), body.worker_id)  # perhaps it came meanwhile
+    _refuse_a_sources(service, body.worker_id)
     using.register(service, request, body.worker_id)
+    if service.discovery is not None:
+        service.discovery.taken_by_hand(body.worker_id)
     record = without_hints(grant_of(request), service.selector.register(body))
     await _followed(service, "worker registered", record, trace_of(request))
     return json_response(record, 201)
@@ -226,6 +230,16 @@ async def delete(service: Service, request: Request, worker_id: int) -> Response
     record = service.selector.delete(worker_id, monotonic())
     await _followed(service, "worker deleted", record, trace_of(request))
     return json_response(record)
+
+
+def _refuse_a_sources(service: Service, worker_id: int) -> None:
+    """Raises Conflict for a worker that a source has added."""
+    source = None if service.discovery is None else service.discovery.owner(worker_id)
+    if source is not None:
+        raise Conflict(
+            f"worker {worker_id} belongs to the source `{source}` (see GET /discovery): "
+            "PATCH changes it, and DELETE takes it away"
+        )
 
 
 async def _made_room(fleet: Fleet, worker: Worker) -> None:

@@ -53,6 +53,7 @@ class AsyncRoutes:
     register = AsyncCall(routes.REGISTER)
     patch = AsyncCall(routes.PATCH)
     delete_worker = AsyncCall(routes.DELETE_WORKER)
+    discovery = AsyncCall(routes.DISCOVERY)
     fleet_health = AsyncCall(routes.FLEET_HEALTH)
     outcome = AsyncCall(routes.OUTCOME)
     drain = AsyncCall(routes.DRAIN)

@@ -16,6 +16,7 @@ from select_service.bodies import (
     admission,
     comparing,
     decisions,
+    discovery,
     health,
     inspection,
     migrations,
@@ -262,6 +263,7 @@ REGISTER = _bodied("POST /workers", workers.WorkerRegistration, workers.WorkerRe
 PATCH = _about_worker("PATCH /workers/{worker_id}", workers.WorkerPatch, workers.WorkerRecord)
 DELETE_WORKER = _numbered("DELETE /workers/{worker_id}", workers.WorkerRecord)
 
+DISCOVERY = _plain("GET /discovery", discovery.DiscoveryView)
 FLEET_HEALTH = _scoped("GET /health/fleet", health.FleetHealth)
 OUTCOME = _about_worker(
     "POST /workers/{worker_id}/outcome", health.OutcomeRequest, type(None), _NEVER

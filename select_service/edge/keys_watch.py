@@ -12,7 +12,8 @@ from pathlib import Path
 
 from select_service.access.api_key import ApiKey
 from select_service.access.guard import Guard
-from select_service.access.keys_file import Marks, marks_of, read_keys
+from select_service.access.keys_file import read_keys
+from select_service.whole_file import Marks, marks_of
 
 LOOK_S = 1.0
 """Between two looks at the file."""

@@ -29,6 +29,7 @@ from select_service.metrics.access import AccessReport, AuditCounts, of_access, 
 from select_service.metrics.admission import of_admission
 from select_service.metrics.comparing import of_experiments, of_shadow
 from select_service.metrics.decision_log import LogCounts, of_decision_log
+from select_service.metrics.discovery import SourceReport, of_discovery
 from select_service.metrics.families import (
     BUILD,
     EVENTS_DROPPED,
@@ -94,6 +95,7 @@ class Edges(NamedTuple):
     decision_log:      None: there is none
     access:            None: there are no keys
     audit:             None: there is no audit log
+    discovery:         of the sources of workers
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -106,6 +108,7 @@ class Edges(NamedTuple):
     decision_log: LogCounts | None = None
     access: AccessReport | None = None
     audit: AuditCounts | None = None
+    discovery: Sequence[SourceReport] = ()
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -242,6 +245,7 @@ class _Scrape(Collector):
             yield from of_access(seen.edges.access)
         if seen.edges.audit is not None:
             yield from of_audit(seen.edges.audit)
+        yield from of_discovery(seen.edges.discovery)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)
 

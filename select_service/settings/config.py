@@ -74,7 +74,10 @@ class Config:
             needs_degradation = self["slo"] is not None and self["degradation"] == "off"
             return {"--slo": "--degradation observe"} if needs_degradation else {}
         given = {s.flag for s in HEALTH if s.flag and self.values[s.name].origin != DEFAULT}
-        return dict.fromkeys(sorted(given - {"--health-checks"}), "--health-checks on")
+        given -= {"--health-checks"}
+        if self["workers_file"] is not None:
+            given -= {"--drain-timeout-secs"}  # workers that a source drops leave as long as that
+        return dict.fromkeys(sorted(given), "--health-checks on")
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name].value

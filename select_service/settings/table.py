@@ -146,6 +146,15 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "= not written",
         ),
     ),
+    "Discovery": (
+        cli(
+            "--workers-file",
+            None,
+            read.text,
+            "YAML file of workers, see docs/discovery.md; read again when it changes; "
+            "none = workers are registered over HTTP only",
+        ),
+    ),
     "The index over a restart": (
         cli(
             "--indexer-peers",

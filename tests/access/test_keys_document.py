@@ -3,7 +3,8 @@
 import pytest
 
 from select_service.access.api_key import Quotas
-from select_service.access.keys_file import keys_in, marks_of, read_keys
+from select_service.access.keys_file import keys_in, read_keys
+from select_service.whole_file import marks_of
 from select_service.yaml_document import BYTES_MAX
 from tests.access.keys import entry, keys_file
 

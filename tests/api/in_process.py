@@ -3,7 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -11,12 +12,15 @@ import httpx
 
 from select_service.access.settings import guard_of
 from select_service.api.application import Application
-from select_service.app import build
+from select_service.app import build, discovering
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
+from select_service.settings.discovery import source_settings
 from select_service.settings.health_settings import health_settings
 
 T = TypeVar("T")
+
+PATIENCE_S = 30.0
 
 LEVELLED = ("select_service", "indexer", "uvicorn")
 """Loggers whose level a client can change."""
@@ -38,13 +42,15 @@ class Api:
 
     def __init__(self, *flags: str, **environment: str) -> None:
         config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false", **environment})
-        self.service, self.follower, *_ = build(
+        parts = build(
             config,
             admission_rules(config),
             "1.2.3",
             health_settings(config),
             guard_of(config),
         )
+        self.discovery = discovering(parts, source_settings(config)).discovery
+        self.service, self.follower = parts.service, parts.follower
         self._levels = {name: logging.getLogger(name).level for name in LEVELLED}
         transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://service")
@@ -53,6 +59,23 @@ class Api:
 
     async def _start(self) -> None:
         self.follower.start()
+        if self.discovery is not None:
+            self.discovery.start()
+
+    def follow_sources(self, done: Callable[[], bool]) -> None:
+        """Until what they say has become so."""
+        assert self.discovery is not None
+        (task,) = self.discovery.tasks()
+        until = monotonic() + PATIENCE_S
+
+        async def follow() -> None:
+            await asyncio.sleep(0.005)
+            while task.step(monotonic()):
+                await asyncio.sleep(0)
+
+        while not done():
+            assert monotonic() < until
+            self.wait_for(follow())
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +86,8 @@ class Api:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        if self.discovery is not None:
+            self._runner.run(self.discovery.stop())
         self._runner.run(self.follower.stop())
         self._runner.run(self._client.aclose())
         self._runner.close()

@@ -19,6 +19,7 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.metrics import service_metrics as metrics_module
 from select_service.metrics.access import AccessReport, AuditCounts
 from select_service.metrics.decision_log import LogCounts
+from select_service.metrics.discovery import SourceReport
 from select_service.metrics.input_loops import REASONS, LoopCounts
 from select_service.metrics.series import Chosen, GrowingSums
 from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Edges, Metrics
@@ -390,6 +391,7 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, lis
         decision_log=LogCounts(),
         access=AccessReport({("/select", "web", "forbidden"): 1}, 1, 1, 0, False),
         audit=AuditCounts(),
+        discovery=[SourceReport("a", 1, 0, False, 1, 1, 0, 0, 0)],
     )
     seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
     with Api("--health-checks=on") as api:

@@ -19,6 +19,7 @@ from select_service.access.settings import guard_of
 from select_service.log import shows_debug
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import arguments_of, load
+from select_service.settings.discovery import source_settings
 from select_service.settings.health_settings import health_settings
 from select_service.starting.listening import bind
 from select_service.starting.threads import begun_threads
@@ -41,6 +42,7 @@ class InThread(Reached):
             config = load(arguments_of(["--host", "127.0.0.1", "--port", "0", *flags]), given)
             rules, health = admission_rules(config), health_settings(config)
             guard = guard_of(config)
+            sources = source_settings(config)
         self._kept = contextlib.ExitStack()
         self._kept.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._kept.callback(shows_debug.__setitem__, 0, shows_debug[0])
@@ -53,6 +55,7 @@ class InThread(Reached):
         listener = self._kept.enter_context(bind("127.0.0.1", 0))
         super().__init__(listener.getsockname()[1])
         parts = app.opened(config, rules, listener, "1.2.3", health, guard)
+        parts = app.discovering(parts, sources)
         self._thread = threading.Thread(target=app.run, args=(parts, listener, begun_threads()))
         self._thread.start()
 

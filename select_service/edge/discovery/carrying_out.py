@@ -1,0 +1,137 @@
+"""Makes the catalog what sources say, by the selector's own verbs, a bounded step per turn."""
+
+import logging
+from collections.abc import Callable, Iterator
+from time import monotonic, perf_counter
+
+from select_service.bodies.workers import WorkerPatch
+from select_service.core.discovery.following import (
+    Action,
+    Add,
+    Alter,
+    Drain,
+    Following,
+    Remove,
+)
+from select_service.core.due_task import SECOND_S
+from select_service.core.selector import Selector
+from select_service.errors import SelectError
+
+INTERVAL_S = 0.1
+"""Between two looks for something to do."""
+STEP_S = 0.002
+"""After which a step lets others have their turn."""
+LOOKS_MAX = 128
+"""Workers that are judged before the time is looked at again."""
+
+log = logging.getLogger("select_service.discovery")
+
+
+class CarryingOut:
+    """Belongs to the event loop, as a due task."""
+
+    def __init__(
+        self, following: Following, selector: Selector, in_force: Callable[[], None]
+    ) -> None:
+        """in_force: called when workers have changed, so that what follows from it begins"""
+        self._following = following
+        self._selector = selector
+        self._in_force = in_force
+        self._work: Iterator[None] = iter(())
+        self._next_look = 0.0
+
+    def step(self, now: float) -> bool:
+        """Returns whether there is more to do at once."""
+        if now >= self._next_look:
+            self._next_look = now + SECOND_S
+            self._following.look()
+        end, goes_on = perf_counter() + STEP_S, True
+        while goes_on and perf_counter() < end:
+            goes_on = self._goes_on(now)
+        return goes_on
+
+    def _goes_on(self, now: float) -> bool:
+        """One piece of the action under way, or the next action."""
+        for _ in self._work:
+            return True
+        action = self._following.next(now, LOOKS_MAX)
+        if action is not None:
+            self._work = self._carried_out(action)
+        return action is not None or self._following.pending > 0
+
+    def _carried_out(self, action: Action) -> Iterator[None]:
+        try:
+            yield from self._room(action)
+            if not self._following.is_current(action):
+                self._following.again(action)
+                return
+            self._carry_out(action)
+        except SelectError as error:
+            self._refused(action, str(error))
+        else:
+            self._told(action)
+            self._following.took(action, monotonic())
+            self._in_force()
+
+    def _room(self, action: Action) -> Iterator[None]:
+        """What comes before a worker is put, as over HTTP."""
+        fleet = self._selector.fleet
+        change = action.change if isinstance(action, Alter) else None
+        change = action.given if isinstance(action, Add) else change
+        if isinstance(change, WorkerPatch):
+            yield from fleet.making_room(fleet.patched(action.worker_id, change))
+        elif change is not None:
+            yield from fleet.making_room(fleet.registered(change))
+        yield
+
+    def _carry_out(self, action: Action) -> None:
+        """Raises SelectError, and has changed nothing."""
+        if isinstance(action, Add):
+            self._selector.register(action.given)
+        elif isinstance(action, Remove):
+            self._selector.delete(action.worker_id, monotonic())
+        elif not isinstance(action, Alter):
+            self._drain(action.worker_id, isinstance(action, Drain))
+        elif isinstance(action.change, WorkerPatch):
+            self._selector.patch(action.worker_id, action.change)
+        else:
+            self._selector.register(action.change)
+
+    def _drain(self, worker_id: int, drains: bool) -> None:
+        """No new requests, or new ones again.  With checks it is an operator's drain, and what is
+        booked there moves; without them only the weight of its ranks says so."""
+        fitness, fleet = self._selector.fitness, self._selector.fleet
+        worker = fleet.catalog.get(worker_id)
+        if not worker.schedulable:
+            return
+        if fitness is None:
+            weight = 0.0 if drains else 1.0
+            fleet.set_weights(worker, ((rank, weight, "leaving") for rank in worker.ranks()))
+        elif drains:
+            fitness.drain(worker_id, True, monotonic())
+        else:
+            fitness.undrain(worker_id, monotonic())
+
+    def _refused(self, action: Action, text: str) -> None:
+        if self._following.refused(action, text):
+            fields = {"source": action.source, "worker_id": action.worker_id, "error": text}
+            log.warning("a worker of a source cannot be registered", extra={"fields": fields})
+
+    def _told(self, action: Action) -> None:
+        fields: dict[str, object] = {"source": action.source, "worker_id": action.worker_id}
+        worker = self._selector.fleet.catalog.find(action.worker_id)
+        if worker is not None:
+            fields |= {"model_name": worker.key.model_name, "tenant_id": worker.key.tenant_id}
+            fields["lifecycle"] = worker.lifecycle
+            if worker.reasons:
+                fields["reasons"] = worker.reasons
+        log.info(_WORDS[type(action).__name__], extra={"fields": fields})
+
+
+_WORDS = {
+    "Add": "a source adds a worker",
+    "Alter": "a source changes a worker",
+    "Drain": "a source drops a worker: it takes no new requests",
+    "Undrain": "a source says a worker again that it had dropped: it takes requests",
+    "Remove": "a worker that a source dropped is removed",
+}

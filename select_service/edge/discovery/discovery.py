@@ -1,0 +1,111 @@
+"""All sources of workers of one process, and what becomes of what they say."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from select_service.bodies.discovery import DiscoveryView, SourceView
+from select_service.core.discovery.following import Following, SourceCounts
+from select_service.core.discovery.standing import FleetStanding
+from select_service.core.due_task import DueTask
+from select_service.core.selector import Selector
+from select_service.edge.discovery.carrying_out import INTERVAL_S, CarryingOut
+from select_service.edge.discovery.source import Readings, Source
+from select_service.edge.discovery.workers_file import WorkersFile
+from select_service.metrics.discovery import SourceReport
+from select_service.settings.discovery import SourceSettings
+
+LISTED_MAX = 100
+"""Ids that are shown of a kind."""
+
+
+class Discovery:
+    """Belongs to the event loop, whose due tasks `tasks` are to be."""
+
+    def __init__(
+        self,
+        settings: Sequence[SourceSettings],
+        selector: Selector,
+        in_force: Callable[[], None],
+        drain_s: float,
+    ) -> None:
+        """in_force: see `CarryingOut`;  drain_s: how long a worker leaves at most"""
+        names = [each.name for each in settings]
+        self._following = Following(names, FleetStanding(selector.fleet), drain_s)
+        self._carrying = CarryingOut(self._following, selector, in_force)
+        self._sources = [_source(each, self._following) for each in settings]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """The tasks end only by `stop`."""
+        self._tasks = [asyncio.create_task(source.run()) for source in self._sources]
+        return self._tasks
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def tasks(self) -> list[DueTask]:
+        """What is to be done again and again."""
+        return [DueTask("discovery", INTERVAL_S, self._carrying.step)]
+
+    def owner(self, worker_id: int) -> str | None:
+        """The source to which a worker belongs; None: to whoever registered it over HTTP."""
+        return self._following.owner(worker_id)
+
+    def taken_by_hand(self, worker_id: int) -> None:
+        """It is about to be registered over HTTP, and belongs to nobody."""
+        self._following.taken_by_hand(worker_id)
+
+    def view(self) -> DiscoveryView:
+        """GET /discovery."""
+        counts = self._following.counts(LISTED_MAX)
+        views = [_view(each.readings, counts[each.readings.name]) for each in self._sources]
+        return DiscoveryView(sources=views, pending=self._following.pending)
+
+    def report(self) -> list[SourceReport]:
+        """For metrics."""
+        counts = self._following.counts(0)
+        return [_report(each.readings, counts[each.readings.name]) for each in self._sources]
+
+
+def _source(settings: SourceSettings, following: Following) -> Source:
+    readings = Readings(settings.name, settings.kind, settings.place, following.offer)
+    return WorkersFile(settings.path, readings)
+
+
+def _view(readings: Readings, counts: SourceCounts) -> SourceView:
+    return SourceView(
+        name=readings.name,
+        kind=readings.kind,
+        place=readings.place,
+        read_s=None if readings.read_at is None else round(monotonic() - readings.read_at, 3),
+        error=readings.error,
+        readings=readings.changes,
+        failures=readings.failures,
+        desired=counts.desired,
+        owned=counts.owned,
+        leaving=counts.leaving,
+        conflicts=counts.n_conflicts,
+        refused=counts.n_refused,
+        conflicting=counts.conflicts,
+        reasons=counts.refused,
+        patched=counts.patched,
+        deleted=counts.deleted,
+    )
+
+
+def _report(readings: Readings, counts: SourceCounts) -> SourceReport:
+    return SourceReport(
+        name=readings.name,
+        changes=readings.changes,
+        failures=readings.failures,
+        is_stale=readings.error is not None,
+        desired=counts.desired or 0,
+        owned=counts.owned,
+        leaving=counts.leaving,
+        conflicts=counts.n_conflicts,
+        refused=counts.n_refused,
+    )

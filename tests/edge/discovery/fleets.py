@@ -1,0 +1,35 @@
+"""A selector that follows a source of workers, with the event loop's part done by hand."""
+
+from select_service.core.discovery.following import Following
+from select_service.core.discovery.standing import FleetStanding
+from select_service.edge.discovery.carrying_out import CarryingOut
+from tests.builders import a_selector
+
+DRAIN_S = 60.0
+
+
+class FollowedFleet:
+    def __init__(self, selector=None):
+        self.selector = a_selector() if selector is None else selector
+        self.standing = FleetStanding(self.selector.fleet)
+        self.following = Following(["a"], self.standing, DRAIN_S)
+        self.told = 0
+        self.carrying = CarryingOut(self.following, self.selector, self._tell)
+        self.now = 0.0
+
+    def _tell(self):
+        self.told += 1
+
+    def offer(self, *workers):
+        self.following.offer("a", {each.worker_id: each for each in workers})
+        self.run()
+
+    def run(self):
+        """Until nothing is to be done, and a look later."""
+        self.now += 1.0
+        while self.carrying.step(self.now):
+            pass
+
+    def stands(self):
+        catalog = self.selector.fleet.catalog
+        return {w.worker_id: w for w in catalog if w.worker_id not in catalog.deleted()}

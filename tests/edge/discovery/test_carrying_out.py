@@ -1,0 +1,90 @@
+"""What sources say comes to the real catalog, with what is booked there heeded."""
+
+from time import process_time
+
+import pytest
+
+from select_service.errors import NoEligibleRank
+from tests.builders import a_select, a_select_and_reserve, a_worker
+from tests.edge.discovery.fleets import FollowedFleet
+
+
+def select(fleet):
+    return fleet.selector.select(a_select(), 0.0).selection.worker_id
+
+
+def book(fleet, reservation_id):
+    body = a_select_and_reserve(reservation_id=reservation_id)
+    return fleet.selector.select_and_reserve(body, 0.0).selection.worker_id
+
+
+def test_workers_come_change_and_go():
+    fleet = FollowedFleet()
+    fleet.offer(a_worker(1), a_worker(2))
+    assert {i: w.lifecycle for i, w in fleet.stands().items()} == {
+        1: "schedulable",
+        2: "schedulable",
+    }
+    fleet.offer(a_worker(1, metrics_endpoint="http://m"), a_worker(2))
+    assert fleet.stands()[1].given.metrics_endpoint == "http://m"
+    fleet.offer(a_worker(1), a_worker(2))
+    assert fleet.stands()[1].given.metrics_endpoint is None
+    fleet.offer(a_worker(2))
+    assert set(fleet.stands()) == {2}
+    assert fleet.told == 2 + 1 + 1 + 2
+    fleet.selector.check_invariants()
+
+
+def test_a_worker_that_leaves_gets_nothing_and_goes_when_it_is_empty():
+    fleet = FollowedFleet()
+    fleet.offer(a_worker(1))
+    assert book(fleet, "r1") == 1
+    fleet.offer()
+    with pytest.raises(NoEligibleRank):
+        select(fleet)
+    assert not fleet.standing.is_empty(1)
+    fleet.offer(a_worker(1))
+    assert select(fleet) == 1
+    fleet.offer()
+    fleet.selector.free("r1", 0.0)
+    fleet.run()
+    assert fleet.stands() == {}
+
+
+def test_a_worker_that_is_incomplete_says_what_it_lacks_and_goes_at_once(caplog):
+    caplog.set_level("INFO", "select_service.discovery")
+    fleet = FollowedFleet()
+    fleet.offer(a_worker(1, block_size=None))
+    assert fleet.stands()[1].lifecycle == "incomplete"
+    (added,) = [r.fields for r in caplog.records]
+    assert added["reasons"] == ["block_size must be greater than 0"]
+    fleet.offer()
+    assert fleet.stands() == {}
+
+
+def test_a_refused_worker_is_told_of_once_and_tried_again(monkeypatch, caplog):
+    monkeypatch.setattr("select_service.core.workers.catalog.WORKERS_MAX", 1)
+    fleet = FollowedFleet()
+    fleet.selector.register(a_worker(9))
+    fleet.offer(a_worker(1))
+    fleet.run()
+    assert fleet.following.counts(1)["a"].refused == {
+        1: "the catalog is full: 1 workers are registered"
+    }
+    assert sum("cannot be registered" in r.message for r in caplog.records) == 1
+    fleet.selector.delete(9, 0.0)
+    fleet.run()
+    assert set(fleet.stands()) == {1}
+
+
+def test_a_step_is_bounded_whatever_there_is_to_do():
+    fleet = FollowedFleet()
+    workers = [a_worker(n) for n in range(1000)]
+    fleet.following.offer("a", {each.worker_id: each for each in workers})
+    longest, goes_on = 0.0, True
+    while goes_on:
+        begun = process_time()
+        goes_on = fleet.carrying.step(0.0)
+        longest = max(longest, process_time() - begun)
+    assert len(fleet.stands()) == 1000
+    assert longest < 0.05  # some 2 ms; a busy machine and the first growth of tables take more
