@@ -4,6 +4,7 @@
 them, with its service in a `process` of its own.  `router` chooses replicas of Serve, which
 register themselves (`replica`) and say how requests go on (`reporting`).  `following` keeps the
 catalog of all selectors (`one_selector`) in step with actors and replicas (`sources`).
+`selection_service` lets Ray's own KV-aware router ask selectors.
 Only this room imports ray, and of the rest of the service it knows the client and the bodies.
 """
 

@@ -1,0 +1,92 @@
+"""What Ray Serve LLM puts around its KV-aware router, without an engine: the router and the tracker
+are Ray's own, unchanged."""
+
+import asyncio
+import os
+import random
+from typing import Any
+
+import zmq.asyncio
+from ray import serve
+from ray.llm._internal.serve.routing_policies.kv_aware import kv_aware_router
+from ray.llm._internal.serve.routing_policies.kv_aware.kv_token_tracker import (
+    KVTokenTracker,
+    set_kv_token_tracker,
+)
+from ray.serve.config import RequestRouterConfig
+
+from select_service.simulator.engine import Engine as Cache
+from select_service.simulator.publisher import Publisher
+from tests.ray.clusters import cached_by
+
+BLOCK_SIZE = 16
+HOOK = "select_service.ray.selection_service.install"
+
+
+@serve.deployment(
+    max_ongoing_requests=100,
+    request_router_config=RequestRouterConfig(
+        request_router_class=kv_aware_router.KVAwareRouter,
+        request_routing_stats_period_s=0.5,
+        request_routing_stats_timeout_s=5.0,
+    ),
+)
+class LLMServer:
+    """Says of its engine what Ray's replicas say, and caches what it is asked."""
+
+    async def __init__(self) -> None:
+        self.cache = Cache(1000, BLOCK_SIZE, hash_seed=random.getrandbits(64))
+        self.events = Publisher(zmq.asyncio.Context(), dp_rank=0)
+        self.replays = asyncio.create_task(self.events.serve_replay())
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        return {
+            "kv_event_metadata": {
+                "endpoint": self.events.endpoint,
+                "block_size": BLOCK_SIZE,
+                "max_num_batched_tokens": 8192,
+                "dp_rank": 0,
+                "replay_endpoint": self.events.replay_endpoint,
+            }
+        }
+
+    async def generate(self, request_token_ids: list[int], hold_s: float) -> int:
+        cached_by(self.cache, request_token_ids)
+        self.events.publish(self.cache.take_events())
+        await asyncio.sleep(hold_s)
+        return os.getpid()
+
+
+@serve.deployment(max_ongoing_requests=100)
+class LLMRouter:
+    """The ingress: one tracker in each replica, told of everything by all of them."""
+
+    async def __init__(self, server: Any) -> None:
+        self.tracker = KVTokenTracker(serve_deployment_id=server.deployment_id)
+        set_kv_token_tracker(self.tracker)
+        app_name = serve.get_replica_context().app_name
+        self.tracker.start_reservation_broadcast(serve.get_deployment_handle("LLMRouter", app_name))
+        self.all = serve.get_deployment_handle("LLMRouter", app_name)
+        self.server = server
+        self.server._init(_run_router_in_separate_loop=False)
+
+    async def __call__(self, token_ids: list[int], hold_s: float, blocks: int) -> int:
+        """Ray's engine wrapper tells all trackers of a request what `_all` tells them here."""
+        request_id = serve.context._get_serve_request_context().request_id
+        answer = self.server.generate.remote(request_token_ids=token_ids, hold_s=hold_s)
+        await asyncio.sleep(hold_s / 2)
+        await self._all(("on_prefill_complete", (request_id,)))
+        if blocks:
+            await self._all(("on_decode_progress", (request_id, blocks * BLOCK_SIZE)))
+        pid = await answer
+        await self._all(("on_request_completed", (request_id,)))
+        return int(pid)
+
+    async def _all(self, event: tuple[str, tuple[Any, ...]]) -> None:
+        await self.all.broadcast("on_lifecycle_events", [event]).results_async(timeout_s=30.0)
+
+    async def on_lifecycle_events(self, events: list[Any]) -> None:
+        await self.tracker.on_lifecycle_events(events)
+
+    async def on_reservations_created(self, reservations: list[Any]) -> None:
+        await self.tracker.on_reservations_created(reservations)
