@@ -112,7 +112,9 @@ def _selection(held: _Held, config: RouterConfig) -> Selection:
     overlap = overlap_in(partition, booking.rank, matched)
     tokens = booking.prefill_tokens
     if not config.track_prefill_tokens:
-        tokens = max(0, prompt.isl_tokens - overlap.longest_matched)
+        credit_blocks = partition.placing.policy.credit_blocks
+        held_blocks = credit_blocks(matched[booking.slot].tolist(), config)
+        tokens = int(max(0.0, prompt.isl_tokens - held_blocks * partition.block_size))
     selection = selection_of(partition, booking.slot, overlap, tokens)
     selection.reservation_id = booking.reservation_id
     return selection

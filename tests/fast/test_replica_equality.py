@@ -104,6 +104,7 @@ def select(machine: TheSameReplicas, random: Random) -> None:
         random.randrange(6),
         random.choice(DRAWS),
         random.choice((None, "turn-17")),
+        random.random() < 0.2,
     )
 
 
@@ -115,6 +116,7 @@ def select_and_reserve(machine: TheSameReplicas, random: Random) -> None:
         random.choice((None, *IDS)),
         random.choice(OUTPUTS),
         random.choice(DRAWS),
+        random.random() < 0.5,
     )
 
 
