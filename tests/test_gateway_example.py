@@ -1,53 +1,39 @@
-"""The example of a gateway: its clients do not notice what becomes of engines."""
+"""The gateway to start from, asked by the official client of OpenAI's interface."""
 
 import asyncio
-import os
-import signal
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack
+import contextlib
+import sys
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
+import openai
 import pytest
 
-from tests.patience import PATIENCE_S, eventually_on_loop
-from tests.process.gateway_scenes import (
-    TOKENS,
-    Engine,
-    Gateway,
-    Reader,
-    Scene,
-    scene_of,
-    two_engines,
-)
-from tests.process.launched import Launched, free_port, own_command, own_environment
+from tests.patience import PATIENCE_S, eventually
+from tests.process.gateway_scenes import EXAMPLES, TOKENS, Engine, two_engines
+from tests.process.launched import Launched, free_port, own_environment
 from tests.process.running import Reached, Running
 from tests.process.token_engine import generated, ids_of, text_of
 
 pytestmark = pytest.mark.process
 
-HEALTH = (
-    "--health-checks=on",
-    "--health-interval-secs=0.2",
-    "--health-confirm-secs=0.1",
-    f"--health-timeout-secs={PATIENCE_S}",
-    "--health-reporters=nobody",  # a gateway elsewhere is believed by its reservations alone
-)
-LONG = f"--stall-secs={PATIENCE_S}", f"--first-token-secs={PATIENCE_S}"
 CLIENTS = 64
 HELD_AFTER = 8
-"""No answer is complete before this is lifted, however slow everything else is."""
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Reached]:
-    with Running("--threads", "1", *HEALTH) as service:
+    with Running("--threads", "1") as service:
         yield service
 
 
 @pytest.fixture(scope="module")
-def gateway(service: Reached) -> Iterator[Gateway]:
-    with Gateway(service, *LONG) as gateway:
+def gateway(service: Reached) -> Iterator[Launched]:
+    port = free_port()
+    flags = ("--selector", f"http://127.0.0.1:{service.port}", "--model", "m", f"--port={port}")
+    command = (sys.executable, str(EXAMPLES / "gateway" / "gateway.py"), *flags)
+    with Launched(command, own_environment({}), port) as gateway:
+        gateway.wait_until_healthy()
         yield gateway
 
 
@@ -57,287 +43,146 @@ def engines(service: Reached) -> Iterator[tuple[Engine, Engine]]:
         yield engines
 
 
-@pytest.fixture(scope="module")
-def lasting_engines(service: Reached) -> Iterator[tuple[Engine, Engine]]:
-    with two_engines(service) as engines:
-        for engine in engines:
-            engine.leave()
-        yield engines
+def client_of(gateway: Launched) -> openai.AsyncOpenAI:
+    """One that never asks twice."""
+    url = f"http://127.0.0.1:{gateway.port}/v1"
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
-@pytest.fixture
-def live_engines(lasting_engines: tuple[Engine, Engine]) -> Iterator[tuple[Engine, Engine]]:
-    """For tests whose engines outlive them."""
-    for engine in lasting_engines:
-        engine.recover()
-        engine.register()
-    yield lasting_engines
-    for engine in lasting_engines:
-        engine.leave()
+def right(prompt: str | list[int]) -> str:
+    return text_of(islice(generated(ids_of(prompt)), TOKENS))
 
 
-Event = Callable[[Scene, Engine], Coroutine[Any, Any, None]]
+def nothing_is_held(service: Reached) -> bool:
+    return bool(service.call("GET", "/reservations").body["total"] == 0)
 
 
-def prompt_of(n: int) -> list[int] | str:
-    """Long enough that carrying its cache over would be faster than computing it again."""
-    return f"prompt {n} " * 20 if n % 8 == 0 else [n, *range(40 + n % 7)]
+async def completed(client: openai.AsyncOpenAI, prompt: str | list[int]) -> str:
+    """By a stream."""
+    stream = await client.completions.create(
+        model="m", prompt=prompt, max_tokens=TOKENS, stream=True
+    )
+    return "".join([chunk.choices[0].text async for chunk in stream])
 
 
-async def in_the_middle(
-    scene: Scene, gateway: Gateway, engines: tuple[Engine, Engine], event: Event, held: int
-) -> None:
-    """Many clients read from both engines, then something happens to the first one.
-
-    held: engines whose answers stop in the middle until then
-    """
-    for engine in engines[:held]:
-        await scene.tell(engine, "hold", after=HELD_AFTER)
-    readers = [Reader(prompt_of(n)) for n in range(CLIENTS)]
-    async with asyncio.TaskGroup() as group:
-        for reader in readers:
-            group.create_task(reader.read(scene.http, gateway))
-        await eventually_on_loop(lambda: all(reader.tokens for reader in readers))
-        assert await scene.booked(engines[0]) > 0
-        await event(scene, engines[0])
-        await scene.tell(engines[1], "go")
-    for reader in readers:
-        reader.check()
-    await scene.until_freed()
+async def chatted(client: openai.AsyncOpenAI, text: str) -> str:
+    """By a stream."""
+    stream = await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": text}], max_tokens=TOKENS, stream=True
+    )
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-async def killed(scene: Scene, engine: Engine) -> None:
-    engine.kill()
+def test_many_streams_at_a_time_are_whole_and_leave_nothing_booked(service, engines, gateway):
+    async def all_of_them() -> list[str]:
+        async with client_of(gateway) as client:
+            return await asyncio.gather(
+                *(completed(client, f"prompt {n}") for n in range(CLIENTS // 2)),
+                *(chatted(client, f"prompt {n}") for n in range(CLIENTS // 2)),
+            )
+
+    expected = [right(f"prompt {n}") for n in range(CLIENTS // 2)]
+    assert asyncio.run(all_of_them()) == expected * 2
+    eventually(lambda: nothing_is_held(service))
+    loads = service.call("GET", "/loads").body
+    assert not any(
+        rank["active_prefill_tokens"] for rank in loads if "active_prefill_tokens" in rank
+    )
 
 
-async def hanging(scene: Scene, engine: Engine) -> None:
-    os.kill(engine.process.pid, signal.SIGSTOP)
+def test_answers_in_one_piece_are_whole(service, engines, gateway):
+    async def both() -> tuple[str, str]:
+        async with client_of(gateway) as client:
+            text = await client.completions.create(model="m", prompt=[5, 6], max_tokens=TOKENS)
+            chat = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "one"}], max_tokens=TOKENS
+            )
+            return text.choices[0].text, chat.choices[0].message.content or ""
+
+    assert asyncio.run(both()) == (right([5, 6]), right("one"))
+    eventually(lambda: nothing_is_held(service))
 
 
-async def moves_of(scene: Scene) -> list[Any]:
-    events: list[Any] = (await scene.ask("GET", "/migrations"))["events"]
-    return events
+def test_prompts_that_engines_tokenise_are_routed_by_their_tokens(service, engines, gateway):
+    """Both answers of one prompt are booked with as many tokens as its text has bytes."""
+    prompt = "routed by what it is" * 3
+    for engine in engines:
+        assert Reached(engine.port).call("POST", "/hold", {"after": 1}).status == 200
+
+    async def booked() -> list[int]:
+        async with client_of(gateway) as client:
+            asking = asyncio.create_task(completed(client, prompt))
+            path = "/reservations?limit=10"
+            while not (rows := (await on_thread(service, path))["reservations"]):
+                await asyncio.sleep(0.01)
+            for engine in engines:
+                await on_thread(engine, "/go", {})
+            await asking
+            return [row["isl_tokens"] for row in rows]
+
+    assert asyncio.run(booked()) == [len(prompt)]
 
 
-async def play(
-    service: Reached, gateway: Gateway, engines: tuple[Engine, Engine], event: Event, held: int = 2
-) -> list[Any]:
-    """Events of moves meanwhile."""
-    async with scene_of(service) as scene:
-        before = len(await moves_of(scene))
-        await in_the_middle(scene, gateway, engines, event, held)
-        return (await moves_of(scene))[before:]
-
-
-def test_an_engine_that_is_killed_is_survived_by_the_moves_of_the_service(service, engines):
-    with Gateway(service, *LONG, f"--move-secs={PATIENCE_S}") as gateway:
-        moves = asyncio.run(play(service, gateway, engines, killed))
-    first, second = (engine.worker_id for engine in engines)
-    assert moves
-    assert {move["from"]["worker_id"] for move in moves} == {first}
-    assert {move["to"]["worker_id"] for move in moves} == {second}
-
-
-def test_an_engine_that_is_killed_is_survived_by_new_reservations(service, engines):
-    with Gateway(service, *LONG, "--move-secs=0") as gateway:
-        asyncio.run(play(service, gateway, engines, killed))
-
-
-def test_an_engine_that_hangs_is_survived(service, engines):
-    with Gateway(service, "--stall-secs=5", LONG[1]) as gateway:
-        asyncio.run(play(service, gateway, engines, hanging, held=1))
-
-
-async def drained_and_left(scene: Scene, engine: Engine) -> None:
-    await scene.ask("POST", f"/workers/{engine.worker_id}/drain")
-
-    async def is_left() -> bool:
-        return await scene.booked(engine) == await scene.streams(engine) == 0
-
-    await scene.until(is_left)
-
-
-CACHE = {"layers": 1, "kv_heads": 1, "head_dim": 1}
-
-
-@pytest.mark.parametrize(
-    ("method", "fields"),
-    [
-        ("reprefill", {}),
-        ("transfer", {"kv_layout": CACHE, "kv_transfer_domain": "one"}),
-    ],
-)
-def test_answers_leave_a_worker_that_an_operator_drains(service, gateway, method, fields):
-    with two_engines(service, **fields) as engines:
-        moves = asyncio.run(play(service, gateway, engines, drained_and_left))
-    assert {(move["cause"], move["method"]) for move in moves} == {("operator", method)}
-
-
-async def read_all(scene: Scene, gateway: Gateway) -> None:
-    readers = [Reader(prompt_of(n)) for n in range(16)]
-    await asyncio.gather(*(reader.read(scene.http, gateway) for reader in readers))
-    for reader in readers:
-        reader.check()
-    await scene.until_freed()
+async def on_thread(where, path, body=None):
+    method = "GET" if body is None else "POST"
+    return (await asyncio.to_thread(Reached(where.port).call, method, path, body)).body
 
 
 def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gateway):
-    async def play() -> None:
-        engines[0].kill()
-        async with scene_of(service) as scene:
-            await read_all(scene, gateway)
+    engines[0].kill()
 
-    asyncio.run(play())
+    async def some() -> list[str]:
+        async with client_of(gateway) as client:
+            return await asyncio.gather(*(completed(client, f"late {n}") for n in range(8)))
+
+    assert asyncio.run(some()) == [right(f"late {n}") for n in range(8)]
+    eventually(lambda: nothing_is_held(service))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"status": 500},
-        {"status": 503},
-        {"after": 0, "by": "error"},
-        {"after": HELD_AFTER, "by": "error"},
-        {"after": HELD_AFTER, "by": "abort"},
-        {"after": HELD_AFTER, "by": "nothing"},
-    ],
-    ids=str,
-)
-def test_an_engine_that_fails_by_its_own_words_is_not_noticed(
-    service, live_engines, gateway, fault
+def test_an_engine_that_is_killed_in_the_middle_ends_its_streams_and_no_others(
+    service, engines, gateway
 ):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            await scene.tell(live_engines[0], "fail", **fault)
-            await read_all(scene, gateway)
+    for engine in engines:
+        assert Reached(engine.port).call("POST", "/hold", {"after": HELD_AFTER}).status == 200
 
-    asyncio.run(play())
+    async def killed() -> list[str | BaseException]:
+        async with client_of(gateway) as client:
+            asking = [asyncio.create_task(completed(client, f"p{n}")) for n in range(CLIENTS)]
+            while sum([await streams_of(engine) for engine in engines]) < CLIENTS:
+                await asyncio.sleep(0.02)
+            engines[0].kill()
+            await on_thread(engines[1], "/go", {})
+            return await asyncio.gather(*asking, return_exceptions=True)
 
-
-def test_what_an_engine_refuses_its_client_is_told(service, live_engines, gateway):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            for engine in live_engines:
-                await scene.tell(engine, "fail", status=400)
-            async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
-                assert answer.status == 400
-                assert (await answer.json())["error"]["message"] == "failing"
-            await scene.until_freed()
-
-    asyncio.run(play())
-
-
-def test_a_restart_of_the_service_is_not_noticed():
-    """It knows nothing of what is under way, and is told when an engine dies after that."""
-    port = free_port()
-    place = ("--host", "127.0.0.1", "--port", str(port), "--threads", "1")
-
-    def begun() -> Launched:
-        environment = own_environment({"DYN_USE_KV_EVENTS": "false"})
-        launched = Launched(own_command(*place, *HEALTH), environment, port)
-        launched.wait_until_healthy()
-        return launched
-
-    service = Reached(port)
-    with (
-        ExitStack() as stack,
-        begun() as first,
-        Gateway(service, *LONG) as gateway,
-        two_engines(service) as engines,
-    ):
-
-        async def restarted(scene: Scene, engine: Engine) -> None:
-            first.kill()
-            stack.enter_context(begun())
-            for each in engines:
-                each.register()
-            engine.kill()
-
-        asyncio.run(play(service, gateway, engines, restarted))
+    answers = asyncio.run(killed())
+    whole = [right(f"p{n}") for n in range(CLIENTS)]
+    broken = [a for a, w in zip(answers, whole, strict=True) if a != w]
+    assert 0 < len(broken) < CLIENTS
+    assert all(isinstance(each, openai.APIError) for each in broken), broken
+    assert all("the engine failed" in str(each) for each in broken)
+    eventually(lambda: nothing_is_held(service))
 
 
-def test_a_gateway_that_is_asked_to_end_lets_its_clients_read_to_the_end(service, live_engines):
-    async def asked_to_end(scene: Scene, engine: Engine) -> None:
-        gateway.process.terminate()
-        await scene.tell(engine, "go")
-
-    with Gateway(service, *LONG) as gateway:
-        asyncio.run(play(service, gateway, live_engines, asked_to_end))
-        assert gateway.process.wait(PATIENCE_S) is not None
+async def streams_of(engine: Engine) -> int:
+    with contextlib.suppress(OSError):
+        return int(await on_thread(engine, "/streams"))
+    return 0
 
 
-def test_a_client_that_leaves_frees_its_reservation_at_once(service, live_engines, gateway):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            await scene.tell(live_engines[0], "hold", after=HELD_AFTER)
-            await scene.tell(live_engines[1], "hold", after=0)
-            readers = [Reader([n]) for n in range(8)]
-            reading = [asyncio.create_task(each.read(scene.http, gateway)) for each in readers]
+def test_what_the_service_refuses_its_client_is_told(service, gateway):
+    """There are no workers."""
 
-            async def are(n: int) -> bool:
-                streams = sum([await scene.streams(engine) for engine in live_engines])
-                return streams == n == await scene.booked()
+    async def refused() -> openai.APIStatusError:
+        async with client_of(gateway) as client:
+            with pytest.raises(openai.APIStatusError) as told:
+                await client.completions.create(model="m", prompt=[1], max_tokens=2)
+            return told.value
 
-            await scene.until(lambda: are(len(readers)))
-            await eventually_on_loop(lambda: any(reader.tokens for reader in readers))
-            for task in reading:
-                task.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
-            await scene.until(lambda: are(0))
-
-    asyncio.run(play())
+    assert asyncio.run(refused()).status_code == 503
 
 
-def test_a_client_may_want_its_answer_in_one_piece(service, live_engines, gateway):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            for prompt in ("a text", [5, 6, 7]):
-                body = {"prompt": prompt, "max_tokens": TOKENS}
-                async with scene.http.post(gateway.url, json=body) as answer:
-                    whole = await answer.json()
-                right = list(islice(generated(ids_of(prompt)), TOKENS))
-                (choice,) = whole["choices"]
-                assert choice["text"] == text_of(right)
-                assert choice["finish_reason"] == "length"
-                assert "token_ids" not in choice
-                assert whole["usage"]["completion_tokens"] == TOKENS
-                assert whole["usage"]["prompt_tokens"] == len(prompt)
-            await scene.until_freed()
-
-    asyncio.run(play())
-
-
-def test_what_the_service_refuses_its_client_is_told(service, live_engines, gateway):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            await scene.ask("POST", "/admission/shed", {"tier": "standard"})
-            async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
-                assert answer.status == 503
-                assert int(answer.headers["retry-after"]) > 0
-                assert (await answer.json())["code"] == "capacity_shed"
-            await scene.ask("POST", "/admission/shed", {"tier": None})
-            await scene.until_freed()
-
-    asyncio.run(play())
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        [],
-        {},
-        {"prompt": []},
-        {"prompt": ["a", "b"]},
-        {"prompt": [1], "n": 2},
-        {"prompt": [1], "max_tokens": 0},
-    ],
-)
-def test_what_no_engine_could_take_over_is_refused(service, gateway, body):
-    async def play() -> None:
-        async with (
-            scene_of(service) as scene,
-            scene.http.post(gateway.url, json=body) as answer,
-        ):
-            assert answer.status == 400
-            assert (await answer.json())["error"]["message"]
-
-    asyncio.run(play())
+@pytest.mark.parametrize("body", [{}, {"prompt": ""}, [1]])
+def test_what_is_no_request_is_refused(gateway, body):
+    answer = Reached(gateway.port).call("POST", "/v1/completions", body)
+    assert answer.status == 400
+    assert answer.body["error"]["type"] == "gateway_error"

@@ -18,7 +18,8 @@ from tests.process.launched import ROOT, Launched, free_port, own_command, own_e
 from tests.process.running import Reached
 from tests.process.token_engine import generated, ids_of, text_of
 
-PATH = ROOT / "docs" / "examples" / "gateway.py"
+EXAMPLES = ROOT / "docs" / "examples"
+PATH = EXAMPLES / "surviving_gateway" / "gateway.py"
 TOKENS = 40
 """Of an answer."""
 

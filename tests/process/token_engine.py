@@ -47,6 +47,12 @@ def ids_of(prompt: list[int] | str) -> list[int]:
     return list(prompt.encode()) if isinstance(prompt, str) else prompt
 
 
+def text_in(body: dict[str, Any]) -> str:
+    """Of a prompt or of messages."""
+    messages = body.get("messages")
+    return body["prompt"] if messages is None else "".join(each["content"] for each in messages)
+
+
 def texts_of(tokens: Iterable[int]) -> Iterator[str]:
     """Of each; some are but the beginning of a character, and readable with the next token."""
     begun = ""
@@ -79,7 +85,35 @@ class TokenEngine:
         tokens = list(islice(generated(ids_of(body["prompt"])), body["max_tokens"]))
         choice = self._choice(body, tokens, text_of(tokens), "length")
         choice["logprobs"] = logprobs(tokens)
-        return JSONResponse(self._chunk(choice))
+        usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": 1}
+        return JSONResponse({**self._chunk(choice), "usage": usage})
+
+    async def chat(self, request: Request) -> Response:
+        """The prompt is the content of all messages."""
+        body = await request.json()
+        told = {**body, "prompt": text_in(body), "return_token_ids": False}
+        if body.get("stream"):
+            return StreamingResponse(self._chat_stream(told), media_type="text/event-stream")
+        tokens = list(islice(generated(ids_of(told["prompt"])), body["max_tokens"]))
+        message = {"role": "assistant", "content": text_of(tokens)}
+        choice = {"index": 0, "message": message, "finish_reason": "length"}
+        usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": 1}
+        return JSONResponse({**self._chunk(choice), "object": "chat.completion", "usage": usage})
+
+    async def _chat_stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        async for event in self._stream(body):
+            data = event.removeprefix("data: ").strip()
+            if data == "[DONE]":
+                yield event
+                continue
+            chunk = json.loads(data)
+            for choice in chunk["choices"]:
+                choice["delta"] = {"content": choice.pop("text")}
+            yield f"data: {json.dumps({**chunk, 'object': 'chat.completion.chunk'})}\n\n"
+
+    async def tokenize(self, request: Request) -> Response:
+        ids = ids_of(text_in(await request.json()))
+        return JSONResponse({"tokens": ids, "count": len(ids)})
 
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
         self._streams += 1
@@ -158,6 +192,8 @@ def main() -> None:
     engine = TokenEngine()
     routes = [
         Route("/v1/completions", engine.complete, methods=["POST"]),
+        Route("/v1/chat/completions", engine.chat, methods=["POST"]),
+        Route("/tokenize", engine.tokenize, methods=["POST"]),
         Route("/hold", engine.hold, methods=["POST"]),
         Route("/go", engine.go, methods=["POST"]),
         Route("/fail", engine.fail, methods=["POST"]),

@@ -1,6 +1,7 @@
 """A gateway whose clients do not notice when an engine dies.
 
-    python docs/examples/gateway.py --selector http://selector:8092 --port 8080 --model qwen
+    cd docs/examples/surviving_gateway
+    python gateway.py --selector http://selector:8092 --port 8080 --model qwen
     curl -N localhost:8080/v1/completions -H 'content-type: application/json' \\
       -d '{"prompt": [1, 2, 3], "max_tokens": 200, "stream": true}'
 

@@ -1,0 +1,296 @@
+"""A gateway to start from: OpenAI's interface, each request on the rank that the service chooses.
+
+    python docs/examples/gateway/gateway.py --selector http://selector:8092 --model qwen --port 8080
+    curl localhost:8080/v1/chat/completions -H 'content-type: application/json' \\
+      -d '{"model": "qwen", "messages": [{"role": "user", "content": "Hello"}], "stream": true}'
+
+Each request is made token ids (by `/tokenize` of an engine, as vLLM has it, or by a tokenizer file
+with `--tokenizer`), leased, sent to the engine, and passed on as it comes.  An engine that cannot
+be reached, breaks off, or answers 5xx or that it is too busy, before its client has got anything,
+is left for another one.  What the engine says against the request, and what the service refuses,
+its client is told as it is.
+A stream that breaks later ends with an event `{"error": ...}`: docs/examples/surviving_gateway
+carries it on elsewhere.  Needs select-service[client], and `--tokenizer` needs tokenizers.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from select_service.client import AsyncSelector, Refused, SelectorError, Unavailable
+from select_service.client.lease import AsyncLease
+
+ATTEMPTS_MAX = 3
+BODY_BYTES_MAX = 8 << 20
+TOKENIZE_S_MAX = 5.0
+CHARS_OF_A_TOKEN = 4  # about, where nobody could tell
+BUSY = {429, 503}
+PATHS = ("/v1/completions", "/v1/chat/completions")
+
+
+class Answered(Exception):
+    """What the client is told instead of an answer of an engine."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
+def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Answered:
+    error = {"message": message, "type": "gateway_error", "code": status}
+    return Answered(JSONResponse({"error": error}, status, headers))
+
+
+class Failed(Exception):
+    """An engine did not begin; another one may. is_fault: is it the engine's?"""
+
+    def __init__(self, why: str, is_fault: bool = True) -> None:
+        super().__init__(why)
+        self.is_fault = is_fault
+
+
+class Begun(NamedTuple):
+    """first: the first event, and lines what follows; or all of an answer in one piece"""
+
+    answer: httpx.Response
+    first: str
+    lines: AsyncIterator[str]
+
+
+class Gateway:
+    """What all requests share."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._model: str = options.model
+        self._selectors: list[str] = options.selector
+        self._local = tokenizer_of(options.tokenizer) if options.tokenizer else None
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        timeout = httpx.Timeout(None, connect=3.0)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with (
+            httpx.AsyncClient(timeout=timeout, limits=limits) as self._engines,
+            AsyncSelector(self._selectors, model_name=self._model) as self._selector,
+        ):
+            yield
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions and /v1/chat/completions."""
+        path = request.url.path
+        try:
+            body = await body_of(request)
+            body.setdefault("model", self._model)
+            prompt = await self._prompt(path, body)
+            lease, begun = await self._begun(path, body, prompt)
+        except Answered as answered:
+            return answered.response
+        if body.get("stream"):
+            return StreamingResponse(passed_on(lease, begun), media_type="text/event-stream")
+        lease.tokens(tokens_of(begun.first))
+        lease.end()
+        return Response(begun.first, media_type="application/json")
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [{"id": self._model, "object": "model"}]})
+
+    async def _prompt(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """As fields of a lease."""
+        given = body.get("prompt") if path == PATHS[0] else body.get("messages")
+        if not given:
+            raise refusal(400, "`prompt` is missing" if path == PATHS[0] else "no `messages`")
+        if isinstance(given, list) and all(type(token) is int for token in given):
+            return {"token_ids": given}
+        if self._local is not None and isinstance(given, str):
+            return {"token_ids": self._local(given)}
+        ids = await self._told_by_engine(path, body)
+        if ids is not None:
+            return {"token_ids": ids}
+        isl = max(1, len(json.dumps(given)) // CHARS_OF_A_TOKEN)  # load alone decides
+        return {"block_hashes": [], "sequence_hashes": [], "isl_tokens": isl}
+
+    async def _told_by_engine(self, path: str, body: dict[str, Any]) -> list[int] | None:
+        """By any engine: all of one model make the same of a text."""
+        try:
+            workers = await self._selector.workers(self._model)
+        except SelectorError:
+            return None
+        endpoints = [each.endpoint for each in workers if each.lifecycle == "schedulable"]
+        names = ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template")
+        question = {name: body[name] for name in names if name in body}
+        for endpoint in random.sample(endpoints, min(2, len(endpoints))):
+            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
+                url = f"{endpoint}/tokenize"
+                answer = await self._engines.post(url, json=question, timeout=TOKENIZE_S_MAX)
+                if answer.status_code == 200:
+                    ids: list[int] = answer.json()["tokens"]
+                    return ids
+        return None
+
+    async def _begun(
+        self, path: str, body: dict[str, Any], prompt: dict[str, Any]
+    ) -> tuple[AsyncLease, Begun]:
+        """Raises Answered."""
+        failed: list[int] = []
+        why = Failed("no engine was tried")
+        for _ in range(ATTEMPTS_MAX):
+            lease = await self._leased(prompt, failed, body)
+            try:
+                return lease, await self._sent(lease, path, body)
+            except Failed as failure:
+                failed.append(lease.worker_id)
+                lease.failed(str(failure)) if failure.is_fault else lease.end(None)
+                why = failure
+            except BaseException:
+                lease.end(None)
+                raise
+        status = 502 if why.is_fault else 503
+        headers = {} if why.is_fault else {"retry-after": "1"}
+        raise refusal(status, f"{ATTEMPTS_MAX} engines failed, at last: {why}", headers)
+
+    async def _leased(
+        self, prompt: dict[str, Any], failed: Sequence[int], body: dict[str, Any]
+    ) -> AsyncLease:
+        """Not on those that have failed while there are others."""
+        fields = dict(prompt)
+        if isinstance(most := body.get("max_tokens"), int) and most > 0:
+            fields["expected_output_tokens"] = most
+        try:
+            if failed:
+                workers = await self._selector.workers(self._model)
+                others = [each.worker_id for each in workers if each.worker_id not in failed]
+                fields |= {"allowed_worker_ids": others} if others else {}
+            return await self._selector.begin(**fields)
+        except Refused as error:
+            headers = (
+                {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:.0f}"}
+            )
+            raise refusal(error.status, error.text, headers) from error
+        except Unavailable as error:
+            raise refusal(503, str(error), {"retry-after": "1"}) from error
+
+    async def _sent(self, lease: AsyncLease, path: str, body: dict[str, Any]) -> Begun:
+        """Raises Failed, Answered."""
+        headers = {"x-data-parallel-rank": str(lease.dp_rank)}
+        url = f"{lease.endpoint.rstrip('/')}{path}"
+        request = self._engines.build_request("POST", url, json=body, headers=headers)
+        try:
+            answer = await self._engines.send(request, stream=True)
+            if answer.status_code == 200 and body.get("stream"):
+                lines = answer.aiter_lines()
+                return Begun(answer, await first_event(lines), lines)
+            said = await answer.aread()
+        except httpx.HTTPError as error:
+            raise Failed(f"{type(error).__name__}: {error}") from error
+        if answer.status_code == 200:
+            return Begun(answer, said.decode(), answer.aiter_lines())
+        if answer.status_code in BUSY or answer.status_code >= 500:
+            raise Failed(f"status {answer.status_code}", answer.status_code not in BUSY)
+        raise Answered(Response(said, answer.status_code, media_type="application/json"))
+
+
+async def first_event(lines: AsyncIterator[str]) -> str:
+    async for line in lines:
+        if line.startswith("data:"):
+            return line
+    raise Failed("the stream ended before it began")
+
+
+async def passed_on(lease: AsyncLease, begun: Begun) -> AsyncIterator[bytes]:
+    """The events of the engine as they come; the lease ends with them, or with their reader."""
+    line, is_done = begun.first, False
+    try:
+        while not is_done:
+            if line.startswith("data:"):
+                is_done = line.endswith("[DONE]")
+                lease.tokens(0 if is_done else tokens_in(line.removeprefix("data:")))
+            yield line.encode() + b"\n"
+            line = "" if is_done else await anext(begun.lines)
+        yield b"\n"
+        lease.end()
+    except (httpx.HTTPError, StopAsyncIteration) as error:
+        lease.failed(type(error).__name__)
+        told = {"error": {"message": f"the engine failed: {error!r}", "code": 502}}
+        yield b"data: " + json.dumps(told).encode() + b"\n\n"
+    finally:
+        lease.end(None)  # nothing, if it has ended
+        await begun.answer.aclose()
+
+
+def tokens_in(event: str) -> int:
+    """One for each choice that brings something, unless it says more."""
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        choices = json.loads(event).get("choices") or []
+        return sum(len(ids) if (ids := each.get("token_ids")) else brings(each) for each in choices)
+    return 0
+
+
+def brings(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta") or choice
+    return any(delta.get(name) for name in ("text", "content", "reasoning_content", "tool_calls"))
+
+
+def tokens_of(answer: str) -> int:
+    """Of one in one piece."""
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        return int(json.loads(answer)["usage"]["completion_tokens"])
+    return 0
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """Raises Answered."""
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > BODY_BYTES_MAX:
+            raise refusal(413, f"the body has more than {BODY_BYTES_MAX} bytes")
+    try:
+        body = json.loads(content)
+    except ValueError as error:
+        raise refusal(400, f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise refusal(400, "the body is no object")
+    return body
+
+
+def tokenizer_of(path: str) -> Callable[[str], list[int]]:
+    from tokenizers import Tokenizer  # not needed otherwise
+
+    tokenizer = Tokenizer.from_file(path)
+    return lambda text: tokenizer.encode(text).ids
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--selector", required=True, nargs="+", help="URLs of selectors")
+    parser.add_argument("--model", default="default", help="model_name of the workers")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--tokenizer", help="tokenizer.json, for prompts that are texts")
+    given = parser.parse_args()
+    gateway = Gateway(given)
+    app = Starlette(
+        routes=[
+            *(Route(path, gateway.complete, methods=["POST"]) for path in PATHS),
+            Route("/v1/models", gateway.models),
+            Route("/health", lambda request: Response()),
+        ],
+        lifespan=gateway.lifespan,
+    )
+    uvicorn.run(app, host=given.host, port=given.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()
