@@ -1,7 +1,10 @@
 # The service alone, without the demo: small, not root, kernels compiled while the image is built.
 #
 #   docker build -t select-service .
-#   docker run --rm -p 8092:8092 select-service --log-format json
+#   docker run --rm --network host select-service --log-format json
+#
+# It binds 127.0.0.1.  Behind `-p 8092:8092`, or in a cluster, give it `--host 0.0.0.0` and a file of keys
+# (`--api-keys-file`), or `--insecure` on a network that you trust: see docs/security.md.
 #
 # Settings are flags after the image name or SELECT_SERVICE_* and DYN_* variables.  Change the port with
 # SELECT_SERVICE_PORT rather than --port: the health check reads the variable.

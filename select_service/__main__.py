@@ -27,6 +27,7 @@ from select_service.settings.config import (
 )
 from select_service.settings.discovery import SourceSettings, source_settings
 from select_service.settings.health_settings import HealthSettings, health_settings
+from select_service.settings.reach import check_reach
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
 from select_service.starting.listening import bind
@@ -110,6 +111,7 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     if arguments.version:
         return None
     config = load(arguments, environment)
+    check_reach(config)
     rules, health, guard = admission_rules(config), health_settings(config), guard_of(config)
     sources = source_settings(config)
     logs.configure(config["log_level"], config["log_format"])

@@ -44,6 +44,7 @@ from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
 from select_service.settings.health_settings import HealthSettings
+from select_service.settings.reach import allowed_hosts, is_open, usual_hosts
 from select_service.starting.collector import Freezing
 from select_service.starting.listening import leave_to_others, listen, siblings
 
@@ -314,6 +315,11 @@ def _announce(service: Service, listener: socket.socket) -> None:
     log.info(
         "listening", extra={"fields": {"host": host, "port": port, "version": service.version}}
     )
+    if is_open(service.config):
+        log.warning(
+            "insecure: no key is asked for, so everybody who reaches the port may call everything",
+            extra={"fields": {"host": host, "instead": "--api-keys-file"}},
+        )
     settings = {
         setting.get("flag", setting["variable"]).removeprefix("--"): _as_logged(setting)
         for setting in service.config.effective().values()
@@ -344,7 +350,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
     service, follower, replicas, logged, watch, discovery = parts
-    front = _front(service)
+    front = _front(service, listener.getsockname()[1])
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
     server = server_of(Application(service), front if loops is None else loops, drain)
@@ -401,8 +407,8 @@ def _leave_address(config: Config, listener: socket.socket) -> None:
         leave_to_others(listener, max(1, config["input_loops"]))
 
 
-def _front(service: Service) -> "Lean | None":
-    """Who answers usual requests before the application sees them."""
+def _front(service: Service, port: int) -> "Lean | None":
+    """Who answers usual requests before the application sees them.  port: that clients name"""
     if service.config["no_fast_path"]:
         return None
     from select_service.fast.protocol import Lean
@@ -411,8 +417,19 @@ def _front(service: Service) -> "Lean | None":
     if service.guard.is_on:
         from select_service.fast.keyed import KeyedLean, Passes
 
-        return KeyedLean(Passes(service.guard, service.selector, service.metrics))
-    return Lean(ServiceAnswerer(service.selector, service.metrics))
+        passes = Passes(service.guard, service.selector, service.metrics)
+        passes.ask_hosts(_usual_hosts(service, port))
+        return KeyedLean(passes)
+    answerer = ServiceAnswerer(service.selector, service.metrics)
+    if (hosts := _usual_hosts(service, port)) is not None:
+        answerer.ask_hosts(hosts)
+    return Lean(answerer)
+
+
+def _usual_hosts(service: Service, port: int) -> list[bytes] | None:
+    """What compiled code compares; None: all hosts are served."""
+    names = allowed_hosts(service.config)
+    return None if names is None else usual_hosts(names, port)
 
 
 def _loops(service: Service, listener: socket.socket, lean: "Lean | None") -> "Loops":
@@ -424,6 +441,8 @@ def _loops(service: Service, listener: socket.socket, lean: "Lean | None") -> "L
     for each in listeners:
         listen(each)
     loops = Loops(listeners, lean, service.selector, service.metrics)
+    if (hosts := _usual_hosts(service, listener.getsockname()[1])) is not None:
+        loops.ask_hosts(hosts)
     service.input_loops = loops.counts
     return loops
 

@@ -52,7 +52,7 @@ def run(script: str) -> str:
         (["--replica-sync-port", "9", "--replica-sync-peers", "nonsense"], 2),
         (["--indexer-peers", "ftp://a"], 2),
         (["--snapshot-path", "/no/such/directory/file"], 1),
-        (["--host", "256.0.0.1"], 1),
+        (["--host", "256.0.0.1", "--insecure"], 1),
     ],
 )
 def test_every_verdict_comes_before_anything_heavy_is_imported(argv, status):

@@ -29,6 +29,9 @@ class Quotas(NamedTuple):
     workers: int | None = None
 
 
+UNBOUNDED: Final = Quotas()
+
+
 class ApiKey(NamedTuple):
     """digest: of the secret;  tenants: to which it is bound, None: to none"""
 
@@ -36,7 +39,7 @@ class ApiKey(NamedTuple):
     digest: bytes
     roles: frozenset[Role]
     tenants: frozenset[str] | None = None
-    quotas: Quotas = Quotas()
+    quotas: Quotas = UNBOUNDED
 
 
 def digest_of(secret: bytes) -> bytes:

@@ -6,12 +6,14 @@ Without keys everybody may call everything, and nothing is looked at.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hmac import compare_digest
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from select_service.access.api_key import SECRET_CHARS_MAX, ApiKey, digest_of
-from select_service.access.quotas import KeyUse, has_quotas
+from select_service.access.api_key import SECRET_CHARS_MAX, UNBOUNDED, ApiKey, digest_of
 from select_service.access.roles import MayCall, Role
 from select_service.errors import Forbidden, SelectError, Unauthenticated
+
+if TYPE_CHECKING:
+    from select_service.access.quotas import KeyUse
 
 NOBODY = "none"
 """Who is counted where there is no key, or none that is known."""
@@ -88,10 +90,12 @@ class Guard:
         """Does what was granted still count?"""
         return grant.key is None or self._keys.get(grant.key.digest) == grant.key
 
-    def use_of(self, key: ApiKey | None) -> KeyUse | None:
+    def use_of(self, key: ApiKey | None) -> "KeyUse | None":
         """What it has used of its quotas; None: it has none."""
-        if key is None or not has_quotas(key):
+        if key is None or key.quotas == UNBOUNDED:
             return None
+        from select_service.access.quotas import KeyUse  # no verdict on settings waits for arrays
+
         use = self._uses.get(key.name)
         if use is None:
             use = self._uses[key.name] = KeyUse(key.name)

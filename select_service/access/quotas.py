@@ -11,7 +11,7 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
-from select_service.access.api_key import ApiKey, Quotas
+from select_service.access.api_key import Quotas
 from select_service.errors import QuotaExceeded
 
 RETRY_AFTER_S = 1
@@ -132,7 +132,3 @@ class KeyUse:
         refusal = QuotaExceeded(f"the key `{self._name}` may have {what}, and not more")
         refusal.retry_after_s = wait_s
         return refusal
-
-
-def has_quotas(key: ApiKey) -> bool:
-    return key.quotas != Quotas()

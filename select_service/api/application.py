@@ -17,6 +17,8 @@ from select_service.api.service import (
 from select_service.errors import CapacityExceeded, SelectError, ShuttingDown
 from select_service.http.codec import error_response
 from select_service.http.endpoint import Endpoint
+from select_service.http.hosts import AllowedHosts, HostNotAllowed
+from select_service.settings.reach import allowed_hosts
 
 log = logging.getLogger("select_service")
 
@@ -28,6 +30,8 @@ class Application:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        hosts = allowed_hosts(service.config)
+        self._hosts = None if hosts is None else AllowedHosts(hosts)
         resources = {path: Resource(path, endpoints) for path, endpoints in _by_path().items()}
         self._plain = {path: each for path, each in resources.items() if "{" not in path}
         self._router = Router(
@@ -46,6 +50,13 @@ class Application:
         scope["service"] = self._service
         # A reservation id may hold an encoded slash, so segments are split before they are decoded.
         scope["path"] = path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        if self._hosts is not None:
+            try:
+                self._hosts.check(scope["headers"])
+            except HostNotAllowed as error:
+                self._service.metrics.request("unknown", "any", error.status)
+                await error_response(error)(scope, receive, send)
+                return
         try:
             await self._plain.get(path, self._router)(scope, receive, send)
         except Exception as error:

@@ -23,6 +23,7 @@ from select_service.http.codec import json_response
 from select_service.http.endpoint import Answer, Noun, QueryParameter, Route
 from select_service.metrics.access import AccessReport
 from select_service.metrics.service_metrics import Edges
+from select_service.settings.reach import is_open
 
 _OK = Status()
 _SHOWN_TO = CALLER, OPERATOR
@@ -87,6 +88,8 @@ async def ready(service: Service, request: Request, query: Mapping[str, str]) ->
     )
     if service.is_draining:
         body.draining = True
+    if is_open(service.config):
+        body.insecure = True
     if recovery.state != "off":
         body.recovery = RecoveryView(
             state=recovery.state,

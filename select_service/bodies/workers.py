@@ -373,6 +373,8 @@ class Ready(Struct, kw_only=True):
     """Workers that may be chosen, over all models."""
     workers: list[WorkerRecord]
     """All workers, by model, tenant and id."""
+    insecure: bool | UnsetType = UNSET
+    """Present, and true, where no key is asked for although others can reach the address."""
     recovery: RecoveryView | UnsetType = UNSET
     """How the index was recovered; absent when it is not."""
     draining: bool | UnsetType = UNSET

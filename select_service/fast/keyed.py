@@ -11,6 +11,7 @@ what the ordinary path answers, it counts itself.
 """
 
 import logging
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -41,6 +42,7 @@ class Passes:
         self.guard, self.selector = guard, selector
         self._metrics = metrics
         self._headers: Headers = []
+        self._hosts: Sequence[bytes] | None = None
         self._answerers: dict[frozenset[str] | None, ServiceAnswerer] = {}
         self.unbound = self._answerers[None] = ServiceAnswerer(selector, metrics)
         """Of keys that are bound to no tenants."""
@@ -51,6 +53,8 @@ class Passes:
         if answerer is None and len(self._answerers) < ANSWERERS_MAX:
             answerer = ServiceAnswerer(self.selector, self._metrics, tenants)
             answerer.say(self._headers)
+            if self._hosts is not None:
+                answerer.ask_hosts(self._hosts)
             self._answerers[tenants] = answerer
             if len(self._answerers) == ANSWERERS_MAX:
                 fields = {"sets_of_tenants": ANSWERERS_MAX}
@@ -58,6 +62,12 @@ class Passes:
                     "keys of further tenants are answered in Python", extra={"fields": fields}
                 )
         return answerer
+
+    def ask_hosts(self, hosts: Sequence[bytes] | None) -> None:
+        """Before the first connection: give up requests for other hosts; None: for none."""
+        self._hosts = hosts
+        if hosts is not None:
+            self.unbound.ask_hosts(hosts)
 
     def say(self, headers: Headers) -> None:
         """Every answer begins with these from now on."""

@@ -1,5 +1,6 @@
 """The arrays of a header of `serve_layout` that do not depend on partitions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,18 @@ class ServeMemory:
             name_array(self.header, pair, array)
         self.header[layout.LOG : layout.LOG + 2] = shows_debug.buffer_info()
         self.say([])
+
+    def ask_hosts(self, hosts: Sequence[bytes]) -> None:
+        """Let only requests be served whose `host` is one of these; of many, of the first."""
+        self._hosts = np.zeros((layout.HOSTS_MAX, layout.HOST_BYTES), np.uint8)
+        self._host_lengths = np.zeros(layout.HOSTS_MAX, np.int64)
+        for at, host in enumerate(each for each in hosts if len(each) <= layout.HOST_BYTES):
+            if at < layout.HOSTS_MAX:
+                self._hosts[at, : len(host)] = np.frombuffer(host, np.uint8)
+                self._host_lengths[at] = len(host)
+        name_array(self.header, layout.HOSTS, self._hosts)
+        name_array(self.header, layout.HOST_LENGTHS, self._host_lengths)
+        self.header[layout.ASKS_HOST] = True
 
     def say(self, headers: Headers) -> None:
         """Let every answer begin with these, before its own."""

@@ -3,6 +3,8 @@
 What is not for here is given up before anything has changed.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from select_service.bodies.common import DEFAULT_NAME
@@ -70,6 +72,10 @@ class ServiceAnswerer:
         """Every answer begins with these from now on, before its own."""
         self._memory.say(headers)
         self._partitions.look()
+
+    def ask_hosts(self, hosts: Sequence[bytes]) -> None:
+        """Give up requests for other hosts."""
+        self._memory.ask_hosts(hosts)
 
     def ask_for(self, address: int, length: int) -> None:
         """Give up requests without this value of `authorization`, which the caller keeps alive."""

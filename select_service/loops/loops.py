@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -99,6 +99,11 @@ class Loops:
         self._has_failed = asyncio.Event()
         self._taking: TakingOver | None = None
         self._has_begun = self._has_ended = False
+
+    def ask_hosts(self, hosts: Sequence[bytes]) -> None:
+        """Before it begins: only requests for these hosts are answered by loops."""
+        for served in self._served:
+            served.publishing.ask_hosts(hosts)
 
     def __call__(
         self,

@@ -1,5 +1,7 @@
 """What the event loop tells a loop: partitions, texts of ranks, heads; and what it counted."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from indexer.index.memory import SLOTS_MAX
@@ -32,6 +34,10 @@ class Publishing:
         name_array(self.state, MASK, self._mask)
         self._partitions = KnownPartitions(selector.fleet, selector.held, self.state, reader)
         self._counts = Counts(self.state, selector.gate.tally, metrics)
+
+    def ask_hosts(self, hosts: Sequence[bytes]) -> None:
+        """Requests for other hosts are handed over."""
+        self._memory.ask_hosts(hosts)
 
     def say(self, headers: Headers) -> bool:
         """Every answer begins with these from now on.  Does no question hold any more?"""

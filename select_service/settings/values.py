@@ -18,6 +18,8 @@ DIGITS_MAX = 20
 NUMBER = re.compile(r"[0-9.eE+-]+")
 URL_CHARS_MAX = 512
 NETWORKS_MAX = 64
+HOSTS_MAX = 64
+HOST = re.compile(r"\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 NOBODY = "nobody"
 SHOWN_CHARS_MAX = 200
 """How much of a wrong value an error line repeats."""
@@ -142,6 +144,17 @@ def names(text: str) -> tuple[str, ...]:
         raise ValueError(f"1 to {NAMES_MAX} different names, separated by commas")
     if max(map(len, found)) > TIER_CHARS_MAX:
         raise ValueError(f"names of at most {TIER_CHARS_MAX} characters")
+    return found
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Distinct names; one with a dot before it stands for all that end so, `*` for all."""
+    found = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    if not 1 <= len(found) <= HOSTS_MAX:
+        raise ValueError(f"1 to {HOSTS_MAX} names, separated by commas, or *")
+    for name in found:
+        if name != "*" and not HOST.fullmatch(name):
+            raise PartError(f"invalid host name `{shown(name)}`: no scheme, port or path")
     return found
 
 

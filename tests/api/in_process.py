@@ -41,7 +41,10 @@ class Api:
     """
 
     def __init__(self, *flags: str, **environment: str) -> None:
-        config = parse(["--threads", "1", *flags], {"DYN_USE_KV_EVENTS": "false", **environment})
+        config = parse(
+            ["--threads", "1", "--allowed-hosts", "*", *flags],
+            {"DYN_USE_KV_EVENTS": "false", **environment},
+        )
         parts = build(
             config,
             admission_rules(config),

@@ -99,7 +99,13 @@ class Side:
             patch.setattr(app, "Random", lambda _: Told(seed))
             variables = dict(flag.split("=") for flag in flags if "=" in flag)
             config = parse(
-                ["--threads", "1", *(flag for flag in flags if "=" not in flag)],
+                [
+                    "--threads",
+                    "1",
+                    "--allowed-hosts",
+                    "*",
+                    *(flag for flag in flags if "=" not in flag),
+                ],
                 {"DYN_USE_KV_EVENTS": "false", **variables},
             )
             self.service, self.follower, self.replicas, *_ = app.build(

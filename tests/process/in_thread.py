@@ -26,6 +26,7 @@ from select_service.starting.threads import begun_threads
 from tests.patience import PATIENCE_S, eventually
 from tests.process.running import Reached
 
+PLACE = ("--host", "127.0.0.1", "--port", "0", "--allowed-hosts", "*")
 LEVELLED = ("select_service", "indexer", "uvicorn")
 """Loggers whose level a client can change."""
 
@@ -39,7 +40,7 @@ class InThread(Reached):
         """folder: where relative paths in its settings begin"""
         given = {"DYN_USE_KV_EVENTS": "false"} if environment is None else environment
         with contextlib.chdir(folder):
-            config = load(arguments_of(["--host", "127.0.0.1", "--port", "0", *flags]), given)
+            config = load(arguments_of([*PLACE, *flags]), given)
             rules, health = admission_rules(config), health_settings(config)
             guard = guard_of(config)
             sources = source_settings(config)

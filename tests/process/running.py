@@ -130,7 +130,8 @@ class Running(Reached):
     def __init__(self, *arguments: str, module: str = "select_service", **environment: str) -> None:
         """module: whose command is run; the service's own unless a test changes a constant."""
         super().__init__(free_port())
-        place = ("--host", "127.0.0.1", "--port", str(self.port), "--log-format", "json")
+        place = ("--host", "127.0.0.1", "--port", str(self.port), "--allowed-hosts", "*")
+        place += ("--log-format", "json")
         self._launched = Launched(
             own_command(*place, *arguments, module=module),
             own_environment({"DYN_USE_KV_EVENTS": "false", **environment}),

@@ -36,3 +36,18 @@ def test_a_start_with_a_wrong_file_says_what_is_wrong(tmp_path):
     status, _, errors = run_to_end("--api-keys-file", str(path))
     assert status == 2
     assert complaint(errors).startswith(f"--api-keys-file {path}: ")
+
+
+def test_others_are_not_let_in_by_accident():
+    status, _, errors = run_to_end("--host", "0.0.0.0")
+    assert status == 2
+    assert "--insecure says that this is meant" in complaint(errors)
+
+
+def test_an_open_service_says_so_at_the_start():
+    with Running("--host", "0.0.0.0", "--insecure") as service:
+        line = service.line(
+            "insecure: no key is asked for, so everybody who reaches the port may call everything"
+        )
+        assert line["level"] == "WARNING"
+        assert service.call("GET", "/ready").body["insecure"] is True

@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 
 def test_defaults_are_those_of_the_document():
     config = parse([], {})
-    assert (config["port"], config["threads"], config["host"]) == (8092, 4, "0.0.0.0")
+    assert (config["port"], config["threads"], config["host"]) == (8092, 4, "127.0.0.1")
     assert config["reservation_ttl_s"] == 3600.0
     assert config.values["port"].origin == "default"
 

@@ -1,0 +1,119 @@
+"""Which names are answered: on the ordinary path and where compiled code compares them."""
+
+import pytest
+
+from select_service import app
+from select_service.http.hosts import AllowedHosts, HostNotAllowed
+from tests.access.keys import bearer, entry, keys_file
+from tests.api.in_process import Api
+from tests.builders import worker_body
+from tests.process.in_thread import InThread
+from tests.process.running import request
+
+HOSTS = AllowedHosts(("localhost", "selector.example", ".svc.example"))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:8092",
+        "localhost.",
+        "selector.example:1",
+        "a.b.svc.example",
+        "127.0.0.1",
+        "127.0.0.1:8092",
+        "10.1.2.3",
+        "[::1]:8092",
+        "[::1]",
+    ],
+)
+def test_names_that_were_given_and_addresses_are_answered(host):
+    HOSTS.check([(b"host", host.encode())])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "evil.example",
+        "evil.example:8092",
+        "localhost.evil.example",
+        "localhost@evil.example",
+        "evil-selector.example",
+        "svc.example",
+        "xsvc.example",
+        "127.0.0.1.evil.example",
+        "[::1].evil",
+        "[evil]",
+        "\xe4",
+    ],
+)
+def test_others_are_refused(host):
+    with pytest.raises(HostNotAllowed, match="--allowed-hosts"):
+        HOSTS.check([(b"host", host.encode("latin-1"))])
+
+
+@pytest.mark.parametrize("path", ["/health", "/select", "/nowhere"])
+def test_no_route_is_answered_under_a_name_that_is_not_allowed(path):
+    with Api("--allowed-hosts", "selector.example") as api:
+        answer = api.post(path, {}, host="evil.example")
+        assert (answer.status, answer.body["code"]) == (403, "host_not_allowed")
+        assert "evil.example" in answer.body["error"]
+        assert api.call("GET", "/health", host="selector.example").status == 200
+        text = api.call("GET", "/metrics", host="localhost").body
+    assert 'requests_total{method="any",route="unknown",status="403"} 1.0' in text
+
+
+def selected(service, host, **headers):
+    body = {"model_name": "m", "token_ids": [1, 2, 3]}
+    return service.call("POST", "/select", body, host=host, **headers).status
+
+
+def answered_in_python(monkeypatch):
+    """A list that grows with each request that the application sees."""
+    seen, called = [], app.Application.__call__
+
+    async def noting(self, scope, receive, send):
+        seen.append(scope["path"])
+        await called(self, scope, receive, send)
+
+    monkeypatch.setattr(app.Application, "__call__", noting)
+    return seen
+
+
+def test_compiled_answers_are_for_usual_names_alone(monkeypatch):
+    seen = answered_in_python(monkeypatch)
+    with InThread("--allowed-hosts", "selector.example") as service:
+        assert service.call("POST", "/workers", worker_body()).status == 403
+        own = f"localhost:{service.port}"
+        assert service.call("POST", "/workers", worker_body(), host=own).status == 201
+        seen.clear()
+        for host in (own, "127.0.0.1", "selector.example", f"selector.example:{service.port}"):
+            assert selected(service, host) == 200
+        assert seen == []
+        assert selected(service, "10.0.0.1") == 200
+        for host in ("evil.example", "localhos", "localhostx", f"selector.example:{service.port}0"):
+            expected = 200 if host.startswith("selector.example") else 403
+            assert selected(service, host) == expected
+        assert len(seen) == 5
+
+
+def test_names_count_where_keys_are_on_too(tmp_path):
+    path = keys_file(tmp_path, entry("web", "caller", "operator"))
+    with InThread("--api-keys-file", str(path), "--allowed-hosts", "a.example") as service:
+        key = {"authorization": bearer("web")}
+        registered = service.call("POST", "/workers", worker_body(), host="a.example", **key)
+        assert registered.status == 201
+        with service.client() as client:
+            for host, status in (("a.example", 200), ("a.example", 200), ("evil", 403)):
+                body = {"model_name": "m", "token_ids": [1]}
+                client.send(request("POST", "/select", body, host=host, **key))
+                assert client.answer().status == status
+
+
+def test_ready_says_that_everybody_may_call():
+    with Api("--host", "0.0.0.0", "--insecure") as api:
+        assert api.get("/ready").body["insecure"] is True
+    with Api() as api:
+        assert "insecure" not in api.get("/ready").body
