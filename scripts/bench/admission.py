@@ -181,7 +181,7 @@ def asked(port: int, request: bytes) -> socket.socket:
 
 def post(path: str, fields: str = "") -> bytes:
     body = ("{" + fields + "}").encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

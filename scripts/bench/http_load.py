@@ -77,7 +77,7 @@ class Lives(NamedTuple):
             yield self.free(number)
 
 
-_VERSION_AND_HOST = "HTTP/1.1\r\nhost: bench\r\n"
+_VERSION_AND_HOST = "HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 
 def post(path: str, body: bytes) -> bytes:

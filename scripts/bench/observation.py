@@ -31,7 +31,7 @@ WORKERS = 8
 PARTS = ("requests", "steps", "answers")
 NAMES = ("fast select", "fast life", "core select", "core life")
 HOUR_S = 3600
-CLIENT = "Host: selector.llm.svc.cluster.local:8092\r\nAccept: */*\r\n"
+CLIENT = "Host: 127.0.0.1:8092\r\nAccept: */*\r\n"
 
 
 def selector_of(ranks, model="m"):

@@ -162,7 +162,7 @@ class JsonOnly(threading.Thread):
         connection, _ = self._server.accept()
         connection.recv(65536)
         with socket.create_connection(("127.0.0.1", self._port)) as source:
-            source.sendall(b"GET /dump HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            source.sendall(b"GET /dump HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             while data := source.recv(1 << 18):
                 connection.sendall(data)
         connection.close()

@@ -183,7 +183,9 @@ async def reserve_at(
 
         async def call(method: str, path: str, body: Any) -> None:
             raw = b"" if body is None else json.dumps(body).encode()
-            head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            head = (
+                f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            )
             writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(raw) + raw)
             answer = await reader.readuntil(b"\r\n\r\n")
             assert answer.split(b" ", 2)[1] in (b"200", b"201"), answer

@@ -85,7 +85,7 @@ def answered_in_python(monkeypatch):
 def test_compiled_answers_are_for_usual_names_alone(monkeypatch):
     seen = answered_in_python(monkeypatch)
     with InThread("--allowed-hosts", "selector.example") as service:
-        assert service.call("POST", "/workers", worker_body()).status == 403
+        assert service.call("POST", "/workers", worker_body(), host="evil").status == 403
         own = f"localhost:{service.port}"
         assert service.call("POST", "/workers", worker_body(), host=own).status == 201
         seen.clear()

@@ -80,7 +80,7 @@ def request(method: str, path: str, body: Any = None, **headers: str) -> bytes:
     content = (
         b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     )
-    fields = {"host": "x", "content-type": "application/json"}
+    fields = {"host": "localhost", "content-type": "application/json"}
     fields |= {name.replace("_", "-"): value for name, value in headers.items()}
     if body is not None:
         fields = {"content-length": str(len(content))} | fields

@@ -150,7 +150,7 @@ def serve_late(gate, port):
     connection.recv(65536)
     time.sleep(0.5)
     with socket.create_connection(("127.0.0.1", port)) as source:
-        source.sendall(b"GET /dump HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        source.sendall(b"GET /dump HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         while data := source.recv(65536):
             connection.sendall(data)
     connection.close()
