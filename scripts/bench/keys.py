@@ -1,0 +1,125 @@
+"""What keys cost: CPU of one compiled POST /select, without keys and with three kinds of them.
+
+    python -m scripts.bench.keys [--rounds 9]
+
+In one process and without sockets: bytes in, bytes out, in turns.  Prompts of 256 tokens, 8 ranks.
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from select_service.api.application import Application
+from select_service.fast.keyed import KeyedLean, Passes
+from select_service.fast.protocol import Lean
+from select_service.fast.service_answerer import ServiceAnswerer
+from select_service.http.server import server_of
+from tests.access.keys import bearer, entry, keys_file
+from tests.builders import worker_body
+from tests.fast.requests import HTTPX, request
+from tests.fast.two_services import DATE, Side
+
+REQUESTS = 20_000
+WARM = 50
+KINDS = {
+    "no keys": (None, "default"),
+    "a key": ("web", "default"),
+    "a key of one tenant": ("red", "red"),
+    "a key with quotas": ("quota", "default"),
+}
+
+
+class Sink:
+    """Counts answers; stands in for the transport."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+
+    def write(self, data: bytes) -> None:
+        self.answers += 1
+
+
+class Measured(NamedTuple):
+    side: Side
+    request: bytes
+
+
+def keys_in(folder: Path) -> Path:
+    return keys_file(
+        folder,
+        entry("web", "caller"),
+        entry("red", "caller", tenants=["red"]),
+        entry("quota", "caller", requests_per_s=10**8, reservations=10**6),
+        entry("ops", "operator"),
+    )
+
+
+def measured(runner: asyncio.Runner, keys: Path | None, name: str, tenant: str) -> Measured:
+    flags = () if keys is None else ("--api-keys-file", str(keys))
+    side: Any = Side(runner, False, flags, 1)
+    service = side.service
+    passes = Passes(service.guard, service.selector, service.metrics)
+    answerer = ServiceAnswerer(service.selector, service.metrics)
+    front = Lean(answerer) if keys is None else KeyedLean(passes)
+    front.say(DATE)
+    side._config = server_of(Application(service), front).config
+    side._config.load()
+    runner.run(connected(side))
+    operator, caller = (("Authorization", bearer(who)) for who in ("ops", name))
+    worker = worker_body(1, data_parallel_size=8) | {"tenant_id": tenant}
+    side.say(request("POST /workers", (*HTTPX, operator), worker))
+    runner.run(side._reconnect())
+    body = {"model_name": "m", "tenant_id": tenant, "token_ids": list(range(256))}
+    asked = request("POST /select", (*HTTPX, caller), body)
+    for _ in range(WARM):
+        answer = side.say(asked)
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    return Measured(side, asked)
+
+
+async def connected(side: Any) -> None:
+    side.connect()
+
+
+async def cost_us(each: Measured) -> float:
+    protocol: Any = each.side.protocol
+    sink = Sink()
+    protocol._write = sink.write
+    begin = time.process_time()
+    for _ in range(REQUESTS):
+        protocol.data_received(each.request)
+    took = time.process_time() - begin
+    assert sink.answers == REQUESTS, "some were not answered by compiled code"
+    return took / REQUESTS * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    rounds = parser.parse_args().rounds
+    with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
+        keys = keys_in(Path(folder))
+        kinds = {
+            kind: measured(runner, keys if name else None, name or "web", tenant)
+            for kind, (name, tenant) in KINDS.items()
+        }
+        took: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for number in range(rounds):
+            for kind in kinds if number % 2 else reversed(list(kinds)):
+                took[kind].append(runner.run(cost_us(kinds[kind])))
+    for kind, found in took.items():
+        more = [a - b for a, b in zip(found, took["no keys"], strict=True)]
+        print(
+            f"{kind:22} {statistics.median(found):6.2f} us"
+            f"  {statistics.median(more):+6.2f} ({min(more):+.2f} to {max(more):+.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
