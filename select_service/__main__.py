@@ -17,6 +17,7 @@ from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import (
     COMPILE,
     EXPLAIN,
+    INSPECT,
     KEYS,
     REPLAY,
     Config,
@@ -65,6 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from select_service.explaining import explain_command  # no start needs an HTTP client
 
             return explain_command(words[1:])
+        if words[:1] == [INSPECT]:
+            from select_service.edge.discovery.inspecting import inspect_command  # nor this
+
+            return inspect_command(words[1:])
         if words[:1] == [REPLAY]:
             compile_before_start(has_loops=False)
             from select_service.replaying.command import replay_command  # nor a simulator

@@ -378,7 +378,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         if loops is not None:
             background.append(loops.watched())
         if discovery is not None:
-            background += discovery.start()
+            background += discovery.start(http)
         listeners = duplicates(listener) if loops is None else []
         return await _supervised(parts, server, listeners, background)
     finally:

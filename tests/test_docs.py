@@ -22,6 +22,7 @@ NAMED_FILE = re.compile(r"(?<![\w./*])\w[\w./-]*\.(?:py|md|toml|sh|ya?ml|lock|sv
 FILES_OF_USERS = {
     "keys.toml",
     "workers.yaml",
+    "sources.yaml",
     "prometheus.yml",
     "planner.yaml",
     "now.yaml",

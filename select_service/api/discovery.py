@@ -28,6 +28,8 @@ _SHOWN = {
             "reasons": {},
             "patched": [3],
             "deleted": [],
+            "withheld": 1,
+            "unanswered": {"http://vllm-9:8000": "cannot connect to vllm-9:8000"},
         }
     ],
     "pending": 0,

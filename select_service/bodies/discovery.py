@@ -43,6 +43,11 @@ class SourceView(Struct, kw_only=True):
     deleted: list[int]
     """First 100 ids of its workers that were deleted by hand: they stay away until the source says
     something else of them."""
+    withheld: int
+    """Engines that were found and are not registered, because they have not answered or make no
+    good record; a worker that one of them was before stays as it is."""
+    unanswered: dict[str, str]
+    """Of these, the first 100 endpoints, and why."""
 
 
 class DiscoveryView(Struct, kw_only=True):

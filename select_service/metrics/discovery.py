@@ -23,6 +23,7 @@ class SourceReport(NamedTuple):
     leaving: int
     conflicts: int
     refused: int
+    withheld: int
 
 
 _READ = "discovery_readings"
@@ -44,6 +45,7 @@ SOURCES: Sequence[Family[SourceReport]] = (
     Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.leaving, (("state", "leaving"),)),
     Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.conflicts, (("state", "conflict"),)),
     Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.refused, (("state", "refused"),)),
+    Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.withheld, (("state", "withheld"),)),
 )
 
 

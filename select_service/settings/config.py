@@ -21,7 +21,8 @@ from select_service.spelling import nearest, shown
 
 UNKNOWN_MAX = 32
 """Variables that are told of."""
-COMPILE, EXPLAIN, REPLAY, KEYS = COMMANDS = "compile", "explain", "replay", "keys"
+COMMANDS = "compile", "explain", "inspect", "replay", "keys"
+COMPILE, EXPLAIN, INSPECT, REPLAY, KEYS = COMMANDS
 """First words of the other commands."""
 _OURS = re.compile(r"(SELECT_SERVICE|DYN_ROUTER)_(\w+)")
 _LIKE_OURS = ("SELECT_", "DYN_")
@@ -75,7 +76,7 @@ class Config:
             return {"--slo": "--degradation observe"} if needs_degradation else {}
         given = {s.flag for s in HEALTH if s.flag and self.values[s.name].origin != DEFAULT}
         given -= {"--health-checks"}
-        if self["workers_file"] is not None:
+        if self["workers_file"] is not None or self["discovery_config"] is not None:
             given -= {"--drain-timeout-secs"}  # workers that a source drops leave as long as that
         return dict.fromkeys(sorted(given), "--health-checks on")
 
@@ -101,6 +102,7 @@ KV-cache-aware worker selection and load accounting for LLM inference fleets.
 
   select-service compile --help    compile the kernels ahead of the first start
   select-service explain --help    why a running service chose a rank
+  select-service inspect --help    what an engine says of itself, as a record
   select-service replay --help     what other policies would have done with one's traffic
   select-service keys new --help   make a key that may call a service""",
         epilog=f"""\

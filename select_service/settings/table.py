@@ -167,6 +167,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "YAML file of workers, see docs/discovery.md; read again when it changes; "
             "none = workers are registered over HTTP only",
         ),
+        cli(
+            "--discovery-config",
+            None,
+            read.text,
+            "YAML file that lists sources of workers: files, names in the DNS, Kubernetes; see "
+            "docs/discovery.md",
+        ),
     ),
     "The index over a restart": (
         cli(

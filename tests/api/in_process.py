@@ -13,6 +13,7 @@ import httpx
 from select_service.access.settings import guard_of
 from select_service.api.application import Application
 from select_service.app import build, discovering
+from select_service.edge.http_client import HttpClient
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
 from select_service.settings.discovery import source_settings
@@ -63,7 +64,7 @@ class Api:
     async def _start(self) -> None:
         self.follower.start()
         if self.discovery is not None:
-            self.discovery.start()
+            self.discovery.start(HttpClient(self.service.ingest.names))
 
     def follow_sources(self, done: Callable[[], bool]) -> None:
         """Until what they say has become so."""

@@ -391,7 +391,7 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, lis
         decision_log=LogCounts(),
         access=AccessReport({("/select", "web", "forbidden"): 1}, 1, 1, 0, False),
         audit=AuditCounts(),
-        discovery=[SourceReport("a", 1, 0, False, 1, 1, 0, 0, 0)],
+        discovery=[SourceReport("a", 1, 0, False, 1, 1, 0, 0, 0, 0)],
     )
     seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
     with Api("--health-checks=on") as api:

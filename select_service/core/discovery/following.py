@@ -25,6 +25,8 @@ from select_service.core.discovery.differing import Change, change_of
 BY_HAND = "HTTP"
 """Who owns workers that no source has added."""
 
+NOBODY: frozenset[int] = frozenset()
+
 Desired: TypeAlias = Mapping[int, WorkerRegistration]
 """By worker id."""
 
@@ -118,6 +120,7 @@ class Following:
         self._standing = standing
         self._drain_s = drain_s
         self._desired: dict[str, Desired] = {}
+        self._undecided: dict[str, frozenset[int]] = {}
         self._owned: dict[int, _Owned] = {}
         self._due: dict[int, None] = {}
         self._conflicts: dict[int, tuple[tuple[str, ...], str]] = {}
@@ -129,11 +132,14 @@ class Following:
 
     # --- what sources and operators do
 
-    def offer(self, source: str, desired: Desired) -> None:
-        """All that the source wants from now on.  Not to be changed afterwards."""
+    def offer(self, source: str, desired: Desired, undecided: frozenset[int] = NOBODY) -> None:
+        """All that the source wants from now on.  Not to be changed afterwards.
+
+        undecided: ids of which it does not know yet; those that belong to it stay as they are
+        """
         assert source in self._names
         before = self._desired.get(source, {})
-        self._desired[source] = desired
+        self._desired[source], self._undecided[source] = desired, undecided
         self._due |= dict.fromkeys(before) | dict.fromkeys(desired)
 
     def look(self) -> None:
@@ -216,6 +222,8 @@ class Following:
     def _judged(self, worker_id: int, now: float) -> Action | None:
         owned, stands = self._owned.get(worker_id), self._standing.given(worker_id)
         claims = [name for name in self._names if worker_id in self._desired.get(name, ())]
+        if owned is not None and worker_id in self._undecided.get(owned.source, NOBODY):
+            return None
         if owned is not None and owned.source in self._desired and owned.source not in claims:
             if stands is None:
                 self._let_go(worker_id)

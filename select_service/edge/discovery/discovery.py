@@ -1,7 +1,8 @@
 """All sources of workers of one process, and what becomes of what they say."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from time import monotonic
 
 from select_service.bodies.discovery import DiscoveryView, SourceView
@@ -10,13 +11,16 @@ from select_service.core.discovery.standing import FleetStanding
 from select_service.core.due_task import DueTask
 from select_service.core.selector import Selector
 from select_service.edge.discovery.carrying_out import INTERVAL_S, CarryingOut
-from select_service.edge.discovery.source import Readings, Source
+from select_service.edge.discovery.completing import Completing
+from select_service.edge.discovery.source import Kind, Readings, Source
 from select_service.edge.discovery.workers_file import WorkersFile
+from select_service.edge.http_client import HttpClient
 from select_service.metrics.discovery import SourceReport
-from select_service.settings.discovery import SourceSettings
+from select_service.settings.discovery import DnsSource, FileSource, SourceSettings
 
 LISTED_MAX = 100
 """Ids that are shown of a kind."""
+KINDS: Mapping[type, Kind] = {FileSource: "file", DnsSource: "dns"}
 
 
 class Discovery:
@@ -33,12 +37,18 @@ class Discovery:
         names = [each.name for each in settings]
         self._following = Following(names, FleetStanding(selector.fleet), drain_s)
         self._carrying = CarryingOut(self._following, selector, in_force)
-        self._sources = [_source(each, self._following) for each in settings]
+        self._settings = settings
+        self._readings = [
+            Readings(each.name, KINDS[type(each)], each.place, self._following.offer)
+            for each in settings
+        ]
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> list[asyncio.Task[None]]:
-        """The tasks end only by `stop`."""
-        self._tasks = [asyncio.create_task(source.run()) for source in self._sources]
+    def start(self, http: HttpClient) -> list[asyncio.Task[None]]:
+        """The tasks end only by `stop`.  http: for questions to engines"""
+        pairs = zip(self._settings, self._readings, strict=True)
+        sources = [_source(settings, readings, http) for settings, readings in pairs]
+        self._tasks = [asyncio.create_task(source.run()) for source in sources]
         return self._tasks
 
     async def stop(self) -> None:
@@ -62,18 +72,24 @@ class Discovery:
     def view(self) -> DiscoveryView:
         """GET /discovery."""
         counts = self._following.counts(LISTED_MAX)
-        views = [_view(each.readings, counts[each.readings.name]) for each in self._sources]
+        views = [_view(each, counts[each.name]) for each in self._readings]
         return DiscoveryView(sources=views, pending=self._following.pending)
 
     def report(self) -> list[SourceReport]:
         """For metrics."""
         counts = self._following.counts(0)
-        return [_report(each.readings, counts[each.readings.name]) for each in self._sources]
+        return [_report(each, counts[each.name]) for each in self._readings]
 
 
-def _source(settings: SourceSettings, following: Following) -> Source:
-    readings = Readings(settings.name, settings.kind, settings.place, following.offer)
-    return WorkersFile(settings.path, readings)
+def _source(settings: SourceSettings, readings: Readings, http: HttpClient) -> Source:
+    if isinstance(settings, FileSource):
+        return WorkersFile(settings.path, readings)
+    from dns.asyncresolver import Resolver
+
+    from select_service.edge.discovery.dns_names import DnsNames
+
+    completing = Completing(readings, http if settings.asks else None)
+    return DnsNames(settings, readings, completing, Resolver())
 
 
 def _view(readings: Readings, counts: SourceCounts) -> SourceView:
@@ -94,6 +110,8 @@ def _view(readings: Readings, counts: SourceCounts) -> SourceView:
         reasons=counts.refused,
         patched=counts.patched,
         deleted=counts.deleted,
+        withheld=len(readings.withheld),
+        unanswered=dict(islice(readings.withheld.items(), LISTED_MAX)),
     )
 
 
@@ -108,4 +126,5 @@ def _report(readings: Readings, counts: SourceCounts) -> SourceReport:
         leaving=counts.leaving,
         conflicts=counts.n_conflicts,
         refused=counts.n_refused,
+        withheld=len(readings.withheld),
     )

@@ -1,12 +1,12 @@
 """What every source of workers has: a name, how its readings went, and where it offers them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal, Protocol, TypeAlias
 
-from select_service.core.discovery.following import Desired
+from select_service.core.discovery.following import NOBODY, Desired
 
 Kind: TypeAlias = Literal["file", "dns", "kubernetes"]
 
@@ -23,21 +23,35 @@ class Readings:
     name: str
     kind: Kind
     place: str
-    offer: Callable[[str, Desired], None] = field(repr=False)
+    offer: Callable[[str, Desired, frozenset[int]], None] = field(repr=False)
     read_at: float | None = None
     error: str | None = None
     changes: int = 0
     failures: int = 0
-    _last: Desired | None = field(default=None, repr=False)
+    withheld: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _last: tuple[Desired, frozenset[int]] | None = field(default=None, repr=False)
 
-    def good(self, desired: Desired) -> None:
-        """What the source says now."""
+    def was_read(self) -> None:
+        """It could be read, and was found good."""
         self.read_at, self.error = monotonic(), None
-        if desired == self._last:
+
+    def says(
+        self,
+        desired: Desired,
+        undecided: frozenset[int] = NOBODY,
+        withheld: Mapping[str, str] | None = None,
+    ) -> None:
+        """What follows from the last good reading.
+
+        undecided: ids of workers that are found, but not known yet
+        withheld: what is found and not said, by its endpoint, and why
+        """
+        self.withheld = withheld or {}
+        if (desired, undecided) == self._last:
             return
+        self._last = desired, undecided
         self.changes += 1
-        self._last = desired
-        self.offer(self.name, desired)
+        self.offer(self.name, desired, undecided)
         fields = {"source": self.name, "workers": len(desired)}
         log.info("a source of workers was read", extra={"fields": fields})
 
@@ -45,15 +59,12 @@ class Readings:
         """What it said before goes on counting."""
         self.failures += 1
         if error != self.error:
-            kept = None if self._last is None else len(self._last)
+            kept = None if self._last is None else len(self._last[0])
             fields = {"source": self.name, "place": self.place, "error": error, "kept": kept}
             log.error("a source of workers cannot be read", extra={"fields": fields})
         self.error = error
 
 
 class Source(Protocol):
-    """Reads until it is cancelled; only a fault of this program ends it otherwise."""
-
-    readings: Readings
-
-    async def run(self) -> None: ...
+    async def run(self) -> None:
+        """Reads until it is cancelled; only a fault of this program ends it otherwise."""

@@ -19,7 +19,7 @@ class WorkersFile:
     """Belongs to one event loop.  Looking and reading happen on a thread."""
 
     def __init__(self, path: Path, readings: Readings) -> None:
-        self.readings = readings
+        self._readings = readings
         self._path = path
 
     async def run(self) -> None:
@@ -36,6 +36,7 @@ class WorkersFile:
         try:
             desired = await asyncio.to_thread(read_workers, self._path)
         except ValueError as error:
-            self.readings.failed(str(error))
+            self._readings.failed(str(error))
         else:
-            self.readings.good(desired)
+            self._readings.was_read()
+            self._readings.says(desired)

@@ -1,6 +1,6 @@
 """What sources say comes to the real catalog, with what is booked there heeded."""
 
-from time import process_time
+from time import thread_time
 
 import pytest
 
@@ -79,12 +79,14 @@ def test_a_refused_worker_is_told_of_once_and_tried_again(monkeypatch, caplog):
 
 def test_a_step_is_bounded_whatever_there_is_to_do():
     fleet = FollowedFleet()
+    fleet.offer(a_worker(0))  # the first one of a model makes its tables
     workers = [a_worker(n) for n in range(1000)]
     fleet.following.offer("a", {each.worker_id: each for each in workers})
-    longest, goes_on = 0.0, True
+    steps_s, goes_on = [], True
     while goes_on:
-        begun = process_time()
+        begun = thread_time()
         goes_on = fleet.carrying.step(0.0)
-        longest = max(longest, process_time() - begun)
+        steps_s.append(thread_time() - begun)
     assert len(fleet.stands()) == 1000
-    assert longest < 0.05  # some 2 ms; a busy machine and the first growth of tables take more
+    assert len(steps_s) > 10
+    assert sorted(steps_s)[-3] < 0.01  # 2 ms; the collector of garbage may come in between

@@ -18,7 +18,9 @@ def _no_long_waits(monkeypatch):
 def watched(path, story):
     """Run `story(readings, offers)` while the file is watched; offers: the ids of each."""
     offers = []
-    readings = Readings("a", "file", str(path), lambda _, desired: offers.append(sorted(desired)))
+    readings = Readings(
+        "a", "file", str(path), lambda _, desired, __: offers.append(sorted(desired))
+    )
 
     async def run():
         task = asyncio.create_task(WorkersFile(path, readings).run())

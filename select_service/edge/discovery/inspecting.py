@@ -1,0 +1,69 @@
+"""`select-service inspect`: what an engine says of itself, as a record for POST /workers."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+
+from indexer.sockets.names import Names
+from select_service.core.discovery.engine_facts import EngineFacts
+from select_service.core.discovery.records import made_id
+from select_service.edge.discovery.asking import facts_from
+from select_service.edge.http_client import HttpClient
+from select_service.edge.http_error import HttpError
+from select_service.urls import service_url_error
+
+REQUIRED = ("model_name", "block_size", "kv_events_endpoint")
+"""Without which a worker is of no use, unless KV events are off."""
+
+
+def inspect_command(argv: Sequence[str]) -> int:
+    """Exit status: 0 complete, 1 no answer, or something is missing, 2 a wrong argument."""
+    arguments = _parser().parse_args(argv)
+    if (error := service_url_error(arguments.url)) is not None:
+        print(f"select-service: error: {arguments.url}: {error}", file=sys.stderr)
+        return 2
+    try:
+        facts = asyncio.run(_asked(arguments.url))
+    except HttpError as refused:
+        print(f"select-service: error: {arguments.url}: {refused}", file=sys.stderr)
+        return 1
+    worker_id = arguments.worker_id
+    if worker_id is None:
+        worker_id = made_id(facts.fields["endpoint"])
+    print(json.dumps({"worker_id": worker_id, **facts.fields}, indent=2))
+    print("\n".join(remarks(facts)), file=sys.stderr)
+    return 1 if any(name in facts.missing for name in REQUIRED) else 0
+
+
+def remarks(facts: EngineFacts) -> list[str]:
+    """What belongs into no record, for people."""
+    lines = [f"engine: {facts.engine or 'neither vLLM nor SGLang'}"]
+    if facts.aliases:
+        lines.append(f"other names of the model: {', '.join(facts.aliases)}")
+    if facts.adapters:
+        lines.append(f"adapters, for lora_name of requests: {', '.join(facts.adapters)}")
+    return lines + [f"missing: {name}: {why}" for name, why in facts.missing.items()]
+
+
+async def _asked(url: str) -> EngineFacts:
+    """Raises HttpError."""
+    http = HttpClient(Names())
+    try:
+        return await facts_from(http, url)
+    finally:
+        await http.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="select-service inspect",
+        description="Ask a running engine (vLLM, SGLang) what it is. Standard output is a record "
+        "for POST /workers; standard error says what is missing in it.",
+    )
+    parser.add_argument("url", metavar="URL", help="of the engine, such as http://vllm-0:8000")
+    parser.add_argument(
+        "--worker-id", type=int, help="of the record; else one that is made of the URL"
+    )
+    return parser

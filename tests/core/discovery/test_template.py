@@ -1,0 +1,22 @@
+"""Templates of records, and what is wrong with one."""
+
+from select_service.core.discovery.template import filled, in_url, template_error
+
+
+def test_names_are_filled_in_at_any_depth():
+    template = {"endpoint": "http://{host}:{port}", "taints": ["a-{port}"], "block_size": 16}
+    template["topology_domains"] = {"host": "{host}"}
+    assert filled(template, {"host": in_url("fd00::1"), "port": "80"}) == {
+        "endpoint": "http://[fd00::1]:80",
+        "taints": ["a-80"],
+        "block_size": 16,
+        "topology_domains": {"host": "[fd00::1]"},
+    }
+
+
+def test_an_unknown_name_is_named():
+    known = frozenset({"host"})
+    assert template_error({"endpoint": "{host}", "taints": ["{x}"]}, known) == (
+        "unknown name `{x}`: known are host"
+    )
+    assert template_error({"endpoint": "{host}", "block_size": 3}, known) is None

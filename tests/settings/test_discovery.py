@@ -1,0 +1,96 @@
+"""Files that list sources, and what is wrong with one."""
+
+import importlib.util
+
+import pytest
+
+from select_service.settings.config import ConfigError, parse
+from select_service.settings.discovery import DnsSource, FileSource, source_settings
+
+HAS_DNS = importlib.util.find_spec("dns") is not None
+needs_dns = pytest.mark.skipif(not HAS_DNS, reason="without dnspython")
+
+
+def settings_of(folder, text, *flags):
+    path = folder / "discovery.yaml"
+    path.write_text(text)
+    return source_settings(parse(["--discovery-config", str(path), *flags], {}))
+
+
+@pytest.fixture
+def workers(tmp_path):
+    path = tmp_path / "workers.yaml"
+    path.write_text("[{worker_id: 1}]")
+    return path
+
+
+@needs_dns
+def test_sources_are_listed_first_the_file_of_the_flag(tmp_path, workers):
+    text = f"""
+    sources:
+      - file: {workers}
+      - {{name: pods, dns: "vllm.prod.svc:8000", worker: {{replay_endpoint: "tcp://{{host}}:1"}}}}
+      - {{srv: _http._tcp.vllm.prod.svc, ask: false}}
+    """
+    template = {"replay_endpoint": "tcp://{host}:1"}
+    assert settings_of(tmp_path, text, "--workers-file", str(workers)) == [
+        FileSource("workers-file", workers),
+        FileSource("file-1", workers),
+        DnsSource("pods", "vllm.prod.svc", 8000, False, template, True),
+        DnsSource("srv-3", "_http._tcp.vllm.prod.svc", 0, True, {}, False),
+    ]
+
+
+def test_without_sources_there_are_none():
+    assert source_settings(parse([], {})) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("sources: []", "Expected `array` of length >= 1 - at `$.sources`"),
+        ("sources: [{name: a}]", "source 1: exactly one of file, dns, srv"),
+        ("sources: [{file: a, dns: b}]", "source 1: exactly one of"),
+        ("sources: [{file: a, worker: {taints: []}}]", "source `file-1`: `worker` has no meaning"),
+        ("sources: [{files: a}]", "Object contains unknown field `files`"),
+        ("sources: [{file: a, name: x y}]", "Expected `str` matching regex"),
+        ("sources: [{file: a, name: b}, {file: a, name: b}]", "two sources have the name `b`"),
+        ("sources: [{file: a, name: workers-file}]", "two sources have the name `workers-file`"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path, text, fault):
+    with pytest.raises(ConfigError) as caught:
+        settings_of(tmp_path, text)
+    said = str(caught.value)
+    assert said.startswith(f"--discovery-config {tmp_path / 'discovery.yaml'}: {fault}")
+    assert "\n" not in said
+
+
+@needs_dns
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ('dns: "vllm"', "`dns` is a host name and the port of the engines: NAME:PORT"),
+        ('dns: "vllm:70000"', "`dns` is a host name and the port"),
+        ('dns: "a b:80"', "`a b` is no host name"),
+        ('srv: "a:80"', "`a:80` is no host name"),
+        ('dns: "a:80", worker: {block: 3}', "worker: unknown field `block`"),
+        ('dns: "a:80", worker: {endpoint: "{pod}"}', "worker: unknown name `{pod}`: known are"),
+    ],
+)
+def test_what_is_wrong_with_a_name_is_said(tmp_path, source, fault):
+    with pytest.raises(ConfigError) as caught:
+        settings_of(tmp_path, "sources: [{name: x, " + source + "}]")
+    assert f"source `x`: {fault}" in str(caught.value)
+
+
+@pytest.mark.skipif(HAS_DNS, reason="with dnspython")
+def test_a_name_needs_its_extra(tmp_path):
+    with pytest.raises(ConfigError, match="pip install 'select-service\\[dns\\]'"):
+        settings_of(tmp_path, 'sources: [{dns: "a:80"}]')
+
+
+def test_a_file_that_is_wrong_stops_the_start(tmp_path, workers):
+    workers.write_text("3")
+    with pytest.raises(ConfigError, match=r"--discovery-config: file .*workers\.yaml: Expected"):
+        settings_of(tmp_path, f"sources: [{{file: {workers}}}]")
