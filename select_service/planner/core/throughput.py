@@ -20,9 +20,13 @@ from select_service.planner.core.inputs import (
 from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
+from select_service.planner.core.shared_sizing import Shared, SharedEngine, SharedLoad, Targets
 
 SPARE = 0.9
 """Part of the replicas that demand may use before one of them goes."""
+
+LONG_MOST = 2.0
+"""What few samples of decoding may change of a mean context."""
 
 NOT_READY = Sized(replicas=None, reason=Reason.MODEL_NOT_READY)
 
@@ -93,19 +97,28 @@ def sized(demand: Demand, role: Role, engine: Engine, settings: Settings) -> Siz
     now, then = (_by_attainment(each, role, engine) for each in (demand, demand.with_slack()))
     if now is None or then is None:
         return NOT_READY
-    busy = 0.0
-    if engine.both:
-        busy = demand.rate / capacity.rps / (SPARE if demand.is_missed else 1.0)
-    replicas = max(ceil(busy), now.replicas)
     return Sized(
-        replicas=replicas,
-        exact=float(replicas) if demand.is_missed else max(busy, now.exact),
-        spare=max(ceil(busy), then.replicas),
+        replicas=now.replicas,
+        exact=float(now.replicas) if demand.is_missed else now.exact,
+        spare=then.replicas,
         reason=now.reason,
         engine_rps=capacity.rps,
         attainment=now.attainment,
         wanted=demand.attainment,
     )
+
+
+def attained(demand: Demand, replicas: int, engine: Engine) -> float | None:
+    """Part of the requests that so many should keep: the first token, and where they do both, the
+    others too.  None: it cannot be said, or they are too few for it."""
+    if engine.both:
+        shared = shared_of(demand, engine)
+        return None if shared is None else shared.attainment(replicas, demand.rate) or None
+    queue = queue_of(demand, engine)
+    if queue is None or replicas <= queue.offered:
+        return None
+    waits = sizing.erlang_c(replicas, queue.offered)
+    return queue.attainment(replicas, waits, engine.slo.ttft_ms / 1000.0)
 
 
 class _Answer(NamedTuple):
@@ -116,22 +129,61 @@ class _Answer(NamedTuple):
 
 
 def _by_attainment(demand: Demand, role: Role, engine: Engine) -> _Answer | None:
-    """The larger of what prefill and decode need, of those that the engine does."""
-    answers = []
-    if role is Role.PREFILL or engine.both:
-        answers.append(_prefill(demand, engine))
-    if role is Role.DECODE:
-        answers.append(_decode(demand, engine))
-    known = [answer for answer in answers if answer is not None]
-    if len(known) < len(answers):
+    if engine.both:
+        return _shared(demand, engine)
+    return _prefill(demand, engine) if role is Role.PREFILL else _decode(demand, engine)
+
+
+def _shared(demand: Demand, engine: Engine) -> _Answer | None:
+    shared = shared_of(demand, engine)
+    if shared is None:
         return None
-    bad = [answer for answer in known if answer.reason is Reason.SLO_OUT_OF_REACH]
-    return _Answer(
-        max(answer.replicas for answer in known),
-        bad[0].reason if bad else Reason.SCALE,
-        next((answer.attainment for answer in known if answer.attainment is not None), None),
-        max(answer.exact for answer in known),
+    size = shared.size()
+    reason = Reason.SCALE if size.reachable >= demand.promised else Reason.SLO_OUT_OF_REACH
+    return _Answer(size.replicas, reason, size.attainment, size.exact)
+
+
+def shared_of(demand: Demand, engine: Engine) -> Shared | None:
+    """Engines that do both, under this demand."""
+    model, limits, shape = engine.model, engine.limits, demand.shape
+    iteration_s = model.mixed()
+    if iteration_s is None or not limits.max_kv_tokens or not limits.max_num_batched_tokens:
+        return None
+    context = (shape.isl + shape.osl / 2.0) * _weight_of_long(demand.traffic)
+    contexts = _stretched(demand.traffic.context, context)
+    variation = demand.traffic.arrival_variation
+    load = SharedLoad(
+        demand.rate,
+        _uncached(demand),
+        shape.osl,
+        *sizing.moments(contexts),
+        1.0 if variation is None else variation,
     )
+    one = SharedEngine(
+        iteration_s,
+        float(limits.max_num_batched_tokens),
+        float(limits.max_kv_tokens),
+        limits.max_num_seqs or sizing.REPLICAS_MAX,
+        shape.accept_length,
+    )
+    slo = engine.slo
+    return Shared(load, one, Targets(slo.ttft_ms / 1e3, slo.itl_ms / 1e3, demand.attainment))
+
+
+def _weight_of_long(traffic: Traffic) -> float:
+    """KV tokens of a request that lives, by those of one that comes: long answers live longer."""
+    requests = sum(each.live_requests for each in traffic.decode_samples)
+    if requests <= 0.0 or not traffic.isl:
+        return 1.0
+    seen = sum(each.kv_tokens for each in traffic.decode_samples) / requests
+    expected = traffic.isl + (traffic.osl or 0.0) / 2.0
+    return min(LONG_MOST, max(1.0 / LONG_MOST, seen / expected))
+
+
+def _uncached(demand: Demand) -> Bins:
+    """Lengths of the last window, with the mean of the forecast."""
+    mean = max(1.0, demand.shape.isl * (1.0 - demand.shape.hit_rate))
+    return _stretched(demand.traffic.uncached_isl, mean)
 
 
 def _prefill(demand: Demand, engine: Engine) -> _Answer | None:
@@ -153,8 +205,7 @@ def _prefill(demand: Demand, engine: Engine) -> _Answer | None:
 
 def queue_of(demand: Demand, engine: Engine) -> sizing.PrefillQueue | None:
     """The queue in front of prefill."""
-    mean = max(1.0, demand.shape.isl * (1.0 - demand.shape.hit_rate))
-    lengths = _stretched(demand.traffic.uncached_isl, mean)
+    lengths = _uncached(demand)
     seconds = [engine.model.prefill_s(length, engine.limits) for length in lengths.means]
     known = [each for each in seconds if each is not None]
     if len(known) < len(seconds):

@@ -14,8 +14,8 @@ from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.schedule import load_on
 from select_service.planner.core.settings import Settings
-from select_service.planner.core.sizing import MissCorrection, erlang_c
-from select_service.planner.core.throughput import Demand, Engine, demand_of, queue_of, sized
+from select_service.planner.core.sizing import MissCorrection
+from select_service.planner.core.throughput import Demand, Engine, attained, demand_of, sized
 
 STALE_WINDOWS = 3
 """Throughput intervals without a reading after which everything is held."""
@@ -129,7 +129,7 @@ class ThroughputStage:
     def _learn_misses(
         self, traffic: Traffic, ready: Mapping[Role, int], limits: Mapping[Role, Limits]
     ) -> None:
-        """What callers measured, against what the queue says of the same window."""
+        """What callers measured, against what sizing says of the same window."""
         role = self.allowance.roles[0]
         serves = role is Role.PREFILL or self.settings.mode == "agg"
         if self.settings.sizing != "queue" or traffic.ttft_met is None or not serves:
@@ -140,12 +140,13 @@ class ThroughputStage:
         rate = traffic.requests / traffic.duration_s
         wanted = self.settings.attainment
         demand = Demand(rate, shape, traffic, wanted, wanted)
-        queue = queue_of(demand, self._engine(role, limits))
-        if queue is None or ready[role] <= queue.offered:
+        expected = attained(demand, ready[role], self._engine(role, limits))
+        if expected is None:
             return
-        waits = erlang_c(ready[role], queue.offered)
-        attained = queue.attainment(ready[role], waits, self.settings.ttft_ms / 1000.0)
-        self.correction.observe(1.0 - traffic.ttft_met, 1.0 - attained)
+        met = traffic.ttft_met
+        if self.settings.mode == "agg" and traffic.itl_met is not None:
+            met *= traffic.itl_met
+        self.correction.observe(1.0 - met, 1.0 - expected)
 
     def check_invariants(self) -> None:
         """For tests."""

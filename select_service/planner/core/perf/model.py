@@ -1,6 +1,6 @@
 """The performance model of one role: what it has learnt from whom, and what proposers ask of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Literal
 
@@ -188,6 +188,23 @@ class EngineModel:
         if surface is not None and requests > 0 and self.source == "profile":
             return surface.seconds(kv_tokens / surface.max_kv_tokens, kv_tokens / requests)
         return forward.seconds(0, kv_tokens, requests)
+
+    def mixed(self) -> Callable[[float, float, float], float] | None:
+        """Seconds of an iteration of an engine that does both, by prefill tokens, requests that
+        decode and their KV tokens. What was measured of decoding alone counts before the line."""
+        forward = self.forward
+        if forward is None or self._kind != "aggregated":
+            return None
+        is_profile = self.source == "profile" and self._profile.decode is not None
+
+        def seconds(prefill_tokens: float, requests: float, kv_tokens: float) -> float:
+            found = forward.seconds(prefill_tokens, kv_tokens, requests)
+            if not is_profile:
+                return found
+            alone = self.decode_s(requests, kv_tokens) or 0.0
+            return alone + found - forward.seconds(0, kv_tokens, requests)
+
+        return seconds
 
     def _begin_with(self, profile: Profile) -> None:
         """Its points as if they had been seen."""

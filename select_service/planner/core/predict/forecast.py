@@ -45,6 +45,9 @@ class TrafficForecast:
         self._joints = {name: Joint(make) for name, make in known.items()}
         self._choice = Choice(self._joints)
         self._shortfall = Shortfall(settings.forecast_quantile)
+        startup_s = settings.startup_s if settings.lead else 0.0
+        self._lead = min(startup_s / interval_s, LEAD_WINDOWS_MAX)
+        """Windows from the next one to the one that was asked for last."""
         self._is_idle = True
         """Nothing has been asked for yet."""
         self._isl: float | None = None
@@ -66,7 +69,7 @@ class TrafficForecast:
         self._is_idle = False
         load = Load(requests, self._isl, self._osl)
         for joint in self._joints.values():
-            joint.add(load)
+            joint.add(load, 1 + round(self._lead))
         self._choice.review()
 
     def skip(self) -> None:
@@ -82,7 +85,7 @@ class TrafficForecast:
 
     def predict(self, lead_s: float) -> TrafficExpected:
         """For the window that begins `lead_s` from now. Asking changes no prediction."""
-        lead = min(max(0.0, lead_s) / self._interval_s, LEAD_WINDOWS_MAX)
+        lead = self._lead = min(max(0.0, lead_s) / self._interval_s, LEAD_WINDOWS_MAX)
         joint = self._joints[self._choice.name]
         next_, then = joint.predict(1.0), joint.predict(1.0 + lead)
         self._shortfall.expect(1 + round(lead), then.requests)

@@ -32,8 +32,9 @@ class Joint:
     def __init__(self, make: Make) -> None:
         self._requests, self._isl, self._osl = make(), make(), make()
         self._losses: deque[float] = deque(maxlen=LOSSES)
-        self._said: Expected | None = None
-        """Of the next window; None before the first."""
+        self._said: deque[tuple[int, Expected]] = deque()
+        """Windows that are to come, and what was expected of each."""
+        self._window = 0
 
     @property
     def loss(self) -> float | None:
@@ -44,26 +45,39 @@ class Joint:
     def judged(self) -> int:
         return len(self._losses)
 
-    def add(self, load: Load) -> None:
-        if self._said is not None:
-            self._losses.append(loss_of(self._said, load))
+    def add(self, load: Load, ahead: int) -> None:
+        """ahead: windows from the last one to the one that forecasts are used for, at least 1"""
+        said = self._due()
+        if said is not None:
+            self._losses.append(loss_of(said, load))
         self._requests.add(load.requests)
         for series, length in ((self._isl, load.isl), (self._osl, load.osl)):
             if length is None:
                 series.skip()
             else:
                 series.add(length)
-        self._said = self.predict(1.0)
+        while self._said and self._said[-1][0] >= self._window + ahead:
+            self._said.pop()
+        self._said.append((self._window + ahead, self.predict(float(ahead))))
+
+    def _due(self) -> Expected | None:
+        """What was expected of the window that is there now."""
+        self._window += 1
+        said = None
+        while self._said and self._said[0][0] <= self._window:
+            window, expected = self._said.popleft()
+            said = expected if window == self._window else said
+        return said
 
     def skip(self) -> None:
         """The window is unknown, and so is what the forecast of it was worth."""
-        self._said = None
+        self._due()
         for series in (self._requests, self._isl, self._osl):
             series.skip()
 
     def reset_idle_skip(self) -> None:
-        """A recording has ended: what it led to is no forecast of the next point."""
-        self._said = None
+        """A recording has ended: what it led to is no forecast of what comes."""
+        self._said.clear()
         for series in (self._requests, self._isl, self._osl):
             series.reset_idle_skip()
 

@@ -46,6 +46,17 @@ def test_the_choice_is_nearly_as_good_as_the_best_alone(curve: str) -> None:
     assert loss_after_warm_up(NAMES, values) <= 1.1 * best + 1e-6
 
 
+@pytest.mark.parametrize(("lead", "best"), [(0.0, False), (INTERVAL_S, True)])
+def test_predictors_are_judged_by_the_forecasts_that_are_used(lead: float, best: bool) -> None:
+    """What comes every other window: the last value is wrong for the next, right for the one
+    after it."""
+    forecast = forecast_by("constant", "kalman")
+    for at in range(60):
+        forecast.add(window((100.0, 300.0)[at % 2]))
+        chosen = forecast.predict(lead).predictor
+    assert (chosen == "constant") is best
+
+
 @pytest.mark.parametrize("name", NAMES)
 @given(values=st.lists(st.floats(allow_nan=True, allow_infinity=False), max_size=30))
 def test_predictions_are_finite_and_never_below_zero(name: str, values: list[float]) -> None:

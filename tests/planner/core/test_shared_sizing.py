@@ -1,0 +1,154 @@
+"""Engines that prefill and decode: what sizing promises is what simulated ones keep."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.bench.planner_quality import SPEED, bimodal, fleet_of, heavy_tailed, normal
+from select_service.planner.core.inputs import Bins, Role
+from select_service.planner.core.shared_sizing import (
+    Shared,
+    SharedEngine,
+    SharedLoad,
+    SharedSize,
+    Targets,
+)
+from select_service.planner.replay.engine import Request
+from select_service.planner.replay.fleet import Fleet
+from select_service.planner.replay.observing import bins
+from select_service.planner.replay.traffic import made_requests
+
+D = Role.DECODE
+TARGETS = Targets(ttft_s=3.0, itl_s=0.08, wanted=0.95)
+WITHIN = 0.05
+SECONDS, WARM_S = 2400.0, 400.0
+
+
+def iteration_s(prefill_tokens: float, requests: float, kv_tokens: float) -> float:
+    found = SPEED.base_s + SPEED.per_prefill_token_s * prefill_tokens
+    return found + SPEED.per_kv_token_s * kv_tokens + SPEED.per_request_s * requests
+
+
+def an_engine(**changed: Any) -> SharedEngine:
+    return SharedEngine(iteration_s, 512.0, 500_000.0, 256, 1.0)._replace(**changed)
+
+
+KINDS = {"normal": normal, "bimodal": bimodal, "heavy": heavy_tailed}
+
+
+def requests_of(kind: str, rate: float) -> list[Request]:
+    return list(
+        made_requests(lambda _: rate, until_s=SECONDS, rate_max=rate, lengths=KINDS[kind], seed=5)
+    )
+
+
+def load_of(requests: list[Request], rate: float) -> SharedLoad:
+    """With the contexts of those that live: long answers live longer."""
+    lengths = bins([float(each.uncached) for each in requests])
+    assert lengths is not None
+    tokens = sum(each.osl for each in requests)
+    context = sum(each.osl * (each.isl + each.osl / 2) for each in requests) / tokens
+    return SharedLoad(rate, lengths, tokens / len(requests), context, context * context, 1.0)
+
+
+def kept(requests: list[Request], replicas: int) -> float:
+    """By so many simulated engines that are there all the time."""
+    fleet = Fleet(fleet_of("agg"), {D: replicas}, 0.0)
+    copies = [Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests]
+    for each in copies:
+        fleet.arrive(each, each.arrived_s)
+    fleet.advance(SECONDS + 3600.0)
+    own = [each for each in copies if each.arrived_s > WARM_S]
+    return sum(map(_is_kept, own)) / len(own)
+
+
+def _is_kept(request: Request) -> bool:
+    if request.ttft_s is None or request.ttft_s > TARGETS.ttft_s:
+        return False
+    return request.itl_s is None or request.itl_s <= TARGETS.itl_s
+
+
+CASES = [
+    ("normal", 3.5),
+    ("normal", 7.0),
+    ("bimodal", 5.0),
+    ("bimodal", 8.0),
+    ("heavy", 6.0),
+    ("heavy", 10.0),
+]
+
+
+@pytest.mark.parametrize(("kind", "rate"), CASES)
+def test_the_fewest_that_are_promised_keep_it_and_one_less_does_not(kind: str, rate: float) -> None:
+    requests = requests_of(kind, rate)
+    size = Shared(load_of(requests, rate), an_engine(), TARGETS).size()
+    found = kept(requests, size.replicas)
+    assert abs(found - size.attainment) <= WITHIN, (size, found)
+    assert found >= TARGETS.wanted - WITHIN
+    assert kept(requests, size.replicas - 1) < TARGETS.wanted
+
+
+def equal(rate: float, **changed: Any) -> SharedLoad:
+    load = SharedLoad(rate, Bins(means=(2000.0,), counts=(1.0,)), 300.0, 2150.0, 2150.0**2, 1.0)
+    return load._replace(**changed)
+
+
+def size(load: SharedLoad, engine: SharedEngine | None = None, **targets: float) -> SharedSize:
+    return Shared(load, engine or an_engine(), TARGETS._replace(**targets)).size()
+
+
+@given(st.floats(0.1, 60.0), st.floats(0.6, 0.99))
+def test_what_suffices_suffices_and_is_rounded_up(rate: float, wanted: float) -> None:
+    found = size(equal(rate), wanted=wanted)
+    assert found.attainment >= wanted - 1e-9
+    assert found.replicas - 1 <= found.exact <= found.replicas
+    if found.replicas > 1:
+        before = Shared(equal(rate), an_engine(), TARGETS._replace(wanted=wanted))
+        assert before.attainment(found.replicas - 1, rate) < wanted
+
+
+def test_longer_answers_need_more_replicas_for_the_same_prompts() -> None:
+    """Decoding slows prefill down, and is slowed down by it."""
+    counts = [size(equal(20.0, osl=osl)).replicas for osl in (50.0, 300.0, 1000.0, 2000.0)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+def test_a_looser_target_of_one_part_alone_needs_no_more() -> None:
+    by_itl = [size(equal(20.0), itl_s=itl).replicas for itl in (0.03, 0.05, 0.08, 0.2)]
+    by_ttft = [size(equal(20.0), ttft_s=ttft).replicas for ttft in (0.6, 1.0, 3.0, 20.0)]
+    for counts in (by_itl, by_ttft):
+        assert all(before >= after for before, after in pairwise(counts))
+        assert counts[0] > counts[-1]
+
+
+def test_the_cache_and_the_sequences_of_an_engine_are_limits() -> None:
+    free = size(equal(20.0)).replicas
+    assert size(equal(20.0), an_engine(kv_tokens=15_000.0)).replicas > free
+    assert size(equal(20.0), an_engine(seqs=4)).replicas > free
+
+
+def test_tokens_that_are_guessed_ahead_make_answers_shorter() -> None:
+    long = equal(20.0, osl=1500.0)
+    assert size(long, an_engine(accepted=3.0)).replicas < size(long).replicas
+
+
+def test_what_no_number_keeps_is_said_and_the_rest_is_helped() -> None:
+    lengths = Bins(means=(400.0, 40_000.0), counts=(0.85, 0.15))
+    long = equal(5.0, lengths=lengths, mean_kv=7000.0, square_kv=7000.0**2)
+    found = size(long)
+    assert found.reachable == pytest.approx(0.85)
+    assert found.attainment >= 0.95 * 0.85
+    slow = size(equal(5.0), itl_s=0.001)
+    assert slow.reachable == 0.0
+    assert 0 < slow.replicas < 100
+    assert slow.attainment >= 0.95
+
+
+def test_nothing_suffices_for_a_prompt_that_decoding_leaves_no_room_for() -> None:
+    crowded = Shared(equal(20.0), an_engine(chunk=8.0), TARGETS)
+    assert crowded.settle(5.0) is None
+    assert crowded.attainment(4, 20.0) == 0.0
