@@ -303,7 +303,7 @@ class AdmissionModel(SelectorModel):
         assert tokens == effective_prefill_tokens(self.state(asked, rank), query, Weights)
         if asked.reserves:
             assert asked.reservation_id in (None, reservation_id)
-            self.reserve(reservation_id, asked.key, rank, names(asked.path), tokens, now)
+            self.reserve(reservation_id, asked.key, rank, names(asked.path), tokens, asked.isl, now)
         self.tally["admitted"] += 1
         return "served"
 

@@ -37,9 +37,9 @@ class HoldModel(AdmissionModel):
 
     # --- the account
 
-    def reserve(self, name, key, rank, hashes, prefill_tokens, now):
+    def reserve(self, name, key, rank, hashes, prefill_tokens, isl_tokens, now):
         work, cached, path = self.upcoming or (max(1, prefill_tokens), 0, None)
-        super().reserve(name, key, rank, hashes, prefill_tokens, now)
+        super().reserve(name, key, rank, hashes, prefill_tokens, isl_tokens, now)
         self.unfinished.append(Unfinished(name, key, rank, work, cached, path))
 
     def ends(self, name, is_reported):

@@ -33,6 +33,8 @@ from tests.models.waiting import Asked
 from tests.ticks import ticked
 
 PEER = 7
+ISL = 9
+"""Tokens of a prompt that a caller books."""
 RUSH_MAX = 12
 
 
@@ -119,7 +121,7 @@ class AdmissionMatchesModel(Twins):
             dp_rank=rank[1],
             token_ids=None,
             sequence_hashes=names(path),
-            isl_tokens=9,
+            isl_tokens=ISL,
             effective_prefill_tokens=tokens,
             model_name=key[0],
             tenant_id=key[1],
@@ -131,7 +133,7 @@ class AdmissionMatchesModel(Twins):
             assert self.refusal(self.selector.reserve, request, self.now) == "Conflict"
             return
         self.selector.reserve(request, self.now)
-        self.model.reserve(name, key, rank, names(path), tokens, self.now)
+        self.model.reserve(name, key, rank, names(path), tokens, ISL, self.now)
 
     # --- load goes
 
@@ -190,7 +192,7 @@ class AdmissionMatchesModel(Twins):
             "prefill_tokens_hint": tokens,
         }
         assert self.apply(Admitted, name, key, rank, **fields) is None
-        self.model.reserve(name, key, rank, names(path), tokens, self.now)
+        self.model.reserve(name, key, rank, names(path), tokens, ISL, self.now)
 
     def apply(self, kind, name, key, rank, **fields):
         return self.selector.replicas.apply(
