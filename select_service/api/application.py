@@ -79,6 +79,7 @@ class Application:
         """Requests that wait for a worker are answered at once."""
         error = ShuttingDown("the service is ending; nothing was done")
         self._service.selector.gate.dismiss(error)
+        self._service.live.end()
         if self._service.selector.mover is not None:
             self._service.selector.mover.end()
 

@@ -1,7 +1,7 @@
 """Why a prompt went where it went, and where it would go now."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from select_service.access.roles import CALLER, OPERATOR, within_tenants
 from select_service.api import parameters
 from select_service.api.long_prompts import read_ahead
-from select_service.api.parameters import query_number, scope_filter
+from select_service.api.parameters import query_number, query_word, scope_filter
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.selection import (
     POLICY_CLASS,
@@ -30,6 +30,7 @@ from select_service.errors import BadRequest, NoEligibleRank, NotFound, NoWorker
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, QueryParameter, Route
 
+I64_MAX = 2**63 - 1
 LISTED = 100
 LISTED_MAX = 1000
 """Rows of GET /decisions: unless asked otherwise, and at most."""
@@ -130,14 +131,21 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
         "Show one decision with all terms of its candidates",
         {200: Answer("The newest decision with this id.", DecisionView, _VIEW)},
         may_call=within_tenants(CALLER, OPERATOR),
-        detail="Named by its `selection_id` or its `reservation_id`.",
+        detail="Named by its `selection_id` or its `reservation_id`, or with `by=number` by the "
+        "`decision` of a list.",
         in_path=parameters.DECISION_ID,
+        query=(QueryParameter("by", Literal["id", "number"], "What is in the path.", "id"),),
         refusals=(BadRequest, NotFound),
     )
 )
-async def show(service: Service, request: Request, decision_id: str) -> Response:
-    tenants = grant_of(request).tenants
-    return json_response(service.selector.explanations.find(decision_id, now(), tenants))
+async def show(
+    service: Service, request: Request, decision_id: str, query: Mapping[str, str]
+) -> Response:
+    tenants, explanations = grant_of(request).tenants, service.selector.explanations
+    if query_word(query, "by", ("id", "number")) == "id":
+        return json_response(explanations.find(decision_id, now(), tenants))
+    number = query_number({"decision_id": decision_id}, "decision_id", 1, I64_MAX) or 0
+    return json_response(explanations.numbered(number, now(), tenants))
 
 
 @DECISIONS.declare(

@@ -181,7 +181,7 @@ async def overlap_scores(service: Service, request: Request, body: PromptQuery) 
                 "`model:tenant` to the blocks held.",
                 dict[str, PartitionDumpView],
                 {"llama-3-8b:default": {"block_size": 16, "events": [_EVENT]}},
-                also=MEDIA_TYPE,
+                also=(MEDIA_TYPE,),
             )
         },
         may_call=whole_service(OPERATOR, REPLICA),

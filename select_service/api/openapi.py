@@ -198,7 +198,7 @@ def _responses(route: Route, described: Mapping[str, Json]) -> Json:
 
 def _answer(answer: Answer, described: Mapping[str, Json]) -> Json:
     if answer.type is None:
-        kinds = [kind.split(";")[0] for kind in (answer.media_type, answer.also) if kind]
+        kinds = [kind.split(";")[0] for kind in (answer.media_type, *answer.also) if kind]
         if not kinds:
             return {"description": answer.summary}
         text = {kind: {"schema": {"type": "string"}} for kind in kinds}
@@ -207,8 +207,7 @@ def _answer(answer: Answer, described: Mapping[str, Json]) -> Json:
     if answer.example is not None:
         content["example"] = answer.example
     forms = {answer.media_type: content}
-    if answer.also is not None:
-        forms[answer.also] = {"schema": {"type": "string", "format": "binary"}}
+    forms |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in answer.also}
     return {"description": answer.summary, "content": forms}
 
 

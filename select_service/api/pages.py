@@ -9,10 +9,9 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from select_service.access.guard import Grant
-from select_service.api.parameters import query_number
+from select_service.api.parameters import query_number, query_word
 from select_service.bodies.common import U64, U64_MAX
 from select_service.core.workers.catalog import Worker
-from select_service.errors import BadRequest
 from select_service.http.endpoint import QueryParameter
 
 PAGE_WORKERS_MAX = 4096
@@ -56,10 +55,7 @@ def page_of(grant: Grant, workers: Iterable[Worker], query: Mapping[str, str]) -
 
 def is_compact(query: Mapping[str, str]) -> bool:
     """Raises BadRequest when `view` is neither `full` nor `compact`."""
-    view = query.get("view", "full")
-    if view not in ("full", "compact"):
-        raise BadRequest(f"view: expected full or compact, got `{view[:64]}`")
-    return view == "compact"
+    return query_word(query, "view", ("full", "compact")) == "compact"
 
 
 def is_paged(query: Mapping[str, str]) -> bool:

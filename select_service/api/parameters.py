@@ -106,6 +106,14 @@ def query_flag(query: Mapping[str, str], name: str, default: bool = False) -> bo
     return text == "true"
 
 
+def query_word(query: Mapping[str, str], name: str, words: Sequence[str]) -> str:
+    """The first when it is left out.  Raises BadRequest when it is none of them."""
+    text = query.get(name, words[0])
+    if text not in words:
+        raise BadRequest(f"{name}: expected {' or '.join(words)}, got `{text[:64]}`")
+    return text
+
+
 def _u64(text: str, complaint: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= U64_MAX):
         raise BadRequest(complaint)

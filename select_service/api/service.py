@@ -10,6 +10,7 @@ from starlette.requests import Request
 from indexer.sockets.ingest import Ingest
 from select_service.access.audit import AuditLine
 from select_service.access.guard import Grant, Guard
+from select_service.api.watching import Live
 from select_service.bodies.discovery import DiscoveryView
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
@@ -116,6 +117,7 @@ class Service:
     migration_permits: Permits = field(
         default_factory=lambda: Permits(MIGRATION_WAITERS_MAX, "callers wait for migrations")
     )
+    live: Live = field(default_factory=Live)
     json_dumps: int = 0
     compact_dumps: int = 0
     capacity: "CapacityWatch | None" = None

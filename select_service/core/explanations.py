@@ -1,12 +1,13 @@
 """Why prompts go where they go: decisions that were kept, and what would be decided now."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import NoReturn
 
 from select_service.bodies.decisions import DecisionRow, DecisionView
 from select_service.core.admission.gate import Gate
 from select_service.core.decide import decision_layout as layout
 from select_service.core.decide.candidates import candidates
-from select_service.core.decide.decision_ring import DecisionRing
+from select_service.core.decide.decision_ring import DecisionRing, Words
 from select_service.core.decisions import Job
 from select_service.core.views.decisions import DecisionFilter, rows_of, view_of
 from select_service.errors import NotFound
@@ -45,15 +46,30 @@ class Explanations:
 
         tenants: whose decisions may be seen; None: all
         """
+        found = self._first(self._kept().found(text), now, tenants)
+        return found or self._missing(
+            f"`{text[:_SHOWN_CHARS_MAX]}` is neither the selection_id nor the reservation_id"
+        )
+
+    def numbered(self, number: int, now: float, tenants: Container[str] | None) -> DecisionView:
+        """The decision with this number.  As `find`."""
         ring = self._kept()
-        for row in ring.found(text):
+        row = ring.numbered(number) if 0 < number <= ring.newest else None
+        found = self._first(() if row is None else (row,), now, tenants)
+        return found or self._missing(f"{number} is not the number")
+
+    def _first(
+        self, rows: Iterable[Words], now: float, tenants: Container[str] | None
+    ) -> DecisionView | None:
+        ring = self._kept()
+        for row in rows:
             decided = ring.partition(int(row[layout.PARTITION]))
             if decided is not None and (tenants is None or decided.key.tenant_id in tenants):
                 return view_of(ring, row, decided, now)
-        raise NotFound(
-            f"no decision found: `{text[:_SHOWN_CHARS_MAX]}` is neither the selection_id nor "
-            f"the reservation_id of one of the last {len(ring)}"
-        )
+        return None
+
+    def _missing(self, what: str) -> NoReturn:
+        raise NotFound(f"no decision found: {what} of one of the last {len(self)}")
 
     def rows(self, wanted: DecisionFilter, now: float) -> Iterator[DecisionRow | None]:
         """The newest first; None for every other that is passed over.  Raises NotFound."""

@@ -84,8 +84,8 @@ class Answer(NamedTuple):
     type: Any
     example: Any = None
     media_type: str = JSON
-    also: str | None = None
-    """Media type of another form: of a JSON document a binary one, which `accept` may ask for."""
+    also: tuple[str, ...] = ()
+    """Media types of other forms: of a JSON document binary ones, which `accept` may ask for."""
 
     @property
     def may_be_extended(self) -> bool:

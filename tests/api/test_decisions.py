@@ -43,6 +43,20 @@ def test_the_load_of_a_decision_is_that_before_its_booking(fleet):
     assert found["choice"] == "cheapest"
 
 
+def test_a_decision_without_an_id_is_found_by_its_number(fleet):
+    fleet.post("/select", PROMPT)
+    fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "1"})
+    assert fleet.get("/decisions/1?by=number").body["decision"] == 1
+    assert fleet.get("/decisions/1").body["decision"] == 2
+    for number in ("0", "x", "-1", "9" * 30):
+        assert fleet.get(f"/decisions/{number}?by=number").status == 400
+    for number in ("3", str(2**63 - 1)):
+        answer = fleet.get(f"/decisions/{number}?by=number")
+        assert answer.status == 404
+        assert answer.body["error"].endswith("is not the number of one of the last 2")
+    assert fleet.get("/decisions/1?by=name").status == 400
+
+
 def test_lists_are_filtered_and_say_the_newest_first(fleet):
     fleet.post("/workers", worker_body(2, model_name="other"))
     for number in range(3):

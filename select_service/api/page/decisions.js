@@ -1,0 +1,64 @@
+// The last decisions, newest first, each with the question why.
+
+import { el } from "./dom.js";
+import { age, cost, count } from "./numbers.js";
+import { nameOf } from "./rates.js";
+
+const TITLES = ["when", "rank", "", "tokens", "cost", "next best", "choice", "request", "model"];
+const NUMBERS = new Set(["tokens", "cost", "next best"]);
+
+export const rankText = (row) => (row.worker_id === null ? "gone" : nameOf(row.worker_id, row.dp_rank));
+
+export class Decisions {
+  #root;
+  #onWhy;
+  #rows = new Map(); // by number of the decision; they stay, so that the focus stays
+  #body = el("tbody");
+  #table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Recent decisions" },
+    el("table", {}, el("thead", {}, el("tr", {}, TITLES.map((title) =>
+      el("th", { scope: "col", class: NUMBERS.has(title) ? "number" : "" }, title)))), this.#body));
+
+  // onWhy(number) is called with the number of a decision
+  constructor(root, onWhy) {
+    this.#root = root;
+    this.#onWhy = onWhy;
+  }
+
+  show(decisions) {
+    if (!decisions.length) {
+      this.#root.replaceChildren(el("p", { class: "empty" }, "No decisions are kept, or none were made yet."));
+      return;
+    }
+    if (this.#table.parentNode !== this.#root) this.#root.replaceChildren(this.#table);
+    else if (this.#table.matches(":hover, :focus-within")) return; // nobody can press what moves away
+    const rows = new Map();
+    for (const decision of decisions) {
+      const row = this.#rows.get(decision.decision) ?? this.#row(decision);
+      row.when.textContent = age(decision.seconds_ago);
+      rows.set(decision.decision, row);
+    }
+    this.#rows = rows;
+    this.#arrange([...rows.values()].map((row) => row.node));
+  }
+
+  // Only what is new is put in: a row that is moved would lose the focus.
+  #arrange(nodes) {
+    const wanted = new Set(nodes);
+    for (const node of [...this.#body.children]) if (!wanted.has(node)) node.remove();
+    nodes.forEach((node, i) => {
+      if (this.#body.children[i] !== node) this.#body.insertBefore(node, this.#body.children[i] ?? null);
+    });
+  }
+
+  #row(decision) {
+    const when = el("td");
+    const id = decision.reservation_id ?? decision.selection_id ?? "";
+    const number = (text) => el("td", { class: "number" }, text);
+    const why = el("button", { type: "button", "aria-label": `Why rank ${rankText(decision)}?`,
+      onclick: () => this.#onWhy(decision.decision) }, "why?");
+    const node = el("tr", {}, when, el("td", {}, rankText(decision)), el("td", {}, why),
+      number(count(decision.isl_tokens)), number(cost(decision.cost)), number(cost(decision.runner_up_cost)),
+      el("td", {}, decision.choice), el("td", { class: "id", title: id }, id), el("td", {}, decision.model_name));
+    return { node, when };
+  }
+}

@@ -1,0 +1,209 @@
+"""The stream that the page reads: what it tells, to whom, how often, and when nobody watches."""
+
+import asyncio
+import json
+from time import monotonic
+
+import pytest
+
+from select_service.access.guard import EVERYTHING, Grant
+from select_service.api import live, watching
+from select_service.api.watching import INTERVAL_S, WATCHERS_MAX, Live, Parts
+from tests.access.keys import bearer, entry, keys_file
+from tests.api.in_process import Api
+from tests.builders import worker_body
+
+PROMPT = {"model_name": "m", "token_ids": list(range(34))}
+
+
+def frames(api, n=1, grant=EVERYTHING):
+    """The first ones of a stream."""
+
+    async def read():
+        stream = live.events(api.service, grant)
+        found = [await anext(stream) for _ in range(n)]
+        await stream.aclose()
+        return found
+
+    return [data_of(event) for event in api.wait_for(read())]
+
+
+def data_of(event):
+    name, data = event.decode().strip().split("\n")[1:]
+    assert name == "event: fleet"
+    return json.loads(data.removeprefix("data: "))
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Frames follow each other without a pause."""
+    monkeypatch.setattr(watching, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(watching, "COST_SHARE_MAX", 1e9)
+
+
+def test_a_frame_tells_of_ranks_decisions_and_what_waits(fleet):
+    booked = fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "r"}).body
+    (frame,) = frames(fleet)
+    (partition,) = frame["partitions"]
+    assert partition["ranks"] == fleet.get("/workers?view=compact").body["partitions"][0]
+    numbers = {name: partition[name] for name in partition if name != "ranks"}
+    assert numbers == {
+        "block_size": 4,
+        "policy": "work",
+        "decided": 1,
+        "prompt_blocks": 8,
+        "chosen_overlap": 0,
+        "best_overlap": 0,
+    }
+    (decision,) = frame["decisions"]
+    assert (decision["reservation_id"], decision["worker_id"]) == ("r", booked["worker_id"])
+    assert (frame["version"], frame["interval_s"]) == ("1.2.3", INTERVAL_S)
+    assert (frame["queue"], frame["queueing"]) == ([], False)
+    assert "replicas" not in frame
+
+
+def test_a_frame_tells_of_replicas(replica):
+    replica.post("/replica_sync/register_peer", {"endpoint": "tcp://peer:1"})
+    (frame,) = frames(replica)
+    assert [peer["endpoint"] for peer in frame["replicas"]["peers"]] == ["tcp://peer:1"]
+
+
+def test_workers_that_cannot_be_chosen_are_told_of(api):
+    assert api.post("/workers", {"worker_id": 5, "model_name": "n"}).status == 201
+    (frame,) = frames(api)
+    (partition,) = frame["partitions"]
+    assert partition["ranks"]["states"] == ["incomplete"]
+    assert (partition["policy"], partition["decided"]) == (None, 0)
+
+
+def test_later_frames_tell_what_has_changed(fleet, soon):
+    async def read():
+        stream = live.events(fleet.service, EVERYTHING)
+        before = await anext(stream)
+        fleet.service.selector.delete(1, monotonic())
+        return before, await anext(stream)
+
+    before, after = map(data_of, fleet.wait_for(read()))
+    assert before["partitions"][0]["ranks"]["states"] == 2 * ["schedulable"]
+    assert after["partitions"][0]["ranks"]["states"] == 2 * ["unschedulable"]
+
+
+def test_without_decisions_there_are_frames():
+    with Api("--decisions", "0") as api:
+        assert frames(api)[0]["decisions"] == []
+
+
+# --- who sees what
+
+
+def test_a_key_that_is_bound_sees_its_tenants_only(api):
+    for worker_id, tenant in ((1, "red"), (2, "blue")):
+        api.post("/workers", worker_body(worker_id, tenant_id=tenant))
+        body = {**PROMPT, "tenant_id": tenant, "reservation_id": f"of {tenant}"}
+        assert api.post("/select_and_reserve", body).status == 200
+    bound = Grant(None, frozenset({"red"}), frozenset({"operator"}))
+    caller = Grant(None, None, frozenset({"caller"}))
+    for grant, tenants in ((bound, ["red"]), (caller, ["blue", "red"])):
+        (frame,) = frames(api, grant=grant)
+        assert [part["ranks"]["tenant_id"] for part in frame["partitions"]] == tenants
+        assert sorted(each["tenant_id"] for each in frame["decisions"]) == tenants
+        assert not frame.keys() & {"queue", "queueing", "replicas"}
+
+
+def test_a_stream_ends_when_the_keys_are_others(tmp_path, soon):
+    path = keys_file(tmp_path, entry("web", "caller"))
+    with Api("--api-keys-file", str(path)) as api:
+        assert api.get("/live").status == 401
+
+        async def read():
+            stream = live.events(api.service, EVERYTHING)
+            await anext(stream)
+            assert api.service.guard.replace([])
+            return [event async for event in stream]
+
+        assert api.wait_for(read()) == []
+        assert api.call("GET", "/live", authorization=bearer("web")).status == 401
+
+
+# --- how many, and how often
+
+
+def watched(costs, n_watchers=1):
+    """(frames that were made, frames that each of some watchers saw) of a Live; costs: by frame"""
+    made = []
+
+    async def look():
+        made.append(monotonic())
+        return Parts([], [], {}, costs[len(made) - 1] if len(made) <= len(costs) else 0.0)
+
+    async def watch(shown):
+        numbers = [0]
+        while numbers[-1] < len(costs):
+            numbers.append((await shown.after(numbers[-1], look)).number)
+        return numbers[1:]
+
+    async def all_of_them():
+        shown = Live()
+        return await asyncio.gather(*(watch(shown) for _ in range(n_watchers)))
+
+    return made, asyncio.run(all_of_them())
+
+
+def test_all_who_watch_get_the_same_frames(monkeypatch):
+    monkeypatch.setattr(watching, "INTERVAL_S", 0.05)
+    made, seen = watched([0.0] * 5, n_watchers=10)
+    assert 5 <= len(made) < 10
+    assert all(numbers == sorted(set(numbers)) and numbers[-1] >= 5 for numbers in seen)
+
+
+def test_frames_have_an_interval(monkeypatch):
+    monkeypatch.setattr(watching, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(watching, "COST_SHARE_MAX", 0.1)
+    made, _ = watched([0.0, 0.02, 0.0])
+    first, second = (made[i + 1] - made[i] for i in range(2))
+    assert first >= 0.05
+    assert second >= 0.2
+
+
+def test_nothing_is_made_while_nobody_watches(fleet):
+    frames(fleet)
+    number = fleet.service.live._frame.number
+
+    async def later():
+        await asyncio.sleep(1.5 * INTERVAL_S)
+
+    fleet.wait_for(later())
+    assert fleet.service.live._frame.number == number == 1
+
+
+def test_whoever_comes_late_gets_no_old_frame(fleet, monkeypatch):
+    monkeypatch.setattr(watching, "INTERVAL_S", 0.01)
+    frames(fleet)
+    fleet.service.selector.delete(1, monotonic())
+
+    async def pause():
+        await asyncio.sleep(0.05)
+
+    fleet.wait_for(pause())
+    (frame,) = frames(fleet)
+    assert frame["partitions"][0]["ranks"]["states"] == 2 * ["unschedulable"]
+
+
+def test_streams_are_bounded_and_end_with_the_service(fleet):
+    async def watch():
+        calls = [fleet._client.get("/live") for _ in range(WATCHERS_MAX + 3)]
+        answers = [asyncio.ensure_future(call) for call in calls]
+        while fleet.service.live.permits.taken < WATCHERS_MAX:
+            await asyncio.sleep(0.001)
+        fleet.service.live.end()
+        return await asyncio.gather(*answers)
+
+    statuses = sorted(answer.status_code for answer in fleet.wait_for(watch()))
+    assert statuses == [200] * WATCHERS_MAX + [503] * 3
+    assert fleet.service.live.permits.taken == 0
+
+
+def test_the_head_of_a_stream_has_no_stream(api):
+    answer = api.call("HEAD", "/live")
+    assert (answer.status, answer.body) == (200, "")
+    assert answer.headers["content-type"].startswith("text/event-stream")

@@ -1,0 +1,246 @@
+"""The page in a real browser: what it shows, how soon, by keyboard, in both schemes, on a phone."""
+
+import time
+
+import pytest
+
+from tests.access.keys import entry, keys_file, secret
+from tests.page.browsing import (
+    MODEL,
+    a_browser,
+    book,
+    call,
+    needs_chromium,
+    opened,
+    register,
+    sync_api,
+)
+from tests.process.in_thread import InThread
+from tests.process.running import Running
+
+pytestmark = [needs_chromium, pytest.mark.process]
+
+UPDATED_S_MAX = 2.0
+LIVE = '#connection[data-state="live"]'
+LARGEST_ID = 2**64 - 1
+HOSTILE = '<img src=x onerror="document.title=1">'
+CONTRAST_MIN = 4.5
+"""Of texts, by WCAG 2.2 AA."""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with a_browser() as found:
+        yield found
+
+
+@pytest.fixture
+def url():
+    with InThread("--queue-threshold", "100") as service:
+        yield f"http://127.0.0.1:{service.port}"
+
+
+@pytest.fixture
+def three(url):
+    """A service with three ranks."""
+    register(url, 3, max_num_batched_tokens=8192)
+    return url
+
+
+def tile(page, name):
+    return page.locator(f'#summary div:has(dt:text-is("{name}")) dd')
+
+
+@pytest.mark.parametrize(("n_workers", "n_ranks"), [(3, 1), (64, 8)])
+def test_every_rank_is_on_the_map(url, browser, n_workers, n_ranks):
+    register(url, n_workers, n_ranks, max_num_batched_tokens=8192)
+    n = n_workers * n_ranks
+    with opened(browser, url) as page:
+        sync_api.expect(page.locator(".rank")).to_have_count(n)
+        sync_api.expect(tile(page, "ranks in service")).to_have_text(f"{n} of {n}")
+        sync_api.expect(page.locator(".group h3")).to_have_text(f"{MODEL} · default")
+        assert page.locator(".uplot canvas").count() == 3
+
+
+@pytest.mark.parametrize("n_workers", [3, 512])
+def test_what_happens_is_shown_within_two_seconds(url, browser, n_workers):
+    """The soonest of three: others may have the processor."""
+    register(url, n_workers, max_num_batched_tokens=8192)
+    with opened(browser, url) as page:
+        sync_api.expect(tile(page, "live requests")).to_have_text("0")
+        took_s = []
+        for number in (1, 2, 3):
+            begun = time.monotonic()
+            book(url, f"request-{number}")
+            sync_api.expect(tile(page, "live requests")).to_have_text(str(number), timeout=20_000)
+            took_s.append(time.monotonic() - begun)
+        assert min(took_s) <= UPDATED_S_MAX
+
+
+def test_a_rank_that_is_selected_shows_all_that_is_known(three, browser):
+    chosen = book(three, "request-1", 333)
+    with opened(browser, three) as page:
+        page.click(f'.rank:has-text("{chosen["worker_id"]}/0")')
+        panel = page.locator("#rank")
+        sync_api.expect(panel).to_contain_text(f"Worker {chosen['worker_id']}, rank 0")
+        sync_api.expect(panel).to_contain_text(f"http://engine-{chosen['worker_id']}:8000")
+        sync_api.expect(panel).to_contain_text("333")
+        sync_api.expect(panel).to_contain_text("not listened to")
+
+
+def test_ranks_that_get_no_requests_say_so_not_by_color_alone(three, browser):
+    call(three, "POST", "/workers", {"worker_id": 9, "model_name": MODEL})
+    with opened(browser, three) as page:
+        cell = page.locator('.rank[data-mood="off"]')
+        sync_api.expect(cell).to_have_attribute("aria-label", "rank 9/0, incomplete")
+        content = cell.evaluate("node => getComputedStyle(node, '::after').content")
+        assert content == '"×"'
+        cell.click()
+        sync_api.expect(page.locator("#rank")).to_contain_text("block_size must be greater than 0")
+
+
+def test_a_decision_is_explained_with_all_candidates(three, browser):
+    chosen = book(three, "request-1")
+    book(three, "request-2")
+    with opened(browser, three) as page:
+        sync_api.expect(page.locator("#decisions tbody tr")).to_have_count(2)
+        page.click('#decisions tr:has-text("request-1") button')
+        sync_api.expect(page.locator("#why-body tbody tr")).to_have_count(3)
+        sync_api.expect(page.locator("#why-body .chosen")).to_contain_text(
+            f"★ {chosen['worker_id']}/{chosen['dp_rank']}"
+        )
+        sync_api.expect(page.locator("#why-body .verdict")).to_contain_text("of 3 candidates")
+        page.click("#why-close")
+        sync_api.expect(page.locator("#why")).to_be_hidden()
+
+
+def test_where_a_prompt_would_go_is_asked_without_booking(three, browser):
+    with opened(browser, three, forgives=("503",)) as page:
+        page.wait_for_selector(LIVE)
+        page.fill("textarea", "[1, 2, 3, 4]")
+        page.click("#ask button")
+        sync_api.expect(page.locator("#answer tbody tr")).to_have_count(3)
+        for text, told in (
+            ("a prompt", "Give token ids"),
+            ('{"model_name": "other", "token_ids": [1]}', "other"),
+        ):
+            page.fill("textarea", text)
+            page.click("#ask button")
+            sync_api.expect(page.locator("#ask-error")).to_contain_text(told)
+    assert call(three, "GET", "/reservations")["reservations"] == []
+    assert call(three, "GET", "/decisions")["decisions"] == []
+
+
+def test_texts_of_others_are_texts_and_long_ids_keep_all_digits(url, browser):
+    worker = {"worker_id": LARGEST_ID, "model_name": HOSTILE, "endpoint": HOSTILE, "block_size": 16}
+    call(url, "POST", "/workers", worker | {"max_num_batched_tokens": 8192, "taints": [HOSTILE]})
+    body = {"model_name": HOSTILE, "token_ids": [1, 2], "reservation_id": HOSTILE}
+    call(url, "POST", "/select_and_reserve", body)
+    with opened(browser, url) as page:
+        page.click(f'.rank:has-text("{LARGEST_ID}/0")')
+        sync_api.expect(page.locator("#rank")).to_contain_text(f"Worker {LARGEST_ID}, rank 0")
+        sync_api.expect(page.locator("#rank")).to_contain_text(HOSTILE)
+        sync_api.expect(page.locator(".group h3")).to_have_text(f"{HOSTILE} · default")
+        sync_api.expect(page.locator("#decisions")).to_contain_text(HOSTILE)
+        page.click("#decisions button")
+        sync_api.expect(page.locator("#why-body")).to_contain_text(str(LARGEST_ID))
+        assert page.locator("img").count() == 0
+        assert page.title() == "Fleet · select_service"
+
+
+def focused(page):
+    return page.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+
+
+def test_all_of_it_can_be_used_by_keyboard(three, browser):
+    book(three, "request-1")
+    with opened(browser, three) as page:
+        sync_api.expect(page.locator("#decisions tbody tr")).to_have_count(1)
+        page.keyboard.press("Tab")
+        assert "To the fleet" in focused(page)
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        assert "rank 1/0" in focused(page)
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("Enter")
+        sync_api.expect(page.locator("#rank h3")).to_have_text("Worker 2, rank 0")
+        page.keyboard.press("Home")
+        assert "rank 1/0" in focused(page)
+        for _ in range(6):
+            page.keyboard.press("Tab")
+            if "Why rank" in focused(page):
+                break
+        page.keyboard.press("Enter")
+        sync_api.expect(page.locator("#why-body tbody tr")).to_have_count(3)
+        page.keyboard.press("Escape")
+        sync_api.expect(page.locator("#why")).to_be_hidden()
+        assert "Why rank" in focused(page)
+
+
+LUMINANCE = """names => {
+  const style = getComputedStyle(document.documentElement);
+  const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  return names.map(name => {
+    const [r, g, b] = style.getPropertyValue(name).trim().match(/[0-9a-f]{2}/gi)
+      .map(text => linear(parseInt(text, 16)));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  });
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_it_fits_and_can_be_read(three, browser, scheme, width, height):
+    book(three, "request-1")
+    with opened(browser, three, scheme=scheme, width=width, height=height) as page:
+        sync_api.expect(page.locator("#decisions tbody tr")).to_have_count(1)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        (page_light,) = page.evaluate(LUMINANCE, ["--surface"])
+        assert (page_light > 0.5) == (scheme == "light")
+        texts = page.evaluate(LUMINANCE, ["--text", "--muted", "--load", "--kv", "--warn", "--off"])
+        for light in texts:
+            high, low = max(light, page_light), min(light, page_light)
+            assert (high + 0.05) / (low + 0.05) >= CONTRAST_MIN
+        for rank in page.locator(".rank").all():
+            box = rank.bounding_box()
+            assert box["width"] >= 24
+            assert box["height"] >= 24
+
+
+def test_with_keys_on_it_asks_for_one_and_shows_what_that_may_see(tmp_path, browser):
+    keys = [entry("ops", "operator", "caller"), entry("red", "caller", tenants=["red"])]
+    path = keys_file(tmp_path, *keys)
+    with Running("--api-keys-file", str(path)) as service:
+        url = f"http://127.0.0.1:{service.port}"
+        register(url, 2, key=secret("ops"))
+        with opened(browser, url, forgives=("401",)) as page:
+            dialog = page.locator("#key")
+            sync_api.expect(dialog).to_be_visible()
+            page.fill("#key input", "a-wrong-key")
+            page.keyboard.press("Enter")
+            sync_api.expect(page.locator("#key-text")).to_contain_text("not known")
+            page.fill("#key input", secret("ops"))
+            page.keyboard.press("Enter")
+            sync_api.expect(page.locator(".rank")).to_have_count(2)
+            sync_api.expect(dialog).to_be_hidden()
+            page.reload()
+            sync_api.expect(page.locator(".rank")).to_have_count(2)
+            assert page.evaluate("localStorage.length") == 0
+            assert secret("ops") not in page.url
+        with opened(browser, url, forgives=("401",)) as page:  # another tab has no key
+            page.fill("#key input", secret("red"))
+            page.keyboard.press("Enter")
+            page.wait_for_selector(LIVE)
+            sync_api.expect(page.locator("#fleet")).to_contain_text("No worker")
+            sync_api.expect(page.locator("#queue")).to_contain_text("may not see")
+
+
+def test_a_service_that_ends_is_told_of(browser):
+    with InThread() as service:
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{service.port}")
+        page.wait_for_selector(LIVE)
+    sync_api.expect(page.locator("#connection")).to_have_attribute("data-state", "waiting")
+    page.close()
