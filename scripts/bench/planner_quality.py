@@ -1,31 +1,45 @@
 """What the planner's decisions are worth: promises kept and GPU hours, against the least possible.
 
     python -m scripts.bench.planner_quality [--scenario NAME] [--mode agg] --trace FILE
+    python -m scripts.bench.planner_quality --equal-promise --trace FILE
 
 Everything is simulated, and the same each time. Times that are printed are of the CPU.
+
+With --equal-promise: what the document's planner costs when it keeps as much. It is given targets
+that are tighter by a factor, and least replicas that are parts of the most that are ever needed, in
+all combinations, with and without the load loop; the cheapest that suffices is what is compared,
+which somebody only knows who has seen the traffic before.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from math import pi, sin
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from math import ceil, pi, sin
 from pathlib import Path
 from random import Random
 from time import process_time
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from select_service.planner.assembling import deployment_of
-from select_service.planner.core.inputs import Limits
-from select_service.planner.core.settings import Settings, gpus_of, roles_of
+from select_service.planner.core.inputs import Limits, Role
+from select_service.planner.core.settings import Settings, roles_of
 from select_service.planner.reading import DOCUMENT
 from select_service.planner.replay.engine import Request, Speed
 from select_service.planner.replay.fleet import FleetOptions
-from select_service.planner.replay.least import least_gpu_hours, least_replicas
+from select_service.planner.replay.least import Promise, least_gpu_hours, least_replicas
 from select_service.planner.replay.run import Course, Outcome, Run, promise_of
 from select_service.planner.replay.traffic import made_requests, trace_requests
 
 SEED = 12
+FACTORS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
+"""Of the targets that the document's planner is given."""
+FLOORS = (0.0, 0.5, 0.75, 1.0)
+"""Its least replicas, as parts of the most that are ever needed."""
 LEAST_INTERVAL_S = 300.0
+EQUAL_INTERVAL_S = 60.0
 MOST = 16
 SPEED = Speed(base_s=0.01, per_prefill_token_s=1.2e-4, per_kv_token_s=5e-8, per_request_s=2e-4)
 BURST_S = (1500.0, 1800.0)
@@ -143,17 +157,19 @@ def fresh(requests: Sequence[Request]) -> Iterator[Request]:
     return (Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests)
 
 
-def least_of(requests: Sequence[Request], mode: str, ttft_ms: float) -> float:
+def needed_of(requests: Sequence[Request], mode: str, ttft_ms: float) -> dict[Role, list[int]]:
     settings = settings_of(mode, 60.0, False, ttft_ms)
     options = fleet_of(mode)
     most = dict.fromkeys(options.roles, MOST)
-    needed = least_replicas(
+    return least_replicas(
         requests, options, promise_of(settings), interval_s=LEAST_INTERVAL_S, most=most
     )
-    print("   least", {str(k): v for k, v in needed.items()})
-    gpus = {role: gpus_of(settings, role) for role in options.roles}
-    least = dict.fromkeys(options.roles, 1)
-    return least_gpu_hours(needed, gpus, interval_s=LEAST_INTERVAL_S, least=least)
+
+
+def least_of(needed: Mapping[Role, Sequence[int]]) -> float:
+    """GPU hours, one GPU a replica."""
+    gpus = dict.fromkeys(needed, 1)
+    return least_gpu_hours(needed, gpus, interval_s=LEAST_INTERVAL_S, least=gpus)
 
 
 def configurations(mode: str, intervals: Sequence[float], ttft_ms: float) -> dict[str, Settings]:
@@ -181,48 +197,146 @@ def row(name: str, found: Outcome) -> str:
     )
 
 
+class Tried(NamedTuple):
+    """What the document's planner does with tighter targets and more replicas."""
+
+    factor: float
+    floor: float
+    load: bool
+    kept: float
+    gpu_hours: float
+
+    def __str__(self) -> str:
+        load = ", load loop" if self.load else ""
+        given = f"targets x {self.factor:g}, floor {self.floor:g}{load}"
+        return f"{self.kept:.3f} kept, {self.gpu_hours:.2f} GPU h ({given})"
+
+
+def tried(
+    scenario: Scenario, requests: Sequence[Request], mode: str, needed: Mapping[Role, Sequence[int]]
+) -> Iterator[Tried]:
+    """In all combinations."""
+    for factor, floor, load in product(FACTORS, FLOORS, (False, True)):
+        least = {
+            f"{role}_min_endpoint": max(1, ceil(floor * max(counts)))
+            for role, counts in needed.items()
+        }
+        plain = settings_of(mode, EQUAL_INTERVAL_S, load, scenario.ttft_ms)
+        tight = {"ttft_ms": plain.ttft_ms * factor, "itl_ms": plain.itl_ms * factor}
+        given = {**DOCUMENT, "load_predictor": "kalman", **least, **tight}
+        settings = replace(plain, **given)
+        kept, hours = kept_at(scenario, requests, settings, promise_of(plain))
+        yield Tried(factor, floor, load, kept, hours)
+
+
+def kept_at(
+    scenario: Scenario, requests: Sequence[Request], settings: Settings, promise: Promise
+) -> tuple[float, float]:
+    """Part of the requests that keep a promise, whatever the planner was told, and GPU hours."""
+    own = list(fresh(requests))
+    hours = run_of(scenario, settings).go(own).gpu_hours
+    return sum(map(promise.is_kept, own)) / len(own), hours
+
+
+class Compared(NamedTuple):
+    """wanted: what ours keeps, or what is promised if that is less"""
+
+    wanted: float
+    gpu_hours: float
+    document: Sequence[Tried]
+
+
+def compare(
+    scenario: Scenario, requests: Sequence[Request], mode: str, needed: Mapping[Role, Sequence[int]]
+) -> Compared:
+    """Ours against the cheapest of the document's that keep the promise, and as much as ours."""
+    settings = settings_of(mode, EQUAL_INTERVAL_S, False, scenario.ttft_ms)
+    kept, hours = kept_at(scenario, requests, settings, promise_of(settings))
+    print(f"   ours: {kept:.3f} kept, {hours:.2f} GPU h")
+    found = list(tried(scenario, requests, mode, needed))
+    promised = min(kept, settings.attainment)
+    for wanted in dict.fromkeys((promised, kept)):
+        enough = [each for each in found if each.kept >= wanted]
+        best = min(enough, key=lambda each: each.gpu_hours, default=None)
+        print(f"   document, at least {wanted:.3f}: {best or 'never'}", flush=True)
+    return Compared(promised, hours, found)
+
+
+def compare_all(mode: str, compared: Sequence[Compared]) -> None:
+    """The cheapest of the document's that suffices everywhere: it needs not be chosen anew."""
+    best: tuple[float, Sequence[Tried]] | None = None
+    for same in zip(*(each.document for each in compared), strict=True):
+        suffices = all(one.kept >= each.wanted for one, each in zip(same, compared, strict=True))
+        hours = sum(one.gpu_hours for one in same)
+        if suffices and (best is None or hours < best[0]):
+            best = hours, same
+    print(f"all {mode}: ours {sum(each.gpu_hours for each in compared):.2f} GPU h, document:")
+    if best is None:
+        print("   no setting of all these suffices everywhere")
+        return
+    print(f"   {best[0]:.2f} GPU h with one setting everywhere:")
+    for one in best[1]:
+        print(f"   {one}")
+
+
+def run_of(scenario: Scenario, settings: Settings) -> Run:
+    begin = scenario.begin + (3 if settings.mode == "agg" else 0)
+    course = Course(
+        fleet=fleet_of(settings.mode),
+        replicas=dict.fromkeys(roles_of(settings), begin),
+        until_s=scenario.hours * 3600.0,
+    )
+    return Run(settings, deployment_of(settings, 0.0), course)
+
+
+def show(
+    scenario: Scenario, requests: Sequence[Request], mode: str, given: argparse.Namespace
+) -> Compared | None:
+    """All configurations, one a line; or what is compared."""
+    needed = needed_of(requests, mode, scenario.ttft_ms)
+    least = least_of(needed)
+    print(f"   least {least:.2f} GPU h:", {str(k): v for k, v in needed.items()})
+    if given.equal_promise:
+        return compare(scenario, requests, mode, needed)
+    print(HEAD)
+    for label, settings in configurations(mode, given.interval, scenario.ttft_ms).items():
+        if given.only and given.only not in label:
+            continue
+        begun = process_time()
+        found = run_of(scenario, settings).go(fresh(requests), least)
+        print(row(label, found), f"{process_time() - begun:.0f}s", flush=True)
+    return None
+
+
 def main() -> int:
     given = _parser().parse_args()
     known = scenarios(given.trace)
+    compared: dict[str, list[Compared]] = {mode: [] for mode in given.mode}
     for name in given.scenario or known:
-        scenario = known[name]
-        until_s = min(scenario.hours * 60.0, given.minutes) * 60.0
-        requests = scenario.requests(until_s)
+        hours = min(known[name].hours, given.minutes / 60.0)
+        scenario = known[name]._replace(hours=hours)
+        requests = scenario.requests(hours * 3600.0)
         for mode in given.mode:
-            begun = process_time()
-            least = least_of(requests, mode, scenario.ttft_ms) if given.least else None
-            print(f"{name} {mode}: {len(requests)} requests, least {least}")
-            print(f"   {process_time() - begun:.0f} s")
-            print(HEAD)
-            for label, settings in configurations(mode, given.interval, scenario.ttft_ms).items():
-                if given.only and given.only not in label:
-                    continue
-                begun = process_time()
-                course = Course(
-                    fleet=fleet_of(mode),
-                    replicas=dict.fromkeys(
-                        roles_of(settings), scenario.begin + (3 if mode == "agg" else 0)
-                    ),
-                    until_s=until_s,
-                )
-                run = Run(settings, deployment_of(settings, 0.0), course)
-                print(
-                    row(label, run.go(fresh(requests), least)),
-                    f"{process_time() - begun:.0f}s",
-                    flush=True,
-                )
+            print(f"{name} {mode}: {len(requests)} requests", flush=True)
+            found = show(scenario, requests, mode, given)
+            compared[mode] += [] if found is None else [found]
+    for mode, of_mode in compared.items():
+        if len(of_mode) > 1:
+            compare_all(mode, of_mode)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=__doc__)
+    result = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     result.add_argument("--scenario", action="append")
     result.add_argument("--mode", nargs="+", default=["disagg", "agg"])
     result.add_argument("--interval", type=float, nargs="+", default=[60.0, 180.0])
     result.add_argument("--minutes", type=float, default=1e9)
     result.add_argument("--trace", type=Path, help="Mooncake JSONL, for the scenario `burst`")
     result.add_argument("--only", help="configurations whose name contains this")
-    result.add_argument("--no-least", dest="least", action="store_false")
+    result.add_argument("--equal-promise", action="store_true", help="see above")
     return result
 
 

@@ -54,3 +54,4 @@ class Constant(NamedTuple):
     demand_requests: float
     predictor: str = "constant"
     error: float | None = None
+    proven: bool = True

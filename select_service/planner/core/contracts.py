@@ -42,6 +42,10 @@ class Forecast(Protocol):
     def predictor(self) -> str: ...
     @property
     def error(self) -> float | None: ...
+    @property
+    def proven(self) -> bool:
+        """How far demand goes beyond such forecasts is known."""
+        ...
 
 
 class Forecaster(Protocol):

@@ -72,7 +72,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.IMBALANCE: "One engine is hot while most idle: routing is at fault, not the replicas.",
     Reason.SELECTOR_QUEUE: "Requests queue at the selector or are refused: more is needed.",
     Reason.SILENT_ENGINES: "A few engines are silent; going down, they count as the busiest.",
-    Reason.NO_FORECAST_YET: "Nothing is scaled down by load before the first forecast.",
+    Reason.NO_FORECAST_YET: "Nothing goes down before forecasts have been compared with what came.",
     Reason.STARTUP_DOWN: "Only start-ups are under way, and load has been low for two ticks.",
     Reason.NO_TRAFFIC_DATA: "The traffic of this window is unknown, which is not zero.",
     Reason.MODEL_NOT_READY: "No performance model yet says what one engine carries.",

@@ -22,13 +22,13 @@ class Wish(NamedTuple):
 
     spare: what a step down must leave, of the forecast
     exact: what the forecast needs, not rounded
-    known: what is needed is known; else nothing goes down
+    unknown: why it is not known what is needed: then nothing goes down
     """
 
     targets: Mapping[Role, int] | None
     spare: Mapping[Role, int]
     exact: Mapping[Role, float]
-    known: bool
+    unknown: Reason | None
 
 
 class Settled(NamedTuple):
@@ -90,9 +90,9 @@ class Settler:
         self, counts: dict[Role, int], have: Counts, wish: Wish, reasons: list[Reason]
     ) -> dict[Role, int]:
         """Nothing goes down on what is not known."""
-        if wish.known or all(counts[role] >= have[role] for role in counts):
+        if wish.unknown is None or all(counts[role] >= have[role] for role in counts):
             return counts
-        reasons.append(Reason.NO_TRAFFIC_DATA)
+        reasons.append(wish.unknown)
         return {role: max(counts[role], have[role]) for role in counts}
 
     def _budgeted(

@@ -269,7 +269,7 @@ class Deployment:
             {role: n for role, n in wished.items() if role in spoken} or None,
             self._throughput.spare,
             self._throughput.exact,
-            self._is_known(told),
+            self._unknown(told),
         )
         return self._settler.settle(told.now_s, wish, standing)
 
@@ -282,11 +282,15 @@ class Deployment:
         feasible = self._settler.allowance.budget.feasible
         return None if feasible else Reason.GPU_BUDGET_HOLD
 
-    def _is_known(self, told: TickInput) -> bool:
-        """Traffic, as far as this tick has asked for it, and in the last window."""
+    def _unknown(self, told: TickInput) -> Reason | None:
+        """Traffic, as far as this tick has asked for it, and in the last window; or how far demand
+        goes beyond its forecasts."""
         asked = self._schedule.needs(told.now_s).traffic_s is not None
         heard = told.traffic is not None and told.traffic.requests is not None
-        return self._throughput.unknown == 0 and (heard or not asked)
+        if self._throughput.unknown or (asked and not heard):
+            return Reason.NO_TRAFFIC_DATA
+        forecast = self._throughput.forecast
+        return None if forecast is None or forecast.proven else Reason.NO_FORECAST_YET
 
     def _beyond_steps(
         self, targets: Mapping[Role, int], standing: Standing, opinion: Opinion | None

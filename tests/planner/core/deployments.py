@@ -5,6 +5,7 @@ from typing import Any
 
 from scripts.playing.planner_given import LastValue, given_model
 from scripts.playing.planner_ticks import DOCUMENT
+from select_service.planner.core.contracts import Forecaster
 from select_service.planner.core.inputs import (
     ForwardPass,
     Limits,
@@ -64,7 +65,9 @@ def replicas(ready: int, pending: int = 0, **more: Any) -> Replicas:
     )
 
 
-def a_deployment(*, document: bool = False, **given: Any) -> Deployment:
+def a_deployment(
+    *, document: bool = False, forecaster: Forecaster | None = None, **given: Any
+) -> Deployment:
     """Starts at 0. Loop intervals of 60 and 5 s, ticks every 5 s."""
     base = dict(DOCUMENT) if document else {}
     base |= {
@@ -80,7 +83,7 @@ def a_deployment(*, document: bool = False, **given: Any) -> Deployment:
         Role.DECODE: given_model(decode, FORWARD[decode]),
     }
     chosen = {role: models[role] for role in roles_of(settings)}
-    return Deployment(settings, chosen, LastValue(), 0.0)
+    return Deployment(settings, chosen, forecaster or LastValue(), 0.0)
 
 
 def told(

@@ -95,7 +95,7 @@ def test_a_little_more_than_there_is_starts_no_replica() -> None:
     """3.2 replicas: three are within the tolerance of the stabiliser, two need two more."""
     for have, wanted in ((3, 3), (2, 4)):
         now = RoleNow(have, 0, False, False, Waiting(0.0, False, None, 0))
-        wish = Wish({Role.DECODE: 4}, {Role.DECODE: 4}, {Role.DECODE: 3.2}, True)
+        wish = Wish({Role.DECODE: 4}, {Role.DECODE: 4}, {Role.DECODE: 3.2}, None)
         settled = Settler(Settings(mode="agg")).settle(5.0, wish, Standing({Role.DECODE: now}))
         assert settled.counts == {Role.DECODE: wanted}
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scripts.playing.planner_given import Constant, LastValue
 from select_service.planner.core.inputs import ForwardPass, Replicas, Role, TickInput
 from select_service.planner.core.merge import Bound, Proposal, Target
 from select_service.planner.core.reasons import Reason
@@ -125,6 +126,26 @@ def test_an_engine_is_hot_also_where_only_tokens_are_told() -> None:
         deployment.tick(told(now, both(2, 2), engines=engines)).scale_to for now in (5.0, 10.0)
     ]
     assert steps == [None, {P: 3}]
+
+
+class Unproven(LastValue):
+    """Forecasts that have never been compared with anything."""
+
+    def predict(self, lead_s: float) -> Constant:
+        return super().predict(lead_s)._replace(proven=False)
+
+
+def test_nothing_goes_down_before_it_is_known_how_far_demand_goes_beyond_forecasts() -> None:
+    ended = {}
+    for forecaster in (LastValue(), Unproven()):
+        deployment, ready = a_deployment(forecaster=forecaster), 8
+        for at in range(1, 16):
+            effects = deployment.tick(told(60.0 * at, both(ready, 2), of=traffic(60.0)))
+            ready = (effects.scale_to or {}).get(P, ready)
+        ended[type(forecaster)] = ready, Reason.NO_FORECAST_YET in effects.diagnostics.reasons
+    assert ended[Unproven] == (8, True)
+    assert ended[LastValue][0] < 4
+    assert not ended[LastValue][1]
 
 
 def test_one_silent_engine_of_five_stops_nothing() -> None:

@@ -12,7 +12,6 @@ from select_service.planner.core.inputs import (
 from select_service.planner.core.predict.auto import Choice
 from select_service.planner.core.predict.joint import Joint, Load
 from select_service.planner.core.predict.series import Make
-from select_service.planner.core.predict.shortfall import Shortfall
 from select_service.planner.core.settings import Settings
 
 LEAD_WINDOWS_MAX = 1000
@@ -23,6 +22,7 @@ class TrafficExpected(Struct, frozen=True, kw_only=True):
 
     demand_requests: what replicas are planned for, at least `requests`.
     error: mean loss of the predictor in use over its last points (0.1: about 10 % off).
+    proven: how far demand goes beyond its forecasts is known, or no part of the plan.
     """
 
     requests: float
@@ -33,6 +33,7 @@ class TrafficExpected(Struct, frozen=True, kw_only=True):
     accept_length: float
     predictor: str
     error: float | None
+    proven: bool
 
 
 class TrafficForecast:
@@ -44,7 +45,7 @@ class TrafficForecast:
         self._accept_max = settings.speculative_nextn + 1.0
         self._joints = {name: Joint(make) for name, make in known.items()}
         self._choice = Choice(self._joints)
-        self._shortfall = Shortfall(settings.forecast_quantile)
+        self._quantile = settings.forecast_quantile
         startup_s = settings.startup_s if settings.lead else 0.0
         self._lead = min(startup_s / interval_s, LEAD_WINDOWS_MAX)
         """Windows from the next one to the one that was asked for last."""
@@ -62,7 +63,6 @@ class TrafficForecast:
         if requests is None:
             self.skip()
             return
-        self._shortfall.see(requests)
         if self._is_idle and requests == 0.0:
             self._each_skips()
             return
@@ -74,7 +74,6 @@ class TrafficForecast:
 
     def skip(self) -> None:
         """A window of which nothing is known: time goes on, without a point."""
-        self._shortfall.see(None)
         self._each_skips()
 
     def end_of_warm_up(self) -> None:
@@ -88,17 +87,17 @@ class TrafficForecast:
         lead = self._lead = min(max(0.0, lead_s) / self._interval_s, LEAD_WINDOWS_MAX)
         joint = self._joints[self._choice.name]
         next_, then = joint.predict(1.0), joint.predict(1.0 + lead)
-        self._shortfall.expect(1 + round(lead), then.requests)
         most = max(next_.requests, then.requests)
         return TrafficExpected(
             requests=then.requests,
             isl=then.isl,
             osl=then.osl,
-            demand_requests=most * self._shortfall.factor,
+            demand_requests=most * joint.shortfall.factor(self._quantile),
             kv_hit_rate=self._hit_rate,
             accept_length=self._accept_length,
             predictor=self._choice.name,
             error=joint.loss,
+            proven=most <= 0.0 or self._quantile <= 0.5 or joint.shortfall.is_known,
         )
 
     def _each_skips(self) -> None:

@@ -5,6 +5,7 @@ from math import log1p
 from typing import NamedTuple
 
 from select_service.planner.core.predict.series import Make
+from select_service.planner.core.predict.shortfall import Shortfall
 
 LOSSES = 20
 """Points that a predictor is judged by."""
@@ -32,6 +33,7 @@ class Joint:
     def __init__(self, make: Make) -> None:
         self._requests, self._isl, self._osl = make(), make(), make()
         self._losses: deque[float] = deque(maxlen=LOSSES)
+        self.shortfall = Shortfall()
         self._said: deque[tuple[int, Expected]] = deque()
         """Windows that are to come, and what was expected of each."""
         self._window = 0
@@ -50,6 +52,7 @@ class Joint:
         said = self._due()
         if said is not None:
             self._losses.append(loss_of(said, load))
+            self.shortfall.add(said.requests, load.requests)
         self._requests.add(load.requests)
         for series, length in ((self._isl, load.isl), (self._osl, load.osl)):
             if length is None:

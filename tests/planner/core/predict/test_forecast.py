@@ -103,11 +103,21 @@ def test_an_idle_window_repeats_the_lengths() -> None:
 
 
 def test_a_quantile_adds_what_demand_was_beyond_its_forecasts() -> None:
-    shortfall = Shortfall(0.8)
+    shortfall = Shortfall()
     for _ in range(10):
-        shortfall.expect(1, 100.0)
-        shortfall.see(130.0)
-    assert shortfall.factor == pytest.approx(1.3)
+        shortfall.add(100.0, 130.0)
+    assert shortfall.factor(0.8) == pytest.approx(1.3)
+    assert shortfall.factor(0.5) == 1.0
+
+
+def test_forecasts_are_proven_when_some_have_been_compared() -> None:
+    forecast = forecast_by("constant", settings=Settings(startup_s=INTERVAL_S))
+    assert forecast.predict(INTERVAL_S).proven  # nothing is asked for
+    after = []
+    for _ in range(9):
+        forecast.add(window(50.0))
+        after.append(forecast.predict(INTERVAL_S).proven)
+    assert after == [False] * 6 + [True] * 3  # of the second window after it, five
 
 
 def test_accept_length_and_hit_rate_are_the_last_that_were_seen() -> None:
