@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from indexer.endpoints import is_host_name
 from select_service.bodies.workers import WorkerRegistration
+from select_service.core.discovery.pods import OF_PODS
 from select_service.core.discovery.template import Fields, template_error
 from select_service.core.discovery.workers_document import workers_of
 from select_service.settings.config import Config, ConfigError
@@ -53,7 +54,36 @@ class DnsSource(NamedTuple):
         return f"SRV {self.host}" if self.is_srv else f"{self.host}:{self.port}"
 
 
-SourceSettings: TypeAlias = FileSource | DnsSource
+class KubernetesSource(NamedTuple):
+    """namespace: None: that of this pod, or of the kubeconfig; `*`: all
+    labels: a selector, as kubectl has it
+    port: of engines; None: pods say it
+    kubeconfig: None: the account of this pod
+    worker, asks: as of names
+    """
+
+    name: str
+    namespace: str | None
+    labels: str
+    port: int | None
+    kubeconfig: Path | None
+    worker: Fields
+    asks: bool
+
+    @property
+    def place(self) -> str:
+        """What is read, for people."""
+        return f"pods {self.namespace or '(own namespace)'} {self.labels}"
+
+
+SourceSettings: TypeAlias = FileSource | DnsSource | KubernetesSource
+
+
+class _Pods(msgspec.Struct, forbid_unknown_fields=True):
+    labels: Annotated[str, Meta(min_length=1, max_length=1024)]
+    namespace: Annotated[str, Meta(pattern="^([a-z0-9-]{1,63}|[*])$")] | None = None
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    kubeconfig: str | None = None
 
 
 class _Source(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,6 +91,7 @@ class _Source(msgspec.Struct, forbid_unknown_fields=True):
     file: str | None = None
     dns: str | None = None
     srv: str | None = None
+    kubernetes: _Pods | None = None
     worker: dict[str, Any] = msgspec.field(default_factory=dict)
     ask: bool = True
 
@@ -134,6 +165,18 @@ def _dns(name: str, given: _Source, host: str, port: int) -> DnsSource:
     return DnsSource(name, host, port, given.srv is not None, given.worker, given.ask)
 
 
+def _of_kubernetes(name: str, given: _Source) -> KubernetesSource:
+    if find_spec("kubernetes_asyncio") is None:
+        raise ValueError("it needs the extra: pip install 'select-service[kubernetes]'")
+    pods = given.kubernetes
+    assert pods is not None
+    _check_template(given.worker, OF_PODS)
+    kubeconfig = None if pods.kubeconfig is None else Path(pods.kubeconfig)
+    return KubernetesSource(
+        name, pods.namespace, pods.labels, pods.port, kubeconfig, given.worker, given.ask
+    )
+
+
 def _check_template(worker: Fields, known: frozenset[str]) -> None:
     """Raises ValueError."""
     if (error := template_error(worker, known)) is not None:
@@ -147,6 +190,7 @@ KINDS: Mapping[str, Callable[[str, _Source], SourceSettings]] = {
     "file": _of_file,
     "dns": _of_addresses,
     "srv": _of_srv,
+    "kubernetes": _of_kubernetes,
 }
 """By the field that says what is read."""
 

@@ -1,11 +1,18 @@
 """Files that list sources, and what is wrong with one."""
 
 import importlib.util
+import re
+from pathlib import Path
 
 import pytest
 
 from select_service.settings.config import ConfigError, parse
-from select_service.settings.discovery import DnsSource, FileSource, source_settings
+from select_service.settings.discovery import (
+    DnsSource,
+    FileSource,
+    KubernetesSource,
+    source_settings,
+)
 
 HAS_DNS = importlib.util.find_spec("dns") is not None
 needs_dns = pytest.mark.skipif(not HAS_DNS, reason="without dnspython")
@@ -39,6 +46,34 @@ def test_sources_are_listed_first_the_file_of_the_flag(tmp_path, workers):
         DnsSource("pods", "vllm.prod.svc", 8000, False, template, True),
         DnsSource("srv-3", "_http._tcp.vllm.prod.svc", 0, True, {}, False),
     ]
+
+
+def test_pods_are_found_by_their_labels(tmp_path):
+    pytest.importorskip("kubernetes_asyncio")
+    text = """
+    sources:
+      - {kubernetes: {labels: app=vllm, namespace: prod, port: 8000}, worker: {taints: ["{node}"]}}
+      - {name: all, kubernetes: {labels: app, namespace: "*", kubeconfig: config}, ask: false}
+    """
+    template = {"taints": ["{node}"]}
+    assert settings_of(tmp_path, text) == [
+        KubernetesSource("kubernetes-1", "prod", "app=vllm", 8000, None, template, True),
+        KubernetesSource("all", "*", "app", None, Path("config"), {}, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("kubernetes: {}", "Object missing required field `labels`"),
+        ("kubernetes: {labels: a, namespace: A}", "Expected `str` matching regex"),
+        ('kubernetes: {labels: a}, worker: {endpoint: "{ip}"}', "unknown name `{ip}`"),
+    ],
+)
+def test_what_is_wrong_with_pods_is_said(tmp_path, source, fault):
+    pytest.importorskip("kubernetes_asyncio")
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        settings_of(tmp_path, "sources: [{" + source + "}]")
 
 
 def test_without_sources_there_are_none():

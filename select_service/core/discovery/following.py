@@ -7,8 +7,9 @@ in the catalog belongs to whoever registered it, and is never touched.
 * Fields that an operator patched stay until the source says something else of them (`differing`).
 * A worker that an operator deleted stays away until the source says something else of it, or drops
   it and says it again.
-* A worker that its source drops takes no new requests, and goes when nothing is booked on it, or
-  after a time.  If another source says it meanwhile, that one takes it over as it stands.
+* A worker that its source drops takes no new requests, and goes after some seconds when nothing is
+  booked on it, else after a time.  If another source says it meanwhile, that one takes it over as
+  it stands.
 
 Workers are judged one at a time, those that changed first and everybody now and then, so that a
 turn is bounded whatever there is to do.
@@ -22,6 +23,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 from select_service.bodies.workers import WorkerRegistration
 from select_service.core.discovery.differing import Change, change_of
 
+GRACE_S = 5.0
+"""How long an empty worker leaves: who is said again meanwhile has lost nothing."""
 BY_HAND = "HTTP"
 """Who owns workers that no source has added."""
 
@@ -245,9 +248,9 @@ class Following:
     def _leave(self, worker_id: int, owned: _Owned, now: float) -> Action | None:
         if owned.leaving_at is None:
             return Drain(owned.source, worker_id)
-        if self._standing.is_empty(worker_id) or now - owned.leaving_at >= self._drain_s:
-            return Remove(owned.source, worker_id)
-        return None
+        passed_s = now - owned.leaving_at
+        is_over = passed_s >= self._drain_s or self._standing.is_empty(worker_id)
+        return Remove(owned.source, worker_id) if is_over and passed_s >= GRACE_S else None
 
     def _keep(
         self, worker_id: int, owned: _Owned, stands: WorkerRegistration | None

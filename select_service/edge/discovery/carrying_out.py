@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from time import monotonic, perf_counter
+from time import perf_counter
 
 from select_service.bodies.workers import WorkerPatch
 from select_service.core.discovery.following import (
@@ -19,7 +19,7 @@ from select_service.errors import SelectError
 
 INTERVAL_S = 0.1
 """Between two looks for something to do."""
-STEP_S = 0.002
+STEP_S = 0.001
 """After which a step lets others have their turn."""
 LOOKS_MAX = 128
 """Workers that are judged before the time is looked at again."""
@@ -39,22 +39,24 @@ class CarryingOut:
         self._in_force = in_force
         self._work: Iterator[None] = iter(())
         self._next_look = 0.0
+        self._now = 0.0
 
     def step(self, now: float) -> bool:
         """Returns whether there is more to do at once."""
+        self._now = now
         if now >= self._next_look:
             self._next_look = now + SECOND_S
             self._following.look()
         end, goes_on = perf_counter() + STEP_S, True
         while goes_on and perf_counter() < end:
-            goes_on = self._goes_on(now)
+            goes_on = self._goes_on()
         return goes_on
 
-    def _goes_on(self, now: float) -> bool:
+    def _goes_on(self) -> bool:
         """One piece of the action under way, or the next action."""
         for _ in self._work:
             return True
-        action = self._following.next(now, LOOKS_MAX)
+        action = self._following.next(self._now, LOOKS_MAX)
         if action is not None:
             self._work = self._carried_out(action)
         return action is not None or self._following.pending > 0
@@ -70,7 +72,7 @@ class CarryingOut:
             self._refused(action, str(error))
         else:
             self._told(action)
-            self._following.took(action, monotonic())
+            self._following.took(action, self._now)
             self._in_force()
 
     def _room(self, action: Action) -> Iterator[None]:
@@ -89,7 +91,7 @@ class CarryingOut:
         if isinstance(action, Add):
             self._selector.register(action.given)
         elif isinstance(action, Remove):
-            self._selector.delete(action.worker_id, monotonic())
+            self._selector.delete(action.worker_id, self._now)
         elif not isinstance(action, Alter):
             self._drain(action.worker_id, isinstance(action, Drain))
         elif isinstance(action.change, WorkerPatch):
@@ -108,9 +110,9 @@ class CarryingOut:
             weight = 0.0 if drains else 1.0
             fleet.set_weights(worker, ((rank, weight, "leaving") for rank in worker.ranks()))
         elif drains:
-            fitness.drain(worker_id, True, monotonic())
+            fitness.drain(worker_id, True, self._now)
         else:
-            fitness.undrain(worker_id, monotonic())
+            fitness.undrain(worker_id, self._now)
 
     def _refused(self, action: Action, text: str) -> None:
         if self._following.refused(action, text):

@@ -27,6 +27,9 @@ GATHER_S = 0.1
 """What comes within it becomes one change of the catalog."""
 NEEDED = ("model_name", "block_size")
 """Of fields that neither the template nor the engine says, those for which it is asked again."""
+BEGUN_PER_TURN_MAX = 32
+"""Questions."""
+UNANSWERED = "it has not answered yet"
 NO_ENGINE = "it answers neither as vLLM nor as SGLang does"
 
 Key: TypeAlias = tuple[str, str]
@@ -40,6 +43,14 @@ class _Made(NamedTuple):
     record: WorkerRegistration | str
 
 
+class _Told(NamedTuple):
+    """See `Readings.says`."""
+
+    desired: dict[int, WorkerRegistration]
+    undecided: frozenset[int]
+    withheld: dict[str, str]
+
+
 class Completing:
     """Belongs to one event loop."""
 
@@ -49,16 +60,21 @@ class Completing:
         self._http = http
         self._wanted: Mapping[Key, Candidate] | None = None
         self._said: dict[Key, Fields] = {}
+        self._wrong: Mapping[str, str] = {}
         self._faults: dict[Key, str] = {}
         self._asking: set[Key] = set()
         self._made: dict[Key, _Made] = {}
         self._permits = asyncio.Semaphore(ASKED_MAX)
         self._work = asyncio.Event()
 
-    def want(self, candidates: Sequence[Candidate]) -> None:
-        """All that the source has found.  Not to be changed afterwards."""
+    def want(self, candidates: Sequence[Candidate], wrong: Mapping[str, str] | None = None) -> None:
+        """All that the source has found.  Not to be changed afterwards.
+
+        wrong: what it has found besides and cannot be asked, by its name, and why
+        """
         self._wanted = {each.key: each for each in candidates}
-        for known in (self._said, self._faults, self._made):
+        self._wrong = wrong or {}
+        for known in (self._said, self._faults):
             for key in [key for key in known if key not in self._wanted]:
                 del known[key]
         self._work.set()
@@ -69,12 +85,19 @@ class Completing:
             while True:
                 await self._work.wait()
                 self._work.clear()
-                for key in self._wanted or ():
-                    if self._http is not None and key not in self._asking:
-                        self._asking.add(key)
-                        questions.create_task(self._ask(self._http, key))
+                if self._http is not None:
+                    await self._begin(questions, self._http)
                 await self._tell()
                 await asyncio.sleep(GATHER_S)
+
+    async def _begin(self, questions: asyncio.TaskGroup, http: HttpClient) -> None:
+        """With those that are not asked yet, some a turn."""
+        new = [key for key in self._wanted or () if key not in self._asking]
+        for number, key in enumerate(new, 1):
+            self._asking.add(key)
+            questions.create_task(self._ask(http, key))
+            if number % BEGUN_PER_TURN_MAX == 0:
+                await asyncio.sleep(0)
 
     # --- questions
 
@@ -117,44 +140,34 @@ class Completing:
     # --- what follows from the answers
 
     async def _tell(self) -> None:
-        wanted = self._wanted
+        """Made on a thread: of a thousand engines it takes some milliseconds."""
+        wanted, wrong = self._wanted, self._wrong
         if wanted is None:
             return
-        ready = {
-            key: (each, said)
-            for key, each in wanted.items()
-            if (said := self._known(key)) is not None
-        }
-        new = {key: pair for key, pair in ready.items() if not self._is_made(key, *pair)}
-        if new:
-            self._made |= await asyncio.to_thread(_made, new)
-        desired: dict[int, WorkerRegistration] = {}
-        withheld = {
-            key[0]: self._faults.get(key, "it has not answered yet")
-            for key in wanted.keys() - ready.keys()
-        }
-        for key in ready:
-            record = self._made[key].record
-            if isinstance(record, str):
-                withheld[key[0]] = record
-            elif record.worker_id in desired:
-                withheld[key[0]] = f"another one has the worker_id {record.worker_id}"
-            else:
-                desired[record.worker_id] = record
-        undecided = {each.worker_id for key, each in wanted.items() if key[0] in withheld}
-        self._readings.says(desired, frozenset(undecided - desired.keys()), withheld)
-
-    def _known(self, key: Key) -> Fields | None:
-        return {} if self._http is None else self._said.get(key)
-
-    def _is_made(self, key: Key, candidate: Candidate, said: Fields) -> bool:
-        made = self._made.get(key)
-        return made is not None and (made.candidate, made.said) == (candidate, said)
+        said = None if self._http is None else dict(self._said)
+        self._made = await asyncio.to_thread(_made, wanted, said, self._made)
+        told = await asyncio.to_thread(_told, wanted, self._made, dict(self._faults))
+        self._readings.says(told.desired, told.undecided, {**wrong, **told.withheld})
 
 
-def _made(pairs: Mapping[Key, tuple[Candidate, Fields]]) -> dict[Key, _Made]:
-    """Takes some 15 us each."""
-    return {key: _Made(*pair, _record(*pair)) for key, pair in pairs.items()}
+def _made(
+    wanted: Mapping[Key, Candidate], said: Mapping[Key, Fields] | None, before: Mapping[Key, _Made]
+) -> dict[Key, _Made]:
+    """Of those that are known.  said: by engines; None: they are not asked
+
+    before: what is made of the same stays
+    """
+    made: dict[Key, _Made] = {}
+    for key, candidate in wanted.items():
+        fields = {} if said is None else said.get(key)
+        if fields is None:
+            continue
+        old = before.get(key)
+        is_same = old is not None and (old.candidate, old.said) == (candidate, fields)
+        new = _Made(candidate, fields, _record(candidate, fields)) if not is_same else old
+        assert new is not None
+        made[key] = new
+    return made
 
 
 def _record(candidate: Candidate, said: Fields) -> WorkerRegistration | str:
@@ -162,3 +175,20 @@ def _record(candidate: Candidate, said: Fields) -> WorkerRegistration | str:
         return completed(candidate, said)
     except ValueError as error:
         return str(error)
+
+
+def _told(
+    wanted: Mapping[Key, Candidate], made: Mapping[Key, _Made], faults: Mapping[Key, str]
+) -> _Told:
+    desired: dict[int, WorkerRegistration] = {}
+    withheld: dict[Key, str] = {}
+    for key in wanted:
+        record = made[key].record if key in made else faults.get(key, UNANSWERED)
+        if isinstance(record, str):
+            withheld[key] = record
+        elif record.worker_id in desired:
+            withheld[key] = f"another one has the worker_id {record.worker_id}"
+        else:
+            desired[record.worker_id] = record
+    undecided = frozenset(wanted[key].worker_id for key in withheld) - desired.keys()
+    return _Told(desired, undecided, {key[0]: why for key, why in withheld.items()})

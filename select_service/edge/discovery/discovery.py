@@ -16,11 +16,16 @@ from select_service.edge.discovery.source import Kind, Readings, Source
 from select_service.edge.discovery.workers_file import WorkersFile
 from select_service.edge.http_client import HttpClient
 from select_service.metrics.discovery import SourceReport
-from select_service.settings.discovery import DnsSource, FileSource, SourceSettings
+from select_service.settings.discovery import (
+    DnsSource,
+    FileSource,
+    KubernetesSource,
+    SourceSettings,
+)
 
 LISTED_MAX = 100
 """Ids that are shown of a kind."""
-KINDS: Mapping[type, Kind] = {FileSource: "file", DnsSource: "dns"}
+KINDS: Mapping[type, Kind] = {FileSource: "file", DnsSource: "dns", KubernetesSource: "kubernetes"}
 
 
 class Discovery:
@@ -84,11 +89,16 @@ class Discovery:
 def _source(settings: SourceSettings, readings: Readings, http: HttpClient) -> Source:
     if isinstance(settings, FileSource):
         return WorkersFile(settings.path, readings)
+    completing = Completing(readings, http if settings.asks else None)
+    if isinstance(settings, KubernetesSource):
+        from select_service.edge.discovery.kubernetes_api import KubeApi
+        from select_service.edge.discovery.kubernetes_pods import KubernetesPods
+
+        return KubernetesPods(settings, readings, completing, KubeApi(settings.kubeconfig))
     from dns.asyncresolver import Resolver
 
     from select_service.edge.discovery.dns_names import DnsNames
 
-    completing = Completing(readings, http if settings.asks else None)
     return DnsNames(settings, readings, completing, Resolver())
 
 

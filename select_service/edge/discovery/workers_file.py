@@ -11,7 +11,7 @@ from select_service.edge.discovery.source import Readings
 from select_service.settings.discovery import read_workers
 from select_service.whole_file import Marks, marks_of
 
-LOOK_S = 1.0
+LOOK_S = 0.5
 """Between two looks at the file."""
 
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from select_service.bodies.workers import WorkerPatch
 from select_service.core.discovery.following import (
     BY_HAND,
+    GRACE_S,
     Add,
     Alter,
     Drain,
@@ -93,7 +94,8 @@ def test_workers_come_change_and_go():
     assert scene.offer("a", a_worker(1), a_worker(2)) == []
     assert scene.offer("a", a_worker(1, block_size=8), a_worker(2)) == ["Alter"]
     assert scene.shelf.workers[1].block_size == 8
-    assert scene.offer("a", a_worker(2)) == ["Drain", "Remove"]
+    assert scene.offer("a", a_worker(2)) == ["Drain"]
+    assert scene.run(after=GRACE_S) == ["Remove"]
     assert set(scene.shelf.workers) == {2}
 
 
@@ -179,6 +181,25 @@ def test_a_worker_that_was_deleted_by_hand_stays_away_until_the_source_says_some
     assert scene.counts().deleted == []
 
 
+def test_an_empty_worker_that_is_said_again_within_the_grace_has_lost_nothing():
+    scene = Scene()
+    scene.offer("a", a_worker(1))
+    assert scene.offer("a") == ["Drain"]
+    assert scene.run(after=GRACE_S / 2) == []
+    assert scene.offer("a", a_worker(1)) == ["Undrain"]
+
+
+def test_what_a_source_does_not_know_yet_stays_as_it_is():
+    scene = Scene()
+    scene.offer("a", a_worker(1), a_worker(2))
+    scene.following.offer("a", {}, frozenset({1, 3}))
+    assert scene.run() == ["Drain"]
+    assert scene.shelf.draining == {2}
+    assert scene.run(after=DRAIN_S) == ["Remove"]
+    assert set(scene.shelf.workers) == {1}
+    assert scene.offer("a", a_worker(3)) == ["Add", "Drain"]
+
+
 def test_an_operator_may_take_a_deleted_worker_over():
     scene = Scene()
     scene.offer("a", a_worker(1))
@@ -228,7 +249,8 @@ def test_workers_of_before_a_restart_wait_for_the_first_reading():
         scene.shelf.workers[worker_id] = a_worker(worker_id)
         scene.following.restored("a", a_worker(worker_id))
     assert scene.run() == []
-    assert scene.offer("a", a_worker(1)) == ["Drain", "Remove"]
+    assert scene.offer("a", a_worker(1)) == ["Drain"]
+    assert scene.run(after=GRACE_S) == ["Remove"]
 
 
 IDS = st.integers(1, 4)
@@ -281,18 +303,22 @@ class FollowingMatchesModel(RuleBasedStateMachine):
     def book(self, worker_ids):
         self.shelf.booked = worker_ids
 
-    @rule(after=st.sampled_from([0.0, DRAIN_S]))
+    @rule()
+    def let_all_leave(self):
+        self.settle(0.0)
+        self.shelf.booked = set()
+        self.settle(GRACE_S)
+        assert self.shelf.draining == set()
+
+    @rule(after=st.sampled_from([0.0, GRACE_S, DRAIN_S]))
     def settle(self, after):
         self.scene.run(after)
-        if after:
-            self.scene.run()
         assert self.scene.run() == []
         wanted = {**self.said["b"], **self.said["a"]}
         deleted = {i for name in "ab" for i in self.scene.counts(name).deleted}
         leaving = self.shelf.draining
         assert set(self.shelf.workers) == (set(self.by_hand) | set(wanted) | leaving) - deleted
         assert leaving.isdisjoint(wanted)
-        assert leaving <= self.shelf.booked
         for worker_id in set(wanted) - set(self.by_hand) - deleted:
             owner = self.scene.following.owner(worker_id)
             says, stands = self.said[owner][worker_id], self.shelf.workers[worker_id]

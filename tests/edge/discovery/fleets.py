@@ -24,9 +24,9 @@ class FollowedFleet:
         self.following.offer("a", {each.worker_id: each for each in workers})
         self.run()
 
-    def run(self):
+    def run(self, after=1.0):
         """Until nothing is to be done, and a look later."""
-        self.now += 1.0
+        self.now += after
         while self.carrying.step(self.now):
             pass
 

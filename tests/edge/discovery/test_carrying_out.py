@@ -4,6 +4,7 @@ from time import thread_time
 
 import pytest
 
+from select_service.core.discovery.following import GRACE_S
 from select_service.errors import NoEligibleRank
 from tests.builders import a_select, a_select_and_reserve, a_worker
 from tests.edge.discovery.fleets import FollowedFleet
@@ -30,6 +31,7 @@ def test_workers_come_change_and_go():
     fleet.offer(a_worker(1), a_worker(2))
     assert fleet.stands()[1].given.metrics_endpoint is None
     fleet.offer(a_worker(2))
+    fleet.run(after=GRACE_S)
     assert set(fleet.stands()) == {2}
     assert fleet.told == 2 + 1 + 1 + 2
     fleet.selector.check_invariants()
@@ -47,11 +49,11 @@ def test_a_worker_that_leaves_gets_nothing_and_goes_when_it_is_empty():
     assert select(fleet) == 1
     fleet.offer()
     fleet.selector.free("r1", 0.0)
-    fleet.run()
+    fleet.run(after=GRACE_S)
     assert fleet.stands() == {}
 
 
-def test_a_worker_that_is_incomplete_says_what_it_lacks_and_goes_at_once(caplog):
+def test_a_worker_that_is_incomplete_says_what_it_lacks_and_goes_too(caplog):
     caplog.set_level("INFO", "select_service.discovery")
     fleet = FollowedFleet()
     fleet.offer(a_worker(1, block_size=None))
@@ -59,6 +61,7 @@ def test_a_worker_that_is_incomplete_says_what_it_lacks_and_goes_at_once(caplog)
     (added,) = [r.fields for r in caplog.records]
     assert added["reasons"] == ["block_size must be greater than 0"]
     fleet.offer()
+    fleet.run(after=GRACE_S)
     assert fleet.stands() == {}
 
 
@@ -85,7 +88,7 @@ def test_a_step_is_bounded_whatever_there_is_to_do():
     steps_s, goes_on = [], True
     while goes_on:
         begun = thread_time()
-        goes_on = fleet.carrying.step(0.0)
+        goes_on = fleet.carrying.step(2.0)
         steps_s.append(thread_time() - begun)
     assert len(fleet.stands()) == 1000
     assert len(steps_s) > 10

@@ -110,11 +110,16 @@ class FakeKubernetes:
         if request.query.get("watch") in ("1", "true"):
             return await self._watch(request, kind, namespace)
         items = [o for o in self.store.list(kind, namespace) if _is_chosen(o, request.query)]
+        begin, version = _continued(request, self.store.version)
+        end = begin + int(request.query.get("limit") or len(items) or 1)
+        metadata = {"resourceVersion": str(version)}
+        if end < len(items):
+            metadata["continue"] = f"{end}-{version}"
         body = {
             "kind": f"{kind.kind}List",
             "apiVersion": kind.api_version,
-            "metadata": {"resourceVersion": str(self.store.version)},
-            "items": items,
+            "metadata": metadata,
+            "items": items[begin:end],
         }
         return web.json_response(body)
 
@@ -140,7 +145,7 @@ class FakeKubernetes:
                 if _concerns(event, kind, namespace, marks) and event.version >= since:
                     if event.type != "BOOKMARK" and event.version == since:
                         continue
-                    await response.write(_line(event.type, _told(event, kind)))
+                    await response.write(_line(*_told(event, kind, request.query)))
             seen, since = len(history), max(since, self.store.version)
             with_deadline = asyncio.wait_for(heard.wait(), max(0.0, until - loop.time()))
             try:
@@ -148,6 +153,15 @@ class FakeKubernetes:
             except TimeoutError:
                 break
         return response
+
+
+def _continued(request: web.Request, version: int) -> tuple[int, int]:
+    """Where a page begins, and of which version the list is: of the store's newest one here."""
+    token = request.query.get("continue")
+    if token is None:
+        return 0, version
+    begin, of_version = map(int, token.split("-"))
+    return begin, of_version
 
 
 def _line(type_: str, about: Object) -> bytes:
@@ -161,11 +175,12 @@ def _concerns(event: Event, kind: Kind, namespace: str | None, marks: bool) -> b
     return event.kind == kind and namespace in (None, where)
 
 
-def _told(event: Event, kind: Kind) -> Object:
+def _told(event: Event, kind: Kind, query: Any) -> tuple[str, Object]:
+    """What is no longer chosen has been deleted for who watches."""
     if event.type != "BOOKMARK":
-        return event.object
+        return event.type if _is_chosen(event.object, query) else "DELETED", event.object
     metadata = {"resourceVersion": str(event.version)}
-    return {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}
+    return event.type, {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}
 
 
 def _is_chosen(found: Object, query: Any) -> bool:
