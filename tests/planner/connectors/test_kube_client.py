@@ -12,6 +12,7 @@ from select_service.planner.connectors.kube import client as client_module
 from select_service.planner.connectors.kube.api import MERGE_PATCH, KubeError
 from select_service.planner.connectors.kube.client import KubeClient
 from select_service.planner.connectors.kubernetes import KubernetesConnector
+from tests.patience import PATIENCE_S
 from tests.planner.connectors.a_cluster import D, deployment
 from tests.planner.fake_kubernetes.kinds import DEPLOYMENT
 from tests.planner.fake_kubernetes.server import FakeKubernetes, Fault, serving
@@ -40,6 +41,7 @@ def with_an_account(scene: Scene, folder: Path, monkeypatch: pytest.MonkeyPatch)
             host, port = fake.url.removeprefix("https://").split(":")
             monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
             monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+            monkeypatch.setattr(client_module, "REQUEST_TIMEOUT_S", PATIENCE_S)
             client = KubeClient(account=folder)
             try:
                 await scene(fake, client, ca)
