@@ -77,7 +77,7 @@ def test_every_step_of_a_life_is_about_a_reservation_that_was_made_before():
     first, second, third, fourth = (next(requests) for _ in range(4))
     assert first.endswith(b'\r\n\r\n{"token_ids":[1],"reservation_id":"x-5"}')
     assert second.startswith(b"POST /reservations/x-3/prefill_complete HTTP/1.1\r\n")
-    assert third == b"DELETE /reservations/x-1 HTTP/1.1\r\nhost: bench\r\n\r\n"
+    assert third == b"DELETE /reservations/x-1 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     assert fourth.endswith(b'"reservation_id":"x-6"}')
 
 

@@ -6,9 +6,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from select_service.client import AsyncLease, AsyncSelector, SelectorError
+from tests.patience import eventually
 from tests.process.replica_processes import Replica
 
 TTL_S = 6.0
@@ -101,12 +102,21 @@ class Killer:
         replica.add_peers(*(other for other in self._replicas if other is not replica))
 
 
+def page_of(replica: Replica, path: str) -> Any:
+    """None while it starts."""
+    try:
+        return replica.get(path)[1]
+    except ConnectionRefusedError:
+        return None
+
+
 def held(replica: Replica) -> list[str]:
     """Names of all that it holds."""
     names: list[str] = []
     after = 0
     while after is not None:
-        _, page = replica.get(f"/reservations?limit=1000&after={after}")
+        path = f"/reservations?limit=1000&after={after}"
+        page = eventually(lambda path=path: page_of(replica, path))
         names += [row["reservation_id"] for row in page["reservations"]]
         after = page["next"]
     return names
