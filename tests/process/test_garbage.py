@@ -131,12 +131,13 @@ SCENES: dict[str, Callable[[Running], None]] = {
     "scene",
     [
         pytest.param(
-            name,
+            scene,
+            id=name,
             marks=pytest.mark.xfail(
                 name == "refusals", reason="one kind of refusal leaves a cycle", strict=False
             ),
         )
-        for name in SCENES
+        for name, scene in SCENES.items()
     ],
 )
 def test_nothing_is_left_to_the_garbage_collector(
