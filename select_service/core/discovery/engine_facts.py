@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.endpoints import port_plus
 from select_service.core.discovery.template import Fields
@@ -94,6 +93,9 @@ def _models(document: dict[str, Any]) -> tuple[list[str], list[str], str | None]
 
 def _caches(text: bytes) -> dict[int, Mapping[str, str]]:
     """The labels of vLLM's configuration of its cache, by the number of the engine core."""
+    # Not where settings are judged, which import this module, too: it takes 30 ms.
+    from prometheus_client.parser import text_string_to_metric_families
+
     lines = [line for line in text.split(b"\n") if line.startswith(_CACHE.encode())]
     try:
         families = list(text_string_to_metric_families(b"\n".join(lines).decode()))
