@@ -19,6 +19,7 @@ pytestmark = pytest.mark.process
 
 CLIENTS = 64
 HELD_AFTER = 8
+AT_ONCE_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,10 @@ def client_of(gateway: Launched) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
+def told(engine: Engine, verb: str, **words: object) -> None:
+    assert Reached(engine.port).call("POST", f"/{verb}", words).status == 200
+
+
 def right(prompt: str | list[int]) -> str:
     return text_of(islice(generated(ids_of(prompt)), TOKENS))
 
@@ -71,6 +76,14 @@ async def chatted(client: openai.AsyncOpenAI, text: str) -> str:
         model="m", messages=[{"role": "user", "content": text}], max_tokens=TOKENS, stream=True
     )
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def chatted_whole(client: openai.AsyncOpenAI, text: str) -> str:
+    """In one piece."""
+    answer = await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": text}], max_tokens=TOKENS
+    )
+    return answer.choices[0].message.content or ""
 
 
 def test_many_streams_at_a_time_are_whole_and_leave_nothing_booked(service, engines, gateway):
@@ -167,6 +180,69 @@ async def streams_of(engine: Engine) -> int:
     with contextlib.suppress(OSError):
         return int(await on_thread(engine, "/streams"))
     return 0
+
+
+def test_streams_of_a_killed_engine_that_have_brought_nothing_end_whole_elsewhere(
+    service, engines, gateway
+):
+    told(engines[0], "hold", after=0)
+
+    async def killed() -> list[str]:
+        async with client_of(gateway) as client:
+            asking = [asyncio.create_task(completed(client, f"q{n}")) for n in range(CLIENTS)]
+            while True:
+                waiting = await streams_of(engines[0])
+                if waiting + sum(task.done() for task in asking) == CLIENTS:
+                    break
+                await asyncio.sleep(0.02)
+            assert waiting
+            engines[0].kill()
+            return await asyncio.gather(*asking)
+
+    assert asyncio.run(killed()) == [right(f"q{n}") for n in range(CLIENTS)]
+    eventually(lambda: nothing_is_held(service))
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("after", [0, HELD_AFTER])
+def test_a_client_that_leaves_is_freed_at_once(service, engines, gateway, is_stream, after):
+    """Before the first token, in the middle, and while it waits for all in one piece."""
+    for engine in engines:
+        told(engine, "hold", after=after)
+    ask = chatted if is_stream else chatted_whole
+
+    async def left() -> None:
+        async with client_of(gateway) as client:
+            asking = asyncio.create_task(ask(client, "leaving"))
+            while await asyncio.to_thread(nothing_is_held, service):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    asyncio.run(left())
+    try:
+        eventually(lambda: nothing_is_held(service), AT_ONCE_S)  # the engines hold still
+    finally:
+        for engine in engines:
+            told(engine, "go")
+    eventually(lambda: nothing_is_held(service), AT_ONCE_S)
+
+
+@pytest.mark.parametrize("status", [400, 429])
+def test_what_engines_say_against_a_request_its_client_is_told(service, engines, gateway, status):
+    for engine in engines:
+        told(engine, "fail", status=status)
+
+    async def refused() -> openai.APIStatusError:
+        async with client_of(gateway) as client:
+            with pytest.raises(openai.APIStatusError) as answer:
+                await completed(client, "no")
+            return answer.value
+
+    answer = asyncio.run(refused())
+    assert (answer.status_code, answer.body) == (status, {"message": "failing"})
+    eventually(lambda: nothing_is_held(service))
 
 
 def test_what_the_service_refuses_its_client_is_told(service, gateway):

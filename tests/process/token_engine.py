@@ -4,7 +4,7 @@ So an answer that goes on elsewhere, from its prompt and what there was of it, i
 would have been.  It streams as vLLM does, with a pause before each token and without a text where a
 token ends within a character, and answers canaries.
 
-    POST /hold {"after": n}     streams stop after n tokens, until POST /go
+    POST /hold {"after": n}     streams stop after n tokens, and chats in one piece, until POST /go
     POST /fail {"after": n, "by": what}     streams end after n tokens, by what they say: "abort" or
                                 "error" as vLLM does, or "nothing";  {"status": s}: no stream begins
     GET /streams                those that are under way
@@ -94,6 +94,8 @@ class TokenEngine:
         told = {**body, "prompt": text_in(body), "return_token_ids": False}
         if body.get("stream"):
             return StreamingResponse(self._chat_stream(told), media_type="text/event-stream")
+        if self._hold_after is not None:
+            await self._goes.wait()
         tokens = list(islice(generated(ids_of(told["prompt"])), body["max_tokens"]))
         message = {"role": "assistant", "content": text_of(tokens)}
         choice = {"index": 0, "message": message, "finish_reason": "length"}

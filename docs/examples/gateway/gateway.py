@@ -4,20 +4,19 @@
     curl localhost:8080/v1/chat/completions -H 'content-type: application/json' \\
       -d '{"model": "qwen", "messages": [{"role": "user", "content": "Hello"}], "stream": true}'
 
-Each request is made token ids (by `/tokenize` of an engine, as vLLM has it, or by a tokenizer file
-with `--tokenizer`), leased, sent to the engine, and passed on as it comes.  An engine that cannot
-be reached, breaks off, or answers 5xx or that it is too busy, before its client has got anything,
-is left for another one.  What the engine says against the request, and what the service refuses,
-its client is told as it is.
-A stream that breaks later ends with an event `{"error": ...}`: docs/examples/surviving_gateway
-carries it on elsewhere.  Needs select-service[client], and `--tokenizer` needs tokenizers.
+Each request is made token ids (by `/tokenize` of an engine, as vLLM has it), leased, sent to the
+engine, and passed on as it comes.  An engine that cannot be reached, breaks off, or answers 5xx or
+that it is too busy, before its client has got anything, is left for another one.  What engines and
+the service refuse, its client is told as it is.  A stream that breaks later ends with an event
+`{"error": ...}`: docs/examples/surviving_gateway carries it on.  Needs select-service[client].
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import httpx
@@ -26,6 +25,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from select_service.client import AsyncSelector, Refused, SelectorError, Unavailable
 from select_service.client.lease import AsyncLease
@@ -35,14 +35,12 @@ BODY_BYTES_MAX = 8 << 20
 TOKENIZE_S_MAX = 5.0
 CHARS_OF_A_TOKEN = 4  # about, where nobody could tell
 BUSY = {429, 503}
+KEPT = ("content-type", "retry-after")  # of what engines refuse with
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
 class Answered(Exception):
-    """What the client is told instead of an answer of an engine."""
-
-    def __init__(self, response: Response) -> None:
-        self.response = response
+    """What the client is told instead of an answer of an engine, a Response."""
 
 
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Answered:
@@ -51,11 +49,11 @@ def refusal(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 
 class Failed(Exception):
-    """An engine did not begin; another one may. is_fault: is it the engine's?"""
+    """An engine did not begin; another one may.  told: that it is busy, which is no fault of it"""
 
-    def __init__(self, why: str, is_fault: bool = True) -> None:
+    def __init__(self, why: str, told: Response | None = None) -> None:
         super().__init__(why)
-        self.is_fault = is_fault
+        self.told = told
 
 
 class Begun(NamedTuple):
@@ -72,7 +70,6 @@ class Gateway:
     def __init__(self, options: argparse.Namespace) -> None:
         self._model: str = options.model
         self._selectors: list[str] = options.selector
-        self._local = tokenizer_of(options.tokenizer) if options.tokenizer else None
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -86,16 +83,13 @@ class Gateway:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions and /v1/chat/completions."""
-        path = request.url.path
         try:
-            body = await body_of(request)
-            body.setdefault("model", self._model)
-            prompt = await self._prompt(path, body)
-            lease, begun = await self._begun(path, body, prompt)
+            body = {"model": self._model, **await body_of(request)}
+            lease, begun = await unless_left(request, self._begun(request.url.path, body))
         except Answered as answered:
-            return answered.response
+            return answered.args[0]
         if body.get("stream"):
-            return StreamingResponse(passed_on(lease, begun), media_type="text/event-stream")
+            return Passed(lease, begun)
         lease.tokens(tokens_of(begun.first))
         lease.end()
         return Response(begun.first, media_type="application/json")
@@ -111,25 +105,20 @@ class Gateway:
             raise refusal(400, "`prompt` is missing" if path == PATHS[0] else "no `messages`")
         if isinstance(given, list) and all(type(token) is int for token in given):
             return {"token_ids": given}
-        if self._local is not None and isinstance(given, str):
-            return {"token_ids": self._local(given)}
-        ids = await self._told_by_engine(path, body)
-        if ids is not None:
+        if (ids := await self._told_by_engine(path, body)) is not None:
             return {"token_ids": ids}
-        isl = max(1, len(json.dumps(given)) // CHARS_OF_A_TOKEN)  # load alone decides
-        return {"block_hashes": [], "sequence_hashes": [], "isl_tokens": isl}
+        isl = max(1, len(json.dumps(given)) // CHARS_OF_A_TOKEN)
+        return {"block_hashes": [], "sequence_hashes": [], "isl_tokens": isl}  # load decides
 
     async def _told_by_engine(self, path: str, body: dict[str, Any]) -> list[int] | None:
         """By any engine: all of one model make the same of a text."""
-        try:
-            workers = await self._selector.workers(self._model)
-        except SelectorError:
-            return None
-        endpoints = [each.endpoint for each in workers if each.lifecycle == "schedulable"]
+        endpoints = [each.endpoint for each in await self._able()]
         names = ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template")
         question = {name: body[name] for name in names if name in body}
+        if "messages" in body:
+            question["add_generation_prompt"] = True
         for endpoint in random.sample(endpoints, min(2, len(endpoints))):
-            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
+            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
                 url = f"{endpoint}/tokenize"
                 answer = await self._engines.post(url, json=question, timeout=TOKENIZE_S_MAX)
                 if answer.status_code == 200:
@@ -137,10 +126,16 @@ class Gateway:
                     return ids
         return None
 
-    async def _begun(
-        self, path: str, body: dict[str, Any], prompt: dict[str, Any]
-    ) -> tuple[AsyncLease, Begun]:
+    async def _able(self) -> list[Any]:
+        """Workers that may be chosen; none when no selector tells."""
+        with contextlib.suppress(SelectorError):
+            workers = await self._selector.workers(self._model)
+            return [each for each in workers if each.lifecycle == "schedulable"]
+        return []
+
+    async def _begun(self, path: str, body: dict[str, Any]) -> tuple[AsyncLease, Begun]:
         """Raises Answered."""
+        prompt = await self._prompt(path, body)
         failed: list[int] = []
         why = Failed("no engine was tried")
         for _ in range(ATTEMPTS_MAX):
@@ -149,14 +144,14 @@ class Gateway:
                 return lease, await self._sent(lease, path, body)
             except Failed as failure:
                 failed.append(lease.worker_id)
-                lease.failed(str(failure)) if failure.is_fault else lease.end(None)
+                lease.end(None) if failure.told else lease.failed(str(failure))
                 why = failure
             except BaseException:
                 lease.end(None)
                 raise
-        status = 502 if why.is_fault else 503
-        headers = {} if why.is_fault else {"retry-after": "1"}
-        raise refusal(status, f"{ATTEMPTS_MAX} engines failed, at last: {why}", headers)
+        if why.told:
+            raise Answered(why.told)
+        raise refusal(502, f"{ATTEMPTS_MAX} engines failed, at last: {why}")
 
     async def _leased(
         self, prompt: dict[str, Any], failed: Sequence[int], body: dict[str, Any]
@@ -167,14 +162,13 @@ class Gateway:
             fields["expected_output_tokens"] = most
         try:
             if failed:
-                workers = await self._selector.workers(self._model)
-                others = [each.worker_id for each in workers if each.worker_id not in failed]
+                able = [each.worker_id for each in await self._able()]
+                others = [worker_id for worker_id in able if worker_id not in failed]
                 fields |= {"allowed_worker_ids": others} if others else {}
             return await self._selector.begin(**fields)
         except Refused as error:
-            headers = (
-                {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:.0f}"}
-            )
+            wait = error.retry_after_s
+            headers = {} if wait is None else {"retry-after": f"{wait:.0f}"}
             raise refusal(error.status, error.text, headers) from error
         except Unavailable as error:
             raise refusal(503, str(error), {"retry-after": "1"}) from error
@@ -194,9 +188,40 @@ class Gateway:
             raise Failed(f"{type(error).__name__}: {error}") from error
         if answer.status_code == 200:
             return Begun(answer, said.decode(), answer.aiter_lines())
+        kept = {name: answer.headers[name] for name in KEPT if name in answer.headers}
+        told = Response(said, answer.status_code, kept)
         if answer.status_code in BUSY or answer.status_code >= 500:
-            raise Failed(f"status {answer.status_code}", answer.status_code not in BUSY)
-        raise Answered(Response(said, answer.status_code, media_type="application/json"))
+            is_busy = answer.status_code in BUSY
+            raise Failed(f"status {answer.status_code}", told if is_busy else None)
+        raise Answered(told)
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """Work that ends when the client leaves: after its body nothing else can come."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(request.receive())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Answered(Response(status_code=499))  # which nobody reads
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+class Passed(StreamingResponse):
+    """A stream whose lease ends with it, also when its client left before it began."""
+
+    def __init__(self, lease: AsyncLease, begun: Begun) -> None:
+        super().__init__(passed_on(lease, begun), media_type="text/event-stream")
+        self._lease, self._answer = lease, begun.answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._lease.end(None)  # nothing, if it has ended
+            await self._answer.aclose()
 
 
 async def first_event(lines: AsyncIterator[str]) -> str:
@@ -207,7 +232,7 @@ async def first_event(lines: AsyncIterator[str]) -> str:
 
 
 async def passed_on(lease: AsyncLease, begun: Begun) -> AsyncIterator[bytes]:
-    """The events of the engine as they come; the lease ends with them, or with their reader."""
+    """The events of the engine as they come; the lease ends with them."""
     line, is_done = begun.first, False
     try:
         while not is_done:
@@ -222,9 +247,6 @@ async def passed_on(lease: AsyncLease, begun: Begun) -> AsyncIterator[bytes]:
         lease.failed(type(error).__name__)
         told = {"error": {"message": f"the engine failed: {error!r}", "code": 502}}
         yield b"data: " + json.dumps(told).encode() + b"\n\n"
-    finally:
-        lease.end(None)  # nothing, if it has ended
-        await begun.answer.aclose()
 
 
 def tokens_in(event: str) -> int:
@@ -254,41 +276,22 @@ async def body_of(request: Request) -> dict[str, Any]:
         content += piece
         if len(content) > BODY_BYTES_MAX:
             raise refusal(413, f"the body has more than {BODY_BYTES_MAX} bytes")
-    try:
-        body = json.loads(content)
-    except ValueError as error:
-        raise refusal(400, f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise refusal(400, "the body is no object")
-    return body
-
-
-def tokenizer_of(path: str) -> Callable[[str], list[int]]:
-    from tokenizers import Tokenizer  # not needed otherwise
-
-    tokenizer = Tokenizer.from_file(path)
-    return lambda text: tokenizer.encode(text).ids
+    with contextlib.suppress(ValueError):
+        if isinstance(body := json.loads(content), dict):
+            return body
+    raise refusal(400, "the body is no JSON object")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description="A gateway: see the top of its file.")
     parser.add_argument("--selector", required=True, nargs="+", help="URLs of selectors")
     parser.add_argument("--model", default="default", help="model_name of the workers")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--tokenizer", help="tokenizer.json, for prompts that are texts")
-    given = parser.parse_args()
-    gateway = Gateway(given)
-    app = Starlette(
-        routes=[
-            *(Route(path, gateway.complete, methods=["POST"]) for path in PATHS),
-            Route("/v1/models", gateway.models),
-            Route("/health", lambda request: Response()),
-        ],
-        lifespan=gateway.lifespan,
-    )
+    gateway = Gateway(given := parser.parse_args())
+    routes = [Route(path, gateway.complete, methods=["POST"]) for path in PATHS]
+    routes += [Route("/v1/models", gateway.models), Route("/health", lambda request: Response())]
+    app = Starlette(routes=routes, lifespan=gateway.lifespan)
     uvicorn.run(app, host=given.host, port=given.port, log_level="warning")
 
 
