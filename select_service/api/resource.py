@@ -56,16 +56,16 @@ class Resource:
         action = self._actions.get(request.method)
         if action is None:
             return self._wrong_method(request.method)
-        refusal, status = None, InternalError.status
+        code, status = None, InternalError.status
         try:
             response = await self._act(service, request, action)
             in_body, status = response.status_code in action.extensible, response.status_code
         except SelectError as error:
-            refusal, status = error, error.status
+            code, status = error.code, error.status  # not `error`: its traceback leads here
             response = error_response(_told(request, error))
             in_body = not isinstance(error, Overloaded)
         finally:
-            await _audit(service, request, action.route, status, refusal)
+            await _audit(service, request, action.route, status, code)
         if "warnings" in request.scope:
             for each in warned(request):
                 service.metrics.warned(self.path, each.kind)
@@ -114,7 +114,7 @@ def _keep_within(service: Service, request: Request, route: Route) -> None:
 
 
 async def _audit(
-    service: Service, request: Request, route: Route, status: int, refusal: SelectError | None
+    service: Service, request: Request, route: Route, status: int, code: str | None
 ) -> None:
     """Keep what an operator did, before it is answered."""
     scope = request.scope
@@ -125,7 +125,6 @@ async def _audit(
     body = next((each for each in scope.get("arguments", ()) if isinstance(each, Struct)), None)
     source = None if request.client is None else request.client.host
     asked = Asked(scope["grant"], source, request.method, scope["path"], body)
-    code = None if refusal is None else refusal.code
     line = line_of(asked, route.operation_id, status, code)
     if line is not None:
         await service.audit.note(line)

@@ -127,19 +127,7 @@ SCENES: dict[str, Callable[[Running], None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "scene",
-    [
-        pytest.param(
-            scene,
-            id=name,
-            marks=pytest.mark.xfail(
-                name == "refusals", reason="one kind of refusal leaves a cycle", strict=False
-            ),
-        )
-        for name, scene in SCENES.items()
-    ],
-)
+@pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
 def test_nothing_is_left_to_the_garbage_collector(
     service: Told, scene: Callable[[Running], None]
 ) -> None:
