@@ -49,7 +49,7 @@ class Judged(NamedTuple):
     guard: Guard
     sources: Sequence[SourceSettings]
     listener: socket.socket
-    claim: IO[bytes] | None
+    claims: list[IO[bytes]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,15 +120,25 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     rules, health, guard = admission_rules(config), health_settings(config), guard_of(config)
     sources = source_settings(config)
     logs.configure(config["log_level"], config["log_format"])
-    path = config["snapshot_path"]
-    claim = None if path is None else claimed(Path(path))
-    if isinstance(claim, str):
-        raise Unusable(f"--snapshot-path: {claim}")
+    claims = _claims(config, "snapshot_path", "state_path")
     port = config["replica_sync_port"]
     if port is not None:
         _check_port(port)
     listener = bind(config["host"], config["port"], config["reuse_port"])
-    return Judged(config, rules, health, guard, sources, listener, claim)
+    return Judged(config, rules, health, guard, sources, listener, claims)
+
+
+def _claims(config: Config, *names: str) -> list[IO[bytes]]:
+    """Locks on the files that nobody else may write.  Raises Unusable."""
+    claims: list[IO[bytes]] = []
+    for name in names:
+        path = config[name]
+        claim = None if path is None else claimed(Path(path))
+        if isinstance(claim, str):
+            raise Unusable(f"--{name.replace('_', '-')}: {claim}")
+        if claim is not None:
+            claims.append(claim)
+    return claims
 
 
 def _check_port(port: int) -> None:

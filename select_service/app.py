@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
 import zmq
@@ -44,7 +44,8 @@ from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
 from select_service.settings.health_settings import HealthSettings
-from select_service.settings.reach import allowed_hosts, is_open, usual_hosts
+from select_service.settings.reach import allowed_hosts, usual_hosts
+from select_service.starting.announcing import announce
 from select_service.starting.collector import Freezing
 from select_service.starting.listening import leave_to_others, listen, siblings
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from select_service.edge.decision_log import DecisionFiles
     from select_service.edge.discovery.discovery import Discovery
     from select_service.edge.health_watch import HealthWatch
+    from select_service.edge.keeping.state_file import StateFile
     from select_service.fast.protocol import Lean
     from select_service.loops.loops import Loops
     from select_service.settings.discovery import SourceSettings
@@ -74,6 +76,7 @@ class Parts(NamedTuple):
     logged: "Logged | None"
     watch: "HealthWatch | None"
     discovery: "Discovery | None" = None
+    state: "StateFile | None" = None
 
 
 class Logged(NamedTuple):
@@ -264,22 +267,36 @@ def opened(
     except Unusable:
         parts.service.ingest.close()
         raise
-    _announce(parts.service, listener)
+    announce(config, version, *listener.getsockname()[:2])
     return parts
 
 
 def discovering(parts: Parts, sources: "Sequence[SourceSettings]") -> Parts:
-    """With sources of workers, if there are any."""
-    if not sources:
-        return parts
-    from select_service.edge.discovery.discovery import Discovery
+    """With sources of workers, if there are any, and with the file that keeps workers."""
+    service, discovery = parts.service, None
+    if sources:
+        from select_service.edge.discovery.discovery import Discovery
 
-    service = parts.service
-    discovery = Discovery(
-        sources, service.selector, parts.follower.look, service.config["drain_timeout_s"]
+        discovery = service.discovery = Discovery(
+            sources, service.selector, parts.follower.look, service.config["drain_timeout_s"]
+        )
+    return parts._replace(discovery=discovery, state=_state_file(service, discovery))
+
+
+def _state_file(service: Service, discovery: "Discovery | None") -> "StateFile | None":
+    path = service.config["state_path"]
+    if path is None:
+        return None
+    from select_service.core.kept_state import changes_of, kept_state, restoring
+    from select_service.edge.keeping.state_file import StateFile
+
+    of = service.selector, None if discovery is None else discovery.following
+    return StateFile(
+        Path(path),
+        lambda: kept_state(*of),
+        lambda: changes_of(*of),
+        lambda state: restoring(state, *of),
     )
-    service.discovery = discovery
-    return parts._replace(discovery=discovery)
 
 
 def run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
@@ -310,46 +327,10 @@ def _open_replicas(replicas: ReplicaSync, config: Config) -> None:
         raise Unusable(f"--replica-sync-peers: {error}") from None
 
 
-def _announce(service: Service, listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    log.info(
-        "listening", extra={"fields": {"host": host, "port": port, "version": service.version}}
-    )
-    if is_open(service.config):
-        log.warning(
-            "insecure: no key is asked for, so everybody who reaches the port may call everything",
-            extra={"fields": {"host": host, "instead": "--api-keys-file"}},
-        )
-    settings = {
-        setting.get("flag", setting["variable"]).removeprefix("--"): _as_logged(setting)
-        for setting in service.config.effective().values()
-    }
-    log.info("configuration", extra={"fields": settings})
-    weight = service.config.values["overlap_score_weight"]
-    if weight.value is not None:
-        fields = {"setting": weight.origin, "instead": "DYN_ROUTER_PREFILL_LOAD_SCALE"}
-        log.warning("deprecated variable", extra={"fields": fields})
-    for origin in service.config.not_heeded:
-        fields = {"setting": origin, "policy": service.config["policy"], "heeded_by": "reference"}
-        log.warning("the policy does not heed a setting", extra={"fields": fields})
-    for flag, needed in service.config.not_used.items():
-        fields = {"setting": flag, "needs": needed}
-        log.warning("a setting does not count without another", extra={"fields": fields})
-    for variable in service.config.without_effect:
-        log.warning("variable has no effect", extra={"fields": {"variable": variable}})
-    for variable, similar in service.config.unknown.items():
-        fields = {"variable": variable} | ({"did_you_mean": similar} if similar else {})
-        log.warning("unknown variable", extra={"fields": fields})
-
-
-def _as_logged(setting: dict[str, Any]) -> str:
-    return f"{setting['value']} ({setting['origin']})"
-
-
 async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
-    service, follower, replicas, logged, watch, discovery = parts
+    service, follower, replicas, logged, watch, discovery, state = parts
     front = _front(service, listener.getsockname()[1])
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
@@ -361,6 +342,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     if replicas is not None:
         replicas.start(listener.getsockname()[1], http)
     following = follower.start()
+    if state is not None:
+        await state.restored(service.config["indexer_peers"] or (), http)
     keeping = _keeping(service, http)
     if keeping is not None:
         keeping.start(service.ingest, follower)
@@ -385,6 +368,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         await engines.stop()
         if discovery is not None:
             await discovery.stop()
+        if state is not None:
+            await state.stop()
         if keys is not None:
             await keys.stop()
         if watch is not None:
@@ -488,7 +473,7 @@ async def _supervised(
         None if parts.logged is None else parts.logged.decisions,
         [
             task
-            for each in (parts.watch, parts.discovery)
+            for each in (parts.watch, parts.discovery, parts.state)
             if each is not None
             for task in each.tasks()
         ],

@@ -13,6 +13,7 @@ from select_service.access.guard import Grant, Guard
 from select_service.api.watching import Live
 from select_service.bodies.discovery import DiscoveryView
 from select_service.bodies.replicas import ReplicaStatus
+from select_service.bodies.state import KeptState
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import SelectError
@@ -61,6 +62,7 @@ class DiscoveryPlane(Protocol):
 
     def view(self) -> DiscoveryView: ...
     def report(self) -> Sequence[SourceReport]: ...
+    def state(self) -> KeptState: ...
 
     def owner(self, worker_id: int) -> str | None:
         """The source that has added a worker that is there; None: nobody of them."""

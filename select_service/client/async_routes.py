@@ -53,6 +53,7 @@ class AsyncRoutes:
     register = AsyncCall(routes.REGISTER)
     patch = AsyncCall(routes.PATCH)
     delete_worker = AsyncCall(routes.DELETE_WORKER)
+    state = AsyncCall(routes.STATE)
     discovery = AsyncCall(routes.DISCOVERY)
     fleet_health = AsyncCall(routes.FLEET_HEALTH)
     outcome = AsyncCall(routes.OUTCOME)

@@ -60,6 +60,7 @@ class BlockingRoutes:
     register = BlockingCall(routes.REGISTER)
     patch = BlockingCall(routes.PATCH)
     delete_worker = BlockingCall(routes.DELETE_WORKER)
+    state = BlockingCall(routes.STATE)
     discovery = BlockingCall(routes.DISCOVERY)
     fleet_health = BlockingCall(routes.FLEET_HEALTH)
     outcome = BlockingCall(routes.OUTCOME)

@@ -26,6 +26,7 @@ from select_service.bodies import (
     replicas,
     reservations,
     selection,
+    state,
     workers,
 )
 from select_service.bodies.common import Scope, Status
@@ -263,6 +264,7 @@ REGISTER = _bodied("POST /workers", workers.WorkerRegistration, workers.WorkerRe
 PATCH = _about_worker("PATCH /workers/{worker_id}", workers.WorkerPatch, workers.WorkerRecord)
 DELETE_WORKER = _numbered("DELETE /workers/{worker_id}", workers.WorkerRecord)
 
+STATE = _plain("GET /state", state.KeptState)
 DISCOVERY = _plain("GET /discovery", discovery.DiscoveryView)
 FLEET_HEALTH = _scoped("GET /health/fleet", health.FleetHealth)
 OUTCOME = _about_worker(

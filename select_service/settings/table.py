@@ -183,6 +183,12 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "comma-separated HTTP URLs of services to take the index from, the best one is taken",
         ),
         cli(
+            "--state-path",
+            None,
+            read.text,
+            "file that keeps workers, thresholds and shedding over a restart; none = not kept",
+        ),
+        cli(
             "--snapshot-path",
             None,
             read.text,

@@ -238,7 +238,7 @@ def call_all(service):
     order += ["begin_experiment", "list_experiments", "get_experiment", "end_experiment"]
     order += ["set_log_level", "openapi", "docs", "docs_file", "page", "page_file"]
     order += ["check_worker", "drain_worker", "undrain_worker", "report_outcome"]
-    order += ["list_migrations", "fleet_health", "discovery", "learn_canaries", "observe"]
+    order += ["list_migrations", "fleet_health", "discovery", "state", "learn_canaries", "observe"]
     order += ["free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker"]:
         yield from _call(service, operation_id)

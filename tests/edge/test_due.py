@@ -84,7 +84,7 @@ def test_every_task_is_in_the_document_of_the_metrics(tmp_path):
     flags += ["--decision-log", str(tmp_path / "log"), "--replica-sync-port", str(free_port())]
     flags += ["--health-checks", "on", "--health-state", str(tmp_path / "health")]
     (tmp_path / "workers").write_text("[]")
-    flags += ["--workers-file", str(tmp_path / "workers")]
+    flags += ["--workers-file", str(tmp_path / "workers"), "--state-path", str(tmp_path / "state")]
     with InThread(*flags, environment={}) as service:
         text = service.call("GET", "/metrics").body.decode()
     tasks = set(re.findall(r'^select_service_task_steps_total\{task="(\w+)"', text, re.MULTILINE))

@@ -26,6 +26,7 @@ class PriorityTiers:
         self.default = self.names.index(default)
         self._places = {name: place for place, name in enumerate(names)}
         self._shed_from: int | None = None
+        self.changes = 0
 
     @property
     def shed_tier(self) -> str | None:
@@ -43,6 +44,7 @@ class PriorityTiers:
     def shed(self, name: str | None) -> None:
         """Shed `name` and all below it; None accepts every tier.  Raises BadRequest."""
         self._shed_from = None if name is None else self.index_of(name)
+        self.changes += 1
 
     def index_of(self, name: str | None) -> int:
         """Place of a request's tier, 0 the highest.  Raises BadRequest for an unknown name."""

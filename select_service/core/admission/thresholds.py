@@ -8,7 +8,7 @@ A worker is busy when all its ranks are.
 Source: the request rejection document of Dynamo ("Busy Detection Logic").
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from msgspec import UNSET
@@ -48,6 +48,7 @@ class ThresholdTable:
     def __init__(self, default: BusyThresholds) -> None:
         self.default = default
         self._own: dict[str, BusyThresholds] = {}
+        self.changes = 0
 
     @property
     def off(self) -> bool:
@@ -64,6 +65,7 @@ class ThresholdTable:
             raise CapacityExceeded(
                 f"{MODELS_MAX} models have thresholds of their own, the most there may be"
             )
+        self.changes += 1
         blocks = change.active_decode_blocks_threshold
         tokens = change.active_prefill_tokens_threshold
         self._own[model] = BusyThresholds(
@@ -71,6 +73,19 @@ class ThresholdTable:
             old.prefill_tokens if tokens is UNSET else tokens,
         )
         return self._view(model)
+
+    def restore(self, kept: Iterable[BusyThresholdView]) -> None:
+        """As `own_views` had them; models that have been told something since keep that."""
+        for view in kept:
+            own = BusyThresholds(
+                view.active_decode_blocks_threshold, view.active_prefill_tokens_threshold
+            )
+            if len(self._own) < MODELS_MAX:
+                self._own.setdefault(view.model, own)
+
+    def own_views(self) -> list[BusyThresholdView]:
+        """Models that have thresholds of their own, by name."""
+        return [self._view(model) for model in sorted(self._own)]
 
     def views(self, models: Set[str]) -> list[BusyThresholdView]:
         """Every model that is judged, or was told not to be, by name.

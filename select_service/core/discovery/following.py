@@ -132,6 +132,8 @@ class Following:
         """By id: the source and what was wrong."""
         self._patched: set[int] = set()
         self._deleted: set[int] = set()
+        self.changes = 0
+        """Of what `kept` says, since the start."""
 
     # --- what sources and operators do
 
@@ -161,10 +163,15 @@ class Following:
         """An operator registers a worker that is not there: it belongs to nobody else any more."""
         self._let_go(worker_id)
 
-    def restored(self, source: str, given: WorkerRegistration) -> None:
-        """A worker that was the source's before a restart, and has just been put back."""
-        if source in self._names:
-            self._owned[given.worker_id] = _Owned(source, given)
+    def has(self, source: str) -> bool:
+        """Is there a source of this name?"""
+        return source in self._names
+
+    def restored(self, source: str, said: WorkerRegistration) -> None:
+        """A worker that was the source's before a restart.  said: by the source, then"""
+        assert source in self._names
+        self._owned[said.worker_id] = _Owned(source, said)
+        self.changes += 1
 
     # --- what is to be done
 
@@ -196,6 +203,7 @@ class Following:
 
     def took(self, action: Action, now: float) -> None:
         """It was done.  The worker is judged once more: there may be a next action."""
+        self.changes += 1
         self._due[action.worker_id] = None
         self._refused.pop(action.worker_id, None)
         if isinstance(action, Add):
@@ -218,6 +226,7 @@ class Following:
         return before != (action.source, text)
 
     def _let_go(self, worker_id: int) -> None:
+        self.changes += 1
         self._owned.pop(worker_id, None)
         self._patched.discard(worker_id)
         self._deleted.discard(worker_id)
@@ -233,6 +242,7 @@ class Following:
                 owned = None
             elif claims:
                 owned.source = claims[0]
+                self.changes += 1
         self._note_conflict(worker_id, claims, owned, stands is not None)
         if owned is None:
             return self._add(claims[0], worker_id) if claims and stands is None else None
@@ -283,7 +293,11 @@ class Following:
         else:
             self._conflicts.pop(worker_id, None)
 
-    # --- what is shown
+    # --- what is kept, and what is shown
+
+    def kept(self) -> dict[int, tuple[str, WorkerRegistration]]:
+        """By id: the source to which a worker belongs, and what it said last."""
+        return {worker_id: (each.source, each.said) for worker_id, each in self._owned.items()}
 
     def counts(self, listed_max: int) -> dict[str, SourceCounts]:
         """By source.  listed_max: how many ids are listed of a kind.  O(workers)"""

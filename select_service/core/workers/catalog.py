@@ -233,6 +233,8 @@ class Catalog:
         """Those with a metrics endpoint."""
         self.models: Counter[str] = Counter()
         """How many records there are of each model; models without any are left out."""
+        self.changes = 0
+        """Of workers, since the start."""
 
     def __len__(self) -> int:
         return len(self._by_id) - len(self._deleted)
@@ -290,6 +292,7 @@ class Catalog:
 
     def put(self, worker: Worker) -> None:
         """Insert or replace."""
+        self.changes += 1
         old = self._by_id.get(worker.worker_id)
         if old is not None:
             self._forget(old)
@@ -320,6 +323,7 @@ class Catalog:
 
     def bury(self, worker_id: int, tombstone: Tombstone) -> None:
         """Keep only the record of a deleted worker, and only of the last so many."""
+        self.changes += 1
         self._measured.pop(worker_id, None)
         self._deleted[worker_id] = self._deleted.pop(worker_id, tombstone)
         while len(self._deleted) > DELETED_WORKERS_MAX:

@@ -6,9 +6,11 @@ from itertools import islice
 from time import monotonic
 
 from select_service.bodies.discovery import DiscoveryView, SourceView
+from select_service.bodies.state import KeptState
 from select_service.core.discovery.following import Following, SourceCounts
 from select_service.core.discovery.standing import FleetStanding
 from select_service.core.due_task import DueTask
+from select_service.core.kept_state import kept_state
 from select_service.core.selector import Selector
 from select_service.edge.discovery.carrying_out import INTERVAL_S, CarryingOut
 from select_service.edge.discovery.completing import Completing
@@ -40,11 +42,12 @@ class Discovery:
     ) -> None:
         """in_force: see `CarryingOut`;  drain_s: how long a worker leaves at most"""
         names = [each.name for each in settings]
-        self._following = Following(names, FleetStanding(selector.fleet), drain_s)
-        self._carrying = CarryingOut(self._following, selector, in_force)
+        self.following = Following(names, FleetStanding(selector.fleet), drain_s)
+        self._carrying = CarryingOut(self.following, selector, in_force)
         self._settings = settings
+        self._selector = selector
         self._readings = [
-            Readings(each.name, KINDS[type(each)], each.place, self._following.offer)
+            Readings(each.name, KINDS[type(each)], each.place, self.following.offer)
             for each in settings
         ]
         self._tasks: list[asyncio.Task[None]] = []
@@ -68,21 +71,25 @@ class Discovery:
 
     def owner(self, worker_id: int) -> str | None:
         """The source to which a worker belongs; None: to whoever registered it over HTTP."""
-        return self._following.owner(worker_id)
+        return self.following.owner(worker_id)
 
     def taken_by_hand(self, worker_id: int) -> None:
         """It is about to be registered over HTTP, and belongs to nobody."""
-        self._following.taken_by_hand(worker_id)
+        self.following.taken_by_hand(worker_id)
 
     def view(self) -> DiscoveryView:
         """GET /discovery."""
-        counts = self._following.counts(LISTED_MAX)
+        counts = self.following.counts(LISTED_MAX)
         views = [_view(each, counts[each.name]) for each in self._readings]
-        return DiscoveryView(sources=views, pending=self._following.pending)
+        return DiscoveryView(sources=views, pending=self.following.pending)
+
+    def state(self) -> KeptState:
+        """What is kept over a restart."""
+        return kept_state(self._selector, self.following)
 
     def report(self) -> list[SourceReport]:
         """For metrics."""
-        counts = self._following.counts(0)
+        counts = self.following.counts(0)
         return [_report(each, counts[each.name]) for each in self._readings]
 
 

@@ -1,0 +1,143 @@
+"""The catalog, busy thresholds and shedding over the end of the process.
+
+They are written whole into a file a moment after they have changed, and at the end; and come back
+from it before the first request is answered.  Where there is no file, as for a replica that is new,
+a peer is asked for its own.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+
+from select_service.bodies.state import KeptState
+from select_service.core.due_task import DueTask
+from select_service.edge.http_client import HttpClient
+from select_service.edge.http_error import HttpError
+from select_service.edge.keeping.snapshot_file import move_aside
+from select_service.whole_file import read_whole, write_whole
+
+FILE_BYTES_MAX = 64 << 20
+"""4,096 workers of as many ranks as there may be take less."""
+INTERVAL_S = 0.5
+"""Between two looks whether anything has changed."""
+PEER_S = 5.0
+"""How long a peer may take."""
+STEP_S = 0.002
+
+log = logging.getLogger("select_service.state")
+
+
+class StateFile:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        path: Path,
+        state: Callable[[], KeptState],
+        changes: Callable[[], int],
+        restore: Callable[[KeptState], Iterator[str | None]],
+    ) -> None:
+        """changes: another number after the state has changed
+        restore: makes it so, in steps, and tells what is lost
+        """
+        self.path = path
+        self.failures = 0
+        self._state = state
+        self._changes = changes
+        self._restore = restore
+        self._kept: int | None = None
+        """The changes that are in the file."""
+        self._writing: asyncio.Task[None] | None = None
+
+    async def restored(self, peers: Sequence[str], http: HttpClient) -> None:
+        """From the file, else from the first peer that has workers."""
+        origin, state = str(self.path), await self._read()
+        if state is None:
+            told = await asyncio.gather(*(_of_peer(peer, http) for peer in peers))
+            by_peer = ((peer, each) for peer, each in zip(peers, told, strict=True) if each)
+            origin, state = next(by_peer, ("", None))
+        if state is None:
+            return
+        lost = await _in_turns(self._restore(state))
+        fields = {"from": origin, "workers": len(state.workers) - len(lost), "lost": lost[:5]}
+        log.info("workers and admission are as before", extra={"fields": fields})
+
+    def tasks(self) -> list[DueTask]:
+        """What is to be done again and again."""
+        return [DueTask("state", INTERVAL_S, self._step)]
+
+    async def stop(self) -> None:
+        """Write what has not been written yet."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        self._step(0.0)
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    def _step(self, now: float) -> bool:
+        changes = self._changes()
+        if changes != self._kept and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._write(self._state(), changes))
+        return False
+
+    async def _write(self, state: KeptState, changes: int) -> None:
+        try:
+            await asyncio.to_thread(_write_state, self.path, state)
+        except OSError as error:
+            self.failures += 1
+            fields = {"path": str(self.path), "error": str(error)}
+            log.warning("the state file could not be written", extra={"fields": fields})
+        else:
+            self._kept = changes
+
+    async def _read(self) -> KeptState | None:
+        try:
+            content = await asyncio.to_thread(read_whole, self.path, FILE_BYTES_MAX)
+            return await asyncio.to_thread(msgspec.json.decode, content, type=KeptState)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            fields = {"path": str(self.path), "error": str(error)[:200]}
+            fields["kept_as"] = str(move_aside(self.path))
+            log.warning("the state file cannot be used", extra={"fields": fields})
+            return None
+
+
+async def _of_peer(peer: str, http: HttpClient) -> KeptState | None:
+    """None: it has none, or no workers."""
+    url = peer.rstrip("/") + "/state"
+    try:
+        content = await http.body(
+            url,
+            accept="application/json",
+            bytes_max=FILE_BYTES_MAX,
+            timeout_s=PEER_S,
+            with_key=True,
+        )
+        state = await asyncio.to_thread(msgspec.json.decode, content, type=KeptState)
+    except (HttpError, msgspec.DecodeError, RecursionError) as error:
+        fields = {"peer": peer, "error": str(error)[:200]}
+        log.info("a peer does not tell its state", extra={"fields": fields})
+        return None
+    return state if state.workers else None
+
+
+async def _in_turns(steps: Iterator[str | None]) -> list[str]:
+    """What was told."""
+    told, begun = [], perf_counter()
+    for text in steps:
+        if text is not None:
+            told.append(text)
+        if perf_counter() - begun > STEP_S:
+            await asyncio.sleep(0)
+            begun = perf_counter()
+    return told
+
+
+def _write_state(path: Path, state: KeptState) -> None:
+    """Raises OSError."""
+    write_whole(path, msgspec.json.encode(state))

@@ -1,0 +1,95 @@
+"""Workers, their owners, thresholds and shedding come back as they were."""
+
+import msgspec
+
+from select_service.bodies.admission import BusyThresholdChange
+from select_service.bodies.state import KeptState
+from select_service.core.discovery.following import Following
+from select_service.core.discovery.standing import FleetStanding
+from select_service.core.kept_state import changes_of, kept_state, restoring
+from tests.builders import a_patch, a_selector, a_worker
+from tests.edge.discovery.fleets import FollowedFleet
+
+
+def over_a_restart(state, *sources):
+    """A new selector that has what was kept, its sources, and what was told."""
+    text = msgspec.json.encode(state)
+    selector = a_selector()
+    following = Following(sources, FleetStanding(selector.fleet), 60.0)
+    told = list(restoring(msgspec.json.decode(text, type=KeptState), selector, following))
+    return selector, following, [text for text in told if text]
+
+
+def test_what_operators_did_comes_back():
+    selector = a_selector()
+    selector.register(a_worker(1, taints=["a"], kv_events_endpoints={0: "tcp://a:1"}))
+    selector.register(a_worker(2))
+    selector.delete(2, 0.0)
+    selector.patch(1, a_patch(block_size=8))
+    selector.set_thresholds(BusyThresholdChange(model="m", active_decode_blocks_threshold=0.5))
+    selector.shed("best_effort")
+    again, _, told = over_a_restart(kept_state(selector))
+    assert told == []
+    (worker,) = again.workers()
+    assert worker.given == selector.worker(1).given
+    assert worker.schedulable
+    assert again.thresholds() == selector.thresholds()
+    assert again.admission().shed_tier == "best_effort"
+    assert kept_state(again) == kept_state(selector)
+
+
+def test_workers_of_a_source_are_the_source_s_again():
+    fleet = FollowedFleet()
+    fleet.offer(a_worker(1), a_worker(2), a_worker(3))
+    fleet.selector.patch(2, a_patch(taints=["by-hand"]))
+    fleet.selector.delete(3, 0.0)
+    fleet.selector.register(a_worker(4))
+    fleet.run()
+    again, following, told = over_a_restart(kept_state(fleet.selector, fleet.following), "a")
+    assert told == []
+    assert sorted(w.worker_id for w in again.workers()) == [1, 2, 4]
+    assert [following.owner(n) for n in (1, 2, 3, 4)] == ["a", "a", None, None]
+    following.offer("a", {n: a_worker(n) for n in (1, 2, 3)})
+    while following.pending:
+        assert following.next(0.0, 10) is None
+    counts = following.counts(10)["a"]
+    assert (counts.patched, counts.deleted) == ([2], [3])
+    assert again.worker(2).given.taints == ["by-hand"]
+
+
+def test_workers_of_a_source_that_is_gone_stay_away_and_are_told():
+    fleet = FollowedFleet()
+    fleet.offer(a_worker(1))
+    again, _, told = over_a_restart(kept_state(fleet.selector, fleet.following), "b")
+    assert again.workers() == []
+    assert told == ["worker 1: there is no source `a` any more"]
+
+
+def test_what_is_wrong_with_one_thing_does_not_keep_the_others():
+    state = KeptState(workers=[], deleted=[], thresholds=[], shed="unknown")
+    _, _, told = over_a_restart(state)
+    assert told[0].startswith("admission: priority tier `unknown` is unknown")
+
+
+def test_every_change_is_noticed():
+    fleet = FollowedFleet()
+    seen = [changes_of(fleet.selector, fleet.following)]
+
+    def changed():
+        seen.append(changes_of(fleet.selector, fleet.following))
+        return seen[-1] != seen[-2]
+
+    assert not changed()
+    fleet.offer(a_worker(1))
+    assert changed()
+    fleet.selector.patch(1, a_patch(taints=["x"]))
+    assert changed()
+    fleet.selector.delete(1, 0.0)
+    assert changed()
+    fleet.selector.register(a_worker(5))
+    assert changed()
+    fleet.selector.set_thresholds(BusyThresholdChange(model="m"))
+    assert changed()
+    fleet.selector.shed(None)
+    assert changed()
+    assert not changed()

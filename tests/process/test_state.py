@@ -1,0 +1,87 @@
+"""Workers, thresholds and shedding over the end of a process, and from a peer."""
+
+import json
+
+import pytest
+
+from tests.builders import worker_body
+from tests.patience import eventually
+from tests.process.running import Running, complaint, run_to_end
+
+pytestmark = pytest.mark.process
+
+
+def listed(service):
+    workers = service.call("GET", "/workers").body
+    return {w["worker_id"] for w in workers if w["lifecycle"] == "schedulable"}
+
+
+def change(service):
+    for worker_id in (1, 2, 3):
+        service.call("POST", "/workers", worker_body(worker_id))
+    service.call("DELETE", "/workers/3")
+    service.call("PATCH", "/workers/2", {"taints": ["x"]})
+    service.call("POST", "/busy_threshold", {"model": "m", "active_prefill_tokens_threshold": 99})
+    service.call("POST", "/admission/shed", {"tier": "best_effort"})
+
+
+def is_as_before(service):
+    assert listed(service) == {1, 2}
+    assert service.call("GET", "/workers/2").body["taints"] == ["x"]
+    (threshold,) = service.call("GET", "/busy_threshold").body["thresholds"]
+    assert threshold["active_prefill_tokens_threshold"] == 99
+    assert service.call("GET", "/admission").body["shed_tier"] == "best_effort"
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_what_operators_did_survives(tmp_path, how):
+    path = tmp_path / "state"
+    with Running("--state-path", str(path)) as service:
+        change(service)
+        if how == "stopped":
+            assert service.stop() == 0
+        else:
+            eventually(lambda: path.exists() and b"best_effort" in path.read_bytes())
+            service.process.kill()
+            service.process.wait()
+    with Running("--state-path", str(path)) as service:
+        is_as_before(service)
+        service.line("workers and admission are as before")
+
+
+def test_a_replica_without_a_file_asks_its_peers(tmp_path):
+    with Running("--state-path", str(tmp_path / "a")) as peer:
+        change(peer)
+        peers = f"http://127.0.0.1:1,http://127.0.0.1:{peer.port}"
+        flags = ("--state-path", str(tmp_path / "b"), "--indexer-peers", peers)
+        with Running(*flags) as service:
+            is_as_before(service)
+        peer.call("DELETE", "/workers/1")
+        with Running(*flags) as service:  # now it has a file of its own
+            is_as_before(service)
+
+
+def test_workers_of_a_file_that_changed_meanwhile_are_followed(tmp_path):
+    path, flags = tmp_path / "workers", ["--state-path", str(tmp_path / "state")]
+    flags += ["--workers-file", str(path)]
+    path.write_text(json.dumps([worker_body(n) for n in (1, 2)]))
+    with Running(*flags) as service:
+        eventually(lambda: listed(service) == {1, 2})
+    path.write_text(json.dumps([worker_body(n) for n in (2, 3)]))
+    with Running(*flags) as service:
+        eventually(lambda: listed(service) == {2, 3})
+
+
+def test_a_file_that_is_damaged_is_moved_aside(tmp_path):
+    path = tmp_path / "state"
+    path.write_text('{"workers": 3}')
+    with Running("--state-path", str(path)) as service:
+        service.line("the state file cannot be used")
+        assert service.call("GET", "/workers").body == []
+    assert (tmp_path / "state.refused").exists()
+
+
+def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
+    status, _, errors = run_to_end("--state-path", str(tmp_path / "none" / "state"))
+    assert status == 1
+    assert complaint(errors).startswith("--state-path: there is no directory")
