@@ -54,7 +54,7 @@ def _series(case: Case) -> Series:
         raise NotInstalled(f"predictor {name} needs {package}: install the extra `{name}`")
     config = dict(case["config"])
     interval_s = float(config["throughput_adjustment_interval_seconds"])
-    settings = Settings(**config)
+    settings = Settings(**{**config, "load_predictor": name})
     return makers(settings, interval_s, arima=True, prophet=InTime(prophet_fit))[name]()
 
 

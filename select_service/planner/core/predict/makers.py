@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from select_service.planner.core.predict.arima import Arima
+from select_service.planner.core.predict.arima import QUICK, THOROUGH, Arima
 from select_service.planner.core.predict.constant import Constant
 from select_service.planner.core.predict.kalman import Kalman, Noise
 from select_service.planner.core.predict.prophet import Fit, Prophet
@@ -26,7 +26,8 @@ def makers(
         "seasonal": lambda: Series(Seasonal(interval_s), POINTS_MIN),
     }
     if arima:
-        known["arima"] = lambda: Series(Arima(), POINTS_MIN, in_log=in_log)
+        effort = QUICK if settings.load_predictor == "auto" else THOROUGH
+        known["arima"] = lambda: Series(Arima(effort), POINTS_MIN, in_log=in_log)
     if prophet is not None:
         window = settings.prophet_window_size
         known["prophet"] = lambda: Series(
