@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from select_service import log as logs
-from select_service.access.guard import Guard
-from select_service.access.settings import guard_of
-from select_service.core.admission.rules import AdmissionRules
-from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import (
     COMPILE,
     EXPLAIN,
@@ -26,8 +22,6 @@ from select_service.settings.config import (
     arguments_of,
     load,
 )
-from select_service.settings.discovery import SourceSettings, source_settings
-from select_service.settings.health_settings import HealthSettings, health_settings
 from select_service.settings.reach import check_reach
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
@@ -35,6 +29,7 @@ from select_service.starting.listening import bind
 from select_service.starting.signals import leaving_at_once
 from select_service.starting.snapshot_claim import claimed
 from select_service.starting.threads import begun_threads
+from select_service.starting.wanted import Wanted, wanted_of
 from select_service.version import package_version
 
 USAGE_ERROR = 2
@@ -43,11 +38,7 @@ USAGE_ERROR = 2
 class Judged(NamedTuple):
     """Settings that were found good, and what is taken for the service: its address, its file."""
 
-    config: Config
-    rules: AdmissionRules
-    health: HealthSettings | None
-    guard: Guard
-    sources: Sequence[SourceSettings]
+    wanted: Wanted
     listener: socket.socket
     claims: list[IO[bytes]]
 
@@ -84,21 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             if judged is None:
                 print(f"select-service {package_version()}")
                 return 0
-            compile_before_start(has_loops=judged.config["input_loops"] > 0)
+            compile_before_start(has_loops=judged.wanted.config["input_loops"] > 0)
             with no_collections():
                 # Only now: importing the kernels takes half a second, for which no verdict waits.
-                from select_service.app import discovering, opened, run
+                from select_service.app import opened, run
 
                 threads = begun_threads()
-                parts = opened(
-                    judged.config,
-                    judged.rules,
-                    judged.listener,
-                    package_version(),
-                    judged.health,
-                    judged.guard,
-                )
-                parts = discovering(parts, judged.sources)
+                parts = opened(judged.wanted, judged.listener)
     except (ConfigError, Unusable) as error:
         print(f"select-service: error: {error}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
@@ -117,15 +100,14 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
         return None
     config = load(arguments, environment)
     check_reach(config)
-    rules, health, guard = admission_rules(config), health_settings(config), guard_of(config)
-    sources = source_settings(config)
+    wanted = wanted_of(config, package_version())
     logs.configure(config["log_level"], config["log_format"])
     claims = _claims(config, "snapshot_path", "state_path")
     port = config["replica_sync_port"]
     if port is not None:
         _check_port(port)
     listener = bind(config["host"], config["port"], config["reuse_port"])
-    return Judged(config, rules, health, guard, sources, listener, claims)
+    return Judged(wanted, listener, claims)
 
 
 def _claims(config: Config, *names: str) -> list[IO[bytes]]:

@@ -1,64 +1,40 @@
-"""Builds the core and the edges, joins them, and lives from start to signal."""
+"""Opens the sockets of a process that was built, and lives from start to signal."""
 
 import asyncio
 import logging
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from random import Random, SystemRandom
-from time import monotonic, time
-from typing import TYPE_CHECKING, NamedTuple
+from time import monotonic
+from typing import TYPE_CHECKING
 
 import uvloop
 import zmq
 
-from indexer.index.prefix_index import PrefixIndex
-from indexer.sockets.ingest import Ingest
-from select_service.access.guard import Guard
 from select_service.api.application import Application
 from select_service.api.service import Service
-from select_service.core.admission.rules import AdmissionRules
-from select_service.core.decide.policies import choice_named
-from select_service.core.decide.router_config import RouterConfig
-from select_service.core.fleet.recovered import RecoveryStatus
-from select_service.core.selector import Selector, SelectorConfig
+from select_service.building import Parts, build
 from select_service.edge.audit_log import AuditFiles
-from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
-from select_service.edge.keeping.kept_policies import KeptPoliciesFile
 from select_service.edge.keys_watch import KeysWatch
-from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.sync import ReplicaSync
-from select_service.edge.supervised import Callbacks
-from select_service.edge.waker import Waker
 from select_service.errors import SelectError
 from select_service.http.server import Drain, Server, duplicates, server_of
-from select_service.metrics.decision_log import LogCounts
-from select_service.metrics.service_metrics import Metrics
 from select_service.settings.config import Config, Unusable
-from select_service.settings.health_settings import HealthSettings
 from select_service.settings.reach import allowed_hosts, usual_hosts
 from select_service.starting.announcing import announce
 from select_service.starting.collector import Freezing
 from select_service.starting.listening import leave_to_others, listen, siblings
+from select_service.starting.wanted import Wanted
 
 if TYPE_CHECKING:
-    from select_service.core.decision_log import DecisionLog
-    from select_service.core.degrading.capacity_watch import CapacityWatch
-    from select_service.edge.decision_log import DecisionFiles
-    from select_service.edge.discovery.discovery import Discovery
-    from select_service.edge.health_watch import HealthWatch
-    from select_service.edge.keeping.state_file import StateFile
     from select_service.fast.protocol import Lean
     from select_service.loops.loops import Loops
-    from select_service.settings.discovery import SourceSettings
 
 log = logging.getLogger("select_service")
 
@@ -67,236 +43,19 @@ THREAD_SWITCH_S = 0.0005
 busy ingest thread holds up every answer; measured with scripts/bench/ingest.py."""
 
 
-class Parts(NamedTuple):
-    """One process: what handlers use, and of that what only its start, its life and its end use."""
-
-    service: Service
-    follower: CatalogFollower
-    replicas: ReplicaSync | None
-    logged: "Logged | None"
-    watch: "HealthWatch | None"
-    discovery: "Discovery | None" = None
-    state: "StateFile | None" = None
-
-
-class Logged(NamedTuple):
-    """Makes lines of decisions, and writes them."""
-
-    decisions: "DecisionLog"
-    files: "DecisionFiles"
-
-    def counts(self) -> LogCounts:
-        return replace(self.files.counts, missed=self.decisions.missed)
-
-
-def build(
-    config: Config,
-    rules: AdmissionRules,
-    version: str,
-    health: HealthSettings | None = None,
-    guard: Guard | None = None,
-) -> Parts:
-    """All parts of a process, none of them running but the ingest threads.
-
-    guard: None: everybody may call everything
-    """
-    waker, callbacks = Waker(), Callbacks()
-    router = RouterConfig(**{name: config[name] for name in RouterConfig._fields})
-    publisher = None if config["replica_sync_port"] is None else ReplicaPublisher(callbacks)
-    recovers = bool(config["indexer_peers"] or config["snapshot_path"])
-    ingest = Ingest(config["threads"], held=recovers)
-    selector = Selector(
-        SelectorConfig(
-            router=router,
-            admission=rules,
-            use_kv_events=config["use_kv_events"],
-            ranks_max=ingest.ranks_max,
-            reservation_ttl_s=config["reservation_ttl_s"],
-            decisions_kept=config["decisions"],
-            shadow=choice_named(config["shadow_policy"]) if config["shadow_policy"] else None,
-        ),
-        lambda: PrefixIndex(
-            config["index_blocks_max"],
-            bytes_max=config["index_bytes_max"],
-            copy_lock=threading.Lock(),
-        ),
-        rng=Random(SystemRandom().getrandbits(128)),
-        emit=None if publisher is None else publisher.offer,
-        wake=waker,
-    )
-    watch = None
-    if health is not None:
-        watch = _keep_fit(selector, health, ingest, callbacks)
-        _let_move(selector, health)
-    waker.bind(callbacks.supervised("waker", selector.settle))
-    replicas = None
-    if publisher is not None:
-        replicas = ReplicaSync(
-            selector.replicas,
-            publisher,
-            callbacks,
-            ingest.names,
-            repair=config["replica_sync_repair"],
-            url=config["advertise_url"],
-        )
-    follower = CatalogFollower(selector.fleet, ingest, callbacks)
-    service = Service(config, version, selector, ingest, follower, Metrics(version), replicas)
-    if guard is not None:
-        service.guard = guard
-    if health is not None:
-        service.reporters = health.reporters
-        service.capacity = _watch_capacity(selector, health)
-    service.audit = _audited(config["audit_log"], ingest)
-    service.callback_failures, service.callback_failed = callbacks.failures, callbacks.failed
-    if config["snapshot_path"]:
-        kept = KeptPoliciesFile(Path(config["snapshot_path"]), selector.fleet.policies)
-        kept.read()
-        service.kept_policies = kept
-    if recovers:
-        service.recovery = RecoveryStatus("running", begun_at=monotonic())
-    return Parts(service, follower, replicas, _logged(service), watch)
-
-
-def _audited(path: str | None, ingest: Ingest) -> AuditFiles | None:
-    """Raises Unusable."""
-    try:
-        return None if path is None else AuditFiles(Path(path))
-    except OSError as error:
-        ingest.close()
-        raise Unusable(f"--audit-log: cannot write `{path}`: {error.strerror}") from None
-
-
-def _keep_fit(
-    selector: Selector, health: HealthSettings, ingest: Ingest, callbacks: Callbacks
-) -> "HealthWatch":
-    """Ranks are checked, and those that are sick get no requests."""
-    from select_service.core.fitness.fitness import Fitness
-    from select_service.edge.health_watch import HealthWatch
-
-    canaries, fleet = health.canaries, selector.fleet
-    selector.fitness = Fitness(
-        health.rules,
-        lambda key: canaries.of(key.model_name).prompts,
-        fleet,
-        selector.ledger,
-        selector.touched,
-    )
-    return HealthWatch(health, selector.fitness, fleet, ingest.names, callbacks)
-
-
-def _let_move(selector: Selector, health: HealthSettings) -> None:
-    """Reservations leave ranks that are not fit."""
-    from select_service.core.load.move_wishes import KeptWishes
-    from select_service.core.moving.learnt import Learnt
-    from select_service.core.moving.mover import Mover
-    from select_service.core.moving.targets import Layouts
-
-    fitness, learnt = selector.fitness, Learnt(KeptWishes())
-    assert fitness is not None
-    selector.decisions.keeps_wishes = True
-    selector.ledger.follow(learnt, tells_moves=False)
-    selector.mover = Mover(
-        fitness.monitor,
-        selector.fleet.partitions,
-        selector.ledger,
-        learnt,
-        Layouts(selector.fleet.catalog, lambda name: health.canaries.of(name).kv_layout).of,
-        selector.touched,
-        tracks_prefill=selector.router.track_prefill_tokens,
-        begin=int(time() * 1000.0),
-    )
-    fitness.followers.append(selector.mover)
-
-
-def _watch_capacity(selector: Selector, health: HealthSettings) -> "CapacityWatch | None":
-    """What ranks that are left can carry, and the brakes that follow if they are to."""
-    if health.degradation == "off":
-        return None
-    from select_service.core.degrading.capacity_watch import CapacityWatch
-
-    fitness, mover = selector.fitness, selector.mover
-    assert fitness is not None
-    assert mover is not None
-    gate = selector.gate if health.degradation == "auto" else None
-    watch = CapacityWatch(
-        fitness.monitor, selector.fleet.partitions, mover.learnt.pace, health.promises, gate
-    )
-    fitness.followers.append(watch)
-    fitness.capacity_of = watch.of
-    return watch
-
-
-def _logged(service: Service) -> Logged | None:
-    """Raises Unusable."""
-    path = service.config["decision_log"]
-    if path is None:
-        return None
-    from select_service.core.decision_log import DecisionLog
-    from select_service.edge.decision_log import DecisionFiles
-
-    selector = service.selector
-    assert selector.ring is not None, "see settings.config"
-    try:
-        files = DecisionFiles(Path(path))
-    except OSError as error:
-        service.ingest.close()
-        raise Unusable(f"--decision-log: cannot write `{path}`: {error.strerror}") from None
-    lines = DecisionLog(
-        selector.ring, selector.held, selector.fleet.partitions, files.offer, time() - monotonic()
-    )
-    logged = Logged(lines, files)
-    service.decision_log = logged.counts
-    return logged
-
-
-def opened(
-    config: Config,
-    rules: AdmissionRules,
-    listener: socket.socket,
-    version: str,
-    health: HealthSettings | None = None,
-    guard: Guard | None = None,
-) -> Parts:
+def opened(wanted: Wanted, listener: socket.socket) -> Parts:
     """A service whose sockets are open, for `run`.  Raises Unusable."""
     sys.setswitchinterval(THREAD_SWITCH_S)
-    parts = build(config, rules, version, health, guard)
+    parts = build(wanted)
     try:
         if parts.replicas is not None:
-            _open_replicas(parts.replicas, config)
+            _open_replicas(parts.replicas, wanted.config)
         listen(listener)
     except Unusable:
         parts.service.ingest.close()
         raise
-    announce(config, version, *listener.getsockname()[:2])
+    announce(wanted.config, wanted.version, *listener.getsockname()[:2])
     return parts
-
-
-def discovering(parts: Parts, sources: "Sequence[SourceSettings]") -> Parts:
-    """With sources of workers, if there are any, and with the file that keeps workers."""
-    service, discovery = parts.service, None
-    if sources:
-        from select_service.edge.discovery.discovery import Discovery
-
-        discovery = service.discovery = Discovery(
-            sources, service.selector, parts.follower.look, service.config["drain_timeout_s"]
-        )
-    return parts._replace(discovery=discovery, state=_state_file(service, discovery))
-
-
-def _state_file(service: Service, discovery: "Discovery | None") -> "StateFile | None":
-    path = service.config["state_path"]
-    if path is None:
-        return None
-    from select_service.core.kept_state import changes_of, kept_state, restoring
-    from select_service.edge.keeping.state_file import StateFile
-
-    of = service.selector, None if discovery is None else discovery.following
-    return StateFile(
-        Path(path),
-        lambda: kept_state(*of),
-        lambda: changes_of(*of),
-        lambda state: restoring(state, *of),
-    )
 
 
 def run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:

@@ -10,14 +10,11 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
 
-from select_service.access.settings import guard_of
 from select_service.api.application import Application
-from select_service.app import build, discovering
+from select_service.building import build
 from select_service.edge.http_client import HttpClient
-from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
-from select_service.settings.discovery import source_settings
-from select_service.settings.health_settings import health_settings
+from select_service.starting.wanted import wanted_of
 
 T = TypeVar("T")
 
@@ -46,14 +43,8 @@ class Api:
             ["--threads", "1", "--allowed-hosts", "*", *flags],
             {"DYN_USE_KV_EVENTS": "false", **environment},
         )
-        parts = build(
-            config,
-            admission_rules(config),
-            "1.2.3",
-            health_settings(config),
-            guard_of(config),
-        )
-        self.discovery = discovering(parts, source_settings(config)).discovery
+        parts = build(wanted_of(config, "1.2.3"))
+        self.discovery = parts.discovery
         self.service, self.follower = parts.service, parts.follower
         self._levels = {name: logging.getLogger(name).level for name in LEVELLED}
         transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)

@@ -14,8 +14,7 @@ from typing import Any, Self
 import pytest
 from uvicorn.server import ServerState
 
-from select_service import app
-from select_service.access.settings import guard_of
+from select_service import building
 from select_service.api.application import Application
 from select_service.core.replicas import digest as replica_digest
 from select_service.core.replicas import events as replica_events
@@ -28,9 +27,8 @@ from select_service.fast.service_answerer import ServiceAnswerer
 from select_service.http import protocol as http_protocol
 from select_service.http.protocol import BoundedProtocol
 from select_service.http.server import server_of
-from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import parse
-from select_service.settings.health_settings import health_settings
+from select_service.starting.wanted import wanted_of
 from tests.http.wire import Wire
 from tests.patience import eventually_on_loop
 
@@ -96,7 +94,7 @@ class Side:
     ) -> None:
         self._runner = runner
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(app, "Random", lambda _: Told(seed))
+            patch.setattr(building, "Random", lambda _: Told(seed))
             variables = dict(flag.split("=") for flag in flags if "=" in flag)
             config = parse(
                 [
@@ -108,13 +106,8 @@ class Side:
                 ],
                 {"DYN_USE_KV_EVENTS": "false", **variables},
             )
-            self.service, self.follower, self.replicas, *_ = app.build(
-                config,
-                admission_rules(config),
-                "1.2.3",
-                health_settings(config),
-                guard_of(config),
-            )
+            parts = building.build(wanted_of(config, "1.2.3"))
+            self.service, self.follower, self.replicas, *_ = parts
         self.selector = self.service.selector
         self.answerer = Counting(self.selector, self.service.metrics) if fast else None
         front = None if self.answerer is None else Lean(self.answerer)

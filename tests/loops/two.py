@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from select_service import app
+from select_service import building
 from select_service.loops import loop_layout as layout
 from tests.fast.two_services import DATE, TIMED, Side, Told, TwoServices
 from tests.loops.running import OnLoops
@@ -43,7 +43,7 @@ class LoopSide:
         settings = [flag for flag in flags if "=" not in flag]
         self._random = Told(seed)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(app, "Random", lambda _: self._random)
+            patch.setattr(building, "Random", lambda _: self._random)
             self.running = OnLoops(
                 "--threads", "1", *settings, environment={"DYN_USE_KV_EVENTS": "false", **variables}
             )

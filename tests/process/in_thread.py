@@ -15,14 +15,11 @@ from typing import Any, Self
 from unittest import mock
 
 from select_service import app
-from select_service.access.settings import guard_of
 from select_service.log import shows_debug
-from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import arguments_of, load
-from select_service.settings.discovery import source_settings
-from select_service.settings.health_settings import health_settings
 from select_service.starting.listening import bind
 from select_service.starting.threads import begun_threads
+from select_service.starting.wanted import wanted_of
 from tests.patience import PATIENCE_S, eventually
 from tests.process.running import Reached
 
@@ -41,9 +38,7 @@ class InThread(Reached):
         given = {"DYN_USE_KV_EVENTS": "false"} if environment is None else environment
         with contextlib.chdir(folder):
             config = load(arguments_of([*PLACE, *flags]), given)
-            rules, health = admission_rules(config), health_settings(config)
-            guard = guard_of(config)
-            sources = source_settings(config)
+            wanted = wanted_of(config, "1.2.3")
         self._kept = contextlib.ExitStack()
         self._kept.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._kept.callback(shows_debug.__setitem__, 0, shows_debug[0])
@@ -55,8 +50,7 @@ class InThread(Reached):
         self._kept.enter_context(mock.patch.object(app, "server_of", self._server_of))
         listener = self._kept.enter_context(bind("127.0.0.1", 0))
         super().__init__(listener.getsockname()[1])
-        parts = app.opened(config, rules, listener, "1.2.3", health, guard)
-        parts = app.discovering(parts, sources)
+        parts = app.opened(wanted, listener)
         self._thread = threading.Thread(target=app.run, args=(parts, listener, begun_threads()))
         self._thread.start()
 

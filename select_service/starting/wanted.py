@@ -1,0 +1,35 @@
+"""What a process is to be: all settings, each judged, before a kernel is loaded."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from select_service.access.guard import Guard
+from select_service.access.settings import guard_of
+from select_service.core.admission.rules import AdmissionRules
+from select_service.settings.admission_rules import admission_rules
+from select_service.settings.config import Config
+from select_service.settings.discovery import SourceSettings, source_settings
+from select_service.settings.health_settings import HealthSettings, health_settings
+
+
+class Wanted(NamedTuple):
+    """Settings that were found good, with what their files say."""
+
+    config: Config
+    version: str
+    rules: AdmissionRules
+    health: HealthSettings | None
+    guard: Guard
+    sources: Sequence[SourceSettings]
+
+
+def wanted_of(config: Config, version: str) -> Wanted:
+    """Raises ConfigError."""
+    return Wanted(
+        config,
+        version,
+        admission_rules(config),
+        health_settings(config),
+        guard_of(config),
+        source_settings(config),
+    )
