@@ -234,24 +234,24 @@ def _selection(job: Job, placement: Placement, reservation_id: str | None) -> Se
     overlap = _overlap(partition, partition.table.row(placement.slot).rank, placement)
     tokens = placement.effective_prefill_tokens
     selection = selection_of(partition, placement.slot, overlap, tokens)
-    if job.request.selection_id is not None:
-        selection.selection_id = job.request.selection_id
     if reservation_id is not None:
         selection.reservation_id = reservation_id
-    if job.request.include_hashes:
-        add_hashes(selection, job.prompt)
+    return with_what_was_asked(selection, job.request, job.prompt)
+
+
+def with_what_was_asked(selection: Selection, request: SelectRequest, prompt: Prompt) -> Selection:
+    """Besides the rank: the id that the request gave itself, and what its prompt hashes to."""
+    if request.selection_id is not None:
+        selection.selection_id = request.selection_id
+    if request.include_hashes:
+        selection.sequence_hashes = prompt.sequence_hashes.tolist()
+        selection.isl_tokens = prompt.isl_tokens
     return selection
 
 
-def add_hashes(selection: Selection, prompt: Prompt) -> None:
-    """Let the answer say what was booked, or would be."""
-    selection.sequence_hashes = prompt.sequence_hashes.tolist()
-    selection.isl_tokens = prompt.isl_tokens
-
-
-def refuse_unless_told(prompt: Prompt) -> None:
-    """Raises BadRequest when the prompt has more hashes than `add_hashes` may tell."""
-    if len(prompt.sequence_hashes) > TOLD_HASHES_MAX:
+def refuse_unless_told(request: SelectRequest, prompt: Prompt) -> None:
+    """Raises BadRequest when more hashes are asked for than are told."""
+    if request.include_hashes and len(prompt.sequence_hashes) > TOLD_HASHES_MAX:
         raise BadRequest(
             f"include_hashes: the prompt has {len(prompt.sequence_hashes)} blocks; "
             f"at most {TOLD_HASHES_MAX} are told"

@@ -13,11 +13,11 @@ from select_service.bodies.selection import SelectAndReserveRequest, Selection
 from select_service.core.decide.prompt import Prompt, PromptRead, booked_prompt_of
 from select_service.core.decide.router_config import RouterConfig, overridden
 from select_service.core.decisions import (
-    add_hashes,
     booked_answer,
     overlap_in,
     refuse_unless_told,
     selection_of,
+    with_what_was_asked,
 )
 from select_service.core.fleet.partition import Partition
 from select_service.core.load.booking import BOOKED_BLOCKS_MAX
@@ -54,16 +54,12 @@ class Repeats:
         if booking is None:
             return None
         partition, prompt = self._prompts.read(request, read)
-        if request.include_hashes:
-            refuse_unless_told(prompt)
+        refuse_unless_told(request, prompt)
         config = overridden(self._config, request.router_config_override)
-        self._take_up(_Held(partition, prompt, booking), config, now)
-        selection = _selection(_Held(partition, prompt, booking), config)
-        if request.selection_id is not None:
-            selection.selection_id = request.selection_id
-        if request.include_hashes:
-            add_hashes(selection, prompt)
-        return selection
+        held = _Held(partition, prompt, booking)
+        self._take_up(held, config, now)
+        selection = _selection(held, config)
+        return with_what_was_asked(selection, request, prompt)
 
     def reservation(
         self, request: ReservationRequest, read: PromptRead | None, now: float

@@ -282,8 +282,7 @@ class Selector:
     ) -> Job:
         self.gate.refuse_shed(request)
         partition, prompt = self.prompts.asked(request, read)
-        if request.include_hashes:
-            refuse_unless_told(prompt)
+        refuse_unless_told(request, prompt)
         config = overridden(self._config, request.router_config_override)
         return Job(partition, prompt, request, config, reserves, reservation_id, explains)
 
