@@ -13,7 +13,7 @@ from pathlib import Path
 from select_service.access.api_key import ApiKey
 from select_service.access.guard import Guard
 from select_service.access.keys_file import read_keys
-from select_service.whole_file import Marks, marks_of
+from select_service.edge.file_changes import file_changes
 
 LOOK_S = 1.0
 """Between two looks at the file."""
@@ -26,7 +26,6 @@ class KeysWatch:
 
     def __init__(self, path: Path, guard: Guard) -> None:
         self._path, self._guard = path, guard
-        self._marks: Marks | None = None
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -49,18 +48,8 @@ class KeysWatch:
             await asyncio.wait([self._task])
 
     async def _work(self) -> None:
-        """What changed between the start's reading and the first look is read at once."""
-        while True:
-            marks = await asyncio.to_thread(marks_of, self._path)
-            if marks != self._marks or self._asked.is_set():
-                self._asked.clear()
-                self._marks = marks
-                await self._read()
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._asked.wait()
-            except TimeoutError:
-                continue
+        async for _ in file_changes(self._path, LOOK_S, self._asked):
+            await self._read()
 
     async def _read(self) -> None:
         try:

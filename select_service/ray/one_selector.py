@@ -6,7 +6,6 @@ Choosing among selectors, repeating and renewing is the client's business (`sele
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -30,12 +29,7 @@ class OneSelector:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ import asyncio
 from pathlib import Path
 
 from select_service.edge.discovery.source import Readings
+from select_service.edge.file_changes import file_changes
 from select_service.settings.discovery import read_workers
-from select_service.whole_file import Marks, marks_of
 
 LOOK_S = 0.5
 """Between two looks at the file."""
@@ -23,14 +23,8 @@ class WorkersFile:
         self._path = path
 
     async def run(self) -> None:
-        last: Marks | None = None
-        is_first = True
-        while True:
-            marks = await asyncio.to_thread(marks_of, self._path)
-            if is_first or marks != last:
-                last, is_first = marks, False
-                await self._read()
-            await asyncio.sleep(LOOK_S)
+        async for _ in file_changes(self._path, LOOK_S):
+            await self._read()
 
     async def _read(self) -> None:
         try:
