@@ -10,7 +10,6 @@ from select_service.access.roles import OPERATOR, whole_service
 from select_service.api import parameters
 from select_service.api.policies import policy_scope
 from select_service.api.service import Service, now, trace_of
-from select_service.api.turns import encoded_in_turns, in_turns
 from select_service.bodies.comparing import (
     ExperimentList,
     ExperimentRequest,
@@ -24,6 +23,7 @@ from select_service.core.decide.policies import choice_named
 from select_service.errors import BadRequest, Conflict, InvalidBody, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
+from select_service.turns import encoded_in_turns, in_turns
 
 log = logging.getLogger("select_service.experiments")
 

@@ -20,7 +20,6 @@ from select_service.api.selection import (
     warn_of_overrides,
 )
 from select_service.api.service import Service, grant_of, now
-from select_service.api.turns import encoded_in_turns
 from select_service.bodies.common import U64, U64_MAX
 from select_service.bodies.decisions import DecisionList, DecisionRow, DecisionView
 from select_service.bodies.selection import SelectRequest
@@ -29,6 +28,7 @@ from select_service.core.views.decisions import DecisionFilter
 from select_service.errors import BadRequest, NoEligibleRank, NotFound, NoWorkers, Overloaded
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, QueryParameter, Route
+from select_service.turns import encoded_in_turns
 
 I64_MAX = 2**63 - 1
 LISTED = 100

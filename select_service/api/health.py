@@ -14,7 +14,6 @@ from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, now, trace_of
 from select_service.api.tenancy import seen
-from select_service.api.turns import in_turns, result_in_turns
 from select_service.bodies.common import Status
 from select_service.bodies.health import (
     DrainRequest,
@@ -27,6 +26,7 @@ from select_service.core.workers.catalog import Worker
 from select_service.errors import BadRequest, Conflict, HealthOff, NotFound, UnknownField
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
+from select_service.turns import in_turns, result_in_turns
 
 if TYPE_CHECKING:
     from select_service.core.fitness.fitness import Fitness

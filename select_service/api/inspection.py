@@ -26,7 +26,6 @@ from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.selection import PROMPT_DETAIL, unused_hashes
 from select_service.api.service import Service, grant_of, trace_of
 from select_service.api.tenancy import seen
-from select_service.api.turns import encoded_in_turns, in_turns
 from select_service.bodies.compact import CompactLoadPage
 from select_service.bodies.inspection import (
     LogLevelChange,
@@ -46,6 +45,7 @@ from select_service.http.accept import asks_for
 from select_service.http.codec import json_response
 from select_service.http.endpoint import JSON, WITH_BODY, Answer, Body, Noun, Route
 from select_service.http.streams import BoundedStream, Stream
+from select_service.turns import encoded_in_turns, in_turns
 
 log = logging.getLogger("select_service")
 

@@ -15,12 +15,12 @@ from select_service.access.guard import Grant
 from select_service.access.roles import OPERATOR
 from select_service.api.compact import compact_ranks
 from select_service.api.service import Service
-from select_service.api.turns import in_turns
 from select_service.api.watching import Frame, Meter, Parts, Shown
 from select_service.bodies.admission import ClassState
 from select_service.bodies.compact import CompactRanks
 from select_service.core.identity import PartitionKey
 from select_service.core.views.decisions import DecisionFilter
+from select_service.turns import in_turns
 
 DECISIONS_SHOWN = 20
 EVENT_STREAM = "text/event-stream"

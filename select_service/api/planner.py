@@ -12,7 +12,6 @@ from select_service.api.parameters import query_number, scope_filter
 from select_service.api.samples import RANK, SCOPE
 from select_service.api.service import Service, grant_of, now
 from select_service.api.tenancy import check_tenant
-from select_service.api.turns import result_in_turns
 from select_service.bodies.common import DEFAULT_NAME
 from select_service.bodies.observation import Observation
 from select_service.core.identity import PartitionKey
@@ -23,6 +22,7 @@ from select_service.core.observing.slots import WINDOW_S_MAX
 from select_service.errors import BadRequest, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import Answer, Noun, QueryParameter, Route
+from select_service.turns import result_in_turns
 
 WINDOW_S_DEFAULT = 60
 

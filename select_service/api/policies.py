@@ -10,7 +10,6 @@ from starlette.responses import Response
 from select_service.access.roles import OPERATOR, whole_service
 from select_service.api.parameters import SCOPE, scope_filter
 from select_service.api.service import Service, trace_of
-from select_service.api.turns import in_turns
 from select_service.bodies.policies import PolicyChange, PolicyState
 from select_service.core.decide.policies import checked_choice
 from select_service.core.fleet.scoped_policies import PolicyScope
@@ -18,6 +17,7 @@ from select_service.core.views.policies import policy_state
 from select_service.errors import BadRequest, Conflict, NotFound, UnknownField
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
+from select_service.turns import in_turns
 
 log = logging.getLogger("select_service.policy")
 

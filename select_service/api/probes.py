@@ -13,7 +13,6 @@ from select_service.access.roles import ANYONE, CALLER, METRICS, OPERATOR, whole
 from select_service.api.parameters import query_flag
 from select_service.api.service import Service, grant_of, keeping_report, now
 from select_service.api.tenancy import without_hints
-from select_service.api.turns import encoded_in_turns, in_turns, result_in_turns
 from select_service.api.worker_records import records
 from select_service.api.workers import RECORD
 from select_service.bodies.common import Status
@@ -24,6 +23,7 @@ from select_service.http.endpoint import Answer, Noun, QueryParameter, Route
 from select_service.metrics.access import AccessReport
 from select_service.metrics.service_metrics import Edges
 from select_service.settings.reach import is_open
+from select_service.turns import encoded_in_turns, in_turns, result_in_turns
 
 _OK = Status()
 _SHOWN_TO = CALLER, OPERATOR

@@ -18,7 +18,6 @@ from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, grant_of, trace_of
 from select_service.api.tenancy import check_registration, check_worker, without_hints
-from select_service.api.turns import encoded_in_turns, in_turns
 from select_service.api.worker_records import records
 from select_service.bodies.compact import CompactWorkers
 from select_service.bodies.workers import (
@@ -31,6 +30,7 @@ from select_service.core.workers.catalog import RANKS_PER_STEP, Worker
 from select_service.errors import BadRequest, Conflict, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
+from select_service.turns import encoded_in_turns, in_turns
 
 log = logging.getLogger("select_service.workers")
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
 
 import msgspec
 
@@ -18,6 +17,7 @@ from select_service.core.due_task import DueTask
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
 from select_service.edge.keeping.snapshot_file import move_aside
+from select_service.turns import in_turns
 from select_service.whole_file import read_whole, write_whole
 
 FILE_BYTES_MAX = 64 << 20
@@ -26,7 +26,6 @@ INTERVAL_S = 0.5
 """Between two looks whether anything has changed."""
 PEER_S = 5.0
 """How long a peer may take."""
-STEP_S = 0.002
 
 log = logging.getLogger("select_service.state")
 
@@ -62,7 +61,7 @@ class StateFile:
             origin, state = next(by_peer, ("", None))
         if state is None:
             return
-        lost = await _in_turns(self._restore(state))
+        lost = await in_turns(self._restore(state))
         fields = {"from": origin, "workers": len(state.workers) - len(lost), "lost": lost[:5]}
         log.info("workers and admission are as before", extra={"fields": fields})
 
@@ -124,18 +123,6 @@ async def _of_peer(peer: str, http: HttpClient) -> KeptState | None:
         log.info("a peer does not tell its state", extra={"fields": fields})
         return None
     return state if state.workers else None
-
-
-async def _in_turns(steps: Iterator[str | None]) -> list[str]:
-    """What was told."""
-    told, begun = [], perf_counter()
-    for text in steps:
-        if text is not None:
-            told.append(text)
-        if perf_counter() - begun > STEP_S:
-            await asyncio.sleep(0)
-            begun = perf_counter()
-    return told
 
 
 def _write_state(path: Path, state: KeptState) -> None:

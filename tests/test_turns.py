@@ -4,8 +4,8 @@ import asyncio
 
 import msgspec
 
-from select_service.api import turns
-from select_service.api.turns import encoded_in_turns, in_turns
+from select_service import turns
+from select_service.turns import encoded_in_turns, in_turns
 
 
 def test_others_are_served_between_the_rows_of_a_long_answer(monkeypatch):
