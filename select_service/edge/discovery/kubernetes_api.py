@@ -14,15 +14,20 @@ from typing import Any
 import aiohttp
 import yaml
 
+from select_service.kubernetes_account import (
+    UNREADABLE,
+    NoCluster,
+    configuration_of,
+    namespace_of,
+    one_line,
+)
+
 LIST_BYTES_MAX = 16 << 20
 """Of one page of a list."""
 LINE_BYTES_MAX = 4 << 20
 """Of one event of a watch."""
 ANSWER_S = 20.0
 """Until the head of an answer, and until a page is complete."""
-ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError)
-"""What files of accounts and kubeconfigs can be wrong with."""
 
 
 class KubeFault(Exception):
@@ -44,14 +49,9 @@ class KubeApi:
     async def namespace(self) -> str:
         """That of this pod, or of the current context.  Raises KubeFault."""
         try:
-            if self._kubeconfig is None:
-                text = await asyncio.to_thread(ACCOUNT_NAMESPACE.read_text)
-                return text.strip() or "default"
-            document = yaml.safe_load(await asyncio.to_thread(self._kubeconfig.read_text))
-            named = {each["name"]: each["context"] for each in document["contexts"]}
-            return str(named[document["current-context"]].get("namespace") or "default")
-        except _UNREADABLE as error:
-            raise KubeFault(0, f"which namespace? {_one_line(error)}") from None
+            return await asyncio.to_thread(namespace_of, self._kubeconfig)
+        except NoCluster as error:
+            raise KubeFault(0, f"which namespace? {error}") from None
 
     async def page(self, path: str) -> bytes:
         """All of an answer.  Raises KubeFault."""
@@ -113,7 +113,7 @@ class KubeApi:
             raise KubeFault(0, f"no answer within {ANSWER_S:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             await self.close()
-            raise KubeFault(0, f"no answer: {_one_line(error)}") from None
+            raise KubeFault(0, f"no answer: {one_line(error)}") from None
         except KubeFault:
             await self.close()
             raise
@@ -122,21 +122,13 @@ class KubeApi:
         """Raises KubeFault."""
         if self._client is not None:
             return self._client
-        from kubernetes_asyncio import config
-        from kubernetes_asyncio.client.api_client import ApiClient
-        from kubernetes_asyncio.client.configuration import Configuration
-
-        configuration = Configuration()
         try:
-            if self._kubeconfig is None:
-                config.load_incluster_config(client_configuration=configuration)
-            else:
-                await config.load_kube_config(
-                    config_file=str(self._kubeconfig), client_configuration=configuration
-                )
+            configuration = await configuration_of(self._kubeconfig)
+            from kubernetes_asyncio.client.api_client import ApiClient
+
             self._client = ApiClient(configuration)
-        except (config.ConfigException, *_UNREADABLE) as error:
-            raise KubeFault(0, f"no way to a cluster: {_one_line(error)}") from None
+        except (NoCluster, *UNREADABLE) as error:
+            raise KubeFault(0, f"no way to a cluster: {one_line(error)}") from None
         return self._client
 
     async def close(self) -> None:
@@ -144,10 +136,6 @@ class KubeApi:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _told(content: bytes) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
+from select_service.kubernetes_account import ACCOUNT, NoCluster, configuration_of, namespace_of
 from select_service.planner.connectors.base import ConnectorError
 from select_service.planner.connectors.kube.api import (
     ANSWER_BYTES_MAX,
@@ -20,11 +20,7 @@ from select_service.planner.connectors.kube.api import (
     error_of,
 )
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Token, CA and namespace of a pod."""
 UNAUTHORIZED = 401
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError)
-"""What files of accounts and kubeconfigs can be wrong with."""
 
 
 class KubeClient:
@@ -78,69 +74,34 @@ class KubeClient:
             if self._client is not None and not anew and self._ca == _stamp(self._ca):
                 return self._client
             await self.close()
-            configuration = await self._configuration()
-            from kubernetes_asyncio.client.api_client import ApiClient
-
             try:
+                configuration = await configuration_of(self._kubeconfig, self._account)
+                from kubernetes_asyncio.client.api_client import ApiClient
+
                 self._client = ApiClient(configuration)
+            except ModuleNotFoundError:
+                text = "kubernetes needs the extra: pip install 'select-service[kubernetes]'"
+                raise ConnectorError(text) from None
+            except NoCluster as error:
+                raise ConnectorError(f"no way to a cluster: {error}") from None
             except OSError as error:
                 raise ConnectorError(f"kubernetes: its CA cannot be used: {error}") from None
             ca = configuration.ssl_ca_cert
             self._ca = _stamp((ca, 0, 0)) if ca else None
             return self._client
 
-    async def _configuration(self) -> Any:
-        """Raises ConnectorError."""
-        try:
-            from kubernetes_asyncio import config
-            from kubernetes_asyncio.client.configuration import Configuration
-        except ModuleNotFoundError:
-            raise ConnectorError(
-                "kubernetes needs the extra: pip install 'select-service[kubernetes]'"
-            ) from None
-        configuration = Configuration()
-        try:
-            if self._kubeconfig is not None:
-                await config.load_kube_config(
-                    config_file=str(self._kubeconfig), client_configuration=configuration
-                )
-            else:
-                config.load_incluster_config(
-                    client_configuration=configuration,
-                    token_filename=str(self._account / "token"),
-                    cert_filename=str(self._account / "ca.crt"),
-                )
-        except (config.ConfigException, *_UNREADABLE) as error:
-            raise ConnectorError(f"no way to a cluster: {_one_line(error)}") from None
-        return configuration
-
     async def namespace(self) -> str:
         """See Api."""
         try:
-            if self._kubeconfig is None:
-                return (self._account / "namespace").read_text().strip() or "default"
-            return _namespace_of(yaml.safe_load(self._kubeconfig.read_text()))
-        except _UNREADABLE as error:
-            raise ConnectorError(f"kubernetes: set the namespace: {_one_line(error)}") from None
+            return namespace_of(self._kubeconfig, self._account)
+        except NoCluster as error:
+            raise ConnectorError(f"kubernetes: set the namespace: {error}") from None
 
     async def close(self) -> None:
         """See Api."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
-
-
-def _namespace_of(document: Any) -> str:
-    """Of the current context of a kubeconfig.  Raises KeyError, TypeError."""
-    current = document["current-context"]
-    for context in document["contexts"]:
-        if context["name"] == current:
-            return str(context["context"].get("namespace") or "default")
-    raise KeyError(f"context {current}")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _stamp(before: tuple[str, int, int] | None) -> tuple[str, int, int] | None:
