@@ -97,10 +97,10 @@ def test_many_streams_at_a_time_are_whole_and_leave_nothing_booked(service, engi
     expected = [right(f"prompt {n}") for n in range(CLIENTS // 2)]
     assert asyncio.run(all_of_them()) == expected * 2
     eventually(lambda: nothing_is_held(service))
-    loads = service.call("GET", "/loads").body
-    assert not any(
-        rank["active_prefill_tokens"] for rank in loads if "active_prefill_tokens" in rank
-    )
+    (partition,) = service.call("GET", "/loads").body
+    ranks = partition["loads"]
+    assert {rank["worker_id"] for rank in ranks} == {engine.worker_id for engine in engines}
+    assert not any(rank["potential_prefill_tokens"] + rank["active_requests"] for rank in ranks)
 
 
 def test_answers_in_one_piece_are_whole(service, engines, gateway):

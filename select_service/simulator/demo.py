@@ -224,4 +224,4 @@ def _show_examples(stage: Stage, world: World) -> None:
     for example in examples(base_url, MODEL_NAME, known, stage.fleet.rank_names()):
         console.print(f"# {example.caption}", style="dim", soft_wrap=True)
         console.print(example.command, markup=False, soft_wrap=True)
-    console.print(f"\nThe API, readable: {base_url}/docs")
+    console.print(f"\nThe fleet, live: {base_url}/\nThe API, readable: {base_url}/docs")
