@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from select_service.core.decide.router_config import POLICY_NAMES
 from select_service.settings import values as read
 from select_service.settings.health_flags import HEALTH
+from select_service.settings.own_peer import other_endpoints, other_urls
 from select_service.settings.setting import ENVIRONMENT_PREFIX, Setting
 from select_service.settings.table import GROUPS, OF_REFERENCE, SETTINGS, WITHOUT_EFFECT
 from select_service.spelling import nearest, shown
@@ -179,10 +180,24 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Confi
         values["prefill_load_scale"] = weight
         if weight.value == 0.0:
             values["overlap_score_credit"] = weight
+    _leave_ourselves_out(values)
     without_effect = tuple(name for name in WITHOUT_EFFECT if environment.get(name))
     config = Config(values, without_effect, _unknown(environment))
     _check_together(config)
     return config
+
+
+def _leave_ourselves_out(values: dict[str, Value]) -> None:
+    """All replicas can be given the same lists of peers."""
+    own_url, peers, dumps = (
+        values[name] for name in ("advertise_url", "replica_sync_peers", "indexer_peers")
+    )
+    if peers.value:
+        port = values["replica_sync_port"].value
+        others = other_endpoints(peers.value, own_url.value, port)
+        values["replica_sync_peers"] = peers._replace(value=others)
+    if dumps.value:
+        values["indexer_peers"] = dumps._replace(value=other_urls(dumps.value, own_url.value))
 
 
 def _check_together(config: Config) -> None:
