@@ -9,12 +9,14 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
 from indexer.index.prefix_index import PrefixIndex
+from indexer.sockets.boundary import Boundary
 from indexer.sockets.ingest import Ingest
 from select_service.api.service import Service
 from select_service.core.decide.policies import choice_named
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
 from select_service.core.selector import Selector, SelectorConfig
+from select_service.core.workers.places import Places
 from select_service.edge.audit_log import AuditFiles
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.keeping.kept_policies import KeptPoliciesFile
@@ -66,8 +68,10 @@ def build(wanted: Wanted) -> Parts:
     waker, callbacks = Waker(), Callbacks()
     publisher = None if config["replica_sync_port"] is None else ReplicaPublisher(callbacks)
     recovers = bool(config["indexer_peers"] or config["snapshot_path"])
-    ingest = Ingest(config["threads"], held=recovers)
+    boundary = Boundary(wanted.destinations.refusal)
+    ingest = Ingest(config["threads"], held=recovers, boundary=boundary)
     selector = _selector(wanted, ingest.ranks_max, publisher, waker)
+    selector.fleet.places = Places(wanted.destinations, asks_engines=health is not None)
     watch = None
     if health is not None:
         watch = _keep_fit(selector, health, ingest, callbacks)
@@ -82,6 +86,7 @@ def build(wanted: Wanted) -> Parts:
             ingest.names,
             repair=config["replica_sync_repair"],
             url=config["advertise_url"],
+            destinations=wanted.destinations,
         )
     follower = CatalogFollower(selector.fleet, ingest, callbacks)
     service = Service(

@@ -26,6 +26,12 @@ class BadRequest(SelectError):
     status, code = 400, "bad_request"
 
 
+class DestinationRefused(SelectError):
+    """This process would have to connect to an address to which it may not."""
+
+    status, code = 400, "destination_refused"
+
+
 class Unauthenticated(SelectError):
     """There is no key with the request, or none that is known."""
 

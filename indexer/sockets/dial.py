@@ -3,11 +3,13 @@
 libzmq would look a name up itself, at each attempt, on the I/O thread that serves other sockets too
 and that the end of the process waits for.  So it is only given addresses.  As long as there is no
 connection the name is looked up again and again, and of several addresses one after the other is
-tried: an engine that comes back elsewhere under its name is found.
+tried: an engine that comes back elsewhere under its name is found.  Addresses that must not be
+connected to, see `boundary`, libzmq never sees.
 """
 
 import contextlib
 import errno
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -22,16 +24,19 @@ LOOK_AGAIN_S = 1.0
 NOT_FOUND_S = 2.0
 """After a name that was not found."""
 
+logger = logging.getLogger("indexer.dial")
+
 Call: TypeAlias = Callable[[Callable[[], None]], None]
 """Has something called soon, on the thread that owns the socket; may be called on any thread."""
 
 
 class Sockets(NamedTuple):
-    """What one thread opens its sockets with."""
+    """What one thread opens its sockets with.  purpose: under which refusals are counted"""
 
     context: "zmq.Context[zmq.Socket[bytes]]"
     names: Names
     call: Call
+    purpose: str = "events"
 
 
 class Dial:
@@ -44,8 +49,11 @@ class Dial:
         names: Names,
         call: Call,
         then: Callable[[], object] = lambda: None,
+        purpose: str = "events",
     ) -> None:
-        """then: called when the socket has been given an address; may raise zmq.ZMQError."""
+        """then: called when the socket has been given an address; may raise zmq.ZMQError.
+        purpose: as in `Sockets`
+        """
         host = tcp_host(endpoint)
         self._host = None if host is None or is_address(host) else host
         self._port = endpoint.rpartition(":")[2]
@@ -54,14 +62,21 @@ class Dial:
         self._names = names
         self._call = call
         self._then = then
+        self._purpose = purpose
         self._at: str | None = None
         self._is_connected = self._is_asking = self._is_over = False
         self.error: str | None = None
         """Why the name has no address."""
+        self.refusal: str | None = None
+        """The same, when it has some, but none that may be connected to."""
 
     def begin(self) -> None:
-        """Connect, or look the name up first.  Raises zmq.ZMQError for what libzmq refuses."""
+        """Connect, or look the name up first.
+
+        Raises zmq.ZMQError for what libzmq refuses, or the boundary, with its reason.
+        """
         if self._host is None:
+            self._refuse_unless_allowed()
             self._connect(self._endpoint)
             self._then()
         elif is_host_name(self._host):
@@ -109,12 +124,30 @@ class Dial:
         if self._is_over or self._is_connected:
             return
         self.error = addresses.error
+        self._note(addresses.error if addresses.is_refused else None)
         try:
             self._go_to([self._endpoint_of(address) for address in addresses.found])
         except zmq.ZMQError as error:
             self._at, self.error = None, str(error)
         if self._at is None:
             self._ask(NOT_FOUND_S)
+
+    def _refuse_unless_allowed(self) -> None:
+        """What is no name.  Raises zmq.ZMQError."""
+        host = tcp_host(self._endpoint)
+        known = self._endpoint if host is None else host
+        self._note(self._names.boundary.refusal(known, host))
+        if self.refusal is not None:
+            raise zmq.ZMQError(errno.EACCES, self.refusal)
+
+    def _note(self, refusal: str | None) -> None:
+        """What came of judging the addresses."""
+        if refusal is not None:
+            self._names.boundary.count(self._purpose)
+        if refusal is not None and self.refusal is None:
+            fields = {"endpoint": self._endpoint, "purpose": self._purpose, "reason": refusal}
+            logger.warning("a connection is refused", extra={"fields": fields})
+        self.refusal = refusal
 
     def _go_to(self, endpoints: list[str]) -> None:
         """To the one behind that which has failed, in a circle.  Raises zmq.ZMQError."""

@@ -24,6 +24,7 @@ import zmq
 from indexer.events.kv_source import KvSource
 from indexer.sockets.arrivals import Room
 from indexer.sockets.ask_pace import AskPace
+from indexer.sockets.boundary import Boundary
 from indexer.sockets.descriptors import allow_many, present_room
 from indexer.sockets.dial import Sockets
 from indexer.sockets.gathering import Gathering
@@ -257,12 +258,15 @@ class Ingest:
     """Listeners of all ranks.  Methods may be called on any thread but the ingest threads.
 
     held: listeners connect, but what they receive is kept until `release`.
+    boundary: where this process may connect to; None: everywhere
     """
 
-    def __init__(self, threads: int, *, held: bool = False) -> None:
+    def __init__(
+        self, threads: int, *, held: bool = False, boundary: Boundary | None = None
+    ) -> None:
         assert threads >= 1
         allow_many()
-        self.names = Names()
+        self.names = Names(boundary=boundary)
         """For everybody in the process who has names to look up."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, min(SOCKETS_MAX, self._context.get(zmq.SOCKET_LIMIT)))

@@ -77,6 +77,8 @@ class LiveConnection:
     @property
     def error(self) -> str | None:
         """Why there is no connection; None while there is one, or nothing is known yet."""
+        if self._dial.refusal is not None:
+            return self._dial.refusal
         return NOT_FOUND if self._dial.error is not None else self._error
 
     @property

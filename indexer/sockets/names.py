@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
 from indexer.endpoints import is_address
+from indexer.sockets.boundary import Boundary
 
 THREADS_MAX = 16
 """As many names that nobody answers for may be asked for before others have to wait."""
@@ -27,10 +28,15 @@ ADDRESSES_MAX = 16
 
 
 class Addresses(NamedTuple):
-    """Of a host: numeric, IPv4 first.  None of them, and why, when there are none."""
+    """Of a host, those that may be connected to: numeric, IPv4 first.  None of them, and why, when
+    there are none.
+
+    is_refused: there are some, and none may be connected to
+    """
 
     found: tuple[str, ...] = ()
     error: str | None = None
+    is_refused: bool = False
 
 
 Tell: TypeAlias = Callable[[Addresses], None]
@@ -40,7 +46,11 @@ Lookup: TypeAlias = Callable[..., Sequence[tuple[Any, ...]]]
 class Names:
     """All methods may be called on any thread."""
 
-    def __init__(self, lookup: Lookup = socket.getaddrinfo) -> None:
+    def __init__(
+        self, lookup: Lookup = socket.getaddrinfo, boundary: Boundary | None = None
+    ) -> None:
+        """boundary: judges every address; None: all may be connected to"""
+        self.boundary = boundary or Boundary()
         self._lookup = lookup
         self._lock = threading.Lock()
         self._wanted = threading.Condition(self._lock)
@@ -58,12 +68,20 @@ class Names:
         after_s: not before so many seconds.  `tell` must not raise, and be quick.
         """
         if is_address(host):
-            tell(Addresses((host,)))
+            tell(self.judged(host, (host,)))
             return
         with self._lock:
             refusal = self._take(host, tell, after_s)
         if refusal is not None:
             tell(Addresses(error=refusal))
+
+    def judged(self, host: str, addresses: Sequence[str]) -> Addresses:
+        """Those of its addresses that may be connected to."""
+        reasons = {address: self.boundary.refusal(host, address) for address in addresses}
+        found = tuple(address for address, why in reasons.items() if why is None)
+        if found or not reasons:
+            return Addresses(found)
+        return Addresses(error=next(iter(reasons.values())), is_refused=True)
 
     def tend(self) -> None:
         """To be called now and then: for names that wait while no thread could be begun."""
@@ -140,4 +158,4 @@ class Names:
             return Addresses(error=f"{host}: {error}")
         found = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
         names = dict.fromkeys(str(entry[4][0]) for entry in found)
-        return Addresses(tuple(names)[:ADDRESSES_MAX])
+        return self.judged(host, tuple(names)[:ADDRESSES_MAX])

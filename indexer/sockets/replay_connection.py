@@ -24,7 +24,9 @@ class ReplayConnection:
         self.socket = reading_socket(sockets.context, zmq.DEALER, endpoint, arrivals.bounds())
         self.arrivals = Arrivals(self.socket, room, max(REPLAY_FRAMES))
         self._question: list[bytes] = []
-        self._dial = Dial(self.socket, endpoint, sockets.names, sockets.call, self._send)
+        self._dial = Dial(
+            self.socket, endpoint, sockets.names, sockets.call, self._send, purpose="replay"
+        )
 
     def ask(self, start: int) -> None:
         """For the batches from this number on.  To be called once.  Raises zmq.ZMQError."""

@@ -25,7 +25,9 @@ class Subscription:
         events: the zmq.EVENT_* that the monitor tells of
         """
         self.socket: Socket = reading_socket(sockets.context, zmq.SUB, endpoint, bounds)
-        self.dial = Dial(self.socket, endpoint, sockets.names, sockets.call)
+        self.dial = Dial(
+            self.socket, endpoint, sockets.names, sockets.call, purpose=sockets.purpose
+        )
         try:
             for topic in topics:
                 self.socket.setsockopt(zmq.SUBSCRIBE, topic)

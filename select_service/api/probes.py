@@ -128,6 +128,7 @@ async def metrics(service: Service, request: Request) -> Response:
         _access(service.guard) if service.guard.is_on else None,
         None if service.audit is None else service.audit.counts,
         () if service.discovery is None else service.discovery.report(),
+        service.ingest.names.boundary.refused(),
     )
     seen = await result_in_turns(service.metrics.observe(service.selector, edges))
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

@@ -7,7 +7,7 @@ from select_service.access.roles import OPERATOR, REPLICA, whole_service
 from select_service.api.service import ReplicaPlane, Service
 from select_service.bodies.common import Status
 from select_service.bodies.replicas import ReplicaPeerRequest, ReplicaStatus
-from select_service.errors import Conflict, NotFound
+from select_service.errors import Conflict, DestinationRefused, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 
@@ -71,7 +71,7 @@ REPLICAS = Noun("replicas", "Share active load with other selectors of the same 
         may_call=whole_service(OPERATOR),
         detail="Takes effect at once; the peer may be absent. Not kept over a restart.",
         body=_PEER,
-        refusals=(*WITH_BODY, Conflict),
+        refusals=(*WITH_BODY, DestinationRefused, Conflict),
     )
 )
 async def register(service: Service, request: Request, body: ReplicaPeerRequest) -> Response:

@@ -27,7 +27,7 @@ from select_service.bodies.workers import (
 )
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.workers.catalog import RANKS_PER_STEP, Worker
-from select_service.errors import BadRequest, Conflict, NotFound
+from select_service.errors import BadRequest, Conflict, DestinationRefused, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 from select_service.turns import encoded_in_turns, in_turns
@@ -104,7 +104,7 @@ WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
         "error: its `lifecycle` is `incomplete` and `not_schedulable_reasons` says why. 409 for "
         "one that a source of workers has added, see `/discovery`.",
         body=Body(WorkerRegistration, {"two ranks": _TWO_RANKS, "one rank": _ONE_RANK}),
-        refusals=(*WITH_BODY, Conflict),
+        refusals=(*WITH_BODY, DestinationRefused, Conflict),
     )
 )
 async def register(service: Service, request: Request, body: WorkerRegistration) -> Response:
@@ -193,7 +193,7 @@ async def show(service: Service, request: Request, worker_id: int) -> Response:
         "record is still kept is registered again, as in the reference; `revived` says so.",
         in_path=parameters.WORKER_ID,
         body=Body(WorkerPatch, {"taints": {"taints": ["h100", "zone-a"]}}),
-        refusals=(*WITH_BODY, NotFound),
+        refusals=(*WITH_BODY, DestinationRefused, NotFound),
     )
 )
 async def patch(service: Service, request: Request, worker_id: int, body: WorkerPatch) -> Response:

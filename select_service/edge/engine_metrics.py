@@ -34,7 +34,16 @@ LINES_BYTES_AT_ONCE = 4 * 1024
 SCRAPES_MAX = 256
 """At the same time.  Beyond so many endpoints that hang, the others are asked less often."""
 ACCEPT = "text/plain; version=0.0.4"
-RESULTS = ("ok", "timeout", "unreachable", "http_status", "too_large", "unreadable", "no_metric")
+RESULTS = (
+    "ok",
+    "timeout",
+    "unreachable",
+    "http_status",
+    "too_large",
+    "unreadable",
+    "no_metric",
+    "not_allowed",
+)
 
 log = logging.getLogger("select_service.engine_metrics")
 
@@ -118,7 +127,11 @@ class EngineMetrics:
     async def _ask(self, target: EngineTarget) -> None:
         try:
             text = await self._http.body(
-                target.url, accept=ACCEPT, bytes_max=BODY_BYTES_MAX, timeout_s=self._timeout_s
+                target.url,
+                accept=ACCEPT,
+                bytes_max=BODY_BYTES_MAX,
+                timeout_s=self._timeout_s,
+                purpose="metrics",
             )
             readings = await _read(text, target.dp_ranks)
         except HttpError as error:

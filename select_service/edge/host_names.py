@@ -15,7 +15,7 @@ _is_address = lru_cache(KNOWN_MAX)(is_address)
 async def looked_up(names: Names, host: str) -> Addresses:
     """Whoever asks limits the time."""
     if _is_address(host):
-        return Addresses((host,))
+        return names.judged(host, (host,))
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Addresses] = loop.create_future()
 

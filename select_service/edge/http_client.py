@@ -2,7 +2,8 @@
 
 Engines are asked for metrics, replicas for lists and peers for dumps, all through one pool of
 connections.  Nothing is followed, kept or decompressed that nobody asked for: no redirects, cookies
-or proxies.  Over https a certificate must be of the host that was asked, and issued by somebody
+or proxies.  Addresses are judged before they are connected to, see `indexer.sockets.boundary`.
+Over https a certificate must be of the host that was asked, and issued by somebody
 whom the system trusts (or SSL_CERT_FILE or SSL_CERT_DIR of the environment).
 
 What the library of HTTP does is in `http_session`, which the first request imports, on a thread.
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from select_service.edge.http_session import Sessions
 
 CONNECTIONS_MAX = 1024
+OTHER = "other"
+"""Purpose of requests that say none."""
 _SESSIONS = "select_service.edge.http_session"
 
 
@@ -49,10 +52,18 @@ class HttpClient:
             await sessions.close()
 
     async def body(
-        self, url: str, *, accept: str, bytes_max: int, timeout_s: float, with_key: bool = False
+        self,
+        url: str,
+        *,
+        accept: str,
+        bytes_max: int,
+        timeout_s: float,
+        purpose: str = OTHER,
+        with_key: bool = False,
     ) -> bytes:
         """All of the body.  timeout_s: from the name to the last byte.  Raises HttpError.
 
+        purpose: under which a refusal of the address is counted
         with_key: it is a selector that we were told of, and may have our key
         """
         body = bytearray()
@@ -60,7 +71,7 @@ class HttpClient:
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self.get(url, accept, with_key=with_key) as response,
+                self.get(url, accept, purpose=purpose, with_key=with_key) as response,
             ):
                 async for chunk in response.content.iter_any():
                     body += chunk
@@ -74,19 +85,24 @@ class HttpClient:
 
     @contextlib.asynccontextmanager
     async def get(
-        self, url: str, accept: str, *, with_key: bool = False
+        self, url: str, accept: str, *, purpose: str = OTHER, with_key: bool = False
     ) -> AsyncIterator["ClientResponse"]:
         """An answer with status 200, whose body is taken inside.  Raises HttpError.
 
-        with_key: as in `body`
+        purpose, with_key: as in `body`
 
         The caller limits the time and what it takes, and has its own TimeoutError back.
         """
         headers = {"accept": accept}
         if with_key and self._key_file is not None:
             headers["authorization"] = await authorization(self._key_file)
-        async with (await self._loaded()).answered(url, headers) as response:
-            yield response
+        try:
+            async with (await self._loaded()).answered(url, headers) as response:
+                yield response
+        except HttpError as error:
+            if error.failure == "not_allowed":
+                self._names.boundary.count(purpose)
+            raise
 
     async def _loaded(self) -> "Sessions":
         """Outside of the time limit of a request: the import takes half a second or more."""

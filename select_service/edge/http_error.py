@@ -2,7 +2,10 @@
 
 from typing import Literal, TypeAlias
 
-Failure: TypeAlias = Literal["timeout", "unreachable", "http_status", "too_large", "unreadable"]
+Failure: TypeAlias = Literal[
+    "timeout", "unreachable", "http_status", "too_large", "unreadable", "not_allowed"
+]
+"""`not_allowed`: it leads to an address that must not be connected to."""
 
 
 class HttpError(Exception):

@@ -58,7 +58,8 @@ async def post(
     """url: one that `urls.engine_url_error` admits.  headers: further lines, each with its CRLF.
 
     bytes_max: of the body.  timeout_s: from the name to the last byte.  Raises HttpError:
-    `timeout`, `unreachable` before a status came, `unreadable` when what came is not HTTP.
+    `timeout`, `not_allowed` or `unreachable` before a status came, `unreadable` when what came is
+    not HTTP.
     """
     place = _place(url)
     try:
@@ -98,6 +99,9 @@ async def _connect(names: Names, place: _Place, exchange: "_Exchange") -> None:
     """To the first address that answers.  Raises HttpError."""
     host, port = place.host, place.port
     addresses = await looked_up(names, host)
+    if addresses.is_refused:
+        names.boundary.count("canary")
+        raise HttpError("not_allowed", addresses.error or "")
     error = f"name not found: {addresses.error}"
     for address in addresses.found:
         try:

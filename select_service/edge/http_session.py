@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from indexer.endpoints import is_address
 from indexer.sockets.names import Names
 from select_service.edge.host_names import looked_up
 from select_service.edge.http_error import HttpError
@@ -24,6 +25,10 @@ KEEP_S = 15.0
 HEADERS = {"accept-encoding": "identity"}
 
 
+class _NotAllowed(OSError):
+    """None of the addresses may be connected to."""
+
+
 class _Resolver(AbstractResolver):
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -33,6 +38,8 @@ class _Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Raises OSError."""
         addresses = await looked_up(self._names, host)
+        if addresses.is_refused:
+            raise _NotAllowed(addresses.error)
         if addresses.error is not None:
             raise OSError(addresses.error)
         return [_result(host, address, port) for address in addresses.found]
@@ -68,6 +75,7 @@ class Sessions:
 
     def __init__(self, names: Names, connections_max: int) -> None:
         assert connections_max >= 2
+        self._names = names
         self._kept_max = connections_max // 2
         self._kept: OrderedDict[URL, _Kept] = OrderedDict()
         """Those that were asked longest ago first."""
@@ -104,6 +112,8 @@ class Sessions:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if has_begun and isinstance(error, ValueError):
                 raise  # not of the URL, but of what the caller makes of the answer
+            if (cause := _not_allowed(error)) is not None:
+                raise HttpError("not_allowed", str(cause)) from None
             raise HttpError("unreachable", _in_words(error)) from None
 
     @contextlib.asynccontextmanager
@@ -111,9 +121,20 @@ class Sessions:
         self, url: URL, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Raises what aiohttp raises; ValueError for a URL without an origin."""
+        self._refuse_unless_allowed(url.raw_host or "")
         with self._session_of(url) as session:
             async with session.get(url, allow_redirects=False, headers=headers) as response:
                 yield response
+
+    def _refuse_unless_allowed(self, host: str) -> None:
+        """What the resolver is never asked for.  Raises HttpError."""
+        if ":" not in host and not host.replace(".", "").isdigit():
+            return
+        if not is_address(host):
+            raise HttpError("unreachable", f"`{host}` is no address")
+        addresses = self._names.judged(host, (host,))
+        if addresses.is_refused:
+            raise HttpError("not_allowed", addresses.error or "")
 
     @contextlib.contextmanager
     def _session_of(self, url: URL) -> Iterator[aiohttp.ClientSession]:
@@ -139,6 +160,12 @@ class Sessions:
             del self._kept[oldest]
         self._kept[origin] = _Kept()
         return self._kept[origin]
+
+
+def _not_allowed(error: Exception) -> _NotAllowed | None:
+    """Was that the reason?"""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
+    return cause if isinstance(cause, _NotAllowed) else None
 
 
 def _in_words(error: Exception) -> str:

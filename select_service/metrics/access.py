@@ -1,4 +1,6 @@
-"""Who was refused, and how the file of keys is.  Without keys there are no series."""
+"""Who was refused, and how the file of keys is: without keys there are no series.  And to where
+this process did not connect.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +40,14 @@ REFUSED: Sequence[Family[int]] = (
         itself,
     ),
 )
+CONNECTIONS: Sequence[Family[int]] = (
+    Family(
+        COUNTER,
+        "connections_refused",
+        "Connections of this process that were refused for where they lead, by what they were for.",
+        itself,
+    ),
+)
 _READ = "api_keys_readings"
 _HELP = "Readings of a changed file of keys, by result."
 KEYS: Sequence[Family[AccessReport]] = (
@@ -66,6 +76,11 @@ AUDITED: Sequence[Family[AuditCounts]] = (
 
 def of_audit(counts: AuditCounts) -> Iterator[Metric]:
     return series_of(AUDITED, (), {(): counts})
+
+
+def of_connections(refused: Mapping[str, int]) -> Iterator[Metric]:
+    """refused: by purpose, those of which some were"""
+    return series_of(CONNECTIONS, ("purpose",), {(each,): n for each, n in refused.items()})
 
 
 def of_access(report: AccessReport) -> Iterator[Metric]:

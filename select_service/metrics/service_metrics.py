@@ -25,7 +25,13 @@ from select_service.core.hindsight import HindsightReport
 from select_service.core.histogram import Histogram
 from select_service.core.selector import Selector
 from select_service.core.views.state_report import Load, PartitionReport, Report, report
-from select_service.metrics.access import AccessReport, AuditCounts, of_access, of_audit
+from select_service.metrics.access import (
+    AccessReport,
+    AuditCounts,
+    of_access,
+    of_audit,
+    of_connections,
+)
 from select_service.metrics.admission import of_admission
 from select_service.metrics.comparing import of_experiments, of_shadow
 from select_service.metrics.decision_log import LogCounts, of_decision_log
@@ -96,6 +102,7 @@ class Edges(NamedTuple):
     access:            None: there are no keys
     audit:             None: there is no audit log
     discovery:         of the sources of workers
+    refused:           connections that were not made, by what they were for
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -109,6 +116,7 @@ class Edges(NamedTuple):
     access: AccessReport | None = None
     audit: AuditCounts | None = None
     discovery: Sequence[SourceReport] = ()
+    refused: Mapping[str, int] = MappingProxyType({})
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -245,6 +253,7 @@ class _Scrape(Collector):
             yield from of_access(seen.edges.access)
         if seen.edges.audit is not None:
             yield from of_audit(seen.edges.audit)
+        yield from of_connections(seen.edges.refused)
         yield from of_discovery(seen.edges.discovery)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)

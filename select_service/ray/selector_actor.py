@@ -64,8 +64,9 @@ class SelectorActor:
         return self._address
 
     def _places(self, http_port: int, sync_port: int, others: Iterable[Address]) -> list[str]:
-        # Other nodes reach it; whether it asks for keys is in the flags that were given.
-        flags = ["--host", "0.0.0.0", "--insecure"]
+        # Other nodes reach it; whether it asks for keys is in the flags that were given.  Engines
+        # may be on its own node, which Ray perhaps knows by its loopback address.
+        flags = ["--host", "0.0.0.0", "--insecure", "--connect-to-loopback"]
         flags += ["--port", str(http_port), "--replica-sync-port", str(sync_port)]
         flags += ["--advertise-url", self._address.url]
         urls = ",".join(other.url for other in others)

@@ -159,6 +159,23 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "= not written",
         ),
     ),
+    "Where it may connect to": (
+        cli(
+            "--connect-to",
+            None,
+            read.destinations,
+            "comma-separated networks and names of engines and replicas, for example "
+            "10.0.0.0/8,.svc.cluster.local; none = everywhere but to what is always refused, see "
+            "docs/security.md",
+        ),
+        cli(
+            "--connect-to-loopback",
+            None,
+            read.flag,
+            "may the service connect to its own machine, over loopback, ipc and inproc? Default: "
+            "only where --host is loopback and no key is asked for",
+        ),
+    ),
     "Discovery": (
         cli(
             "--workers-file",

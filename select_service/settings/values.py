@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from indexer.endpoints import endpoint_error
+from select_service.destinations import network_of
 from select_service.spelling import shown
 from select_service.urls import service_url_error
 
@@ -20,6 +21,7 @@ URL_CHARS_MAX = 512
 NETWORKS_MAX = 64
 HOSTS_MAX = 64
 HOST = re.compile(r"\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+DIGITS = re.compile(r"[0-9.]+")
 NOBODY = "nobody"
 SHOWN_CHARS_MAX = 200
 """How much of a wrong value an error line repeats."""
@@ -166,6 +168,25 @@ def networks(text: str) -> tuple[str, ...]:
     if not 1 <= len(parts) <= NETWORKS_MAX:
         raise ValueError(f"1 to {NETWORKS_MAX} networks, separated by commas, or {NOBODY}")
     return tuple(_network(part) for part in parts)
+
+
+def destinations(text: str) -> tuple[str, ...]:
+    """Networks in the CIDR notation, and names as in `hosts`."""
+    parts = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    if not 1 <= len(parts) <= NETWORKS_MAX:
+        raise ValueError(f"1 to {NETWORKS_MAX} networks or names, separated by commas")
+    return tuple(map(_destination, parts))
+
+
+def _destination(text: str) -> str:
+    if ":" not in text and "/" not in text and not DIGITS.fullmatch(text):
+        if not HOST.fullmatch(text):
+            raise PartError(f"invalid host name `{shown(text)}`: no scheme, port or path")
+        return text
+    try:
+        return str(network_of(text))
+    except ValueError as error:
+        raise PartError(f"invalid network `{shown(text)}`: {error}") from None
 
 
 def _network(text: str) -> str:

@@ -6,8 +6,10 @@ from typing import NamedTuple
 from select_service.access.guard import Guard
 from select_service.access.settings import guard_of
 from select_service.core.admission.rules import AdmissionRules
+from select_service.destinations import Destinations
 from select_service.settings.admission_rules import admission_rules
 from select_service.settings.config import Config
+from select_service.settings.destinations import destinations
 from select_service.settings.discovery import SourceSettings, source_settings
 from select_service.settings.health_settings import HealthSettings, health_settings
 
@@ -21,6 +23,7 @@ class Wanted(NamedTuple):
     health: HealthSettings | None
     guard: Guard
     sources: Sequence[SourceSettings]
+    destinations: Destinations
 
 
 def wanted_of(config: Config, version: str) -> Wanted:
@@ -32,4 +35,5 @@ def wanted_of(config: Config, version: str) -> Wanted:
         health_settings(config),
         guard_of(config),
         source_settings(config),
+        destinations(config),
     )

@@ -225,7 +225,7 @@ def test_a_refusal_names_no_scope_of_others(shared):
 def test_hints_of_a_bound_key_do_not_speak_of_others(tmp_path):
     with Api("--api-keys-file", str(keys_of_tenants(tmp_path)), DYN_USE_KV_EVENTS="true") as api:
         for worker_id, tenant in enumerate(TENANTS, 1):
-            body = a_worker_of(tenant, worker_id) | {"kv_events_endpoint": "ipc:///nowhere/x"}
+            body = a_worker_of(tenant, worker_id) | {"kv_events_endpoint": "tcp://192.0.2.1:5557"}
             answer = api.post("/workers", body, authorization=bearer(tenant))
             assert "hints" not in answer.body
         seen = api.call("GET", "/workers/2", authorization=bearer("all")).body

@@ -40,9 +40,8 @@ from select_service.core.workers.catalog import (
     shortcomings,
 )
 from select_service.core.workers.event_users import EventUsers
-from select_service.errors import BadRequest, CapacityExceeded
-from select_service.spelling import shown
-from select_service.urls import metrics_url_error
+from select_service.core.workers.places import Places
+from select_service.errors import CapacityExceeded
 
 PARTITIONS_MAX = 1024
 CLAIMS_PER_TURN_MAX = 512
@@ -118,6 +117,7 @@ class Fleet:
         stays."""
         self.leaving: deque[Leaving] = deque()
         self.recovered = Recovered()
+        self.places = Places()
         self.event_users = EventUsers()
         self._new_index = new_index
         self._use_kv_events = use_kv_events
@@ -137,17 +137,17 @@ class Fleet:
     def registered(self, given: WorkerRegistration) -> Worker:
         """The worker as it would stand after a POST.  Changes nothing.
 
-        Raises BadRequest, CapacityExceeded.
+        Raises BadRequest, DestinationRefused, CapacityExceeded.
         """
-        _check_metrics_endpoint(given.metrics_endpoint)
+        self.places.check(given)
         return self._judged(self.catalog.registered(given))
 
     def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
         """The worker as it would stand after a PATCH.  Changes nothing.
 
-        Raises BadRequest, NotFound.
+        Raises BadRequest, DestinationRefused, NotFound.
         """
-        _check_metrics_endpoint(patch.metrics_endpoint)
+        self.places.check(patch)
         return self._judged(self.catalog.patched(worker_id, patch))
 
     def _judged(self, worker: Worker) -> Worker:
@@ -220,6 +220,7 @@ class Fleet:
 
         Where there is no room nothing happens: then `put` says so.
         """
+        yield from self.places.looking(worker.given)
         if self._use_kv_events:
             yield from looking_at_endpoints(worker)
         partition, n_ranks = self.partitions.get(worker.key), len(worker.dp_ranks())
@@ -487,13 +488,3 @@ def _moving_ranks(old: Worker, new: Worker) -> list[Rank]:
         for rank, endpoint in zip(new.ranks(), after.values(), strict=True)
         if rank.dp_rank in before and before[rank.dp_rank] != endpoint
     ]
-
-
-def _check_metrics_endpoint(url: str | None) -> None:
-    """Raises BadRequest.  An empty one asks no engine."""
-    error = metrics_url_error(url) if url else None
-    if url and error is not None:
-        raise BadRequest(
-            f"invalid metrics_endpoint `{shown(url)}`: {error}; "
-            "expected one like http://worker-1:8000/metrics"
-        )

@@ -15,7 +15,8 @@ HINTS_MAX = 8
 RANKS_MAX = 256
 """Of one worker that are looked at, each for some microseconds: whoever registers a rank wrongly
 has mostly registered all of them so."""
-_WILDCARDS = ("*", "0.0.0.0", "[::]")
+_WILDCARD = "*"
+"""Others, as 0.0.0.0, are refused at once."""
 
 
 def worker_hints(worker: Worker, users: EventUsers) -> list[str]:
@@ -58,7 +59,7 @@ def _strangers(worker: Worker) -> Iterator[str]:
 def _rank_hints(worker: Worker, rank: Rank, events: str, users: EventUsers) -> Iterator[str]:
     dp_rank, replay = rank.dp_rank, worker.replay_endpoint(rank.dp_rank)
     for kind, endpoint in (("KV events", events), ("replay", replay)):
-        if endpoint and _host(endpoint) in _WILDCARDS:
+        if endpoint and _host(endpoint) == _WILDCARD:
             yield (
                 f"{kind} endpoint `{endpoint}` of dp_rank {dp_rank} is what an engine binds to; "
                 "give the host name or address under which this service reaches it"

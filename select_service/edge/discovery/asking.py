@@ -37,6 +37,12 @@ async def facts_from(http: HttpClient, url: str) -> EngineFacts:
 
 async def _document(http: HttpClient, url: str) -> bytes | HttpError:
     try:
-        return await http.body(url, accept="*/*", bytes_max=ANSWER_BYTES_MAX, timeout_s=TIMEOUT_S)
+        return await http.body(
+            url,
+            accept="*/*",
+            bytes_max=ANSWER_BYTES_MAX,
+            timeout_s=TIMEOUT_S,
+            purpose="discovery",
+        )
     except HttpError as error:
         return error

@@ -4,7 +4,7 @@
     no complete answer in time                                     timeout
     5xx                                                            http_5xx
     429, 503 of an engine that has too much to do                  busy
-    other 4xx, 3xx                                                 misconfigured
+    other 4xx, 3xx, an address that must not be connected to       misconfigured
     200 without an answer that can be read                         malformed
     200 with one                                                   answer, which the core judges
 
@@ -29,6 +29,7 @@ _CAME: dict[Failure, Came] = {
     "unreachable": Came.CONNECT,
     "timeout": Came.TIMEOUT,
     "unreadable": Came.MALFORMED,
+    "not_allowed": Came.MISCONFIGURED,
 }
 
 

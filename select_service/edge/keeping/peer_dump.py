@@ -76,7 +76,9 @@ class Download:
         try:
             async with (
                 asyncio.timeout(ANSWER_S_MAX) as patience,
-                self._http.get(self.url.rstrip("/") + "/dump", ACCEPT, with_key=True) as response,
+                self._http.get(
+                    self.url.rstrip("/") + "/dump", ACCEPT, purpose="recovery", with_key=True
+                ) as response,
             ):
                 patience.reschedule(None)
                 return await self._load(response)

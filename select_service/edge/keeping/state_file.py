@@ -115,6 +115,7 @@ async def _of_peer(peer: str, http: HttpClient) -> KeptState | None:
             accept="application/json",
             bytes_max=FILE_BYTES_MAX,
             timeout_s=PEER_S,
+            purpose="recovery",
             with_key=True,
         )
         state = await asyncio.to_thread(msgspec.json.decode, content, type=KeptState)

@@ -75,6 +75,7 @@ async def fetch_page(
             accept=ACCEPT,
             bytes_max=PAGE_BYTES_MAX,
             timeout_s=PAGE_S_MAX,
+            purpose="replica_list",
             with_key=with_key,
         )
         rows, rest = await _rows_of(body, wanted.limit)

@@ -83,7 +83,7 @@ class ReplicaSubscriber:
     def connect(self, context: "zmq.Context[Socket]") -> None:
         """The peer may be absent.  Raises zmq.ZMQError for an address libzmq refuses."""
         self._subscription = Subscription(
-            Sockets(context, self._names, self._call),
+            Sockets(context, self._names, self._call, "replica"),
             self.endpoint,
             Bounds(QUEUED_MESSAGES_MAX, MESSAGE_BYTES_MAX),
             topics=self._receivers,

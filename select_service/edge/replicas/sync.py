@@ -24,6 +24,7 @@ from select_service.core.replicas.digest import Receipt
 from select_service.core.replicas.events import FrameError, LoadEvent
 from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair, Repaired
 from select_service.core.replicas.state import ReplicaState
+from select_service.destinations import Destinations
 from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas.log import OutLog, PeerLog
 from select_service.edge.replicas.peer import Peer, is_where_told, shown, url_of
@@ -31,7 +32,7 @@ from select_service.edge.replicas.peer_list import NoList, fetch_page
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.subscriber import Receive, ReplicaSubscriber
 from select_service.edge.supervised import Callbacks
-from select_service.errors import BadRequest, CapacityExceeded
+from select_service.errors import BadRequest, CapacityExceeded, DestinationRefused
 
 PEERS_MAX = 64
 CONNECT_ANEW_S = 10.0
@@ -57,14 +58,18 @@ class ReplicaSync:
         *,
         repair: bool,
         url: str | None,
+        destinations: Destinations | None = None,
     ) -> None:
-        """repair: fetch what is missing from peers.  url: where they find our HTTP interface."""
+        """repair: fetch what is missing from peers.  url: where they find our HTTP interface.
+        destinations: where peers may be, judged before they are registered
+        """
         self._state = state
         self._publisher = publisher
         self._callbacks = callbacks
         self._names = names
         self._repair = repair
         self._url = url
+        self._destinations = destinations or Destinations()
         self._http_port = 0
         self._digests = self._n_ranks = 0
         self._peers: dict[str, Peer] = {}
@@ -102,12 +107,18 @@ class ReplicaSync:
         return sorted(self._peers)
 
     def register(self, endpoint: str) -> bool:
-        """Listen to a peer.  False: it was known.  Raises BadRequest, CapacityExceeded."""
+        """Listen to a peer.  False: it was known.
+
+        Raises BadRequest, DestinationRefused, CapacityExceeded.
+        """
         error = endpoint_error(endpoint)
         if error is not None:
             raise BadRequest(error)
         if endpoint in self._peers:
             return False
+        refusal = self._destinations.refusal_of_endpoint(endpoint)
+        if refusal is not None:
+            raise DestinationRefused(f"replica peer `{endpoint}` is refused: {refusal}")
         if len(self._peers) >= PEERS_MAX:
             raise CapacityExceeded(f"{PEERS_MAX} peers are registered, the most there may be")
         now = monotonic()

@@ -30,10 +30,9 @@ def test_an_endpoint_that_is_no_url(selector):
     assert not selector.patch(1, a_patch(endpoint="http://w:8000")).hints
 
 
-@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
-def test_an_address_that_only_an_engine_can_bind(selector, host):
-    [hint] = hints(selector, kv_events_endpoint=f"tcp://{host}:5557")
-    assert hint.startswith(f"KV events endpoint `tcp://{host}:5557` of dp_rank 0 is what an")
+def test_an_address_that_only_an_engine_can_bind(selector):
+    [hint] = hints(selector, kv_events_endpoint="tcp://*:5557")
+    assert hint.startswith("KV events endpoint `tcp://*:5557` of dp_rank 0 is what an")
     endpoints = {"kv_events_endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}
     assert len(hints(selector, **endpoints)) == 2
 

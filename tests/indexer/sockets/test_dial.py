@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from indexer.endpoints import endpoint_error, is_address, tcp_host
+from indexer.sockets.boundary import Boundary
 from indexer.sockets.dial import Dial
 from indexer.sockets.names import Addresses
 
@@ -28,6 +29,8 @@ class Socket:
 
 class Names:
     """Knows every name."""
+
+    boundary = Boundary()
 
     def look_up(self, host, tell, after_s=0.0):
         tell(Addresses(("10.0.0.1", "fd00::1")))

@@ -1,0 +1,23 @@
+"""Of a worker of many ranks, where each of them is."""
+
+from select_service.core.workers import places as places_module
+from select_service.core.workers.places import Places
+from select_service.destinations import Destinations
+from tests.builders import a_worker
+
+
+def test_what_was_looked_at_in_steps_is_remembered(monkeypatch):
+    asked = []
+
+    def refusal_of_endpoint(self, endpoint):
+        asked.append(endpoint)
+
+    monkeypatch.setattr(Destinations, "refusal_of_endpoint", refusal_of_endpoint)
+    endpoints = {n: f"tcp://10.0.{n // 256}.{n % 256}:5557" for n in range(1024)}
+    worker = a_worker(1, data_parallel_size=1024, kv_events_endpoints=endpoints)
+    places = Places(Destinations())
+    steps = len(list(places.looking(worker)))
+    assert steps == 1024 // places_module.RANKS_PER_STEP
+    assert asked == list(endpoints.values())
+    places.check(worker)
+    assert len(asked) == 1024
