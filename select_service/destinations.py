@@ -218,7 +218,6 @@ def _meant(address: Address) -> Iterator[Address]:
     low = int(address) & 0xFFFFFFFF
     is_of_ipv4 = _holding(_OF_IPV4, address) or _holding(_TRANSLATED, address)
     yield IPv4Address(low) if is_of_ipv4 else address
-    if not low & 0xFFFFFF and _holding(
-        _LOCALLY_TRANSLATED, address
-    ):  # perhaps of a prefix of 64 bits, RFC 6052
+    if not low & 0xFFFFFF and _holding(_LOCALLY_TRANSLATED, address):
+        # Perhaps the prefix has 64 bits: RFC 6052, 2.2.
         yield IPv4Address((int(address) >> 24) & 0xFFFFFFFF)
