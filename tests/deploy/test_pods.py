@@ -1,0 +1,105 @@
+"""What two pods of the chart would start, started here: they serve, ask for keys, share load."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.access.keys import bearer, entry, keys_file, secret
+from tests.deploy.chart import NAMESPACE, arguments, container
+from tests.patience import eventually
+from tests.process.launched import Launched, free_port, own_command, own_environment
+from tests.process.running import Reached
+
+pytestmark = pytest.mark.process
+
+PODS = 2
+"""Of three: the third one has not come yet, which keeps nobody from serving."""
+WORKER = {
+    "worker_id": 1,
+    "model_name": "m",
+    "endpoint": "http://127.0.0.1:9",
+    "block_size": 16,
+}
+
+
+class Pod(Reached):
+    """An own address where a pod has one: a port stands for each of its two."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(free_port())
+        self.name, self.sync_port = f"select-service-{number}", free_port()
+
+    @property
+    def host(self) -> str:
+        return f"{self.name}.select-service-replicas.{NAMESPACE}.svc.cluster.local"
+
+    def started(self, others: list["Pod"], folder: Path, keys: Path) -> Launched:
+        words = [self._here(word, others, folder, keys) for word in arguments("minimal", self.name)]
+        variables = {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_CONNECT_TO_LOOPBACK": "true"}
+        environment = own_environment(variables)
+        return Launched(own_command(*words), environment, self.port)
+
+    def _here(self, word: str, others: list["Pod"], folder: Path, keys: Path) -> str:
+        for pod in [self, *others]:
+            word = word.replace(f"{pod.host}:8092", f"127.0.0.1:{pod.port}")
+            word = word.replace(f"{pod.host}:9092", f"127.0.0.1:{pod.sync_port}")
+        word = word.replace("--host=0.0.0.0", "--host=127.0.0.1")
+        word = word.replace("--port=8092", f"--port={self.port}")
+        word = word.replace("sync-port=9092", f"sync-port={self.sync_port}")
+        word = word.replace("/var/lib/select-service", str(folder))
+        return word.replace("/etc/select-service/keys", str(keys))
+
+    def probed(self, probe: str) -> int:
+        return self.call("GET", container("minimal")[probe]["httpGet"]["path"]).status
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[list[Pod]]:
+    entries = (entry(role, role) for role in ("caller", "operator", "replica", "metrics"))
+    keys_file(tmp_path, *entries)
+    (tmp_path / "peer.key").write_text(secret("replica"))
+    found = [Pod(number) for number in range(PODS)]
+    with contextlib.ExitStack() as stack:
+        for pod in found:
+            folder = tmp_path / pod.name
+            folder.mkdir()
+            others = [other for other in found if other is not pod]
+            launched = stack.enter_context(pod.started(others, folder, tmp_path))
+            stack.callback(launched.process.send_signal, signal.SIGINT)  # without draining
+            launched.wait_until_healthy(container("minimal")["startupProbe"]["httpGet"]["path"])
+        yield found
+
+
+def peers(pod: Pod) -> list[dict[str, object]]:
+    answer = pod.call("GET", "/replica_sync/status", authorization=bearer("replica"))
+    assert answer.status == 200
+    found: list[dict[str, object]] = answer.body["peers"]
+    return found
+
+
+def test_two_pods_serve_and_share_what_they_book(pods: list[Pod], tmp_path: Path) -> None:
+    for pod in pods:
+        assert pod.probed("livenessProbe") == 200
+        assert pod.call("GET", "/workers").status == 401
+        # Nobody is ready while there is nothing to choose, or before it is known what peers know.
+        assert pod.probed("readinessProbe") == 503
+        assert pod.call("POST", "/workers", WORKER, authorization=bearer("operator")).status == 201
+    for pod in pods:
+        eventually(lambda pod=pod: pod.probed("readinessProbe") == 200)
+        assert not any(peer["self"] for peer in peers(pod))
+        assert len(peers(pod)) == 2
+        eventually(lambda pod=pod: sum(bool(peer["connected"]) for peer in peers(pod)) == 1)
+    booking = {"model_name": "m", "reservation_id": "r", "token_ids": list(range(64))}
+    booked = pods[0].call("POST", "/select_and_reserve", booking, authorization=bearer("caller"))
+    assert booked.status == 200
+    eventually(
+        lambda: (
+            pods[1].call("GET", "/reservations/r", authorization=bearer("operator")).status == 200
+        )
+    )
+    assert pods[1].call("GET", "/metrics", authorization=bearer("metrics")).status == 200
+    for pod in pods:
+        assert "/workers" in (tmp_path / pod.name / "audit.jsonl").read_text()
