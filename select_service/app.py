@@ -19,10 +19,12 @@ from select_service.building import Parts, build
 from select_service.edge.audit_log import AuditFiles
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
+from select_service.edge.hangup import Hangup
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
 from select_service.edge.keys_watch import KeysWatch
 from select_service.edge.replicas.sync import ReplicaSync
+from select_service.edge.tls_watch import TlsWatch
 from select_service.errors import SelectError
 from select_service.http.server import Drain, Server, duplicates, server_of
 from select_service.settings.config import Config, Unusable
@@ -30,6 +32,7 @@ from select_service.settings.reach import allowed_hosts, usual_hosts
 from select_service.starting.announcing import announce
 from select_service.starting.collector import Freezing
 from select_service.starting.listening import leave_to_others, listen, siblings
+from select_service.starting.tls_files import warn_of_tls
 from select_service.starting.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ def opened(wanted: Wanted, listener: socket.socket) -> Parts:
         parts.service.ingest.close()
         raise
     announce(wanted.config, wanted.version, *listener.getsockname()[:2])
+    warn_of_tls(wanted.config, wanted.server_tls, wanted.client_tls)
     return parts
 
 
@@ -93,7 +97,13 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     front = _front(service, listener.getsockname()[1])
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
-    server = server_of(Application(service), front if loops is None else loops, drain)
+    tls = service.server_tls
+    server = server_of(
+        Application(service),
+        front if loops is None else loops,
+        drain,
+        None if tls is None else tls.handshakes,
+    )
     key_file = service.config["peer_api_key_file"]
     http = HttpClient(
         service.ingest.names, service.ingest.asking_max, Path(key_file) if key_file else None
@@ -107,16 +117,15 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     if keeping is not None:
         keeping.start(service.ingest, follower)
     engines = _engines(service, http)
-    keys = (
-        KeysWatch(Path(path), service.guard) if (path := service.config["api_keys_file"]) else None
-    )
+    watches = _watches(service)
+    hangup = Hangup([each.look_now for each in watches])
     if logged is not None:
         logged.files.start()
     Freezing()
     try:
         background = [following, engines.start()]
-        if keys is not None:
-            background.append(keys.start())
+        background += [each.start() for each in watches]
+        hangup.start()
         if loops is not None:
             background.append(loops.watched())
         if discovery is not None:
@@ -129,8 +138,9 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
             await discovery.stop()
         if state is not None:
             await state.stop()
-        if keys is not None:
-            await keys.stop()
+        hangup.stop()
+        for each in watches:
+            await each.stop()
         if watch is not None:
             await watch.stop()
         if keeping is not None:
@@ -143,6 +153,13 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
             service.audit.close()
         if logged is not None:
             logged.files.close(logged.decisions.rest(monotonic()))
+
+
+def _watches(service: Service) -> list[KeysWatch | TlsWatch]:
+    """Who follows files that may change while the process runs."""
+    path = service.config["api_keys_file"]
+    keys = [] if path is None else [KeysWatch(Path(path), service.guard)]
+    return [*keys, *(TlsWatch(kept) for _, kept in service.tls())]
 
 
 def _leave_address(config: Config, listener: socket.socket) -> None:

@@ -93,6 +93,7 @@ def build(wanted: Wanted) -> Parts:
         config, wanted.version, selector, ingest, follower, Metrics(wanted.version), replicas
     )
     service.guard = wanted.guard
+    service.server_tls, service.client_tls = wanted.server_tls, wanted.client_tls
     if health is not None:
         service.reporters = health.reporters
         service.capacity = _watch_capacity(selector, health)

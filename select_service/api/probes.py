@@ -22,6 +22,7 @@ from select_service.http.codec import json_response
 from select_service.http.endpoint import Answer, Noun, QueryParameter, Route
 from select_service.metrics.access import AccessReport
 from select_service.metrics.service_metrics import Edges
+from select_service.metrics.tls import TlsSeen
 from select_service.settings.reach import is_open
 from select_service.turns import encoded_in_turns, in_turns, result_in_turns
 
@@ -129,6 +130,7 @@ async def metrics(service: Service, request: Request) -> Response:
         None if service.audit is None else service.audit.counts,
         () if service.discovery is None else service.discovery.report(),
         service.ingest.names.boundary.refused(),
+        _tls(service),
     )
     seen = await result_in_turns(service.metrics.observe(service.selector, edges))
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)
@@ -142,6 +144,12 @@ def _access(guard: Guard) -> AccessReport:
         guard.failures,
         guard.fault is not None,
     )
+
+
+def _tls(service: Service) -> TlsSeen | None:
+    files = {side: kept.report() for side, kept in service.tls()}
+    server = service.server_tls
+    return TlsSeen(None if server is None else server.handshakes.counts(), files) if files else None
 
 
 async def _listeners(service: Service) -> dict[tuple[int, int], ListenerStatus]:

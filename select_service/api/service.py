@@ -26,6 +26,7 @@ from select_service.metrics.service_metrics import Metrics
 from select_service.metrics.tasks import TaskCounts
 from select_service.settings.config import Config
 from select_service.settings.health_settings import Network
+from select_service.tls.kept import ClientTls, Kept, ServerTls
 
 if TYPE_CHECKING:
     from select_service.core.degrading.capacity_watch import CapacityWatch
@@ -106,6 +107,8 @@ class Service:
     replicas: ReplicaPlane | None = None
     audit: AuditLog | None = None
     guard: Guard = field(default_factory=Guard)
+    server_tls: ServerTls | None = None
+    client_tls: ClientTls | None = None
     discovery: DiscoveryPlane | None = None
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
@@ -128,6 +131,11 @@ class Service:
     reporters: Sequence[Network] = ()
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     snapshot: SnapshotStatus = field(default_factory=SnapshotStatus)
+
+    def tls(self) -> list[tuple[str, Kept]]:
+        """What there is of TLS, by the side."""
+        sides = (("server", self.server_tls), ("client", self.client_tls))
+        return [(side, kept) for side, kept in sides if kept is not None]
 
 
 def keeping_report(service: Service) -> KeepingReport:

@@ -1,25 +1,25 @@
-"""EDGE: when a file is to be read again."""
+"""EDGE: when files are to be read again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from select_service.whole_file import Marks, marks_of
 
 
 async def file_changes(
-    path: Path, look_s: float, asked: asyncio.Event | None = None
+    paths: Sequence[Path], look_s: float, asked: asyncio.Event | None = None
 ) -> AsyncIterator[None]:
-    """At once, since it may have changed since the start; then after each change, for ever.
+    """At once, since they may have changed since the start; then after each change, for ever.
 
-    look_s: between two looks at the file, each on a thread
-    asked: set: read it whether it has changed or not
+    look_s: between two looks at the files, each on a thread
+    asked: set: read them whether they have changed or not
     """
     asked = asyncio.Event() if asked is None else asked
-    last: Marks | None = None
+    last: list[Marks | None] = []
     is_first = True
     while True:
-        marks = await asyncio.to_thread(marks_of, path)
+        marks = await asyncio.to_thread(_marks, paths)
         if is_first or marks != last or asked.is_set():
             last, is_first = marks, False
             asked.clear()
@@ -29,3 +29,7 @@ async def file_changes(
                 await asked.wait()
         except TimeoutError:
             continue
+
+
+def _marks(paths: Sequence[Path]) -> list[Marks | None]:
+    return [marks_of(path) for path in paths]

@@ -6,8 +6,6 @@ say so until the file is good again.
 
 import asyncio
 import logging
-import signal
-import threading
 from pathlib import Path
 
 from select_service.access.api_key import ApiKey
@@ -31,8 +29,6 @@ class KeysWatch:
 
     def start(self) -> asyncio.Task[None]:
         """The task ends only by `stop`."""
-        if threading.current_thread() is threading.main_thread():  # others get no signals
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.look_now)
         self._task = asyncio.create_task(self._work())
         return self._task
 
@@ -41,14 +37,12 @@ class KeysWatch:
         self._asked.set()
 
     async def stop(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _work(self) -> None:
-        async for _ in file_changes(self._path, LOOK_S, self._asked):
+        async for _ in file_changes([self._path], LOOK_S, self._asked):
             await self._read()
 
     async def _read(self) -> None:

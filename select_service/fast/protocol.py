@@ -392,9 +392,10 @@ class LeanProtocol(asyncio.Protocol):
             self._fail()
 
     def _look_at_file(self) -> None:
-        """Nothing waits to be sent."""
+        """Nothing waits to be sent.  Behind TLS only the transport may write to the socket."""
         of_transport = self._transport.get_extra_info("socket")
-        self._file = _NO_FILE if of_transport is None else of_transport.fileno()
+        is_plain = self._transport.get_extra_info("sslcontext") is None
+        self._file = of_transport.fileno() if is_plain and of_transport is not None else _NO_FILE
 
     def _is_unread(self) -> bool:
         """Has the client taken nothing of an answer for too long?"""

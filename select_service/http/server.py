@@ -15,11 +15,19 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from select_service.http.head import Headers
-from select_service.http.protocol import Application, BoundedProtocol
+from select_service.http.protocol import (
+    CONNECTIONS_MAX,
+    UNREAD_S_MAX,
+    Application,
+    BoundedProtocol,
+)
+from select_service.tls.handshakes import Handshakes
 
 GRACE_S = 1
 """How long requests in flight may take to end after a signal."""
 KEEP_ALIVE_S = 75
+HANDSHAKE_S_MAX = 10.0
+"""From the opening of a connection to the end of its TLS handshake."""
 CLOSE = (b"connection", b"close")
 DRAIN_POLL_S = 0.05
 ACCEPTS_PER_TURN = 16
@@ -75,8 +83,12 @@ class Server(uvicorn.Server):
         application: Application,
         front: Front | None,
         drain: Drain,
+        handshakes: Handshakes | None,
     ) -> None:
         super().__init__(config)
+        self._handshakes = handshakes
+        if handshakes is not None:
+            handshakes.is_full = self._is_full
         self._application = application
         self._front = front
         self._drain_s, self._leave_address = drain
@@ -107,14 +119,30 @@ class Server(uvicorn.Server):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _accept(self, listeners: Listeners) -> None:
+        """With TLS, where there is TLS."""
+
         def protocol() -> asyncio.Protocol:
             return self.config.http_protocol_class(  # type: ignore[call-arg]
                 config=self.config, server_state=self.server_state, app_state={}
             )
 
         loop = asyncio.get_running_loop()
+        is_tls = self._handshakes is not None
         for listener in listeners:
-            self.servers.append(await loop.create_server(protocol, sock=listener))
+            server = await loop.create_server(
+                protocol,
+                sock=listener,
+                ssl=self._handshakes,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=HANDSHAKE_S_MAX if is_tls else None,
+                ssl_shutdown_timeout=UNREAD_S_MAX if is_tls else None,
+            )
+            self.servers.append(server)
+
+    def _is_full(self) -> bool:
+        """Are there as many connections as there may be, those without a handshake included?"""
+        assert self._handshakes is not None
+        return len(self.server_state.connections) + self._handshakes.open >= CONNECTIONS_MAX
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         with self.capture_signals():
@@ -122,12 +150,18 @@ class Server(uvicorn.Server):
             self._captured_signals.clear()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if self._handshakes is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            await self._accept(sockets or [])
         if self._front is not None:
             await self._front.begin(self.config, self.server_state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._application.ending()
+        if self._handshakes is not None:
+            self._handshakes.is_ending = True
         if self._front is not None:
             await self._front.end()
         await super().shutdown(sockets)
@@ -142,8 +176,12 @@ def server_of(
     application: Application,
     front: Front | None = None,
     drain: Drain = Drain(0.0, lambda: None),  # noqa: B008  it never changes
+    handshakes: Handshakes | None = None,
 ) -> Server:
-    """The HTTP server, with every bound and no feature that nobody uses."""
+    """The HTTP server, with every bound and no feature that nobody uses.
+
+    handshakes: None: plain HTTP
+    """
     config = uvicorn.Config(
         application,
         http=front or BoundedProtocol,  # type: ignore[arg-type]
@@ -156,4 +194,4 @@ def server_of(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-    return Server(config, application, front, drain)
+    return Server(config, application, front, drain, handshakes)

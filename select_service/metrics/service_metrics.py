@@ -68,6 +68,7 @@ from select_service.metrics.series import (
     summed_series_of,
 )
 from select_service.metrics.tasks import TaskCounts, of_tasks
+from select_service.metrics.tls import TlsSeen, of_tls
 from select_service.metrics.trust import of_trust
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Edges(NamedTuple):
     audit:             None: there is no audit log
     discovery:         of the sources of workers
     refused:           connections that were not made, by what they were for
+    tls:               None: there is none
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -117,6 +119,7 @@ class Edges(NamedTuple):
     audit: AuditCounts | None = None
     discovery: Sequence[SourceReport] = ()
     refused: Mapping[str, int] = MappingProxyType({})
+    tls: TlsSeen | None = None
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -254,6 +257,8 @@ class _Scrape(Collector):
         if seen.edges.audit is not None:
             yield from of_audit(seen.edges.audit)
         yield from of_connections(seen.edges.refused)
+        if seen.edges.tls is not None:
+            yield from of_tls(seen.edges.tls)
         yield from of_discovery(seen.edges.discovery)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)

@@ -221,7 +221,27 @@ def _check_together(config: Config) -> None:
             "--input-loops cannot be used with --api-keys-file: the loops answer without Python, "
             "which is what asks for keys"
         )
+    _check_tls(config)
     _check_health(config)
+
+
+def _check_tls(config: Config) -> None:
+    """Raises ConfigError."""
+    for certificate, key in (("tls_cert", "tls_key"), ("tls_client_cert", "tls_client_key")):
+        for given, other in ((certificate, key), (key, certificate)):
+            if config[given] is not None and config[other] is None:
+                raise ConfigError(f"{_flag(given)} requires {_flag(other)}")
+    if config["tls_client_ca"] is not None and config["tls_cert"] is None:
+        raise ConfigError("--tls-client-ca requires --tls-cert")
+    if config["input_loops"] and config["tls_cert"] is not None:
+        raise ConfigError(
+            "--input-loops cannot be used with --tls-cert: the loops answer what they read from "
+            "sockets themselves, and TLS is Python's"
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 OF_HEALTH = ("canary_config", "health_state", "slo")
@@ -236,8 +256,7 @@ def _check_health(config: Config) -> None:
     if config["degradation"] != "off":
         given.append("degradation")
     if given:
-        flag = "--" + given[0].replace("_", "-")
-        raise ConfigError(f"{flag} requires --health-checks on")
+        raise ConfigError(f"{_flag(given[0])} requires --health-checks on")
 
 
 def _unknown(environment: Mapping[str, str]) -> dict[str, str | None]:

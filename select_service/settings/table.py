@@ -12,6 +12,7 @@ from select_service.core.decide.router_config import (
 from select_service.settings import values as read
 from select_service.settings.health_flags import HEALTH
 from select_service.settings.setting import Setting, cli
+from select_service.settings.tls_flags import TLS
 
 INDEX_BLOCKS_MAX = 2**28
 INDEX_BYTES_MIN = 2**24
@@ -176,6 +177,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "only where --host is loopback and no key is asked for",
         ),
     ),
+    "TLS": TLS,
     "Discovery": (
         cli(
             "--workers-file",

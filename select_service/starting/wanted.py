@@ -12,6 +12,8 @@ from select_service.settings.config import Config
 from select_service.settings.destinations import destinations
 from select_service.settings.discovery import SourceSettings, source_settings
 from select_service.settings.health_settings import HealthSettings, health_settings
+from select_service.starting.tls_files import client_tls, server_tls
+from select_service.tls.kept import ClientTls, ServerTls
 
 
 class Wanted(NamedTuple):
@@ -24,6 +26,8 @@ class Wanted(NamedTuple):
     guard: Guard
     sources: Sequence[SourceSettings]
     destinations: Destinations
+    server_tls: ServerTls | None
+    client_tls: ClientTls | None
 
 
 def wanted_of(config: Config, version: str) -> Wanted:
@@ -36,4 +40,6 @@ def wanted_of(config: Config, version: str) -> Wanted:
         guard_of(config),
         source_settings(config),
         destinations(config),
+        server_tls(config),
+        client_tls(config),
     )

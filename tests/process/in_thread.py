@@ -69,9 +69,7 @@ class InThread(Reached):
         assert not self._thread.is_alive()
         self._kept.close()
 
-    def _server_of(
-        self, application: Any, front: Any, drain: Any, make: Any = app.server_of
-    ) -> Any:
+    def _server_of(self, *given: Any, make: Any = app.server_of) -> Any:
         """For the end, which comes by a signal elsewhere."""
-        self._servers.append(make(application, front, drain))
+        self._servers.append(make(*given))
         return self._servers[0]

@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -78,9 +79,12 @@ class Launched:
         *,
         folder: Path | None = None,
         cpu: int | None = None,
+        trust: ssl.SSLContext | None = None,
     ) -> None:
-        """port: where the command serves HTTP; folder: where it runs; cpu: the only one it uses."""
-        self.port = port
+        """port: where the command serves HTTP; folder: where it runs; cpu: the only one it uses;
+        trust: it is https that it serves
+        """
+        self.port, self._trust = port, trust
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.started_at = time.perf_counter()
         self.process = subprocess.Popen(
@@ -147,7 +151,12 @@ class Launched:
         return [_log_line(text) for text in self.log().split("\n")[:-1]]
 
     def _is_healthy(self, path: str) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
+        place: dict[str, Any] = {"host": "127.0.0.1", "port": self.port, "timeout": ANSWER_S_MAX}
+        connection = (
+            http.client.HTTPConnection(**place)
+            if self._trust is None
+            else http.client.HTTPSConnection(**place, context=self._trust)
+        )
         try:
             connection.request("GET", path)
             return connection.getresponse().status == 200

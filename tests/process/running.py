@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import ssl
 import subprocess
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -127,8 +128,17 @@ class Reached:
 class Running(Reached):
     """The service on a port of its own, from its first answer to its end; its log is JSON."""
 
-    def __init__(self, *arguments: str, module: str = "select_service", **environment: str) -> None:
-        """module: whose command is run; the service's own unless a test changes a constant."""
+    def __init__(
+        self,
+        *arguments: str,
+        module: str = "select_service",
+        trust: ssl.SSLContext | None = None,
+        **environment: str,
+    ) -> None:
+        """module: whose command is run; the service's own unless a test changes a constant.
+
+        trust: as in `Launched`
+        """
         super().__init__(free_port())
         place = ("--host", "127.0.0.1", "--port", str(self.port), "--allowed-hosts", "*")
         place += ("--log-format", "json")
@@ -136,6 +146,7 @@ class Running(Reached):
             own_command(*place, *arguments, module=module),
             own_environment({"DYN_USE_KV_EVENTS": "false", **environment}),
             self.port,
+            trust=trust,
         )
         self._launched.wait_until_healthy()
         self.process = self._launched.process

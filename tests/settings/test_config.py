@@ -99,6 +99,10 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--advertise-url", "http://a?x"], {}, "URL (only host, port and path are expected)"),
         (["--advertise-url", "http://[::1"], {}, "an http or https URL (Invalid IPv6 URL)"),
         (["--advertise-url", "https://a/" + "x" * 512], {}, "(it has more than 512 characters)"),
+        (["--tls-cert", "a"], {}, "--tls-cert requires --tls-key"),
+        (["--tls-key", "a"], {}, "--tls-key requires --tls-cert"),
+        (["--tls-client-key", "a"], {}, "--tls-client-key requires --tls-client-cert"),
+        (["--tls-client-ca", "a"], {}, "--tls-client-ca requires --tls-cert"),
         (["--nonsense"], {}, "unknown argument `--nonsense`; see --help"),
         (["--prot", "1"], {}, "unknown argument `--prot`: did you mean `--port`?"),
         (["--prot=1"], {}, "unknown argument `--prot`: did you mean `--port`?"),
@@ -293,6 +297,12 @@ def test_input_loops_need_the_fast_path():
     assert parse(["--input-loops", "2"], {})["input_loops"] == 2
     with pytest.raises(ConfigError, match="--no-fast-path"):
         parse(["--input-loops", "2", "--no-fast-path"], {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there they are refused")
+def test_input_loops_know_no_tls():
+    with pytest.raises(ConfigError, match="--tls-cert"):
+        parse(["--input-loops", "2", "--tls-cert", "a", "--tls-key", "b"], {})
 
 
 def test_a_shadow_policy_has_the_name_of_a_policy_and_perhaps_options():

@@ -23,7 +23,7 @@ class WorkersFile:
         self._path = path
 
     async def run(self) -> None:
-        async for _ in file_changes(self._path, LOOK_S):
+        async for _ in file_changes([self._path], LOOK_S):
             await self._read()
 
     async def _read(self) -> None:

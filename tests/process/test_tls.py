@@ -1,0 +1,64 @@
+"""A service behind TLS as a process of its own: its start, its files, its end."""
+
+import signal
+
+import pytest
+
+from tests.builders import worker_body
+from tests.patience import PATIENCE_S, eventually
+from tests.process.running import complaint, request, run_to_end
+from tests.process.tls_running import TlsRunning
+from tests.process.waiting_clients import PROMPT
+from tests.tls.certificates import Issued, authority
+from tests.tls.served import copied
+
+pytestmark = pytest.mark.process
+
+
+def test_sighup_reads_a_new_certificate_and_sigterm_ends_connections(tmp_path):
+    place = Issued(tmp_path / "cert.pem", tmp_path / "key.pem")
+    copied(authority().issue(), place)
+    with TlsRunning(place, "--drain-secs", str(PATIENCE_S)) as service:
+        assert service.call("POST", "/workers", worker_body(1)).status == 201
+        with service.client() as idle, service.client() as busy:
+            old = idle.shown
+            busy.send(request("POST", "/select", PROMPT))
+            assert busy.answer().status == 200
+            copied(authority().issue(), place)
+            service.process.send_signal(signal.SIGHUP)
+            service.line("files of TLS were read")
+            with service.client() as new:
+                assert new.shown != old
+            service.process.send_signal(signal.SIGTERM)
+            eventually(lambda: service.call("GET", "/ready").status == 503)
+            busy.send(request("POST", "/select", PROMPT))
+            answer = busy.answer()
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            assert busy.ended()
+            busy.socket.close()  # as who is told to
+            assert service.stop() == 0
+            assert idle.ended()
+        assert [line for line in service.all_lines() if line["level"] == "ERROR"] == []
+
+
+def test_a_key_that_everybody_can_read_is_told(tmp_path):
+    place = Issued(tmp_path / "cert.pem", tmp_path / "key.pem")
+    copied(authority().issue(), place)
+    place.key.chmod(0o644)
+    with TlsRunning(place) as service:
+        fields = service.line("everybody on this machine can read a private key")
+        assert fields["path"] == str(place.key)
+
+
+def test_a_start_with_wrong_files_says_what_is_wrong(tmp_path):
+    one, other = authority().issue(), authority().issue()
+    missing = str(tmp_path / "missing")
+    for flags, text in {
+        ("--tls-cert", missing, "--tls-key", str(one.key)): "cannot be read: No such file",
+        ("--tls-cert", str(one.certificate), "--tls-key", str(other.key)): "is not that of",
+        ("--tls-ca", missing): "--tls-ca, --tls-client-cert, --tls-client-key: `",
+        ("--tls-cert", missing): "--tls-cert requires --tls-key",
+    }.items():
+        status, _, errors = run_to_end(*flags)
+        assert status == 2
+        assert text in complaint(errors)
