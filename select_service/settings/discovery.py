@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from indexer.endpoints import is_host_name
 from select_service.bodies.workers import WorkerRegistration
+from select_service.core.discovery.endpoint_slices import SERVICE_LABEL
 from select_service.core.discovery.pods import OF_PODS
 from select_service.core.discovery.template import Fields, template_error
 from select_service.core.discovery.workers_document import workers_of
@@ -56,10 +57,11 @@ class DnsSource(NamedTuple):
 
 class KubernetesSource(NamedTuple):
     """namespace: None: that of this pod, or of the kubeconfig; `*`: all
-    labels: a selector, as kubectl has it
+    labels: a selector, as kubectl has it, of pods; of EndpointSlices where `of_slices`
     port: of engines; None: pods say it
     kubeconfig: None: the account of this pod
     worker, asks: as of names
+    port_name: of the engines' port in EndpointSlices; None: `http`, or the only one
     """
 
     name: str
@@ -69,18 +71,27 @@ class KubernetesSource(NamedTuple):
     kubeconfig: Path | None
     worker: Fields
     asks: bool
+    of_slices: bool = False
+    port_name: str | None = None
 
     @property
     def place(self) -> str:
         """What is read, for people."""
-        return f"pods {self.namespace or '(own namespace)'} {self.labels}"
+        kind = "endpointslices" if self.of_slices else "pods"
+        return f"{kind} {self.namespace or '(own namespace)'} {self.labels}"
 
 
 SourceSettings: TypeAlias = FileSource | DnsSource | KubernetesSource
 
 
-class _Pods(msgspec.Struct, forbid_unknown_fields=True):
-    labels: Annotated[str, Meta(min_length=1, max_length=1024)]
+_Selector: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class _Kubernetes(msgspec.Struct, forbid_unknown_fields=True):
+    labels: _Selector | None = None
+    service: Annotated[str, Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] | None = None
+    slices: _Selector | None = None
+    port_name: Annotated[str, Meta(pattern="^[a-z0-9-]{1,63}$")] | None = None
     namespace: Annotated[str, Meta(pattern="^([a-z0-9-]{1,63}|[*])$")] | None = None
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     kubeconfig: str | None = None
@@ -91,7 +102,7 @@ class _Source(msgspec.Struct, forbid_unknown_fields=True):
     file: str | None = None
     dns: str | None = None
     srv: str | None = None
-    kubernetes: _Pods | None = None
+    kubernetes: _Kubernetes | None = None
     worker: dict[str, Any] = msgspec.field(default_factory=dict)
     ask: bool = True
 
@@ -168,13 +179,25 @@ def _dns(name: str, given: _Source, host: str, port: int) -> DnsSource:
 def _of_kubernetes(name: str, given: _Source) -> KubernetesSource:
     if find_spec("kubernetes_asyncio") is None:
         raise ValueError("it needs the extra: pip install 'select-service[kubernetes]'")
-    pods = given.kubernetes
-    assert pods is not None
+    found = given.kubernetes
+    assert found is not None
     _check_template(given.worker, OF_PODS)
-    kubeconfig = None if pods.kubeconfig is None else Path(pods.kubeconfig)
-    return KubernetesSource(
-        name, pods.namespace, pods.labels, pods.port, kubeconfig, given.worker, given.ask
-    )
+    kubeconfig = None if found.kubeconfig is None else Path(found.kubeconfig)
+    labels, of_slices = _selected(found)
+    common = (found.port, kubeconfig, given.worker, given.ask)
+    return KubernetesSource(name, found.namespace, labels, *common, of_slices, found.port_name)
+
+
+def _selected(given: _Kubernetes) -> tuple[str, bool]:
+    """The selector, and is it one of EndpointSlices?  Raises ValueError."""
+    by_name = None if given.service is None else f"{SERVICE_LABEL}={given.service}"
+    chosen = [(given.labels, False), (by_name, True), (given.slices, True)]
+    selectors = [(labels, of_slices) for labels, of_slices in chosen if labels is not None]
+    if len(selectors) != 1:
+        raise ValueError("kubernetes: exactly one of labels, service, slices is expected")
+    if given.port_name is not None and (not selectors[0][1] or given.port is not None):
+        raise ValueError("kubernetes: `port_name` is for service and slices without `port`")
+    return selectors[0]
 
 
 def _check_template(worker: Fields, known: frozenset[str]) -> None:

@@ -62,10 +62,32 @@ def test_pods_are_found_by_their_labels(tmp_path):
     ]
 
 
+def test_endpoints_are_found_by_their_service_or_its_labels(tmp_path):
+    pytest.importorskip("kubernetes_asyncio")
+    text = """
+    sources:
+      - {kubernetes: {service: vllm, port_name: api}}
+      - {kubernetes: {slices: tier=gpu, namespace: "*", port: 8000}, ask: false}
+    """
+    by_name, by_label = settings_of(tmp_path, text)
+    labels = "kubernetes.io/service-name=vllm"
+    assert by_name == KubernetesSource(
+        "kubernetes-1", None, labels, None, None, {}, True, of_slices=True, port_name="api"
+    )
+    assert by_label == KubernetesSource(
+        "kubernetes-2", "*", "tier=gpu", 8000, None, {}, False, of_slices=True
+    )
+    assert by_name.place == f"endpointslices (own namespace) {labels}"
+
+
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
-        ("kubernetes: {}", "Object missing required field `labels`"),
+        ("kubernetes: {service: a, slices: a=b}", "exactly one of labels, service, slices"),
+        ("kubernetes: {service: a.b}", "Expected `str` matching regex"),
+        ("kubernetes: {labels: a, port_name: http}", "`port_name` is for service and slices"),
+        ("kubernetes: {service: a, port: 1, port_name: b}", "`port_name` is for service and"),
+        ("kubernetes: {}", "exactly one of labels, service, slices"),
         ("kubernetes: {labels: a, namespace: A}", "Expected `str` matching regex"),
         ('kubernetes: {labels: a}, worker: {endpoint: "{ip}"}', "unknown name `{ip}`"),
     ],

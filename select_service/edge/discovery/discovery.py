@@ -100,8 +100,10 @@ def _source(settings: SourceSettings, readings: Readings, http: HttpClient) -> S
     if isinstance(settings, KubernetesSource):
         from select_service.edge.discovery.kubernetes_api import KubeApi
         from select_service.edge.discovery.kubernetes_pods import KubernetesPods
+        from select_service.edge.discovery.kubernetes_slices import KubernetesSlices
 
-        return KubernetesPods(settings, readings, completing, KubeApi(settings.kubeconfig))
+        followed = KubernetesSlices if settings.of_slices else KubernetesPods
+        return followed(settings, readings, completing, KubeApi(settings.kubeconfig))
     from dns.asyncresolver import Resolver
 
     from select_service.edge.discovery.dns_names import DnsNames

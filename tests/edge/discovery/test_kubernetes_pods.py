@@ -10,7 +10,7 @@ import yaml
 pytest.importorskip("kubernetes_asyncio")
 
 from select_service.edge.discovery import completing as completing_module
-from select_service.edge.discovery import kubernetes_pods
+from select_service.edge.discovery import kubernetes_lists
 from select_service.edge.discovery.completing import Completing
 from select_service.edge.discovery.kubernetes_api import KubeApi, KubeFault
 from select_service.edge.discovery.kubernetes_pods import KubernetesPods
@@ -26,8 +26,8 @@ RIGHTS = Path(__file__).parents[3] / "docs" / "examples" / "discovery-rbac.yaml"
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch):
-    monkeypatch.setattr(kubernetes_pods, "AGAIN_S", 0.02)
-    monkeypatch.setattr(kubernetes_pods, "PAUSE_S", 0.0)
+    monkeypatch.setattr(kubernetes_lists, "AGAIN_S", 0.02)
+    monkeypatch.setattr(kubernetes_lists, "PAUSE_S", 0.0)
     monkeypatch.setattr(completing_module, "GATHER_S", 0.0)
 
 
@@ -123,7 +123,7 @@ def test_a_pod_that_loses_its_label_is_gone(tmp_path):
 
 
 def test_long_lists_come_in_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(kubernetes_pods, "PAGE", 1)
+    monkeypatch.setattr(kubernetes_lists, "PAGE", 1)
 
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")
@@ -133,7 +133,7 @@ def test_long_lists_come_in_pages(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("status", [0, 500, 429])
 def test_a_watch_that_breaks_goes_on_where_it_ended(tmp_path, monkeypatch, status):
-    monkeypatch.setattr(kubernetes_pods, "WATCH_S", 1)
+    monkeypatch.setattr(kubernetes_lists, "WATCH_S", 1)
 
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")
@@ -149,7 +149,7 @@ def test_a_watch_that_breaks_goes_on_where_it_ended(tmp_path, monkeypatch, statu
 
 
 def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(kubernetes_pods, "WATCH_S", 1)
+    monkeypatch.setattr(kubernetes_lists, "WATCH_S", 1)
 
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")
@@ -164,7 +164,7 @@ def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatch):
 
 
 def test_bookmarks_say_how_far_a_watch_has_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(kubernetes_pods, "WATCH_S", 1)
+    monkeypatch.setattr(kubernetes_lists, "WATCH_S", 1)
 
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")

@@ -59,6 +59,8 @@ ADAPTER = Kind(
 ENGINE_POOL = Kind("example.org", "v1", "enginepools", "EnginePool", (), True)
 POD = Kind("", "v1", "pods", "Pod", ("po",))
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
+ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 KINDS = (
     DEPLOYMENT, STATEFUL_SET, LEADER_WORKER_SET, GRAPH, ADAPTER, ENGINE_POOL, POD, LEASE,
+    ENDPOINT_SLICE,
 )  # fmt: skip
