@@ -5,6 +5,7 @@ everything is listed anew; until that is done, what was found before goes on cou
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 from urllib.parse import quote, urlencode
@@ -67,7 +68,7 @@ class _Failure(msgspec.Struct):
     message: str = ""
 
 
-class KubernetesList(Generic[D]):
+class KubernetesList(ABC, Generic[D]):
     """Belongs to one event loop.  Subclasses say what is listed, and what follows from it.
 
     form: of a document;  path, plural: where the API server has them
@@ -91,9 +92,9 @@ class KubernetesList(Generic[D]):
         self._version = ""
         """Up to which everything is known; empty: nothing is."""
 
+    @abstractmethod
     def serving(self, document: D) -> Sequence[Candidate]:
         """The engines that it says and that serve.  Raises ValueError with one line."""
-        raise NotImplementedError
 
     def candidates(self) -> list[Candidate]:
         """Of all documents."""
@@ -188,9 +189,11 @@ class KubernetesList(Generic[D]):
         except ValueError as error:
             self._wrong[key] = str(error)
             return
-        self._forget(key)
-        if serving:
-            self._found[key] = serving
+        if not serving:
+            self._forget(key)
+            return
+        self._found[key] = serving
+        self._wrong.pop(key, None)
 
     def _forget(self, key: str) -> None:
         self._found.pop(key, None)
