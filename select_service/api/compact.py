@@ -1,6 +1,7 @@
 """GET /workers and GET /loads in their compact forms: columns of ranks, made some ranks a turn."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import groupby, islice
 from time import monotonic
 from typing import NamedTuple, TypeVar, cast
@@ -11,6 +12,7 @@ from select_service.bodies.workers import Lifecycle
 from select_service.core.admission.worker_view import admission_columns
 from select_service.core.fleet.partition import Partition
 from select_service.core.identity import PartitionKey, Rank
+from select_service.core.selector import Selector
 from select_service.core.views.ranks import LoadColumns, load_columns
 from select_service.core.workers.catalog import Worker
 
@@ -114,11 +116,21 @@ def _add_states(service: Service, shown: CompactRanks, batch: _Batch) -> None:
     fitness = selector.fitness
     if fitness is not None:
         states = [fitness.state_of(rank) or batch.lifecycle for rank in batch.ranks]
+    if len(selector.draining):
+        requests = shown.active_requests[-n:]
+        states = [*map(partial(_draining, selector), batch.ranks, states, requests)]
     shown.states += cast(list[CompactState], states)
     scene = selector.admission_scene(batch.key, monotonic())
     columns = admission_columns(scene, _slots(scene.partition, batch))
     shown.busy += columns.busy
     shown.kv_usages += columns.kv_usages
+
+
+def _draining(selector: Selector, rank: Rank, state: str, requests: int) -> str:
+    """The state of a rank whose worker may drain."""
+    if rank.worker_id not in selector.draining or state not in ("schedulable", "draining"):
+        return state
+    return "draining" if requests else "drained"
 
 
 def _add_events(service: Service, shown: CompactRanks, batch: _Batch) -> None:

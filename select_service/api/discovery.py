@@ -50,6 +50,7 @@ _KEPT = {
             "given": msgspec.to_builtins(_GIVEN),
             "source": "workers-file",
             "said": None,
+            "drain": None,
         }
     ],
     "deleted": [],

@@ -16,7 +16,6 @@ from select_service.api.service import Service, now, trace_of
 from select_service.api.tenancy import seen
 from select_service.bodies.common import Status
 from select_service.bodies.health import (
-    DrainRequest,
     FleetHealth,
     LearnRequest,
     OutcomeRequest,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("select_service.health")
 
-_RANK: Mapping[str, Any] = {
+RANK: Mapping[str, Any] = {
     "state": "healthy",
     "weight": 1.0,
     "breaker": "closed",
@@ -54,11 +53,9 @@ _PARTITION: Mapping[str, Any] = {
     "capacity": None,
     "spares": 0,
     "spares_wanted": 0,
-    "ranks": [{**_RANK, "worker_id": 1, "dp_rank": 0}],
+    "ranks": [{**RANK, "worker_id": 1, "dp_rank": 0}],
 }
-_OUT = {**_RANK, "state": "draining", "weight": 0.0, "cause": "operator", "next_check_s": None}
-_DRAINING = {"state": "draining", "ranks": {"0": _OUT}}
-_WORKER = {"state": "healthy", "ranks": {"0": _RANK}}
+_WORKER = {"state": "healthy", "ranks": {"0": RANK}}
 _OF_WORKER = (BadRequest, UnknownField, NotFound, Conflict, HealthOff)
 
 HEALTH = Noun("health", "Which engines are fit to serve. All needs `--health-checks on`.")
@@ -131,50 +128,6 @@ def is_reporter(service: Service, request: Request) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return any((mapped or address) in network for network in service.reporters)
-
-
-@HEALTH.declare(
-    Route(
-        "POST",
-        "/workers/{worker_id}/drain",
-        "drain_worker",
-        "Send no new requests to a worker, and move what is there",
-        {202: Answer("Its health now.", WorkerHealth, _DRAINING)},
-        may_call=within_tenants(OPERATOR),
-        detail="It is not checked until `undrain`, and does not die. What is left after "
-        "`--drain-timeout-secs` is released. Asking again plans moves for what is still there.",
-        in_path=parameters.WORKER_ID,
-        body=Body(DrainRequest, {"move": {}, "stay": {"migrate": False}}, optional=True),
-        refusals=(*WITH_BODY, NotFound, Conflict, HealthOff),
-        is_strict=True,
-    )
-)
-async def drain(service: Service, request: Request, worker_id: int, body: DrainRequest) -> Response:
-    worker = _fitness(service).drain(worker_id, body.migrate, now())
-    fields = trace_of(request) | {"worker_id": worker_id, "migrate": body.migrate}
-    log.info("an operator lets a worker drain", extra={"fields": fields})
-    return await _shown(service, worker)
-
-
-@HEALTH.declare(
-    Route(
-        "POST",
-        "/workers/{worker_id}/undrain",
-        "undrain_worker",
-        "Let a worker serve again that an operator has drained",
-        {202: Answer("Its health now.", WorkerHealth, _WORKER)},
-        may_call=within_tenants(OPERATOR),
-        detail="It begins slowly. Of a worker that no operator drained nothing changes.",
-        in_path=parameters.WORKER_ID,
-        refusals=_OF_WORKER,
-        is_strict=True,
-    )
-)
-async def undrain(service: Service, request: Request, worker_id: int) -> Response:
-    worker = _fitness(service).undrain(worker_id, now())
-    fields = trace_of(request) | {"worker_id": worker_id}
-    log.info("an operator lets a worker serve again", extra={"fields": fields})
-    return await _shown(service, worker)
 
 
 @HEALTH.declare(

@@ -95,6 +95,8 @@ async def observe(service: Service, request: Request, query: Mapping[str, str]) 
     check_tenant(grant_of(request), key.tenant_id)
     selector = service.selector
     state_of = None if selector.fitness is None else selector.fitness.state_of
+    if state_of is None and len(selector.draining):
+        state_of = selector.draining.state_of
     engines = selector.gate.judge.engines
     steps = observation(selector.observing, key, window_s, engines, state_of, now())
     return json_response(await result_in_turns(steps))

@@ -65,6 +65,7 @@ def _record(
     selector = service.selector
     record = selector.record(worker)
     record.deleted = selector.deletion(worker.worker_id, now) or msgspec.UNSET
+    record.drain = selector.draining.view(worker.worker_id) or msgspec.UNSET
     if worker.schedulable:
         scene = scenes.get(worker.key)
         if scene is None:

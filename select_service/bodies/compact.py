@@ -8,7 +8,7 @@ from select_service.bodies.common import U64
 from select_service.bodies.health import HealthState
 from select_service.bodies.workers import KvEventState, Lifecycle
 
-CompactState = Lifecycle | HealthState
+CompactState = Lifecycle | HealthState | Literal["drained"]
 Form = Literal["full", "compact"]
 
 
@@ -40,7 +40,8 @@ class CompactRanks(CompactLoads, kw_only=True):
 
     states: list[CompactState] = []
     """Of a worker that cannot be chosen its `lifecycle`; else the health of the rank, or
-    `schedulable` where its health is not watched."""
+    `schedulable` where its health is not watched; of a worker that drains `draining`, and `drained`
+    once nothing is left on the rank."""
     busy: list[bool] = []
     """Is it above a busy threshold?"""
     kv_usages: list[float | None] = []

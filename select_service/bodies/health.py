@@ -11,6 +11,7 @@ REPORTS_MAX = 1000
 
 HealthState = Literal["healthy", "suspicious", "unhealthy", "draining", "dead"]
 BreakerWord = Literal["closed", "open", "half_open"]
+DrainAsker = Literal["operator", "source"]
 OutcomeWord = Literal["ok", "failure", "neutral", "fatal"]
 ReferenceSource = Literal["file", "agreement", "self"]
 
@@ -44,6 +45,17 @@ class DrainRequest(RequestBody, kw_only=True):
 
     migrate: bool = True
     """Move its reservations to other ranks? Otherwise they end where they are."""
+
+
+class DrainView(Struct, kw_only=True):
+    """A worker that gets no new requests."""
+
+    state: Literal["draining", "drained"]
+    """`drained`: nothing is left on it."""
+    asked_by: list[DrainAsker]
+    """Who wants it: `operator`; `source`: the source that it belonged to has dropped it."""
+    reservations: int
+    """What is still booked on it."""
 
 
 class LearnRequest(RequestBody, kw_only=True):
@@ -95,6 +107,18 @@ class WorkerHealth(Struct, kw_only=True):
     """That of its worst rank."""
     ranks: dict[int, RankHealth]
     """By data-parallel rank."""
+
+
+class WorkerDraining(Struct, kw_only=True):
+    """What became of a drain, or of its end."""
+
+    state: HealthState | Literal["schedulable", "drained"]
+    """With health on that of its worst rank; else `draining`, `drained`, or `schedulable` when it
+    serves."""
+    drain: DrainView | UnsetType = UNSET
+    """Who wants it to drain, and what it still has; absent when it serves."""
+    ranks: dict[int, RankHealth] | UnsetType = UNSET
+    """By data-parallel rank; absent when health is off."""
 
 
 class RankHealthRow(RankHealth, kw_only=True):

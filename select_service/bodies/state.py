@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from select_service.bodies.admission import BusyThresholdView
+from select_service.bodies.health import DrainRequest
 from select_service.bodies.workers import WorkerRegistration
 
 
@@ -17,6 +18,8 @@ class KeptWorker(Struct, kw_only=True):
     """The source to which it belongs; null: it was registered over HTTP."""
     said: WorkerRegistration | None
     """What its source said of it, where that differs: the rest was patched by hand."""
+    drain: DrainRequest | None = None
+    """How an operator lets it drain; null: it does not."""
 
 
 class DeletedWorker(Struct, kw_only=True):

@@ -16,7 +16,7 @@ from select_service.bodies.common import (
     RequestBody,
     check_u64,
 )
-from select_service.bodies.health import WorkerHealth
+from select_service.bodies.health import DrainView, WorkerHealth
 from select_service.bodies.observation import Role
 
 ByRank = Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)]
@@ -340,6 +340,9 @@ class WorkerRecord(Struct, kw_only=True):
     judges it."""
     health: WorkerHealth | UnsetType = UNSET
     """How fit its ranks are; only where workers are listed, with `--health-checks on`."""
+    drain: DrainView | UnsetType = UNSET
+    """That it gets no new requests, and what it still has; only where workers are listed, and
+    absent when it does not drain."""
     deleted: Deletion | UnsetType = UNSET
     """When and why it was deleted; only where workers are listed, and absent when it was not."""
     revived: str | UnsetType = UNSET

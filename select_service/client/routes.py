@@ -270,8 +270,8 @@ FLEET_HEALTH = _scoped("GET /health/fleet", health.FleetHealth)
 OUTCOME = _about_worker(
     "POST /workers/{worker_id}/outcome", health.OutcomeRequest, type(None), _NEVER
 )
-DRAIN = Route("POST /workers/{worker_id}/drain", health.WorkerHealth, _want_drain)
-UNDRAIN = _numbered("POST /workers/{worker_id}/undrain", health.WorkerHealth)
+DRAIN = Route("POST /workers/{worker_id}/drain", health.WorkerDraining, _want_drain)
+UNDRAIN = _numbered("POST /workers/{worker_id}/undrain", health.WorkerDraining)
 CHECK = _numbered("POST /workers/{worker_id}/check", health.WorkerHealth)
 LEARN = _bodied("POST /canary/learn", health.LearnRequest, Status)
 

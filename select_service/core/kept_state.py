@@ -16,7 +16,8 @@ def changes_of(selector: Selector, following: Following | None = None) -> int:
     """Another number after anything has changed that is kept."""
     gate = selector.gate
     own = 0 if following is None else following.changes
-    return selector.fleet.catalog.changes + gate.judge.thresholds.changes + gate.tiers.changes + own
+    own += gate.judge.thresholds.changes + gate.tiers.changes
+    return selector.fleet.catalog.changes + selector.draining.changes + own
 
 
 def kept_state(selector: Selector, following: Following | None = None) -> KeptState:
@@ -30,9 +31,9 @@ def kept_state(selector: Selector, following: Following | None = None) -> KeptSt
             continue
         source, said = owned.get(worker.worker_id, (None, None))
         differs = said is not None and said is not worker.given and said != worker.given
-        workers.append(
-            KeptWorker(given=worker.given, source=source, said=said if differs else None)
-        )
+        kept = KeptWorker(given=worker.given, source=source, said=said if differs else None)
+        kept.drain = selector.draining.kept(worker.worker_id)
+        workers.append(kept)
     deleted = [
         DeletedWorker(source=source, said=said)
         for worker_id, (source, said) in owned.items()
@@ -76,6 +77,8 @@ def _worker(
         return
     yield from (None for _ in selector.fleet.making_room(selector.fleet.registered(kept.given)))
     selector.register(kept.given)
+    if kept.drain is not None:
+        selector.draining.again(kept.given.worker_id, "operator", kept.drain.migrate)
     if following is not None and kept.source is not None:
         following.restored(kept.source, kept.said or kept.given)
     yield None

@@ -59,6 +59,7 @@ from select_service.core.decisions import (
     refuse_unless_told,
     work_on,
 )
+from select_service.core.draining import Draining
 from select_service.core.due_task import SECOND_S, DueTask
 from select_service.core.engines.engine_load import EngineLoads
 from select_service.core.explanations import Explanations
@@ -142,6 +143,7 @@ class Selector:
         self.fitness: Fitness | None = None
         self.mover: Mover | None = None
         """Of both None: health is off."""
+        self.draining = Draining(self.fleet, self.touched, lambda: self.fitness)
         self.gate = Gate(
             self.fleet.partitions,
             BusyJudge(
@@ -216,6 +218,7 @@ class Selector:
         self.touched.wake_if(self.fleet.leaving)
         if self.fitness is not None:
             self.fitness.changed(worker_id, is_registration)
+        self.draining.changed(worker_id, is_registration)
 
     def record(self, worker: Worker) -> WorkerRecord:
         """What the worker said, and what of it is probably not meant."""
@@ -481,15 +484,10 @@ class Selector:
 
     def check_invariants(self) -> None:
         """For tests."""
-        self.fleet.check_invariants()
-        self.ledger.check_invariants()
-        self.replicas.check_invariants()
-        self.gate.check_invariants()
-        self.engines.check_invariants()
-        self.hindsight.check_invariants()
-        self.observing.check_invariants()
-        if self.fitness is not None:
-            self.fitness.check_invariants()
+        parts = (self.fleet, self.ledger, self.replicas, self.gate, self.engines, self.hindsight)
+        for part in (*parts, self.observing, self.draining, self.fitness):
+            if part is not None:
+                part.check_invariants()
         for booking in self.held:
             if booking.is_leaving:
                 where = (left[:2] for left in self.fleet.leaving)

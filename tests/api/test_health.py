@@ -255,8 +255,6 @@ def test_what_makes_no_sense_is_refused(healthy, path, body, status):
     [
         ("GET", "/health/fleet", None),
         ("POST", "/workers/1/outcome", {"outcome": "ok"}),
-        ("POST", "/workers/1/drain", None),
-        ("POST", "/workers/1/undrain", None),
         ("POST", "/workers/1/check", None),
         ("POST", "/canary/learn", {"model_name": "m"}),
     ],

@@ -64,9 +64,9 @@ def test_columns_tell_of_listeners(tmp_path):
 def test_columns_tell_of_health():
     with Api("--health-checks=on", "--health-reporters=nobody") as api:
         assert api.post("/workers", worker_body(1)).status == 201
-        drained = api.post("/workers/1/drain", {}).body["state"]
+        assert api.post("/workers/1/drain", {}).body["state"] == "draining"
         (partition,) = api.get("/workers?view=compact").body["partitions"]
-    assert partition["states"] == [drained]
+    assert partition["states"] == ["drained"]
 
 
 def test_a_worker_that_leaves_meanwhile_is_left_out(api):

@@ -93,3 +93,29 @@ def test_every_change_is_noticed():
     fleet.selector.shed(None)
     assert changed()
     assert not changed()
+
+
+def test_who_an_operator_drains_goes_on_draining():
+    selector = a_selector()
+    for worker_id in (1, 2):
+        selector.register(a_worker(worker_id))
+    before = changes_of(selector)
+    selector.draining.drain(1, "operator", False, 0.0)
+    selector.draining.drain(2, "source", True, 0.0)
+    assert changes_of(selector) > before
+    again, _, told = over_a_restart(kept_state(selector))
+    assert told == []
+    assert again.draining.view(1).asked_by == ["operator"]
+    assert again.draining.kept(1).migrate is False
+    assert again.draining.view(2) is None
+    again.check_invariants()
+
+
+def test_what_an_operator_drains_goes_on_draining_when_its_source_changes_it():
+    fleet = FollowedFleet()
+    fleet.offer(a_worker(1), a_worker(2))
+    fleet.selector.draining.drain(1, "operator", True, 0.0)
+    fleet.offer(a_worker(1, endpoint="http://elsewhere:1"), a_worker(2))
+    assert fleet.selector.worker(1).given.endpoint == "http://elsewhere:1"
+    assert fleet.selector.draining.view(1).asked_by == ["operator"]
+    fleet.selector.check_invariants()

@@ -107,7 +107,7 @@ class Fitness:
             yield from self._left(worker_id)
             return
         if wish.changed:
-            yield from self._put(worker, wish.is_registration)
+            yield from self._put(worker, wish)
         if wish.drains is not None:
             change = self.monitor.drain if wish.drains else self.monitor.undrain
             for ranks in _some(worker.ranks()):
@@ -123,20 +123,23 @@ class Fitness:
         self.times.left(worker_id)
         self._stays.discard(worker_id)
 
-    def _put(self, worker: Worker, is_registration: bool) -> Iterator[int]:
+    def _put(self, worker: Worker, wish: Wish) -> Iterator[int]:
         """A change that leaves ranks and endpoint as they were says nothing of their health."""
         known, checked = self.monitor.worker(worker.worker_id), _checked(worker)
         stands = known is not None and known._replace(is_spare=checked.is_spare) == checked
-        is_new = is_registration or not stands
+        is_new = wish.is_registration or not stands
         if is_new:
             for ranks in _some(self.monitor.outdated(checked)):
                 self.monitor.forget(ranks)
                 yield len(ranks)
             self.times.joined(worker.worker_id)
-            self._stays.discard(worker.worker_id)
+            if not wish.drains:
+                self._stays.discard(worker.worker_id)
         for ranks in _some(worker.ranks()):
             if is_new:
                 self.monitor.joined(checked, self._now, ranks)
+            if wish.drains:
+                self.monitor.drain(worker.worker_id, self._now, ranks)
             self._fleet.set_weights(worker, map(self._told, ranks))  # their rows may be new
             yield len(ranks)
 
@@ -248,20 +251,24 @@ class Fitness:
         moves: what is booked goes elsewhere
         """
         worker = self._known(worker_id, now)
+        self.drain_next(worker_id, moves)
+        self._go_on(now)
+        return worker
+
+    def drain_next(self, worker_id: int, moves: bool) -> None:
+        """As `drain`, in the next turns, of a worker that may just have been put."""
         if moves:
             self._stays.discard(worker_id)
         else:
             self._stays.add(worker_id)
-        return self._drains(worker, True, now)
+        self._turns.drains(worker_id, True)
+        self._touched.wake_if(self._turns)
 
     def undrain(self, worker_id: int, now: float) -> Worker:
         """Serve again, if an operator let it drain; in turns, too.  Raises NotFound, Conflict."""
         worker = self._known(worker_id, now)
         self._stays.discard(worker_id)
-        return self._drains(worker, False, now)
-
-    def _drains(self, worker: Worker, drains: bool, now: float) -> Worker:
-        self._turns.drains(worker.worker_id, drains)
+        self._turns.drains(worker_id, False)
         self._go_on(now)
         self._touched.wake_if(self._turns)
         return worker

@@ -376,6 +376,22 @@ class RankTable:
             columns.open[slot] = opens
         return turns
 
+    def set_weight_of(self, worker_id: int, weight: float, state: str) -> bool:
+        """As `set_weight`, for all ranks of one worker; whether any of them turned."""
+        slots, opens = self.slots_of(worker_id), weight > 0.0
+        columns, at = self.columns, np.array(slots, np.intp)
+        turns = bool((columns.open[at] != opens).any())
+        if opens:
+            for slot in slots:
+                self._closed.pop(slot, None)
+        else:
+            self._closed.update(zip(slots, repeat(state), strict=False))
+        self.version += turns
+        with self._lock:
+            columns.weight[at] = weight
+            columns.open[at] = opens
+        return turns
+
     # --- which selectors share them
 
     def set_outside(self, slots: list[int], outside: Mask) -> None:

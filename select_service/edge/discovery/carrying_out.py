@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from time import perf_counter
 
-from select_service.bodies.workers import WorkerPatch
+from select_service.bodies.workers import WorkerPatch, WorkerRegistration
 from select_service.core.discovery.following import (
     Action,
     Add,
@@ -12,6 +12,7 @@ from select_service.core.discovery.following import (
     Drain,
     Following,
     Remove,
+    Undrain,
 )
 from select_service.core.due_task import SECOND_S
 from select_service.core.selector import Selector
@@ -92,27 +93,30 @@ class CarryingOut:
             self._selector.register(action.given)
         elif isinstance(action, Remove):
             self._selector.delete(action.worker_id, self._now)
-        elif not isinstance(action, Alter):
-            self._drain(action.worker_id, isinstance(action, Drain))
+        elif isinstance(action, Drain | Undrain):
+            self._drain(action)
         elif isinstance(action.change, WorkerPatch):
             self._selector.patch(action.worker_id, action.change)
         else:
-            self._selector.register(action.change)
+            self._replace(action.change)
 
-    def _drain(self, worker_id: int, drains: bool) -> None:
-        """No new requests, or new ones again.  With checks it is an operator's drain, and what is
-        booked there moves; without them only the weight of its ranks says so."""
-        fitness, fleet = self._selector.fitness, self._selector.fleet
-        worker = fleet.catalog.get(worker_id)
-        if not worker.schedulable:
+    def _replace(self, given: WorkerRegistration) -> None:
+        """What an operator drains goes on draining, whatever its source changes of it."""
+        draining = self._selector.draining
+        drain = draining.kept(given.worker_id)
+        self._selector.register(given)
+        if drain is not None:
+            draining.again(given.worker_id, "operator", drain.migrate)
+
+    def _drain(self, action: Drain | Undrain) -> None:
+        """No new requests, or new ones again; of a worker that gets none anyway, nothing."""
+        draining = self._selector.draining
+        if not self._selector.fleet.catalog.get(action.worker_id).schedulable:
             return
-        if fitness is None:
-            weight = 0.0 if drains else 1.0
-            fleet.set_weights(worker, ((rank, weight, "leaving") for rank in worker.ranks()))
-        elif drains:
-            fitness.drain(worker_id, True, self._now)
+        if isinstance(action, Drain):
+            draining.drain(action.worker_id, "source", True, self._now)
         else:
-            fitness.undrain(worker_id, self._now)
+            draining.undrain(action.worker_id, "source", self._now)
 
     def _refused(self, action: Action, text: str) -> None:
         if self._following.refused(action, text):

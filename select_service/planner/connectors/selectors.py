@@ -69,12 +69,17 @@ class _Health(Struct):
     state: str
 
 
+class _Drain(Struct):
+    reservations: int
+
+
 class _Worker(Struct):
     worker_id: int
     lifecycle: str = "schedulable"
     endpoint: str | None = None
     role: str | None = None
     health: _Health | None = None
+    drain: _Drain | None = None
 
 
 class _Load(Struct):
@@ -161,20 +166,28 @@ class Selectors:
 
     async def left(self, worker_ids: Sequence[int]) -> dict[int, Left] | None:
         """Of each, at all selectors together; None while one of them is silent."""
-        fleets = await asyncio.gather(
-            *(self._read(f"{url}/health/fleet", _Fleet) for url in self._urls)
-        )
-        if any(fleet is None for fleet in fleets):
-            return None
+        answers = await asyncio.gather(*(self._left_at(url) for url in self._urls))
         found = dict.fromkeys(worker_ids, Left(0, False))
-        for fleet in fleets:
-            for part in () if fleet is None else fleet.partitions:
-                for rank in part.ranks:
-                    if (before := found.get(rank.worker_id)) is not None:
-                        serves = before.serves or rank.weight > 0.0
-                        count = before.reservations + rank.reservations
-                        found[rank.worker_id] = Left(count, serves)
+        for answer in answers:
+            if answer is None:
+                return None
+            for worker_id, left in answer:
+                if (before := found.get(worker_id)) is not None:
+                    serves = before.serves or left.serves
+                    found[worker_id] = Left(before.reservations + left.reservations, serves)
         return found
+
+    async def _left_at(self, url: str) -> list[tuple[int, Left]] | None:
+        """By rank where health is watched, else by worker; None: the selector is silent."""
+        fleet = await self._read(f"{url}/health/fleet", _Fleet)
+        if fleet is not None:
+            ranks = [rank for part in fleet.partitions for rank in part.ranks]
+            return [(r.worker_id, Left(r.reservations, r.weight > 0.0)) for r in ranks]
+        workers = await self._read(f"{url}/workers", list[_Worker])
+        if workers is None:
+            return None
+        there = [worker for worker in workers if worker.lifecycle == "schedulable"]
+        return [(w.worker_id, _left_of(w.drain)) for w in there]
 
     async def close(self) -> None:
         """Connections are closed."""
@@ -219,11 +232,20 @@ def _joined(workers: Sequence[_Worker], loads: Sequence[_Load]) -> list[RankLoad
             role_of(worker.role),
             _host(worker.endpoint),
             blocks[known],
-            drains=worker.health is not None and worker.health.state == _DRAINING,
+            drains=_drains(worker),
         )
         for worker in workers
         if worker.lifecycle == "schedulable" and (known := worker.worker_id) in blocks
     ]
+
+
+def _drains(worker: _Worker) -> bool:
+    is_out = worker.health is not None and worker.health.state == _DRAINING
+    return is_out or worker.drain is not None
+
+
+def _left_of(drain: _Drain | None) -> Left:
+    return Left(0, True) if drain is None else Left(drain.reservations, False)
 
 
 def _host(endpoint: str | None) -> str:

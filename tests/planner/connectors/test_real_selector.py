@@ -43,9 +43,9 @@ def drained(service: InThread) -> VirtualConnector:
         if decision.with_status(Status.DRAINING):
             assert decision.roles[D].victims == ("3",)
             assert not await connector.wait(0)
-            ranks = service.call("GET", "/health/fleet").body["partitions"][0]["ranks"]
-            states = {rank["worker_id"]: rank["state"] for rank in ranks}
-            assert states == {1: "healthy", 2: "healthy", 3: "draining"}
+            workers = service.call("GET", "/workers").body
+            drains = {w["worker_id"]: w["drain"]["state"] for w in workers if "drain" in w}
+            assert drains == {3: "draining"}
             assert service.call("DELETE", "/reservations/r3").status < 300
             await connector.wait(0)
         await connector.close()
@@ -54,14 +54,11 @@ def drained(service: InThread) -> VirtualConnector:
     return asyncio.run(run())
 
 
-def test_a_worker_drains_until_its_reservations_have_ended(tmp_path: Path) -> None:
-    with InThread("--health-checks=on", folder=tmp_path) as service:
+@pytest.mark.parametrize("flags", [(), ("--health-checks=on",)])
+def test_a_worker_drains_until_its_reservations_have_ended(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    with InThread(*flags, folder=tmp_path) as service:
         reserved_on_all(service)
         decision = drained(service).decision
         assert (decision.num_prefill, decision.num_decode, decision.victims) == (1, 1, (3,))
-
-
-def test_without_health_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
-    with InThread(folder=tmp_path) as service:
-        reserved_on_all(service)
-        assert drained(service).decision.num_decode == 1

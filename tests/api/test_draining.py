@@ -1,0 +1,125 @@
+"""Drain and undrain over HTTP, with checks of health and without."""
+
+import pytest
+
+from tests.access.keys import bearer
+from tests.api.in_process import Api
+from tests.api.test_tenants import a_worker_of, keys_of_tenants
+from tests.builders import worker_body
+
+SELECT = {"model_name": "m", "token_ids": [1, 2, 3, 4]}
+
+
+@pytest.fixture(params=[(), ("--health-checks=on",)], ids=["without checks", "with checks"])
+def api(request):
+    with Api(*request.param) as api:
+        for worker_id in (1, 2):
+            assert api.post("/workers", worker_body(worker_id)).status == 201
+        yield api
+
+
+def booked(api, name, worker_id):
+    body = {
+        **SELECT,
+        "reservation_id": name,
+        "pinned_worker": {"worker_id": worker_id, "dp_rank": 0},
+    }
+    assert api.post("/select_and_reserve", body).status == 200
+
+
+def settled(api):
+    api.service.selector.settle(0.0)
+
+
+def record(api, worker_id):
+    (found,) = [w for w in api.get("/workers").body if w["worker_id"] == worker_id]
+    return found
+
+
+def states(api):
+    (partition,) = api.get("/workers?view=compact").body["partitions"]
+    return dict(zip(partition["worker_ids"], partition["states"], strict=True))
+
+
+def test_a_worker_drains_and_is_then_shown_as_drained(api):
+    booked(api, "r", 1)
+    answer = api.post("/workers/1/drain", {"migrate": False})
+    assert (answer.status, answer.body["state"]) == (202, "draining")
+    settled(api)
+    view = {"state": "draining", "asked_by": ["operator"], "reservations": 1}
+    assert answer.body["drain"] == record(api, 1)["drain"] == view
+    assert api.get("/workers/1").body["drain"] == view
+    assert states(api)[1] == "draining"
+    assert {api.post("/select", SELECT).body["worker_id"] for _ in range(10)} == {2}
+    assert api.delete("/reservations/r").status in (200, 204)
+    settled(api)
+    assert record(api, 1)["drain"]["state"] == "drained"
+    assert states(api)[1] == "drained"
+    assert "drain" not in record(api, 2)
+
+
+def test_it_may_be_asked_for_again_and_ends_with_undrain(api):
+    for _ in range(2):
+        assert api.post("/workers/1/drain").status == 202
+        assert api.post("/workers/2/drain").status == 202
+    settled(api)
+    refusal = api.post("/select", SELECT)
+    assert refusal.status == 503
+    assert "(2 draining)" in refusal.body["error"]
+    pinned = api.post("/select", {**SELECT, "pinned_worker": {"worker_id": 1, "dp_rank": 0}})
+    assert "worker 1 dp_rank 0 is draining, out of rotation" in pinned.body["error"]
+    for _ in range(2):
+        answer = api.post("/workers/1/undrain")
+        assert answer.status == 202
+        assert "drain" not in answer.body
+    settled(api)
+    assert api.post("/select", SELECT).body["worker_id"] == 1
+
+
+def test_one_that_is_registered_again_serves(api):
+    assert api.post("/workers/1/drain").status == 202
+    assert api.post("/workers", worker_body(1)).status == 201
+    settled(api)
+    assert "drain" not in record(api, 1)
+    assert (
+        api.post("/select", {**SELECT, "pinned_worker": {"worker_id": 1, "dp_rank": 0}}).status
+        == 200
+    )
+
+
+@pytest.mark.parametrize("verb", ["drain", "undrain"])
+def test_an_unknown_worker_is_not_found_and_what_makes_no_sense_is_refused(api, verb):
+    assert api.post(f"/workers/9/{verb}").status == 404
+    assert api.post(f"/workers/x/{verb}").status == 400
+    api.post("/workers", worker_body(3, block_size=0))
+    refusal = api.post(f"/workers/3/{verb}")
+    assert (refusal.status, refusal.body["code"]) == (409, "conflict")
+    assert "gets no requests anyway" in refusal.body["error"]
+
+
+def test_without_checks_there_are_no_ranks_in_the_answer():
+    with Api() as api:
+        assert api.post("/workers", worker_body(1)).status == 201
+        assert "ranks" not in api.post("/workers/1/drain").body
+        assert api.post("/workers/1/undrain").body == {"state": "schedulable"}
+
+
+@pytest.mark.parametrize("flags", [(), ("--health-checks=on",)])
+def test_a_worker_of_another_tenant_is_not_found(tmp_path, flags):
+    path = keys_of_tenants(tmp_path)
+    with Api("--api-keys-file", str(path), *flags) as api:
+        body = a_worker_of("red", 1)
+        assert api.post("/workers", body, authorization=bearer("red")).status == 201
+        for verb in ("drain", "undrain"):
+            refused = api.post(f"/workers/1/{verb}", None, authorization=bearer("blue"))
+            assert refused.status == 404
+            assert api.post(f"/workers/1/{verb}", None, authorization=bearer("red")).status == 202
+
+
+def test_an_observation_says_who_drains():
+    with Api() as api:
+        for worker_id in (1, 2):
+            assert api.post("/workers", worker_body(worker_id)).status == 201
+        assert api.post("/workers/1/drain").status == 202
+        ranks = api.get("/planner/observation?model_name=m").body["ranks"]
+        assert {r["worker_id"]: r.get("state") for r in ranks} == {1: "draining", 2: None}

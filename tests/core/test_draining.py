@@ -1,0 +1,209 @@
+"""Workers that get no new requests: by operators and sources, with checks of health and without."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from select_service.bodies.health import DrainRequest
+from select_service.core.identity import Rank
+from select_service.errors import Conflict, NoEligibleRank, NotFound, SelectError
+from tests.builders import a_patch, a_select, a_select_and_reserve, a_selector, a_worker
+from tests.core.fitness.test_fitness import Scene
+from tests.core.selector_scenes import KEY
+
+WIDE = a_worker(1, data_parallel_size=3)
+
+
+def a_fleet(*workers):
+    selector = a_selector()
+    for worker in workers or (a_worker(1), a_worker(2)):
+        selector.register(worker)
+    return selector
+
+
+def chosen(selector):
+    decision = selector.select(a_select(), 0.0)
+    return decision.selection.worker_id
+
+
+def refused(selector):
+    with pytest.raises(NoEligibleRank) as raised:
+        selector.select(a_select(), 0.0)
+    return str(raised.value)
+
+
+def test_a_worker_that_drains_gets_nothing_new_and_runs_out():
+    selector = a_fleet(WIDE, a_worker(2))
+    selector.select_and_reserve(
+        a_select_and_reserve(pinned_worker={"worker_id": 1, "dp_rank": 0}), 0.0
+    )
+    selector.draining.drain(1, "operator", True, 0.0)
+    view = selector.draining.view(1)
+    assert (view.state, view.asked_by, view.reservations) == ("draining", ["operator"], 1)
+    assert {chosen(selector) for _ in range(20)} == {2}
+    (booking,) = selector.held
+    selector.free(booking.reservation_id, 0.0)
+    assert selector.draining.view(1).state == "drained"
+    assert selector.draining.n_drained() == 1
+    selector.check_invariants()
+
+
+def test_who_asks_when_all_drain_is_told_why():
+    selector = a_fleet(a_worker(1), a_worker(2))
+    for worker_id in (1, 2, 2):
+        selector.draining.drain(worker_id, "operator", True, 0.0)
+    assert "none of the ranks that fit is in rotation (2 draining)" in refused(selector)
+    selector.draining.undrain(2, "operator", 0.0)
+    assert chosen(selector) == 2
+    selector.draining.undrain(2, "operator", 0.0)
+    selector.check_invariants()
+
+
+def test_a_source_s_drain_and_an_operator_s_end_each_by_themselves():
+    selector = a_fleet(a_worker(1))
+    draining = selector.draining
+    draining.drain(1, "source", True, 0.0)
+    assert "1 leaving" in refused(selector)
+    assert draining.kept(1) is None
+    draining.drain(1, "operator", False, 0.0)
+    draining.undrain(1, "source", 0.0)
+    assert draining.kept(1) == DrainRequest(migrate=False)
+    assert "1 draining" in refused(selector)
+    draining.undrain(1, "operator", 0.0)
+    assert chosen(selector) == 1
+    assert len(draining) == 0
+
+
+def test_ranks_that_come_by_a_patch_drain_and_a_registration_ends_it():
+    selector = a_fleet(a_worker(1), a_worker(2))
+    selector.draining.drain(1, "operator", True, 0.0)
+    selector.patch(1, a_patch(data_parallel_size=4))
+    selector.check_invariants()
+    assert selector.fleet.partitions[KEY].table.n_closed == 4
+    selector.register(a_worker(1))
+    assert selector.draining.view(1) is None
+    assert selector.fleet.partitions[KEY].table.n_closed == 0
+
+
+def test_one_that_is_incomplete_for_a_while_goes_on_draining():
+    selector = a_fleet(a_worker(1), a_worker(2))
+    selector.draining.drain(1, "operator", True, 0.0)
+    selector.patch(1, a_patch(block_size=64))
+    assert not selector.worker(1).schedulable
+    with pytest.raises(Conflict, match="gets no requests anyway"):
+        selector.draining.drain(1, "operator", True, 0.0)
+    selector.patch(1, a_patch(block_size=selector.worker(2).given.block_size))
+    assert selector.worker(1).schedulable
+    assert {chosen(selector) for _ in range(20)} == {2}
+
+
+def test_a_deleted_worker_does_not_drain_and_an_unknown_one_is_not_found():
+    selector = a_fleet()
+    selector.draining.drain(1, "operator", True, 0.0)
+    selector.delete(1, 0.0)
+    assert selector.draining.view(1) is None
+    selector.patch(1, a_patch(taints=["x"]))
+    assert selector.draining.view(1) is None
+    for verb in (lambda: selector.draining.undrain(9, "operator", 0.0),):
+        with pytest.raises(NotFound):
+            verb()
+
+
+# --- with checks of health
+
+
+def test_with_checks_the_monitor_drains():
+    scene = Scene()
+    scene.selector.draining.drain(1, "operator", True, scene.now)
+    scene.settle()
+    assert scene.state(1).word == "draining"
+    assert scene.weight(1) == 0.0
+    scene.selector.draining.undrain(1, "operator", scene.now)
+    scene.settle()
+    assert scene.state(1).serves
+
+
+def test_with_checks_new_ranks_of_a_worker_that_drains_get_nothing_at_any_time():
+    scene = Scene(a_worker(1), a_worker(2))
+    scene.selector.draining.drain(1, "operator", False, scene.now)
+    scene.settle()
+    scene.selector.patch(1, a_patch(data_parallel_size=200))
+    table = scene.selector.fleet.partitions[KEY].table
+    for _ in range(20):
+        assert table.n_closed == 200
+        scene.settle()
+    for dp_rank in (0, 1, 199):
+        assert scene.state(1, dp_rank).word == "draining"
+
+
+def test_with_checks_a_registration_ends_it():
+    scene = Scene()
+    scene.selector.draining.drain(1, "operator", True, scene.now)
+    scene.settle()
+    scene.selector.register(a_worker(1))
+    scene.settle()
+    assert scene.selector.draining.view(1) is None
+    assert scene.weight(1) == 1.0
+
+
+class DrainsMatchAModel(RuleBasedStateMachine):
+    """Workers come, change, go and drain; a model says who serves."""
+
+    def __init__(self):
+        super().__init__()
+        self.selector = a_selector()
+        self.there, self.askers = {}, {}
+
+    @rule(worker_id=st.integers(1, 3), ranks=st.integers(1, 3))
+    def register(self, worker_id, ranks):
+        self.selector.register(a_worker(worker_id, data_parallel_size=ranks))
+        self.there[worker_id], self.askers[worker_id] = ranks, set()
+
+    @rule(worker_id=st.integers(1, 3), ranks=st.integers(1, 3))
+    def patch(self, worker_id, ranks):
+        try:
+            self.selector.patch(worker_id, a_patch(data_parallel_size=ranks))
+        except NotFound:
+            assert worker_id not in self.askers
+            return
+        if worker_id not in self.there:
+            self.askers[worker_id] = set()
+        self.there[worker_id] = ranks
+
+    @rule(worker_id=st.integers(1, 3))
+    def delete(self, worker_id):
+        if worker_id in self.there:
+            self.selector.delete(worker_id, 0.0)
+            del self.there[worker_id]
+            self.askers[worker_id] = set()
+
+    @rule(
+        worker_id=st.integers(1, 3), asker=st.sampled_from(["operator", "source"]), on=st.booleans()
+    )
+    def drain(self, worker_id, asker, on):
+        draining = self.selector.draining
+        try:
+            if on:
+                draining.drain(worker_id, asker, True, 0.0)
+            else:
+                draining.undrain(worker_id, asker, 0.0)
+        except SelectError:
+            assert worker_id not in self.there
+            return
+        (self.askers[worker_id].add if on else self.askers[worker_id].discard)(asker)
+
+    @invariant()
+    def who_serves_is_who_serves(self):
+        self.selector.check_invariants()
+        draining = {worker_id for worker_id, askers in self.askers.items() if askers}
+        assert {n for n in self.there if n in self.selector.draining} == draining
+        partition = self.selector.fleet.partitions.get(KEY)
+        for worker_id, ranks in self.there.items():
+            for dp_rank in range(ranks):
+                slot = partition.table.find(Rank(worker_id, dp_rank))
+                assert partition.table.open[slot] == (worker_id not in draining)
+
+
+TestDrainsMatchAModel = DrainsMatchAModel.TestCase
+TestDrainsMatchAModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
