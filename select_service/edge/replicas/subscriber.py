@@ -130,6 +130,12 @@ class ReplicaSubscriber:
         while self._calls:
             self._dialled(self._calls.popleft())
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the peer's name leads to no address that may be connected to; None: nothing is known
+        against it."""
+        return None if self._subscription is None else self._subscription.dial.refusal
+
     def look_at_connection(self) -> None:
         """Bring `connected` up to date."""
         if self._subscription is None:

@@ -244,6 +244,8 @@ class ReplicaSync:
     def _look_at(self, peer: Peer, now: float) -> None:
         peer.subscriber.look_at_connection()
         peer.log.connection(peer.subscriber.connected, now)
+        if (refusal := peer.subscriber.refusal) is not None:
+            peer.failed(refusal, now)
         if peer.subscriber.connected and not peer.is_mute(now):
             peer.tried_at = now
         elif now - peer.tried_at >= CONNECT_ANEW_S:

@@ -26,6 +26,7 @@ from select_service.core.replicas import progress as replica_progress
 from select_service.core.replicas.agreement import PERSISTENT_DIGESTS, RETRY_S, RETRY_S_MAX
 from select_service.core.replicas.events import SEQUENCE_BLOCKS_MAX, TOPIC, EventEncoder
 from select_service.core.replicas.origins import SILENT_S
+from select_service.destinations import Destinations
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas import sync as replica_sync
@@ -413,6 +414,28 @@ def test_a_peer_is_found_by_its_name_whatever_it_takes(answers, monkeypatch):
         await eventually_on_loop(is_heard)
         for each in (plane, other):
             each.sync.close()
+
+    asyncio.run(scene())
+
+
+def test_a_name_that_leads_where_nothing_may_be_connected_to_is_told(monkeypatch):
+    monkeypatch.setattr(dial, "NOT_FOUND_S", 0.01)
+
+    async def scene():
+        names = resolving("169.254.169.254")
+        names.boundary.refusal = Destinations().refusal
+        plane = Plane(1, names)
+        plane.sync.register("tcp://peer.example:1")
+        plane.sync.start(1, HttpClient(Names()))
+
+        def is_told():
+            plane.sync.tick()
+            return "leads to 169.254.169.254" in (plane.peer().last_error or "")
+
+        await eventually_on_loop(is_told)
+        assert not plane.peer().connected
+        assert names.boundary.refused()["replica"] >= 1
+        plane.sync.close()
 
     asyncio.run(scene())
 
