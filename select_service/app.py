@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
@@ -36,6 +36,8 @@ from select_service.starting.tls_files import warn_of_tls
 from select_service.starting.wanted import Wanted
 
 if TYPE_CHECKING:
+    from select_service.edge.tracing.tracing import Tracing
+    from select_service.fast.answerer import Answerer
     from select_service.fast.protocol import Lean
     from select_service.loops.loops import Loops
 
@@ -93,8 +95,8 @@ def _open_replicas(replicas: ReplicaSync, config: Config) -> None:
 async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> int:
     """Serve until a signal, or until a background task fails; the supervisor of both."""
     asyncio.get_running_loop().set_default_executor(threads)
-    service, follower, replicas, logged, watch, discovery, state = parts
-    front = _front(service, listener.getsockname()[1])
+    service, follower, replicas, logged, watch, discovery, state, tracing = parts
+    front = _front(service, listener.getsockname()[1], _traced(tracing))
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
     tls = service.server_tls
@@ -149,6 +151,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         if replicas is not None:
             replicas.close()
         await http.close()
+        if tracing is not None:
+            await tracing.end()
         if isinstance(service.audit, AuditFiles):
             service.audit.close()
         if logged is not None:
@@ -168,8 +172,22 @@ def _leave_address(config: Config, listener: socket.socket) -> None:
         leave_to_others(listener, max(1, config["input_loops"]))
 
 
-def _front(service: Service, port: int) -> "Lean | None":
-    """Who answers usual requests before the application sees them.  port: that clients name"""
+def _traced(tracing: "Tracing | None") -> "Callable[[Answerer], Answerer] | None":
+    """What stands before every answerer, so that requests get their spans."""
+    if tracing is None:
+        return None
+    from select_service.fast.traced import Traced
+
+    return lambda inner: Traced(inner, tracing.counts, tracing.may_sample)
+
+
+def _front(
+    service: Service, port: int, before: "Callable[[Answerer], Answerer] | None"
+) -> "Lean | None":
+    """Who answers usual requests before the application sees them.
+
+    port: that clients name;  before: answerers, None: nothing
+    """
     if service.config["no_fast_path"]:
         return None
     from select_service.fast.protocol import Lean
@@ -180,11 +198,11 @@ def _front(service: Service, port: int) -> "Lean | None":
 
         passes = Passes(service.guard, service.selector, service.metrics)
         passes.ask_hosts(_usual_hosts(service, port))
-        return KeyedLean(passes)
+        return KeyedLean(passes, before)
     answerer = ServiceAnswerer(service.selector, service.metrics)
     if (hosts := _usual_hosts(service, port)) is not None:
         answerer.ask_hosts(hosts)
-    return Lean(answerer)
+    return Lean(answerer, before)
 
 
 def _usual_hosts(service: Service, port: int) -> list[bytes] | None:

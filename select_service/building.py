@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from select_service.edge.discovery.discovery import Discovery
     from select_service.edge.health_watch import HealthWatch
     from select_service.edge.keeping.state_file import StateFile
+    from select_service.edge.tracing.tracing import Tracing
 
 
 class Parts(NamedTuple):
@@ -50,6 +51,7 @@ class Parts(NamedTuple):
     watch: "HealthWatch | None"
     discovery: "Discovery | None"
     state: "StateFile | None"
+    tracing: "Tracing | None"
 
 
 class Logged(NamedTuple):
@@ -63,8 +65,12 @@ class Logged(NamedTuple):
 
 
 def build(wanted: Wanted) -> Parts:
-    """All parts of a process, none of them running but the ingest threads.  Raises Unusable."""
+    """All parts of a process, none of them running but the ingest threads, and the one of spans.
+
+    Raises Unusable, ConfigError.
+    """
     config, health = wanted.config, wanted.health
+    tracing = _tracing(wanted)
     waker, callbacks = Waker(), Callbacks()
     publisher = None if config["replica_sync_port"] is None else ReplicaPublisher(callbacks)
     recovers = bool(config["indexer_peers"] or config["snapshot_path"])
@@ -92,7 +98,7 @@ def build(wanted: Wanted) -> Parts:
     service = Service(
         config, wanted.version, selector, ingest, follower, Metrics(wanted.version), replicas
     )
-    service.guard = wanted.guard
+    service.guard, service.tracing = wanted.guard, tracing
     service.server_tls, service.client_tls = wanted.server_tls, wanted.client_tls
     if health is not None:
         service.reporters = health.reporters
@@ -105,7 +111,8 @@ def build(wanted: Wanted) -> Parts:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     discovery = _discovery(wanted.sources, service, follower)
     state = _state_file(service, discovery)
-    return Parts(service, follower, replicas, _logged(service), watch, discovery, state)
+    logged = _logged(service)
+    return Parts(service, follower, replicas, logged, watch, discovery, state, tracing)
 
 
 def _selector(
@@ -131,6 +138,15 @@ def _selector(
         emit=None if publisher is None else publisher.offer,
         wake=waker,
     )
+
+
+def _tracing(wanted: Wanted) -> "Tracing | None":
+    """Raises ConfigError, for variables of OpenTelemetry that make no sense."""
+    if not wanted.config["otel"]:
+        return None
+    from select_service.edge.tracing.tracing import Tracing
+
+    return Tracing(wanted.version)
 
 
 def _kept_policies(snapshot_path: Path, selector: Selector) -> KeptPoliciesFile:

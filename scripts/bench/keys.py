@@ -1,8 +1,9 @@
-"""What keys cost: CPU of one compiled POST /select, without keys and with three kinds of them.
+"""What keys cost: CPU of one compiled selection, without keys and with three kinds of them.
 
-    python -m scripts.bench.keys [--rounds 9]
+    python -m scripts.bench.keys [--rounds 9] [--route select_and_reserve]
 
 In one process and without sockets: bytes in, bytes out, in turns.  Prompts of 256 tokens, 8 ranks.
+What is booked is freed between the turns, which is not measured.
 """
 
 import argparse
@@ -24,6 +25,9 @@ from tests.fast.requests import HTTPX, request
 from tests.fast.two_services import DATE, Side
 
 REQUESTS = 20_000
+BATCH = 500
+"""Requests that are measured together; as many reservations are live at most."""
+ROUTES = "select", "select_and_reserve"
 WARM = 50
 KINDS = {
     "no keys": (None, "default"),
@@ -44,8 +48,11 @@ class Sink:
 
 
 class Measured(NamedTuple):
+    """asked: BATCH requests;  freed: what ends that which they book"""
+
     side: Side
-    request: bytes
+    asked: list[bytes]
+    freed: list[bytes]
 
 
 def keys_in(folder: Path) -> Path:
@@ -58,7 +65,9 @@ def keys_in(folder: Path) -> Path:
     )
 
 
-def measured(runner: asyncio.Runner, keys: Path | None, name: str, tenant: str) -> Measured:
+def measured(
+    runner: asyncio.Runner, route: str, keys: Path | None, name: str, tenant: str
+) -> Measured:
     flags = () if keys is None else ("--api-keys-file", str(keys))
     side: Any = Side(runner, False, flags, 1)
     service = side.service
@@ -66,6 +75,7 @@ def measured(runner: asyncio.Runner, keys: Path | None, name: str, tenant: str) 
     answerer = ServiceAnswerer(service.selector, service.metrics)
     front = Lean(answerer) if keys is None else KeyedLean(passes)
     front.say(DATE)
+    front.watch.on = lambda _: None  # type: ignore[method-assign]  # no time passes for anybody
     side._config = server_of(Application(service), front).config
     side._config.load()
     runner.run(connected(side))
@@ -74,11 +84,17 @@ def measured(runner: asyncio.Runner, keys: Path | None, name: str, tenant: str) 
     side.say(request("POST /workers", (*HTTPX, operator), worker))
     runner.run(side._reconnect())
     body = {"model_name": "m", "tenant_id": tenant, "token_ids": list(range(256))}
-    asked = request("POST /select", (*HTTPX, caller), body)
-    for _ in range(WARM):
-        answer = side.say(asked)
-    assert answer.startswith(b"HTTP/1.1 200"), answer
-    return Measured(side, asked)
+    head = (*HTTPX, caller)
+    if route == "select":
+        asked, freed = [request("POST /select", head, body)] * BATCH, []
+    else:
+        names = [f"reservation-{number:06}" for number in range(BATCH)]
+        asked = [request(f"POST /{route}", head, body | {"reservation_id": n}) for n in names]
+        freed = [request(f"DELETE /reservations/{n}", head) for n in names]
+    for each in asked[:WARM] + freed[:WARM]:
+        answer = side.say(each)
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+    return Measured(side, asked, freed)
 
 
 async def connected(side: Any) -> None:
@@ -89,11 +105,16 @@ async def cost_us(each: Measured) -> float:
     protocol: Any = each.side.protocol
     sink = Sink()
     protocol._write = sink.write
-    begin = time.process_time()
-    for _ in range(REQUESTS):
-        protocol.data_received(each.request)
-    took = time.process_time() - begin
-    assert sink.answers == REQUESTS, "some were not answered by compiled code"
+    took = 0.0
+    for _ in range(REQUESTS // BATCH):
+        begin = time.process_time()
+        for asked in each.asked:
+            protocol.data_received(asked)
+        took += time.process_time() - begin
+        for freed in each.freed:
+            protocol.data_received(freed)
+    answers = REQUESTS // BATCH * (BATCH + len(each.freed))
+    assert sink.answers == answers, "some were not answered by compiled code"
     return took / REQUESTS * 1e6
 
 
@@ -102,15 +123,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--route", choices=ROUTES, default=ROUTES[0])
+    given = parser.parse_args()
     with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
         keys = keys_in(Path(folder))
         kinds = {
-            kind: measured(runner, keys if name else None, name or "web", tenant)
+            kind: measured(runner, given.route, keys if name else None, name or "web", tenant)
             for kind, (name, tenant) in KINDS.items()
         }
         took: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for number in range(rounds):
+        for number in range(given.rounds):
             for kind in kinds if number % 2 else reversed(list(kinds)):
                 took[kind].append(runner.run(cost_us(kinds[kind])))
     for kind, found in took.items():

@@ -120,6 +120,8 @@ async def create(service: Service, request: Request, body: ReservationRequest) -
     with booking(service, request, body.reservation_id) as booked:
         reservation = service.selector.reserve(body, now(), read)
         booked(body.reservation_id)
+    if "span" in request.scope:
+        request.scope["span"].booked(reservation, body)
     return json_response(reservation, 201)
 
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from select_service.access.audit import Asked, is_action, line_of
 from select_service.access.guard import EVERYTHING, Grant
 from select_service.api.parameters import query_of
-from select_service.api.service import InternalError, Service, now
+from select_service.api.service import InternalError, Service, TracingPlane, now
 from select_service.api.tenancy import keep_within
 from select_service.errors import Forbidden, Overloaded, QuotaExceeded, SelectError, UnknownField
 from select_service.http.codec import body_as, error_response
@@ -20,6 +20,9 @@ from select_service.http.endpoint import Endpoint, Route
 from select_service.http.request_warnings import STRICT, Warned, tell, warn, warned
 from select_service.http.second_reading import BodyForm
 from select_service.spelling import SHOWN_CHARS_MAX, nearest
+
+CLIENT_GONE = "client_gone"
+"""Code of what was not answered, because nobody was there any more."""
 
 
 class MethodNotAllowed(SelectError):
@@ -60,11 +63,16 @@ class Resource:
         try:
             response = await self._act(service, request, action)
             in_body, status = response.status_code in action.extensible, response.status_code
+        except ClientGone:
+            code = CLIENT_GONE
+            raise
         except SelectError as error:
             code, status = error.code, error.status  # not `error`: its traceback leads here
             response = error_response(_told(request, error))
             in_body = not isinstance(error, Overloaded)
         finally:
+            if "span" in request.scope:
+                request.scope["span"].end(status, code)
             await _audit(service, request, action.route, status, code)
         if "warnings" in request.scope:
             for each in warned(request):
@@ -79,7 +87,11 @@ class Resource:
         if grant.key is not None:
             guard.let_in(self.path, may_call, grant, now())
             _note(request, grant)
+        if service.tracing is not None and action.is_traced:
+            _begin_span(service.tracing, self.path, scope)
         scope["arguments"] = arguments = await action.arguments(request)
+        if "span" in scope:
+            scope["span"].asked(arguments[0])
         if grant.tenants is not None:
             _keep_within(service, request, action.route)
         if "warnings" in scope:
@@ -95,6 +107,12 @@ class Resource:
         response = error_response(MethodNotAllowed(text))
         response.headers["allow"] = self._allow
         return response
+
+
+def _begin_span(tracing: TracingPlane, path: str, scope: Scope) -> None:
+    span = tracing.begin(path, scope)
+    if span is not None:
+        scope["span"] = span
 
 
 def _note(request: Request, grant: Grant) -> None:
@@ -147,6 +165,8 @@ def _check_strictness(service: Service, request: Request, is_strict: bool) -> No
         raise UnknownField("; ".join(texts))
 
 
+TRACED = frozenset(("select", "select_and_reserve", "create_reservation"))
+"""Operations that get a span."""
 ENDING_WORDS = frozenset(("free", "release", "delete", "remove", "cancel", "finish", "end"))
 """What other interfaces call the end of a reservation; among our verbs the nearest is another."""
 
@@ -158,7 +178,7 @@ class _Action:
         route, self.handler = endpoint
         self.route = route
         self.extensible = {status for status, a in route.answers.items() if a.may_be_extended}
-        self.is_strict = route.is_strict
+        self.is_strict, self.is_traced = route.is_strict, route.operation_id in TRACED
         self._in_path = route.in_path
         self._query = tuple(parameter.name for parameter in route.query)
         self._body = route.body

@@ -217,6 +217,8 @@ def warn_of_overrides(service: Service, request: Request, body: SelectRequest) -
 async def _decided(service: Service, request: Request, outcome: Decision | Ticket) -> Decision:
     if isinstance(outcome, Ticket):
         outcome = await _waited(service, request, outcome)
+    if "span" in request.scope:
+        request.scope["span"].chose(outcome, service.selector.ring)
     _log_decision(outcome, request)
     return outcome
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
 
@@ -13,7 +13,11 @@ from select_service.access.guard import Grant, Guard
 from select_service.api.watching import Live
 from select_service.bodies.discovery import DiscoveryView
 from select_service.bodies.replicas import ReplicaStatus
+from select_service.bodies.reservations import Reservation, ReservationRequest
+from select_service.bodies.selection import SelectRequest
 from select_service.bodies.state import KeptState
+from select_service.core.decide.decision_ring import DecisionRing
+from select_service.core.decisions import Decision
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.errors import SelectError
@@ -24,6 +28,7 @@ from select_service.metrics.discovery import SourceReport
 from select_service.metrics.input_loops import LoopCounts
 from select_service.metrics.service_metrics import Metrics
 from select_service.metrics.tasks import TaskCounts
+from select_service.metrics.tracing import TracingCounts
 from select_service.settings.config import Config
 from select_service.settings.health_settings import Network
 from select_service.tls.kept import ClientTls, Kept, ServerTls
@@ -90,6 +95,24 @@ class AuditLog(Protocol):
         """Returns when it is kept, or cannot be."""
 
 
+class Span(Protocol):
+    """What handlers tell of one selection; docs/tracing.md says what becomes of it."""
+
+    def asked(self, body: SelectRequest | ReservationRequest) -> None: ...
+    def chose(self, decision: Decision, ring: DecisionRing | None) -> None: ...
+    def booked(self, reservation: Reservation, request: ReservationRequest) -> None: ...
+    def end(self, status: int, code: str | None) -> None: ...
+
+
+class TracingPlane(Protocol):
+    """Begins spans."""
+
+    @property
+    def counts(self) -> TracingCounts: ...
+    def begin(self, route: str, scope: Mapping[str, Any]) -> Span | None:
+        """None: this request gets none."""
+
+
 class InternalError(SelectError):
     status, code = 500, "internal_error"
 
@@ -110,6 +133,7 @@ class Service:
     server_tls: ServerTls | None = None
     client_tls: ClientTls | None = None
     discovery: DiscoveryPlane | None = None
+    tracing: TracingPlane | None = None
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
     callback_failed: Callable[[str], None] = lambda name: None

@@ -49,11 +49,15 @@ class Job(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A selection and, if the job asked for it, the candidates with their terms."""
+    """A selection and, if the job asked for it, the candidates with their terms.
+
+    number: of the decision in the ring;  None: it is kept in none
+    """
 
     selection: Selection
     candidates: list[Candidate] | None = None
     waited: Waited | None = None
+    number: int | None = None
 
 
 class Wanted(NamedTuple):
@@ -104,10 +108,12 @@ class Decisions:
         if reservation_id is not None:
             self._book(job, placement, reservation_id, now)
         partition.placing.count(job.prompt, placement.slot, job.reserves)
+        number = None
         if self._ring is not None:
             selection_id = job.request.selection_id
             self._ring.keep(now, job.reserves, selection_id, reservation_id, job.waited)
-        return Decision(_selection(job, placement, reservation_id), candidates, job.waited)
+            number = self._ring.newest
+        return Decision(_selection(job, placement, reservation_id), candidates, job.waited, number)
 
     def _book(self, job: Job, placement: Placement, reservation_id: str, now: float) -> None:
         tokens = placement.effective_prefill_tokens if job.config.track_prefill_tokens else None

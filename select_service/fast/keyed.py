@@ -11,7 +11,7 @@ what the ordinary path answers, it counts itself.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from select_service.access.guard import Guard
 from select_service.access.roles import CALLER
 from select_service.core.selector import Selector
+from select_service.fast.answerer import Answerer
 from select_service.fast.protocol import Lean, LeanProtocol, Watch
 from select_service.fast.request_layout import NONE
 from select_service.fast.service_answerer import ServiceAnswerer
@@ -31,6 +32,8 @@ from select_service.metrics.service_metrics import Metrics
 ANSWERERS_MAX = 64
 """Different sets of tenants whose requests are answered by compiled code, 2 MiB each; the requests
 of further ones go the ordinary way."""
+
+Before = Callable[[Answerer], Answerer] | None
 
 log = logging.getLogger("select_service.keys")
 
@@ -162,9 +165,10 @@ class KeyedProtocol(LeanProtocol):
 
     __slots__ = ("_keyed",)
 
-    def __init__(self, passes: Passes, watch: Watch, *server: Any) -> None:
+    def __init__(self, passes: Passes, before: Before, watch: Watch, *server: Any) -> None:
+        """before: see `Lean`"""
         self._keyed = KeyedAnswerer(passes)
-        super().__init__(self._keyed, watch, *server)
+        super().__init__(self._keyed if before is None else before(self._keyed), watch, *server)
 
     def _new_ordinary(self) -> BoundedProtocol:
         ordinary = super()._new_ordinary()
@@ -175,10 +179,11 @@ class KeyedProtocol(LeanProtocol):
 class KeyedLean(Lean):
     """Makes the protocol of every connection of one server, where a key is needed."""
 
-    def __init__(self, passes: Passes) -> None:
-        super().__init__(passes.unbound)
+    def __init__(self, passes: Passes, before: Before = None) -> None:
+        """before: see `Lean`"""
+        super().__init__(passes.unbound, before)
         self._passes, self.say = passes, passes.say
 
     def new(self, *server: Any) -> LeanProtocol:
         """See `Lean.new`."""
-        return KeyedProtocol(self._passes, self.watch, *server)
+        return KeyedProtocol(self._passes, self.before, self.watch, *server)

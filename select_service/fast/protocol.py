@@ -11,6 +11,7 @@ end that is known.  Nothing has a timer of its own: one `Watch` looks at all con
 """
 
 import asyncio
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -45,8 +46,12 @@ request in `_parts`; to be kept behind what is in `_parts`; for `_ordinary`; of 
 class Lean:
     """Makes the protocol of every connection of one server (see `http.server.Front`)."""
 
-    def __init__(self, answerer: HeadedAnswerer) -> None:
-        self.answerer: Answerer = answerer
+    def __init__(
+        self, answerer: HeadedAnswerer, before: Callable[[Answerer], Answerer] | None = None
+    ) -> None:
+        """before: makes what is asked instead of an answerer, and asks it; None: nothing does"""
+        self.before = before
+        self.answerer: Answerer = answerer if before is None else before(answerer)
         self._leaves = False
         self.watch = Watch()
         self.say = answerer.say

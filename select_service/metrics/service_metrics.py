@@ -69,6 +69,7 @@ from select_service.metrics.series import (
 )
 from select_service.metrics.tasks import TaskCounts, of_tasks
 from select_service.metrics.tls import TlsSeen, of_tls
+from select_service.metrics.tracing import TracingCounts, of_tracing
 from select_service.metrics.trust import of_trust
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Edges(NamedTuple):
     discovery:         of the sources of workers
     refused:           connections that were not made, by what they were for
     tls:               None: there is none
+    tracing:           None: there are no spans
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -120,6 +122,7 @@ class Edges(NamedTuple):
     discovery: Sequence[SourceReport] = ()
     refused: Mapping[str, int] = MappingProxyType({})
     tls: TlsSeen | None = None
+    tracing: TracingCounts | None = None
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -130,6 +133,7 @@ class Edges(NamedTuple):
             tasks={name: replace(counts) for name, counts in self.tasks.items()},
             decision_log=None if self.decision_log is None else replace(self.decision_log),
             audit=None if self.audit is None else replace(self.audit),
+            tracing=None if self.tracing is None else replace(self.tracing),
         )
 
 
@@ -259,6 +263,8 @@ class _Scrape(Collector):
         yield from of_connections(seen.edges.refused)
         if seen.edges.tls is not None:
             yield from of_tls(seen.edges.tls)
+        if seen.edges.tracing is not None:
+            yield from of_tracing(seen.edges.tracing)
         yield from of_discovery(seen.edges.discovery)
         if seen.edges.replicas is not None:
             yield from of_replicas(seen.edges.replicas)

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn
 
 from select_service.core.decide.router_config import POLICY_NAMES
@@ -222,6 +223,7 @@ def _check_together(config: Config) -> None:
             "which is what asks for keys"
         )
     _check_tls(config)
+    _check_otel(config)
     _check_health(config)
 
 
@@ -242,6 +244,23 @@ def _check_tls(config: Config) -> None:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _check_otel(config: Config) -> None:
+    """Raises ConfigError."""
+    if not config["otel"]:
+        return
+    if config["input_loops"]:
+        raise ConfigError(
+            "--input-loops cannot be used with --otel: the loops answer without Python, which is "
+            "what makes spans"
+        )
+    try:
+        is_there = find_spec("opentelemetry.sdk.trace") is not None
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        raise ConfigError("--otel needs: pip install 'select-service[otel]'")
 
 
 OF_HEALTH = ("canary_config", "health_state", "slo")

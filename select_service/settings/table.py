@@ -118,6 +118,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "work+strict-tail; none = nothing is compared",
         ),
         cli(
+            "--otel",
+            False,
+            read.flag,
+            "a span of OpenTelemetry for each selection, exported as the variables OTEL_* say, see "
+            "docs/tracing.md",
+        ),
+        cli(
             "--decision-log",
             None,
             read.text,

@@ -24,6 +24,7 @@ from select_service.metrics.input_loops import REASONS, LoopCounts
 from select_service.metrics.series import Chosen, GrowingSums
 from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Edges, Metrics
 from select_service.metrics.tls import TlsSeen
+from select_service.metrics.tracing import TracingCounts
 from select_service.tls.handshakes import HandshakeCounts
 from select_service.tls.kept import TlsReport
 from tests.api.in_process import Api
@@ -396,6 +397,7 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, lis
         audit=AuditCounts(),
         discovery=[SourceReport("a", 1, 0, False, 1, 1, 0, 0, 0, 0)],
         tls=TlsSeen(HandshakeCounts(1, 1, 1, 1, 1), {"server": TlsReport(1.0, 1, 1, False)}),
+        tracing=TracingCounts(),
     )
     seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
     with Api("--health-checks=on") as api:

@@ -89,10 +89,12 @@ def request(method: str, path: str, body: Any = None, **headers: str) -> bytes:
     return head.encode() + b"\r\n" + content
 
 
-def run_to_end(*arguments: str, **environment: str) -> tuple[int, str, str]:
+def run_to_end(
+    *arguments: str, module: str = "select_service", **environment: str
+) -> tuple[int, str, str]:
     """Exit status, output and error output of a command that is expected to end by itself."""
     done = subprocess.run(
-        own_command(*arguments),
+        own_command(*arguments, module=module),
         env=own_environment(environment),
         capture_output=True,
         text=True,

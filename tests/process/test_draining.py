@@ -22,6 +22,7 @@ pytestmark = pytest.mark.process
 PROMPT = {"model_name": "m", "token_ids": list(range(64))}
 DRAIN_S = 1.5
 CLIENTS = 16
+MANY_CLIENTS = 64
 LOOPS = (("--input-loops", "1"), ())
 
 
@@ -143,9 +144,9 @@ class Client(threading.Thread):
 
 
 @contextlib.contextmanager
-def clients_of(pick: Callable[[], int]) -> Iterator[list[Client]]:
+def clients_of(pick: Callable[[], int], n_clients: int = CLIENTS) -> Iterator[list[Client]]:
     """No request of theirs has failed in the end."""
-    clients = [Client(pick) for _ in range(CLIENTS)]
+    clients = [Client(pick) for _ in range(n_clients)]
     for client in clients:
         client.start()
     try:
@@ -153,7 +154,7 @@ def clients_of(pick: Callable[[], int]) -> Iterator[list[Client]]:
     finally:
         for client in clients:
             client.end()
-    assert [client.failures for client in clients] == [[]] * CLIENTS
+    assert [client.failures for client in clients] == [[]] * n_clients
 
 
 def all_get_answers(clients: list[Client]) -> None:
@@ -162,10 +163,11 @@ def all_get_answers(clients: list[Client]) -> None:
 
 
 @pytest.mark.parametrize("flags", LOOPS)
-def test_no_request_fails_while_one_process_after_the_other_is_restarted(flags):
+@pytest.mark.parametrize("n_clients", [CLIENTS, pytest.param(MANY_CLIENTS, marks=pytest.mark.slow)])
+def test_no_request_fails_while_one_process_after_the_other_is_restarted(n_clients, flags):
     fleet = Fleet(*flags)
     try:
-        with clients_of(fleet.pick) as clients:
+        with clients_of(fleet.pick, n_clients) as clients:
             fleet.restart_each()
             all_get_answers(clients)
         assert {client.statuses == {200} for client in clients} == {True}

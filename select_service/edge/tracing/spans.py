@@ -1,0 +1,110 @@
+"""What is written into the span of one selection (docs/tracing.md)."""
+
+from typing import Any
+
+from msgspec import UNSET
+from opentelemetry.trace import Span, Status, StatusCode
+
+from select_service.bodies.common import DEFAULT_NAME
+from select_service.bodies.reservations import Reservation, ReservationRequest
+from select_service.bodies.selection import Selection, SelectRequest
+from select_service.core.decide import decision_layout as layout
+from select_service.core.decide.decision_ring import DecisionRing
+from select_service.core.decide.recorded import policy_in
+from select_service.core.decisions import Decision
+
+OWN = "select_service."
+CLIENT_GONE = "client_gone"
+"""As `api.resource` calls it."""
+SELECTED, REFUSED, FAILED = "selected", "refused", "failed"
+
+
+class SelectionSpan:
+    """Begun; `end` hands it on."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def asked(self, body: SelectRequest | ReservationRequest) -> None:
+        """Which model and tenant the request names."""
+        self._span.set_attribute("gen_ai.request.model", body.model_name)
+        named = (each for each in (body.tenant_id, body.routing_group) if isinstance(each, str))
+        self._span.set_attribute(OWN + "tenant_id", next(named, DEFAULT_NAME))
+
+    def chose(self, decision: Decision, ring: DecisionRing | None) -> None:
+        """ring: has the decision as numbers, if it is kept"""
+        found = _of_selection(decision.selection)
+        if decision.number is not None and ring is not None:
+            found |= _of_row(ring, decision.number)
+        if decision.waited is not None:
+            found[OWN + "queue.policy_class"] = decision.waited.policy_class
+            found[OWN + "queue.position"] = decision.waited.position
+            found[OWN + "queue.wait"] = decision.waited.seconds
+        self._span.set_attributes(found)
+
+    def booked(self, reservation: Reservation, request: ReservationRequest) -> None:
+        """On the rank that the caller chose."""
+        found = _of_rank(reservation)
+        found[OWN + "reservation_id"] = reservation.reservation_id
+        if request.effective_prefill_tokens is not None:
+            found[OWN + "effective_prefill_tokens"] = request.effective_prefill_tokens
+        self._span.set_attributes(found)
+
+    def end(self, status: int, code: str | None) -> None:
+        """code: of a refusal, or CLIENT_GONE"""
+        span = self._span
+        if code == CLIENT_GONE:
+            span.set_attribute(OWN + "outcome", CLIENT_GONE)
+            span.end()
+            return
+        span.set_attribute("http.response.status_code", status)
+        if code is not None:
+            span.set_attribute(OWN + "refusal.code", code)
+        is_failed = status >= 500 and code in (None, "internal_error")
+        outcome = FAILED if is_failed else SELECTED if status < 400 else REFUSED
+        span.set_attribute(OWN + "outcome", outcome)
+        if status >= 500:
+            span.set_attribute("error.type", code or str(status))
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+
+def _of_rank(chosen: Selection | Reservation) -> dict[str, Any]:
+    """Ids of workers have 64 bits without a sign, numbers of attributes one less."""
+    return {
+        OWN + "worker_id": str(chosen.worker_id),
+        OWN + "dp_rank": chosen.dp_rank,
+        OWN + "endpoint": chosen.endpoint,
+    }
+
+
+def _of_selection(selection: Selection) -> dict[str, Any]:
+    overlap, size = selection.overlap, selection.block_size
+    found = _of_rank(selection) | {
+        OWN + "block_size": size,
+        OWN + "overlap.gpu_tokens": overlap.gpu,
+        OWN + "overlap.cpu_tokens": overlap.cpu,
+        OWN + "overlap.disk_tokens": overlap.disk,
+        OWN + "overlap.blocks": overlap.longest_matched // size,
+        OWN + "effective_prefill_tokens": selection.effective_prefill_tokens,
+    }
+    if selection.reservation_id is not UNSET:
+        found[OWN + "reservation_id"] = selection.reservation_id
+    if selection.selection_id is not UNSET:
+        found[OWN + "selection_id"] = selection.selection_id
+    return found
+
+
+def _of_row(ring: DecisionRing, number: int) -> dict[str, Any]:
+    row = ring.numbered(number)
+    if row is None:
+        return {OWN + "decision": number}
+    return {
+        OWN + "decision": number,
+        OWN + "policy": policy_in(row).name,
+        OWN + "candidates": int(row[layout.N_ELIGIBLE]),
+        OWN + "prompt.tokens": int(row[layout.ISL_TOKENS]),
+        OWN + "prompt.blocks": int(row[layout.N_BLOCKS]),
+    }
