@@ -82,7 +82,7 @@ def join(number: int) -> None:
 def start(number: int) -> "subprocess.Popen[bytes]":
     others = [f"tcp://{data_address(n)}:{SYNC_PORT}" for n in range(len(NAMES)) if n != number]
     command = ["ip", "netns", "exec", NAMES[number], sys.executable, "-m", "select_service"]
-    command += ["--host", "0.0.0.0", "--insecure"]
+    command += ["--host", "0.0.0.0", "--insecure", "--replica-sync-insecure"]
     command += ["--port", str(HTTP_PORT), "--replica-sync-port", str(SYNC_PORT)]
     command += ["--replica-sync-peers", ",".join(others), "--log-level", "warning"]
     environment = {**os.environ, "DYN_USE_KV_EVENTS": "false"}

@@ -22,7 +22,7 @@ from select_service.settings.config import (
     arguments_of,
     load,
 )
-from select_service.settings.reach import check_reach
+from select_service.settings.reach import check_reach, replica_host
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
 from select_service.starting.listening import bind
@@ -105,7 +105,7 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     claims = _claims(config, "snapshot_path", "state_path")
     port = config["replica_sync_port"]
     if port is not None:
-        _check_port(port)
+        _check_port(replica_host(config), port)
     listener = bind(config["host"], config["port"], config["reuse_port"])
     return Judged(wanted, listener, claims)
 
@@ -123,10 +123,10 @@ def _claims(config: Config, *names: str) -> list[IO[bytes]]:
     return claims
 
 
-def _check_port(port: int) -> None:
+def _check_port(host: str, port: int) -> None:
     """Tell at once what would otherwise be found after the kernels are compiled."""
     try:
-        bind("0.0.0.0", port).close()
+        bind(host, port).close()
     except Unusable as error:
         raise Unusable(f"--replica-sync-port: {error}") from None
 

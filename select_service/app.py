@@ -28,10 +28,10 @@ from select_service.edge.tls_watch import TlsWatch
 from select_service.errors import SelectError
 from select_service.http.server import Drain, Server, duplicates, server_of
 from select_service.settings.config import Config, Unusable
-from select_service.settings.reach import allowed_hosts, usual_hosts
+from select_service.settings.reach import allowed_hosts, replica_host, usual_hosts
 from select_service.starting.announcing import announce
 from select_service.starting.collector import Freezing
-from select_service.starting.listening import leave_to_others, listen, siblings
+from select_service.starting.listening import address_of, leave_to_others, listen, siblings
 from select_service.starting.tls_files import warn_of_tls
 from select_service.starting.wanted import Wanted
 
@@ -78,14 +78,14 @@ def run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> i
 
 def _open_replicas(replicas: ReplicaSync, config: Config) -> None:
     """Take the port of the replica plane and connect to its first peers.  Raises Unusable."""
-    port = config["replica_sync_port"]
+    host, port = replica_host(config), config["replica_sync_port"]
     try:
-        replicas.bind(port)
+        replicas.bind(port, address_of(host, port))
         for endpoint in config["replica_sync_peers"] or ():
-            replicas.register(endpoint)
+            replicas.expect(endpoint)
     except zmq.ZMQError as error:
         replicas.close()
-        reason = f"cannot bind tcp://*:{port}: {zmq.strerror(error.errno or 0)}"
+        reason = f"cannot bind {host}:{port}: {zmq.strerror(error.errno or 0)}"
         raise Unusable(f"--replica-sync-port: {reason}") from None
     except SelectError as error:
         replicas.close()
@@ -111,7 +111,9 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         service.ingest.names, service.ingest.asking_max, Path(key_file) if key_file else None
     )
     if replicas is not None:
-        replicas.start(listener.getsockname()[1], http)
+        replicas.start(
+            listener.getsockname()[1], http, is_tls=service.config["tls_cert"] is not None
+        )
     following = follower.start()
     if state is not None:
         await state.restored(service.config["indexer_peers"] or (), http)
@@ -128,6 +130,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         background = [following, engines.start()]
         background += [each.start() for each in watches]
         hangup.start()
+        if replicas is not None:
+            background += replicas.background()
         if loops is not None:
             background.append(loops.watched())
         if discovery is not None:

@@ -93,6 +93,8 @@ def build(wanted: Wanted) -> Parts:
             repair=config["replica_sync_repair"],
             url=config["advertise_url"],
             destinations=wanted.destinations,
+            keys=wanted.plane_keys,
+            believes_urls=config["replica_sync_insecure"],
         )
     follower = CatalogFollower(selector.fleet, ingest, callbacks)
     service = Service(
@@ -128,6 +130,7 @@ def _selector(
             reservation_ttl_s=config["reservation_ttl_s"],
             decisions_kept=config["decisions"],
             shadow=choice_named(config["shadow_policy"]) if config["shadow_policy"] else None,
+            router_mark=None if wanted.plane_keys is None else wanted.plane_keys.router_mark,
         ),
         lambda: PrefixIndex(
             config["index_blocks_max"],

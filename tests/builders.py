@@ -22,6 +22,7 @@ def a_selector(
     ranks_max=1 << 32,
     decisions_kept=0,
     shadow=None,
+    router_mark=None,
 ):
     return Selector(
         SelectorConfig(
@@ -31,6 +32,7 @@ def a_selector(
             reservation_ttl_s=ttl_s,
             decisions_kept=decisions_kept,
             shadow=shadow,
+            router_mark=router_mark,
         ),
         lambda: PrefixIndex(blocks_max),
         rng=Random(seed),

@@ -21,6 +21,7 @@ FIELDS_OF_A_RUN = re.compile(r'"(age_seconds|expires_in_seconds|router_id)": [0-
 NAMED_FILE = re.compile(r"(?<![\w./*])\w[\w./-]*\.(?:py|md|toml|sh|ya?ml|lock|svg)\b")
 FILES_OF_USERS = {
     "keys.toml",
+    "replicas.toml",
     "workers.yaml",
     "sources.yaml",
     "prometheus.yml",

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import zmq
 
+from indexer.sockets.curve import CurveServer, connecting_options
+
 RECONNECT_MS = 100
 RECONNECT_MS_MAX = 5000
 CONNECT_MS_MAX = 5000
@@ -44,12 +46,16 @@ class Bounds(NamedTuple):
 
 
 def reading_socket(
-    context: "zmq.Context[Socket]", kind: int, endpoint: str, bounds: Bounds
+    context: "zmq.Context[Socket]",
+    kind: int,
+    endpoint: str,
+    bounds: Bounds,
+    server: CurveServer | None = None,
 ) -> Socket:
-    """To be connected to `endpoint`.  Raises zmq.ZMQError."""
+    """To be connected to `endpoint`.  server: who is there; None: plain.  Raises zmq.ZMQError."""
     socket = context.socket(kind)
     try:
-        for option, value in _options(endpoint, bounds).items():
+        for option, value in (_options(endpoint, bounds) | connecting_options(server)).items():
             socket.setsockopt(option, value)
     except zmq.ZMQError:
         socket.close()

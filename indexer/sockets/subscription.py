@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import zmq
 
+from indexer.sockets.curve import CurveServer
 from indexer.sockets.dial import Dial, Sockets
 from indexer.sockets.options import Bounds, Socket, reading_socket
 
@@ -19,12 +20,13 @@ class Subscription:
         *,
         topics: Iterable[bytes],
         events: int,
+        server: CurveServer | None = None,
     ) -> None:
         """The publisher may be absent.  Raises zmq.ZMQError for an address libzmq refuses.
 
-        events: the zmq.EVENT_* that the monitor tells of
+        events: the zmq.EVENT_* that the monitor tells of; server: None: plain
         """
-        self.socket: Socket = reading_socket(sockets.context, zmq.SUB, endpoint, bounds)
+        self.socket: Socket = reading_socket(sockets.context, zmq.SUB, endpoint, bounds, server)
         self.dial = Dial(
             self.socket, endpoint, sockets.names, sockets.call, purpose=sockets.purpose
         )

@@ -129,7 +129,7 @@ def _bound(publisher: ReplicaPublisher, context: "zmq.Context[zmq.Socket[bytes]]
     while True:
         port = rng.randrange(20_000, 60_000)
         try:
-            publisher.bind(context, port)
+            publisher.bind(context, f"tcp://127.0.0.1:{port}", {})
         except zmq.ZMQError:
             continue
         return port

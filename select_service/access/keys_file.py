@@ -1,4 +1,4 @@
-"""Reads the file of keys, in TOML or YAML."""
+"""Reads the files of keys: of those who may call, and of replicas; in TOML or YAML."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import msgspec
 
 from select_service.access.api_key import ApiKey
 from select_service.access.keys_document import keys_of
+from select_service.access.replica_keys import ReplicaKeys, replica_keys_of
 from select_service.whole_file import read_whole
 from select_service.yaml_document import YAML_FAULTS
 
@@ -15,18 +16,37 @@ YAML_ENDINGS = (".yaml", ".yml")
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Raises ValueError with one line that names no file.  Blocks."""
-    try:
-        text = read_whole(path, BYTES_MAX)
-    except OSError as error:
-        raise ValueError(error.strerror or type(error).__name__) from None
-    return keys_in(path, text)
+    return keys_in(path, _text(path))
+
+
+def read_replica_keys(path: Path) -> ReplicaKeys:
+    """Raises ValueError with one line that names no file.  Blocks."""
+    return replica_keys_in(path, _text(path))
+
+
+def replica_keys_in(path: Path, text: bytes) -> ReplicaKeys:
+    """path: its ending says whether it is YAML.  Raises ValueError."""
+    return replica_keys_of(_document(path, text))
 
 
 def keys_in(path: Path, text: bytes) -> tuple[ApiKey, ...]:
     """path: its ending says whether it is YAML.  Raises ValueError."""
+    return keys_of(_document(path, text))
+
+
+def _text(path: Path) -> bytes:
+    """Raises ValueError."""
+    try:
+        return read_whole(path, BYTES_MAX)
+    except OSError as error:
+        raise ValueError(error.strerror or type(error).__name__) from None
+
+
+def _document(path: Path, text: bytes) -> object:
+    """Raises ValueError."""
     decode = msgspec.yaml.decode if path.suffix in YAML_ENDINGS else msgspec.toml.decode
     try:
         document: object = decode(text)
     except (msgspec.DecodeError, *YAML_FAULTS) as error:
         raise ValueError(" ".join(str(error).split())) from None
-    return keys_of(document)
+    return document

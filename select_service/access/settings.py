@@ -1,10 +1,16 @@
-"""The settings -> who is asked for a key."""
+"""The settings -> who is asked for a key, and which keys are ours."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from select_service.access.curve_file import read_pair
 from select_service.access.guard import Guard
-from select_service.access.keys_file import read_keys
+from select_service.access.keys_file import read_keys, read_replica_keys
+from select_service.access.plane_keys import PlaneKeys
 from select_service.settings.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from indexer.sockets.curve import CurvePair
 
 
 def guard_of(config: Config) -> Guard:
@@ -16,3 +22,24 @@ def guard_of(config: Config) -> Guard:
         return Guard(read_keys(Path(path)))
     except ValueError as error:
         raise ConfigError(f"--api-keys-file {path}: {error}") from None
+
+
+def plane_keys_of(config: Config) -> PlaneKeys | None:
+    """Of the replica plane; None: it is plain.  Raises ConfigError."""
+    if config["replica_key_file"] is None:
+        return None
+    own = _pair(config, "replica_key_file")
+    path = Path(config["replica_keys_file"])
+    try:
+        return PlaneKeys(own, path, read_replica_keys(path))
+    except ValueError as error:
+        raise ConfigError(f"--replica-keys-file {path}: {error}") from None
+
+
+def _pair(config: Config, name: str) -> "CurvePair":
+    """Raises ConfigError."""
+    try:
+        return read_pair(Path(config[name]))
+    except ValueError as error:
+        flag = "--" + name.replace("_", "-")
+        raise ConfigError(f"{flag} {config[name]}: {error}") from None

@@ -23,7 +23,7 @@ from select_service.http.endpoint import Answer, Noun, QueryParameter, Route
 from select_service.metrics.access import AccessReport
 from select_service.metrics.service_metrics import Edges
 from select_service.metrics.tls import TlsSeen
-from select_service.settings.reach import is_open
+from select_service.settings.reach import are_replicas_open, is_open
 from select_service.turns import encoded_in_turns, in_turns, result_in_turns
 
 _OK = Status()
@@ -91,6 +91,8 @@ async def ready(service: Service, request: Request, query: Mapping[str, str]) ->
         body.draining = True
     if is_open(service.config):
         body.insecure = True
+    if are_replicas_open(service.config):
+        body.replica_sync_insecure = True
     if recovery.state != "off":
         body.recovery = RecoveryView(
             state=recovery.state,

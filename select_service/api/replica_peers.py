@@ -6,16 +6,24 @@ from starlette.responses import Response
 from select_service.access.roles import OPERATOR, REPLICA, whole_service
 from select_service.api.service import ReplicaPlane, Service
 from select_service.bodies.common import Status
-from select_service.bodies.replicas import ReplicaPeerRequest, ReplicaStatus
+from select_service.bodies.replicas import NewReplicaPeerRequest, ReplicaPeerRequest, ReplicaStatus
 from select_service.errors import Conflict, DestinationRefused, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 
 _OK = Status()
 _SAID_OK = {"status": "ok"}
+_NEW_PEER = Body(
+    NewReplicaPeerRequest,
+    {
+        "peer": {"endpoint": "tcp://selector-b:9092"},
+        "by name": {"endpoint": "tcp://10.0.0.7:9092", "replica": "selector-b"},
+    },
+)
 _PEER = Body(ReplicaPeerRequest, {"peer": {"endpoint": "tcp://selector-b:9092"}})
 _PEER_STATUS = {
     "endpoint": "tcp://selector-b:9092",
+    "replica": "selector-b",
     "self": False,
     "connected": True,
     "router_id": 7171717171,
@@ -44,6 +52,8 @@ _PEER_STATUS = {
 }
 _STATUS = {
     "enabled": True,
+    "secured": True,
+    "keys_error": None,
     "router_id": 4242424242,
     "repair": True,
     "frames_out": 3021,
@@ -52,6 +62,7 @@ _STATUS = {
     "frames_dropped_out": 0,
     "frames_queued": 0,
     "subscribers": 1,
+    "refused": 0,
     "peers": [_PEER_STATUS],
 }
 
@@ -69,14 +80,15 @@ REPLICAS = Noun("replicas", "Share active load with other selectors of the same 
             201: Answer("Done.", Status, _SAID_OK),
         },
         may_call=whole_service(OPERATOR),
-        detail="Takes effect at once; the peer may be absent. Not kept over a restart.",
-        body=_PEER,
+        detail="Takes effect at once; the peer may be absent. Not kept over a restart. Where "
+        "replicas have keys, the one that has to answer there must be in the file of keys.",
+        body=_NEW_PEER,
         refusals=(*WITH_BODY, DestinationRefused, Conflict),
     )
 )
-async def register(service: Service, request: Request, body: ReplicaPeerRequest) -> Response:
+async def register(service: Service, request: Request, body: NewReplicaPeerRequest) -> Response:
     """201 for a new peer, 200 for a known one."""
-    is_new = _plane(service).register(body.endpoint)
+    is_new = _plane(service).register(body.endpoint, body.replica)
     return json_response(_OK, 201 if is_new else 200)
 
 
@@ -141,6 +153,8 @@ def status_of(service: Service) -> ReplicaStatus:
         return service.replicas.status()
     return ReplicaStatus(
         enabled=False,
+        secured=False,
+        keys_error=None,
         router_id=service.selector.router_id,
         repair=False,
         frames_out=0,
@@ -149,6 +163,7 @@ def status_of(service: Service) -> ReplicaStatus:
         frames_dropped_out=0,
         frames_queued=0,
         subscribers=0,
+        refused=0,
         peers=[],
     )
 

@@ -1,15 +1,29 @@
 """HTTP bodies of the replica plane."""
 
-from msgspec import Struct, field
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct, field
 
 from select_service.bodies.common import Endpoint, RequestBody
 
+ReplicaName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+
 
 class ReplicaPeerRequest(RequestBody, kw_only=True):
-    """POST /replica_sync/register_peer and /deregister_peer."""
+    """POST /replica_sync/deregister_peer."""
 
     endpoint: Endpoint
     """ZMQ endpoint on which the peer publishes, such as `tcp://selector-b:9092`."""
+
+
+class NewReplicaPeerRequest(RequestBody, kw_only=True):
+    """POST /replica_sync/register_peer."""
+
+    endpoint: Endpoint
+    """ZMQ endpoint on which the peer publishes, such as `tcp://selector-b:9092`."""
+    replica: ReplicaName | None = None
+    """Name in `--replica-keys-file` of the replica that has to answer there; left out, the one that
+    the endpoint belongs to in that file. Null, or left out, where replicas have no keys."""
 
 
 class ReplicaDifference(Struct, kw_only=True):
@@ -49,6 +63,9 @@ class ReplicaPeer(Struct, kw_only=True):
 
     endpoint: str
     """As it was registered."""
+    replica: str | None
+    """Name of the replica whose key has to answer there; null where replicas have no keys, and as
+    long as no replica of the file is meant, which is not listened to then."""
     is_self: bool = field(name="self")
     """Is the peer this process? Its messages are dropped then; it should be deregistered."""
     connected: bool
@@ -95,8 +112,12 @@ class ReplicaStatus(Struct, kw_only=True):
 
     enabled: bool
     """Is there a `--replica-sync-port`?"""
+    secured: bool
+    """Is it encrypted, and are replicas known by their keys? `--replica-keys-file`"""
+    keys_error: str | None
+    """What is wrong with that file, so that the keys before go on counting; null if nothing is."""
     router_id: int
-    """This process among its peers: random, new at each start."""
+    """This process among its peers: new at each start, random but for a mark of its key."""
     repair: bool
     """Are differences repaired? `--replica-sync-repair`"""
     frames_out: int
@@ -111,5 +132,8 @@ class ReplicaStatus(Struct, kw_only=True):
     """Events and digests that wait for the network now."""
     subscribers: int
     """Connections to the publishing port that are open now, one per replica that listens."""
+    refused: int
+    """Connections to the publishing port that were refused: the key is not known, or it is not
+    CURVE; 0 where replicas have no keys, but for those that do not speak ZMTP."""
     peers: list[ReplicaPeer]
     """By endpoint, those that this replica listens to."""

@@ -378,6 +378,8 @@ class Ready(Struct, kw_only=True):
     """All workers, by model, tenant and id."""
     insecure: bool | UnsetType = UNSET
     """Present, and true, where no key is asked for although others can reach the address."""
+    replica_sync_insecure: bool | UnsetType = UNSET
+    """Present, and true, where replicas have no keys although others can reach their port."""
     recovery: RecoveryView | UnsetType = UNSET
     """How the index was recovered; absent when it is not."""
     draining: bool | UnsetType = UNSET

@@ -73,6 +73,7 @@ from select_service.core.observing.observing import Observing, Sources
 from select_service.core.prompts import Prompts
 from select_service.core.repeats import Repeats
 from select_service.core.replicas.events import LoadEvent
+from select_service.core.replicas.router_ids import new_router_id
 from select_service.core.replicas.state import ReplicaState
 from select_service.core.touched import Touched
 from select_service.core.views.dump_parts import DumpPart, dump_parts
@@ -93,6 +94,7 @@ class SelectorConfig(NamedTuple):
     reservation_ttl_s: seconds without renewal after which a reservation expires; 0: never
     decisions_kept: newest decisions that can be looked up; 0: none
     shadow: a policy that looks at them, too
+    router_mark: of our key among replicas; None: there is none
     """
 
     router: RouterConfig = RouterConfig()
@@ -102,6 +104,7 @@ class SelectorConfig(NamedTuple):
     reservation_ttl_s: float = 3600.0
     decisions_kept: int = 0
     shadow: PolicyChoice | None = None
+    router_mark: int | None = None
 
 
 class Selector:
@@ -119,7 +122,7 @@ class Selector:
         """emit: is told of what clients book, complete and free (see ReplicaState.tell)"""
         rules = config.admission
         self._config = config.router
-        self.router_id = rng.getrandbits(64) or 1
+        self.router_id = new_router_id(rng, config.router_mark)
         self.touched = Touched(wake)
         ring = None
         if config.decisions_kept:

@@ -24,6 +24,18 @@ OUT: Sequence[Family[ReplicaStatus]] = (
     Family(GAUGE, "replica_subscribers", "Replicas that listen.", lambda s: s.subscribers),
     Family(
         COUNTER,
+        "replica_refused",
+        "Connections to our port that were refused: an unknown key, or another protocol.",
+        lambda s: s.refused,
+    ),
+    Family(
+        GAUGE,
+        "replica_keys_stale",
+        "Is the file of replica keys wrong, so that the keys before go on counting?",
+        lambda s: s.keys_error is not None,
+    ),
+    Family(
+        COUNTER,
         "replica_frames_out_dropped",
         "Events not published: the queue was full, or the event too large.",
         lambda s: s.frames_dropped_out,

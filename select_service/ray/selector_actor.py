@@ -67,6 +67,7 @@ class SelectorActor:
         # Other nodes reach it; whether it asks for keys is in the flags that were given.  Engines
         # may be on its own node, which Ray perhaps knows by its loopback address.
         flags = ["--host", "0.0.0.0", "--insecure", "--connect-to-loopback"]
+        flags += ["--replica-sync-insecure"]
         flags += ["--port", str(http_port), "--replica-sync-port", str(sync_port)]
         flags += ["--advertise-url", self._address.url]
         urls = ",".join(other.url for other in others)

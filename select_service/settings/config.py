@@ -106,7 +106,7 @@ KV-cache-aware worker selection and load accounting for LLM inference fleets.
   select-service explain --help    why a running service chose a rank
   select-service inspect --help    what an engine says of itself, as a record
   select-service replay --help     what other policies would have done with one's traffic
-  select-service keys new --help   make a key that may call a service""",
+  select-service keys --help       make keys: of those who may call, and of replicas""",
         epilog=f"""\
 Every flag can be given in the environment as {ENVIRONMENT_PREFIX}<FLAG>, for example
 {ENVIRONMENT_PREFIX}PORT=8092; the command line wins, an empty variable counts as not set.""",
@@ -205,6 +205,7 @@ def _check_together(config: Config) -> None:
     """Raises ConfigError for settings that make sense alone, but not with each other."""
     if config["replica_sync_peers"] and config["replica_sync_port"] is None:
         raise ConfigError("--replica-sync-peers requires --replica-sync-port")
+    _check_replica_keys(config)
     if config["shadow_policy"] and not config["decisions"]:
         raise ConfigError("--shadow-policy needs decisions: it cannot be used with --decisions 0")
     if config["decision_log"] and not config["decisions"]:
@@ -261,6 +262,20 @@ def _check_otel(config: Config) -> None:
         is_there = False
     if not is_there:
         raise ConfigError("--otel needs: pip install 'select-service[otel]'")
+
+
+def _check_replica_keys(config: Config) -> None:
+    """Raises ConfigError."""
+    given = [name for name in ("replica_key_file", "replica_keys_file") if config[name] is not None]
+    if not given:
+        return
+    flag = _flag(given[0])
+    if len(given) < 2:
+        raise ConfigError("--replica-key-file and --replica-keys-file need each other")
+    if config["replica_sync_port"] is None:
+        raise ConfigError(f"{flag} requires --replica-sync-port")
+    if config["replica_sync_insecure"]:
+        raise ConfigError(f"{flag} cannot be used with --replica-sync-insecure")
 
 
 OF_HEALTH = ("canary_config", "health_state", "slo")

@@ -22,12 +22,29 @@ def is_open(config: Config) -> bool:
     return config["api_keys_file"] is None and not is_loopback(config["host"])
 
 
+def replica_host(config: Config) -> str:
+    """Where the port of the replica plane is opened."""
+    return str(config["replica_sync_host"] or config["host"])
+
+
+def are_replicas_open(config: Config) -> bool:
+    """May everybody who can reach the machine hear of load, and be taken for a replica?"""
+    is_plain = config["replica_sync_port"] is not None and config["replica_keys_file"] is None
+    return is_plain and not is_loopback(replica_host(config))
+
+
 def check_reach(config: Config) -> None:
     """Raises ConfigError where others could call everything, and nobody has said that they may."""
     if is_open(config) and not config["insecure"]:
         raise ConfigError(
             f"--host {config['host']} lets others reach the service, and without --api-keys-file "
             "they may call everything; --insecure says that this is meant"
+        )
+    if are_replicas_open(config) and not config["replica_sync_insecure"]:
+        raise ConfigError(
+            f"--replica-sync-port on {replica_host(config)} tells everybody of load who reaches "
+            "it; give replicas keys (--replica-key-file and --replica-keys-file), or "
+            "--replica-sync-insecure says that this is meant"
         )
 
 

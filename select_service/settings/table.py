@@ -236,6 +236,31 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "port of the ZMQ socket that tells other replicas of active load; none = not shared",
         ),
         cli(
+            "--replica-sync-host",
+            None,
+            read.text,
+            "address on which that port is opened; none = that of --host",
+        ),
+        cli(
+            "--replica-key-file",
+            None,
+            read.text,
+            "file with the secret key of this replica (CURVE), see docs/security.md",
+        ),
+        cli(
+            "--replica-keys-file",
+            None,
+            read.text,
+            "TOML or YAML file of the public keys of all replicas; read again when it changes",
+        ),
+        cli(
+            "--replica-sync-insecure",
+            False,
+            read.flag,
+            "share load without keys although others can reach the port, and believe peers where "
+            "their lists are",
+        ),
+        cli(
             "--replica-sync-peers",
             None,
             read.peers,

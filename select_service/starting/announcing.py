@@ -1,10 +1,14 @@
 """The log lines of a start: where it listens, what is set, and what of that makes no difference."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
+from select_service.access.curve_file import others_may_read
 from select_service.settings.config import Config
-from select_service.settings.reach import is_open
+from select_service.settings.reach import are_replicas_open, is_open, replica_host
+
+OF_SECRETS = ("replica_key_file",)
 
 log = logging.getLogger("select_service")
 
@@ -17,6 +21,15 @@ def announce(config: Config, version: str, host: str, port: int) -> None:
             "insecure: no key is asked for, so everybody who reaches the port may call everything",
             extra={"fields": {"host": host, "instead": "--api-keys-file"}},
         )
+    if are_replicas_open(config):
+        log.warning(
+            "insecure: replicas have no keys, so everybody who reaches the port hears of load",
+            extra={"fields": {"host": replica_host(config), "instead": "--replica-keys-file"}},
+        )
+    for name in OF_SECRETS:
+        if config[name] is not None and others_may_read(Path(config[name])):
+            fields = {"setting": "--" + name.replace("_", "-"), "path": config[name]}
+            log.warning("others may read a file with a secret key", extra={"fields": fields})
     settings = {
         setting.get("flag", setting["variable"]).removeprefix("--"): _as_logged(setting)
         for setting in config.effective().values()

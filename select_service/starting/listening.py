@@ -26,6 +26,11 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
         raise Unusable(f"cannot listen on {host}:{port}: {error}") from None
 
 
+def address_of(host: str, port: int) -> str:
+    """Numeric, of a host that `bind` takes."""
+    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+
+
 def _bound(host: str, port: int, shared: bool) -> socket.socket:
     family, kind, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from select_service.access.guard import Guard
-from select_service.access.settings import guard_of
+from select_service.access.plane_keys import PlaneKeys
+from select_service.access.settings import guard_of, plane_keys_of
 from select_service.core.admission.rules import AdmissionRules
 from select_service.destinations import Destinations
 from select_service.settings.admission_rules import admission_rules
@@ -28,6 +29,7 @@ class Wanted(NamedTuple):
     destinations: Destinations
     server_tls: ServerTls | None
     client_tls: ClientTls | None
+    plane_keys: PlaneKeys | None
 
 
 def wanted_of(config: Config, version: str) -> Wanted:
@@ -42,4 +44,5 @@ def wanted_of(config: Config, version: str) -> Wanted:
         destinations(config),
         server_tls(config),
         client_tls(config),
+        plane_keys_of(config),
     )

@@ -88,7 +88,7 @@ def test_what_waits_behind_an_event_that_cannot_be_written_is_sent():
         publisher = ReplicaPublisher(callbacks)
         with zmq.Context() as context:
             port = free_port()
-            publisher.bind(context, port)
+            publisher.bind(context, f"tcp://127.0.0.1:{port}", {})
             publisher.start(asyncio.get_running_loop())
             publisher.offer(object())
             publisher.offer(offered[0])

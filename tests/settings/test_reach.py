@@ -5,6 +5,7 @@ import pytest
 from select_service.settings.config import ConfigError, parse
 from select_service.settings.reach import (
     allowed_hosts,
+    are_replicas_open,
     check_reach,
     is_loopback,
     is_open,
@@ -40,6 +41,27 @@ def test_what_is_open_is_what_others_reach_without_a_key():
     assert is_open(config_of("--host", "0.0.0.0", "--insecure"))
     assert not is_open(config_of("--host", "0.0.0.0", "--insecure", *KEYS))
     assert not is_open(config_of("--insecure"))
+
+
+SYNC = ("--replica-sync-port", "9092")
+SYNC_KEYS = ("--replica-key-file", "a.key", "--replica-keys-file", "replicas.toml")
+ANYWHERE = ("--host", "0.0.0.0", *KEYS)
+
+
+@pytest.mark.parametrize("open_", [(*ANYWHERE, *SYNC), ("--replica-sync-host", "10.0.0.1", *SYNC)])
+def test_replicas_that_others_reach_need_keys_or_a_word(open_):
+    with pytest.raises(ConfigError, match=r"--replica-keys-file.*--replica-sync-insecure"):
+        check_reach(config_of(*open_))
+    check_reach(config_of(*open_, *SYNC_KEYS))
+    check_reach(config_of(*open_, "--replica-sync-insecure"))
+    assert are_replicas_open(config_of(*open_, "--replica-sync-insecure"))
+    assert not are_replicas_open(config_of(*open_, *SYNC_KEYS))
+
+
+@pytest.mark.parametrize("flags", [SYNC, (*ANYWHERE, *SYNC, "--replica-sync-host", "127.0.0.1")])
+def test_replicas_on_loopback_need_nothing(flags):
+    check_reach(config_of(*flags))
+    assert not are_replicas_open(config_of(*flags))
 
 
 @pytest.mark.parametrize(

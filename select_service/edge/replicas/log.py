@@ -76,6 +76,13 @@ class PeerLog:
         if self._episodes.begins("self", now):
             self._log(logging.WARNING, "replica peer is this process itself")
 
+    def url_not_believed(self, said: str, asked: str, now: float) -> None:
+        """What a peer says of itself is not where its list is fetched."""
+        if self._episodes.begins("url", now):
+            self._log(
+                logging.WARNING, "replica names a URL that is not asked", url=said, asked=asked
+            )
+
     def repair_failed(self, error: str) -> None:
         if not self._repair_failing:
             self._log(logging.WARNING, "replica repair failed", error=error)

@@ -3,8 +3,10 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from select_service.access.replica_keys import ReplicaKey
 from select_service.bodies.replicas import ReplicaDifference, ReplicaPeer, ReplicaRepairs
 from select_service.core.replicas.agreement import Agreement
 from select_service.core.replicas.events import LoadEvent
@@ -24,6 +26,8 @@ class Peer:
     frames_out: how many messages of ours the peer says have arrived.
     tried_at: when its connection was last seen in order, or got a new socket.
     held_back: its last event, while following that would not be a bounded step.
+    name: as which replica it was registered; replica: whose key has to answer there.  Both None
+    where no keys are used.
     """
 
     subscriber: ReplicaSubscriber
@@ -44,6 +48,12 @@ class Peer:
     done: Repaired = field(default_factory=Repaired)
     task: asyncio.Task[None] | None = None
     held_back: LoadEvent | None = None
+    name: str | None = None
+    replica: ReplicaKey | None = None
+
+    def may_say(self, router_id: int) -> bool:
+        """May messages with this router id come from it?  Nobody can tell where there is no key."""
+        return self.replica is None or self.replica.may_be(router_id)
 
     def hear(self, router_id: int) -> None:
         """A readable message came."""
@@ -68,21 +78,35 @@ class Peer:
             self.task.cancel()
 
 
-def url_of(peer: Peer) -> str:
-    """What the peer says, else its HTTP port on the host that its events come from."""
-    agreement = peer.agreement
-    if agreement.url is not None:
-        return agreement.url
-    parts = urlsplit(peer.subscriber.endpoint)
-    host = parts.hostname if parts.scheme == "tcp" and parts.hostname else "127.0.0.1"
-    return f"http://[{host}]:{agreement.port}" if ":" in host else f"http://{host}:{agreement.port}"
+class ListPlace(NamedTuple):
+    """Where the list of a peer is.  with_key: may what answers there have our key?"""
+
+    url: str
+    with_key: bool
 
 
-def is_where_told(peer: Peer) -> bool:
-    """Does it answer on the host that we were told of?  What a peer says of itself is not believed
-    so far that a key would be sent there."""
+def list_place(peer: Peer, own: tuple[str, int], *, believes_urls: bool) -> ListPlace:
+    """Of a peer with a key: what our own configuration says, and nothing that came from the peer.
+
+    Without keys nobody knows who speaks.  So a URL in a digest counts on the host of the peer's
+    endpoint alone, unless all are believed; that is never reason enough to send our key elsewhere.
+
+    own: scheme and port of our HTTP interface, which are the others' where nothing else is said
+    """
     told = urlsplit(peer.subscriber.endpoint)
-    return told.scheme == "tcp" and told.hostname == urlsplit(url_of(peer)).hostname
+    is_named = told.scheme == "tcp" and told.hostname is not None
+    host = told.hostname if is_named and told.hostname else "127.0.0.1"
+    if peer.replica is not None:
+        return ListPlace(peer.replica.url or _url(*own, host), with_key=True)
+    said = peer.agreement.url
+    is_there = said is None or urlsplit(said).hostname == host
+    if said is not None and (is_there or believes_urls):
+        return ListPlace(said, is_named and is_there)
+    return ListPlace(_url("http", peer.agreement.port, host), is_named)
+
+
+def _url(scheme: str, port: int, host: str) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def shown(peer: Peer, own_router_id: int, now: float) -> ReplicaPeer:
@@ -92,6 +116,7 @@ def shown(peer: Peer, own_router_id: int, now: float) -> ReplicaPeer:
     reservations, prefill_tokens = agreement.difference
     return ReplicaPeer(
         endpoint=subscriber.endpoint,
+        replica=None if peer.replica is None else peer.replica.name,
         is_self=peer.speaker == own_router_id,
         connected=subscriber.connected,
         router_id=agreement.router_id,

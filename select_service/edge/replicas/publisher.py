@@ -12,9 +12,9 @@ for each and then drops that subscriber's, which it notices by the count in the 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zmq
 import zmq.backend
@@ -31,12 +31,19 @@ SUBSCRIBER_MESSAGES_MAX = 100_000
 SUBSCRIPTION_BYTES_MAX = 4096
 """libzmq ends the connection of a subscriber that sends more: a topic takes memory, about 25 times
 its length, and time of our own thread."""
+BIND_ANEW_S = 0.05
+"""After an attempt that failed: the old socket takes a moment to leave the port."""
 FLUSH_BATCHES_MAX = 4
 """Sent before requests have their turn again; together about a fifth of a millisecond."""
 BATCH_EVENTS_MAX = 16
 BATCH_BYTES = 32 * 1024
 """A batch is full when it has so many; more would only push each other out of the caches."""
 
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 # Plain ints: pyzmq looks up enum members on each call, which costs more than the call itself.
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -49,8 +56,18 @@ class _Encoded(NamedTuple):
     payload: bytes
 
 
+class _Place(NamedTuple):
+    """Where a socket is bound, and with which further options."""
+
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    endpoint: str
+    options: Mapping[int, Any]
+
+
 class ReplicaPublisher:
     """offered, sent and dropped count events; last_drop: why the last of those was dropped.
+
+    refused counts connections that did not become subscribers: of a stranger, or not of ZMTP.
 
     Belongs to the thread of the event loop.
     """
@@ -61,6 +78,7 @@ class ReplicaPublisher:
         self.dropped = 0
         self.last_drop: str | None = None
         self.digests_sent = self.progress_sent = 0
+        self.refused = 0
         self._queue: deque[LoadEvent | _Encoded] = deque()
         self._encode = EventEncoder().encode
         self._socket: zmq.Socket[bytes] | None = None
@@ -68,8 +86,10 @@ class ReplicaPublisher:
         self._connections: set[int] = set()
         self._send_frame: Callable[[bytes, int], object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._place: _Place | None = None
         self._scheduled = False
         self._flush_supervised = callbacks.supervised("replica_publisher", self._flush)
+        self._bind_supervised = callbacks.supervised("replica_publisher", self._bind_again)
 
     @property
     def queued(self) -> int:
@@ -81,6 +101,8 @@ class ReplicaPublisher:
             for event, descriptor in waiting_events(self._monitor):
                 if event == zmq.EVENT_ACCEPTED:
                     self._connections.add(descriptor)
+                elif event & _HANDSHAKE_FAILED:
+                    self.refused += 1
                 else:
                     self._connections.discard(descriptor)
         return len(self._connections)
@@ -108,29 +130,37 @@ class ReplicaPublisher:
         if len(self._queue) < REPLICA_QUEUE_EVENTS_MAX:
             self._put(message)
 
-    def bind(self, context: "zmq.Context[zmq.Socket[bytes]]", port: int) -> None:
-        """Raises zmq.ZMQError when the port cannot be had."""
-        socket = context.socket(zmq.PUB)
-        options = {
-            zmq.LINGER: 0,
-            zmq.SNDHWM: SUBSCRIBER_MESSAGES_MAX,
-            zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,
-            zmq.TCP_KEEPALIVE: 1,
-            zmq.HEARTBEAT_IVL: 5000,
-            zmq.HEARTBEAT_TIMEOUT: 15000,
-        }
-        try:
-            for option, value in options.items():
-                socket.setsockopt(option, value)
-            monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-            socket.bind(f"tcp://*:{port}")
-        except zmq.ZMQError:
-            socket.disable_monitor()
-            socket.close()
-            raise
-        self._socket, self._monitor = socket, monitor
+    def bind(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        endpoint: str,
+        options: Mapping[int, Any],
+    ) -> None:
+        """options: besides those of every publisher.  Raises zmq.ZMQError without the port."""
+        self._place = _Place(context, endpoint, options)
+        socket, self._monitor = _bound(self._place)
+        self._socket = socket
         # What zmq.Socket.send puts around this method costs as much as the method itself.
         self._send_frame = partial(zmq.backend.Socket.send, socket)
+
+    def bind_anew(self) -> None:
+        """End all connections, so that everybody has to come in again.
+
+        What is not sent yet is lost to them, as is what is sent until they are back.
+        """
+        assert self._loop is not None
+        self._leave()
+        self._loop.call_soon(self._bind_supervised)
+
+    def _bind_again(self) -> None:
+        if self._place is None or self._loop is None:
+            return
+        try:
+            self.bind(*self._place)
+        except zmq.ZMQError:
+            self._loop.call_later(BIND_ANEW_S, self._bind_supervised)
+        else:
+            self._schedule()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send from now on."""
@@ -143,12 +173,17 @@ class ReplicaPublisher:
         if self._socket is not None:
             while self._queue:
                 self._send_batch()
+        self._leave()
+        self._loop = None
+
+    def _leave(self) -> None:
+        if self._socket is not None:
             self._socket.disable_monitor()
             self._socket.close()
         if self._monitor is not None:
             self._monitor.close()
-            self._monitor = None
-        self._socket = self._send_frame = self._loop = None
+        self._socket = self._send_frame = self._monitor = None
+        self._connections.clear()
 
     def _drop(self, reason: str) -> None:
         self.dropped += 1
@@ -211,3 +246,30 @@ class ReplicaPublisher:
             messages.append((replica_events.TOPIC, payload))
             self.sent += 1
         return messages
+
+
+def _bound(place: _Place) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
+    """A publishing socket and its monitor.  Raises zmq.ZMQError."""
+    socket = place.context.socket(zmq.PUB)
+    options = {
+        zmq.LINGER: 0,
+        zmq.SNDHWM: SUBSCRIBER_MESSAGES_MAX,
+        zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,
+        zmq.TCP_KEEPALIVE: 1,
+        zmq.HEARTBEAT_IVL: 5000,
+        zmq.HEARTBEAT_TIMEOUT: 15000,
+        zmq.IPV6: int(place.endpoint.startswith("tcp://[")),
+        **place.options,
+    }
+    try:
+        for option, value in options.items():
+            socket.setsockopt(option, value)
+        monitor = socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
+        )
+        socket.bind(place.endpoint)
+    except zmq.ZMQError:
+        socket.disable_monitor()
+        socket.close()
+        raise
+    return socket, monitor

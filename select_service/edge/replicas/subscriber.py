@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import zmq
 
+from indexer.sockets.curve import CurveServer
 from indexer.sockets.dial import Sockets
 from indexer.sockets.monitor import waiting_events
 from indexer.sockets.names import Names
@@ -63,6 +64,8 @@ class ReplicaSubscriber:
             is none
         """
         self.endpoint = endpoint
+        self.server: CurveServer | None = None
+        """Who has to answer there; to be set before `connect`.  None: plain."""
         self.connected = False
         self.frames = 0
         self.dropped: Counter[str] = Counter()
@@ -88,12 +91,14 @@ class ReplicaSubscriber:
             Bounds(QUEUED_MESSAGES_MAX, MESSAGE_BYTES_MAX),
             topics=self._receivers,
             events=_CONNECTED | _FAILED,
+            server=self.server,
         )
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read from now on."""
-        assert self._subscription is not None
+        """Read from now on, if it is connected."""
         self._loop = loop
+        if self._subscription is None:
+            return
         loop.call_soon(self._take_calls)
         loop.add_reader(self._subscription.socket.FD, self._drain)
         loop.call_soon(self._drain)  # connecting may have swallowed a change of state
@@ -101,12 +106,11 @@ class ReplicaSubscriber:
     def connect_anew(self, context: "zmq.Context[Socket]") -> None:
         """After a breach of the protocol, such as a message that is too long, libzmq itself does
         not try again."""
-        loop = self._loop
         self.close()
         with contextlib.suppress(zmq.ZMQError):  # of sockets there may be none left now
             self.connect(context)
-            if loop is not None:
-                self.start(loop)
+            if self._loop is not None:
+                self.start(self._loop)
 
     def close(self) -> None:
         """Nothing is received any more, not even what has arrived already."""

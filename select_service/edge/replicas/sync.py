@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
@@ -27,12 +27,16 @@ from select_service.core.replicas.state import ReplicaState
 from select_service.destinations import Destinations
 from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas.log import OutLog, PeerLog
-from select_service.edge.replicas.peer import Peer, is_where_told, shown, url_of
+from select_service.edge.replicas.peer import ListPlace, Peer, list_place, shown
 from select_service.edge.replicas.peer_list import NoList, fetch_page
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.subscriber import Receive, ReplicaSubscriber
 from select_service.edge.supervised import Callbacks
 from select_service.errors import BadRequest, CapacityExceeded, DestinationRefused
+
+if TYPE_CHECKING:
+    from select_service.access.plane_keys import PlaneKeys
+    from select_service.edge.replicas.keyed import Keyed
 
 PEERS_MAX = 64
 CONNECT_ANEW_S = 10.0
@@ -59,9 +63,13 @@ class ReplicaSync:
         repair: bool,
         url: str | None,
         destinations: Destinations | None = None,
+        keys: "PlaneKeys | None" = None,
+        believes_urls: bool = False,
     ) -> None:
         """repair: fetch what is missing from peers.  url: where they find our HTTP interface.
+
         destinations: where peers may be, judged before they are registered
+        keys: None: plain.  believes_urls: without keys, lists are fetched wherever a peer says.
         """
         self._state = state
         self._publisher = publisher
@@ -70,7 +78,9 @@ class ReplicaSync:
         self._repair = repair
         self._url = url
         self._destinations = destinations or Destinations()
-        self._http_port = 0
+        self._believes_urls = believes_urls
+        self._keyed = None if keys is None else _keyed(keys, self._keys_changed)
+        self._http_port, self._scheme = 0, "http"
         self._digests = self._n_ranks = 0
         self._peers: dict[str, Peer] = {}
         self._out_log = OutLog()
@@ -78,18 +88,23 @@ class ReplicaSync:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._http: HttpClient | None = None
 
-    def bind(self, port: int) -> None:
-        """Raises zmq.ZMQError."""
-        self._publisher.bind(self._context, port)
+    def bind(self, port: int, address: str = "127.0.0.1") -> None:
+        """address: numeric.  Raises zmq.ZMQError."""
+        options = {} if self._keyed is None else self._keyed.admit(self._context, self._callbacks)
+        host = f"[{address}]" if ":" in address else address
+        self._publisher.bind(self._context, f"tcp://{host}:{port}", options)
 
-    def start(self, http_port: int, http: HttpClient) -> None:
+    def start(self, http_port: int, http: HttpClient, *, is_tls: bool = False) -> None:
         """Publish and receive from now on; to be called on the event loop.
 
-        http_port: of our own interface;  http: how lists of peers are asked for
+        http_port: of our own interface, is_tls: what it speaks
+        http: how lists of peers are asked for
         """
-        self._http_port, self._http = http_port, http
+        self._http_port, self._http, self._scheme = http_port, http, "https" if is_tls else "http"
         self._loop = asyncio.get_running_loop()
         self._publisher.start(self._loop)
+        if self._keyed is not None:
+            self._keyed.start(self._loop)
         for peer in self._peers.values():
             peer.subscriber.start(self._loop)
 
@@ -98,6 +113,8 @@ class ReplicaSync:
         for peer in self._peers.values():
             peer.end()
         self._publisher.close()
+        if self._keyed is not None:
+            self._keyed.close()
         self._context.destroy(linger=0)
 
     # --- peers
@@ -106,14 +123,34 @@ class ReplicaSync:
         """Their endpoints, sorted."""
         return sorted(self._peers)
 
-    def register(self, endpoint: str) -> bool:
+    def background(self) -> list[asyncio.Task[None]]:
+        """What runs until `close`."""
+        return [] if self._keyed is None else self._keyed.background()
+
+    def register(self, endpoint: str, name: str | None = None) -> bool:
         """Listen to a peer.  False: it was known.
 
         Raises BadRequest, DestinationRefused, CapacityExceeded.
+
+        name: the replica that has to answer there; None: the one that the endpoint belongs to
         """
-        error = endpoint_error(endpoint)
+        error = endpoint_error(endpoint) or self._unknown(endpoint, name)
         if error is not None:
             raise BadRequest(error)
+        return self.expect(endpoint, name)
+
+    def _unknown(self, endpoint: str, name: str | None) -> str | None:
+        if self._keyed is None:
+            return None if name is None else f"replicas have no keys here, so none is `{name}`"
+        if self._keyed.find(endpoint, name) is not None:
+            return None
+        if name is None:
+            return f"no replica of the file of keys has the endpoint `{endpoint}`; name the replica"
+        return f"no replica of the file of keys has the name `{name}`"
+
+    def expect(self, endpoint: str, name: str | None = None) -> bool:
+        """As `register`, for a well-formed endpoint; where keys are used, also one that no replica
+        of the file has: it is not listened to before one has."""
         if endpoint in self._peers:
             return False
         refusal = self._destinations.refusal_of_endpoint(endpoint)
@@ -130,9 +167,10 @@ class ReplicaSync:
         subscriber = ReplicaSubscriber(
             endpoint, receivers, self._callbacks, self._names, lambda: self._is_ready(peer)
         )
-        peer = Peer(subscriber, PeerLog(endpoint, now), tried_at=now)
+        peer = Peer(subscriber, PeerLog(endpoint, now), tried_at=now, name=name)
         try:
-            peer.subscriber.connect(self._context)
+            if self._may_connect(peer):
+                peer.subscriber.connect(self._context)
         except zmq.ZMQError:
             raise BadRequest(_unconnectable(endpoint)) from None
         self._peers[endpoint] = peer
@@ -153,12 +191,39 @@ class ReplicaSync:
         log.info("replica peer deregistered", extra={"fields": {"endpoint": endpoint}})
         return True
 
+    def _may_connect(self, peer: Peer) -> bool:
+        """Is it known who has to answer there, where that matters?"""
+        if self._keyed is None:
+            return True
+        peer.replica = self._keyed.find(peer.subscriber.endpoint, peer.name)
+        if peer.replica is not None:
+            peer.subscriber.server = self._keyed.server(peer.replica)
+        return peer.replica is not None
+
+    def _keys_changed(self, gone: frozenset[str]) -> None:
+        """Connections of keys that went end; those to replicas with another key are made anew."""
+        if gone:
+            self._publisher.bind_anew()
+        for peer in self._peers.values():
+            old = peer.replica
+            if not self._may_connect(peer):
+                peer.subscriber.close()
+            elif old is None or peer.replica is None or old.public_key != peer.replica.public_key:
+                peer.subscriber.connect_anew(self._context)
+
     # --- what comes
+
+    def _is_its_own(self, peer: Peer, router_id: int) -> bool:
+        """A replica speaks for itself alone.  False, and counted: for another one."""
+        if peer.may_say(router_id):
+            return True
+        peer.dropped["origin"] += 1
+        return False
 
     def _event_came(self, peer: Peer, payload: bytes) -> None:
         now = peer.last_frame_at = monotonic()
         event = _decoded(replica_events.decode, payload, peer, "decode", now)
-        if event is None:
+        if event is None or not self._is_its_own(peer, event.router_id):
             return
         peer.hear(event.router_id)
         peer.agreement.event_came(event.router_id)
@@ -187,7 +252,7 @@ class ReplicaSync:
     def _digest_came(self, peer: Peer, payload: bytes) -> None:
         now = peer.last_frame_at = monotonic()
         digest = _decoded(replica_digest.decode, payload, peer, "digest", now)
-        if digest is None:
+        if digest is None or not self._is_its_own(peer, digest.router_id):
             return
         peer.hear(digest.router_id)
         reason = self._state.compare(digest, peer.agreement, now)
@@ -204,7 +269,7 @@ class ReplicaSync:
     def _progress_came(self, peer: Peer, payload: bytes) -> None:
         now = peer.last_frame_at = monotonic()
         progress = _decoded(replica_progress.decode, payload, peer, "progress", now)
-        if progress is None:
+        if progress is None or not self._is_its_own(peer, progress.router_id):
             return
         if self._state.progress.hear(progress):
             peer.progress += 1
@@ -250,7 +315,8 @@ class ReplicaSync:
             peer.tried_at = now
         elif now - peer.tried_at >= CONNECT_ANEW_S:
             peer.tried_at = now
-            peer.subscriber.connect_anew(self._context)
+            if self._may_connect(peer):
+                peer.subscriber.connect_anew(self._context)
         peer.log.drops(peer.all_dropped(), peer.last_error, now)
         if peer.speaker == self._state.router_id:
             peer.log.is_self(now)
@@ -266,7 +332,7 @@ class ReplicaSync:
         repair = Repair(self._state, agreement.router_id, monotonic())
         try:
             async with asyncio.timeout(REPAIR_S_MAX):
-                await _follow(repair, peer, self._http)
+                await _follow(repair, self._list_of(peer), self._http)
         except (NoList, AnotherProcess, TimeoutError) as error:
             reason = str(error) or f"no complete list after {REPAIR_S_MAX:g} s"
             peer.failed_repairs += 1
@@ -278,12 +344,21 @@ class ReplicaSync:
             agreement.repair_ended(repair.done.progress, monotonic())
         _add(peer.done, repair.done)
 
+    def _list_of(self, peer: Peer) -> ListPlace:
+        place = list_place(peer, (self._scheme, self._http_port), believes_urls=self._believes_urls)
+        said = peer.agreement.url
+        if said is not None and place.url != said:
+            peer.log.url_not_believed(said, place.url, monotonic())
+        return place
+
     # --- views
 
     def status(self) -> ReplicaStatus:
         now, router_id = monotonic(), self._state.router_id
         return ReplicaStatus(
             enabled=True,
+            secured=self._keyed is not None,
+            keys_error=None if self._keyed is None else self._keyed.error,
             router_id=router_id,
             repair=self._repair,
             frames_out=self._publisher.sent,
@@ -292,12 +367,18 @@ class ReplicaSync:
             frames_dropped_out=self._publisher.dropped,
             frames_queued=self._publisher.queued,
             subscribers=self._publisher.subscribers(),
+            refused=self._publisher.refused,
             peers=[shown(self._peers[endpoint], router_id, now) for endpoint in self.peers()],
         )
 
 
-async def _follow(repair: Repair, peer: Peer, http: HttpClient) -> None:
-    url, with_key = url_of(peer), is_where_told(peer)
+def _keyed(keys: "PlaneKeys", changed: Callable[[frozenset[str]], None]) -> "Keyed":
+    from select_service.edge.replicas.keyed import Keyed  # nobody else needs ZAP
+
+    return Keyed(keys, changed)
+
+
+async def _follow(repair: Repair, place: ListPlace, http: HttpClient) -> None:
     walk = repair.walk()
     wanted = next(walk)
     while True:
@@ -306,7 +387,7 @@ async def _follow(repair: Repair, peer: Peer, http: HttpClient) -> None:
             await asyncio.sleep(0)
         else:
             asked_at = monotonic()
-            page = await fetch_page(http, url, wanted, with_key=with_key)
+            page = await fetch_page(http, place.url, wanted, with_key=place.with_key)
             answer = PageAnswer(page, asked_at, monotonic())
         try:
             wanted = walk.send(answer)

@@ -32,10 +32,9 @@ from select_service.edge.http_client import HttpClient
 from select_service.edge.replicas import sync as replica_sync
 from select_service.edge.replicas.peer import MUTE_S
 from select_service.edge.replicas.peer_list import PAGE_S_MAX
-from select_service.edge.replicas.publisher import SUBSCRIPTION_BYTES_MAX, ReplicaPublisher
+from select_service.edge.replicas.publisher import SUBSCRIPTION_BYTES_MAX
 from select_service.edge.replicas.subscriber import MESSAGE_BYTES_MAX
-from select_service.edge.replicas.sync import CONNECT_ANEW_S, PEERS_MAX, ReplicaSync
-from select_service.edge.supervised import Callbacks
+from select_service.edge.replicas.sync import CONNECT_ANEW_S, PEERS_MAX
 from tests.builders import (
     a_reservation,
     a_select,
@@ -43,34 +42,8 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
+from tests.edge.replicas.planes import Plane
 from tests.patience import PATIENCE_S, eventually_on_loop
-from tests.process.launched import free_port
-
-
-class Plane:
-    """A selector and its replica plane."""
-
-    def __init__(self, seed, names=None):
-        self.callbacks = Callbacks()
-        self.publisher = ReplicaPublisher(self.callbacks)
-        self.selector = a_selector(seed=seed)
-        self.selector.replicas.tell(self.publisher.offer)
-        self.selector.register(a_worker(1))
-        self.sync = ReplicaSync(
-            self.selector.replicas,
-            self.publisher,
-            self.callbacks,
-            names or Names(),
-            repair=False,
-            url=None,
-        )
-        port = free_port()
-        self.sync.bind(port)
-        self.endpoint = f"tcp://127.0.0.1:{port}"
-
-    def peer(self):
-        (peer,) = self.sync.status().peers
-        return peer
 
 
 def run(*registrations, until):

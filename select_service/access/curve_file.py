@@ -1,0 +1,34 @@
+"""Reads a file with the secret key of a CURVE pair."""
+
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from select_service.whole_file import read_whole
+
+if TYPE_CHECKING:
+    from indexer.sockets.curve import CurvePair
+
+BYTES_MAX = 4096
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def read_pair(path: Path) -> "CurvePair":
+    """Raises ValueError with one line that names no file and not the secret.  Blocks."""
+    from indexer.sockets.curve import pair_of  # no verdict on other settings waits for libzmq
+
+    try:
+        return pair_of(read_whole(path, BYTES_MAX).decode("ascii").strip())
+    except UnicodeDecodeError:
+        raise ValueError("it does not hold a CURVE key, which is one word") from None
+    except OSError as error:
+        raise ValueError(error.strerror or type(error).__name__) from None
+
+
+def others_may_read(path: Path) -> bool:
+    """How secrets are handed to a process is not always in one's hands: a reason to warn, no more.
+    Blocks."""
+    try:
+        return bool(path.stat().st_mode & OTHERS)
+    except OSError:
+        return False
