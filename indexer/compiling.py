@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from indexer import compiled, kernel_cache
+from indexer import compiled, kernel_baseline, kernel_cache
 from indexer.kernel_sources import PACKAGES, kernel_modules, size_of
 
 PROCESSES_MAX = 4
@@ -139,6 +139,7 @@ def main() -> None:
     its own number.
     """
     gc.set_threshold(COLLECTED_AFTER)
+    kernel_baseline.ignore()
     kernel_cache.watch(_tell)
     compiled.put_off()
     more = f"{sys.argv[1]} {_MORE}"

@@ -10,7 +10,8 @@ writes the code of the same sources.
 Such directories stand in a root.  NUMBA_CACHE_DIR is the root when it is given; otherwise these are
 looked at: `package_root`, beside the package, which an installer may fill; the user's cache; a
 private directory under the temporary one.  A root whose directory is marked complete is taken, also
-when it cannot be written to; otherwise the first that can.
+when it cannot be written to; otherwise the code that came with the package, for any processor
+(`kernel_baseline`); otherwise the first root that can be written to.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from indexer import kernel_baseline
 from indexer.kernel_sources import checksum_of, is_what_runs, kernel_modules
 from indexer.machine_code import MachineCode
 
@@ -55,7 +57,7 @@ def find(module: str, kernel: str) -> MachineCode | None:
 def keep(module: str, kernel: str, code: MachineCode) -> None:
     """Write the machine code that was just compiled; a reader sees all of it or none."""
     directory = directory_of(module)
-    if directory is None or not _is_what_runs(module):
+    if directory is None or _is_of_package(directory) or not _is_what_runs(module):
         return
     path = directory / f"{kernel}{_SUFFIX}"
     part = path.with_suffix(f"{_SUFFIX}.tmp.{os.getpid()}_{threading.get_ident()}")
@@ -153,13 +155,28 @@ def directory_of(module: str) -> Path | None:
     """Where the machine code of a module is or will be; None when no place can be written to."""
     name = f"{module}-{checksum_of(module)}"
     given = os.environ.get("NUMBA_CACHE_DIR")
-    if given and (_holds(Path(given), name) or _can_write(Path(given) / name)):
+    if given and _holds(Path(given), name):
         return Path(given) / name
     roots = [*_user_roots(), private_root()]
-    for root in (package_root(), *roots):
-        if _holds(root, name):
-            return root / name
-    return next((root / name for root in roots if _can_write(root / name)), None)
+    own = next((root / name for root in (package_root(), *roots) if _holds(root, name)), None)
+    if own and not given:
+        return own
+    baseline = kernel_baseline.directory_of(module)
+    if baseline:
+        return own or baseline
+    if given and _can_write(Path(given) / name):
+        return Path(given) / name
+    return own or next((root / name for root in roots if _can_write(root / name)), None)
+
+
+def is_baseline() -> bool:
+    """Is the machine code of the first module that for any processor, of the package?"""
+    directory = directory_of(next(iter(kernel_modules())))
+    return directory is not None and _is_of_package(directory)
+
+
+def _is_of_package(directory: Path) -> bool:
+    return directory.parent == kernel_baseline.root()
 
 
 def package_root() -> Path:

@@ -29,9 +29,14 @@ _COMPILER = ["indexer.kernel_compiler", "indexer.kernel_lowering", "indexer.kern
 _IMPORT = re.compile(
     r"^from ((?:indexer|select_service)[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE
 )
+_VERSION = re.compile(r'"version": "([^"]+)"')
 _ENTRY = re.compile(r"^@compiled\((?!\)|\w+=)", re.MULTILINE)
 _SETTINGS = ("CPU_NAME", "CPU_FEATURES", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX")
 """Variables NUMBA_... that shape machine code, besides the bounds checks."""
+Settings = tuple[tuple[str, str], ...]
+"""Those that are set, with their values."""
+BASELINE: Settings = (("CPU_NAME", "x86-64-v3"), ("CPU_FEATURES", ""))
+"""Of machine code for every x86-64 processor since 2013 to 2017: what the name means, no more."""
 _CLOCK_NS = 10_000_000
 """Times of files and of the begin of a process are rounded down by up to this much."""
 _YOUNG_S = 2
@@ -110,10 +115,19 @@ def kernel_modules() -> dict[str, int]:
     return found
 
 
+def settings_of_environment() -> Settings:
+    found = ((name, os.environ.get(f"NUMBA_{name}")) for name in _SETTINGS)
+    return tuple((name, value) for name, value in found if value is not None)
+
+
 @cache
-def checksum_of(module: str) -> str:
-    """Of all that can end up in the machine code of a module, as hexadecimal digits."""
-    checksum = hashlib.blake2b(_machine(), digest_size=8)
+def checksum_of(module: str, settings: Settings | None = None) -> str:
+    """Of all that can end up in the machine code of a module, as hexadecimal digits.
+
+    settings: those it would be compiled with, instead of the environment's
+    """
+    given = settings_of_environment() if settings is None else settings
+    checksum = hashlib.blake2b(_machine(given), digest_size=8)
     for name in sorted(closure(module)):
         text = _source_of(name).text
         checksum.update(f"\0{name} {len(text)}\0".encode() + text)
@@ -121,21 +135,28 @@ def checksum_of(module: str) -> str:
 
 
 @cache
-def _machine() -> bytes:
+def _machine(given: Settings) -> bytes:
     """What shapes machine code besides the sources."""
-    settings = [os.environ.get(f"NUMBA_{name}") for name in _SETTINGS]
+    settings = [dict(given).get(name) for name in _SETTINGS]
     host = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     processor = None if settings[0] else host
-    versions = _version_of_numba(), llvmlite.__version__, sys.version_info[:2]
+    python = *sys.version_info[:2], *sys.abiflags  # flags: another layout of objects
+    versions = _statement_of_numba(), llvmlite.__version__, python
     return repr((versions, processor, with_bounds_checks(), settings)).encode()
 
 
-def _version_of_numba() -> bytes:
-    """Its own statement, without importing it."""
+@cache
+def _statement_of_numba() -> bytes:
+    """Of its version, without importing it."""
     numba = importlib.util.find_spec("numba")
     assert numba is not None
     assert numba.origin is not None
     return Path(numba.origin).with_name("_version.py").read_bytes()
+
+
+def version_of_numba() -> str:
+    found = _VERSION.search(_statement_of_numba().decode())
+    return found[1] if found else "unknown"
 
 
 def size_of(module: str) -> int:

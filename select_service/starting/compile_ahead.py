@@ -3,7 +3,9 @@
 import argparse
 import logging
 import os
+import platform
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,11 +16,21 @@ REPLAYING = "select_service.replaying"
 STAGES = 4
 """Lines that tell of the progress where there is no terminal."""
 
+_ANY_PROCESSOR = "for any processor; `select-service compile` makes some for this one"
+_NO_BASELINE = "--portable is for x86_64, and this is"
+
 log = logging.getLogger("select_service")
 
 
 def compile_command(argv: Sequence[str]) -> int:
     """`select-service compile`.  Exit status: 0 all kernels are ready, 1 they are not."""
+    arguments = _arguments(argv)
+    if arguments.portable:
+        return _fill_package(arguments.cache)
+    return _compile_into(arguments.cache, () if arguments.input_loops else (LOOPS,))
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="select-service compile",
         description="Compile all kernels now, so that no start has to; when all are there, this "
@@ -36,12 +48,43 @@ def compile_command(argv: Sequence[str]) -> int:
         action="store_true",
         help="also what a start with --input-loops needs",
     )
-    arguments = parser.parse_args(argv)
-    given = arguments.cache
+    parser.add_argument(
+        "--portable",
+        action="store_true",
+        help="x86-64: put code into the installed package that fits every processor with AVX2 "
+        "(x86-64-v3), as a platform wheel has it; starts use it where they find none of their own",
+    )
+    return parser.parse_args(argv)
+
+
+def _fill_package(cache: str | None) -> int:
+    """cache: where the code is compiled, and left; None: in a directory that goes."""
+    from indexer import kernel_baseline, kernel_sources
+
+    if platform.machine() != kernel_baseline.MACHINE:
+        print(f"select-service: error: {_NO_BASELINE} {platform.machine()}", file=sys.stderr)
+        return 1
+    os.environ.update({f"NUMBA_{name}": value for name, value in kernel_sources.BASELINE})
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(cache or folder).absolute()
+        status = _compile_into(str(made), ())
+        if status:
+            return status
+        try:
+            size = kernel_baseline.fill(made)
+        except OSError as error:
+            print(f"select-service: error: the package: {error}", file=sys.stderr)
+            return 1
+    print(f"{size} bytes of machine code for any processor: {kernel_baseline.root()}")
+    return 0
+
+
+def _compile_into(given: str | None, without: tuple[str, ...]) -> int:
     if given is not None:
         os.environ["NUMBA_CACHE_DIR"] = str(Path(given).absolute())
-    from indexer import compiling, kernel_cache  # only now: numba reads the variable once
+    from indexer import compiling, kernel_baseline, kernel_cache  # now: numba reads it once
 
+    kernel_baseline.ignore()
     root = kernel_cache.root()
     if root is None or (given is not None and root != Path(given).absolute()):
         where = given or os.environ.get("NUMBA_CACHE_DIR") or "any of the usual places"
@@ -50,8 +93,7 @@ def compile_command(argv: Sequence[str]) -> int:
     before_end(compiling.stop)
     try:
         count = compiling.compile_missing(
-            _progress(lambda text: print(text, file=sys.stderr)),
-            () if arguments.input_loops else (LOOPS,),
+            _progress(lambda text: print(text, file=sys.stderr)), without
         )
     except compiling.CompileError as error:
         print(f"select-service: error: {error}", file=sys.stderr)
@@ -66,10 +108,16 @@ def compile_before_start(*, has_loops: bool) -> None:
     has_loops: does it have input loops?
     What cannot be compiled here is compiled, or fails, when it is imported.
     """
-    from indexer import compiling, kernel_cache
+    from indexer import compiling, kernel_baseline, kernel_cache
 
+    if kernel_cache.is_baseline():
+        log.info(f"machine code is that of the package, {_ANY_PROCESSOR}")
+        return
     root, given = kernel_cache.root(), os.environ.get("NUMBA_CACHE_DIR")
     before_end(compiling.stop)
+    missing = kernel_cache.incomplete(_left_out(has_loops=has_loops))
+    if missing and (fault := kernel_baseline.fault()):
+        log.warning("machine code of the package is not used", extra={"fields": {"why": fault}})
     try:
         compiling.compile_missing(_progress(log.info), _left_out(has_loops=has_loops))
     except compiling.CompileError as error:

@@ -50,6 +50,7 @@ print(first(np.array([10, 20])), "numba" not in sys.modules)
 COPIED = (
     "__init__",
     "compiled",
+    "kernel_baseline",
     "kernel_cache",
     "kernel_compiler",
     "kernel_lowering",

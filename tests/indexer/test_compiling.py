@@ -17,6 +17,7 @@ MODULES = (
     "__init__",
     "compiled",
     "compiling",
+    "kernel_baseline",
     "kernel_cache",
     "kernel_compiler",
     "kernel_lowering",

@@ -139,6 +139,8 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     ours = 'this service once more, as --ours="--threads 1"; may be repeated'
     _add_texts(parser, "--ours", "FLAGS", ours)
     _add_texts(parser, "--before", "COMMIT", "this service as it was; may be repeated")
+    processor = "this service with machine code for it, as x86-64-v3 or generic; may be repeated"
+    _add_texts(parser, "--processor", "NAME", processor)
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +169,7 @@ def _contenders(
 ) -> tuple[list[Contender], str | None]:
     """All of them, ours first; and which one ratios are about."""
     found = [ours(), *(_with_flags(flags) for flags in given.ours)]
+    found += [_for_processor(name) for name in given.processor]
     for name in given.before:
         short = commit(name)
         found.append(ours(f"{report.BEFORE} ({short})", stack.enter_context(unpacked(short))))
@@ -183,6 +186,12 @@ def _contenders(
 
 def _with_flags(flags: str) -> Contender:
     return ours(f"ours {flags}").with_flags(*shlex.split(flags))
+
+
+def _for_processor(name: str) -> Contender:
+    """As a package or an image has it that is not of this machine alone."""
+    variables = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""}
+    return ours(f"ours for {name}").with_variables(**variables)
 
 
 def _prepare(contenders: Sequence[Contender]) -> None:

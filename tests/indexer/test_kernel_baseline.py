@@ -1,0 +1,210 @@
+"""When machine code that came with the package is used, and when it is left alone."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llvmlite import binding
+
+from indexer import kernel_baseline, kernel_cache
+from indexer.kernel_baseline import FEATURES, MANIFEST, fault, fill, name_of
+from indexer.kernel_cache import directory_of, find, incomplete, keep
+from indexer.kernel_sources import BASELINE, checksum_of, kernel_modules
+from indexer.machine_code import MachineCode
+
+MODULE = "indexer.hashing.kernels"
+CODE = MachineCode("entry", "environment", b"\x7fELF of\nsomething")
+OWN_NAME = f"{MODULE}-{checksum_of(MODULE)}"
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home of our own, and a package with code that no machine can run; nothing is given."""
+    for name in [name for name in os.environ if name.startswith("NUMBA_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(kernel_cache, "package_root", lambda: tmp_path / "filled")
+    monkeypatch.setattr(kernel_baseline, "root", lambda: tmp_path / "kernels_of_wheel")
+    monkeypatch.setattr(kernel_baseline, "_ignored", False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(
+        binding, "get_host_cpu_features", lambda: binding.FeatureMap.fromkeys(FEATURES, True)
+    )
+    fill(made_below(tmp_path / "made"))
+    _forget()
+    yield tmp_path
+    _forget()
+
+
+def _forget() -> None:
+    directory_of.cache_clear()
+    fault.cache_clear()
+    checksum_of.cache_clear()
+
+
+def made_below(folder: Path) -> Path:
+    """As the compiler leaves the code of all modules."""
+    for module in kernel_modules():
+        directory = folder / name_of(module)
+        directory.mkdir(parents=True)
+        (directory / "some.kernel").write_bytes(kernel_cache._encoded(CODE))
+        (directory / "complete").touch()
+    return folder
+
+
+def rewrite(places: Path, **fields: Any) -> None:
+    """The manifest with other fields."""
+    path = places / "kernels_of_wheel" / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def assert_left_alone(places: Path, why: str) -> None:
+    """`why`: what stands in the reason."""
+    _forget()
+    assert why in (fault() or "nothing")
+    assert directory_of(MODULE) == places / "home" / "select-service" / "kernels" / OWN_NAME
+    assert incomplete() == list(kernel_modules())
+
+
+def test_code_of_the_package_is_used_where_there_is_none_of_ones_own(places: Path) -> None:
+    assert fault() is None
+    assert incomplete() == []
+    assert kernel_cache.is_baseline()
+    assert find(MODULE, "some") == CODE
+
+
+def test_a_directory_that_is_given_and_empty_is_not_filled(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "given"))
+    assert incomplete() == []
+    assert not (places / "given").exists()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_ones_own_code_goes_before_it(
+    places: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    root = places / "given" if given else places / "home" / "select-service" / "kernels"
+    if given:
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(root))
+    (root / OWN_NAME).mkdir(parents=True)
+    (root / OWN_NAME / "complete").touch()
+    assert directory_of(MODULE) == root / OWN_NAME
+
+
+def test_nothing_is_written_to_it(places: Path) -> None:
+    before = sorted((places / "kernels_of_wheel").rglob("*"))
+    keep(MODULE, "another", CODE)
+    assert sorted((places / "kernels_of_wheel").rglob("*")) == before
+
+
+def test_who_compiles_does_not_see_it(places: Path) -> None:
+    kernel_baseline.ignore()
+    assert incomplete() == list(kernel_modules())
+    assert not kernel_cache.is_baseline()
+
+
+def test_without_code_in_the_package_there_is_no_fault(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_baseline, "root", lambda: places / "nothing")
+    assert fault() is None
+    assert incomplete() == list(kernel_modules())
+
+
+@pytest.mark.parametrize("name", ["machine", "abi", "numba", "llvmlite"])
+def test_code_for_another_environment_is_left_alone(places: Path, name: str) -> None:
+    rewrite(places, **{name: "another"})
+    assert_left_alone(places, f"it is for {name} another, and this is ")
+
+
+@pytest.mark.parametrize("feature", ["avx2", "bmi2", "fma", "movbe"])
+def test_code_for_a_better_processor_is_left_alone(
+    places: Path, monkeypatch: pytest.MonkeyPatch, feature: str
+) -> None:
+    less = binding.FeatureMap({name: name != feature for name in FEATURES})
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: less)
+    assert_left_alone(places, f"the processor lacks {feature}")
+
+
+def test_code_of_other_sources_is_left_alone(places: Path) -> None:
+    digests = json.loads((places / "kernels_of_wheel" / MANIFEST).read_text())["digests"]
+    del digests[name_of(MODULE)]
+    rewrite(places, digests=digests)
+    assert_left_alone(places, f"the sources of {MODULE} are not those that it was made of")
+
+
+def flip(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [(flip, "some.kernel is damaged"), (Path.unlink, "it cannot be read: FileNotFoundError")],
+)
+def test_damaged_code_is_left_alone(places: Path, harm: Callable[[Path], None], why: str) -> None:
+    harm(places / "kernels_of_wheel" / name_of(MODULE) / "some.kernel")
+    assert_left_alone(places, why)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"format": 2}', '{"format": 1}', "\xff", " " * (1 << 20) + "{}"],
+    ids=["empty", "list", "no fields", "format", "few fields", "bytes", "long"],
+)
+def test_a_manifest_that_says_nothing_is_left_alone(places: Path, text: str) -> None:
+    (places / "kernels_of_wheel" / MANIFEST).write_bytes(text.encode("latin-1"))
+    assert_left_alone(places, "it cannot be read: ")
+
+
+@pytest.mark.parametrize("where", ["", MANIFEST, name_of(MODULE), f"{name_of(MODULE)}/some.kernel"])
+@pytest.mark.parametrize("bits", [0o002, 0o020])
+def test_code_that_more_can_write_than_the_sources_is_left_alone(
+    places: Path, where: str, bits: int
+) -> None:
+    path = places / "kernels_of_wheel" / where
+    assert not Path(kernel_baseline.__file__).stat().st_mode & bits, "the checkout is open itself"
+    path.chmod(path.stat().st_mode | bits)
+    assert_left_alone(places, "others can write to ")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_code_of_a_stranger_is_left_alone(places: Path) -> None:
+    os.chown(places / "kernels_of_wheel" / name_of(MODULE) / "some.kernel", 12_345, 0)
+    assert_left_alone(places, "others can write to ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("NUMBA_CPU_NAME", "generic"), ("NUMBA_BOUNDSCHECK", "1")]
+)
+def test_who_asks_for_other_code_does_not_get_this(
+    places: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    _forget()
+    assert fault() == "variables NUMBA_... ask for other code"
+    assert not kernel_cache.is_baseline()
+
+
+def test_who_asks_for_the_same_code_by_name_gets_it(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in BASELINE:
+        monkeypatch.setenv(f"NUMBA_{name}", value)
+    _forget()
+    assert fault() is None
+    assert name_of(MODULE) == f"{MODULE}-{checksum_of(MODULE)}"
+    assert incomplete() == []
+
+
+def test_filling_replaces_what_was_there(places: Path) -> None:
+    (places / "kernels_of_wheel" / "old").mkdir()
+    size = fill(places / "made")
+    assert size == len(kernel_modules()) * len(kernel_cache._encoded(CODE))
+    names = {path.name for path in (places / "kernels_of_wheel").iterdir()}
+    assert names == {MANIFEST, *map(name_of, kernel_modules())}
+    assert not (places / "kernels_of_wheel.part").exists()

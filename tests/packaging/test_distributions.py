@@ -1,0 +1,183 @@
+"""What is published: complete, licensed, and with machine code that starts without compiling."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from indexer.kernel_sources import kernel_modules
+from tests.process.launched import ROOT, Launched, free_port
+from tests.process.running import run_to_end
+
+pytestmark = pytest.mark.process
+
+BUILD_S_MAX = 280
+SETTINGS = 'BASELINE: Settings = (("CPU_NAME", "x86-64-v3"), ("CPU_FEATURES", ""))'
+THIS_PROCESSOR = "BASELINE: Settings = ()"
+"""In its place: code of this processor, of which the suite has most already."""
+
+
+def build(out: Path, *flags: str) -> dict[str, Path]:
+    """File name ending -> what was built."""
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.packaging.distributions", "--out", out, *flags],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {path.name.rpartition("-")[2]: path for path in out.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return build(tmp_path_factory.mktemp("pure"), "--pure")
+
+
+@pytest.fixture(scope="module")
+def sdist_names(built: dict[str, Path]) -> set[str]:
+    (archive,) = [path for path in built.values() if path.name.endswith(".tar.gz")]
+    with tarfile.open(archive) as opened:
+        return {each.name.partition("/")[2] for each in opened if each.isfile()}
+
+
+@pytest.fixture(scope="module")
+def wheel(built: dict[str, Path]) -> zipfile.ZipFile:
+    return zipfile.ZipFile(built["any.whl"])
+
+
+def tracked(*folders: str) -> set[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs the repository")
+    command = ("git", "-C", ROOT, "ls-files", "-z", *folders)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {name for name in done.stdout.split("\0") if name and (ROOT / name).exists()}
+
+
+def test_the_sdist_is_what_the_repository_has(sdist_names: set[str]) -> None:
+    made = {"PKG-INFO", "setup.cfg"}
+    found = {name for name in sdist_names if not name.startswith("select_service.egg-info/")}
+    assert found - made - tracked() == set()
+    assert tracked() - found == set()
+
+
+def test_the_wheel_has_all_of_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    found = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert found == tracked("indexer", "select_service")
+    assert {"indexer/py.typed", "select_service/py.typed"} <= found
+
+
+def test_the_wheel_has_the_licences_of_what_is_in_it(wheel: zipfile.ZipFile) -> None:
+    """Ours and those of the two libraries that the pages are made of."""
+    licences = {
+        name.partition("/licenses/")[2] for name in wheel.namelist() if "/licenses/" in name
+    }
+    api = "select_service/api"
+    assert licences == {
+        "LICENSE",
+        f"{api}/page/uplot/LICENSE",
+        f"{api}/viewer/LICENSE",
+        f"{api}/viewer/NOTICE",
+        f"{api}/viewer/swagger-ui-bundle.js.LICENSE.txt",
+    }
+
+
+def metadata(wheel: zipfile.ZipFile, name: str = "METADATA") -> Message:
+    (path,) = [each for each in wheel.namelist() if each.endswith(f".dist-info/{name}")]
+    return Parser().parsestr(wheel.read(path).decode())
+
+
+def test_the_metadata_say_what_it_is(wheel: zipfile.ZipFile) -> None:
+    found = metadata(wheel)
+    assert found["License-Expression"] == "Apache-2.0 AND MIT"
+    assert "Typing :: Typed" in found.get_all("Classifier", [])
+    assert "vllm" in found["Keywords"].split(",")
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert "# select_service" in str(found.get_payload())
+    (requirement,) = [
+        each for each in found.get_all("Requires-Dist", []) if each.startswith("aiohttp")
+    ]
+    assert ">=3.14.3" in requirement
+    assert metadata(wheel, "WHEEL")["Tag"] == "py3-none-any"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [THIS_PROCESSOR, pytest.param(SETTINGS, marks=pytest.mark.slow)],
+    ids=["this processor", "any processor"],
+)
+def test_a_wheel_with_machine_code_starts_without_compiling(tmp_path: Path, settings: str) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    _copy_project(source, settings)
+    status, said, _ = run_to_end("compile", "--input-loops")
+    assert status == 0
+    cache = said.strip().rpartition(": ")[2]
+    (path,) = [
+        path
+        for path in build(out, "--source", str(source), "--cache", cache).values()
+        if path.name.endswith("x86_64.whl")
+    ]
+    with zipfile.ZipFile(path) as opened:
+        assert metadata(opened, "WHEEL")["Root-Is-Purelib"] == "false"
+        kept = [name for name in opened.namelist() if name.endswith(".kernel")]
+    assert len(kept) == sum(kernel_modules().values())
+
+    python = _installed(path, tmp_path / "venv")
+    log, home = _log_of_a_start(python, tmp_path)
+    assert "compiling" not in log
+    assert "machine code is that of the package" in log
+    assert list(home.iterdir()) == [], "nothing was compiled, so nothing was kept"
+
+
+def _copy_project(folder: Path, settings: str) -> None:
+    for name in sorted(tracked("indexer", "select_service")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    sources = folder / "indexer" / "kernel_sources.py"
+    text = sources.read_text()
+    assert SETTINGS in text
+    sources.write_text(text.replace(SETTINGS, settings))
+
+
+def _installed(wheel: Path, folder: Path) -> Path:
+    """The Python of an environment of its own, which sees the dependencies of this one."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(
+        "\n".join(path for path in sys.path if path.endswith("-packages"))
+    )
+    pip = (sys.executable, "-m", "pip", "--python", python, "--quiet")
+    command = (*pip, "install", "--no-deps", "--no-index", wheel)
+    subprocess.run(command, check=True, timeout=BUILD_S_MAX)
+    return python
+
+
+def _log_of_a_start(python: Path, folder: Path) -> tuple[str, Path]:
+    """Of a start without anything that the caller has; its home afterwards."""
+    home = folder / "home"
+    home.mkdir()
+    port = free_port()
+    place = ("--host", "127.0.0.1", "--port", str(port), "--drain-secs", "0")
+    with Launched(
+        (python.with_name("select-service"), *place),
+        {"HOME": str(home), "TMPDIR": str(folder), "PATH": os.environ["PATH"]},
+        port,
+        folder=home,
+    ) as service:
+        service.wait_until_healthy()
+        assert service.stop()[0] == 0
+        assert not list(folder.glob("select-service-kernels-*"))
+        return service.log(), home

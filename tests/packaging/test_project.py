@@ -1,0 +1,31 @@
+"""What pyproject.toml says, and what the README says of it."""
+
+import re
+import tomllib
+
+from tests.process.launched import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readme_says_what_each_extra_is_for() -> None:
+    (table,) = re.findall(r"^\| extra \| for \|\n(.*?)\n\n", README, re.DOTALL | re.MULTILINE)
+    named = {
+        name for row in table.splitlines() for name in re.findall(r"`(.*?)`", row.split("|")[1])
+    }
+    assert named == {name for name, needs in PROJECT["optional-dependencies"].items() if needs}
+
+
+def test_what_is_used_beyond_its_promises_is_bounded_above() -> None:
+    bounded = {
+        re.split(r"[><=; ]", each, maxsplit=1)[0] for each in PROJECT["dependencies"] if "<" in each
+    }
+    assert {"httptools", "llvmlite", "numba", "pyzmq", "starlette", "uvicorn"} <= bounded
+
+
+def test_the_readme_installs_into_an_environment() -> None:
+    """Debian's pip refuses to install outside of one."""
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL):
+        if "pip install" in block:
+            assert block.index("-m venv") < block.index("pip install")
