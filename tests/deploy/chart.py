@@ -55,3 +55,8 @@ def container(name: str, kind: str = "StatefulSet") -> Document:
 def arguments(name: str, pod: str = "select-service-0") -> list[str]:
     """Of the service in a pod, as the kubelet gives them."""
     return [word.replace("$(POD_NAME)", pod) for word in container(name)["args"]]
+
+
+def variables(name: str) -> dict[str, str]:
+    """Of the service in a pod, as far as the chart gives them."""
+    return {v["name"]: v["value"] for v in container(name)["env"] if "value" in v}

@@ -126,6 +126,22 @@ def test_values_that_make_no_sense_are_refused(values):
         rendered(SECURED | values)
 
 
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"tls": {"clientCa": "ca.crt"}}, r"tls\.clientCa needs tls\.secret"),
+        (
+            {"tls": {"secret": "t", "clientCa": "ca.crt"}, "planner": {"enabled": True}},
+            "the planner shows no certificate",
+        ),
+    ],
+    ids=["no certificate", "planner"],
+)
+def test_certificates_that_nobody_could_use_are_refused(values, complaint):
+    with pytest.raises(helm.HelmError, match=complaint):
+        rendered(SECURED | values)
+
+
 def test_one_volume_is_not_shared_by_two_planners():
     planner = {"enabled": True, "persistence": {"enabled": True}}
     with pytest.raises(helm.HelmError, match=r"planner\.replicas"):
@@ -137,14 +153,20 @@ def test_one_volume_is_not_shared_by_two_planners():
     assert "PersistentVolumeClaim" in kinds
 
 
-def test_pods_of_all_namespaces_need_a_cluster_role():
-    sources = [{"kubernetes": {"labels": "a=b", "namespace": "*"}}, {"kubernetes": {"labels": "c"}}]
+def test_what_is_looked_for_in_all_namespaces_needs_a_cluster_role():
+    sources = [
+        {"kubernetes": {"labels": "a=b", "namespace": "*"}},
+        {"kubernetes": {"slices": "c=d"}},
+    ]
     found = [yaml.safe_load(t) for t in rendered(SECURED | {"discovery": {"sources": sources}})]
-    kinds = [d["kind"] for d in found]
-    assert kinds.count("ClusterRole") == kinds.count("ClusterRoleBinding") == 1
-    assert "Role" not in kinds
-    (role,) = (d for d in found if d["kind"] == "ClusterRole")
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    rules = {d["kind"]: d["rules"] for d in found if d["kind"].endswith("Role")}
+    verbs = ["list", "watch"]
+    slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs}
+    assert rules == {
+        "ClusterRole": [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}],
+        "Role": [slices],
+    }
+    assert {"ClusterRoleBinding", "RoleBinding"} <= {d["kind"] for d in found}
 
 
 def test_a_kubeconfig_needs_no_rights_here():

@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +12,9 @@ import pytest
 from tests.access.keys import bearer, entry, keys_file, secret
 from tests.deploy.chart import NAMESPACE, arguments, container
 from tests.patience import eventually
-from tests.process.launched import Launched, free_port, own_command, own_environment
-from tests.process.running import Reached
+from tests.process.launched import STOP_S_MAX, Launched, free_port, own_command, own_environment
+from tests.process.running import Reached, request
+from tests.tls.certificates import authority
 
 pytestmark = pytest.mark.process
 
@@ -36,13 +39,17 @@ class Pod(Reached):
     def host(self) -> str:
         return f"{self.name}.select-service-replicas.{NAMESPACE}.svc.cluster.local"
 
-    def started(self, others: list["Pod"], folder: Path, keys: Path) -> Launched:
-        words = [self._here(word, others, folder, keys) for word in arguments("minimal", self.name)]
+    def started(
+        self, others: list["Pod"], folder: Path, secrets: Path, values: str = "minimal"
+    ) -> Launched:
+        """folder, secrets: where its volumes are"""
+        given = arguments(values, self.name)
+        words = [self.here(word, others, folder, secrets) for word in given]
         variables = {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_CONNECT_TO_LOOPBACK": "true"}
         environment = own_environment(variables)
         return Launched(own_command(*words), environment, self.port)
 
-    def _here(self, word: str, others: list["Pod"], folder: Path, keys: Path) -> str:
+    def here(self, word: str, others: list["Pod"], folder: Path, secrets: Path) -> str:
         for pod in [self, *others]:
             word = word.replace(f"{pod.host}:8092", f"127.0.0.1:{pod.port}")
             word = word.replace(f"{pod.host}:9092", f"127.0.0.1:{pod.sync_port}")
@@ -50,7 +57,9 @@ class Pod(Reached):
         word = word.replace("--port=8092", f"--port={self.port}")
         word = word.replace("sync-port=9092", f"sync-port={self.sync_port}")
         word = word.replace("/var/lib/select-service", str(folder))
-        return word.replace("/etc/select-service/keys", str(keys))
+        for mount in ("/etc/select-service/keys", "/etc/select-service/tls"):
+            word = word.replace(mount, str(secrets))
+        return word
 
     def probed(self, probe: str) -> int:
         return self.call("GET", container("minimal")[probe]["httpGet"]["path"]).status
@@ -103,3 +112,34 @@ def test_two_pods_serve_and_share_what_they_book(pods: list[Pod], tmp_path: Path
     assert pods[1].call("GET", "/metrics", authorization=bearer("metrics")).status == 200
     for pod in pods:
         assert "/workers" in (tmp_path / pod.name / "audit.jsonl").read_text()
+
+
+def test_where_clients_need_a_certificate_the_probes_show_one(tmp_path: Path) -> None:
+    issued = authority().issue()
+    keys_file(tmp_path, entry("operator", "operator"))
+    for name, path in (
+        ("tls.crt", issued.certificate),
+        ("tls.key", issued.key),
+        ("ca.crt", authority().file),
+        ("clients.crt", authority().file),
+    ):
+        (tmp_path / name).write_bytes(path.read_bytes())
+    pod = Pod(0)
+    probe = container("certificates")["startupProbe"]["exec"]["command"]
+    command = [
+        pod.here(word, [], tmp_path, tmp_path).replace("8092", str(pod.port)) for word in probe
+    ]
+    command[0] = sys.executable
+
+    def asked(path: str) -> int:
+        return subprocess.run([*command[:-1], path], capture_output=True, check=False).returncode
+
+    with pod.started([], tmp_path, tmp_path, "certificates") as launched:
+        eventually(lambda: asked(probe[-1]) == 0)
+        assert asked("/ready") == 1
+        with pod.client() as plain:
+            plain.send(request("GET", "/health"))
+            assert plain.ended()
+        launched.process.send_signal(signal.SIGINT)
+        launched.process.wait(STOP_S_MAX)
+    assert asked(probe[-1]) == 1

@@ -22,6 +22,7 @@ from tests.deploy.chart import (
     fingerprint,
     of_kind,
     one,
+    variables,
 )
 
 ROOT = CHART.parents[2]
@@ -30,7 +31,7 @@ FLAGS = {setting.flag for setting in SETTINGS if setting.flag}
 
 
 def config(name):
-    return parse(arguments(name), {})
+    return parse(arguments(name), variables(name))
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -70,7 +71,7 @@ def test_flags_that_the_chart_gives_cannot_be_given_as_settings():
 
 def test_each_replica_leaves_itself_out():
     for number in range(3):
-        found = parse(arguments("minimal", f"select-service-{number}"), {})
+        found = parse(arguments("minimal", f"select-service-{number}"), variables("minimal"))
         others = {f"select-service-{i}" for i in range(3) if i != number}
         hosts = [re.findall(r"://(select-service-\d)\.", url) for url in found["indexer_peers"]]
         assert {host for (host,) in hosts} == others
@@ -124,7 +125,7 @@ def test_files_of_the_arguments_lie_on_volumes():
     paths = [found for word in arguments("full") for found in re.findall(r"=(/\S+)", word)]
     assert len(paths) >= 7
     for path in paths:
-        (mount,) = (m for folder, m in mounts.items() if path.startswith(f"{folder}/"))
+        (mount,) = (m for place, m in mounts.items() if f"{path}/".startswith(f"{place}/"))
         written = path.startswith("/var/lib/select-service/")
         assert mount.get("readOnly", False) is not written
 
@@ -135,7 +136,7 @@ def test_sources_are_accepted_by_the_service(tmp_path):
     found = source_settings(parse(["--discovery-config", str(tmp_path / "discovery.yaml")], {}))
     assert [source.place for source in found] == [
         "pods (own namespace) app=vllm",
-        "pods lab app=sglang",
+        "endpointslices lab kubernetes.io/service-name=sglang",
         "engines.example:8000",
     ]
 
@@ -232,7 +233,10 @@ def roles(ending):
 
 def test_discovery_may_do_what_it_does_in_the_namespaces_of_its_sources_and_nothing_else():
     given = roles("-discovery")
-    assert given == dict.fromkeys((NAMESPACE, "lab"), example("discovery-rbac.yaml"))
+    assert given == {
+        NAMESPACE: example("discovery-rbac.yaml"),
+        "lab": example("discovery-slices-rbac.yaml"),
+    }
 
 
 def test_the_planner_may_do_what_it_does_and_nothing_else():
@@ -258,7 +262,7 @@ def test_roles_are_given_to_the_accounts_of_the_pods():
 def test_a_token_is_mounted_only_where_the_cluster_is_asked(name):
     for document in of_kind(name, "StatefulSet", "Deployment"):
         mounted = document["spec"]["template"]["spec"]["automountServiceAccountToken"]
-        assert mounted is (name == "full")
+        assert mounted is (name == "full")  # of which sources look for pods, and targets are scaled
     for account in of_kind(name, "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
 
@@ -273,7 +277,7 @@ def planner_config():
 def test_the_planner_accepts_its_file_and_knows_the_selectors():
     found = planner_config()
     assert found.selectors == tuple(
-        f"http://select-service-{i}.select-service-replicas.{NAMESPACE}.svc.cluster.local:8092"
+        f"https://select-service-{i}.select-service-replicas.{NAMESPACE}.svc.cluster.local:8092"
         for i in range(2)
     )
     assert found.api.host == "0.0.0.0"
@@ -303,3 +307,37 @@ def test_the_planner_is_asked_where_it_answers():
 
 def test_nothing_is_planned_unless_it_is_wanted():
     assert "select-planner" not in yaml.safe_dump_all(documents("minimal"))
+
+
+# --- certificates
+
+
+def test_with_a_certificate_everybody_asks_over_https():
+    found = config("full")
+    urls = [found["advertise_url"], *found["indexer_peers"], *planner_config().selectors]
+    assert {url.partition("://")[0] for url in urls} == {"https"}
+    assert container("full")["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    assert one("full", "ServiceMonitor", "-service")["spec"]["endpoints"][0]["scheme"] == "https"
+    (variable,) = container("full", "Deployment")["env"]
+    mounts = [mount["mountPath"] for mount in container("full", "Deployment")["volumeMounts"]]
+    assert variable["name"] == "SSL_CERT_FILE"
+    assert variable["value"].removesuffix("/ca.crt") in mounts
+
+
+def test_the_planner_does_not_get_the_key_of_the_certificate():
+    volumes = one("full", "Deployment")["spec"]["template"]["spec"]["volumes"]
+    (tls,) = (volume["secret"] for volume in volumes if volume["name"] == "tls")
+    assert tls["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+
+
+def test_a_replica_sees_its_own_secret_key_alone():
+    mounts = {m["name"]: m for m in container("full")["volumeMounts"]}
+    assert mounts["replica-keys"]["subPathExpr"] == "$(POD_NAME).key"
+    volumes = one("full", "StatefulSet")["spec"]["template"]["spec"]["volumes"]
+    (public,) = (volume["secret"] for volume in volumes if volume["name"] == "replicas")
+    assert [item["key"] for item in public["items"]] == ["replicas.toml"]
+
+
+def test_replicas_without_keys_say_that_it_is_meant():
+    assert config("minimal")["replica_sync_insecure"] is True
+    assert config("full")["replica_sync_insecure"] is False

@@ -53,7 +53,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "select-service.scheme" -}}
-http
+{{- ternary "https" "http" (ne .Values.tls.secret "") -}}
 {{- end -}}
 
 {{/* host of a replica; takes (dict "root" $ "pod" name) */}}
@@ -93,4 +93,26 @@ seccompProfile: {type: RuntimeDefault}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* how the kubelet asks a path; takes (dict "root" $ "path" text) */}}
+{{- define "select-service.probe" -}}
+{{- if .root.Values.tls.clientCa -}}
+{{/* It has no certificate to show, so the container asks itself. */}}
+exec:
+  command:
+    - python
+    - -c
+    - |
+      import http.client, ssl, sys
+      context = ssl.create_default_context()
+      context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+      context.load_cert_chain("/etc/select-service/tls/tls.crt", "/etc/select-service/tls/tls.key")
+      asked = http.client.HTTPSConnection("127.0.0.1", 8092, timeout=2, context=context)
+      asked.request("GET", sys.argv[1])
+      sys.exit(asked.getresponse().status != 200)
+    - {{ .path }}
+{{- else -}}
+httpGet: {path: {{ .path | quote }}, port: http, scheme: {{ include "select-service.scheme" .root | upper }}}
+{{- end -}}
 {{- end -}}
