@@ -75,7 +75,7 @@ def build(wanted: Wanted) -> Parts:
     publisher = None if config["replica_sync_port"] is None else ReplicaPublisher(callbacks)
     recovers = bool(config["indexer_peers"] or config["snapshot_path"])
     boundary = Boundary(wanted.destinations.refusal)
-    ingest = Ingest(config["threads"], held=recovers, boundary=boundary)
+    ingest = Ingest(config["threads"], held=recovers, boundary=boundary, own=wanted.engine_pair)
     selector = _selector(wanted, ingest.ranks_max, publisher, waker)
     selector.fleet.places = Places(wanted.destinations, asks_engines=health is not None)
     watch = None

@@ -20,5 +20,7 @@ class KvSource(msgspec.Struct, frozen=True, eq=False):
     counted: bool
     """Duplicate stores are counted and removed one by one; otherwise a store is idempotent."""
     writers: Mapping[int, SlotWriter]
+    server_key: str | None = None
+    """Public key, in Z85, that has to answer at both endpoints; None: plain."""
     total_blocks: int | None = None
     """Blocks of the rank's KV cache, where that is known: it never holds more copies."""

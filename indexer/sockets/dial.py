@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import zmq
 
 from indexer.endpoints import is_address, is_host_name, tcp_host
+from indexer.sockets.curve import CurveServer
 from indexer.sockets.names import Addresses, Names
 
 LOOK_AGAIN_S = 1.0
@@ -31,12 +32,16 @@ Call: TypeAlias = Callable[[Callable[[], None]], None]
 
 
 class Sockets(NamedTuple):
-    """What one thread opens its sockets with.  purpose: under which refusals are counted"""
+    """What one thread opens its sockets with.  purpose: under which refusals are counted
+
+    server: who has to answer; None: plain
+    """
 
     context: "zmq.Context[zmq.Socket[bytes]]"
     names: Names
     call: Call
     purpose: str = "events"
+    server: CurveServer | None = None
 
 
 class Dial:

@@ -25,6 +25,7 @@ from indexer.events.kv_source import KvSource
 from indexer.sockets.arrivals import Room
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.boundary import Boundary
+from indexer.sockets.curve import CurvePair, CurveServer, new_pair
 from indexer.sockets.descriptors import allow_many, present_room
 from indexer.sockets.dial import Sockets
 from indexer.sockets.gathering import Gathering
@@ -259,12 +260,19 @@ class Ingest:
 
     held: listeners connect, but what they receive is kept until `release`.
     boundary: where this process may connect to; None: everywhere
+    own: our pair of keys, for engines that want to know who listens
     """
 
     def __init__(
-        self, threads: int, *, held: bool = False, boundary: Boundary | None = None
+        self,
+        threads: int,
+        *,
+        held: bool = False,
+        boundary: Boundary | None = None,
+        own: CurvePair | None = None,
     ) -> None:
         assert threads >= 1
+        self._own = own
         allow_many()
         self.names = Names(boundary=boundary)
         """For everybody in the process who has names to look up."""
@@ -328,11 +336,18 @@ class Ingest:
     def _new(self, source: KvSource) -> _Running:
         thread = min(self._threads, key=_burden)
         thread.n_listeners += 1
-        sockets = Sockets(self._context, self.names, thread.call)
+        server = None if source.server_key is None else self._server(source.server_key)
+        sockets = Sockets(self._context, self.names, thread.call, server=server)
         listener = Listener(
             source, sockets, thread.readiness, thread.timers, thread.pace, thread.room
         )
         return thread, listener
+
+    def _server(self, public_key: str) -> CurveServer:
+        """An engine that wants to know nobody gets a pair that is made for this process."""
+        if self._own is None:
+            self._own = new_pair()
+        return CurveServer(public_key.encode(), self._own)
 
     def release(self) -> None:
         """Let the listeners take what has arrived; their writers are as they shall begin."""
@@ -406,6 +421,7 @@ def _is_same(running: KvSource, wanted: KvSource) -> bool:
     return (
         running.endpoint == wanted.endpoint
         and running.replay_endpoint == wanted.replay_endpoint
+        and running.server_key == wanted.server_key
         and running.block_size == wanted.block_size
         and running.is_eagle == wanted.is_eagle
         and running.counted == wanted.counted

@@ -21,7 +21,9 @@ class ReplayConnection:
 
     def __init__(self, sockets: Sockets, endpoint: str, room: Room) -> None:
         """Raises zmq.ZMQError for an address libzmq refuses."""
-        self.socket = reading_socket(sockets.context, zmq.DEALER, endpoint, arrivals.bounds())
+        self.socket = reading_socket(
+            sockets.context, zmq.DEALER, endpoint, arrivals.bounds(), sockets.server
+        )
         self.arrivals = Arrivals(self.socket, room, max(REPLAY_FRAMES))
         self._question: list[bytes] = []
         self._dial = Dial(

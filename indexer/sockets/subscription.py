@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import zmq
 
-from indexer.sockets.curve import CurveServer
 from indexer.sockets.dial import Dial, Sockets
 from indexer.sockets.options import Bounds, Socket, reading_socket
 
@@ -20,13 +19,14 @@ class Subscription:
         *,
         topics: Iterable[bytes],
         events: int,
-        server: CurveServer | None = None,
     ) -> None:
         """The publisher may be absent.  Raises zmq.ZMQError for an address libzmq refuses.
 
-        events: the zmq.EVENT_* that the monitor tells of; server: None: plain
+        events: the zmq.EVENT_* that the monitor tells of
         """
-        self.socket: Socket = reading_socket(sockets.context, zmq.SUB, endpoint, bounds, server)
+        self.socket: Socket = reading_socket(
+            sockets.context, zmq.SUB, endpoint, bounds, sockets.server
+        )
         self.dial = Dial(
             self.socket, endpoint, sockets.names, sockets.call, purpose=sockets.purpose
         )

@@ -36,6 +36,13 @@ def plane_keys_of(config: Config) -> PlaneKeys | None:
         raise ConfigError(f"--replica-keys-file {path}: {error}") from None
 
 
+def engine_pair_of(config: Config) -> "CurvePair | None":
+    """Under which we listen to engines; None: under none that they know.  Raises ConfigError."""
+    return (
+        None if config["engine_curve_key_file"] is None else _pair(config, "engine_curve_key_file")
+    )
+
+
 def _pair(config: Config, name: str) -> "CurvePair":
     """Raises ConfigError."""
     try:

@@ -50,6 +50,9 @@ class WorkerFields(RequestBody, kw_only=True):
     """ZMQ endpoint on which a worker of one rank publishes its KV events."""
     replay_endpoint: Endpoint | None = None
     """ZMQ endpoint that replays missed KV events; the rank at position i uses port + i."""
+    curve_server_key: Name | None = None
+    """Public key of the engine, 40 characters of Z85, where its sockets of KV events and replays
+    are CURVE; what answers there without it is not heard. Left out: they are plain."""
     block_size: U32 | None = None
     """Tokens in a block of the engine's KV cache, 1 to 1024, the same for all workers of a model
     and tenant. Required to be schedulable."""
@@ -316,6 +319,8 @@ class WorkerRecord(Struct, kw_only=True):
     """Replay endpoint by data-parallel rank; absent when there is none."""
     kv_event_semantics: str | UnsetType = UNSET
     """`counted` or `set`, as registered; absent when left out."""
+    curve_server_key: str | UnsetType = UNSET
+    """Public key of the engine's sockets, as registered; absent when they are plain."""
     metrics_endpoint: str | UnsetType = UNSET
     """URL of the engine's own metrics; absent when there is none."""
     prefill_tokens_per_s: float | UnsetType = UNSET

@@ -169,6 +169,12 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     ),
     "Where it may connect to": (
         cli(
+            "--engine-curve-key-file",
+            None,
+            read.text,
+            "file with our secret key (CURVE) for engines that ask who listens to their KV events",
+        ),
+        cli(
             "--connect-to",
             None,
             read.destinations,

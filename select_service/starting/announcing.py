@@ -8,7 +8,7 @@ from select_service.access.curve_file import others_may_read
 from select_service.settings.config import Config
 from select_service.settings.reach import are_replicas_open, is_open, replica_host
 
-OF_SECRETS = ("replica_key_file",)
+OF_SECRETS = ("replica_key_file", "engine_curve_key_file")
 
 log = logging.getLogger("select_service")
 

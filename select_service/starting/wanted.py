@@ -1,11 +1,11 @@
 """What a process is to be: all settings, each judged, before a kernel is loaded."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from select_service.access.guard import Guard
 from select_service.access.plane_keys import PlaneKeys
-from select_service.access.settings import guard_of, plane_keys_of
+from select_service.access.settings import engine_pair_of, guard_of, plane_keys_of
 from select_service.core.admission.rules import AdmissionRules
 from select_service.destinations import Destinations
 from select_service.settings.admission_rules import admission_rules
@@ -15,6 +15,9 @@ from select_service.settings.discovery import SourceSettings, source_settings
 from select_service.settings.health_settings import HealthSettings, health_settings
 from select_service.starting.tls_files import client_tls, server_tls
 from select_service.tls.kept import ClientTls, ServerTls
+
+if TYPE_CHECKING:
+    from indexer.sockets.curve import CurvePair
 
 
 class Wanted(NamedTuple):
@@ -30,6 +33,7 @@ class Wanted(NamedTuple):
     server_tls: ServerTls | None
     client_tls: ClientTls | None
     plane_keys: PlaneKeys | None
+    engine_pair: "CurvePair | None"
 
 
 def wanted_of(config: Config, version: str) -> Wanted:
@@ -45,4 +49,5 @@ def wanted_of(config: Config, version: str) -> Wanted:
         server_tls(config),
         client_tls(config),
         plane_keys_of(config),
+        engine_pair_of(config),
     )

@@ -6,6 +6,7 @@ from collections import deque
 import msgspec
 import numpy as np
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from indexer.hashing.hashes import block_hashes
 from tests.patience import PATIENCE_S
@@ -48,11 +49,27 @@ class Chain:
         return block_hashes(np.array(tokens, np.uint32), BLOCK_SIZE)
 
 
+class _Known:
+    def __init__(self, keys):
+        self._keys = keys
+
+    def callback(self, domain, key):
+        return key in self._keys
+
+
+def _letting_in(context, keys):
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback("*", _Known(keys))
+    return authenticator
+
+
 class FakeEngine:
     """Publishes numbered batches and answers replays, unless told how not to.
 
     answer: (start, ring) -> frames after the identity, each a list; None: the real protocol
     past:   events that it published, one to a batch, before anybody could connect
+    pair:   its keys, of sockets that are CURVE;  known: public keys that may listen, None: all
     """
 
     def __init__(
@@ -65,10 +82,13 @@ class FakeEngine:
         ring_max=10**6,
         replay_port=None,
         past=(),
+        pair=None,
+        known=None,
     ):
         self.ring = deque(((seq, encode(event)) for seq, event in enumerate(past)), ring_max)
         self.next_seq = len(past)
-        self.context = zmq.Context()
+        self.context, self._pair = zmq.Context(), pair
+        self._authenticator = None if known is None else _letting_in(self.context, known)
         self.pub = self.context.socket(zmq.XPUB)
         self.pub.set_hwm(0)
         self.endpoint = self._bind(self.pub, port)
@@ -83,9 +103,10 @@ class FakeEngine:
             self.replay_endpoint = self._bind(self._router, replay_port)
             self._server.start()
 
-    @staticmethod
-    def _bind(socket, port):
+    def _bind(self, socket, port):
         socket.linger = 0
+        if self._pair is not None:
+            socket.curve_server, socket.curve_secretkey = True, self._pair.secret
         endpoint = f"tcp://127.0.0.1:{port or free_port()}"
         socket.bind(endpoint)
         return endpoint
@@ -120,6 +141,8 @@ class FakeEngine:
         self._stop.set()
         if self._server.is_alive():
             self._server.join()
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self.context.destroy(linger=0)
 
     def __enter__(self):

@@ -16,7 +16,7 @@ def close(ingest):
     ingest.close()
 
 
-def a_source(endpoint, writer, *, replay=None, worker_id=1, dp_rank=0, siblings=None):
+def a_source(endpoint, writer, *, replay=None, worker_id=1, dp_rank=0, siblings=None, key=None):
     return KvSource(
         worker_id=worker_id,
         dp_rank=dp_rank,
@@ -26,6 +26,7 @@ def a_source(endpoint, writer, *, replay=None, worker_id=1, dp_rank=0, siblings=
         is_eagle=False,
         counted=True,
         writers={dp_rank: writer, **(siblings or {})},
+        server_key=key,
     )
 
 

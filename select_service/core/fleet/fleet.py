@@ -446,6 +446,7 @@ class Fleet:
                 is_eagle=partition.is_eagle,
                 counted=worker.given.kv_event_semantics != "set",
                 writers=writers,
+                server_key=worker.given.curve_server_key,
                 total_blocks=worker.given.total_kv_blocks,
             )
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 from sortedcontainers import SortedDict
 
+from indexer.curve_keys import curve_key_error
 from indexer.endpoints import endpoint_error, port_plus
 from select_service.bodies.common import RANKS_PER_WORKER_MAX, tenant_of
 from select_service.bodies.workers import Lifecycle, WorkerPatch, WorkerRecord, WorkerRegistration
@@ -123,6 +124,7 @@ class Worker:
             not_schedulable_reasons=list(self.reasons) or unset,
             replay_endpoints=given.replay_endpoints or unset,
             kv_event_semantics=given.kv_event_semantics or unset,
+            curve_server_key=given.curve_server_key or unset,
             metrics_endpoint=given.metrics_endpoint or unset,
             prefill_tokens_per_s=given.prefill_tokens_per_s or unset,
             decode_tokens_per_s=given.decode_tokens_per_s or unset,
@@ -156,6 +158,8 @@ def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) ->
     if use_kv_events:
         reasons += _missing_endpoints(worker)
         reasons += _single_endpoint_of_many(worker)
+    if given.curve_server_key and (fault := curve_key_error(given.curve_server_key)):
+        reasons.append(f"curve_server_key: {fault}")
     if use_kv_events and not reasons and not _are_well_formed(worker):
         reasons += _first_bad_endpoint(worker)
     return reasons

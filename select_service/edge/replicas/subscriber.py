@@ -86,12 +86,11 @@ class ReplicaSubscriber:
     def connect(self, context: "zmq.Context[Socket]") -> None:
         """The peer may be absent.  Raises zmq.ZMQError for an address libzmq refuses."""
         self._subscription = Subscription(
-            Sockets(context, self._names, self._call, "replica"),
+            Sockets(context, self._names, self._call, "replica", self.server),
             self.endpoint,
             Bounds(QUEUED_MESSAGES_MAX, MESSAGE_BYTES_MAX),
             topics=self._receivers,
             events=_CONNECTED | _FAILED,
-            server=self.server,
         )
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -93,3 +93,17 @@ def test_ranks_beyond_the_sockets_that_there_are_wait_for_room():
 def test_without_kv_events_no_rank_needs_a_socket():
     selector = a_selector(use_kv_events=False, ranks_max=0)
     assert selector.register(a_worker(1, **TWO_RANKS)).lifecycle == "schedulable"
+
+
+def test_the_key_of_an_engine_reaches_its_listeners_and_one_that_is_none_is_named():
+    key = "0" * 40
+    sources = sources_with(**TWO_RANKS, curve_server_key=key)
+    assert [source.server_key for source in sources] == [key, key]
+    selector = a_selector(use_kv_events=True)
+    record = selector.register(a_worker(1, **TWO_RANKS, curve_server_key="short"))
+    assert record.not_schedulable_reasons == [
+        "curve_server_key: a CURVE key is 40 characters of Z85, this has 5"
+    ]
+    assert sources_of(selector.fleet) == []
+    selector.patch(1, a_patch(curve_server_key=key))
+    assert {source.server_key for source in sources_of(selector.fleet)} == {key}
