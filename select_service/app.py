@@ -108,7 +108,10 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     )
     key_file = service.config["peer_api_key_file"]
     http = HttpClient(
-        service.ingest.names, service.ingest.asking_max, Path(key_file) if key_file else None
+        service.ingest.names,
+        service.ingest.asking_max,
+        Path(key_file) if key_file else None,
+        service.client_tls,
     )
     if replicas is not None:
         replicas.start(

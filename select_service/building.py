@@ -80,7 +80,7 @@ def build(wanted: Wanted) -> Parts:
     selector.fleet.places = Places(wanted.destinations, asks_engines=health is not None)
     watch = None
     if health is not None:
-        watch = _keep_fit(selector, health, ingest, callbacks)
+        watch = _keep_fit(wanted, selector, ingest, callbacks)
         _let_move(selector, health)
     waker.bind(callbacks.supervised("waker", selector.settle))
     replicas = None
@@ -168,12 +168,14 @@ def _audited(path: str | None, ingest: Ingest) -> AuditFiles | None:
 
 
 def _keep_fit(
-    selector: Selector, health: HealthSettings, ingest: Ingest, callbacks: Callbacks
+    wanted: Wanted, selector: Selector, ingest: Ingest, callbacks: Callbacks
 ) -> "HealthWatch":
     """Ranks are checked, and those that are sick get no requests."""
     from select_service.core.fitness.fitness import Fitness
     from select_service.edge.health_watch import HealthWatch
 
+    health = wanted.health
+    assert health is not None
     canaries, fleet = health.canaries, selector.fleet
     selector.fitness = Fitness(
         health.rules,
@@ -182,7 +184,7 @@ def _keep_fit(
         selector.ledger,
         selector.touched,
     )
-    return HealthWatch(health, selector.fitness, fleet, ingest.names, callbacks)
+    return HealthWatch(health, selector.fitness, fleet, ingest.names, callbacks, wanted.client_tls)
 
 
 def _let_move(selector: Selector, health: HealthSettings) -> None:

@@ -10,6 +10,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from select_service.access.presenting import Presented, add_arguments, key_in, presented_of
+
 URL = "http://127.0.0.1:8092"
 TIMEOUT_S = 10.0
 LISTED = 20
@@ -52,7 +54,12 @@ def explain_command(argv: Sequence[str]) -> int:
             print(f"select-service: error: {error}", file=sys.stderr)
             return 2
     try:
-        found = _asked(base + path, body)
+        presented = presented_of(arguments)
+    except ValueError as error:
+        print(f"select-service: error: {error}", file=sys.stderr)
+        return 2
+    try:
+        found = _asked(base + path, body, presented)
     except HTTPError as error:
         print(f"select-service: error: {_refusal(error)}", file=sys.stderr)
         return 1
@@ -78,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         help="ask what would be decided for the body of POST /select in this file; - reads stdin",
     )
     parser.add_argument("--url", default=URL, help=f"of the service (default {URL})")
+    add_arguments(parser)
     return parser
 
 
@@ -86,10 +94,14 @@ def _body(name: str) -> bytes:
     return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
 
 
-def _asked(url: str, body: bytes | None = None) -> Any:
+def _asked(url: str, body: bytes | None, presented: Presented) -> Any:
     """Raises OSError, of which HTTPError is a refusal, or ValueError."""
-    request = Request(url, body, {"content-type": "application/json"} if body else {})
-    with urlopen(request, timeout=TIMEOUT_S) as answer:
+    headers = {"content-type": "application/json"} if body else {}
+    if presented.key_file is not None:
+        headers["authorization"] = f"Bearer {key_in(presented.key_file)}"
+    context = None if presented.tls is None else presented.tls.context
+    request = Request(url, body, headers)
+    with urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
         return json.load(answer)
 
 

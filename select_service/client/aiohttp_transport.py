@@ -1,6 +1,7 @@
 """Exchanges by aiohttp, which costs less CPU than httpx; the only module that knows it."""
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -24,7 +25,9 @@ _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 class AiohttpTransport:
     """A session, opened by the first exchange on the event loop that it belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
+        """ssl_context: of https; None: those are believed whom the system trusts"""
+        self._ssl = ssl_context or True
         self._opened: aiohttp.ClientSession | None = None
 
     async def send(self, url: str, asked: Asked, timeout_s: float) -> Answer:
@@ -68,7 +71,10 @@ class AiohttpTransport:
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_S_MAX, ttl_dns_cache=10
+                    limit=CONNECTIONS_MAX,
+                    keepalive_timeout=IDLE_S_MAX,
+                    ttl_dns_cache=10,
+                    ssl=self._ssl,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,

@@ -20,7 +20,7 @@ from select_service.client.known_workers import KnownWorkers
 from select_service.client.lease import AsyncLease
 from select_service.client.lease_fields import LeaseFields
 from select_service.client.link import Link
-from select_service.client.options import Options, Settings, TransportName
+from select_service.client.options import Options, Settings
 from select_service.client.routes import sparse
 from select_service.client.streams import Gap
 
@@ -33,7 +33,7 @@ class AsyncSelector(AsyncRoutes):
     def __init__(self, urls: Sequence[str], **options: Unpack[Options]) -> None:
         """urls: of all selectors that share their bookings.  Raises ValueError."""
         settings = Settings(**options)
-        self.link = Link(urls, settings, opened(settings.transport))
+        self.link = Link(urls, settings, opened(settings))
         self._workers = KnownWorkers(self.link)
         self._followed = Followed(self.link)
         self._leases: set[AsyncLease] = set()
@@ -206,12 +206,12 @@ class AsyncSelector(AsyncRoutes):
         return fallback(ranks, self._in_flight, self._fallen_back - 1)
 
 
-def opened(name: TransportName) -> Transport:
+def opened(settings: Settings) -> Transport:
     """Only what is used has to be installed."""
-    if name == "aiohttp":
+    if settings.transport == "aiohttp":
         from select_service.client.aiohttp_transport import AiohttpTransport
 
-        return AiohttpTransport()
+        return AiohttpTransport(settings.ssl_context)
     from select_service.client.httpx_transport import HttpxTransport
 
-    return HttpxTransport()
+    return HttpxTransport(settings.ssl_context)

@@ -7,6 +7,7 @@ for every request, and at all pairs of them, which costs more than the request w
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from functools import lru_cache
 
@@ -35,8 +36,9 @@ _ONE = httpx.Limits(max_connections=1, keepalive_expiry=IDLE_S_MAX)
 class HttpxTransport:
     """Connections that are lent for one exchange each, those used last first."""
 
-    def __init__(self) -> None:
-        self._ssl = httpx.create_ssl_context(trust_env=False)
+    def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
+        """ssl_context: of https; None: public CAs are believed"""
+        self._ssl = ssl_context or httpx.create_ssl_context(trust_env=False)
         self._free: dict[str, list[httpx.AsyncHTTPTransport]] = {}
         self._permits = asyncio.Semaphore(CONNECTIONS_MAX)
 

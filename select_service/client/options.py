@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ssl import SSLContext
 from typing import Literal, TypedDict
 
 from select_service.bodies.common import DEFAULT_NAME
@@ -31,6 +32,9 @@ class Options(TypedDict, total=False):
     """Headers of the caller's trace, asked when a lease or a call begins."""
     api_key: str
     """Sent as `Authorization: Bearer`."""
+    ssl_context: SSLContext
+    """Of selectors with https URLs: whom to believe, and which certificate to show. Without, public
+    CAs are believed."""
     transport: TransportName
     """What carries requests; httpx when left out."""
 
@@ -48,6 +52,7 @@ class Settings:
     tokenize: Callable[[str], Sequence[int]] | None = None
     trace_headers: Callable[[], Mapping[str, str]] = dict
     api_key: str | None = None
+    ssl_context: SSLContext | None = None
     transport: TransportName = "httpx"
 
     def attempt_s_of(self, n_selectors: int) -> float:

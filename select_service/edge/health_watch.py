@@ -12,6 +12,7 @@ from select_service.edge.keeping import health_file
 from select_service.edge.keeping.health_file import HealthFile
 from select_service.edge.supervised import Callbacks
 from select_service.settings.health_settings import HealthSettings
+from select_service.tls.kept import ClientTls
 
 
 class HealthWatch:
@@ -24,11 +25,12 @@ class HealthWatch:
         fleet: Fleet,
         names: Names,
         callbacks: Callbacks,
+        tls: ClientTls | None,
     ) -> None:
-        """Reads what was kept.  Checks begin with the first step."""
+        """Reads what was kept.  Checks begin with the first step.  tls: as in `http_post`"""
         targets = Targets(fleet, lambda model_name: settings.canaries.of(model_name).api)
         timeout_s = settings.rules.timeout_s
-        self._canaries = Canaries(fitness, targets, names, callbacks, timeout_s=timeout_s)
+        self._canaries = Canaries(fitness, targets, names, callbacks, timeout_s=timeout_s, tls=tls)
         self._file: HealthFile | None = None
         if settings.references is not None:
             self._file = HealthFile(settings.references, fitness.monitor.book)

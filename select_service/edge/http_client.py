@@ -4,7 +4,8 @@ Engines are asked for metrics, replicas for lists and peers for dumps, all throu
 connections.  Nothing is followed, kept or decompressed that nobody asked for: no redirects, cookies
 or proxies.  Addresses are judged before they are connected to, see `indexer.sockets.boundary`.
 Over https a certificate must be of the host that was asked, and issued by somebody
-whom the system trusts (or SSL_CERT_FILE or SSL_CERT_DIR of the environment).
+whom the system trusts (or SSL_CERT_FILE or SSL_CERT_DIR of the environment), or whom the settings
+name.
 
 What the library of HTTP does is in `http_session`, which the first request imports, on a thread.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from indexer.sockets.names import Names
 from select_service.edge.http_error import HttpError
 from select_service.edge.peer_key import authorization
+from select_service.tls.kept import ClientTls
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -35,12 +37,17 @@ class HttpClient:
     """Belongs to one event loop.  Nothing is imported or opened before the first request."""
 
     def __init__(
-        self, names: Names, connections_max: int = CONNECTIONS_MAX, key_file: Path | None = None
+        self,
+        names: Names,
+        connections_max: int = CONNECTIONS_MAX,
+        key_file: Path | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         """connections_max: at a time, idle ones included; at least 2
         key_file: holds the key for other selectors; None: they ask for none
+        tls: None: whom the system trusts is believed
         """
-        self._key_file = key_file
+        self._key_file, self._tls = key_file, tls
         self._names = names
         self._connections_max = connections_max
         self._sessions: Sessions | None = None
@@ -96,8 +103,9 @@ class HttpClient:
         headers = {"accept": accept}
         if with_key and self._key_file is not None:
             headers["authorization"] = await authorization(self._key_file)
+        trust = None if self._tls is None else self._tls.context
         try:
-            async with (await self._loaded()).answered(url, headers) as response:
+            async with (await self._loaded()).answered(url, headers, trust) as response:
                 yield response
         except HttpError as error:
             if error.failure == "not_allowed":

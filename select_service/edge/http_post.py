@@ -21,6 +21,7 @@ import httptools
 from indexer.sockets.names import Names
 from select_service.edge.host_names import looked_up
 from select_service.edge.http_error import HttpError
+from select_service.tls.kept import ClientTls
 
 HEAD_BYTES_MAX = 1 << 16
 """Of the status and the headers, interim ones included, and of what frames the body."""
@@ -53,19 +54,29 @@ class Reply(NamedTuple):
 
 
 async def post(
-    names: Names, url: str, content: bytes, headers: bytes, *, bytes_max: int, timeout_s: float
+    names: Names,
+    url: str,
+    content: bytes,
+    headers: bytes,
+    *,
+    bytes_max: int,
+    timeout_s: float,
+    tls: ClientTls | None = None,
 ) -> Reply:
     """url: one that `urls.engine_url_error` admits.  headers: further lines, each with its CRLF.
 
-    bytes_max: of the body.  timeout_s: from the name to the last byte.  Raises HttpError:
-    `timeout`, `not_allowed` or `unreachable` before a status came, `unreadable` when what came is
-    not HTTP.
+    bytes_max: of the body.  timeout_s: from the name to the last byte.  tls: None: whom the system
+    trusts is believed.  Raises HttpError: `timeout`, `not_allowed` or `unreachable` before a status
+    came, `unreadable` when what came is not HTTP.
     """
     place = _place(url)
     try:
         async with asyncio.timeout(timeout_s):
             message = place.head + b"%d\r\n%b\r\n%b" % (len(content), headers, content)
-            return await _exchanged(names, place, message, bytes_max)
+            trust = None
+            if place.is_tls:
+                trust = _trust() if tls is None else tls.context
+            return await _exchanged(names, place, message, bytes_max, trust)
     except TimeoutError:
         raise HttpError("timeout", f"no complete answer within {timeout_s:g} s") from None
 
@@ -84,18 +95,22 @@ def _place(url: str) -> _Place:
     return _Place(parts.hostname or "", port, is_tls, head.encode())
 
 
-async def _exchanged(names: Names, place: _Place, message: bytes, bytes_max: int) -> Reply:
+async def _exchanged(
+    names: Names, place: _Place, message: bytes, bytes_max: int, trust: ssl.SSLContext | None
+) -> Reply:
     """Raises HttpError."""
     exchange = _Exchange(message, bytes_max)
     try:
-        await _connect(names, place, exchange)
+        await _connect(names, place, exchange, trust)
         return await exchange.reply
     finally:
         exchange.close()
         del exchange  # an error would know this frame, and the exchange the error
 
 
-async def _connect(names: Names, place: _Place, exchange: "_Exchange") -> None:
+async def _connect(
+    names: Names, place: _Place, exchange: "_Exchange", trust: ssl.SSLContext | None
+) -> None:
     """To the first address that answers.  Raises HttpError."""
     host, port = place.host, place.port
     addresses = await looked_up(names, host)
@@ -109,7 +124,7 @@ async def _connect(names: Names, place: _Place, exchange: "_Exchange") -> None:
                 lambda: exchange,
                 address,
                 port,
-                ssl=_trust() if place.is_tls else None,
+                ssl=trust,
                 server_hostname=host if place.is_tls else None,
             )
         except ssl.SSLCertVerificationError as fault:

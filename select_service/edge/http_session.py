@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import ssl
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -88,12 +89,15 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def answered(
-        self, url: str, headers: Mapping[str, str]
+        self, url: str, headers: Mapping[str, str], trust: ssl.SSLContext | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A plain answer with status 200.  Raises HttpError, and TimeoutError as it is."""
+        """A plain answer with status 200.  Raises HttpError, and TimeoutError as it is.
+
+        trust: over https; None: whom the system trusts.  Connections with another one are not used
+        """
         has_begun = False
         try:
-            async with self._get(URL(url, encoded=True), headers) as response:
+            async with self._get(URL(url, encoded=True), headers, trust) as response:
                 if response.status != 200:
                     raise HttpError("http_status", f"status {response.status}")
                 encoding = response.headers.get("content-encoding", "identity")
@@ -118,12 +122,14 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def _get(
-        self, url: URL, headers: Mapping[str, str]
+        self, url: URL, headers: Mapping[str, str], trust: ssl.SSLContext | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Raises what aiohttp raises; ValueError for a URL without an origin."""
         self._refuse_unless_allowed(url.raw_host or "")
         with self._session_of(url) as session:
-            async with session.get(url, allow_redirects=False, headers=headers) as response:
+            async with session.get(
+                url, allow_redirects=False, headers=headers, ssl=trust or True
+            ) as response:
                 yield response
 
     def _refuse_unless_allowed(self, host: str) -> None:

@@ -136,6 +136,8 @@ class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     selectors: Annotated[tuple[str, ...], Meta(max_length=SELECTORS_MAX)] = ()
     api_key_file: _Path | None = None
     """Holds the key that selectors ask for; read for each request."""
+    ca_file: _Path | None = None
+    """CAs in PEM that are believed besides the system's, of selectors and proposers."""
     cluster_gpus: Annotated[int, Meta(ge=0)] | None = None
     proposers: Annotated[tuple[ExternalProposer, ...], Meta(max_length=PROPOSERS_MAX)] = ()
     api: ApiConfig = ApiConfig()

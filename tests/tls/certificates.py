@@ -58,9 +58,13 @@ def ask(*words: object) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
-@functools.cache
 def authority(name: str = "ca") -> Authority:
     """The same one for all tests of a process."""
+    return _made(name)
+
+
+@functools.cache
+def _made(name: str) -> Authority:
     return Authority(_folder(), name)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from indexer.sockets.names import Names
+from select_service.access.presenting import Presented, add_arguments, presented_of
 from select_service.core.discovery.engine_facts import EngineFacts
 from select_service.core.discovery.records import made_id
 from select_service.edge.discovery.asking import facts_from
@@ -25,7 +26,12 @@ def inspect_command(argv: Sequence[str]) -> int:
         print(f"select-service: error: {arguments.url}: {error}", file=sys.stderr)
         return 2
     try:
-        facts = asyncio.run(_asked(arguments.url))
+        presented = presented_of(arguments)
+    except ValueError as error:
+        print(f"select-service: error: {error}", file=sys.stderr)
+        return 2
+    try:
+        facts = asyncio.run(_asked(arguments.url, presented))
     except HttpError as refused:
         print(f"select-service: error: {arguments.url}: {refused}", file=sys.stderr)
         return 1
@@ -47,11 +53,11 @@ def remarks(facts: EngineFacts) -> list[str]:
     return lines + [f"missing: {name}: {why}" for name, why in facts.missing.items()]
 
 
-async def _asked(url: str) -> EngineFacts:
+async def _asked(url: str, presented: Presented) -> EngineFacts:
     """Raises HttpError."""
-    http = HttpClient(Names())
+    http = HttpClient(Names(), key_file=presented.key_file, tls=presented.tls)
     try:
-        return await facts_from(http, url)
+        return await facts_from(http, url, with_key=True)
     finally:
         await http.close()
 
@@ -66,4 +72,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--worker-id", type=int, help="of the record; else one that is made of the URL"
     )
+    add_arguments(parser)
     return parser

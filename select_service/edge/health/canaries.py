@@ -23,6 +23,7 @@ from select_service.edge.health.targets import Target
 from select_service.edge.http_error import HttpError
 from select_service.edge.http_post import Reply, post
 from select_service.edge.supervised import Callbacks
+from select_service.tls.kept import ClientTls
 
 BODY_BYTES_MAX = 1 << 20
 IDLE_TOKENS_MAX = 2048
@@ -73,13 +74,14 @@ class Canaries:
         callbacks: Callbacks,
         *,
         timeout_s: float,
+        tls: ClientTls | None = None,
     ) -> None:
-        """timeout_s: for one answer, from the name to the last byte"""
+        """timeout_s: for one answer, from the name to the last byte.  tls: as in `http_post`"""
         self._owner = owner
         self._places = places
         self._names = names
         self._callbacks = callbacks
-        self._timeout_s = timeout_s
+        self._timeout_s, self._tls = timeout_s, tls
         self._forms = Forms()
         self._lateness = Lateness(monotonic())
         self._company = Company()
@@ -176,4 +178,5 @@ class Canaries:
             request.headers,
             bytes_max=BODY_BYTES_MAX,
             timeout_s=self._timeout_s,
+            tls=self._tls,
         )

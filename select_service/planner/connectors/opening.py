@@ -33,6 +33,7 @@ class Surroundings:
     """What all deployments of a planner share.
 
     selectors: URLs.  api_key_file: holds the key that they ask for.
+    ca_file: PEM of CAs that are believed besides the system's, of selectors.
     kubeconfig: None: the account of the pod.
     """
 
@@ -40,6 +41,7 @@ class Surroundings:
     kubeconfig: Path | None = None
     profile: Literal["ours", "document"] = "ours"
     api_key_file: str | None = None
+    ca_file: str | None = None
     elections: Elections = field(default_factory=lambda: Elections(identity()))
 
 
@@ -78,7 +80,7 @@ def _drainer(
     if not around.selectors or around.profile == "document":
         return None
     scope = deployment.model_name, deployment.tenant_id
-    selectors = Selectors(around.selectors, *scope, around.api_key_file)
+    selectors = Selectors(around.selectors, *scope, around.api_key_file, around.ca_file)
     return Drainer(selectors, timeout_s)
 
 

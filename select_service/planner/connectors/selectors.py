@@ -114,15 +114,20 @@ _Answer = TypeVar("_Answer")
 
 class Selectors:
     """urls: of the replicas that serve one model and tenant;  key_file: holds the key that they
-    ask for"""
+    ask for;  ca_file: as in `Outbound`"""
 
     def __init__(
-        self, urls: Sequence[str], model_name: str, tenant_id: str, key_file: str | None = None
+        self,
+        urls: Sequence[str],
+        model_name: str,
+        tenant_id: str,
+        key_file: str | None = None,
+        ca_file: str | None = None,
     ) -> None:
         self._key_file = key_file
         self._urls = tuple(url.rstrip("/") for url in urls)
         self._scope = {"model_name": model_name, "tenant_id": tenant_id}
-        self._http = Outbound()
+        self._http = Outbound(ca_file)
         self._told_off = False
 
     async def loads(self) -> list[RankLoad] | None:

@@ -42,7 +42,9 @@ FAILED = 1
 def run(config: PlannerConfig, profile: Profile, kubeconfig: Path | None) -> int:
     """Until SIGINT or SIGTERM. Exit status; raises ConfigError before anything is scaled."""
     logs.configure(config.log_level, config.log_format)
-    around = Surroundings(config.selectors, kubeconfig, profile, config.api_key_file)
+    around = Surroundings(
+        config.selectors, kubeconfig, profile, config.api_key_file, config.ca_file
+    )
     return asyncio.run(_lived(config, around))
 
 
@@ -55,7 +57,7 @@ def never_back() -> Callable[[], float]:
 async def _lived(config: PlannerConfig, around: Surroundings) -> int:
     clock = never_back()
     async with AsyncExitStack() as closing:
-        http = await closing.enter_async_context(Outbound())
+        http = await closing.enter_async_context(Outbound(config.ca_file))
         listener = closing.enter_context(_bound(config))
         members = await members_of(config, Connecting(config, around, http, clock), closing)
         statuses = Statuses(len(config.deployments))

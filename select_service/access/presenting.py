@@ -1,0 +1,59 @@
+"""How a command presents itself to a service: arguments for its key, and for TLS.
+
+A key never stands on the command line, where everybody on the machine can read it.
+"""
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+from select_service.tls.files import ClientFiles, Pair
+from select_service.tls.kept import ClientTls
+from select_service.whole_file import read_whole
+
+KEY_BYTES_MAX = 4096
+
+
+class Presented(NamedTuple):
+    """key_file: holds the key;  tls: None: whom the system trusts is believed"""
+
+    key_file: Path | None
+    tls: ClientTls | None
+
+
+def key_in(path: Path) -> str:
+    """Raises ValueError with one line.  Blocks."""
+    try:
+        key = read_whole(path, KEY_BYTES_MAX).decode("ascii").strip()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        key = ""
+    if not key.isprintable() or not key or " " in key:
+        raise ValueError(f"{path} does not hold a key, which is one word")
+    return key
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `presented_of`."""
+    texts = {
+        "--api-key-file": "file with the key that the service asks for",
+        "--tls-ca": "PEM file of CAs that are believed besides the system's, of an https URL",
+        "--tls-client-cert": "PEM file of a certificate, if the service asks for one",
+        "--tls-client-key": "PEM file of its private key",
+    }
+    for flag, text in texts.items():
+        parser.add_argument(flag, metavar="FILE", type=Path, help=text)
+
+
+def presented_of(arguments: argparse.Namespace) -> Presented:
+    """Raises ValueError with one line."""
+    certificate, key = arguments.tls_client_cert, arguments.tls_client_key
+    if (certificate is None) != (key is None):
+        raise ValueError("--tls-client-cert and --tls-client-key belong together")
+    pair = None if certificate is None else Pair(certificate, key)
+    files = ClientFiles(arguments.tls_ca, pair)
+    tls = ClientTls(files) if files.paths() else None
+    if arguments.api_key_file is not None:
+        key_in(arguments.api_key_file)
+    return Presented(arguments.api_key_file, tls)

@@ -1,0 +1,166 @@
+"""This process as a client over https: whom it believes, and what it shows."""
+
+import asyncio
+import json
+
+import pytest
+
+from indexer.sockets.names import Names
+from select_service.client import AsyncSelector, SelectorError
+from select_service.edge.discovery.inspecting import inspect_command
+from select_service.edge.http_client import HttpClient
+from select_service.edge.http_error import HttpError
+from select_service.edge.http_post import post
+from select_service.explaining import explain_command
+from select_service.planner.connectors.selectors import Selectors
+from select_service.tls.files import ClientFiles, Pair
+from select_service.tls.kept import ClientTls
+from tests.access.keys import entry, keys_file, secret
+from tests.builders import worker_body
+from tests.patience import PATIENCE_S
+from tests.process.waiting_clients import PROMPT
+from tests.tls.certificates import authority, believing
+from tests.tls.served import TlsService
+
+
+@pytest.fixture(scope="module")
+def service():
+    with TlsService() as service:
+        assert service.call("POST", "/workers", worker_body(1)).status == 201
+        assert service.call("POST", "/select", PROMPT).status == 200
+        yield service
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """It asks for a certificate, too."""
+    with TlsService("--tls-client-ca", str(authority().file)) as service:
+        service.trust = believing(authority().file, authority().issue())
+        yield service
+
+
+def url_of(service, path=""):
+    return f"https://localhost:{service.port}{path}"
+
+
+def tls(name="ca", own=None):
+    return ClientTls(ClientFiles(authority(name).file, None if own is None else Pair(*own)))
+
+
+def body(client_tls, url):
+    async def ask():
+        http = HttpClient(Names(), tls=client_tls)
+        try:
+            return await http.body(url, accept="*/*", bytes_max=1000, timeout_s=PATIENCE_S)
+        finally:
+            await http.close()
+
+    return asyncio.run(ask())
+
+
+def posted(client_tls, url):
+    content = json.dumps(PROMPT).encode()
+    return asyncio.run(
+        post(Names(), url, content, b"", bytes_max=10**5, timeout_s=PATIENCE_S, tls=client_tls)
+    )
+
+
+def test_pages_come_from_who_is_believed_only(service):
+    assert body(tls(), url_of(service, "/health")) == b'{"status":"ok"}'
+    for wrong in (None, tls("stranger")):
+        with pytest.raises(HttpError, match="the certificate of localhost is not believed"):
+            body(wrong, url_of(service, "/health"))
+
+
+def test_posts_go_to_who_is_believed_only(service):
+    assert posted(tls(), url_of(service, "/select")).status == 200
+    for wrong in (None, tls("stranger")):
+        with pytest.raises(HttpError, match="the certificate of localhost is not believed"):
+            posted(wrong, url_of(service, "/select"))
+
+
+def test_a_certificate_is_shown_to_who_asks_for_one(strict):
+    mine = tls(own=authority().issue())
+    assert body(mine, url_of(strict, "/health")) == b'{"status":"ok"}'
+    assert posted(mine, url_of(strict, "/select")).status == 503  # there is no worker
+    for wrong in (tls(), tls(own=authority("stranger").issue())):
+        with pytest.raises(HttpError):
+            body(wrong, url_of(strict, "/health"))
+        with pytest.raises(HttpError):
+            posted(wrong, url_of(strict, "/select"))
+
+
+@pytest.mark.parametrize("transport", ["httpx", "aiohttp"])
+def test_the_python_client_believes_the_context_that_it_is_given(service, transport):
+    async def ask(name, deadline_s):
+        options = {"transport": transport, "ssl_context": believing(authority(name).file)}
+        async with AsyncSelector([url_of(service)], deadline_s=deadline_s, **options) as selector:
+            return await selector.workers()
+
+    assert [record.worker_id for record in asyncio.run(ask("ca", PATIENCE_S))] == [1]
+    with pytest.raises(SelectorError, match="CERTIFICATE_VERIFY_FAILED"):
+        asyncio.run(ask("stranger", 2.0))
+
+
+def test_the_planner_believes_its_file(service):
+    def loads(ca_file):
+        async def ask():
+            selectors = Selectors([url_of(service)], "m", "default", None, ca_file)
+            found = await selectors.loads()
+            await selectors._http.close()
+            return found
+
+        return asyncio.run(ask())
+
+    assert [load.worker_id for load in loads(str(authority().file))] == [1]
+    assert loads(None) is None
+
+
+def test_explain_asks_with_a_key_and_a_certificate(tmp_path, capsys):
+    keys = keys_file(tmp_path, entry("web", "caller"))
+    key_file = tmp_path / "key"
+    key_file.write_text(secret("web") + "\n")
+    flags = ("--tls-client-ca", str(authority().file), "--api-keys-file", str(keys))
+    own = authority().issue()
+    with TlsService(*flags) as service:
+        shown = ("--tls-client-cert", str(own.certificate), "--tls-client-key", str(own.key))
+        trusted = ("--url", url_of(service), "--tls-ca", str(authority().file), *shown)
+        assert explain_command([*trusted, "--api-key-file", str(key_file)]) == 0
+        assert "decision" in capsys.readouterr().out
+        assert explain_command(trusted) == 1
+        assert "a key is needed" in capsys.readouterr().err
+        assert explain_command(["--url", url_of(service)]) == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--api-key-file", "missing"), "missing cannot be read: No such file"),
+        (("--api-key-file", "words"), "words does not hold a key, which is one word"),
+        (("--tls-ca", "words"), "`words`: there is no certificate in PEM in it"),
+        (("--tls-client-cert", "words"), "belong together"),
+    ],
+)
+def test_commands_say_what_is_wrong_with_what_they_are_to_show(
+    tmp_path, monkeypatch, capsys, flags, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words").write_text("two words")
+    assert explain_command(flags) == 2
+    assert said in capsys.readouterr().err
+    assert inspect_command(["http://127.0.0.1:1", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_inspect_asks_over_https_with_a_key(tmp_path, capsys):
+    """Of a selector, whose metrics are none of an engine: that it answers is enough here."""
+    keys = keys_file(tmp_path, entry("web", "operator"))
+    key_file = tmp_path / "key"
+    key_file.write_text(secret("web"))
+    with TlsService("--api-keys-file", str(keys)) as service:
+        asked = (url_of(service), "--tls-ca", str(authority().file))
+        inspect_command([*asked, "--api-key-file", str(key_file)])
+        assert "neither vLLM nor SGLang" in capsys.readouterr().err
+        assert inspect_command(asked) == 1
+        assert "status 404" in capsys.readouterr().err  # /metrics, too, is refused
