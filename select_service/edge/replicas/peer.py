@@ -89,7 +89,8 @@ def list_place(peer: Peer, own: tuple[str, int], *, believes_urls: bool) -> List
     """Of a peer with a key: what our own configuration says, and nothing that came from the peer.
 
     Without keys nobody knows who speaks.  So a URL in a digest counts on the host of the peer's
-    endpoint alone, unless all are believed; that is never reason enough to send our key elsewhere.
+    endpoint alone, unless all are believed; that is never reason enough to send our key elsewhere,
+    nor over plain HTTP where we speak TLS ourselves.
 
     own: scheme and port of our HTTP interface, which are the others' where nothing else is said
     """
@@ -101,8 +102,9 @@ def list_place(peer: Peer, own: tuple[str, int], *, believes_urls: bool) -> List
     said = peer.agreement.url
     is_there = said is None or urlsplit(said).hostname == host
     if said is not None and (is_there or believes_urls):
-        return ListPlace(said, is_named and is_there)
-    return ListPlace(_url("http", peer.agreement.port, host), is_named)
+        is_as_secret = own[0] == "http" or urlsplit(said).scheme == "https"
+        return ListPlace(said, is_named and is_there and is_as_secret)
+    return ListPlace(_url(own[0], peer.agreement.port, host), is_named)
 
 
 def _url(scheme: str, port: int, host: str) -> str:
