@@ -10,7 +10,7 @@ from indexer.sockets.names import Names
 from select_service.core.load.reservations import ReservationFilter
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.peer_dump import Download
-from select_service.edge.replicas.peer import is_where_told
+from select_service.edge.replicas.peer import list_place
 from select_service.edge.replicas.peer_list import NoList, fetch_page
 from tests.access.keys import entry, keys_file, secret
 from tests.patience import eventually_on_loop
@@ -59,6 +59,7 @@ def test_a_file_without_a_key_is_told_of_and_nothing_is_asked(guarded, tmp_path,
 
 def a_peer(endpoint, url=None):
     return SimpleNamespace(
+        replica=None,
         subscriber=SimpleNamespace(endpoint=endpoint),
         agreement=SimpleNamespace(url=url, port=8092),
     )
@@ -76,7 +77,20 @@ def a_peer(endpoint, url=None):
     ],
 )
 def test_what_a_peer_says_of_itself_is_not_believed_with_the_key(endpoint, url, is_told):
-    assert is_where_told(a_peer(endpoint, url)) == is_told
+    place = list_place(a_peer(endpoint, url), ("http", 8092), believes_urls=True)
+    assert place.with_key == is_told
+
+
+def test_where_we_speak_tls_the_key_goes_over_tls_alone():
+    own, endpoint = ("https", 8092), "tcp://selector-b:9092"
+    for url, is_secret in (
+        (None, True),
+        ("https://selector-b:443", True),
+        ("http://selector-b:8092", False),
+    ):
+        place = list_place(a_peer(endpoint, url), own, believes_urls=False)
+        assert place.with_key == is_secret
+        assert place.url == (url or "https://selector-b:8092")
 
 
 def test_every_use_reads_the_file_anew(guarded, tmp_path):
