@@ -20,12 +20,12 @@ from select_service.core.observing.slots import Span
 from select_service.core.observing.window import (
     Counts,
     Window,
-    arrival_variation,
     lengths,
     outputs,
     refused,
     times,
 )
+from select_service.dispersion import arrival_variation
 from select_service.errors import NotFound
 
 _EDGES = BinEdges(tokens=bins.TOKEN_EDGES.tolist(), seconds=bins.TIME_EDGES_S.tolist())

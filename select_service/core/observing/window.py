@@ -4,7 +4,6 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from select_service.core.load import bins, observed_layout
 from select_service.core.observing import counted
@@ -20,8 +19,6 @@ SAMPLES_MAX = 256
 """Of a kind, in one answer."""
 SLOTS_PER_STEP = 128
 """That are added up before others may be served."""
-VARIATION_SLOTS_MIN = 10
-"""Of fewer slots the variation of arrivals says nothing."""
 
 
 class Counts(NamedTuple):
@@ -102,21 +99,3 @@ def times(total: Words, begin: int, sum_at: int) -> Counts:
     ours = total[counted.RESERVATIONS :]
     found = ours[begin : begin + bins.TIME_BINS]
     return Counts(found.tolist(), float(ours[sum_at]) / 1e6)
-
-
-def arrival_variation(arrivals: Words, lengths_s: npt.NDArray[np.float64]) -> float | None:
-    """Squared coefficient of variation of the times between arrivals, of counts by slot.
-
-    That is what the variance of counts over their mean comes to (1: Poisson); neighbours are
-    compared, so that a rate that changes slowly counts for nothing.  None: too little is known.
-
-    Source: the index of dispersion for counts (D. R. Cox, P. A. W. Lewis, The Statistical Analysis
-    of Series of Events, 1966, 4.5); successive differences: J. von Neumann et al., The Mean Square
-    Successive Difference, Ann. Math. Stat. 12 (1941)
-    """
-    n = len(arrivals)
-    if n < VARIATION_SLOTS_MIN or not arrivals.any():
-        return None
-    rates = arrivals / lengths_s
-    squares = np.diff(rates) ** 2 / (1 / lengths_s[1:] + 1 / lengths_s[:-1])
-    return float(squares.mean() / (arrivals.sum() / lengths_s.sum()))

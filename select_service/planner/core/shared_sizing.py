@@ -119,6 +119,11 @@ class Shared:
         """Part of the requests that could keep both on any number of replicas."""
         self._in_time = in_time
 
+    @property
+    def wanted(self) -> float:
+        """Part of the requests that shall keep both."""
+        return self._targets.wanted
+
     def size(self) -> SharedSize:
         """The fewest replicas that keep what was wanted of what can be kept."""
         rate = self._load.rate
@@ -165,7 +170,8 @@ class Shared:
         queue = PrefillQueue(point.service_s, self._shares, rate, variation)
         waits = erlang_c(replicas, queue.offered)
         first = queue.attainment(replicas, waits, self._targets.ttft_s)
-        return first * self._paced(point, rate / replicas, variation)
+        thinned = 1.0 + (variation - 1.0) / replicas
+        return first * self._paced(point, rate / replicas, thinned)
 
     def settle(self, rate: float) -> Point | None:
         """Of one replica with so many requests/s.  None: it never does, or has no room."""

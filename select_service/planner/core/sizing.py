@@ -211,14 +211,10 @@ class MissCorrection:
         return self._ratio
 
     def observe(self, missed: float, predicted: float) -> None:
-        """Both as parts of the requests, 0 to 1."""
+        """Both as parts of the requests, 0 to 1, without those that nobody can help."""
         ratio = (missed + self.FLOOR) / (predicted + self.FLOOR)
         smoothed = self._ratio + self.WEIGHT * (ratio - self._ratio)
         self._ratio = min(self.MOST, max(self.LEAST, smoothed))
-
-    def wanted(self, attainment: float) -> float:
-        """The attainment to size for."""
-        return 1.0 - (1.0 - attainment) / self.factor
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -4,7 +4,7 @@
 the distributions of the last window stretched to the forecast means.
 """
 
-from math import ceil
+from math import ceil, copysign, sqrt
 from typing import NamedTuple
 
 from select_service.planner.core import sizing
@@ -28,6 +28,9 @@ SPARE = 0.9
 LONG_MOST = 2.0
 """What few samples of decoding may change of a mean context."""
 
+CHANCE = 2.0
+"""Standard errors of a mean of one window that say nothing of a change."""
+
 NOT_READY = Sized(replicas=None, reason=Reason.MODEL_NOT_READY)
 
 
@@ -35,7 +38,7 @@ class Demand(NamedTuple):
     """What is sized for. rate: requests/s; traffic: the last window
 
     promised:   attainment that was asked for
-    attainment: the same, corrected by what is observed
+    correction: misses that were observed, by those that were predicted
     expected:   requests/s without the quantile
     """
 
@@ -43,8 +46,20 @@ class Demand(NamedTuple):
     shape: Shape
     traffic: Traffic
     promised: float
-    attainment: float
+    correction: float = 1.0
     expected: float = 0.0
+
+    def wanted(self, reachable: float) -> float:
+        """The attainment to size for. Misses that no number of replicas helps are as many as they
+        are; where they are all that is allowed, those that can be helped are as before.
+
+        reachable: part of the requests that keep the target when nobody waits
+        """
+        helpless = 1.0 - reachable
+        allowed = 1.0 - self.promised - helpless
+        if allowed <= 0.0:
+            return 1.0 - (1.0 - self.promised) / self.correction
+        return reachable - allowed / self.correction
 
     @property
     def is_missed(self) -> bool:
@@ -67,7 +82,7 @@ class Engine(NamedTuple):
 
 
 def demand_of(
-    forecast: Forecast, traffic: Traffic, settings: Settings, attainment: float
+    forecast: Forecast, traffic: Traffic, settings: Settings, correction: float
 ) -> Demand | None:
     """None: the window says nothing."""
     if traffic.duration_s <= 0.0:
@@ -77,7 +92,7 @@ def demand_of(
     shape = Shape(forecast.isl, forecast.osl, hit_rate, accept)
     rate = forecast.demand_requests / traffic.duration_s
     expected = forecast.requests / traffic.duration_s
-    return Demand(rate, shape, traffic, settings.attainment, attainment, expected)
+    return Demand(rate, shape, traffic, settings.attainment, correction, expected)
 
 
 def sized(demand: Demand, role: Role, engine: Engine, settings: Settings) -> Sized:
@@ -104,21 +119,29 @@ def sized(demand: Demand, role: Role, engine: Engine, settings: Settings) -> Siz
         reason=now.reason,
         engine_rps=capacity.rps,
         attainment=now.attainment,
-        wanted=demand.attainment,
+        wanted=now.wanted,
     )
 
 
-def attained(demand: Demand, replicas: int, engine: Engine) -> float | None:
-    """Part of the requests that so many should keep: the first token, and where they do both, the
-    others too.  None: it cannot be said, or they are too few for it."""
+class Attained(NamedTuple):
+    """Part of the requests that keep their targets, and that could on any number of replicas."""
+
+    kept: float
+    reachable: float
+
+
+def attained(demand: Demand, replicas: int, engine: Engine) -> Attained | None:
+    """What so many should keep: the first token, and where they do both, the others too.
+    None: it cannot be said, or they are too few for it."""
     if engine.both:
         shared = shared_of(demand, engine)
-        return None if shared is None else shared.attainment(replicas, demand.rate) or None
+        kept = 0.0 if shared is None else shared.attainment(replicas, demand.rate)
+        return None if shared is None or not kept else Attained(kept, shared.reachable)
     queue = queue_of(demand, engine)
     if queue is None or replicas <= queue.offered:
         return None
-    waits = sizing.erlang_c(replicas, queue.offered)
-    return queue.attainment(replicas, waits, engine.slo.ttft_ms / 1000.0)
+    waits, slo_s = sizing.erlang_c(replicas, queue.offered), engine.slo.ttft_ms / 1000.0
+    return Attained(queue.attainment(replicas, waits, slo_s), queue.reachable(slo_s))
 
 
 class _Answer(NamedTuple):
@@ -126,6 +149,7 @@ class _Answer(NamedTuple):
     reason: Reason
     attainment: float | None
     exact: float
+    wanted: float | None = None
 
 
 def _by_attainment(demand: Demand, role: Role, engine: Engine) -> _Answer | None:
@@ -140,7 +164,7 @@ def _shared(demand: Demand, engine: Engine) -> _Answer | None:
         return None
     size = shared.size()
     reason = Reason.SCALE if size.reachable >= demand.promised else Reason.SLO_OUT_OF_REACH
-    return _Answer(size.replicas, reason, size.attainment, size.exact)
+    return _Answer(size.replicas, reason, size.attainment, size.exact, shared.wanted)
 
 
 def shared_of(demand: Demand, engine: Engine) -> Shared | None:
@@ -150,7 +174,7 @@ def shared_of(demand: Demand, engine: Engine) -> Shared | None:
     if iteration_s is None or not limits.max_kv_tokens or not limits.max_num_batched_tokens:
         return None
     context = (shape.isl + shape.osl / 2.0) * _weight_of_long(demand.traffic)
-    contexts = _stretched(demand.traffic.context, context)
+    contexts = _stretched(demand.traffic.context, context, demand.traffic.requests)
     variation = demand.traffic.arrival_variation
     load = SharedLoad(
         demand.rate,
@@ -166,8 +190,9 @@ def shared_of(demand: Demand, engine: Engine) -> Shared | None:
         limits.max_num_seqs or sizing.REPLICAS_MAX,
         shape.accept_length,
     )
-    slo = engine.slo
-    return Shared(load, one, Targets(slo.ttft_ms / 1e3, slo.itl_ms / 1e3, demand.attainment))
+    targets = Targets(engine.slo.ttft_ms / 1e3, engine.slo.itl_ms / 1e3, demand.promised)
+    shared = Shared(load, one, targets)
+    return Shared(load, one, targets._replace(wanted=demand.wanted(shared.reachable)))
 
 
 def _weight_of_long(traffic: Traffic) -> float:
@@ -183,7 +208,7 @@ def _weight_of_long(traffic: Traffic) -> float:
 def _uncached(demand: Demand) -> Bins:
     """Lengths of the last window, with the mean of the forecast."""
     mean = max(1.0, demand.shape.isl * (1.0 - demand.shape.hit_rate))
-    return _stretched(demand.traffic.uncached_isl, mean)
+    return _stretched(demand.traffic.uncached_isl, mean, demand.traffic.requests)
 
 
 def _prefill(demand: Demand, engine: Engine) -> _Answer | None:
@@ -193,14 +218,15 @@ def _prefill(demand: Demand, engine: Engine) -> _Answer | None:
     if queue is None:
         return None
     slo_s = engine.slo.ttft_ms / 1000.0
-    size = sizing.prefill_replicas(queue, slo_s, demand.attainment)
+    reachable = queue.reachable(slo_s)
+    wanted = demand.wanted(reachable)
+    size = sizing.prefill_replicas(queue, slo_s, wanted)
     if size.reason is not Reason.SLO_OUT_OF_REACH:
-        return _Answer(size.replicas, size.reason, size.attainment, size.exact)
-    helped = sizing.prefill_replicas(queue, slo_s, demand.attainment * queue.reachable(slo_s))
+        return _Answer(size.replicas, size.reason, size.attainment, size.exact, wanted)
+    helped = sizing.prefill_replicas(queue, slo_s, wanted * reachable)
     best = max(size, helped, key=lambda one: one.replicas)
-    promised = queue.reachable(slo_s) >= demand.promised
-    reason = Reason.SCALE if promised else size.reason
-    return _Answer(best.replicas, reason, best.attainment, best.exact)
+    reason = Reason.SCALE if reachable >= demand.promised else size.reason
+    return _Answer(best.replicas, reason, best.attainment, best.exact, wanted)
 
 
 def queue_of(demand: Demand, engine: Engine) -> sizing.PrefillQueue | None:
@@ -225,7 +251,9 @@ def _decode(demand: Demand, engine: Engine) -> _Answer | None:
     def itl_s(requests: float, kv_tokens: float) -> float:
         return (model.decode_s(requests, kv_tokens) or 0.0) / shape.accept_length
 
-    contexts = _stretched(demand.traffic.context, shape.isl + shape.osl / 2.0)
+    contexts = _stretched(
+        demand.traffic.context, shape.isl + shape.osl / 2.0, demand.traffic.requests
+    )
     load = sizing.DecodeLoad(demand.rate, shape.osl, *sizing.moments(contexts))
     seqs = limits.max_num_seqs or sizing.REPLICAS_MAX
     one = sizing.DecodeEngine(itl_s, float(limits.max_kv_tokens), seqs)
@@ -233,11 +261,18 @@ def _decode(demand: Demand, engine: Engine) -> _Answer | None:
     return _Answer(size.replicas, size.reason, None, size.exact)
 
 
-def _stretched(bins: Bins | None, mean: float) -> Bins:
-    """With this mean; a single value where no distribution is known."""
+def _stretched(bins: Bins | None, mean: float, requests: float | None) -> Bins:
+    """With this mean, as far as it is more than chance; a single value where no distribution is
+    known.
+
+    requests: of the window that the mean is of
+    """
     if bins is None or not bins.counts:
         return Bins(means=(mean,), counts=(1.0,))
-    now = sum(m * c for m, c in zip(bins.means, bins.counts, strict=True)) / sum(bins.counts)
-    if now <= 0.0:
+    first, second = sizing.moments(bins)
+    if first <= 0.0:
         return Bins(means=(mean,), counts=(1.0,))
-    return Bins(means=tuple(m * mean / now for m in bins.means), counts=bins.counts)
+    error = sqrt(max(0.0, second - first * first) / max(1.0, requests or 0.0))
+    beyond = max(0.0, abs(mean - first) - CHANCE * error)
+    by = (first + copysign(beyond, mean - first)) / first
+    return Bins(means=tuple(m * by for m in bins.means), counts=bins.counts)

@@ -12,6 +12,7 @@ from select_service.planner.core.diagnostics import Sized
 from select_service.planner.core.inputs import Limits, Role, Traffic
 from select_service.planner.core.perf.model import EngineModel
 from select_service.planner.core.reasons import Reason
+from select_service.planner.core.recent import Recent
 from select_service.planner.core.schedule import load_on
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.sizing import MissCorrection
@@ -31,7 +32,8 @@ class Thought(NamedTuple):
 
 
 class ThroughputStage:
-    """Everything that it remembers is in the forecaster, the floors and the correction."""
+    """Everything that it remembers is in the forecaster, the floors, the correction and what is
+    recent of the traffic."""
 
     def __init__(
         self, settings: Settings, models: Mapping[Role, EngineModel], forecaster: Forecaster
@@ -39,6 +41,7 @@ class ThroughputStage:
         self.settings = settings
         self.allowance = Allowance(settings)
         self.correction = MissCorrection()
+        self._recent = Recent(settings.throughput_adjustment_interval_seconds)
         self.floors = dict.fromkeys(self.allowance.roles, 1)
         self.spare = dict.fromkeys(self.allowance.roles, 0)
         """What a step down must leave."""
@@ -70,14 +73,14 @@ class ThroughputStage:
             self._forecaster.skip()
             return Thought(None, Reason.NO_TRAFFIC_DATA)
         self.unknown = 0
-        self._forecaster.add(_whole(traffic, self.settings))
+        recent = self._recent.with_window(traffic)
+        self._forecaster.add(_whole(recent, self.settings))
         forecast = self._forecaster.predict(lead_s if self.settings.lead else 0.0)
         self.forecast = forecast
         if not moving and self._last == ready:
             self._learn_misses(traffic, ready, limits)
         self._last = None if moving else dict(ready)
-        wanted = self.correction.wanted(self.settings.attainment)
-        demand = demand_of(forecast, traffic, self.settings, wanted)
+        demand = demand_of(forecast, recent, self.settings, self.correction.factor)
         if demand is None:
             return Thought(None, Reason.NO_TRAFFIC_DATA, forecast=_said(forecast))
         sizes = self._sizes(demand, limits)
@@ -138,15 +141,15 @@ class ThroughputStage:
             return
         shape = Shape(traffic.isl, traffic.osl or 1.0, traffic.kv_hit_rate or 0.0)
         rate = traffic.requests / traffic.duration_s
-        wanted = self.settings.attainment
-        demand = Demand(rate, shape, traffic, wanted, wanted)
+        demand = Demand(rate, shape, traffic, self.settings.attainment)
         expected = attained(demand, ready[role], self._engine(role, limits))
         if expected is None:
             return
         met = traffic.ttft_met
         if self.settings.mode == "agg" and traffic.itl_met is not None:
             met *= traffic.itl_met
-        self.correction.observe(1.0 - met, 1.0 - expected)
+        reachable = expected.reachable
+        self.correction.observe(max(-0.01, reachable - met), max(0.0, reachable - expected.kept))
 
     def check_invariants(self) -> None:
         """For tests."""

@@ -2,10 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from math import ceil, log2
 from typing import TypeVar
 
+import numpy as np
+
+from select_service.dispersion import arrival_variation
 from select_service.planner.core.inputs import (
     Bins,
     DecodeSample,
@@ -73,7 +76,7 @@ class Window:
             kv_hit_rate=1.0 - sum(uncached) / prompt if prompt else None,
             uncached_isl=bins(uncached),
             context=bins([each.isl + each.osl / 2 for each in done]),
-            arrival_variation=variation([each.arrived_s for each in arrived]),
+            arrival_variation=variation([each.arrived_s for each in arrived], begin, now),
             prefill_samples=tuple(
                 PrefillSample(each.uncached, each.ttft_s, each.ahead_tokens)
                 for each in _thinned(done)
@@ -112,13 +115,11 @@ def bins(values: Sequence[float]) -> Bins | None:
     )
 
 
-def variation(times: Sequence[float]) -> float | None:
-    """Squared coefficient of variation of the gaps; None: too few to tell."""
-    gaps = [after - before for before, after in pairwise(times)]
-    mean = _mean(gaps)
-    if mean is None or mean <= 0.0 or len(gaps) < 10:
-        return None
-    return sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
+def variation(times: Sequence[float], begin: float, end: float) -> float | None:
+    """Of the times between arrivals, from counts by second as a selector has them."""
+    seconds = max(1, round(end - begin))
+    counts, edges = np.histogram(times, bins=seconds, range=(begin, end))
+    return arrival_variation(counts, np.diff(edges))
 
 
 def _thinned(samples: Sequence[_Sample]) -> Sequence[_Sample]:

@@ -1,6 +1,7 @@
 """Engines that prefill and decode: what sizing promises is what simulated ones keep."""
 
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from select_service.planner.core.shared_sizing import (
 )
 from select_service.planner.replay.engine import Request
 from select_service.planner.replay.fleet import Fleet
-from select_service.planner.replay.observing import bins
+from select_service.planner.replay.observing import bins, variation
 from select_service.planner.replay.traffic import made_requests
 
 D = Role.DECODE
@@ -89,6 +90,29 @@ def test_the_fewest_that_are_promised_keep_it_and_one_less_does_not(kind: str, r
     assert abs(found - size.attainment) <= WITHIN, (size, found)
     assert found >= TARGETS.wanted - WITHIN
     assert kept(requests, size.replicas - 1) < TARGETS.wanted
+
+
+def in_batches(kind: str, rate: float, batch: int) -> list[Request]:
+    rng, now, found = Random(5), 0.0, []
+    while (now := now + rng.expovariate(rate / batch)) < SECONDS:
+        found += [
+            Request(now, isl, osl, uncached)
+            for isl, uncached, osl in (KINDS[kind](rng) for _ in range(batch))
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("normal", 7.0), ("bimodal", 8.0), ("heavy", 10.0)])
+def test_batches_meet_many_replicas_and_each_of_them_few_of_a_batch(kind: str, rate: float) -> None:
+    """What varies by 4 for all of them varies little for one: one replica more at most."""
+    requests = in_batches(kind, rate, 4)
+    times = [each.arrived_s for each in requests]
+    varied = variation(times, 0.0, SECONDS)
+    assert varied == pytest.approx(4.0, rel=0.2)
+    load = load_of(requests, len(requests) / SECONDS)._replace(arrival_variation=varied)
+    size = Shared(load, an_engine(), TARGETS).size()
+    assert kept(requests, size.replicas) >= TARGETS.wanted - WITHIN
+    assert kept(requests, size.replicas - 2) < TARGETS.wanted
 
 
 def equal(rate: float, **changed: Any) -> SharedLoad:

@@ -152,15 +152,15 @@ def test_a_pace_that_even_one_request_misses_is_said() -> None:
     assert (size.batch, size.reason) == (1, Reason.SLO_OUT_OF_REACH)
 
 
-def test_more_misses_than_predicted_are_sized_for_and_bounds_hold() -> None:
+def test_more_misses_than_predicted_count_and_bounds_hold() -> None:
     correction = MissCorrection()
-    assert correction.wanted(0.95) == pytest.approx(0.95)
+    assert correction.factor == 1.0
     correction.observe(0.2, 0.05)
     assert correction.factor == pytest.approx(1 + 0.2 * (0.21 / 0.06 - 1))
     for _ in range(50):
         correction.observe(1.0, 0.0)
         correction.check_invariants()
-    assert correction.wanted(0.95) == pytest.approx(1 - 0.05 / 3)
+    assert correction.factor == pytest.approx(3.0)
     for _ in range(50):
         correction.observe(0.0, 0.5)
-    assert correction.wanted(0.95) == pytest.approx(0.9)
+    assert correction.factor == pytest.approx(0.5)

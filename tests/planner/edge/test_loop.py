@@ -218,7 +218,6 @@ def test_a_tick_that_takes_too_long_scales_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_decision_that_takes_too_long_scales_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "DEADLINE_S", 0.05)
     decide = Cluster.tick
 
     def slowly(cluster: Cluster, told: Mapping[str, TickInput]) -> dict[str, Effects]:
@@ -229,6 +228,7 @@ def test_a_decision_that_takes_too_long_scales_nothing(monkeypatch: pytest.Monke
     async def run() -> None:
         scene = Scene()
         with monkeypatch.context() as patched:
+            patched.setattr(loops, "DEADLINE_S", 0.05)
             patched.setattr(Cluster, "tick", slowly)
             _, effects, applied = await scene.tick()
         assert effects.scale_to is not None

@@ -83,14 +83,15 @@ def test_bins_keep_sums_and_order() -> None:
     assert list(found.means) == sorted(found.means)
 
 
-def test_a_poisson_process_varies_by_one_and_a_clock_not_at_all() -> None:
+def test_what_a_window_says_of_arrivals_is_what_selectors_say() -> None:
     rng, now, times = Random(4), 0.0, []
     for _ in range(5000):
         now += rng.expovariate(3.0)
         times.append(now)
-    assert variation(times) == pytest.approx(1.0, rel=0.1)
-    assert variation([float(i) for i in range(100)]) == pytest.approx(0.0, abs=1e-9)
-    assert variation([1.0, 2.0]) is None
+    end = float(round(now))
+    assert variation(times, 0.0, end) == pytest.approx(1.0, rel=0.15)
+    assert variation([i + 0.5 for i in range(100)], 0.0, 100.0) == pytest.approx(0.0, abs=1e-9)
+    assert variation([1.0, 2.0], 0.0, 5.0) is None
 
 
 def ended(ttft_s: float, itl_s: float) -> Request:

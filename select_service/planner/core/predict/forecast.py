@@ -67,7 +67,8 @@ class TrafficForecast:
             self._each_skips()
             return
         self._is_idle = False
-        load = Load(requests, self._isl, self._osl)
+        variation = max(1.0, _known(traffic.arrival_variation) or 1.0)
+        load = Load(requests, self._isl, self._osl, variation)
         for joint in self._joints.values():
             joint.add(load, 1 + round(self._lead))
         self._choice.review()

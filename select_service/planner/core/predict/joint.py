@@ -12,19 +12,24 @@ LOSSES = 20
 
 
 class Load(NamedTuple):
-    """A window: requests, and the mean lengths of prompt and answer. None: never known."""
+    """A window: requests, and the mean lengths of prompt and answer. None: never known.
+
+    variation: of the times between requests, squared; 1: Poisson
+    """
 
     requests: float
     isl: float | None
     osl: float | None
+    variation: float = 1.0
 
 
 class Expected(NamedTuple):
-    """A window that is to come."""
+    """A window that is to come.  own: of a predictor that has points enough for a forecast"""
 
     requests: float
     isl: float
     osl: float
+    own: bool = True
 
 
 class Joint:
@@ -52,7 +57,7 @@ class Joint:
         said = self._due()
         if said is not None:
             self._losses.append(loss_of(said, load))
-            self.shortfall.add(said.requests, load.requests)
+            self.shortfall.add(said.requests, load.requests, variation=load.variation, own=said.own)
         self._requests.add(load.requests)
         for series, length in ((self._isl, load.isl), (self._osl, load.osl)):
             if length is None:
@@ -89,6 +94,7 @@ class Joint:
             self._requests.predict_at(steps),
             self._isl.predict_at(steps),
             self._osl.predict_at(steps),
+            self._requests.knows_enough,
         )
 
 

@@ -69,6 +69,11 @@ class Series:
         """What follows is another recording: zeros at its start are no points."""
         self._idle = True
 
+    @property
+    def knows_enough(self) -> bool:
+        """Whether the model is asked, and not the last point repeated."""
+        return self._points >= self._minimum
+
     def predict(self) -> float:
         """The next point."""
         return self.predict_at(1.0)
@@ -82,7 +87,7 @@ class Series:
     def _bounded(self, steps: float) -> float:
         if not self._recent:
             return 0.0
-        if self._points < self._minimum:
+        if not self.knows_enough:
             return max(0.0, self._recent[-1])
         expected = self._expected(steps)
         if steps <= 1.0:

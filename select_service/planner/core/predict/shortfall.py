@@ -1,33 +1,56 @@
 """How far demand has been beyond its forecasts: what a quantile adds to the next."""
 
 from collections import deque
-from math import floor
+from math import floor, sqrt
+from statistics import fmean, pvariance
+from typing import NamedTuple
 
 RATIOS = 50
 RATIOS_MIN = 5
 FACTOR_MAX = 2.0
 
 
+class Compared(NamedTuple):
+    """One window.  ratio: what came by what was expected;  chance: variance of that by chance alone
+    own: the predictor knew enough for a forecast; before, it repeats the last point"""
+
+    ratio: float
+    chance: float
+    own: bool
+
+
 class Shortfall:
-    """A forecast is compared with the window that it was for, however far ahead that was."""
+    """A forecast is compared with the window that it was for, however far ahead that was.
+
+    Requests come unevenly even where the rate is known, and replicas are sized for that already. So
+    the spread of the ratios is narrowed by what chance has in it.
+    """
 
     def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=RATIOS)
+        self._compared: deque[Compared] = deque(maxlen=RATIOS)
 
-    def add(self, forecast: float, requests: float) -> None:
-        """What was expected of a window, and what came."""
+    def add(
+        self, forecast: float, requests: float, *, variation: float = 1.0, own: bool = True
+    ) -> None:
+        """What was expected of a window, and what came.  variation: of the arrivals, 1: Poisson"""
         if forecast > 0.0:
-            self._ratios.append(requests / forecast)
+            self._compared.append(Compared(requests / forecast, variation / forecast, own))
 
     @property
     def is_known(self) -> bool:
-        return len(self._ratios) >= RATIOS_MIN
+        return len(self._compared) >= RATIOS_MIN
 
     def factor(self, part: float) -> float:
         """On top of a forecast, 1 to 2.  part: the quantile, at most 0.5: as it is"""
         if part <= 0.5 or not self.is_known:
             return 1.0
-        return min(max(1.0, quantile(sorted(self._ratios), part)), FACTOR_MAX)
+        own = [each for each in self._compared if each.own]
+        counted = own if len(own) >= RATIOS_MIN else list(self._compared)
+        ratios = sorted(each.ratio for each in counted)
+        mean = fmean(ratios)
+        spread, chance = pvariance(ratios, mean), fmean(each.chance for each in counted)
+        narrowed = sqrt(max(0.0, 1.0 - chance / spread)) if spread > 0.0 else 1.0
+        return min(max(1.0, mean + narrowed * (quantile(ratios, part) - mean)), FACTOR_MAX)
 
 
 def quantile(ascending: list[float], part: float) -> float:

@@ -3,6 +3,7 @@
 from math import isfinite, nan
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,6 +109,32 @@ def test_a_quantile_adds_what_demand_was_beyond_its_forecasts() -> None:
         shortfall.add(100.0, 130.0)
     assert shortfall.factor(0.8) == pytest.approx(1.3)
     assert shortfall.factor(0.5) == 1.0
+
+
+def test_what_chance_spreads_is_no_part_of_the_quantile() -> None:
+    """Replicas are sized for it already: of a Poisson stream whose rate is known nothing is added,
+    of a rate that is a fifth higher or lower all but that."""
+    rng = np.random.default_rng(8)
+    steady, turning, noted = Shortfall(), Shortfall(), Shortfall()
+    for at in range(50):
+        rate = 100.0 * (1.2 if at % 2 else 0.8)
+        turning.add(100.0, float(rng.poisson(rate)))
+        steady.add(100.0, float(rng.poisson(100.0)))
+        noted.add(100.0, float(4 * rng.poisson(25.0)), variation=4.0)
+    assert 1.0 <= steady.factor(0.8) < 1.05
+    assert 1.0 <= noted.factor(0.8) < 1.08
+    assert 1.15 < turning.factor(0.8) < 1.25
+
+
+def test_what_a_predictor_repeated_before_it_knew_enough_is_not_held_against_it() -> None:
+    shortfall = Shortfall()
+    for _ in range(5):
+        shortfall.add(100.0, 180.0, own=False)
+    assert shortfall.is_known
+    assert shortfall.factor(0.8) == pytest.approx(1.8)  # nothing better is known
+    for _ in range(5):
+        shortfall.add(100.0, 110.0)
+    assert shortfall.factor(0.8) == pytest.approx(1.1)
 
 
 def test_forecasts_are_proven_when_some_have_been_compared() -> None:
