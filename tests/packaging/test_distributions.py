@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from indexer.kernel_sources import kernel_modules
+from tests.patience import eventually
 from tests.process.launched import ROOT, Launched, free_port
 from tests.process.running import run_to_end
 
@@ -138,6 +139,12 @@ def test_a_wheel_with_machine_code_starts_without_compiling(tmp_path: Path, sett
     assert "machine code is that of the package" in log
     assert list(home.iterdir()) == [], "nothing was compiled, so nothing was kept"
 
+    damaged = next(
+        python.parents[1].glob("lib/*/site-packages/indexer/kernels_of_wheel/*/*.kernel")
+    )
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    _assert_not_used(python, tmp_path, f"{damaged.parent.name}/{damaged.name} is damaged")
+
 
 def _copy_project(folder: Path, settings: str) -> None:
     for name in sorted(tracked("indexer", "select_service")):
@@ -167,17 +174,24 @@ def _installed(wheel: Path, folder: Path) -> Path:
 
 def _log_of_a_start(python: Path, folder: Path) -> tuple[str, Path]:
     """Of a start without anything that the caller has; its home afterwards."""
-    home = folder / "home"
+    with _started(python, folder / "home") as service:
+        service.wait_until_healthy()
+        assert service.stop()[0] == 0
+        return service.log(), folder / "home"
+
+
+def _assert_not_used(python: Path, folder: Path, why: str) -> None:
+    """A start says so and compiles; it is ended as soon as it does."""
+    with _started(python, folder / "another") as service:
+        eventually(lambda: "compiling kernels: 0 of" in service.log())
+        assert service.stop()[0] == 0
+        assert f'machine code of the package is not used why="{why}"' in service.log()
+
+
+def _started(python: Path, home: Path) -> Launched:
     home.mkdir()
     port = free_port()
     place = ("--host", "127.0.0.1", "--port", str(port), "--drain-secs", "0")
-    with Launched(
-        (python.with_name("select-service"), *place),
-        {"HOME": str(home), "TMPDIR": str(folder), "PATH": os.environ["PATH"]},
-        port,
-        folder=home,
-    ) as service:
-        service.wait_until_healthy()
-        assert service.stop()[0] == 0
-        assert not list(folder.glob("select-service-kernels-*"))
-        return service.log(), home
+    command = (python.with_name("select-service"), *place)
+    environment = {"HOME": str(home), "TMPDIR": str(home), "PATH": os.environ["PATH"]}
+    return Launched(command, environment, port, folder=home)
