@@ -12,6 +12,7 @@ from typing import IO, NamedTuple
 from select_service import log as logs
 from select_service.settings.config import (
     COMPILE,
+    DOCTOR,
     EXPLAIN,
     INSPECT,
     KEYS,
@@ -61,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from select_service.edge.discovery.inspecting import inspect_command  # nor this
 
             return inspect_command(words[1:])
+        if words[:1] == [DOCTOR]:
+            from select_service.doctor import doctor_command  # nor this
+
+            return doctor_command(words[1:])
         if words[:1] == [REPLAY]:
             compile_before_start(has_loops=False)
             from select_service.replaying.command import replay_command  # nor a simulator

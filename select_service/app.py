@@ -15,7 +15,7 @@ import zmq
 
 from select_service.api.application import Application
 from select_service.api.service import Service
-from select_service.building import Parts, build
+from select_service.building import Parts, build, doctor_of
 from select_service.edge.audit_log import AuditFiles
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
@@ -113,6 +113,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         Path(key_file) if key_file else None,
         service.client_tls,
     )
+    service.doctor = doctor_of(service, http, state)
     if replicas is not None:
         replicas.start(
             listener.getsockname()[1], http, is_tls=service.config["tls_cert"] is not None

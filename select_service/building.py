@@ -1,8 +1,10 @@
 """Builds the core and the edges, and joins them; nothing runs yet but the ingest threads."""
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from random import Random, SystemRandom
 from time import monotonic, time
@@ -11,14 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets.boundary import Boundary
 from indexer.sockets.ingest import Ingest
-from select_service.api.service import Service
+from select_service.api.service import Examine, Service
+from select_service.bodies.doctor import DoctorReport
 from select_service.core.decide.policies import choice_named
 from select_service.core.decide.router_config import RouterConfig
 from select_service.core.fleet.recovered import RecoveryStatus
 from select_service.core.selector import Selector, SelectorConfig
+from select_service.core.workers.catalog import Worker
 from select_service.core.workers.places import Places
 from select_service.edge.audit_log import AuditFiles
 from select_service.edge.catalog_follower import CatalogFollower
+from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.kept_policies import KeptPoliciesFile
 from select_service.edge.replicas.publisher import ReplicaPublisher
 from select_service.edge.replicas.sync import ReplicaSync
@@ -39,6 +44,10 @@ if TYPE_CHECKING:
     from select_service.edge.health_watch import HealthWatch
     from select_service.edge.keeping.state_file import StateFile
     from select_service.edge.tracing.tracing import Tracing
+
+
+_EXAMINING, _ASKING = "select_service.examining", "select_service.edge.http_session"
+"""Imported for the first examination."""
 
 
 class Parts(NamedTuple):
@@ -279,3 +288,17 @@ def _state_file(service: Service, discovery: "Discovery | None") -> "StateFile |
         lambda: changes_of(*of),
         lambda state: restoring(state, *of),
     )
+
+
+def doctor_of(service: Service, http: HttpClient, state: "StateFile | None") -> Examine:
+    """Looks at the service and its workers when somebody asks for it; imports nothing before."""
+
+    async def examined(workers: Sequence[Worker], with_service: bool, probes: bool) -> DoctorReport:
+        module = await asyncio.to_thread(import_module, _EXAMINING)
+        await asyncio.to_thread(import_module, _ASKING)  # or it would be found that that takes long
+        report: DoctorReport = await module.examination_of(service, http, state).of(
+            workers, with_service, probes
+        )
+        return report
+
+    return examined

@@ -35,7 +35,7 @@ def allow_many() -> None:
 def present_room() -> Room:
     """As things stand."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return room_of(limit, _in_use())
+    return room_of(limit, in_use())
 
 
 def room_of(limit: int, in_use: int) -> Room:
@@ -45,7 +45,8 @@ def room_of(limit: int, in_use: int) -> Room:
     return Room(max(0, left - asking) // RANK_FILES, asking)
 
 
-def _in_use() -> int:
+def in_use() -> int:
+    """Descriptors that are open now."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

@@ -371,6 +371,12 @@ class Ingest:
         found = self._listeners.get(key[0], {}).get(key[1])
         return None if found is None else found[1].pulse()
 
+    def server_of(self, key: Key) -> CurveServer | None:
+        """With which keys the engine of a rank is talked to; None: with none."""
+        found = self._listeners.get(key[0], {}).get(key[1])
+        public_key = None if found is None else found[1].source.server_key
+        return None if public_key is None else self._server(public_key)
+
     def sources(self) -> dict[Key, KvSource]:
         """What the listeners were told.  O(ranks)."""
         return {key: listener.source for key, listener in self._running()}

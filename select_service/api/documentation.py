@@ -18,6 +18,7 @@ from select_service.api.admission import ADMISSION
 from select_service.api.comparing import COMPARING
 from select_service.api.decisions import DECISIONS
 from select_service.api.discovery import DISCOVERY
+from select_service.api.doctor import DOCTOR
 from select_service.api.draining import DRAINING
 from select_service.api.fleet_page import PAGE
 from select_service.api.health import HEALTH
@@ -44,7 +45,7 @@ POLICY = (
 """The viewer writes styles into its elements and has its icons in its style sheet."""
 NOUNS = (
     *(SELECTION, DECISIONS, POLICIES, COMPARING, RESERVATIONS, ADMISSION),
-    *(WORKERS, DRAINING, DISCOVERY, HEALTH, MIGRATIONS, REPLICAS, INSPECTION, PLANNER),
+    *(WORKERS, DRAINING, DISCOVERY, HEALTH, MIGRATIONS, REPLICAS, INSPECTION, DOCTOR, PLANNER),
     *(PAGE, SERVICE),
 )
 

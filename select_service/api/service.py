@@ -1,9 +1,9 @@
 """What every handler works with, and the endpoint that gives a handler its errors and its count."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from starlette.requests import Request
 
@@ -12,6 +12,7 @@ from select_service.access.audit import AuditLine
 from select_service.access.guard import Grant, Guard
 from select_service.api.watching import Live
 from select_service.bodies.discovery import DiscoveryView
+from select_service.bodies.doctor import DoctorReport
 from select_service.bodies.replicas import ReplicaStatus
 from select_service.bodies.reservations import Reservation, ReservationRequest
 from select_service.bodies.selection import SelectRequest
@@ -20,6 +21,7 @@ from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decisions import Decision
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
+from select_service.core.workers.catalog import Worker
 from select_service.errors import SelectError
 from select_service.http.streams import Permits
 from select_service.metrics.access import AuditCounts
@@ -113,6 +115,10 @@ class TracingPlane(Protocol):
         """None: this request gets none."""
 
 
+Examine: TypeAlias = Callable[[Sequence[Worker], bool, bool], Awaitable[DoctorReport]]
+"""Of some workers, and of the service if the second says so; does the third want prompts sent?"""
+
+
 class InternalError(SelectError):
     status, code = 500, "internal_error"
 
@@ -151,6 +157,8 @@ class Service:
     compact_dumps: int = 0
     capacity: "CapacityWatch | None" = None
     is_draining: bool = False
+    doctor: Examine | None = None
+    doctor_permits: Permits = field(default_factory=lambda: Permits(1, "examination runs"))
     kept_policies: PolicyKeeper | None = None
     reporters: Sequence[Network] = ()
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)

@@ -81,6 +81,7 @@ class AsyncRoutes:
     potential_loads = AsyncCall(routes.POTENTIAL_LOADS)
     overlap_scores = AsyncCall(routes.OVERLAP_SCORES)
     observation = AsyncCall(routes.OBSERVATION)
+    doctor = AsyncCall(routes.DOCTOR)
     config = AsyncCall(routes.CONFIG)
     set_log_level = AsyncCall(routes.SET_LOG_LEVEL)
     health = AsyncCall(routes.HEALTH)

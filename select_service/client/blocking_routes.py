@@ -88,6 +88,7 @@ class BlockingRoutes:
     potential_loads = BlockingCall(routes.POTENTIAL_LOADS)
     overlap_scores = BlockingCall(routes.OVERLAP_SCORES)
     observation = BlockingCall(routes.OBSERVATION)
+    doctor = BlockingCall(routes.DOCTOR)
     config = BlockingCall(routes.CONFIG)
     set_log_level = BlockingCall(routes.SET_LOG_LEVEL)
     health = BlockingCall(routes.HEALTH)

@@ -17,6 +17,7 @@ from select_service.bodies import (
     comparing,
     decisions,
     discovery,
+    doctor,
     health,
     inspection,
     migrations,
@@ -220,6 +221,15 @@ def _want_observation(
     return Wanted("/planner/observation" + query)
 
 
+def _want_doctor(
+    worker_id: Number = None,
+    after: Number = None,
+    limit: Number = None,
+    probe: bool | None = None,
+) -> Wanted:
+    return Wanted("/doctor" + _query(worker_id=worker_id, after=after, limit=limit, probe=probe))
+
+
 def _want_migrations(after: Number = None, timeout_ms: Number = None) -> Wanted:
     return Wanted("/migrations" + _query(after=after, timeout_ms=timeout_ms))
 
@@ -303,6 +313,7 @@ POTENTIAL_LOADS = _bodied("POST /potential_loads", prompts.PromptQuery, list[ins
 OVERLAP_SCORES = _bodied("POST /overlap_scores", prompts.PromptQuery, inspection.OverlapScores)
 OBSERVATION = Route("GET /planner/observation", observation.Observation, _want_observation)
 
+DOCTOR = Route("GET /doctor", doctor.DoctorReport, _want_doctor)
 CONFIG = _plain("GET /config", _Json)
 SET_LOG_LEVEL = _bodied("PUT /log_level", inspection.LogLevelChange, inspection.LogLevelView)
 HEALTH = _plain("GET /health", Status)

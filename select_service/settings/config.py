@@ -23,8 +23,8 @@ from select_service.spelling import nearest, shown
 
 UNKNOWN_MAX = 32
 """Variables that are told of."""
-COMMANDS = "compile", "explain", "inspect", "replay", "keys"
-COMPILE, EXPLAIN, INSPECT, REPLAY, KEYS = COMMANDS
+COMMANDS = "compile", "explain", "inspect", "replay", "keys", "doctor"
+COMPILE, EXPLAIN, INSPECT, REPLAY, KEYS, DOCTOR = COMMANDS
 """First words of the other commands."""
 _OURS = re.compile(r"(SELECT_SERVICE|DYN_ROUTER)_(\w+)")
 _LIKE_OURS = ("SELECT_", "DYN_")
@@ -105,6 +105,7 @@ KV-cache-aware worker selection and load accounting for LLM inference fleets.
   select-service compile --help    compile the kernels ahead of the first start
   select-service explain --help    why a running service chose a rank
   select-service inspect --help    what an engine says of itself, as a record
+  select-service doctor --help     what is wrong with a running service and its engines
   select-service replay --help     what other policies would have done with one's traffic
   select-service keys --help       make keys: of those who may call, and of replicas""",
         epilog=f"""\

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import httpx
 
 from select_service.api.application import Application
-from select_service.building import build
+from select_service.building import build, doctor_of
 from select_service.edge.http_client import HttpClient
 from select_service.settings.config import parse
 from select_service.starting.wanted import wanted_of
@@ -54,8 +54,10 @@ class Api:
 
     async def _start(self) -> None:
         self.follower.start()
+        self._http = HttpClient(self.service.ingest.names)
+        self.service.doctor = doctor_of(self.service, self._http, None)
         if self.discovery is not None:
-            self.discovery.start(HttpClient(self.service.ingest.names))
+            self.discovery.start(self._http)
 
     def follow_sources(self, done: Callable[[], bool]) -> None:
         """Until what they say has become so."""
@@ -84,6 +86,7 @@ class Api:
         if self.discovery is not None:
             self._runner.run(self.discovery.stop())
         self._runner.run(self.follower.stop())
+        self._runner.run(self._http.close())
         self._runner.run(self._client.aclose())
         self._runner.close()
         for name, level in self._levels.items():

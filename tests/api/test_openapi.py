@@ -240,7 +240,7 @@ def call_all(service):
     order += ["check_worker", "drain_worker", "undrain_worker", "report_outcome"]
     order += ["list_migrations", "fleet_health", "discovery", "state", "learn_canaries", "observe"]
     order += ["free_reservation", "create_reservation", "patch_worker"]
-    for operation_id in [*order, "delete_worker"]:
+    for operation_id in [*order, "delete_worker", "doctor"]:
         yield from _call(service, operation_id)
 
 

@@ -45,6 +45,7 @@ class StateFile:
         """
         self.path = path
         self.failures = 0
+        self.failures_in_a_row = 0
         self._state = state
         self._changes = changes
         self._restore = restore
@@ -88,10 +89,11 @@ class StateFile:
             await asyncio.to_thread(_write_state, self.path, state)
         except OSError as error:
             self.failures += 1
+            self.failures_in_a_row += 1
             fields = {"path": str(self.path), "error": str(error)}
             log.warning("the state file could not be written", extra={"fields": fields})
         else:
-            self._kept = changes
+            self._kept, self.failures_in_a_row = changes, 0
 
     async def _read(self) -> KeptState | None:
         try:

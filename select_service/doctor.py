@@ -1,0 +1,164 @@
+"""`select-service doctor`: what is wrong with a running service and its engines, for people and
+scripts.  It asks GET /doctor until there are no further workers.
+"""
+
+import argparse
+import json
+import ssl
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+URL = "http://127.0.0.1:8092"
+TIMEOUT_S = 60.0
+"""Of one page: the service takes half of it at most."""
+ANSWER_BYTES_MAX = 16 << 20
+KEY_CHARS_MAX = 512
+FINE, FOUND, FAILED = 0, 1, 2
+"""Exit status: nothing but notes; a warning or a fault; nobody could be examined."""
+_ORDER = ("fault", "warning", "note")
+
+
+class _Failed(Exception):
+    """Why nothing can be said."""
+
+
+def doctor_command(argv: Sequence[str]) -> int:
+    """Exit status: see FINE, FOUND, FAILED; a wrong argument is FAILED, too."""
+    arguments = _parser().parse_args(argv)
+    try:
+        report = _whole(list(_pages(arguments)))
+    except _Failed as error:
+        print(f"select-service: error: {error}", file=sys.stderr)
+        return FAILED
+    lines = [json.dumps(report, indent=2)] if arguments.json else shown(report)
+    print("\n".join(lines))
+    return FOUND if any(each["severity"] != "note" for each in report["findings"]) else FINE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="select-service doctor",
+        description="What is wrong with a running service and its engines, and what to do about "
+        "it. Exit status: 0 nothing but notes, 1 a warning or a fault, 2 nobody could be asked.",
+    )
+    parser.add_argument("--worker", type=int, metavar="ID", help="only this worker")
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="send a tiny prompt through each engine, and look for its blocks in the index",
+    )
+    parser.add_argument("--url", default=URL, help=f"of the service (default {URL})")
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="holds a key of the role operator"
+    )
+    parser.add_argument(
+        "--ca-file", type=Path, metavar="FILE", help="who issued the certificate of the service"
+    )
+    parser.add_argument("--json", action="store_true", help="the whole report, for programs")
+    return parser
+
+
+def _pages(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Raises _Failed."""
+    headers, trust = _headers(arguments.api_key_file), _trust(arguments.ca_file)
+    query: dict[str, object] = {"probe": "true"} if arguments.probe else {}
+    if arguments.worker is not None:
+        query["worker_id"] = arguments.worker
+    while True:
+        url = f"{arguments.url.rstrip('/')}/doctor?{urlencode(query)}"
+        page = _asked(url, headers, trust)
+        yield page
+        if page["next"] is None:
+            return
+        query["after"] = page["next"]
+
+
+def _headers(key_file: Path | None) -> dict[str, str]:
+    """Raises _Failed."""
+    if key_file is None:
+        return {}
+    try:
+        with key_file.open() as file:
+            key = file.read(KEY_CHARS_MAX).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _Failed(f"--api-key-file: {error}") from None
+    if not key.isascii() or not key.isprintable() or not key:
+        raise _Failed(f"--api-key-file: {key_file} holds no key")
+    return {"authorization": f"Bearer {key}"}
+
+
+def _trust(ca_file: Path | None) -> ssl.SSLContext:
+    """Raises _Failed."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise _Failed(f"--ca-file: {ca_file}: {error}") from None
+
+
+def _asked(url: str, headers: Mapping[str, str], trust: ssl.SSLContext) -> dict[str, Any]:
+    """Raises _Failed."""
+    if not url.startswith(("http://", "https://")):
+        raise _Failed(f"--url: {url.partition('/doctor')[0]}: not http:// or https://")
+    try:
+        with urlopen(Request(url, headers=headers), timeout=TIMEOUT_S, context=trust) as answer:
+            report = json.loads(answer.read(ANSWER_BYTES_MAX))
+    except HTTPError as error:
+        raise _Failed(f"{url}: {_refusal(error)}") from None
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        raise _Failed(f"{url}: {reason}") from None
+    if not isinstance(report, dict) or "findings" not in report:
+        raise _Failed(f"{url}: the answer is no report of a doctor")
+    return report
+
+
+def _refusal(error: HTTPError) -> str:
+    try:
+        return str(json.loads(error.read(1 << 16))["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"HTTP status {error.code}"
+
+
+def _whole(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One report of all."""
+    first = pages[0]
+    return first | {
+        "findings": [finding for page in pages for finding in page["findings"]],
+        "examined": [worker for page in pages for worker in page["examined"]],
+        "next": None,
+        "seconds": round(sum(page["seconds"] for page in pages), 3),
+    }
+
+
+def shown(report: Mapping[str, Any]) -> list[str]:
+    """Lines for people: the heaviest first."""
+    findings = sorted(report["findings"], key=lambda each: _ORDER.index(each["severity"]))
+    lines = []
+    for finding in findings:
+        head = f"{finding['severity'].upper():8}{finding['subject']}: {finding['text']}"
+        lines += [f"{head}  [{finding['code']}]", f"        {finding['fix']}"]
+    counts = ((name, sum(f["severity"] == name for f in findings)) for name in _ORDER)
+    found = ", ".join(f"{n} {name}{'s' * (n != 1)}" for name, n in counts if n)
+    lines += _machine(report.get("machine"))
+    what = f"{len(report['examined'])} workers examined in {report['seconds']:.1f} s"
+    return [*lines, f"{what}: {found or 'nothing was found'}"]
+
+
+def _machine(machine: Mapping[str, Any] | None) -> list[str]:
+    if machine is None:
+        return []
+    libraries = ", ".join(f"{name} {text}" for name, text in machine["libraries"].items())
+    most = machine["memory_bytes_max"]
+    memory = f"{machine['memory_bytes'] / 2**20:.0f} MiB"
+    memory += "" if most is None else f" of {most / 2**20:.0f}"
+    files = f"{machine['descriptors']} of {machine['descriptors_max']} files"
+    late = f"{machine['loop_late_ms']:.1f} ms late (at most {machine['loop_late_ms_max']:.0f})"
+    return [
+        f"select-service {machine['version']}, Python {machine['python']}, {libraries}",
+        f"{memory}, {files}, event loop {late}, kernels for {machine['processor']}",
+    ]

@@ -1,0 +1,321 @@
+"""Facts -> findings: a table of them, and that what follows from a cause is not found again."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from indexer.sockets.listener_status import ListenerStatus
+from select_service.bodies.discovery import SourceView
+from select_service.bodies.doctor import Machine, Severity
+from select_service.bodies.health import DrainView
+from select_service.bodies.replicas import ReplicaPeer, ReplicaRepairs
+from select_service.bodies.workers import RankPredictions
+from select_service.core.doctor import judging_service, judging_workers
+from select_service.core.doctor.codes import CODES
+from select_service.core.doctor.facts import (
+    EngineSaid,
+    Probed,
+    RankFacts,
+    Replayed,
+    ServiceFacts,
+    TlsFacts,
+    WorkerFacts,
+)
+
+DOCS = Path(__file__).parents[3] / "docs" / "doctor.md"
+STATUS = ListenerStatus(
+    state="connected",
+    endpoint="tcp://e:1",
+    replay_endpoint="tcp://e:2",
+    last_sequence=9,
+    batches=10,
+    gaps=0,
+    replayed=0,
+    lost=0,
+    stale=0,
+    restarts=0,
+    decode_errors=0,
+    last_error=None,
+    last_event_monotonic=1.0,
+    connected=True,
+    connect_error=None,
+    is_counted=True,
+    inflations=0,
+    degraded=None,
+    degraded_monotonic=None,
+    doubt=None,
+    doubted_monotonic=None,
+    stored_blocks=10,
+    removed_blocks=0,
+    dropped={},
+)
+UNCONNECTED = replace(STATUS, connected=False, batches=0, state="no_events_yet")
+SILENT = replace(STATUS, batches=0, state="no_events_yet")
+RANK = RankFacts(
+    dp_rank=0,
+    events_endpoint="tcp://e:1",
+    status=STATUS,
+    replay_endpoint="tcp://e:2",
+    replay=Replayed(batches=3, block_sizes=(16,), clock_s=0.01, checked=2, found=2),
+    silent_s=1.0,
+)
+WORKER = WorkerFacts(
+    worker_id=7,
+    model_name="m",
+    block_size=16,
+    data_parallel_size=1,
+    endpoint="http://e:8000",
+    said=EngineSaid("vllm", 16, ("m",), None),
+    clock_s=0.0,
+    ranks=(RANK,),
+    n_ranks=1,
+)
+SUSPECT = RankPredictions(
+    checks=20, trust=0.1, waits=0, wait_error=None, tokens_per_s=None, suspect="events arrive, but"
+)
+
+
+def a_rank(**changes):
+    return WORKER._replace(ranks=(RANK._replace(**changes),))
+
+
+def a_status(**changes):
+    return a_rank(status=replace(STATUS, **changes))
+
+
+def codes(facts):
+    return [each.code for each in judging_workers.findings_of(facts)]
+
+
+def test_of_a_well_worker_nothing_is_found():
+    assert codes(WORKER) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "text"),
+    [
+        (
+            WORKER._replace(is_schedulable=False, reasons=("missing endpoint",)),
+            "worker_incomplete",
+            "missing endpoint",
+        ),
+        (
+            WORKER._replace(drain=DrainView(state="draining", asked_by=["source"], reservations=2)),
+            "worker_drains",
+            "drains for the source; 2 reservations are left",
+        ),
+        (WORKER._replace(endpoint_error="refused", said=None), "engine_unreachable", "refused"),
+        (WORKER._replace(http_error="no answer", said=None), "engine_no_answer", "is open, but"),
+        (WORKER._replace(said=EngineSaid(None)), "engine_unknown", "neither as vLLM nor"),
+        (
+            WORKER._replace(said=EngineSaid("vllm", 32, ("m",))),
+            "block_size_differs",
+            "block_size 16, the engine has 32",
+        ),
+        (a_status(dropped={"block_size": 5}), "block_size_differs", "5 events have another"),
+        (WORKER._replace(said=EngineSaid("vllm", 16, ("x",))), "model_name_differs", "serves `x`"),
+        (WORKER._replace(said=EngineSaid("sglang", 16, ("m",), 4)), "ranks_differ", "has 4"),
+        (a_rank(status=UNCONNECTED, events_error="refused"), "events_unreachable", "refused"),
+        (a_rank(status=UNCONNECTED), "events_not_connected", "is open, but"),
+        (a_rank(status=SILENT, requests=3), "events_silent", "3 requests"),
+        (a_rank(status=SILENT, predictions=SUSPECT), "events_silent", "after 20 prompts"),
+        (a_rank(silent_s=900.0, requests=1), "events_silent", "900 s"),
+        (
+            a_rank(status=SILENT)._replace(probed=Probed(blocks=2, waited_s=4.0)),
+            "events_silent",
+            "4.0 s after the answer",
+        ),
+        (a_status(lost=3, degraded="a gap"), "events_lost", "3 batches of 13 are lost: a gap"),
+        (a_status(decode_errors=2, last_error="what?"), "events_unreadable", "last: what?"),
+        (a_status(dropped={"rank": 4}), "events_not_indexed", "4 by `rank`"),
+        (a_rank(replay_endpoint=None, replay=None), "replay_missing", "no replay endpoint"),
+        (a_rank(replay=Replayed("refused", False)), "replay_unreachable", "refused"),
+        (a_rank(replay=Replayed("no answer", True)), "replay_silent", "no answer"),
+        (a_rank(replay=Replayed(batches=1, checked=4)), "blocks_not_found", "none of 4 blocks"),
+        (
+            WORKER._replace(probed=Probed(blocks=2, waited_s=4.0)),
+            "blocks_not_found",
+            "a prompt of 2 blocks",
+        ),
+        (a_rank(predictions=SUSPECT), "predictions_wrong", "announced 10%"),
+        (WORKER._replace(probed=Probed("HTTP status 404")), "probe_refused", "404"),
+        (a_rank(replay=Replayed(clock_s=5.0)), "clock_off", "5.0 s ahead of ours, by its events"),
+        (WORKER._replace(clock_s=-9.0), "clock_off", "9.0 s behind of ours, by its HTTP"),
+        (WORKER._replace(n_ranks=20), "ranks_left_out", "first 1 of 20"),
+        (WORKER._replace(is_cut_short=True, ranks=(), n_ranks=0), "not_examined", "time was over"),
+    ],
+)
+def test_a_cause_is_one_finding(facts, code, text):
+    (finding,) = judging_workers.findings_of(facts)
+    assert (finding.code, finding.worker_id) == (code, 7)
+    assert text in finding.text
+    assert (finding.severity, finding.fix) == (
+        CODES[code].severity,
+        CODES[code].fix.replace("{worker_id}", "7"),
+    )
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        a_rank(status=SILENT),  # nobody has asked it anything
+        a_rank(replay=Replayed(clock_s=-1.8e9)),  # no clock of days
+        a_status(dropped={"medium": 9, "attention_group": 3}),  # as some models have it
+        a_rank(replay=Replayed(batches=0)),
+        WORKER._replace(probed=Probed(blocks=2, found=2)),
+        WORKER._replace(clock_s=2.0),
+    ],
+)
+def test_what_is_usual_is_no_finding(facts):
+    assert codes(facts) == []
+
+
+def test_what_follows_from_a_cause_is_not_found_again():
+    wrong = a_rank(
+        status=replace(STATUS, dropped={"block_size": 5}),
+        replay=Replayed(batches=1, checked=4),
+        predictions=SUSPECT,
+    )
+    assert codes(wrong._replace(said=EngineSaid("vllm", 32, ("m",)))) == ["block_size_differs"]
+    off = a_rank(replay=Replayed(clock_s=9.0))._replace(clock_s=9.0)
+    assert codes(off) == ["clock_off"]
+
+
+# --- the service
+
+MACHINE = Machine(
+    version="1",
+    python="3",
+    libraries={},
+    processor="this one",
+    descriptors=10,
+    descriptors_max=100,
+    memory_bytes=1 << 20,
+    memory_bytes_max=1 << 30,
+    loop_late_ms=0.5,
+    loop_late_ms_max=3.0,
+    cpu_stolen=0.0,
+    cpu_throttled=None,
+)
+PEER = ReplicaPeer(
+    endpoint="tcp://b:9092",
+    replica=None,
+    is_self=False,
+    connected=True,
+    router_id=1,
+    frames_in=1,
+    frames_out=1,
+    applied=1,
+    digests=1,
+    progress=0,
+    lost=0,
+    dropped={},
+    seconds_since_last_frame=0.5,
+    divergence_reservations=0,
+    divergence_prefill_tokens=0,
+    divergence=[],
+    repairs=ReplicaRepairs(runs=0, failed=0, added=0, dropped=0, changed=0, repeated=0, refused=0),
+    last_error=None,
+    seconds_since_last_error=None,
+)
+SOURCE = SourceView(
+    name="file",
+    kind="file",
+    place="w.yaml",
+    read_s=1.0,
+    error=None,
+    readings=1,
+    failures=0,
+    desired=1,
+    owned=1,
+    leaving=0,
+    conflicts=0,
+    refused=0,
+    conflicting={},
+    reasons={},
+    patched=[],
+    deleted=[],
+    withheld=0,
+    unanswered={},
+)
+SERVICE = ServiceFacts(MACHINE, workers=2, schedulable=2, peers=(PEER,), sources=(SOURCE,))
+
+
+def on(**changes):
+    return SERVICE._replace(machine=msgspec.structs.replace(MACHINE, **changes))
+
+
+def a_peer(**changes):
+    return SERVICE._replace(peers=(msgspec.structs.replace(PEER, **changes),))
+
+
+def a_source(**changes):
+    return SERVICE._replace(sources=(msgspec.structs.replace(SOURCE, **changes),))
+
+
+def test_of_a_well_service_nothing_is_found():
+    assert judging_service.findings_of(SERVICE) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "severity", "text"),
+    [
+        (SERVICE._replace(schedulable=0), "no_workers", "warning", "2 workers are registered"),
+        (on(descriptors=85), "descriptors_short", "warning", "85 of 100"),
+        (on(descriptors=99), "descriptors_short", "fault", "99%"),
+        (on(memory_bytes=9 << 27), "memory_short", "fault", "1.1 of 1.0 GiB"),
+        (on(cpu_stolen=0.2), "cpu_stolen", "warning", "20%"),
+        (on(cpu_throttled=0.5), "cpu_throttled", "warning", "50%"),
+        (on(loop_late_ms=25.0), "loop_late", "warning", "25.0 ms"),
+        (on(loop_late_ms_max=900.0), "loop_late", "warning", "900 ms"),
+        (on(processor="x86-64-v3"), "kernels_generic", "note", "`x86-64-v3`"),
+        (SERVICE._replace(is_insecure=True), "open_to_everybody", "warning", "no key"),
+        (SERVICE._replace(keys_error="line 3"), "keys_stale", "fault", "line 3"),
+        (
+            SERVICE._replace(tls=(TlsFacts("server", error="no key"),)),
+            "certificate_stale",
+            "fault",
+            "no key",
+        ),
+        (
+            SERVICE._replace(tls=(TlsFacts("server", 86400.0),)),
+            "certificate_ends",
+            "warning",
+            "ends in 1.0 days",
+        ),
+        (
+            SERVICE._replace(tls=(TlsFacts("client", -86400.0),)),
+            "certificate_ends",
+            "fault",
+            "ended 1.0 days ago",
+        ),
+        (a_peer(connected=False, last_error="gone"), "peer_unreachable", "fault", "gone"),
+        (a_peer(is_self=True), "peer_is_self", "note", "this process"),
+        (a_peer(divergence_reservations=4), "peer_differs", "warning", "4 reservations"),
+        (a_peer(seconds_since_last_frame=30.0), "peer_silent", "warning", "30 s"),
+        (SERVICE._replace(state_failures=3), "state_not_kept", "fault", "3 times"),
+        (SERVICE._replace(snapshot_failures=2), "snapshot_not_kept", "fault", "none was written"),
+        (SERVICE._replace(recovery_failed=True), "recovery_failed", "warning", "nobody"),
+        (a_source(error="no such file"), "source_unread", "fault", "no such file"),
+        (a_source(refused=2, withheld=1), "source_refused", "warning", "2 refused, 1 withheld"),
+    ],
+)
+def test_each_fact_about_the_service_is_one_finding(facts, code, severity, text):
+    (finding,) = judging_service.findings_of(facts)
+    assert (finding.code, finding.severity) == (code, severity)
+    assert text in finding.text
+
+
+def test_a_snapshot_that_failed_and_then_went_well_is_no_finding():
+    facts = SERVICE._replace(snapshot_failures=2, snapshot_age_s=30.0, snapshot_interval_s=60.0)
+    assert judging_service.findings_of(facts) == []
+
+
+def test_every_code_is_explained():
+    rows = re.findall(r"^\| `(\w+)` \| (\w+)", DOCS.read_text(), re.MULTILINE)
+    assert dict(rows) == {code: each.severity for code, each in CODES.items()}
+    assert {each.severity for each in CODES.values()} == {*get_args(Severity)}

@@ -1,0 +1,214 @@
+"""The doctor over real sockets: a well engine has nothing, and each ill one exactly its finding."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.patience import eventually
+from tests.process.in_thread import InThread
+from tests.process.launched import own_command, own_environment
+from tests.process.sick_engine import MODEL, SickEngine, a_mute_port, closed_port
+
+PROMPT = list(range(100, 116))
+
+
+@pytest.fixture(scope="module")
+def service():
+    with InThread(environment={}) as service:
+        yield service
+
+
+@pytest.fixture
+def fleet(service):
+    """The service without workers, afterwards as well."""
+    yield service
+    for worker in service.call("GET", "/workers").body:
+        service.call("DELETE", f"/workers/{worker['worker_id']}")
+
+
+def registered(service, engine, *, connects=True, **fields):
+    assert service.call("POST", "/workers", engine.record(**fields)).status == 201
+    if connects:
+        eventually(lambda: status_of(service)["connected"])
+
+
+def status_of(service):
+    return service.call("GET", "/workers/1").body["kv_events"]["0"]
+
+
+def with_events(service, engine, **fields):
+    """Registered, and an event has come."""
+    registered(service, engine, **fields)
+    engine.zmq.await_subscriber()
+    engine.store(PROMPT)
+    eventually(lambda: status_of(service)["batches"] == 1)
+
+
+def booked(service, name="r"):
+    body = {"model_name": MODEL, "token_ids": PROMPT, "reservation_id": name}
+    assert service.call("POST", "/select_and_reserve", body).status == 200
+
+
+def found(service, query=""):
+    """Codes of what was found of workers."""
+    answer = service.call("GET", f"/doctor{query}")
+    assert answer.status == 200, answer.body
+    return [each["code"] for each in answer.body["findings"] if "worker_id" in each]
+
+
+def test_of_a_well_engine_nothing_is_found_with_and_without_a_prompt(fleet):
+    with SickEngine() as engine:
+        with_events(fleet, engine)
+        assert found(fleet) == []
+        assert engine.prompts == []
+        assert found(fleet, "?probe=true&worker_id=1") == []
+        assert [len(prompt) for prompt in engine.prompts] == [9]
+
+
+def test_an_engine_that_is_not_there(fleet):
+    with SickEngine() as engine:
+        with_events(fleet, engine)
+        engine.close_http()
+        assert found(fleet) == ["engine_unreachable"]
+
+
+def test_an_engine_that_accepts_and_does_not_answer(fleet):
+    with SickEngine() as engine, a_mute_port() as port:
+        with_events(fleet, engine, endpoint=f"http://127.0.0.1:{port}")
+        assert found(fleet) == ["engine_no_answer"]
+
+
+def test_events_that_nobody_publishes(fleet):
+    with SickEngine() as engine:
+        registered(fleet, engine, connects=False, kv_events_endpoint=closed_port())
+        assert found(fleet) == ["events_unreachable"]
+
+
+def test_events_at_a_port_that_is_none_of_events(fleet):
+    with SickEngine() as engine:
+        endpoint = engine.url.replace("http", "tcp")
+        registered(fleet, engine, connects=False, kv_events_endpoint=endpoint)
+        assert found(fleet) == ["events_not_connected"]
+
+
+def test_a_wrong_block_size_by_what_the_engine_says(fleet):
+    with SickEngine() as engine:
+        registered(fleet, engine, block_size=8)
+        assert found(fleet) == ["block_size_differs"]
+
+
+def test_a_wrong_block_size_by_its_events(fleet):
+    with SickEngine() as engine:
+        with_events(fleet, engine, endpoint="nats://subject", block_size=8)
+        (finding,) = [
+            each for each in fleet.call("GET", "/doctor").body["findings"] if "worker_id" in each
+        ]
+        assert (finding["code"], finding["dp_rank"]) == ("block_size_differs", 0)
+        assert "its blocks have 4 tokens" in finding["text"]
+
+
+def test_a_replay_that_is_dead_or_missing(fleet):
+    with SickEngine() as engine:
+        with_events(fleet, engine, replay_endpoint=closed_port())
+        assert found(fleet) == ["replay_unreachable"]
+
+
+def test_a_replay_that_never_comes(fleet):
+    with SickEngine() as engine, a_mute_port() as port:
+        with_events(fleet, engine, replay_endpoint=f"tcp://127.0.0.1:{port}")
+        assert found(fleet) == ["replay_silent"]
+
+
+def test_no_replay_at_all_is_a_note(fleet):
+    with SickEngine() as engine:
+        with_events(fleet, engine, replay_endpoint=None)
+        assert found(fleet) == ["replay_missing"]
+
+
+def test_an_engine_that_is_silent_though_it_has_requests(fleet):
+    with SickEngine(is_silent=True) as engine:
+        registered(fleet, engine)
+        assert found(fleet) == []
+        booked(fleet)
+        assert found(fleet) == ["events_silent"]
+
+
+def test_an_engine_that_is_silent_after_a_prompt(fleet):
+    with SickEngine(is_silent=True) as engine:
+        registered(fleet, engine)
+        assert found(fleet, "?probe=true") == ["events_silent"]
+
+
+def test_blocks_that_are_announced_as_others(fleet):
+    with SickEngine(lora_name="another") as engine:
+        with_events(fleet, engine)
+        assert found(fleet) == []
+        assert found(fleet, "?probe=true") == ["blocks_not_found"]
+
+
+@pytest.mark.parametrize("clock_s", [100.0, -100.0])
+def test_a_clock_that_is_off(fleet, clock_s):
+    with SickEngine(clock_s=clock_s) as engine:
+        with_events(fleet, engine)
+        assert found(fleet) == ["clock_off"]
+
+
+def test_a_clock_by_http_alone(fleet):
+    with SickEngine(clock_s=-100.0) as engine:
+        registered(fleet, engine, replay_endpoint=engine.zmq.replay_endpoint)
+        assert found(fleet) == ["clock_off"]
+
+
+def test_a_worker_that_drains_and_one_that_is_incomplete(fleet):
+    with SickEngine() as engine:
+        with_events(fleet, engine)
+        assert fleet.call("POST", "/workers/1/drain").status == 202
+        assert fleet.call("POST", "/workers", {"worker_id": 2, "model_name": "x"}).status == 201
+        assert found(fleet) == ["worker_drains", "worker_incomplete"]
+        assert found(fleet, "?worker_id=2") == ["worker_incomplete"]
+        report = fleet.call("GET", "/doctor?limit=1").body
+        assert (report["examined"], report["next"]) == ([1], 1)
+        report = fleet.call("GET", "/doctor?limit=1&after=1").body
+        assert (report["examined"], report["next"]) == ([2], None)
+        assert "machine" not in report
+        assert fleet.call("GET", "/doctor?worker_id=9").status == 404
+
+
+def doctor(service, *arguments):
+    done = subprocess.run(
+        own_command("doctor", "--url", f"http://127.0.0.1:{service.port}", *arguments),
+        env=own_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_shows_findings_and_says_so_in_its_status(fleet):
+    with SickEngine() as engine:
+        with_events(fleet, engine, replay_endpoint=closed_port())
+        status, shown, _ = doctor(fleet)
+        assert status == 1
+        assert "WARNING worker 1 dp_rank 0: tcp://127.0.0.1:" in shown
+        assert "[replay_unreachable]" in shown
+        assert "Set replay_endpoint in the engine's --kv-events-config" in shown
+        status, shown, _ = doctor(fleet, "--json", "--worker", "1")
+        report = json.loads(shown)
+        assert status == 1
+        assert report["examined"] == [1]
+        assert report["machine"]["descriptors"] > 10
+
+
+def test_the_command_says_why_nobody_could_be_asked(fleet):
+    status, shown, told = doctor(fleet, "--worker", "77")
+    assert (status, shown) == (2, "")
+    assert "worker 77 not found" in told
+    status, _, told = doctor(fleet, "--url", closed_port().replace("tcp", "http"))
+    assert status == 2
+    assert "Connection refused" in told
+    status, _, told = doctor(fleet, "--api-key-file", "/no/such/file")
+    assert status == 2
+    assert "--api-key-file" in told
