@@ -124,13 +124,13 @@ def tried(run: Sequence[str]) -> None:
     times = f"{first:.2f} s, {second:.2f} s"
     print(f"select-service {version}: /select is answered; /health after {times} (two starts),")
     print(f"    of which {around:.2f} s are the container's: as long takes `id` in it")
-    for module in ("kubernetes_asyncio", "dns.resolver"):
+    for module in ("kubernetes_asyncio", "dns.resolver", "opentelemetry.sdk.trace"):
         if subprocess.run([*run, "python", "-c", f"import {module}"], check=False).returncode:
             raise Wrong(f"the image cannot import {module}")
     done = subprocess.run([*run, "select-planner", "--help"], capture_output=True, check=False)
     if done.returncode:
         raise Wrong(f"select-planner --help: {done.stderr.decode()}")
-    print("select-planner is there, and what discovery in Kubernetes and DNS needs")
+    print("select-planner is there, and what discovery in Kubernetes and DNS, and traces need")
 
 
 if __name__ == "__main__":

@@ -292,6 +292,7 @@ def test_files_of_the_planner_lie_on_volumes():
     for path, written in (
         (argument.partition("=")[2], False),
         (found.api_key_file, False),
+        (found.ca_file, False),
         (found.decision_log, True),
     ):
         (mount,) = (m for folder, m in mounts.items() if str(path).startswith(f"{folder}/"))
@@ -318,10 +319,7 @@ def test_with_a_certificate_everybody_asks_over_https():
     assert {url.partition("://")[0] for url in urls} == {"https"}
     assert container("full")["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
     assert one("full", "ServiceMonitor", "-service")["spec"]["endpoints"][0]["scheme"] == "https"
-    (variable,) = container("full", "Deployment")["env"]
-    mounts = [mount["mountPath"] for mount in container("full", "Deployment")["volumeMounts"]]
-    assert variable["name"] == "SSL_CERT_FILE"
-    assert variable["value"].removesuffix("/ca.crt") in mounts
+    assert planner_config().ca_file == "/etc/select-planner/tls/ca.crt"
 
 
 def test_the_planner_does_not_get_the_key_of_the_certificate():
