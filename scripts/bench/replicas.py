@@ -1,8 +1,9 @@
 """How fast an admission is seen by another replica, and what publishing costs.
 
-    python scripts/bench/replicas.py [--rate 2000] [--seconds 10] [--reference PYTHON]
+    python scripts/bench/replicas.py [--rate 2000] [--seconds 10] [--reference PYTHON] [--curve]
 
-With --rate 0 only the costs are measured.
+With --rate 0 only the costs are measured, with --curve those of replicas with keys, and nothing
+else.
 
 1. Cost: CPU time that publishing a reservation adds, by prompt length: for its admission alone and
    for its whole life (admission, prefill completed, freed), on the request's path (`offer`), on the
@@ -37,8 +38,10 @@ import zmq
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from indexer.sockets.curve import CurvePair, binding_options, new_pair  # noqa: E402
 from select_service.core.identity import Rank  # noqa: E402
 from select_service.core.replicas import events as replica_events  # noqa: E402
+from select_service.edge.replicas.admitting import ZAP_DOMAIN, Admitting  # noqa: E402
 from select_service.edge.replicas.publisher import ReplicaPublisher  # noqa: E402
 from select_service.edge.supervised import Callbacks  # noqa: E402
 from tests.process.replica_processes import Replica, mesh  # noqa: E402
@@ -52,6 +55,9 @@ SUBSCRIBER = """
 import sys, zmq
 socket = zmq.Context().socket(zmq.SUB)
 socket.setsockopt(zmq.SUBSCRIBE, b"")
+if len(sys.argv) > 2:
+    socket.curve_serverkey = sys.argv[2].encode()
+    socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
 socket.connect(sys.argv[1])
 while True:
     socket.recv()
@@ -66,8 +72,8 @@ class Cost(NamedTuple):
     process: float
 
 
-def costs(blocks: int) -> list[Cost]:
-    """Of an admission, and of a whole life."""
+def costs(blocks: int, pair: CurvePair | None) -> list[Cost]:
+    """Of an admission, and of a whole life.  pair: of the publisher; None: plain"""
     hashes = np.random.default_rng(0).integers(2**40, 2**63, blocks, dtype=np.uint64)
     common = {
         "model_name": "model",
@@ -79,12 +85,20 @@ def costs(blocks: int) -> list[Cost]:
     }
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     publisher = ReplicaPublisher(Callbacks())
-    port = _bound(publisher, context)
-    command = [sys.executable, "-c", SUBSCRIBER, f"tcp://127.0.0.1:{port}"]
-    subscriber = subprocess.Popen(command)
     loop = asyncio.new_event_loop()
+    options: dict[int, Any] = {}
+    command = [sys.executable, "-c", SUBSCRIBER]
+    if pair is not None:
+        admitting = Admitting(context, lambda key: True, Callbacks())
+        admitting.start(loop)
+        options = binding_options(pair, ZAP_DOMAIN.encode())
+    port = _bound(publisher, context, options)
+    command += [f"tcp://127.0.0.1:{port}"] + ([] if pair is None else [pair.public.decode()])
+    subscriber = subprocess.Popen(command)
     publisher.start(loop)
-    time.sleep(1.0)
+    loop.run_until_complete(asyncio.sleep(1.0))
+    assert publisher.subscribers() == 1
+    assert not publisher.refused
     admission: list[Any] = [
         partial(replica_events.Admitted, **common, sequence_hashes=hashes, prefill_tokens_hint=100)
     ]
@@ -124,12 +138,16 @@ async def _until_sent(publisher: ReplicaPublisher) -> None:
         await asyncio.sleep(0)
 
 
-def _bound(publisher: ReplicaPublisher, context: "zmq.Context[zmq.Socket[bytes]]") -> int:
+def _bound(
+    publisher: ReplicaPublisher,
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    options: dict[int, Any],
+) -> int:
     rng = Random()
     while True:
         port = rng.randrange(20_000, 60_000)
         try:
-            publisher.bind(context, f"tcp://127.0.0.1:{port}", {})
+            publisher.bind(context, f"tcp://127.0.0.1:{port}", options)
         except zmq.ZMQError:
             continue
         return port
@@ -257,12 +275,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--reference", default=os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON"))
     parser.add_argument("--free", action="store_true", help="free each reservation at once")
+    parser.add_argument("--curve", action="store_true", help="costs with keys")
     options = parser.parse_args()
+    pair = new_pair() if options.curve else None
     print("us CPU per reservation  offer  on the loop  with libzmq's thread")
     for blocks in (8, 128, 2048):
-        for what, cost in zip(("admission", "whole life"), costs(blocks), strict=True):
+        for what, cost in zip(("admission", "whole life"), costs(blocks, pair), strict=True):
             print("{:5d} blocks, {:10} {:6.2f} {:12.2f} {:21.2f}".format(blocks, what, *cost))
-    if not options.rate:
+    if options.curve or not options.rate:
         return
     for name, python in (("ours", None), ("reference", options.reference)):
         if name == "ours" or python:

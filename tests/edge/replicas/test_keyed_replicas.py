@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from functools import partial
 
 import msgspec
@@ -399,3 +401,12 @@ def test_without_keys_no_replica_has_a_name():
             plane.sync.register("tcp://127.0.0.1:9", "b")
 
     played(scene)
+
+
+def test_without_keys_nothing_that_asks_for_them_is_loaded():
+    program = (
+        "import sys; import select_service.app; "
+        "sys.exit(any(name in sys.modules for name in "
+        "('zmq.auth', 'select_service.edge.replicas.keyed')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
