@@ -131,7 +131,7 @@ CODES: Mapping[str, Code] = {
         "Give the process more CPU; fewer long prompts at a time, or --input-loops, help as well.",
     ),
     "kernels_generic": Code(
-        "note", "Compile for this processor: select-service compile without NUMBA_CPU_NAME."
+        "note", "Compile for this processor: `select-service compile`, without NUMBA_CPU_NAME."
     ),
     "open_to_everybody": Code(
         "warning", "Give keys (--api-keys-file), or bind 127.0.0.1: docs/security.md."

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import zmq
 
+from indexer import kernel_cache, kernel_sources
 from indexer.sockets.descriptors import in_use
 from select_service.bodies.doctor import Machine
 from select_service.core.doctor.judging_service import THIS_ONE
@@ -57,7 +58,7 @@ def machine(own_version: str, late: Late, before: CpuReading, after: CpuReading)
         version=own_version,
         python=platform.python_version(),
         libraries=_libraries(),
-        processor=os.environ.get("NUMBA_CPU_NAME") or THIS_ONE,
+        processor=_processor(),
         descriptors=in_use(),
         descriptors_max=soft,
         memory_bytes=_resident(),
@@ -67,6 +68,12 @@ def machine(own_version: str, late: Late, before: CpuReading, after: CpuReading)
         cpu_stolen=_part(before.stolen, after.stolen, before.total, after.total),
         cpu_throttled=_part(before.throttled, after.throttled, before.periods, after.periods),
     )
+
+
+def _processor() -> str:
+    if kernel_cache.is_baseline():
+        return dict(kernel_sources.BASELINE)["CPU_NAME"]
+    return os.environ.get("NUMBA_CPU_NAME") or THIS_ONE
 
 
 def _part(
