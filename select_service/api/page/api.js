@@ -1,7 +1,8 @@
 // Calls of the service, with the key if there is one.
 
 const KEY = "select_service.key";
-const LONG_NUMBER_OR_TEXT = /"(?:[^"\\]|\\.)*"|-?\d{16,}(?![\d.eE])/g;
+// What stands before and behind keeps the digits of a fraction out: 1.4455593000001876 is no long id.
+const LONG_NUMBER_OR_TEXT = /"(?:[^"\\]|\\.)*"|(?<![\d.])-?\d{16,}(?![\d.eE])/g;
 
 export class Refused extends Error {
   constructor(status, text) {

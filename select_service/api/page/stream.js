@@ -6,6 +6,9 @@ import { open, parse } from "./api.js";
 const PATIENCE_MS = 15_000;
 const PAUSE_MS_MAX = 15_000;
 
+// A frame came, and this page could make nothing of it.
+class NotShown extends Error {}
+
 // Calls onFrame(frame), onState(state, text) with "live", "waiting" or "stopped", and needKey(text),
 // whose promise is kept once there is one.
 export async function watch({ onFrame, onState, needKey }) {
@@ -40,6 +43,7 @@ export async function watch({ onFrame, onState, needKey }) {
 function told(error, abort) {
   if (abort.signal.reason === "hidden") return "paused";
   if (error.status) return error.message;
+  if (error instanceof NotShown) return `what came cannot be shown: ${error.message}; trying again`;
   return "the service does not answer; trying again";
 }
 
@@ -55,15 +59,26 @@ async function follow(abort, onFrame) {
       const events = (rest + value).split("\n\n");
       rest = events.pop();
       for (const event of events) {
-        const frame = parse(event.slice(event.indexOf("data: ") + 6));
         clearTimeout(silent);
-        silent = setTimeout(() => abort.abort("silent"), PATIENCE_MS + 3000 * frame.interval_s);
-        onFrame(frame);
+        const interval_s = shown(event, onFrame);
+        silent = setTimeout(() => abort.abort("silent"), PATIENCE_MS + 3000 * interval_s);
       }
     }
   } finally {
     clearTimeout(silent);
     abort.abort("over");
+  }
+}
+
+// After how many seconds the next frame is to come.
+function shown(event, onFrame) {
+  try {
+    const frame = parse(event.slice(event.indexOf("data: ") + 6));
+    onFrame(frame);
+    return frame.interval_s;
+  } catch (error) {
+    console.error(error); // a fault of the page, and not of the connection
+    throw new NotShown(error.message, { cause: error });
   }
 }
 
