@@ -21,6 +21,7 @@ from select_service.bodies.common import NAME_CHARS_MAX
 from select_service.core.identity import PartitionKey
 from select_service.core.load.origin_sums import NOTHING, OriginSums, Sum
 from select_service.core.replicas.events import DETAIL_CHARS_MAX, FrameError
+from select_service.urls import service_url_error
 
 TOPIC = b"select-service.digest.v1"
 LINES_MAX = 2048
@@ -94,9 +95,13 @@ def decode(payload: bytes) -> Digest:
     if len(payload) > DIGEST_BYTES_MAX:
         raise FrameError(f"{len(payload)} bytes, at most {DIGEST_BYTES_MAX} expected")
     try:
-        return _digest_of(payload)
+        digest = _digest_of(payload)
     except (ValueError, RecursionError) as error:
         raise FrameError(str(error)[:DETAIL_CHARS_MAX]) from None
+    fault = None if digest.url is None else service_url_error(digest.url)
+    if fault is not None:
+        raise FrameError(f"its url: {fault}"[:DETAIL_CHARS_MAX])
+    return digest
 
 
 def lines_of(sums: OriginSums, router_id: int) -> tuple[list[Line], bool]:

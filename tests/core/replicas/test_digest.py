@@ -2,11 +2,23 @@
 
 from collections import Counter
 
+import msgspec
+import pytest
+
 from select_service.core.identity import PartitionKey
 from select_service.core.load.ledger_memory import LedgerMemory
 from select_service.core.load.origin_sums import OriginSums, Sum
-from select_service.core.replicas.digest import LINES_MAX, Difference, Digest, Line, differences
+from select_service.core.replicas.digest import (
+    LINES_MAX,
+    Difference,
+    Digest,
+    Line,
+    decode,
+    differences,
+    encode,
+)
 from select_service.core.replicas.digest import lines_of as digest_lines
+from select_service.core.replicas.events import FrameError
 from tests.steps import lines_of as work_of
 
 OWN, PEER, PARTITIONS = 1, 2, 50
@@ -94,3 +106,18 @@ def test_what_counts_nothing_is_forgotten_but_for_what_is_served_here():
     assert {key: sums.number_of(key, None) for key in KEYS[1:]} == {k: own[k] for k in KEYS[1:]}
     assert len(sums) == 0
     assert len(sums._places) < 3 * PARTITIONS
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://[", "http://[::1]evil/", "file:///etc/passwd", "http://a@b/", "http://h:99999", "h"],
+)
+def test_a_url_that_nobody_can_ask_is_no_digest(url):
+    """Whoever takes it apart would raise, in the middle of looking after all peers."""
+    with pytest.raises(FrameError, match="its url: "):
+        decode(encode(msgspec.structs.replace(a_digest(), url=url)))
+
+
+def test_a_url_of_a_service_stays_as_it_is():
+    for url in (None, "https://selector-a:8092", "http://[::1]:8092/below"):
+        assert decode(encode(msgspec.structs.replace(a_digest(), url=url))).url == url
