@@ -26,7 +26,7 @@ from select_service.edge.keys_watch import KeysWatch
 from select_service.edge.replicas.sync import ReplicaSync
 from select_service.edge.tls_watch import TlsWatch
 from select_service.errors import SelectError
-from select_service.http.server import Drain, Server, duplicates, server_of
+from select_service.http.server import Drain, Front, Server, duplicates, server_of
 from select_service.settings.config import Config, Unusable
 from select_service.settings.reach import allowed_hosts, replica_host, usual_hosts
 from select_service.starting.announcing import announce
@@ -98,21 +98,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     service, follower, replicas, logged, watch, discovery, state, tracing = parts
     front = _front(service, listener.getsockname()[1], _traced(tracing))
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
-    drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
-    tls = service.server_tls
-    server = server_of(
-        Application(service),
-        front if loops is None else loops,
-        drain,
-        None if tls is None else tls.handshakes,
-    )
-    key_file = service.config["peer_api_key_file"]
-    http = HttpClient(
-        service.ingest.names,
-        service.ingest.asking_max,
-        Path(key_file) if key_file else None,
-        service.client_tls,
-    )
+    server = _server(service, listener, front if loops is None else loops)
+    http = _http_client(service)
     service.doctor = doctor_of(service, http, state)
     if replicas is not None:
         replicas.start(
@@ -165,6 +152,20 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
             service.audit.close()
         if logged is not None:
             logged.files.close(logged.decisions.rest(monotonic()))
+
+
+def _server(service: Service, listener: socket.socket, front: Front | None) -> Server:
+    """front: who meets the bytes of connections first"""
+    drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
+    tls = service.server_tls
+    return server_of(Application(service), front, drain, None if tls is None else tls.handshakes)
+
+
+def _http_client(service: Service) -> HttpClient:
+    """How all others are asked."""
+    names, asking_max = service.ingest.names, service.ingest.asking_max
+    key_file = service.config["peer_api_key_file"]
+    return HttpClient(names, asking_max, Path(key_file) if key_file else None, service.client_tls)
 
 
 def _watches(service: Service) -> list[KeysWatch | TlsWatch]:

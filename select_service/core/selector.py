@@ -493,8 +493,7 @@ class Selector:
                 part.check_invariants()
         for booking in self.held:
             if booking.is_leaving:
-                where = (left[:2] for left in self.fleet.leaving)
-                assert (booking.account, booking.slot) in where
+                assert (booking.account, booking.slot) in (left[:2] for left in self.fleet.leaving)
             else:
                 partition = self.fleet.partitions[booking.key]
                 assert partition.account is booking.account
