@@ -47,7 +47,8 @@ class HttpClient:
         key_file: holds the key for other selectors; None: they ask for none
         tls: None: whom the system trusts is believed
         """
-        self._key_file, self._tls = key_file, tls
+        self.tls = tls
+        self._key_file = key_file
         self._names = names
         self._connections_max = connections_max
         self._sessions: Sessions | None = None
@@ -103,7 +104,7 @@ class HttpClient:
         headers = {"accept": accept}
         if with_key and self._key_file is not None:
             headers["authorization"] = await authorization(self._key_file)
-        trust = None if self._tls is None else self._tls.context
+        trust = None if self.tls is None else self.tls.context
         try:
             async with (await self._loaded()).answered(url, headers, trust) as response:
                 yield response

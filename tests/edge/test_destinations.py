@@ -12,6 +12,7 @@ from indexer.sockets.names import Names
 from select_service.core.engines.engine_load import EngineTarget
 from select_service.core.load.reservations import ReservationFilter
 from select_service.destinations import Destinations, network_of
+from select_service.edge.doctor.reaching import endpoint_fault, url_fault
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
@@ -204,6 +205,14 @@ def test_the_list_of_a_replica_where_only_we_can_ask():
         assert names.boundary.refused() == {"replica_list": 1}
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "evil.example", "0xa9fea9fe", "2852039166"])
+def test_a_doctor_reaches_only_what_may_be_connected_to(host):
+    names = resolving(Destinations((network_of("192.0.2.0/24"),)), "169.254.169.254")
+    assert asyncio.run(url_fault(names, f"http://{host}:8000/")).startswith("refused: ")
+    assert asyncio.run(endpoint_fault(names, f"tcp://{host}:5557")).startswith("refused: ")
+    assert names.boundary.refused() == {"doctor": 2}
 
 
 @contextlib.asynccontextmanager

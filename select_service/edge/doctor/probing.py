@@ -18,6 +18,7 @@ from select_service.core.workers.catalog import Worker
 from select_service.edge.health.requests import message
 from select_service.edge.http_error import HttpError
 from select_service.edge.http_post import post
+from select_service.tls.kept import ClientTls
 
 BLOCKS = 2
 TOKENS_MAX = 1024
@@ -31,14 +32,19 @@ BYTES_MAX = 1 << 18
 _random = SystemRandom()
 
 
-async def probed(names: Names, worker: Worker, partition: Partition) -> Probed | None:
-    """None: blocks are too large for a tiny prompt, or the worker cannot be asked."""
+async def probed(
+    names: Names, tls: ClientTls | None, worker: Worker, partition: Partition
+) -> Probed | None:
+    """None: blocks are too large for a tiny prompt, or the worker cannot be asked.
+
+    tls: as in `http_post`
+    """
     endpoint, size = worker.given.endpoint, partition.block_size
     if endpoint is None or size > TOKENS_MAX:
         return None
     blocks = BLOCKS if BLOCKS * size < TOKENS_MAX else 1
     tokens = tuple(_random.choice(TOKEN_IDS) for _ in range(blocks * size + 1 + worker.is_eagle))
-    error = await _sent(names, endpoint, worker.key.model_name, tokens)
+    error = await _sent(names, tls, endpoint, worker.key.model_name, tokens)
     if error is not None:
         return Probed(error=error)
     ids = np.array(tokens, np.uint32)
@@ -48,7 +54,9 @@ async def probed(names: Names, worker: Worker, partition: Partition) -> Probed |
     return Probed(blocks=blocks, found=found, waited_s=monotonic() - begun)
 
 
-async def _sent(names: Names, endpoint: str, model: str, tokens: tuple[int, ...]) -> str | None:
+async def _sent(
+    names: Names, tls: ClientTls | None, endpoint: str, model: str, tokens: tuple[int, ...]
+) -> str | None:
     """Why there is no good answer."""
     wanted = message("plain", model, tokens, 1, None)
     url = endpoint.rstrip("/") + wanted.path
@@ -60,6 +68,7 @@ async def _sent(names: Names, endpoint: str, model: str, tokens: tuple[int, ...]
             wanted.headers,
             bytes_max=BYTES_MAX,
             timeout_s=ANSWER_S,
+            tls=tls,
         )
     except HttpError as error:
         return str(error)

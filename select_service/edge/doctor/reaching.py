@@ -9,6 +9,8 @@ from indexer.sockets.names import Names
 from select_service.edge.host_names import looked_up
 
 CONNECT_S = 3.0
+PURPOSE = "doctor"
+"""Under which refusals are counted."""
 
 
 async def url_fault(names: Names, url: str) -> str | None:
@@ -38,6 +40,9 @@ async def _fault(names: Names, host: str, port: int) -> str | None:
 
 async def _first_fault(names: Names, host: str, port: int) -> str | None:
     addresses = await looked_up(names, host)
+    if addresses.is_refused:
+        names.boundary.count(PURPOSE)
+        return f"refused: {addresses.error}"
     fault: str | None = f"name not found: {addresses.error}"
     loop = asyncio.get_running_loop()
     for address in addresses.found:

@@ -73,7 +73,7 @@ class Looking:
         facts = await self._asked(facts)
         is_up = facts.endpoint_error is None and facts.http_error is None
         if probes and is_up and facts.endpoint is not None:
-            found = await probed(self._ingest.names, worker, partition)
+            found = await probed(self._ingest.names, self._http.tls, worker, partition)
             facts = self.begun(worker)._replace(
                 said=facts.said, clock_s=facts.clock_s, probed=found
             )
