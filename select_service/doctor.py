@@ -4,20 +4,17 @@ scripts.  It asks GET /doctor until there are no further workers.
 
 import argparse
 import json
-import ssl
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
+
+from select_service.access.asking import NoAnswer, asked
+from select_service.access.presenting import add_arguments, presented_of
 
 URL = "http://127.0.0.1:8092"
 TIMEOUT_S = 60.0
 """Of one page: the service takes half of it at most."""
-ANSWER_BYTES_MAX = 16 << 20
-KEY_CHARS_MAX = 512
 FINE, FOUND, FAILED = 0, 1, 2
 """Exit status: nothing but notes; a warning or a fault; nobody could be examined."""
 _ORDER = ("fault", "warning", "note")
@@ -53,75 +50,31 @@ def _parser() -> argparse.ArgumentParser:
         help="send a tiny prompt through each engine, and look for its blocks in the index",
     )
     parser.add_argument("--url", default=URL, help=f"of the service (default {URL})")
-    parser.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="holds a key of the role operator"
-    )
-    parser.add_argument(
-        "--ca-file", type=Path, metavar="FILE", help="who issued the certificate of the service"
-    )
+    add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="the whole report, for programs")
     return parser
 
 
 def _pages(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Raises _Failed."""
-    headers, trust = _headers(arguments.api_key_file), _trust(arguments.ca_file)
     query: dict[str, object] = {"probe": "true"} if arguments.probe else {}
     if arguments.worker is not None:
         query["worker_id"] = arguments.worker
-    while True:
-        url = f"{arguments.url.rstrip('/')}/doctor?{urlencode(query)}"
-        page = _asked(url, headers, trust)
-        yield page
-        if page["next"] is None:
-            return
-        query["after"] = page["next"]
-
-
-def _headers(key_file: Path | None) -> dict[str, str]:
-    """Raises _Failed."""
-    if key_file is None:
-        return {}
     try:
-        with key_file.open() as file:
-            key = file.read(KEY_CHARS_MAX).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _Failed(f"--api-key-file: {error}") from None
-    if not key.isascii() or not key.isprintable() or not key:
-        raise _Failed(f"--api-key-file: {key_file} holds no key")
-    return {"authorization": f"Bearer {key}"}
-
-
-def _trust(ca_file: Path | None) -> ssl.SSLContext:
-    """Raises _Failed."""
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise _Failed(f"--ca-file: {ca_file}: {error}") from None
-
-
-def _asked(url: str, headers: Mapping[str, str], trust: ssl.SSLContext) -> dict[str, Any]:
-    """Raises _Failed."""
-    if not url.startswith(("http://", "https://")):
-        raise _Failed(f"--url: {url.partition('/doctor')[0]}: not http:// or https://")
-    try:
-        with urlopen(Request(url, headers=headers), timeout=TIMEOUT_S, context=trust) as answer:
-            report = json.loads(answer.read(ANSWER_BYTES_MAX))
-    except HTTPError as error:
-        raise _Failed(f"{url}: {_refusal(error)}") from None
-    except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise _Failed(f"{url}: {reason}") from None
-    if not isinstance(report, dict) or "findings" not in report:
-        raise _Failed(f"{url}: the answer is no report of a doctor")
-    return report
-
-
-def _refusal(error: HTTPError) -> str:
-    try:
-        return str(json.loads(error.read(1 << 16))["error"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"HTTP status {error.code}"
+        presented = presented_of(arguments)
+        while True:
+            url = f"{arguments.url.rstrip('/')}/doctor?{urlencode(query)}"
+            page = asked(url, presented, TIMEOUT_S)
+            if not isinstance(page, dict) or "findings" not in page:
+                raise NoAnswer("the answer is no report of a doctor")
+            yield page
+            if page["next"] is None:
+                return
+            query["after"] = page["next"]
+    except NoAnswer as error:
+        raise _Failed(f"{arguments.url}: {error}") from None
+    except ValueError as error:  # of what it is to present
+        raise _Failed(str(error)) from None
 
 
 def _whole(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,16 +1,14 @@
 """`select-service explain`: why a running service chose a rank, as a table."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
-from select_service.access.presenting import Presented, add_arguments, key_in, presented_of
+from select_service.access.asking import NoAnswer, asked
+from select_service.access.presenting import add_arguments, presented_of
 
 URL = "http://127.0.0.1:8092"
 TIMEOUT_S = 10.0
@@ -59,13 +57,9 @@ def explain_command(argv: Sequence[str]) -> int:
         print(f"select-service: error: {error}", file=sys.stderr)
         return 2
     try:
-        found = _asked(base + path, body, presented)
-    except HTTPError as error:
-        print(f"select-service: error: {_refusal(error)}", file=sys.stderr)
-        return 1
-    except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        print(f"select-service: error: {base}: {reason}", file=sys.stderr)
+        found = asked(base + path, presented, TIMEOUT_S, body)
+    except NoAnswer as error:
+        print(f"select-service: error: {base}: {error}", file=sys.stderr)
         return 1
     lines = listed(found["decisions"]) if "decisions" in found else explained(found)
     print("\n".join(lines))
@@ -92,24 +86,6 @@ def _parser() -> argparse.ArgumentParser:
 def _body(name: str) -> bytes:
     """Raises OSError."""
     return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-
-
-def _asked(url: str, body: bytes | None, presented: Presented) -> Any:
-    """Raises OSError, of which HTTPError is a refusal, or ValueError."""
-    headers = {"content-type": "application/json"} if body else {}
-    if presented.key_file is not None:
-        headers["authorization"] = f"Bearer {key_in(presented.key_file)}"
-    context = None if presented.tls is None else presented.tls.context
-    request = Request(url, body, headers)
-    with urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
-        return json.load(answer)
-
-
-def _refusal(error: HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP status {error.code}"
 
 
 def listed(decisions: Sequence[Mapping[str, Any]]) -> list[str]:

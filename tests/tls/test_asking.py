@@ -1,12 +1,16 @@
 """This process as a client over https: whom it believes, and what it shows."""
 
 import asyncio
+import contextlib
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from indexer.sockets.names import Names
 from select_service.client import AsyncSelector, SelectorError
+from select_service.doctor import doctor_command
 from select_service.edge.discovery.inspecting import inspect_command
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
@@ -18,6 +22,7 @@ from select_service.tls.kept import ClientTls
 from tests.access.keys import entry, keys_file, secret
 from tests.builders import worker_body
 from tests.patience import PATIENCE_S
+from tests.process.in_thread import InThread
 from tests.process.waiting_clients import PROMPT
 from tests.tls.certificates import authority, believing
 from tests.tls.served import TlsService
@@ -151,6 +156,84 @@ def test_commands_say_what_is_wrong_with_what_they_are_to_show(
     assert said in capsys.readouterr().err
     assert inspect_command(["http://127.0.0.1:1", *flags]) == 2
     assert said in capsys.readouterr().err
+    assert doctor_command(flags) == 2
+    assert said in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def answering(status, location=""):
+    """The port of a plain HTTP server, and the headers of the requests that came."""
+    came = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            came.append(dict(self.headers))
+            self.send_response(status)
+            self.send_header("location", location)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Not on standard error."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server.server_port, came
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("command", [explain_command, doctor_command])
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_key_does_not_follow_a_redirect(tmp_path, capsys, command, status):
+    key_file = tmp_path / "key"
+    key_file.write_text("ssk_secret")
+    with (
+        answering(200) as (elsewhere, there),
+        answering(status, f"http://127.0.0.1:{elsewhere}/take") as (port, here),
+    ):
+        url = f"http://127.0.0.1:{port}"
+        assert command(["--url", url, "--api-key-file", str(key_file)]) != 0
+    assert [headers["Authorization"] for headers in here] == ["Bearer ssk_secret"]
+    assert there == []
+    assert f"HTTP status {status}" in capsys.readouterr().err
+
+
+def test_commands_ask_over_http_alone(capsys):
+    for command in (explain_command, doctor_command):
+        assert command(["--url", "file:///etc"]) != 0
+        assert "not http:// or https://" in capsys.readouterr().err
+
+
+def test_doctor_asks_with_a_key_and_a_certificate(tmp_path, capsys):
+    keys = keys_file(tmp_path, entry("web", "operator"))
+    key_file = tmp_path / "key"
+    key_file.write_text(secret("web"))
+    flags = ("--tls-client-ca", str(authority().file), "--api-keys-file", str(keys))
+    own = authority().issue()
+    with TlsService(*flags) as service:
+        shown = ("--tls-client-cert", str(own.certificate), "--tls-client-key", str(own.key))
+        trusted = ("--url", url_of(service), "--tls-ca", str(authority().file), *shown)
+        assert doctor_command([*trusted, "--api-key-file", str(key_file)]) in (0, 1)
+        assert "0 workers examined" in capsys.readouterr().out
+        assert doctor_command(trusted) == 2
+        assert "a key is needed" in capsys.readouterr().err
+        assert doctor_command(["--url", url_of(service)]) == 2
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("believes", [True, False])
+def test_the_prompt_of_a_doctor_goes_to_engines_that_are_believed(service, believes):
+    """The engine is a service here, which has no route for prompts."""
+    flags = ("--tls-ca", str(authority().file)) if believes else ()
+    with InThread(*flags) as asks:
+        worker = worker_body(1, endpoint=url_of(service))
+        assert asks.call("POST", "/workers", worker).status == 201
+        found = asks.call("GET", "/doctor?worker_id=1&probe=true").body["findings"]
+        texts = " ".join(each["text"] for each in found if "worker_id" in each)
+        assert ("HTTP status 404" in texts) == believes
+        assert ("is not believed" in texts) == (not believes)
 
 
 def test_inspect_asks_over_https_with_a_key(tmp_path, capsys):
