@@ -5,12 +5,29 @@ import subprocess
 
 import pytest
 
+from select_service.edge.doctor import examination, probing, replays, workers
 from tests.patience import eventually
 from tests.process.in_thread import InThread
 from tests.process.launched import own_command, own_environment
 from tests.process.sick_engine import MODEL, SickEngine, a_mute_port, closed_port
 
 PROMPT = list(range(100, 116))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def brief_looks():
+    """The host is not what is looked at here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examination, "MACHINE_S", 0.05)
+        yield
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """For what never comes: it is waited for less."""
+    for module, name in ((workers, "HTTP_S"), (probing, "EVENTS_S"), (replays, "TIMEOUT_S")):
+        assert getattr(module, name) >= 3.0
+        monkeypatch.setattr(module, name, 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +90,7 @@ def test_an_engine_that_is_not_there(fleet):
         assert found(fleet) == ["engine_unreachable"]
 
 
-def test_an_engine_that_accepts_and_does_not_answer(fleet):
+def test_an_engine_that_accepts_and_does_not_answer(fleet, impatient):
     with SickEngine() as engine, a_mute_port() as port:
         with_events(fleet, engine, endpoint=f"http://127.0.0.1:{port}")
         assert found(fleet) == ["engine_no_answer"]
@@ -108,13 +125,13 @@ def test_a_wrong_block_size_by_its_events(fleet):
         assert "its blocks have 4 tokens" in finding["text"]
 
 
-def test_a_replay_that_is_dead_or_missing(fleet):
+def test_a_replay_that_is_dead_or_missing(fleet, impatient):
     with SickEngine() as engine:
         with_events(fleet, engine, replay_endpoint=closed_port())
         assert found(fleet) == ["replay_unreachable"]
 
 
-def test_a_replay_that_never_comes(fleet):
+def test_a_replay_that_never_comes(fleet, impatient):
     with SickEngine() as engine, a_mute_port() as port:
         with_events(fleet, engine, replay_endpoint=f"tcp://127.0.0.1:{port}")
         assert found(fleet) == ["replay_silent"]
@@ -134,13 +151,13 @@ def test_an_engine_that_is_silent_though_it_has_requests(fleet):
         assert found(fleet) == ["events_silent"]
 
 
-def test_an_engine_that_is_silent_after_a_prompt(fleet):
+def test_an_engine_that_is_silent_after_a_prompt(fleet, impatient):
     with SickEngine(is_silent=True) as engine:
         registered(fleet, engine)
         assert found(fleet, "?probe=true") == ["events_silent"]
 
 
-def test_blocks_that_are_announced_as_others(fleet):
+def test_blocks_that_are_announced_as_others(fleet, impatient):
     with SickEngine(lora_name="another") as engine:
         with_events(fleet, engine)
         assert found(fleet) == []
@@ -187,7 +204,7 @@ def doctor(service, *arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_command_shows_findings_and_says_so_in_its_status(fleet):
+def test_the_command_shows_findings_and_says_so_in_its_status(fleet, impatient):
     with SickEngine() as engine:
         with_events(fleet, engine, replay_endpoint=closed_port())
         status, shown, _ = doctor(fleet)

@@ -49,6 +49,46 @@ def test_what_operators_did_survives(tmp_path, how):
         service.line("workers and admission are as before")
 
 
+def drain_of(service, worker_id=1):
+    return service.call("GET", f"/workers/{worker_id}").body.get("drain")
+
+
+@pytest.mark.parametrize(("how", "health"), [("stopped", "on"), ("killed", "off")])
+def test_a_worker_goes_on_draining_after_a_restart(tmp_path, how, health):
+    path = tmp_path / "state"
+    flags = ("--state-path", str(path), "--health-checks", health, "--drain-secs", "0")
+    asked = {"model_name": "m", "token_ids": list(range(16))}
+    with Running(*flags) as service:
+        service.call("POST", "/workers", worker_body(1))
+        booked = service.call("POST", "/select_and_reserve", asked | {"reservation_id": "live"})
+        assert booked.body["worker_id"] == 1
+        service.call("POST", "/workers", worker_body(2))
+        stays = {"migrate": False}
+        assert service.call("POST", "/workers/1/drain", stays).status == 202
+        drain = {"state": "draining", "asked_by": ["operator"], "reservations": 1}
+        assert drain_of(service) == drain
+        assert service.call("POST", "/reservations/live/output_block").status == 200
+        if how == "stopped":
+            assert service.stop() == 0
+        else:
+            eventually(lambda: path.exists() and b'"drain"' in path.read_bytes())
+            service.process.kill()
+            service.process.wait()
+    with Running(*flags) as service:
+        drained = {"state": "drained", "asked_by": ["operator"], "reservations": 0}
+        assert drain_of(service) == drained  # the reservation went with the process
+        assert drain_of(service, 2) is None
+        chosen = {service.call("POST", "/select", asked).body["worker_id"] for _ in range(8)}
+        assert chosen == {2}
+        assert service.call("POST", "/workers/1/undrain").status == 202
+        assert drain_of(service) is None
+        service.call("DELETE", "/workers/2")
+        eventually(lambda: service.call("POST", "/select", asked).status == 200)
+        assert service.stop() == 0
+    with Running(*flags) as service:
+        assert drain_of(service) is None
+
+
 def test_a_replica_without_a_file_asks_its_peers(tmp_path):
     with Running("--state-path", str(tmp_path / "a")) as peer:
         change(peer)
