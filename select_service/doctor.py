@@ -98,7 +98,8 @@ def shown(report: Mapping[str, Any]) -> list[str]:
     counts = ((name, sum(f["severity"] == name for f in findings)) for name in _ORDER)
     found = ", ".join(f"{n} {name}{'s' * (n != 1)}" for name, n in counts if n)
     lines += _machine(report.get("machine"))
-    what = f"{len(report['examined'])} workers examined in {report['seconds']:.1f} s"
+    n_examined = len(report["examined"])
+    what = f"{n_examined} worker{'s' * (n_examined != 1)} examined in {report['seconds']:.1f} s"
     return [*lines, f"{what}: {found or 'nothing was found'}"]
 
 

@@ -7,6 +7,7 @@ from select_service.access.curve_file import read_pair
 from select_service.access.guard import Guard
 from select_service.access.keys_file import read_keys, read_replica_keys
 from select_service.access.plane_keys import PlaneKeys
+from select_service.access.presenting import key_in
 from select_service.settings.config import Config, ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +42,19 @@ def engine_pair_of(config: Config) -> "CurvePair | None":
     return (
         None if config["engine_curve_key_file"] is None else _pair(config, "engine_curve_key_file")
     )
+
+
+def check_peer_key(config: Config) -> None:
+    """The key that peers are shown is read for each request; a wrong file ends the start, though.
+
+    Raises ConfigError.
+    """
+    path = config["peer_api_key_file"]
+    try:
+        if path is not None:
+            key_in(Path(path))
+    except ValueError as error:
+        raise ConfigError(f"--peer-api-key-file: {error}") from None
 
 
 def _pair(config: Config, name: str) -> "CurvePair":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from select_service.access.guard import Guard
 from select_service.access.plane_keys import PlaneKeys
-from select_service.access.settings import engine_pair_of, guard_of, plane_keys_of
+from select_service.access.settings import check_peer_key, engine_pair_of, guard_of, plane_keys_of
 from select_service.core.admission.rules import AdmissionRules
 from select_service.destinations import Destinations
 from select_service.settings.admission_rules import admission_rules
@@ -38,6 +38,7 @@ class Wanted(NamedTuple):
 
 def wanted_of(config: Config, version: str) -> Wanted:
     """Raises ConfigError."""
+    check_peer_key(config)
     return Wanted(
         config,
         version,

@@ -38,6 +38,20 @@ def test_a_start_with_a_wrong_file_says_what_is_wrong(tmp_path):
     assert complaint(errors).startswith(f"--api-keys-file {path}: ")
 
 
+def test_a_start_with_a_key_for_peers_that_cannot_be_read_ends_with_one_line(tmp_path):
+    path = tmp_path / "peer.key"
+    status, _, errors = run_to_end("--peer-api-key-file", str(path))
+    assert status == 2
+    assert (
+        complaint(errors)
+        == f"--peer-api-key-file: {path} cannot be read: No such file or directory"
+    )
+    path.write_text("two words")
+    status, _, errors = run_to_end("--peer-api-key-file", str(path))
+    assert status == 2
+    assert complaint(errors).endswith("does not hold a key, which is one word")
+
+
 def test_others_are_not_let_in_by_accident():
     status, _, errors = run_to_end("--host", "0.0.0.0")
     assert status == 2
