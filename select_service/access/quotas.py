@@ -4,9 +4,11 @@ A key is known by its name, so a file that is read again, or a key that is repla
 gives nobody anything back.
 """
 
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,11 @@ from select_service.errors import QuotaExceeded
 RETRY_AFTER_S = 1
 """Where nobody knows when there is room again."""
 
-_NOTHING = np.zeros((0, 2), np.int64)
+WHOLE = "q"
+"""The type of an `array` of int64."""
+
+Orders: TypeAlias = "npt.NDArray[np.int64] | memoryview"
+"""int64[rows], those of the ledger; a memoryview is read faster one at a time."""
 
 
 class TokenBucket:
@@ -30,15 +36,18 @@ class TokenBucket:
         self._burst = float(quotas.burst or max(1, ceil(self._per_s)))
         self._left, self._at = self._burst, now
 
-    def has(self, now: float) -> bool:
-        """May one request come now?"""
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
-        self._at = now
-        return self._left >= 1.0
+    def take(self, now: float) -> bool:
+        """One request comes, if there is room for it."""
+        left = self._left + (now - self._at) * self._per_s
+        if left > self._burst:
+            left = self._burst
+        has_room = left >= 1.0
+        self._left, self._at = left - has_room, now
+        return has_room
 
-    def take(self) -> None:
-        """One has come, for which there was room."""
-        self._left -= 1.0
+    def give_back(self) -> None:
+        """The last one that came is not to be counted."""
+        self._left += 1.0
 
     def wait_s(self) -> int:
         """Whole seconds until there is room for one."""
@@ -48,50 +57,51 @@ class TokenBucket:
 class KeyUse:
     """What one key has used.
 
-    _booked: int64[n, 2], row and number of order of reservations that were booked with the key, of
-    which those live that still have that number
+    _rows, _orders: row and number of order of reservations that were booked with the key, of which
+    those live that still have that number
     _booking: that are being booked now, or wait
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._bucket: TokenBucket | None = None
-        self._booked, self._n_booked, self._booking = _NOTHING, 0, 0
+        self._rows, self._orders = array(WHOLE), array(WHOLE)
+        self._booking = 0
         self._workers: dict[int, None] = {}
 
-    def may_ask(self, quotas: Quotas, now: float) -> bool:
-        """Is there room for one more request now?"""
+    def take(self, quotas: Quotas, now: float) -> bool:
+        """One request comes, if there is room for it."""
         if quotas.requests_per_s is None:
             return True
         if self._bucket is None or self._bucket.quotas != quotas:
             self._bucket = TokenBucket(quotas, now)
-        return self._bucket.has(now)
+        return self._bucket.take(now)
 
-    def asked(self) -> None:
-        """A request was let in, after `may_ask`."""
-        if self._bucket is not None:
-            self._bucket.take()
+    def give_back(self, quotas: Quotas) -> None:
+        """The last one that came, with these quotas, is not to be counted."""
+        if quotas.requests_per_s is not None and self._bucket is not None:
+            self._bucket.give_back()
 
     def ask(self, quotas: Quotas, now: float) -> None:
         """One request.  Raises QuotaExceeded."""
-        if not self.may_ask(quotas, now):
+        if not self.take(quotas, now):
             assert self._bucket is not None
             raise self._exceeded(f"{quotas.requests_per_s:g} requests/s", self._bucket.wait_s())
-        self.asked()
 
-    def may_book(self, quotas: Quotas, orders: npt.NDArray[np.int64]) -> bool:
+    def may_book(self, quotas: Quotas, orders: Orders) -> bool:
         """Is there room for one more reservation?  orders: of the ledger, by row
 
         O(1) until as many were booked as may live, then O(quota) once.
         """
         if quotas.reservations is None:
             return True
-        if self._n_booked + self._booking >= quotas.reservations:
-            self._forget_ended(orders)
-        return self._n_booked + self._booking < quotas.reservations
+        if len(self._rows) + self._booking < quotas.reservations:
+            return True
+        self._forget_ended(orders)
+        return len(self._rows) + self._booking < quotas.reservations
 
     @contextmanager
-    def booking(self, quotas: Quotas, orders: npt.NDArray[np.int64]) -> Iterator[None]:
+    def booking(self, quotas: Quotas, orders: Orders) -> Iterator[None]:
         """Inside, one more reservation is made, which may take its time.  Raises QuotaExceeded."""
         if not self.may_book(quotas, orders):
             raise self._exceeded(f"{quotas.reservations} live reservations")
@@ -103,18 +113,14 @@ class KeyUse:
 
     def booked(self, row: int, order: int) -> None:
         """A reservation was made with the key."""
-        if self._n_booked == len(self._booked):
-            self._booked = np.concatenate(
-                [self._booked, np.zeros((max(16, self._n_booked), 2), np.int64)]
-            )
-        self._booked[self._n_booked] = row, order
-        self._n_booked += 1
+        self._rows.append(row)
+        self._orders.append(order)
 
-    def _forget_ended(self, orders: npt.NDArray[np.int64]) -> None:
-        booked = self._booked[: self._n_booked]
-        live = booked[orders[booked[:, 0]] == booked[:, 1]]
-        self._n_booked = len(live)
-        self._booked[: len(live)] = live
+    def _forget_ended(self, orders: Orders) -> None:
+        rows, known = np.array(self._rows), np.array(self._orders)
+        lives = np.asarray(orders)[rows] == known
+        self._rows = array(WHOLE, rows[lives].tobytes())
+        self._orders = array(WHOLE, known[lives].tobytes())
 
     def register(self, quotas: Quotas, worker_id: int, is_here: Callable[[int], bool]) -> None:
         """A worker is to be registered with the key.  Raises QuotaExceeded, and changes nothing.

@@ -6,8 +6,8 @@ value, byte for byte and given once, are answered by compiled code, as long as t
 change; all others go the ordinary way, which may find another key in them.
 
 A key that is bound to tenants has an answerer that knows no partitions and no reservations but
-theirs; keys with the same tenants share it.  Quotas are asked before, and counted behind an answer:
-what the ordinary path answers, it counts itself.
+theirs; keys with the same tenants share it.  Quotas are asked before; a request that the ordinary
+path answers is given back to them, since that counts it itself.
 """
 
 import logging
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from select_service.access.api_key import UNBOUNDED
 from select_service.access.guard import Guard
 from select_service.access.roles import CALLER
 from select_service.core.selector import Selector
@@ -84,14 +85,16 @@ class KeyedAnswerer:
 
     _known: by which key it answers, and _generation: of the keys then
     _inner: who answers; None: nobody.  _value: kept alive for it
+    _orders: those of the ledger
     """
 
     __slots__ = (
         "_generation",
         "_inner",
-        "_key",
         "_known",
+        "_orders",
         "_passes",
+        "_quotas",
         "_use",
         "_value",
         "connection",
@@ -102,6 +105,7 @@ class KeyedAnswerer:
         self.end = 0
         self.connection = Connection()
         self._passes, self._generation = passes, passes.guard.generation
+        self._orders = passes.selector.held.memory.orders.data
         self._known: Verified | None = None
         self._inner: ServiceAnswerer | None = None
 
@@ -124,8 +128,8 @@ class KeyedAnswerer:
         inner.ask_for(*self._value[:2])
         answer = inner.answer(data, at, file)
         self.end = inner.end
-        if answer is not None and self._use is not None:
-            self._count(inner.booked_row)
+        if self._use is not None:
+            self._count(inner, answer)
         return answer
 
     def _look(self) -> None:
@@ -139,25 +143,24 @@ class KeyedAnswerer:
         if grant.has(CALLER):
             value = np.frombuffer(self._known.value, np.uint8)
             self._value = value.ctypes.data, value.size, value
-            self._key, self._use = grant.key, guard.use_of(grant.key)
+            self._use = guard.use_of(grant.key)
+            self._quotas = UNBOUNDED if grant.key is None else grant.key.quotas
             self._inner = self._passes.answerer_of(grant.tenants)
 
     def _may_go_on(self) -> bool:
         """Do the quotas of the key allow whatever is asked for?  If not, the ordinary path looks
         closer."""
-        assert self._use is not None
-        assert self._key is not None
-        quotas = self._key.quotas
-        orders = self._passes.selector.held.memory.orders
-        return self._use.may_ask(quotas, monotonic()) and self._use.may_book(quotas, orders)
+        use, quotas = self._use, self._quotas
+        assert use is not None
+        return use.may_book(quotas, self._orders) and use.take(quotas, monotonic())
 
-    def _count(self, row: int) -> None:
-        """An answer was given.  row: of the reservation that it made, or NONE"""
+    def _count(self, inner: ServiceAnswerer, answer: bytes | None) -> None:
+        """answer: what it gave; None: the ordinary path is to answer, or the request goes on"""
         assert self._use is not None
-        assert self._key is not None
-        self._use.asked()
-        if row != NONE and self._key.quotas.reservations is not None:
-            self._use.booked(row, int(self._passes.selector.held.memory.orders[row]))
+        if answer is None:
+            self._use.give_back(self._quotas)
+        elif self._quotas.reservations is not None and (row := inner.booked_row) != NONE:
+            self._use.booked(row, self._orders[row])
 
 
 class KeyedProtocol(LeanProtocol):

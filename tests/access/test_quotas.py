@@ -23,8 +23,7 @@ def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate, burst, gaps
     bucket, now, given_at = TokenBucket(Quotas(rate, burst), 0.0), 0.0, []
     for gap in gaps:
         now += gap
-        while bucket.has(now):
-            bucket.take()
+        while bucket.take(now):
             given_at.append(now)
         assert bucket.wait_s() >= 1
     for first, begin in enumerate(given_at):
@@ -35,8 +34,7 @@ def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate, burst, gaps
 def test_a_bucket_gives_all_that_it_promises():
     bucket, n = TokenBucket(Quotas(10.0), 0.0), 0
     for tenth in range(101):
-        while bucket.has(tenth / 10.0):
-            bucket.take()
+        while bucket.take(tenth / 10.0):
             n += 1
     assert n == pytest.approx(10 + 100, abs=1)
 
@@ -53,9 +51,19 @@ def test_who_waits_as_long_as_told_is_let_in():
 def test_a_new_rate_counts_at_once_and_gives_nothing_back_otherwise():
     use = KeyUse("a")
     use.ask(Quotas(1.0), 0.0)
-    assert not use.may_ask(Quotas(1.0), 0.0)
-    assert use.may_ask(Quotas(5.0), 0.0)
-    assert use.may_ask(Quotas(), 0.0)
+    assert not use.take(Quotas(1.0), 0.0)
+    assert use.take(Quotas(5.0), 0.0)
+    assert use.take(Quotas(), 0.0)
+
+
+def test_what_is_given_back_may_be_taken_again():
+    use, quotas = KeyUse("a"), Quotas(0.25, 1)
+    use.ask(quotas, 0.0)
+    use.give_back(quotas)
+    use.ask(quotas, 0.0)
+    assert not use.take(quotas, 0.0)
+    use.give_back(Quotas())
+    assert not use.take(quotas, 0.0)
 
 
 class ReservationsAreCounted(RuleBasedStateMachine):
