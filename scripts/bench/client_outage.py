@@ -1,6 +1,6 @@
 """What becomes of leases while selectors are killed.
 
-    python scripts/bench/client_outage.py [--leases 10000] [--at-once 100] [--every 5]
+    python scripts/bench/client_outage.py [--leases 10000] [--at-once 100] [--every 5] [--secured]
 
 Three replicas that share their bookings, and one client of all three.  So many callers at a time
 have one lease after the other, of half a second each, with a first token and two output blocks.
@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.process.access import access, add_flag  # noqa: E402
 from tests.process.client_outage import FLAGS, outage  # noqa: E402
 from tests.process.replica_processes import Replica, mesh  # noqa: E402
 
@@ -30,12 +31,15 @@ def main() -> None:
     parser.add_argument("--leases", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=100, help="callers")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills")
+    add_flag(parser)
     given = parser.parse_args()
     with ExitStack() as kept:
-        replicas = [kept.enter_context(Replica(*FLAGS)) for _ in range(3)]
+        how = kept.enter_context(access(given.secured))
+        replicas = [kept.enter_context(Replica(*FLAGS, access=how)) for _ in range(3)]
         mesh(*replicas)
         begin = time.perf_counter()
-        seen = asyncio.run(outage(replicas, given.leases, given.at_once, LEASE_S, given.every))
+        work = outage(replicas, given.leases, given.at_once, LEASE_S, given.every, how)
+        seen = asyncio.run(work)
         print(f"{time.perf_counter() - begin:.0f} s, of which the last are the time to live")
     for name, value in seen._asdict().items():
         print(f"{name:10} {value}")

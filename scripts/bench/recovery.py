@@ -1,6 +1,6 @@
 """How fast a service recovers, and whether a dump holds up selections.
 
-    python scripts/bench/recovery.py [--blocks 1000000] [--reference-python PATH]
+    python scripts/bench/recovery.py [--blocks 1000000] [--secured] [--reference-python PATH]
 
 A publisher of KV events fills a service with chains of blocks; then a second one is started with
 the first as its peer, and timed from process start until it says that it is ready and until it
@@ -10,12 +10,10 @@ and while dumps of either form stream without a pause.
 """
 
 import argparse
-import http.client
 import json
+import multiprocessing
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,6 +23,8 @@ import msgspec
 import zmq
 from contenders import Running, ours, reference
 
+from tests.process.access import OPEN, Open, access, add_flag
+
 CHAIN = 1000
 BLOCK_SIZE = 16
 WORKERS = 4
@@ -32,10 +32,13 @@ PATIENCE_S = 300.0
 SELECTS = 3000
 
 
-def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+def call(
+    how: Open, port: int, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, bytes]:
+    connection = how.connection(port)
     data = None if body is None else json.dumps(body)
-    connection.request(method, path, data, {"content-type": "application/json", **headers})
+    fields = {"content-type": "application/json", **how.headers, **headers}
+    connection.request(method, path, data, fields)
     response = connection.getresponse()
     answer = response.status, response.read()
     connection.close()
@@ -76,10 +79,12 @@ class Engine:
 class Process:
     """A selection service: ours, or the reference's when `python` is given."""
 
-    def __init__(self, engines: list[Engine], *flags: str, python: str | None = None) -> None:
-        self._engines = engines
+    def __init__(
+        self, engines: list[Engine], how: Open, *flags: str, python: str | None = None
+    ) -> None:
+        self._engines, self.how = engines, how
         contender = reference(python) if python else ours()
-        self._running = Running(contender.with_flags(*flags), pinned=False)
+        self._running = Running(contender.with_flags(*how.flags, *flags), pinned=False)
         self.port = self._running.port
         self.began = self._running.started_at
 
@@ -90,11 +95,18 @@ class Process:
 
     def _answers(self, path: str) -> bool:
         try:
-            status, body = call(self.port, "GET", path)
+            status, body = self.call("GET", path)
         except OSError:
             return False
         recovery = json.loads(body).get("recovery", {}) if path == "/ready" else {}
         return recovery.get("state", "found") != "running" and (status == 200 or path == "/ready")
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
+        return call(self.how, self.port, method, path, body, **headers)
+
+    @property
+    def url(self) -> str:
+        return self.how.url(self.port)
 
     def register(self) -> None:
         for engine in self._engines:
@@ -108,11 +120,11 @@ class Process:
                 "kv_events_endpoint": f"tcp://127.0.0.1:{engine.port}",
                 "max_num_batched_tokens": 8192,
             }
-            assert call(self.port, "POST", "/workers", body)[0] == 201
+            assert self.call("POST", "/workers", body)[0] == 201
 
     def overlap(self, chain: int) -> int:
         body = {"model_name": "m", "tenant_id": "t", "routing_group": "t"}
-        answer = call(self.port, "POST", "/overlap_scores", body | {"token_ids": tokens(chain)})[1]
+        answer = self.call("POST", "/overlap_scores", body | {"token_ids": tokens(chain)})[1]
         rows = json.loads(answer).get("workers", [])
         return max((row["device_blocks"] for row in rows), default=0)
 
@@ -124,8 +136,8 @@ class Process:
         self._running.stop()
 
 
-def filled(engines: list[Engine], chains: int, python: str | None) -> Process:
-    service = Process(engines, python=python)
+def filled(engines: list[Engine], chains: int, how: Open, python: str | None) -> Process:
+    service = Process(engines, how, python=python)
     service.wait()
     service.register()
     time.sleep(1.0)  # subscriptions travel
@@ -138,9 +150,9 @@ def filled(engines: list[Engine], chains: int, python: str | None) -> Process:
 
 
 def recovered(
-    name: str, engines: list[Engine], chains: int, flags: list[str], python: str | None
+    name: str, engines: list[Engine], chains: int, how: Open, peer: str, python: str | None
 ) -> None:
-    service = Process(engines, *flags, python=python)
+    service = Process(engines, how, "--indexer-peers", peer, python=python)
     ready = service.wait("/health" if python else "/ready")
     service.register()
     until(lambda: all(service.overlap(chains - 1 - i) == CHAIN for i in range(WORKERS)))
@@ -152,30 +164,33 @@ def recovered(
 class JsonOnly(threading.Thread):
     """Passes GET /dump on to a service without saying that the compact form is liked."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, source: Process) -> None:
         super().__init__(daemon=True)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
-        self._port = port
+        self._source = source
 
     def run(self) -> None:
         connection, _ = self._server.accept()
         connection.recv(65536)
-        with socket.create_connection(("127.0.0.1", self._port)) as source:
-            source.sendall(b"GET /dump HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        fields = {"host": "localhost", "connection": "close", **self._source.how.headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        with self._source.how.socket(self._source.port) as source:
+            source.sendall(f"GET /dump HTTP/1.1\r\n{head}\r\n".encode())
             while data := source.recv(1 << 18):
                 connection.sendall(data)
         connection.close()
 
 
-def select_times(port: int, chain: int) -> list[float]:
+def select_times(service: Process, chain: int) -> list[float]:
     """Milliseconds of SELECTS selections on one connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = service.how.connection(service.port)
+    headers = {"content-type": "application/json"} | service.how.headers
     body = {"model_name": "m", "tenant_id": "t", "token_ids": tokens(chain)[: 128 * BLOCK_SIZE]}
     data, times = json.dumps(body), []
     for _ in range(SELECTS):
         begin = time.perf_counter()
-        connection.request("POST", "/select", data, {"content-type": "application/json"})
+        connection.request("POST", "/select", data, headers)
         assert connection.getresponse().read()
         times.append(1e3 * (time.perf_counter() - begin))
         time.sleep(0.001)
@@ -189,51 +204,56 @@ def print_times(name: str, times: list[float]) -> None:
           f"max {times[-1]:6.2f} ms")  # fmt: skip
 
 
-READER = """
-import http.client, sys
-while True:
-    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=60)
-    connection.request("GET", "/dump", headers={"accept": sys.argv[2]})
-    response = connection.getresponse()
-    while response.read(1 << 20): pass
-    connection.close()
-"""
+def read_dumps(how: Open, port: int, accept: str) -> None:
+    """Until this process is killed."""
+    while True:
+        connection = how.connection(port)
+        connection.request("GET", "/dump", headers={"accept": accept, **how.headers})
+        response = connection.getresponse()
+        while response.read(1 << 20):
+            pass
+        connection.close()
 
 
 def selections_during_dumps(service: Process) -> None:
-    print_times("alone", select_times(service.port, 0))
+    print_times("alone", select_times(service, 0))
     for accept in ("application/json", "application/msgpack"):
-        reader = subprocess.Popen([sys.executable, "-c", READER, str(service.port), accept])
+        arguments = service.how, service.port, accept
+        reader = multiprocessing.get_context("fork").Process(target=read_dumps, args=arguments)
+        reader.start()
         time.sleep(0.5)
-        print_times(f"while {accept}", select_times(service.port, 0))
+        print_times(f"while {accept}", select_times(service, 0))
         reader.kill()
-        reader.wait()
+        reader.join()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description="How fast a service recovers, and from whom.")
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--reference-python")
+    add_flag(parser)
     arguments = parser.parse_args()
-    chains = arguments.blocks // CHAIN
+    with access(arguments.secured) as how:
+        measure(arguments.blocks // CHAIN, how, arguments.reference_python)
+
+
+def measure(chains: int, how: Open, python: str | None) -> None:
     context: zmq.Context[Any] = zmq.Context()
     engines = [Engine(context, worker_id) for worker_id in range(1, WORKERS + 1)]
-    ours = filled(engines, chains, None)
-    url = f"http://127.0.0.1:{ours.port}"
-    sizes = [len(call(ours.port, "GET", "/dump", accept=kind)[1]) for kind in
+    ours = filled(engines, chains, how, None)
+    sizes = [len(ours.call("GET", "/dump", accept=kind)[1]) for kind in
              ("application/json", "application/msgpack")]  # fmt: skip
     print(f"JSON {sizes[0]} bytes, compact {sizes[1]} bytes, {sizes[0] / sizes[1]:.1f} times less")
-    recovered("ours from ours, compact", engines, chains, ["--indexer-peers", url], None)
-    plain = JsonOnly(ours.port)
+    recovered("ours from ours, compact", engines, chains, how, ours.url, None)
+    plain = JsonOnly(ours)
     plain.start()
-    recovered("ours from ours, JSON", engines, chains, ["--indexer-peers", plain.url], None)
+    recovered("ours from ours, JSON", engines, chains, how, plain.url, None)
     selections_during_dumps(ours)
-    if arguments.reference_python:
+    if python:
         fresh = [Engine(context, engine.worker_id) for engine in engines]
-        theirs = filled(fresh, chains, arguments.reference_python)
-        flags = ["--indexer-peers", f"http://127.0.0.1:{theirs.port}"]
-        recovered("reference from reference", fresh, chains, flags, arguments.reference_python)
-        recovered("ours from reference", fresh, chains, flags, None)
+        theirs = filled(fresh, chains, OPEN, python)
+        recovered("reference from reference", fresh, chains, OPEN, theirs.url, python)
+        recovered("ours from reference", fresh, chains, how, theirs.url, None)
         theirs.stop()
     ours.stop()
     context.destroy(linger=0)

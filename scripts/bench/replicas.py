@@ -1,9 +1,8 @@
 """How fast an admission is seen by another replica, and what publishing costs.
 
-    python scripts/bench/replicas.py [--rate 2000] [--seconds 10] [--reference PYTHON] [--curve]
+    python scripts/bench/replicas.py [--rate 2000] [--seconds 10] [--secured] [--reference PYTHON]
 
-With --rate 0 only the costs are measured, with --curve those of replicas with keys, and nothing
-else.
+With --rate 0 only the costs are measured.
 
 1. Cost: CPU time that publishing a reservation adds, by prompt length: for its admission alone and
    for its whole life (admission, prefill completed, freed), on the request's path (`offer`), on the
@@ -44,6 +43,7 @@ from select_service.core.replicas import events as replica_events  # noqa: E402
 from select_service.edge.replicas.admitting import ZAP_DOMAIN, Admitting  # noqa: E402
 from select_service.edge.replicas.publisher import ReplicaPublisher  # noqa: E402
 from select_service.edge.supervised import Callbacks  # noqa: E402
+from tests.process.access import OPEN, Open, access, add_flag  # noqa: E402
 from tests.process.replica_processes import Replica, mesh  # noqa: E402
 
 CONNECTIONS = 16
@@ -156,7 +156,7 @@ def _bound(
 class Arrivals(threading.Thread):
     """Notes when admissions arrive, by reservation id."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, how: Open) -> None:
         super().__init__(daemon=True)
         self.at: dict[str, float] = {}
         self._stopping = False
@@ -164,6 +164,8 @@ class Arrivals(threading.Thread):
         self._socket = context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.RCVHWM, 1_000_000)
         self._socket.setsockopt(zmq.SUBSCRIBE, replica_events.TOPIC)
+        for option, value in how.listening_to(endpoint).items():
+            self._socket.setsockopt(option, value)
         self._socket.connect(endpoint)
 
     def run(self) -> None:
@@ -190,20 +192,20 @@ class Times(NamedTuple):
 
 
 async def reserve_at(
-    port: int, rate: float, seconds: float, with_free: bool, times: Times
+    how: Open, port: int, rate: float, seconds: float, with_free: bool, times: Times
 ) -> float:
     """Reserve, and free, at a steady rate; notes the times of each request.  Seconds it took."""
     sent, answered = times
     queue: asyncio.Queue[str | None] = asyncio.Queue()
+    fields = {"host": "localhost", "content-type": "application/json", **how.headers}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
     async def connection() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=how.trust)
 
         async def call(method: str, path: str, body: Any) -> None:
             raw = b"" if body is None else json.dumps(body).encode()
-            head = (
-                f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            )
+            head = f"{method} {path} HTTP/1.1\r\n{lines}"
             writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(raw) + raw)
             answer = await reader.readuntil(b"\r\n\r\n")
             assert answer.split(b" ", 2)[1] in (b"200", b"201"), answer
@@ -244,16 +246,16 @@ async def reserve_at(
 
 
 def visibility(
-    rate: float, seconds: float, with_free: bool, python: str | None
+    how: Open, rate: float, seconds: float, with_free: bool, python: str | None
 ) -> dict[str, float]:
     """Milliseconds from a request, and from its answer, to the arrival of its admission."""
-    with Replica(python=python) as sender, Replica() as peer:
+    with Replica(python=python, access=how) as sender, Replica(access=how) as peer:
         mesh(sender, peer)
-        arrivals = Arrivals(sender.endpoint)
+        arrivals = Arrivals(sender.endpoint, how)
         arrivals.start()
         time.sleep(1.5)
         times = Times({}, {})
-        taken = asyncio.run(reserve_at(sender.port, rate, seconds, with_free, times))
+        taken = asyncio.run(reserve_at(how, sender.port, rate, seconds, with_free, times))
         time.sleep(0.5)
         arrivals.stop()
         seen = peer.peer(sender)
@@ -275,19 +277,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--reference", default=os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON"))
     parser.add_argument("--free", action="store_true", help="free each reservation at once")
-    parser.add_argument("--curve", action="store_true", help="costs with keys")
+    add_flag(parser)
     options = parser.parse_args()
-    pair = new_pair() if options.curve else None
+    pair = new_pair() if options.secured else None
     print("us CPU per reservation  offer  on the loop  with libzmq's thread")
     for blocks in (8, 128, 2048):
         for what, cost in zip(("admission", "whole life"), costs(blocks, pair), strict=True):
             print("{:5d} blocks, {:10} {:6.2f} {:12.2f} {:21.2f}".format(blocks, what, *cost))
-    if options.curve or not options.rate:
+    if not options.rate:
         return
-    for name, python in (("ours", None), ("reference", options.reference)):
-        if name == "ours" or python:
-            result = visibility(options.rate, options.seconds, options.free, python)
-            print(name, ", ".join(f"{key} {value:.2f}" for key, value in result.items()))
+    asked = options.rate, options.seconds, options.free
+    with access(options.secured) as how:
+        tell("ours", visibility(how, *asked, None))
+    if options.reference:
+        tell("reference", visibility(OPEN, *asked, options.reference))
+
+
+def tell(name: str, result: dict[str, float]) -> None:
+    print(name, ", ".join(f"{key} {value:.2f}" for key, value in result.items()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does anything hold up the event loop or the index?  The longest steps of both, phase by phase.
 
-    python scripts/bench/soak.py [--before COMMIT] [--blocks 3000000] [--leases 20000] ...
+    python scripts/bench/soak.py [--before COMMIT] [--blocks 3000000] [--secured] ...
 
 One service in a process of its own (soak_service.py times it) and, next to each other:
 
@@ -26,13 +26,11 @@ import json
 import os
 import resource
 import signal
-import socket
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,8 @@ import fleet
 import msgspec
 from contenders import Contender, unpacked
 
-from tests.process.launched import ANSWER_S_MAX, ROOT, Launched, free_port
+from tests.process.access import Open, access, add_flag
+from tests.process.launched import ROOT, Launched, free_port
 from tests.process.running import request
 
 PROMPT_BLOCKS = 512
@@ -70,12 +69,13 @@ HEADS = (
 class Client:
     """One kept connection."""
 
-    def __init__(self, port: int) -> None:
-        self._connection = HTTPConnection("127.0.0.1", port, timeout=ANSWER_S_MAX)
+    def __init__(self, how: Open, port: int) -> None:
+        self._connection = how.connection(port)
+        self._headers = {"content-type": "application/json"} | how.headers
 
     def call(self, method: str, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
         raw = json.dumps(body).encode() if isinstance(body, dict) else body
-        self._connection.request(method, path, raw, {"content-type": "application/json"})
+        self._connection.request(method, path, raw, self._headers)
         answer = self._connection.getresponse()
         content = answer.read()
         assert answer.status // 100 == 2, f"{method} {path}: {answer.status} {content!r}"
@@ -92,11 +92,11 @@ class Client:
 class Selecting(threading.Thread):
     """Asks without pause; `take` gives the seconds that answers took since the last time."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, client: Client) -> None:
         super().__init__(daemon=True)
         known = fleet.conversation(FIRST_SEED, fleet.DEPTH_BLOCKS)
         prompt = json.loads(fleet.select_bodies([known], PROMPT_BLOCKS)[0])
-        self._client, self._body = Client(port), json.dumps(MODEL | prompt).encode()
+        self._client, self._body = client, json.dumps(MODEL | prompt).encode()
         self._ends = threading.Event()
         self._seconds: list[float] = []
 
@@ -122,19 +122,24 @@ class Selecting(threading.Thread):
 class Soak:
     """The service of one commit, its two engines and what they hold."""
 
-    def __init__(self, contender: Contender, chosen: argparse.Namespace) -> None:
-        self.chosen = chosen
+    def __init__(self, contender: Contender, chosen: argparse.Namespace, how: Open) -> None:
+        self.chosen, self.how = chosen, how
         self.port = free_port()
         place = ("--host", "127.0.0.1", "--port", str(self.port), "--log-format", "json")
         flags = ("--threads", "1", "--reservation-ttl-secs", str(LEASE_S))
         environment = {**os.environ, "PYTHONPATH": str(contender.tree)}
-        command = (*contender.command, *place, *flags)
-        self.launched = Launched(command, environment, self.port, folder=contender.tree)
+        command = (*contender.command, *place, *flags, *how.flags)
+        self.launched = Launched(
+            command, environment, self.port, folder=contender.tree, trust=how.trust
+        )
         self.launched.wait_until_healthy()
-        self.client = Client(self.port)
+        self.client = self.new_client()
         self.engines, self.crowd = fleet.Engines(2), fleet.Engines(1)
-        self.selecting = Selecting(self.port)
+        self.selecting = Selecting(self.new_client())
         self.told = 0
+
+    def new_client(self) -> Client:
+        return Client(self.how, self.port)
 
     def close(self) -> None:
         self.launched.end()
@@ -177,9 +182,10 @@ class Soak:
         until(lambda: all(self.client.overlap(each) == depth for each in lasts))
 
     def book(self) -> None:
-        with socket.create_connection(("127.0.0.1", self.port), ANSWER_S_MAX) as connection:
+        with self.how.socket(self.port) as connection:
             for first in range(0, self.chosen.leases, PIPELINED):
-                connection.sendall(b"".join(map(lease, range(first, first + PIPELINED))))
+                numbers = range(first, first + PIPELINED)
+                connection.sendall(b"".join(lease(number, self.how) for number in numbers))
                 answers = b""
                 while answers.count(b"HTTP/1.1 201 ") < PIPELINED:
                     answers += (received := connection.recv(1 << 16))
@@ -195,7 +201,7 @@ class Soak:
             time.sleep(max(0.0, self.booked_at + LEASE_S + 1.0 - time.monotonic()))
         finally:
             os.kill(self.launched.process.pid, signal.SIGCONT)
-        self.client, self.selecting = Client(self.port), Selecting(self.port)
+        self.client, self.selecting = self.new_client(), Selecting(self.new_client())
         self.selecting.start()
         until(lambda: self.client.call("GET", "/reservations")["total"] == 0)
 
@@ -243,8 +249,8 @@ def reservation(number: int, blocks: int) -> dict[str, Any]:
     }
 
 
-def lease(number: int) -> bytes:
-    return request("POST", "/reservations", reservation(number, LEASE_BLOCKS))
+def lease(number: int, how: Open) -> bytes:
+    return request("POST", "/reservations", reservation(number, LEASE_BLOCKS), **how.headers)
 
 
 PHASES: dict[str, Callable[[Soak], None]] = {
@@ -267,8 +273,8 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(POLL_S)
 
 
-def soaked(contender: Contender, chosen: argparse.Namespace) -> None:
-    soak = Soak(contender, chosen)
+def soaked(contender: Contender, chosen: argparse.Namespace, how: Open) -> None:
+    soak = Soak(contender, chosen, how)
     with contextlib.closing(soak):
         for worker, endpoint in enumerate(soak.engines.endpoints, start=1):
             soak.register(worker, kv_events_endpoint=endpoint)
@@ -308,12 +314,13 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=3_000_000, help="in the index")
     parser.add_argument("--leases", type=int, default=20_000, help=f"a multiple of {PIPELINED}")
     parser.add_argument("--only-before", action="store_true", help="not the sources of now")
+    add_flag(parser)
     chosen = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with contenders(chosen.before) as found:
+    with contenders(chosen.before) as found, access(chosen.secured) as how:
         for contender in found[: 1 if chosen.only_before else None]:
-            soaked(contender, chosen)
+            soaked(contender, chosen, how)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from select_service.client import AsyncLease, AsyncSelector, SelectorError
 from tests.patience import eventually
+from tests.process.access import OPEN, Open
 from tests.process.replica_processes import Replica
 
 TTL_S = 6.0
@@ -123,12 +124,22 @@ def held(replica: Replica) -> list[str]:
 
 
 async def outage(
-    replicas: Sequence[Replica], leases: int, at_once: int, lease_s: float, every_s: float
+    replicas: Sequence[Replica],
+    leases: int,
+    at_once: int,
+    lease_s: float,
+    every_s: float,
+    access: Open = OPEN,
 ) -> Outage:
-    """replicas: in a mesh, with `FLAGS`; every_s: seconds from one kill to the next"""
-    urls = [f"http://127.0.0.1:{each.port}" for each in replicas]
+    """replicas: in a mesh, with `FLAGS`; every_s: seconds from one kill to the next
+
+    access: that of the replicas
+    """
+    urls = [each.url for each in replicas]
     killer = Killer(replicas, every_s)
-    async with AsyncSelector(urls, model_name="m", tenant_id="t") as selector:
+    async with AsyncSelector(
+        urls, model_name="m", tenant_id="t", api_key=access.api_key, ssl_context=access.trust
+    ) as selector:
         crowd = Crowd(selector, lease_s)
         killing = asyncio.create_task(killer.kill())
         await asyncio.gather(*(crowd.ask(range(i, leases, at_once)) for i in range(at_once)))

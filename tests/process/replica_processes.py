@@ -1,13 +1,12 @@
 """Selector processes that share load, ours or the reference's, and a client for them."""
 
-import http.client
 import json
 from urllib.parse import quote
 
 from tests.builders import worker_body
 from tests.patience import eventually
+from tests.process.access import OPEN
 from tests.process.launched import (
-    ANSWER_S_MAX,
     Launched,
     free_port,
     own_command,
@@ -22,8 +21,10 @@ TENANT = {"tenant_id": "t", "routing_group": "t"}
 class Replica:
     """One process; `sync_port` is where it publishes.  KV events are off."""
 
-    def __init__(self, *flags, python=None):
+    def __init__(self, *flags, python=None, access=OPEN):
         self.port, self.sync_port = free_port(), free_port()
+        self._access = access
+        flags = (*access.flags, *access.replica(self.endpoint, self.port), *flags)
         own = ("--port", str(self.port), "--threads", "1", "--replica-sync-port")
         flags = (*own, str(self.sync_port), *flags)
         self._environment = {"DYN_USE_KV_EVENTS": "false"}
@@ -40,6 +41,10 @@ class Replica:
         return f"tcp://127.0.0.1:{self.sync_port}"
 
     @property
+    def url(self):
+        return self._access.url(self.port)
+
+    @property
     def process(self):
         return self._launched.process
 
@@ -51,7 +56,9 @@ class Replica:
         self.kill()
 
     def start(self):
-        self._launched = Launched(self._command, self._environment, self.port)
+        self._launched = Launched(
+            self._command, self._environment, self.port, trust=self._access.trust
+        )
         self._launched.wait_until_healthy()
 
     def kill(self):
@@ -65,9 +72,10 @@ class Replica:
 
     def call(self, method, path, body=None):
         """(status, answer)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
+        connection = self._access.connection(self.port)
         try:
             headers = {} if body is None else {"content-type": "application/json"}
+            headers |= self._access.headers
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             raw = answer.read()

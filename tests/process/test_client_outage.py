@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.process.access import access
 from tests.process.client_outage import FLAGS, outage
 from tests.process.replica_processes import Replica, mesh
 
@@ -12,11 +13,13 @@ pytestmark = pytest.mark.process
 LEASES = 300
 
 
-def test_every_caller_is_served_or_told_and_nothing_stays():
+@pytest.mark.parametrize("is_secured", [False, True])
+def test_every_caller_is_served_or_told_and_nothing_stays(is_secured):
     with ExitStack() as kept:
-        replicas = [kept.enter_context(Replica(*FLAGS)) for _ in range(3)]
+        how = kept.enter_context(access(is_secured))
+        replicas = [kept.enter_context(Replica(*FLAGS, access=how)) for _ in range(3)]
         mesh(*replicas)
-        seen = asyncio.run(outage(replicas, LEASES, at_once=10, lease_s=0.4, every_s=2.0))
+        seen = asyncio.run(outage(replicas, LEASES, 10, lease_s=0.4, every_s=2.0, access=how))
     assert seen.served + seen.told.total() == LEASES
     assert seen.served >= 0.9 * LEASES
     assert seen.kills >= 2

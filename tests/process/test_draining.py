@@ -14,8 +14,10 @@ import pytest
 
 from tests.builders import worker_body
 from tests.patience import PATIENCE_S, eventually
+from tests.process.access import OPEN, Open, Secured, access
 from tests.process.launched import Launched, free_port, own_command, own_environment
 from tests.process.running import Running, request
+from tests.process.tls_running import SecuredRunning
 
 pytestmark = pytest.mark.process
 
@@ -26,8 +28,9 @@ MANY_CLIENTS = 64
 LOOPS = (("--input-loops", "1"), ())
 
 
-def draining(*flags: str, drain_s: float = DRAIN_S) -> Running:
-    service = Running("--threads", "1", "--drain-secs", str(drain_s), *flags)
+def draining(*flags: str, drain_s: float = DRAIN_S, how: Open = OPEN) -> Running:
+    flags = ("--threads", "1", "--drain-secs", str(drain_s), *flags)
+    service = SecuredRunning(how, *flags) if isinstance(how, Secured) else Running(*flags)
     assert service.call("POST", "/workers", worker_body(1)).status == 201
     return service
 
@@ -81,9 +84,9 @@ def test_an_interrupt_does_not_drain():
 class Fleet:
     """Three selectors, and which of them say that they are ready."""
 
-    def __init__(self, *flags: str) -> None:
-        self._flags = flags
-        self._services = [draining(*flags) for _ in range(3)]
+    def __init__(self, *flags: str, how: Open = OPEN) -> None:
+        self._flags, self._how = flags, how
+        self._services = [draining(*flags, how=how) for _ in range(3)]
         self._ready = [service.port for service in self._services]
         self._next = itertools.count()
 
@@ -97,7 +100,7 @@ class Fleet:
             eventually(lambda service=service: service.call("GET", "/ready").status == 503)
             self._ready = [port for port in self._ready if port != service.port]
             assert service.process.wait(PATIENCE_S) == 0
-            self._services[number] = draining(*self._flags)
+            self._services[number] = draining(*self._flags, how=self._how)
             self._ready = [*self._ready, self._services[number].port]
 
     def end(self) -> None:
@@ -108,22 +111,21 @@ class Fleet:
 class Client(threading.Thread):
     """Keeps its connection as long as the service does, and never tries anything twice."""
 
-    def __init__(self, pick: Callable[[], int]) -> None:
+    def __init__(self, pick: Callable[[], int], how: Open = OPEN) -> None:
         super().__init__()
-        self._pick, self._ends = pick, threading.Event()
+        self._pick, self._how, self._ends = pick, how, threading.Event()
         self.answered, self.failures = 0, list[str]()
         self.statuses = set[int]()
 
     def run(self) -> None:
         body = json.dumps(PROMPT).encode()
+        headers = {"content-type": "application/json"} | self._how.headers
         connection: http.client.HTTPConnection | None = None
         while not self._ends.is_set():
             if connection is None:
-                connection = http.client.HTTPConnection(
-                    "127.0.0.1", self._pick(), timeout=PATIENCE_S
-                )
+                connection = self._how.connection(self._pick(), PATIENCE_S)
             try:
-                connection.request("POST", "/select", body, {"content-type": "application/json"})
+                connection.request("POST", "/select", body, headers)
                 answer = connection.getresponse()
                 answer.read()
             except (OSError, http.client.HTTPException) as error:
@@ -144,9 +146,11 @@ class Client(threading.Thread):
 
 
 @contextlib.contextmanager
-def clients_of(pick: Callable[[], int], n_clients: int = CLIENTS) -> Iterator[list[Client]]:
+def clients_of(
+    pick: Callable[[], int], n_clients: int = CLIENTS, how: Open = OPEN
+) -> Iterator[list[Client]]:
     """No request of theirs has failed in the end."""
-    clients = [Client(pick) for _ in range(n_clients)]
+    clients = [Client(pick, how) for _ in range(n_clients)]
     for client in clients:
         client.start()
     try:
@@ -162,15 +166,30 @@ def all_get_answers(clients: list[Client]) -> None:
     eventually(lambda: all(c.answered > n for c, n in zip(clients, seen, strict=True)))
 
 
+many = pytest.mark.parametrize(
+    "n_clients", [CLIENTS, pytest.param(MANY_CLIENTS, marks=pytest.mark.slow)]
+)
+
+
+@many
 @pytest.mark.parametrize("flags", LOOPS)
-@pytest.mark.parametrize("n_clients", [CLIENTS, pytest.param(MANY_CLIENTS, marks=pytest.mark.slow)])
 def test_no_request_fails_while_one_process_after_the_other_is_restarted(n_clients, flags):
-    fleet = Fleet(*flags)
+    nobody_loses_a_request(Fleet(*flags), n_clients)
+
+
+@many
+def test_none_fails_with_keys_and_tls_either(n_clients):
+    with access(is_secured=True) as how:
+        nobody_loses_a_request(Fleet(how=how), n_clients, how)
+
+
+def nobody_loses_a_request(fleet: Fleet, n_clients: int, how: Open = OPEN) -> None:
     try:
-        with clients_of(fleet.pick, n_clients) as clients:
+        with clients_of(fleet.pick, n_clients, how) as clients:
             fleet.restart_each()
             all_get_answers(clients)
         assert {client.statuses == {200} for client in clients} == {True}
+        print(f"{sum(client.answered for client in clients)} requests, none failed")
     finally:
         fleet.end()
 

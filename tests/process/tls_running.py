@@ -1,6 +1,9 @@
-"""The real command behind TLS, as `Running` is without."""
+"""The real command behind TLS, as `Running` is without, and with keys besides."""
 
-from tests.process.running import Running
+from typing import Any
+
+from tests.process.access import Secured
+from tests.process.running import Answer, Running
 from tests.tls.certificates import Issued, authority, believing
 from tests.tls.served import TlsClient
 
@@ -15,3 +18,18 @@ class TlsRunning(Running):
 
     def client(self) -> TlsClient:
         return TlsClient(self.port, self.trust)
+
+
+class SecuredRunning(Running):
+    """Called with a key that may call everything but what replicas do."""
+
+    def __init__(self, how: Secured, *flags: str, **environment: str) -> None:
+        self._how = how
+        super().__init__(*how.flags, *flags, trust=how.trust, **environment)
+
+    def client(self) -> TlsClient:
+        assert self._how.trust is not None
+        return TlsClient(self.port, self._how.trust)
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        return super().call(method, path, body, **self._how.headers, **headers)

@@ -1,0 +1,129 @@
+"""How the services of a fleet are called, and call each other: openly, or with all that they offer
+against others: keys, TLS and CURVE.  For tests and measurements alike.
+
+A certificate holds for this machine alone, and is valid for days; every key is new.
+"""
+
+import argparse
+import http.client
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from indexer.sockets.curve import CurvePair, CurveServer, connecting_options, new_pair
+from tests.access.keys import entry, keys_file, secret
+from tests.process.launched import ANSWER_S_MAX
+from tests.tls.certificates import authority, believing
+
+HOST = "127.0.0.1"
+
+
+class Open:
+    """Whoever reaches a port may call everything, and everybody on the way can read it.
+
+    flags: of every service;  trust: of whoever calls, None: it is no https
+    """
+
+    scheme = "http"
+    flags: tuple[str, ...] = ()
+    api_key: str | None = None
+    trust: ssl.SSLContext | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request."""
+        return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+
+    def url(self, port: int) -> str:
+        return f"{self.scheme}://{HOST}:{port}"
+
+    def connection(self, port: int, timeout_s: float = ANSWER_S_MAX) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(HOST, port, timeout=timeout_s)
+
+    def socket(self, port: int) -> socket.socket:
+        """To send bytes as they are."""
+        return socket.create_connection((HOST, port), ANSWER_S_MAX)
+
+    def replica(self, endpoint: str, port: int) -> tuple[str, ...]:
+        """The flags of one more replica: where it publishes, and serves HTTP."""
+        return ()
+
+    def listening_to(self, endpoint: str) -> dict[int, Any]:
+        """The options of a socket that listens to a replica."""
+        return {}
+
+
+OPEN: Final = Open()
+
+
+class Secured(Open):
+    """Callers and replicas have keys, HTTP is behind TLS, the replica plane is CURVE."""
+
+    scheme = "https"
+
+    def __init__(self, folder: Path) -> None:
+        """folder: for keys.  Skips a test where there is no openssl."""
+        shown, ca = authority().issue(), authority().file
+        keys = keys_file(folder, entry("caller", "caller", "operator"), entry("peer", "replica"))
+        peer = _private(folder / "peer.key", secret("peer").encode())
+        self.trust, self.api_key = believing(ca), secret("caller")
+        self.flags = (
+            *("--tls-cert", str(shown.certificate), "--tls-key", str(shown.key)),
+            *("--tls-ca", str(ca), "--api-keys-file", str(keys)),
+            *("--peer-api-key-file", str(peer), "--connect-to-loopback"),
+        )
+        self._folder, self._replicas = folder, folder / "replicas.toml"
+        self._pairs: dict[str, CurvePair] = {}
+        self._listener = new_pair()
+        self._replicas.write_text(_known("listener", self._listener))
+
+    def connection(self, port: int, timeout_s: float = ANSWER_S_MAX) -> http.client.HTTPConnection:
+        return http.client.HTTPSConnection(HOST, port, timeout=timeout_s, context=self.trust)
+
+    def socket(self, port: int) -> socket.socket:
+        assert self.trust is not None
+        return self.trust.wrap_socket(super().socket(port), server_hostname=HOST)
+
+    def replica(self, endpoint: str, port: int) -> tuple[str, ...]:
+        pair = self._pairs[endpoint] = new_pair()
+        name = f"replica-{len(self._pairs)}"
+        own = _private(self._folder / f"{name}.key", pair.secret)
+        with self._replicas.open("a") as file:
+            file.write(_known(name, pair, endpoint=endpoint, url=self.url(port)))
+        return ("--replica-key-file", str(own), "--replica-keys-file", str(self._replicas))
+
+    def listening_to(self, endpoint: str) -> dict[int, Any]:
+        return connecting_options(CurveServer(self._pairs[endpoint].public, self._listener))
+
+
+@contextmanager
+def access(is_secured: bool) -> Iterator[Open]:
+    """Its files go with it."""
+    if not is_secured:
+        yield OPEN
+        return
+    with TemporaryDirectory() as folder:
+        yield Secured(Path(folder))
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """Of a measurement: `secured`, for `access`."""
+    told = "with keys of callers and replicas, TLS and CURVE"
+    parser.add_argument("--secured", action="store_true", help=told)
+
+
+def _private(path: Path, content: bytes) -> Path:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content + b"\n")
+    return path
+
+
+def _known(name: str, pair: CurvePair, **fields: str) -> str:
+    """The entry of a replica in TOML."""
+    given = {"name": name, "public_key": pair.public.decode(), **fields}
+    return "[[replicas]]\n" + "".join(f"{key} = '{text}'\n" for key, text in given.items())
