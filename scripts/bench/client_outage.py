@@ -35,7 +35,9 @@ def main() -> None:
     given = parser.parse_args()
     with ExitStack() as kept:
         how = kept.enter_context(access(given.secured))
-        replicas = [kept.enter_context(Replica(*FLAGS, access=how)) for _ in range(3)]
+        replicas = [Replica(*FLAGS, access=how) for _ in range(3)]
+        for each in replicas:
+            kept.enter_context(each)
         mesh(*replicas)
         begin = time.perf_counter()
         work = outage(replicas, given.leases, given.at_once, LEASE_S, given.every, how)

@@ -249,7 +249,8 @@ def visibility(
     how: Open, rate: float, seconds: float, with_free: bool, python: str | None
 ) -> dict[str, float]:
     """Milliseconds from a request, and from its answer, to the arrival of its admission."""
-    with Replica(python=python, access=how) as sender, Replica(access=how) as peer:
+    both = Replica(python=python, access=how), Replica(access=how)
+    with both[0] as sender, both[1] as peer:
         mesh(sender, peer)
         arrivals = Arrivals(sender.endpoint, how)
         arrivals.start()

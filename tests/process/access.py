@@ -50,7 +50,10 @@ class Open:
         return socket.create_connection((HOST, port), ANSWER_S_MAX)
 
     def replica(self, endpoint: str, port: int) -> tuple[str, ...]:
-        """The flags of one more replica: where it publishes, and serves HTTP."""
+        """The flags of one more replica: where it publishes, and serves HTTP.
+
+        Those that run already know its key a second later.
+        """
         return ()
 
     def listening_to(self, endpoint: str) -> dict[int, Any]:

@@ -17,7 +17,9 @@ LEASES = 300
 def test_every_caller_is_served_or_told_and_nothing_stays(is_secured):
     with ExitStack() as kept:
         how = kept.enter_context(access(is_secured))
-        replicas = [kept.enter_context(Replica(*FLAGS, access=how)) for _ in range(3)]
+        replicas = [Replica(*FLAGS, access=how) for _ in range(3)]
+        for each in replicas:
+            kept.enter_context(each)
         mesh(*replicas)
         seen = asyncio.run(outage(replicas, LEASES, 10, lease_s=0.4, every_s=2.0, access=how))
     assert seen.served + seen.told.total() == LEASES
