@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.keys import BATCH, Measured, connected, cost_us
+from scripts.bench.keys import BATCH, Measured, connected, costs_us
 from select_service.api.application import Application
 from select_service.fast.protocol import Lean
 from select_service.fast.service_answerer import ServiceAnswerer
@@ -91,11 +91,8 @@ def show(kinds: dict[str, list[float]], beside: str) -> None:
 def without_spans(rounds: int) -> None:
     with asyncio.Runner() as runner:
         sides = {kind: compiled(runner, *how) for kind, how in COMPILED.items()}
-        took: dict[str, list[float]] = {kind: [] for kind in sides}
-        for number in range(rounds):
-            for kind in sides if number % 2 else reversed(list(sides)):
-                took[kind].append(runner.run(cost_us(sides[kind])))
-    show(took, "off, with a traceparent")
+        took = [runner.run(costs_us(sides)) for _ in range(rounds)]
+    show({kind: [each[kind] for each in took] for kind in sides}, "off, with a traceparent")
 
 
 def with_spans(rounds: int, seconds: float) -> None:
