@@ -30,9 +30,9 @@ class Options(TypedDict, total=False):
     """Makes token ids of a `prompt` that is a text."""
     trace_headers: Callable[[], Mapping[str, str]]
     """Headers of the caller's trace, asked when a lease or a call begins."""
-    api_key: str
+    api_key: str | None
     """Sent as `Authorization: Bearer`."""
-    ssl_context: SSLContext
+    ssl_context: SSLContext | None
     """Of selectors with https URLs: whom to believe, and which certificate to show. Without, public
     CAs are believed."""
     transport: TransportName

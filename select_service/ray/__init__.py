@@ -4,8 +4,10 @@
 them, with its service in a `process` of its own.  `router` chooses replicas of Serve, which
 register themselves (`replica`) and say how requests go on (`reporting`).  `following` keeps the
 catalog of all selectors (`one_selector`) in step with actors and replicas (`sources`).
-`selection_service` lets Ray's own KV-aware router ask selectors.
-Only this room imports ray, and of the rest of the service it knows the client and the bodies.
+`selection_service` lets Ray's own KV-aware router ask selectors.  `credentials` is what all of them
+show to selectors.
+Only this room imports ray; of the rest of the service it knows the client, the bodies, and how
+commands present a key and read a CA.
 """
 
 from select_service.ray.fleet import deploy, find, remove

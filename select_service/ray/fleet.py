@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import ray
 
+from select_service.ray.credentials import Credentials
 from select_service.ray.members import NAMESPACE, addresses, members
 from select_service.ray.process import START_S_MAX
 from select_service.ray.selector_actor import SelectorActor
@@ -29,6 +30,8 @@ def deploy(
     flags: Sequence[str] = (),
     num_cpus: float = 1,
     environment: Mapping[str, str] | None = None,
+    api_key_file: str | None = None,
+    ca_file: str | None = None,
 ) -> list[str]:
     """Start so many selectors, as replicas of each other, on as many nodes as there are.
 
@@ -37,6 +40,9 @@ def deploy(
         the two after that, and so on; where one is taken, at any that is free.
     flags: of the command `select-service`, such as `("--policy", "least_work")`.
     num_cpus: what Ray reserves for each.  environment: variables of each process.
+    api_key_file: on every node, the key that they show to each other, of the roles operator and
+        replica; needed where `flags` have `--api-keys-file`.
+    ca_file: on every node, whom they believe, where `flags` have `--tls-cert`.
     Returns the URLs of all, once they answer.  Raises ValueError, RayActorError, and
     GetTimeoutError when one takes more than START_S_MAX seconds.
     """
@@ -44,6 +50,7 @@ def deploy(
         raise ValueError(f"replicas: {replicas} is not 1 to {REPLICAS_MAX}")
     if not ray.is_initialized():
         ray.init()
+    credentials = Credentials(api_key_file, ca_file)
     options = {
         "namespace": NAMESPACE,
         "lifetime": "detached",
@@ -55,7 +62,7 @@ def deploy(
     actors = [
         ray.remote(SelectorActor)
         .options(name=f"{name}-{index}", **options)
-        .remote(name, port + 2 * index, tuple(flags), dict(environment or {}))
+        .remote(name, port + 2 * index, tuple(flags), dict(environment or {}), credentials)
         for index in range(replicas)
     ]
     answers = [actor.address.remote() for actor in actors]

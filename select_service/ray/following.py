@@ -16,6 +16,7 @@ from typing import NamedTuple
 import httpx
 
 from select_service.bodies.workers import WorkerRegistration
+from select_service.ray.credentials import Credentials
 from select_service.ray.one_selector import OneSelector
 
 INTERVAL_S = 2.0
@@ -51,11 +52,17 @@ class Follower:
         *,
         interval_s: float = INTERVAL_S,
         revives: bool = True,
+        api_key_file: str | None = None,
+        ca_file: str | None = None,
     ) -> None:
         """urls: of all selectors, asked for anew in each turn; raises LookupError for none.
 
         revives: register what somebody else has deleted and the source still has
+        api_key_file, ca_file: see `deploy`; the key needs the role operator.
+        Raises ValueError for one that cannot be read.
         """
+        self._credentials = Credentials(api_key_file, ca_file)
+        self._credentials.options()
         self._source = source
         self._urls = urls
         self._interval_s = interval_s
@@ -112,7 +119,7 @@ class Follower:
     ) -> bool:
         """Only what differs is sent: what this selector lacks, and what has changed since."""
         told = self._told[url]
-        with suppress(httpx.HTTPError), OneSelector(url) as selector:
+        with suppress(httpx.HTTPError), OneSelector(url, self._credentials) as selector:
             known = selector.known()
             for worker_id, worker in wanted.items():
                 if known.get(worker_id) is False and not self._revives:

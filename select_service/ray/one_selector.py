@@ -12,6 +12,7 @@ import httpx
 import msgspec
 
 from select_service.bodies.workers import WorkerRecord, WorkerRegistration
+from select_service.ray.credentials import NONE, Credentials
 
 CALL_S_MAX = 5.0
 """Seconds for one call."""
@@ -22,9 +23,15 @@ REGISTERED_FIELDS = frozenset(WorkerRegistration.__struct_fields__)
 class OneSelector:
     """Raises httpx.HTTPError when a call fails or is refused."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, credentials: Credentials = NONE) -> None:
+        """Raises ValueError for a CA that cannot be read."""
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=CALL_S_MAX)
+        self._http = httpx.Client(
+            base_url=url,
+            timeout=CALL_S_MAX,
+            auth=credentials.auth(),
+            verify=credentials.ssl_context() or True,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -86,10 +93,12 @@ def registration(record: WorkerRecord) -> WorkerRegistration:
     return msgspec.convert(given, WorkerRegistration, strict=False)
 
 
-def remove_everywhere(urls: Callable[[], Iterable[str]], worker_ids: Iterable[int]) -> None:
+def remove_everywhere(
+    urls: Callable[[], Iterable[str]], worker_ids: Iterable[int], credentials: Credentials = NONE
+) -> None:
     """Remove workers from all selectors that answer; followers see to the others."""
     with suppress(LookupError):
         for url in urls():
-            with suppress(httpx.HTTPError), OneSelector(url) as selector:
+            with suppress(httpx.HTTPError), OneSelector(url, credentials) as selector:
                 for worker_id in worker_ids:
                     selector.remove(worker_id)

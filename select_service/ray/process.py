@@ -18,6 +18,7 @@ POLL_S = 0.05
 PORT_WAIT_S = 3.0
 """How long a port is waited for that the process before may only just have left."""
 PR_SET_PDEATHSIG = 1
+CERTIFICATE_FLAG, CERTIFICATE_VARIABLE = "--tls-cert", "SELECT_SERVICE_TLS_CERT"
 
 
 def launch(flags: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -32,6 +33,12 @@ def launch(flags: Sequence[str], environment: Mapping[str, str]) -> subprocess.P
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
         preexec_fn=_tied() if sys.platform == "linux" else None,
     )
+
+
+def serves_tls(flags: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Will a service with these flags and variables answer under https?"""
+    names = {flag.partition("=")[0] for flag in flags}
+    return CERTIFICATE_FLAG in names or bool(environment.get(CERTIFICATE_VARIABLE))
 
 
 def take_port(preferred: int) -> int:

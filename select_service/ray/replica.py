@@ -14,17 +14,24 @@ INTERVAL_S = 5.0
 """How often a replica looks whether all selectors know it."""
 
 
-def register_replica(*, selectors: str | Sequence[str] = NAME, **facts: Any) -> Follower:
+def register_replica(
+    *,
+    selectors: str | Sequence[str] = NAME,
+    api_key_file: str | None = None,
+    ca_file: str | None = None,
+    **facts: Any,
+) -> Follower:
     """Make the replica that calls this a worker of all selectors, as long as it lives.
 
     selectors: the name with which they were deployed, or their URLs.
+    api_key_file, ca_file: see `deploy`; the key needs the role operator.
     facts: fields of a registration, as `model_name`, `block_size`, `kv_events_endpoint`,
         `replay_endpoint`, `max_num_batched_tokens` and `total_kv_blocks`; worker id and endpoint
         are those of the replica.
     Close the answer in the `__del__` of the deployment, which Serve calls when a replica has run
     what it had: that takes the worker out of the selectors.  So do the routers that see the
     replica go, and what was taken out is not registered again.
-    Raises ValueError for a wrong field, and RayServeException outside of a replica.
+    Raises ValueError for a wrong field or file, and RayServeException outside of a replica.
     """
     replica_id = serve.get_replica_context().replica_id
     own = {
@@ -33,7 +40,12 @@ def register_replica(*, selectors: str | Sequence[str] = NAME, **facts: Any) -> 
     }
     worker = described({**own, **facts})
     return Follower(
-        lambda: Seen([worker], True), found_by(selectors), interval_s=INTERVAL_S, revives=False
+        lambda: Seen([worker], True),
+        found_by(selectors),
+        interval_s=INTERVAL_S,
+        revives=False,
+        api_key_file=api_key_file,
+        ca_file=ca_file,
     )
 
 

@@ -27,7 +27,9 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from select_service.client import AsyncLease, Refused, SelectorError
 from select_service.client.lease_fields import LeaseFields
+from select_service.client.options import Options
 from select_service.client.progress import Outcome
+from select_service.ray.credentials import Credentials
 from select_service.ray.fleet import NAME, found_by
 from select_service.ray.found_selectors import FoundSelectors
 from select_service.ray.one_selector import remove_everywhere
@@ -68,16 +70,25 @@ class SelectServiceRouter(RequestRouter):  # type: ignore[misc]
         selectors: str | Sequence[str] = NAME,
         reservation_kwarg: str | None = None,
         deadline_s: float = DEADLINE_S,
+        api_key_file: str | None = None,
+        ca_file: str | None = None,
     ) -> None:
         """selectors: the name with which they were deployed, or their URLs.
 
         reservation_kwarg: argument of the deployment's method in which a replica is told where to
             report, for `Report`; nothing is told when left out.
+        api_key_file, ca_file: see `deploy`, on the node of whoever has the handle; the key needs
+            the roles caller and operator.
         """
+        self._credentials = Credentials(api_key_file, ca_file)
         self._urls = found_by(selectors)
-        self._found = FoundSelectors(
-            self._urls, model_name=model_name, tenant_id=tenant_id, deadline_s=deadline_s
-        )
+        options: Options = {
+            **self._credentials.options(),
+            "model_name": model_name,
+            "tenant_id": tenant_id,
+            "deadline_s": deadline_s,
+        }
+        self._found = FoundSelectors(self._urls, **options)
         self._reservation_kwarg = reservation_kwarg
         self._bookings: OrderedDict[int, Booking] = OrderedDict()
         self._keys: dict[tuple[ReplicaID, str], list[int]] = {}
@@ -225,7 +236,7 @@ class SelectServiceRouter(RequestRouter):  # type: ignore[misc]
         for key in [key for key, each in self._bookings.items() if each.replica_id in gone]:
             self._end(key, outcome)
         worker_ids = [worker_id_of(replica_id.unique_id) for replica_id in gone]
-        removal = asyncio.to_thread(remove_everywhere, self._urls, worker_ids)
+        removal = asyncio.to_thread(remove_everywhere, self._urls, worker_ids, self._credentials)
         task = self._event_loop.create_task(removal)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)

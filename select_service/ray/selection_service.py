@@ -26,12 +26,15 @@ from select_service.bodies.reservations import ReservationRequest
 from select_service.bodies.selection import SelectAndReserveRequest
 from select_service.bodies.workers import WorkerRegistration
 from select_service.client import AsyncSelector, Refused, SelectorError
+from select_service.ray.credentials import Credentials
 from select_service.ray.fleet import NAME, found_by
 from select_service.ray.following import Follower, Seen
 from select_service.ray.found_selectors import FoundSelectors
 
 VARIABLE = "SELECT_SERVICE_URLS"
 """Comma-separated URLs of selectors; otherwise those that `deploy` started are found by name."""
+KEY_VARIABLE, CA_VARIABLE = "SELECT_SERVICE_CLIENT_KEY_FILE", "SELECT_SERVICE_CLIENT_CA_FILE"
+"""Files of the key that is shown to selectors, and of whom to believe; see `deploy`."""
 OTHERS_MAX = 65_536
 """Reservations of other ingress replicas that are remembered."""
 IN_USE, UNKNOWN = 409, 404
@@ -65,12 +68,18 @@ class SelectionService:
     """
 
     def __init__(self, indexer_threads: int = 4) -> None:
-        """indexer_threads: of an index that is in this process; ours are in the selectors."""
+        """indexer_threads: of an index that is in this process; ours are in the selectors.
+
+        Raises ValueError for a file of the environment that cannot be read.
+        """
         given = [url for url in os.environ.get(VARIABLE, "").split(",") if url]
         urls = found_by(given or NAME)
         self._workers: dict[int, WorkerRegistration] = {}
-        self._follower = Follower(lambda: Seen(list(self._workers.values()), True), urls)
-        self._found = FoundSelectors(urls)
+        shown = Credentials(os.environ.get(KEY_VARIABLE), os.environ.get(CA_VARIABLE))
+        self._follower = Follower(
+            lambda: Seen(list(self._workers.values()), True), urls, **shown._asdict()
+        )
+        self._found = FoundSelectors(urls, **shown.options())
         self._others: OrderedDict[str, None] = OrderedDict()
         self._under_way: set[asyncio.Task[None]] = set()
 

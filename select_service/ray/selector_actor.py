@@ -17,9 +17,10 @@ from subprocess import TimeoutExpired
 import httpx
 import ray
 
+from select_service.ray.credentials import Credentials
 from select_service.ray.members import Address, addresses, members
 from select_service.ray.one_selector import OneSelector
-from select_service.ray.process import POLL_S, START_S_MAX, launch, take_port
+from select_service.ray.process import POLL_S, START_S_MAX, launch, serves_tls, take_port
 
 TEND_S = 1.0
 """Between two looks at who the replicas are and how the service is."""
@@ -35,10 +36,15 @@ class SelectorActor:
     """Lives as long as its service does."""
 
     def __init__(
-        self, deployment: str, port: int, flags: tuple[str, ...], environment: dict[str, str]
+        self,
+        deployment: str,
+        port: int,
+        flags: tuple[str, ...],
+        environment: dict[str, str],
+        credentials: Credentials,
     ) -> None:
         """port: preferred for HTTP; the one after it for what replicas tell each other."""
-        self._deployment = deployment
+        self._deployment, self._credentials = deployment, credentials
         context = ray.get_runtime_context()
         self._name = context.get_actor_name()
         self._peers: dict[str, str] = {}
@@ -47,13 +53,14 @@ class SelectorActor:
             take_port(port),
             take_port(port + 1),
         )
+        scheme = "https" if serves_tls(flags, environment) else "http"
         self._address = Address(
-            f"http://{host}:{http_port}", f"tcp://{host}:{sync_port}", context.get_node_id()
+            f"{scheme}://{host}:{http_port}", f"tcp://{host}:{sync_port}", context.get_node_id()
         )
         others = self._others()
         places = self._places(http_port, sync_port, others.values())
         self._process = launch([*places, *flags], environment)
-        self._own = OneSelector(self._address.url)
+        self._own = OneSelector(self._address.url, credentials)
         self._wait_until_healthy()
         self._join(others)
         self._register_what_others_know(others.values())
@@ -70,6 +77,10 @@ class SelectorActor:
         flags += ["--replica-sync-insecure"]
         flags += ["--port", str(http_port), "--replica-sync-port", str(sync_port)]
         flags += ["--advertise-url", self._address.url]
+        if self._credentials.api_key_file is not None:
+            flags += ["--peer-api-key-file", self._credentials.api_key_file]
+        if self._credentials.ca_file is not None:
+            flags += ["--tls-ca", self._credentials.ca_file]
         urls = ",".join(other.url for other in others)
         return [*flags, "--indexer-peers", urls] if urls else flags
 
@@ -90,7 +101,7 @@ class SelectorActor:
     def _register_what_others_know(self, others: Iterable[Address]) -> None:
         """Workers are told to those selectors that are there; this one may not have been."""
         for other in others:
-            with suppress(httpx.HTTPError), OneSelector(other.url) as peer:
+            with suppress(httpx.HTTPError), OneSelector(other.url, self._credentials) as peer:
                 known = self._own.known()
                 for worker_id, worker in peer.workers().items():
                     if worker_id not in known:

@@ -90,7 +90,7 @@ def service_pids(first_port: int) -> dict[int, int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             words = _command(folder)
-            match = re.search(r"-m select_service --port (\d+)", words)
+            match = re.search(r"-m select_service .*? --port (\d+)", words)
             if match and first_port <= int(match[1]) < first_port + PORTS_APART:
                 found[int(match[1])] = int(folder.name)
     return found
