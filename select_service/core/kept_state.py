@@ -75,7 +75,8 @@ def _worker(
     if kept.source is not None and not is_known:
         yield f"worker {kept.given.worker_id}: there is no source `{kept.source}` any more"
         return
-    yield from (None for _ in selector.fleet.making_room(selector.fleet.registered(kept.given)))
+    fleet = selector.fleet
+    yield from (None for _ in fleet.making_room(fleet.catalog.registered(kept.given)))
     selector.register(kept.given)
     if kept.drain is not None:
         selector.draining.again(kept.given.worker_id, "operator", kept.drain.migrate)

@@ -1,5 +1,7 @@
 """Workers, their owners, thresholds and shedding come back as they were."""
 
+from itertools import pairwise
+
 import msgspec
 
 from select_service.bodies.admission import BusyThresholdChange
@@ -7,6 +9,9 @@ from select_service.bodies.state import KeptState
 from select_service.core.discovery.following import Following
 from select_service.core.discovery.standing import FleetStanding
 from select_service.core.kept_state import changes_of, kept_state, restoring
+from select_service.core.workers.catalog import RANKS_PER_STEP
+from select_service.core.workers.places import Places
+from select_service.destinations import Destinations
 from tests.builders import a_patch, a_selector, a_worker
 from tests.edge.discovery.fleets import FollowedFleet
 
@@ -36,6 +41,21 @@ def test_what_operators_did_comes_back():
     assert again.thresholds() == selector.thresholds()
     assert again.admission().shed_tier == "best_effort"
     assert kept_state(again) == kept_state(selector)
+
+
+def test_a_worker_of_many_ranks_is_judged_in_parts(monkeypatch):
+    judged = []
+    monkeypatch.setattr(
+        Destinations, "refusal_of_endpoint", lambda self, endpoint: judged.append(endpoint)
+    )
+    before, again = a_selector(), a_selector()
+    ends = {n: f"tcp://10.0.{n // 256}.{n % 256}:5557" for n in range(1024)}
+    before.register(a_worker(1, data_parallel_size=1024, kv_events_endpoints=ends))
+    again.fleet.places = Places(Destinations())
+    seen = [0, *(len(judged) for _ in restoring(kept_state(before), again)), len(judged)]
+    assert again.worker(1).given.kv_events_endpoints == ends
+    assert len(judged) == 1024
+    assert max(after - earlier for earlier, after in pairwise(seen)) <= RANKS_PER_STEP
 
 
 def test_workers_of_a_source_are_the_source_s_again():

@@ -77,14 +77,14 @@ class CarryingOut:
             self._in_force()
 
     def _room(self, action: Action) -> Iterator[None]:
-        """What comes before a worker is put, as over HTTP."""
+        """What comes before a worker is judged and put, as over HTTP.  Raises SelectError."""
         fleet = self._selector.fleet
         change = action.change if isinstance(action, Alter) else None
         change = action.given if isinstance(action, Add) else change
         if isinstance(change, WorkerPatch):
-            yield from fleet.making_room(fleet.patched(action.worker_id, change))
+            yield from fleet.making_room(fleet.catalog.patched(action.worker_id, change))
         elif change is not None:
-            yield from fleet.making_room(fleet.registered(change))
+            yield from fleet.making_room(fleet.catalog.registered(change))
         yield
 
     def _carry_out(self, action: Action) -> None:

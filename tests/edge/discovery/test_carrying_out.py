@@ -1,10 +1,15 @@
 """What sources say comes to the real catalog, with what is booked there heeded."""
 
+from itertools import count, pairwise
 from time import thread_time
 
 import pytest
 
 from select_service.core.discovery.following import GRACE_S
+from select_service.core.workers.catalog import RANKS_PER_STEP
+from select_service.core.workers.places import Places
+from select_service.destinations import Destinations
+from select_service.edge.discovery import carrying_out
 from select_service.errors import NoEligibleRank
 from tests.builders import a_select, a_select_and_reserve, a_worker
 from tests.edge.discovery.fleets import FollowedFleet
@@ -93,3 +98,27 @@ def test_a_step_is_bounded_whatever_there_is_to_do():
     assert len(fleet.stands()) == 1000
     assert len(steps_s) > 10
     assert sorted(steps_s)[-3] < 0.01  # 2 ms; the collector of garbage may come in between
+
+
+def test_a_worker_of_many_ranks_is_judged_in_parts_when_it_comes_and_when_it_changes(monkeypatch):
+    monkeypatch.setattr(carrying_out, "perf_counter", count().__next__)
+    monkeypatch.setattr(carrying_out, "STEP_S", 1.5)  # so a step is one piece of work
+    judged = []
+    monkeypatch.setattr(
+        Destinations, "refusal_of_endpoint", lambda self, endpoint: judged.append(endpoint)
+    )
+    fleet = FollowedFleet()
+    fleet.selector.fleet.places = Places(Destinations())
+    for net in (1, 2):
+        before = len(judged)
+        ends = {n: f"tcp://10.{net}.{n // 256}.{n % 256}:5557" for n in range(1024)}
+        wide = a_worker(1, data_parallel_size=1024, kv_events_endpoints=ends)
+        fleet.following.offer("a", {1: wide})
+        fleet.now += 1.0
+        seen, goes_on = [before], True
+        while goes_on:
+            goes_on = fleet.carrying.step(fleet.now)
+            seen.append(len(judged))
+        assert fleet.stands()[1].given.kv_events_endpoints == ends
+        assert seen[-1] - before == 1024
+        assert max(after - earlier for earlier, after in pairwise(seen)) <= RANKS_PER_STEP
