@@ -2,18 +2,23 @@
 
 import asyncio
 import contextlib
+import ssl
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
+import httpx
 import openai
 import pytest
 
+from tests.access.keys import entry, keys_file, secret
 from tests.patience import PATIENCE_S, eventually
 from tests.process.gateway_scenes import EXAMPLES, TOKENS, Engine, two_engines
 from tests.process.launched import Launched, free_port, own_environment
-from tests.process.running import Reached, Running
+from tests.process.running import Answer, Reached, Running
 from tests.process.token_engine import generated, ids_of, text_of
+from tests.tls.certificates import Authority
 
 pytestmark = pytest.mark.process
 
@@ -262,3 +267,47 @@ def test_what_is_no_request_is_refused(gateway, body):
     answer = Reached(gateway.port).call("POST", "/v1/completions", body)
     assert answer.status == 400
     assert answer.body["error"]["type"] == "gateway_error"
+
+
+class Guarded(Reached):
+    """A service under https that asks for keys; it is called with one that may do all."""
+
+    def __init__(self, port: int, trust: ssl.SSLContext, key: str) -> None:
+        super().__init__(port)
+        self._http = httpx.Client(verify=trust, headers={"authorization": f"Bearer {key}"})
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        url = f"https://127.0.0.1:{self.port}{path}"
+        answer = self._http.request(method, url, json=body, headers=headers)
+        return Answer(answer.status_code, dict(answer.headers), answer.json())
+
+
+@pytest.mark.parametrize("example", ["gateway", "surviving_gateway"])
+def test_a_key_and_a_ca_of_the_environment_are_for_selectors_that_ask_for_them(tmp_path, example):
+    keys = keys_file(tmp_path, entry("all", "caller", "operator"), entry("gateway", "caller"))
+    authority = Authority(tmp_path, "ca")
+    issued = authority.issue()
+    trust = ssl.create_default_context(cafile=authority.file)
+    flags = ("--api-keys-file", str(keys), "--tls-cert", str(issued.certificate))
+    flags += ("--health-checks", "on", "--connect-to-loopback")
+    with Running(*flags, "--tls-key", str(issued.key), trust=trust) as running:
+        service = Guarded(running.port, trust, secret("all"))
+        port = free_port()
+        place = (
+            "--selector",
+            f"https://127.0.0.1:{service.port}",
+            "--model",
+            "m",
+            f"--port={port}",
+        )
+        command = (sys.executable, str(EXAMPLES / example / "gateway.py"), *place)
+        told = {"SELECTOR_API_KEY": secret("gateway"), "SSL_CERT_FILE": str(authority.file)}
+        with two_engines(service), Launched(command, own_environment(told), port) as gateway:
+            gateway.wait_until_healthy()
+
+            async def one() -> str:
+                async with client_of(gateway) as client:
+                    return await completed(client, "a prompt")
+
+            assert asyncio.run(one()) == right("a prompt")
+            eventually(lambda: nothing_is_held(service))

@@ -9,13 +9,16 @@ engine, and passed on as it comes.  An engine that cannot be reached, breaks off
 that it is too busy, before its client has got anything, is left for another one.  What engines and
 the service refuse, its client is told as it is.  A stream that breaks later ends with an event
 `{"error": ...}`: docs/examples/surviving_gateway carries it on.  Needs select-service[client].
+SELECTOR_API_KEY in the environment is shown to selectors, SSL_CERT_FILE is the CA of https URLs.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
+import ssl
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, NamedTuple
 
@@ -68,16 +71,16 @@ class Gateway:
     """What all requests share."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._model: str = options.model
-        self._selectors: list[str] = options.selector
+        self._model, self._selectors = options.model, options.selector
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        timeout = httpx.Timeout(None, connect=3.0)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        timeout, limits = httpx.Timeout(None, connect=3), httpx.Limits(max_keepalive_connections=0)
+        key = os.environ.get("SELECTOR_API_KEY")
+        shown: dict[str, Any] = {"api_key": key, "ssl_context": ssl.create_default_context()}
         async with (
             httpx.AsyncClient(timeout=timeout, limits=limits) as self._engines,
-            AsyncSelector(self._selectors, model_name=self._model) as self._selector,
+            AsyncSelector(self._selectors, model_name=self._model, **shown) as self._selector,
         ):
             yield
 
@@ -121,9 +124,7 @@ class Gateway:
             with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
                 url = f"{endpoint}/tokenize"
                 answer = await self._engines.post(url, json=question, timeout=TOKENIZE_S_MAX)
-                if answer.status_code == 200:
-                    ids: list[int] = answer.json()["tokens"]
-                    return ids
+                return list(answer.raise_for_status().json()["tokens"])
         return None
 
     async def _able(self) -> list[Any]:
@@ -167,8 +168,7 @@ class Gateway:
                 fields |= {"allowed_worker_ids": others} if others else {}
             return await self._selector.begin(**fields)
         except Refused as error:
-            wait = error.retry_after_s
-            headers = {} if wait is None else {"retry-after": f"{wait:.0f}"}
+            headers = {} if (s := error.retry_after_s) is None else {"retry-after": f"{s:.0f}"}
             raise refusal(error.status, error.text, headers) from error
         except Unavailable as error:
             raise refusal(503, str(error), {"retry-after": "1"}) from error

@@ -23,7 +23,8 @@ stop string across the border is not seen; `text_offset` begins anew.  Requests 
 schema are not carried on, and several answers to one prompt not accepted.  A prompt may be a text;
 then ranks are chosen by load alone, since only token ids say who has it in the cache.
 
-Needs aiohttp, starlette, uvicorn.
+SELECTOR_API_KEY in the environment is shown to the service, a key of the role caller; where its URL
+is https, SSL_CERT_FILE is the CA.  Needs aiohttp, starlette, uvicorn.
 """
 
 import argparse
@@ -31,6 +32,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -72,9 +74,11 @@ class Gateway:
         # One connection a request: an engine that closes idle ones is not one that fails.
         to_engines = aiohttp.TCPConnector(limit=0, force_close=True)
         to_selector = aiohttp.TCPConnector(limit=0)
+        key = os.environ.get("SELECTOR_API_KEY")
+        shown = {"authorization": f"Bearer {key}"} if key else {}
         async with (
             aiohttp.ClientSession(connector=to_engines, timeout=timeout) as self._engines,
-            aiohttp.ClientSession(connector=to_selector) as http,
+            aiohttp.ClientSession(connector=to_selector, headers=shown) as http,
         ):
             self._selector = Selector(http, self._options.selector)
             following = asyncio.create_task(self._selector.follow(self._moved, self._missed))
