@@ -60,7 +60,7 @@ def opened(wanted: Wanted, listener: socket.socket) -> Parts:
         parts.service.ingest.close()
         raise
     announce(wanted.config, wanted.version, *listener.getsockname()[:2])
-    warn_of_tls(wanted.config, wanted.server_tls, wanted.client_tls)
+    warn_of_tls(wanted.server_tls, wanted.client_tls)
     return parts
 
 

@@ -4,6 +4,7 @@ And what says that somebody else has written one.
 """
 
 import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,15 @@ def read_whole(path: Path, bytes_max: int) -> bytes:
     if len(content) > bytes_max:
         raise ValueError(f"it is larger than {bytes_max} bytes")
     return content
+
+
+def is_open_to_everybody(path: Path) -> bool:
+    """May any user of this machine read or write it?  A group may: secrets that are handed to a
+    process that is not root, as in Kubernetes, are its group's.  Blocks."""
+    try:
+        return bool(path.stat().st_mode & stat.S_IRWXO)
+    except OSError:
+        return False
 
 
 def sync_directory(directory: Path) -> None:

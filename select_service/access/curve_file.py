@@ -1,6 +1,5 @@
 """Reads a file with the secret key of a CURVE pair."""
 
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ if TYPE_CHECKING:
     from indexer.sockets.curve import CurvePair
 
 BYTES_MAX = 4096
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def read_pair(path: Path) -> "CurvePair":
@@ -23,12 +21,3 @@ def read_pair(path: Path) -> "CurvePair":
         raise ValueError("it does not hold a CURVE key, which is one word") from None
     except OSError as error:
         raise ValueError(error.strerror or type(error).__name__) from None
-
-
-def others_may_read(path: Path) -> bool:
-    """How secrets are handed to a process is not always in one's hands: a reason to warn, no more.
-    Blocks."""
-    try:
-        return bool(path.stat().st_mode & OTHERS)
-    except OSError:
-        return False

@@ -4,11 +4,17 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from select_service.access.curve_file import others_may_read
 from select_service.settings.config import Config
 from select_service.settings.reach import are_replicas_open, is_open, replica_host
+from select_service.whole_file import is_open_to_everybody
 
-OF_SECRETS = ("replica_key_file", "engine_curve_key_file")
+OF_SECRETS = (
+    "replica_key_file",
+    "engine_curve_key_file",
+    "peer_api_key_file",
+    "tls_key",
+    "tls_client_key",
+)
 
 log = logging.getLogger("select_service")
 
@@ -27,9 +33,10 @@ def announce(config: Config, version: str, host: str, port: int) -> None:
             extra={"fields": {"host": replica_host(config), "instead": "--replica-keys-file"}},
         )
     for name in OF_SECRETS:
-        if config[name] is not None and others_may_read(Path(config[name])):
+        if config[name] is not None and is_open_to_everybody(Path(config[name])):
             fields = {"setting": "--" + name.replace("_", "-"), "path": config[name]}
-            log.warning("others may read a file with a secret key", extra={"fields": fields})
+            fields["instead"] = f"chmod o= {config[name]}"
+            log.warning("everybody on this machine can read a secret key", extra={"fields": fields})
     settings = {
         setting.get("flag", setting["variable"]).removeprefix("--"): _as_logged(setting)
         for setting in config.effective().values()

@@ -5,7 +5,7 @@ from pathlib import Path
 from time import time
 
 from select_service.settings.config import Config, ConfigError
-from select_service.tls.files import ClientFiles, Pair, ServerFiles, is_open_to_others
+from select_service.tls.files import ClientFiles, Pair, ServerFiles
 from select_service.tls.kept import ClientTls, Kept, ServerTls
 
 log = logging.getLogger("select_service.tls")
@@ -33,15 +33,8 @@ def client_tls(config: Config) -> ClientTls | None:
         raise ConfigError(f"--tls-ca, --tls-client-cert, --tls-client-key: {error}") from None
 
 
-def warn_of_tls(config: Config, *kept: Kept | None) -> None:
+def warn_of_tls(*kept: Kept | None) -> None:
     """Of what works today and should not stay so."""
-    for name in ("tls_key", "tls_client_key"):
-        path = _path(config, name)
-        if path is not None and is_open_to_others(path):
-            fields = {"path": str(path), "instead": f"chmod o= {path}"}
-            log.warning(
-                "everybody on this machine can read a private key", extra={"fields": fields}
-            )
     for each in kept:
         if each is not None and each.ends_at is not None and each.ends_at < time():
             fields = {"path": str(each.paths[0])}

@@ -1,6 +1,5 @@
 """Which files there are.  All in PEM."""
 
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,11 +29,3 @@ class ClientFiles(NamedTuple):
 
     def paths(self) -> list[Path]:
         return [*([] if self.ca is None else [self.ca]), *(self.pair or ())]
-
-
-def is_open_to_others(key: Path) -> bool:
-    """May everybody on this machine read it?  Blocks."""
-    try:
-        return bool(key.stat().st_mode & stat.S_IROTH)
-    except OSError:
-        return False

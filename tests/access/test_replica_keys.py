@@ -8,7 +8,7 @@ import zmq
 from indexer.curve_keys import curve_key_error
 from indexer.sockets.curve import new_pair, pair_of
 from select_service.__main__ import main
-from select_service.access.curve_file import others_may_read, read_pair
+from select_service.access.curve_file import read_pair
 from select_service.access.keys_file import read_replica_keys
 from select_service.access.replica_keys import ReplicaKey, replica_keys_of
 from select_service.access.settings import plane_keys_of
@@ -34,7 +34,7 @@ def test_replicas_that_were_made_are_known_by_name_and_endpoint(capsys, tmp_path
         where = ("--endpoint", f"tcp://{name}:9092", "--url", f"https://{name}:8092")
         status, public, said = made(capsys, name, "--secret-file", secret, "--file", path, *where)
         assert status == 0
-        assert not others_may_read(secret)
+        assert secret.stat().st_mode & 0o777 == 0o600
         assert read_pair(secret).public.decode() == public
         assert secret.read_text().strip() not in said + path.read_text()
         known = read_replica_keys(path).find(f"tcp://{name}:9092", None)

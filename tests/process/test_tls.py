@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from indexer.sockets.curve import new_pair
 from tests.builders import worker_body
 from tests.patience import PATIENCE_S, eventually
 from tests.process.running import complaint, request, run_to_end
@@ -41,13 +42,23 @@ def test_sighup_reads_a_new_certificate_and_sigterm_ends_connections(tmp_path):
         assert [line for line in service.all_lines() if line["level"] == "ERROR"] == []
 
 
-def test_a_key_that_everybody_can_read_is_told(tmp_path):
+def test_secrets_that_everybody_can_read_are_told(tmp_path):
+    """A group may read them: in Kubernetes the files of secrets are its."""
     place = Issued(tmp_path / "cert.pem", tmp_path / "key.pem")
     copied(authority().issue(), place)
-    place.key.chmod(0o644)
-    with TlsRunning(place) as service:
-        fields = service.line("everybody on this machine can read a private key")
-        assert fields["path"] == str(place.key)
+    peer, engine = tmp_path / "peer.key", tmp_path / "engine.key"
+    peer.write_text("ssk_secret")
+    engine.write_bytes(new_pair().secret)
+    for path, mode in ((place.key, 0o644), (peer, 0o604), (engine, 0o640)):
+        path.chmod(mode)
+    flags = ("--peer-api-key-file", str(peer), "--engine-curve-key-file", str(engine))
+    with TlsRunning(place, *flags) as service:
+        assert service.call("GET", "/health").status == 200
+        told = service.lines("everybody on this machine can read a secret key")
+        assert {line["setting"]: line["path"] for line in told} == {
+            "--tls-key": str(place.key),
+            "--peer-api-key-file": str(peer),
+        }
 
 
 def test_a_start_with_wrong_files_says_what_is_wrong(tmp_path):

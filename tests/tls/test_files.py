@@ -10,7 +10,8 @@ import pytest
 
 from select_service.tls.certificates import ends_at
 from select_service.tls.contexts import asking, serving
-from select_service.tls.files import ClientFiles, Pair, ServerFiles, is_open_to_others
+from select_service.tls.files import ClientFiles, Pair, ServerFiles
+from select_service.whole_file import is_open_to_everybody
 from tests.tls.certificates import ask, authority
 
 
@@ -133,4 +134,4 @@ def test_a_key_that_others_can_read_is_seen(tmp_path):
     shutil.copy(authority().issue().key, key)
     for mode, is_open in ((0o600, False), (0o640, False), (0o644, True), (0o604, True)):
         key.chmod(mode)
-        assert is_open_to_others(key) is is_open
+        assert is_open_to_everybody(key) is is_open
