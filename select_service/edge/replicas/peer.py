@@ -73,7 +73,9 @@ class Peer:
         return dict(sorted((self.subscriber.dropped + self.dropped).items()))
 
     def end(self) -> None:
+        """Nothing of what it says is followed any more, until it is connected to again."""
         self.subscriber.close()
+        self.held_back = None
         if self.task is not None:
             self.task.cancel()
 

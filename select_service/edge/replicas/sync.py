@@ -207,7 +207,7 @@ class ReplicaSync:
         for peer in self._peers.values():
             old = peer.replica
             if not self._may_connect(peer):
-                peer.subscriber.close()
+                peer.end()
             elif old is None or peer.replica is None or old.public_key != peer.replica.public_key:
                 peer.subscriber.connect_anew(self._context)
 

@@ -22,7 +22,7 @@ from select_service.core.replicas.digest import Digest
 from select_service.core.replicas.events import Admitted, EventEncoder, Freed
 from select_service.core.replicas.router_ids import CHOSEN_BITS
 from select_service.edge.http_client import HttpClient
-from select_service.edge.replicas import keyed
+from select_service.edge.replicas import keyed, peer_list
 from select_service.edge.replicas import sync as replica_sync
 from select_service.errors import BadRequest
 from tests.builders import a_reservation
@@ -336,6 +336,37 @@ def test_a_key_that_is_taken_out_of_the_file_neither_hears_nor_is_heard_any_more
         assert not stolen.poll(0)
         fleet.write()
         await fleet.until(lambda: a.peer().frames_in > heard and b.peer().frames_in > frames)
+
+    played(scene)
+
+
+def test_the_list_of_a_replica_whose_key_is_taken_out_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(peer_list, "PAGE_S_MAX", 1000.0)
+    monkeypatch.setattr(replica_sync, "REPAIR_S_MAX", 1000.0)
+
+    async def scene(stack):
+        asking, left = asyncio.Event(), asyncio.Event()
+
+        async def never_answers(reader, writer):
+            asking.set()
+            while await reader.read(1000):
+                pass
+            left.set()
+            writer.close()
+
+        server = await asyncio.start_server(never_answers, "127.0.0.1", 0)
+        stack.callback(server.close)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        fleet = fleet_of(stack, tmp_path, url=url)
+        a, b = fleet.plane("a", repair=True), fleet.plane("b")
+        b.selector.reserve(a_reservation("x"), 0.0)
+        await eventually_on_loop(lambda: b.publisher.sent)  # to nobody
+        a.sync.register(b.endpoint)
+        await fleet.until(asking.is_set)
+        fleet.write(b=None)
+        await fleet.until(left.is_set)
+        await fleet.until(lambda: a.peer().replica is None)
+        assert a.peer().repairs.runs == 1
 
     played(scene)
 
