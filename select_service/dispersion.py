@@ -7,9 +7,10 @@ Floats = npt.NDArray[np.float64]
 
 SLOTS_MIN = 10
 """Of fewer slots the variation of arrivals says nothing."""
-GROUP_MAX = 4
-"""Slots that are counted together where there are enough. Requests that come in batches every few
-seconds keep engines no busier than an even stream, as long as a batch is done before the next."""
+GROUP_MAX, GROUPS_MIN = 6, 5
+"""Slots that are counted together, where so many groups are there. Requests that come in batches
+every few seconds keep engines no busier than an even stream, as long as one is done before the
+next."""
 
 
 def arrival_variation(arrivals: npt.NDArray[np.int64], lengths_s: Floats) -> float | None:
@@ -29,7 +30,7 @@ def arrival_variation(arrivals: npt.NDArray[np.int64], lengths_s: Floats) -> flo
     n = len(arrivals)
     if n < SLOTS_MIN or not arrivals.any():
         return None
-    group = min(GROUP_MAX, n // SLOTS_MIN)
+    group = min(GROUP_MAX, n // GROUPS_MIN)
     counts, seconds = _grouped(arrivals, group), _grouped(lengths_s, group)
     rates = counts / seconds
     differences = rates[group:] - rates[:-group]

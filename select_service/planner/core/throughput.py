@@ -28,8 +28,8 @@ SPARE = 0.9
 LONG_MOST = 2.0
 """What few samples of decoding may change of a mean context."""
 
-CHANCE = 2.0
-"""Standard errors of a mean of one window that say nothing of a change."""
+CHANCE = 1.0
+"""Standard errors that a mean of one window may be off without saying anything of a change."""
 
 NOT_READY = Sized(replicas=None, reason=Reason.MODEL_NOT_READY)
 
