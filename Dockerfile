@@ -10,7 +10,8 @@
 # (`--api-keys-file`), or `--insecure` on a network that you trust: see docs/security.md.
 #
 # Settings are flags after the image name or SELECT_SERVICE_* and DYN_* variables.  Change the port with
-# SELECT_SERVICE_PORT rather than --port: the health check reads the variable.
+# SELECT_SERVICE_PORT rather than --port, and switch TLS on with SELECT_SERVICE_TLS_CERT and
+# SELECT_SERVICE_TLS_KEY rather than their flags: the health check reads the variables.
 #
 # Build arguments:
 #   BASE      any image with Python 3.11 to 3.14 and its venv.  Pin it: python:3.11-slim@sha256:…, with what
@@ -90,6 +91,6 @@ WORKDIR /tmp
 EXPOSE 8092 8095 9092
 
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['SELECT_SERVICE_PORT']), timeout=2); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
+    CMD ["python", "-m", "select_service.starting.healthy"]
 
 ENTRYPOINT ["select-service"]

@@ -139,6 +139,15 @@ def _misfit(manifest: Manifest) -> str | None:
     return f"the processor lacks {', '.join(lacking)}" if lacking else None
 
 
+def lacking_of_wanted() -> list[str]:
+    """What this processor has not of the one that NUMBA_CPU_NAME asks code for, which would end
+    the process at the first instruction that it does not know.  Known of the baseline alone."""
+    wanted = os.environ.get("NUMBA_CPU_NAME")
+    if wanted != dict(BASELINE)["CPU_NAME"] or platform.machine() != MACHINE:
+        return []
+    return lacking_features()
+
+
 def lacking_features() -> list[str]:
     """What this processor, or this system, has not of the baseline."""
     features = binding.get_host_cpu_features()

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from select_service.settings.config import Unusable
 from select_service.starting.signals import before_end
 
 LOOPS = "select_service.loops"
@@ -18,6 +19,10 @@ STAGES = 4
 
 _ANY_PROCESSOR = "for any processor; `select-service compile` makes some for this one"
 _NO_BASELINE = "--portable is for x86_64, and this is"
+_OTHER_PROCESSOR = (
+    "NUMBA_CPU_NAME={}: the kernels are for processors that have {}, and this one has not; take "
+    "an image that was built with CPU=generic, or start without the variable"
+)
 
 log = logging.getLogger("select_service")
 
@@ -107,9 +112,12 @@ def compile_before_start(*, has_loops: bool) -> None:
 
     has_loops: does it have input loops?
     What cannot be compiled here is compiled, or fails, when it is imported.
+    Raises Unusable where this processor cannot run what NUMBA_CPU_NAME asks for.
     """
     from indexer import compiling, kernel_baseline, kernel_cache
 
+    if lacking := kernel_baseline.lacking_of_wanted():
+        raise Unusable(_OTHER_PROCESSOR.format(os.environ["NUMBA_CPU_NAME"], ", ".join(lacking)))
     if kernel_cache.is_baseline():
         log.info(f"machine code is that of the package, {_ANY_PROCESSOR}")
         return

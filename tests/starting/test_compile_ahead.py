@@ -1,0 +1,59 @@
+"""What a start says of a processor that cannot run the kernels that it was told to take."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+from llvmlite import binding
+
+from indexer import kernel_baseline
+from indexer.kernel_baseline import FEATURES
+from tests.process.launched import START_S_MAX, own_environment
+from tests.process.running import complaint
+
+WITHOUT_AVX2 = """
+import sys
+from llvmlite import binding
+features = binding.get_host_cpu_features()
+binding.get_host_cpu_features = lambda: binding.FeatureMap({**features, "avx2": False})
+from select_service.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != kernel_baseline.MACHINE, reason="of x86-64 alone"
+)
+
+
+@pytest.mark.parametrize("arguments", [("--port", "0"), ("replay", "missing")])
+def test_a_start_on_a_processor_that_is_too_old_says_what_it_lacks(arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_AVX2, *arguments],
+        env=own_environment({"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": ""}),
+        capture_output=True,
+        text=True,
+        timeout=START_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 1
+    said = complaint(done.stderr)
+    assert "NUMBA_CPU_NAME=x86-64-v3: the kernels are for processors that have avx2, and" in said
+    assert "CPU=generic" in said
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lacking"),
+    [("x86-64-v3", ["fma"]), ("generic", []), ("znver4", []), (None, [])],
+)
+def test_what_is_lacking_is_known_of_the_baseline(monkeypatch, wanted, lacking):
+    monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("NUMBA_CPU_NAME", wanted)
+    less = binding.FeatureMap({name: name != "fma" for name in FEATURES})
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: less)
+    assert kernel_baseline.lacking_of_wanted() == lacking
+    monkeypatch.setattr(
+        binding, "get_host_cpu_features", lambda: binding.FeatureMap.fromkeys(FEATURES, True)
+    )
+    assert kernel_baseline.lacking_of_wanted() == []
