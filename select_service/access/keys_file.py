@@ -8,7 +8,7 @@ from select_service.access.api_key import ApiKey
 from select_service.access.keys_document import keys_of
 from select_service.access.replica_keys import ReplicaKeys, replica_keys_of
 from select_service.whole_file import read_whole
-from select_service.yaml_document import YAML_FAULTS
+from select_service.yaml_document import decoded
 
 BYTES_MAX = 1 << 20
 YAML_ENDINGS = (".yaml", ".yml")
@@ -44,9 +44,10 @@ def _text(path: Path) -> bytes:
 
 def _document(path: Path, text: bytes) -> object:
     """Raises ValueError."""
-    decode = msgspec.yaml.decode if path.suffix in YAML_ENDINGS else msgspec.toml.decode
+    if path.suffix in YAML_ENDINGS:
+        return decoded(text)
     try:
-        document: object = decode(text)
-    except (msgspec.DecodeError, *YAML_FAULTS) as error:
+        document: object = msgspec.toml.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None
     return document

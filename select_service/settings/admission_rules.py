@@ -1,7 +1,5 @@
 """Settings and the policy file -> the rules of the admission stage."""
 
-from pathlib import Path
-
 import msgspec
 
 from select_service.core.admission.policy_classes import (
@@ -17,6 +15,7 @@ from select_service.core.admission.policy_classes import (
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
 from select_service.settings.config import Config, ConfigError
+from select_service.yaml_document import read_document
 
 POLICY_BYTES_MAX = 1 << 20
 CLASS_THRESHOLD_FRAC = 16.0
@@ -24,8 +23,6 @@ CLASS_THRESHOLD_FRAC = 16.0
 reference's default."""
 HOLD_THRESHOLD_FRAC = 1.0
 """The same, of classes with the queue policy `work`."""
-_YAML_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
-"""What the YAML reader lets out for dates, numbers and tagged scalars that it cannot make."""
 
 
 def admission_rules(config: Config) -> AdmissionRules:
@@ -114,16 +111,7 @@ def _with_threshold(rules: PolicyClass, frac: float | None) -> PolicyClass:
 
 def _read(path: str) -> PolicyFile:
     try:
-        with Path(path).open("rb") as file:
-            text = file.read(POLICY_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"policy file {path}: {error.strerror}") from None
-    if len(text) > POLICY_BYTES_MAX:
-        raise ConfigError(f"policy file {path}: it is larger than {POLICY_BYTES_MAX} bytes")
-    try:
-        return msgspec.yaml.decode(text, type=PolicyFile)
-    except msgspec.DecodeError as error:
+        return msgspec.convert(read_document(path, POLICY_BYTES_MAX), PolicyFile)
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"policy file {path}: {reason}") from None
-    except _YAML_FAULTS as error:
-        raise ConfigError(f"policy file {path}: a value cannot be read: {error}") from None
