@@ -53,9 +53,11 @@ def test_a_service_that_asks_for_certificates():
         assert healthy(**known, **variables_of(other, "tls_client"))[0] == 1
 
 
-@pytest.mark.parametrize("port", ["", "words", str(free_port())])
-def test_what_does_not_answer_is_not_healthy_and_says_so_in_a_line(port):
-    status, said = healthy(PORT=port)
+@pytest.mark.parametrize(
+    "port_of", [lambda: "", lambda: "words", free_port], ids=["none", "words", "free"]
+)
+def test_what_does_not_answer_is_not_healthy_and_says_so_in_a_line(port_of):
+    status, said = healthy(PORT=port_of())
     assert status == 1
     assert len(said.splitlines()) == 1
 
