@@ -154,7 +154,8 @@ class Processes:
 
 async def together(
     platforms: list[Platform], begun: list[Processes], requests: list[Request]
-) -> None:
+) -> list[dict[str, Any]]:
+    """What each planner says of itself when its last request has ended."""
     for platform, processes in zip(platforms, begun, strict=True):
         await platform.prepare()
         await asyncio.to_thread(processes.plan)
@@ -162,7 +163,15 @@ async def together(
         [Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests]
         for _ in platforms
     ]
-    await asyncio.gather(*(each.live(own) for each, own in zip(platforms, copies, strict=True)))
+    every = zip(platforms, begun, copies, strict=True)
+    return await asyncio.gather(*(_lived(*each) for each in every))
+
+
+async def _lived(
+    platform: Platform, processes: Processes, requests: list[Request]
+) -> dict[str, Any]:
+    await platform.live(requests)
+    return await asyncio.to_thread(processes.status)
 
 
 def row(
@@ -219,11 +228,11 @@ def main() -> None:
         begun = [Processes(each, given.speedup, promise, Path(folder)) for each in given.profiles]
         try:
             platforms = [Platform(fleet, b.selector, b.planner, given.speedup) for b in begun]
-            asyncio.run(together(platforms, begun, requests))
+            statuses = asyncio.run(together(platforms, begun, requests))
             rows = [
-                row(profile, platform, processes.status(), least, given.minutes / 60.0)
-                for profile, platform, processes in zip(
-                    given.profiles, platforms, begun, strict=True
+                row(profile, platform, status, least, given.minutes / 60.0)
+                for profile, platform, status in zip(
+                    given.profiles, platforms, statuses, strict=True
                 )
             ]
             told(given, rows, platforms, needed[Role.DECODE], begun)

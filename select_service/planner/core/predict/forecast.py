@@ -89,11 +89,13 @@ class TrafficForecast:
         joint = self._joints[self._choice.name]
         next_, then = joint.predict(1.0), joint.predict(1.0 + lead)
         most = max(next_.requests, then.requests)
+        factor = joint.shortfall.factor(self._quantile)
+        is_of_last = joint.shortfall.is_of_last_points
         return TrafficExpected(
             requests=then.requests,
             isl=then.isl,
             osl=then.osl,
-            demand_requests=most * joint.shortfall.factor(self._quantile),
+            demand_requests=max(most, factor * (joint.last if is_of_last else most)),
             kv_hit_rate=self._hit_rate,
             accept_length=self._accept_length,
             predictor=self._choice.name,

@@ -39,6 +39,8 @@ class Joint:
         self._requests, self._isl, self._osl = make(), make(), make()
         self._losses: deque[float] = deque(maxlen=LOSSES)
         self.shortfall = Shortfall()
+        self.last = 0.0
+        """Requests of the last window that is known."""
         self._said: deque[tuple[int, Expected]] = deque()
         """Windows that are to come, and what was expected of each."""
         self._window = 0
@@ -59,6 +61,7 @@ class Joint:
             self._losses.append(loss_of(said, load))
             self.shortfall.add(said.requests, load.requests, variation=load.variation, own=said.own)
         self._requests.add(load.requests)
+        self.last = load.requests
         for series, length in ((self._isl, load.isl), (self._osl, load.osl)):
             if length is None:
                 series.skip()

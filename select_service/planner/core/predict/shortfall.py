@@ -40,17 +40,28 @@ class Shortfall:
     def is_known(self) -> bool:
         return len(self._compared) >= RATIOS_MIN
 
+    @property
+    def is_of_last_points(self) -> bool:
+        """Is the factor mostly one on top of the last point, as the predictor repeated that?"""
+        return self.is_known and len(self._own()) < RATIOS_MIN
+
     def factor(self, part: float) -> float:
-        """On top of a forecast, 1 to 2.  part: the quantile, at most 0.5: as it is"""
+        """On top of a forecast, or of the last point: 1 to 2.
+
+        part: the quantile, at most 0.5: as it is
+        """
         if part <= 0.5 or not self.is_known:
             return 1.0
-        own = [each for each in self._compared if each.own]
+        own = self._own()
         counted = own if len(own) >= RATIOS_MIN else list(self._compared)
         ratios = sorted(each.ratio for each in counted)
         mean = fmean(ratios)
         spread, chance = pvariance(ratios, mean), fmean(each.chance for each in counted)
         narrowed = sqrt(max(0.0, 1.0 - chance / spread)) if spread > 0.0 else 1.0
         return min(max(1.0, mean + narrowed * (quantile(ratios, part) - mean)), FACTOR_MAX)
+
+    def _own(self) -> list[Compared]:
+        return [each for each in self._compared if each.own]
 
 
 def quantile(ascending: list[float], part: float) -> float:

@@ -131,10 +131,23 @@ def test_what_a_predictor_repeated_before_it_knew_enough_is_not_held_against_it(
     for _ in range(5):
         shortfall.add(100.0, 180.0, own=False)
     assert shortfall.is_known
+    assert shortfall.is_of_last_points
     assert shortfall.factor(0.8) == pytest.approx(1.8)  # nothing better is known
     for _ in range(5):
         shortfall.add(100.0, 110.0)
+    assert not shortfall.is_of_last_points
     assert shortfall.factor(0.8) == pytest.approx(1.1)
+
+
+def test_growth_is_not_counted_twice_while_a_trend_is_new() -> None:
+    """What windows were beyond the points before them is added to the last one: the trend, which
+    the forecast has, is the same growth."""
+    forecast = forecast_by("kalman", settings=Settings(startup_s=INTERVAL_S))
+    for at in range(8):
+        forecast.add(window(100.0 * 1.3**at))
+    expected = forecast.predict(INTERVAL_S)
+    last = 100.0 * 1.3**7
+    assert last < expected.requests <= expected.demand_requests <= 2.0 * last
 
 
 def test_forecasts_are_proven_when_some_have_been_compared() -> None:
