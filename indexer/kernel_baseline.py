@@ -143,7 +143,8 @@ def lacking_of_wanted() -> list[str]:
     """What this processor has not of the one that NUMBA_CPU_NAME asks code for, which would end
     the process at the first instruction that it does not know.  Known of the baseline alone."""
     wanted = os.environ.get("NUMBA_CPU_NAME")
-    if wanted != dict(BASELINE)["CPU_NAME"] or platform.machine() != MACHINE:
+    is_baseline = wanted is not None and wanted == dict(BASELINE).get("CPU_NAME")
+    if not is_baseline or platform.machine() != MACHINE:
         return []
     return lacking_features()
 

@@ -131,7 +131,7 @@ def test_without_an_id_the_last_decisions_are_listed(answers, bodies, capsys):
 def test_refusals_and_faults_end_with_one_line(answers, capsys, tmp_path):
     url, *_ = answers
     assert main(["explain", "nobody", "--url", url]) == 1
-    assert capsys.readouterr().err == "select-service: error: not here\n"
+    assert capsys.readouterr().err == f"select-service: error: {url}: not here\n"
     assert main(["explain", "--request", str(tmp_path / "none"), "--url", url]) == 2
     assert capsys.readouterr().err.startswith("select-service: error: [Errno 2] No such file")
     assert main(["explain", "--url", "nonsense"]) == 1

@@ -116,7 +116,8 @@ def test_two_pods_serve_and_share_what_they_book(pods: list[Pod], tmp_path: Path
 
 def test_where_clients_need_a_certificate_the_probes_show_one(tmp_path: Path) -> None:
     issued = authority().issue()
-    keys_file(tmp_path, entry("operator", "operator"))
+    keys_file(tmp_path, entry("operator", "operator"), entry("replica", "replica"))
+    (tmp_path / "peer.key").write_text(secret("replica"))
     for name, path in (
         ("tls.crt", issued.certificate),
         ("tls.key", issued.key),

@@ -194,7 +194,7 @@ def test_a_replay_that_cannot_be_sent_only_loses_the_gap(ingest, index, monkeypa
         def send_multipart(self, *_, **__):
             raise zmq.Again
 
-    def mute_socket(context, kind, endpoint, bounds):
+    def mute_socket(context, kind, *_):
         return Mute(context, kind, copy_threshold=0)
 
     monkeypatch.setattr(replay_connection, "reading_socket", mute_socket)
