@@ -19,6 +19,7 @@ from select_service.building import Parts, build, doctor_of
 from select_service.edge.audit_log import AuditFiles
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
+from select_service.edge.file_changes import FileWatch
 from select_service.edge.hangup import Hangup
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
@@ -168,10 +169,10 @@ def _http_client(service: Service) -> HttpClient:
     return HttpClient(names, asking_max, Path(key_file) if key_file else None, service.client_tls)
 
 
-def _watches(service: Service) -> list[KeysWatch | TlsWatch]:
+def _watches(service: Service) -> list[FileWatch]:
     """Who follows files that may change while the process runs."""
     path = service.config["api_keys_file"]
-    keys = [] if path is None else [KeysWatch(Path(path), service.guard)]
+    keys: list[FileWatch] = [] if path is None else [KeysWatch(Path(path), service.guard)]
     return [*keys, *(TlsWatch(kept) for _, kept in service.tls())]
 
 

@@ -1,10 +1,48 @@
 """EDGE: when files are to be read again."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from select_service.whole_file import Marks, marks_of
+
+LOOK_S = 1.0
+"""Between two looks at the files that `FileWatch` follows."""
+
+
+class FileWatch(ABC):
+    """Reads files again when they have changed, and when it is asked to.
+
+    Belongs to one event loop.  Looking and reading happen on a thread.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._asked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> asyncio.Task[None]:
+        """The task ends only by `stop`."""
+        self._task = asyncio.create_task(self._work())
+        return self._task
+
+    def look_now(self) -> None:
+        """Read the files whether they have changed or not."""
+        self._asked.set()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _work(self) -> None:
+        async for _ in file_changes(self._paths, LOOK_S, self._asked):
+            await self._read()
+
+    @abstractmethod
+    async def _read(self) -> None:
+        """Take what they say now; of files that are wrong nothing."""
 
 
 async def file_changes(

@@ -7,40 +7,16 @@ say so until they are good again.
 import asyncio
 import logging
 
-from select_service.edge.file_changes import file_changes
+from select_service.edge.file_changes import FileWatch
 from select_service.tls.kept import Kept
-
-LOOK_S = 1.0
-"""Between two looks at the files."""
 
 log = logging.getLogger("select_service.tls")
 
 
-class TlsWatch:
-    """Belongs to one event loop.  Looking and reading happen on a thread."""
-
+class TlsWatch(FileWatch):
     def __init__(self, kept: Kept) -> None:
+        super().__init__(kept.paths)
         self._kept = kept
-        self._asked = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> asyncio.Task[None]:
-        """The task ends only by `stop`."""
-        self._task = asyncio.create_task(self._work())
-        return self._task
-
-    def look_now(self) -> None:
-        """Read the files whether they have changed or not."""
-        self._asked.set()
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _work(self) -> None:
-        async for _ in file_changes(self._kept.paths, LOOK_S, self._asked):
-            await self._read()
 
     async def _read(self) -> None:
         fields: dict[str, object] = {"paths": [str(path) for path in self._kept.paths]}

@@ -6,7 +6,7 @@ import pytest
 
 from select_service.access.guard import Guard
 from select_service.access.keys_file import read_keys
-from select_service.edge import keys_watch
+from select_service.edge import file_changes, keys_watch
 from select_service.edge.keys_watch import KeysWatch
 from tests.access.keys import entry, keys_file
 from tests.patience import eventually_on_loop
@@ -14,7 +14,7 @@ from tests.patience import eventually_on_loop
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch):
-    monkeypatch.setattr(keys_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(file_changes, "LOOK_S", 0.01)
 
 
 def watched(folder, story):
@@ -62,7 +62,7 @@ def test_a_wrong_edit_keeps_the_keys_and_says_so(tmp_path, caplog):
 
 
 def test_whoever_asks_has_it_read_without_a_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys_watch, "LOOK_S", 3600.0)
+    monkeypatch.setattr(file_changes, "LOOK_S", 3600.0)
     reads = []
     monkeypatch.setattr(keys_watch, "read_keys", lambda path: reads.append(path) or read_keys(path))
 

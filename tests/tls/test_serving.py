@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from select_service.edge import tls_watch
+from select_service.edge import file_changes
 from select_service.fast.protocol import LeanProtocol
 from select_service.http import protocol as bounds
 from select_service.http import server
@@ -27,7 +27,7 @@ SELECT = request("POST", "/select", PROMPT)
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch):
-    monkeypatch.setattr(tls_watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(file_changes, "LOOK_S", 0.02)
 
 
 @pytest.fixture
