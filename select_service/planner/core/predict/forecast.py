@@ -1,7 +1,7 @@
 """The forecast of a deployment's traffic: three series that stay in step, and last values."""
 
 from collections.abc import Mapping
-from math import isfinite
+from math import ceil, isfinite
 
 from msgspec import Struct
 
@@ -43,7 +43,8 @@ class TrafficForecast:
         """known: the predictors that run, one or, for `auto`, all"""
         self._interval_s = interval_s
         self._accept_max = settings.speculative_nextn + 1.0
-        self._joints = {name: Joint(make) for name, make in known.items()}
+        held = max(1, ceil(settings.down_window_s / interval_s))
+        self._joints = {name: Joint(make, held) for name, make in known.items()}
         self._choice = Choice(self._joints)
         self._quantile = settings.forecast_quantile
         startup_s = settings.startup_s if settings.lead else 0.0

@@ -35,7 +35,8 @@ class Expected(NamedTuple):
 class Joint:
     """Three series of one predictor."""
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: Make, held: int = 1) -> None:
+        """held: windows that a plan lasts at least, as nothing goes down before"""
         self._requests, self._isl, self._osl = make(), make(), make()
         self._losses: deque[float] = deque(maxlen=LOSSES)
         self.shortfall = Shortfall()
@@ -43,6 +44,8 @@ class Joint:
         """Requests of the last window that is known."""
         self._said: deque[tuple[int, Expected]] = deque()
         """Windows that are to come, and what was expected of each."""
+        self._held: deque[float] = deque(maxlen=held)
+        """Requests that were expected of the last windows: the highest is what was planned for."""
         self._window = 0
 
     @property
@@ -59,7 +62,9 @@ class Joint:
         said = self._due()
         if said is not None:
             self._losses.append(loss_of(said, load))
-            self.shortfall.add(said.requests, load.requests, variation=load.variation, own=said.own)
+            self.shortfall.add(
+                max(self._held), load.requests, variation=load.variation, own=said.own
+            )
         self._requests.add(load.requests)
         self.last = load.requests
         for series, length in ((self._isl, load.isl), (self._osl, load.osl)):
@@ -77,6 +82,7 @@ class Joint:
         said = None
         while self._said and self._said[0][0] <= self._window:
             window, expected = self._said.popleft()
+            self._held.append(expected.requests)
             said = expected if window == self._window else said
         return said
 
@@ -89,6 +95,7 @@ class Joint:
     def reset_idle_skip(self) -> None:
         """A recording has ended: what it led to is no forecast of what comes."""
         self._said.clear()
+        self._held.clear()
         for series in (self._requests, self._isl, self._osl):
             series.reset_idle_skip()
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 RATIOS = 50
 RATIOS_MIN = 5
+RIGHT = 10
+"""Windows as planned for that are taken as seen before any: few others say little of a quantile."""
 FACTOR_MAX = 2.0
 
 
@@ -20,7 +22,8 @@ class Compared(NamedTuple):
 
 
 class Shortfall:
-    """A forecast is compared with the window that it was for, however far ahead that was.
+    """What came of a window is compared with what was planned for it, however far ahead that was:
+    the highest of the forecasts for it and for those before it while nothing goes down.
 
     Requests come unevenly even where the rate is known, and replicas are sized for that already. So
     the spread of the ratios is narrowed by what chance has in it.
@@ -58,7 +61,8 @@ class Shortfall:
         mean = fmean(ratios)
         spread, chance = pvariance(ratios, mean), fmean(each.chance for each in counted)
         narrowed = sqrt(max(0.0, 1.0 - chance / spread)) if spread > 0.0 else 1.0
-        return min(max(1.0, mean + narrowed * (quantile(ratios, part) - mean)), FACTOR_MAX)
+        beyond = mean + narrowed * (quantile(ratios, part) - mean) - 1.0
+        return min(1.0 + max(0.0, beyond) * len(ratios) / (len(ratios) + RIGHT), FACTOR_MAX)
 
     def _own(self) -> list[Compared]:
         return [each for each in self._compared if each.own]

@@ -107,8 +107,32 @@ def test_a_quantile_adds_what_demand_was_beyond_its_forecasts() -> None:
     shortfall = Shortfall()
     for _ in range(10):
         shortfall.add(100.0, 130.0)
-    assert shortfall.factor(0.8) == pytest.approx(1.3)
     assert shortfall.factor(0.5) == 1.0
+    few = shortfall.factor(0.8)
+    for _ in range(40):
+        shortfall.add(100.0, 130.0)
+    assert few == pytest.approx(1.15)  # as if ten more had been as planned for
+    assert shortfall.factor(0.8) == pytest.approx(1.25)
+
+
+def test_a_window_is_compared_with_all_that_was_planned_for_it() -> None:
+    """Nothing goes down for five windows: what a forecast is too low, one of those before it has
+    made good. Only what is beyond all of them is added."""
+    held = Settings(down_window_s=5 * INTERVAL_S, lead=False)
+    down_at_once = forecast_by("constant", settings=Settings(down_window_s=0.0, lead=False))
+    up_and_down = forecast_by("constant", settings=held)
+    growing = forecast_by("constant", settings=held)
+    for at in range(60):
+        for forecast in (up_and_down, down_at_once):
+            forecast.add(window(130.0 if at % 2 else 70.0))
+        growing.add(window(100.0 * 1.05**at))
+    factors = [
+        expected.demand_requests / expected.requests
+        for expected in (each.predict(0.0) for each in (up_and_down, down_at_once, growing))
+    ]
+    assert factors[0] == 1.0
+    assert factors[1] > 1.5
+    assert factors[2] == pytest.approx(1.0 + 0.05 * 50 / 60)
 
 
 def test_what_chance_spreads_is_no_part_of_the_quantile() -> None:
@@ -132,11 +156,11 @@ def test_what_a_predictor_repeated_before_it_knew_enough_is_not_held_against_it(
         shortfall.add(100.0, 180.0, own=False)
     assert shortfall.is_known
     assert shortfall.is_of_last_points
-    assert shortfall.factor(0.8) == pytest.approx(1.8)  # nothing better is known
+    assert shortfall.factor(0.8) == pytest.approx(1.0 + 0.8 * 5 / 15)  # nothing better is known
     for _ in range(5):
         shortfall.add(100.0, 110.0)
     assert not shortfall.is_of_last_points
-    assert shortfall.factor(0.8) == pytest.approx(1.1)
+    assert shortfall.factor(0.8) == pytest.approx(1.0 + 0.1 * 5 / 15)
 
 
 def test_growth_is_not_counted_twice_while_a_trend_is_new() -> None:
