@@ -1,4 +1,4 @@
-"""How far demand has been beyond its forecasts: what a quantile adds to the next."""
+"""How far demand has been beyond what was planned for it: what a quantile adds to a forecast."""
 
 from collections import deque
 from math import floor, sqrt
@@ -13,7 +13,7 @@ FACTOR_MAX = 2.0
 
 
 class Compared(NamedTuple):
-    """One window.  ratio: what came by what was expected;  chance: variance of that by chance alone
+    """One window.  ratio: what came by what was planned for;  chance: variance of that by chance alone
     own: the predictor knew enough for a forecast; before, it repeats the last point"""
 
     ratio: float
@@ -33,11 +33,11 @@ class Shortfall:
         self._compared: deque[Compared] = deque(maxlen=RATIOS)
 
     def add(
-        self, forecast: float, requests: float, *, variation: float = 1.0, own: bool = True
+        self, planned: float, requests: float, *, variation: float = 1.0, own: bool = True
     ) -> None:
-        """What was expected of a window, and what came.  variation: of the arrivals, 1: Poisson"""
-        if forecast > 0.0:
-            self._compared.append(Compared(requests / forecast, variation / forecast, own))
+        """What was planned for a window, and what came.  variation: of the arrivals, 1: Poisson"""
+        if planned > 0.0:
+            self._compared.append(Compared(requests / planned, variation / planned, own))
 
     @property
     def is_known(self) -> bool:
