@@ -13,7 +13,7 @@ FACTOR_MAX = 2.0
 
 
 class Compared(NamedTuple):
-    """One window.  ratio: what came by what was planned for;  chance: variance of that by chance alone
+    """One window.  ratio: what came by what was planned;  chance: its variance by chance alone
     own: the predictor knew enough for a forecast; before, it repeats the last point"""
 
     ratio: float
