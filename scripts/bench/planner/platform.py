@@ -80,6 +80,8 @@ class Platform:
         self._ids = count(1)
         self._workers: dict[int, Worker] = {}
         self._starting: set[asyncio.Task[None]] = set()
+        self._acting: asyncio.Task[None] | None = None
+        """What carries out the newest decision."""
         self._reports: set[asyncio.Task[Any]] = set()
         self._serving: dict[int, tuple[str, asyncio.Future[None]]] = {}
         self._wake = asyncio.Event()
@@ -111,9 +113,12 @@ class Platform:
         _, late = await asyncio.wait(served, timeout=END_S / self.speedup)
         self.totals.failed += len(late)
         self._note()
-        for task in (*helpers, *self._starting, *late):
+        ending = [*helpers, *self._starting, *late]
+        if self._acting is not None:
+            ending.append(self._acting)
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*helpers, *self._starting, *late, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         assert self._http is not None
         await self._http.close()
 
@@ -225,7 +230,6 @@ class Platform:
     async def _obey(self) -> None:
         """Carry out the newest decision, and say so when it is done."""
         after = -1
-        acting: asyncio.Task[None] | None = None
         while True:
             url = f"{self._planner}/v1/decision?after={after}&timeout_ms={DECISION_WAIT_MS}"
             decision = await self._call("GET", url)
@@ -236,9 +240,9 @@ class Platform:
                 continue
             after = decision["decision_id"]
             self.decisions.append((after, decision["num_decode"]))
-            if acting is not None:
-                acting.cancel()
-            acting = asyncio.create_task(
+            if self._acting is not None:
+                self._acting.cancel()
+            self._acting = asyncio.create_task(
                 self._carry_out(after, decision["num_decode"], decision["victims"])
             )
 
