@@ -95,3 +95,17 @@ def test_every_file_that_is_named_exists(page):
     named = set(NAMED_FILE.findall(page.read_text())) - FILES_OF_USERS
     missing = [name for name in named if not any(f.endswith(f"/{name}") for f in FILES)]
     assert missing == []
+
+
+def test_the_layout_names_every_room_and_nothing_that_is_not_there():
+    """Rooms as folders, `name/`; modules whose names are of several words are found as files."""
+    layout = (DOCS / "architecture.md").read_text().partition("## Layout")[2].split("```")[1]
+    rooms = {
+        path.parent.name
+        for package in ("select_service", "indexer")
+        for path in (ROOT / package).rglob("__init__.py")
+    }
+    assert rooms - set(re.findall(r"\w+(?=/)", layout)) == set()
+    modules = set(re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b(?!/)", layout))
+    scripts = {path.name for path in (ROOT / "scripts").iterdir()}
+    assert modules - {Path(file).stem for file in FILES} - scripts == set()
