@@ -9,11 +9,10 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from indexer.hashing.hashes import block_hashes, sequence_hashes
+from indexer.hashing.hashes import block_hashes
 from indexer.tiers import Tier
 from select_service.core.admission.room_kernels import fill_room
 from select_service.core.fleet.partition import Partition
@@ -26,9 +25,9 @@ from tests.builders import worker_body
 from tests.exploring import explored
 from tests.fast.mutations import mutated
 from tests.fast.requests import AIOHTTP, BARE, HTTPX, HYPER, USUAL, request
+from tests.fast.said import chosen_in, get, hashes_of, post, prompt_of, scope_of
 from tests.fast.two_services import Side, TwoServices
 
-BLOCK_SIZE = 4
 SCOPES = (("m", "default"), ("m", "b"), ("llama", "default"), ("n/\u00e4", "default"))
 FIRST_WORKERS = {1: SCOPES[0], 2: SCOPES[0], 3: SCOPES[2]}
 """Where workers are from the beginning, so that most of what is said succeeds."""
@@ -68,49 +67,6 @@ def observed_of(side: Side) -> dict[PartitionKey, Any]:
         found[key] = [*now[: begin + TTFT_US], *now[begin + PROMPTS : begin + TTFT]]
         found[key] += [times[:TIME_BINS].sum(), times[TIME_BINS:].sum()]
     return found
-
-
-def post(path: str, body: Any, headers: Any = HTTPX, compact: bool = False) -> bytes:
-    return request("POST " + path, headers, body, compact)
-
-
-def get(path: str) -> bytes:
-    return request("GET " + path, HYPER)
-
-
-def scope_of(scope: tuple[str, str], spelling: int) -> dict[str, str]:
-    """In one of the ways to name it."""
-    model, tenant = scope
-    if tenant == "default" and spelling % 2:
-        return {"model_name": model}
-    return {"model_name": model, ("routing_group" if spelling % 3 else "tenant_id"): tenant}
-
-
-def prompt_of(length: int, as_tokens: bool) -> dict[str, Any]:
-    tokens = np.arange(length, dtype=np.uint32)
-    if as_tokens:
-        return {"token_ids": tokens.tolist()}
-    blocks = block_hashes(tokens, BLOCK_SIZE)
-    return {
-        "block_hashes": blocks.tolist(),
-        "sequence_hashes": sequence_hashes(blocks).tolist(),
-        "isl_tokens": length,
-    }
-
-
-def hashes_of(length: int) -> dict[str, Any]:
-    """What an answer with hashes has more than one without."""
-    told = prompt_of(length, as_tokens=False)
-    del told["block_hashes"]
-    return told
-
-
-def chosen_in(answer: bytes) -> dict[str, Any] | None:
-    """The body of an answer; None: it is a refusal."""
-    if not answer.startswith(b"HTTP/1.1 200 "):
-        return None
-    body: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
-    return body
 
 
 def counted(text: bytes) -> list[bytes]:
@@ -463,85 +419,3 @@ TestTheSameAnswersByReference = explored(TheSameAnswersByReference, runs=3)
 TestTheSameAnswersWithThresholds = explored(TheSameAnswersWithThresholds, runs=3)
 TestTheSameAnswersWithQueues = explored(TheSameAnswersWithQueues, runs=3)
 TestTheSameAnswersWithHolds = explored(TheSameAnswersWithHolds, runs=3)
-
-
-@pytest.fixture
-def two() -> Any:
-    with TwoServices() as services:
-        for worker in range(1, 4):
-            services.say(
-                post("/workers", worker_body(worker, model_name="llama", data_parallel_size=worker))
-            )
-        yield services
-
-
-def test_usual_requests_are_answered_by_the_fast_path(two: TwoServices) -> None:
-    usual = [
-        post("/select", {"model_name": "llama", **prompt_of(30, as_tokens)}, headers)
-        for as_tokens in (True, False)
-        for headers in HEADERS
-    ]
-    for data in usual:
-        assert two.say(data).startswith(b"HTTP/1.1 200 ")
-    assert two.answered == len(usual)
-    assert two.fast.protocol._ordinary is not None  # of the workers
-
-
-def test_the_life_of_a_request_is_the_fast_path_s(two: TwoServices) -> None:
-    prompt = {"model_name": "llama", **prompt_of(30, False)}
-    reserved = post("/select_and_reserve", {**prompt, "reservation_id": "a"})
-    lives = [
-        reserved,
-        post("/select_and_reserve", {"model_name": "llama", **prompt_of(30, True)}),
-        post("/reservations", {**prompt, "reservation_id": "b", "worker_id": 3, "dp_rank": 2}),
-        *(
-            request(f"POST /reservations/{name}/{verb}")
-            for name in ("a", "b")
-            for verb in ("prefill_complete", "output_block", "renew")
-        ),
-        request("DELETE /reservations/a"),
-        reserved,
-    ]
-    for number, data in enumerate(lives, 1):
-        assert two.say(data).startswith(b"HTTP/1.1 20")
-        assert two.answered == number
-    for refused in (reserved, request("DELETE /reservations/c")):
-        assert two.say(refused).startswith(b"HTTP/1.1 4")
-    assert two.answered == len(lives)
-
-
-def test_ranks_out_of_rotation_are_in_no_usual_answer(two: TwoServices) -> None:
-    select = post("/select", {"model_name": "llama", **prompt_of(8, False)})
-    ranks = [Rank(worker, dp_rank) for worker in range(1, 4) for dp_rank in range(worker)]
-    for number, rank in enumerate(ranks[:-1], 1):
-        for side in (two.fast, two.ordinary):
-            side.selector.fleet.set_weight(rank, 0.0, "draining")
-        for drawn in DRAWS:
-            body = json.loads(two.say(select, drawn=drawn).split(b"\r\n\r\n")[1])
-            assert (body["worker_id"], body["dp_rank"]) in ranks[number:]
-    assert two.answered == len(DRAWS) * number
-    for side in (two.fast, two.ordinary):
-        side.selector.fleet.set_weight(ranks[-1], 0.0, "draining")
-    assert b'"code":"no_eligible_rank"' in two.say(select)
-    assert two.answered == len(DRAWS) * number
-
-
-def test_a_stream_cut_at_any_byte(two: TwoServices) -> None:
-    stream = post("/select", {"model_name": "llama", **prompt_of(8, True)}, BARE) * 2
-    answers = two.say(stream)
-    for at in range(1, len(stream)):
-        assert two.say(stream[:at], stream[at:], drawn=0.5).count(b"HTTP/1.1 200") == 2
-    assert answers.count(b"HTTP/1.1 200") == 2
-
-
-def test_a_change_of_a_worker_is_in_the_next_answer(two: TwoServices) -> None:
-    select = post("/select", {"model_name": "llama", **prompt_of(8, False)})
-    for endpoint in ("http://b", "http://c" * 60, "http://d"):
-        two.say(request("PATCH /workers/1", HTTPX, {"endpoint": endpoint}))
-        body = json.loads(two.say(select).split(b"\r\n\r\n")[1])
-        assert (body["worker_id"], body["endpoint"]) == (1, endpoint)
-    two.say(request("DELETE /workers/1"))
-    assert b'"worker_id":2,' in two.say(select)
-    for worker in (2, 3):
-        two.say(request(f"DELETE /workers/{worker}"))
-    assert two.say(select).startswith(b"HTTP/1.1 503 ")

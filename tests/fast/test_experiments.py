@@ -2,8 +2,8 @@
 
 from select_service.core.comparing.experiment import DROPPED_S
 from tests.fast.requests import AIOHTTP, request
+from tests.fast.said import post
 from tests.fast.test_bookings import life_of, select_and_reserve, services
-from tests.fast.test_equality import post
 
 BEGIN = post("/experiments", {"policies": ["work", "reference"], "slot_s": 120})
 

@@ -8,7 +8,7 @@ from select_service.core.health.kinds import State
 from select_service.core.identity import Rank
 from tests.builders import worker_body
 from tests.fast.requests import AIOHTTP, request
-from tests.fast.test_equality import post, prompt_of
+from tests.fast.said import post, prompt_of
 from tests.fast.two_services import Side
 
 ON = ("--health-checks", "on", "--health-reporters", "nobody")

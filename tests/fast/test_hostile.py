@@ -4,7 +4,7 @@ import pytest
 
 from tests.builders import worker_body
 from tests.fast.hostile import cases
-from tests.fast.test_equality import post, prompt_of
+from tests.fast.said import post, prompt_of
 from tests.fast.two_services import TwoServices
 
 QUEUE = ("--queue-threshold", "1.0", "--queue-timeout-secs", "0.001")

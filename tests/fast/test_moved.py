@@ -8,7 +8,7 @@ import pytest
 from select_service.core.health.moves import KEPT_S
 from tests.builders import worker_body
 from tests.fast.requests import HTTPX, request
-from tests.fast.test_equality import post
+from tests.fast.said import post
 from tests.fast.two_services import TwoServices
 
 BODY = {"model_name": "m", "reservation_id": "a", "token_ids": list(range(12)), "worker_id": 1}

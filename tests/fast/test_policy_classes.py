@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import worker_body
 from tests.fast.requests import AIOHTTP, request
-from tests.fast.test_equality import post
+from tests.fast.said import post
 from tests.fast.two_services import TwoServices
 
 WARNING = b'"warnings":["no policy class or family is called `batch`,'

@@ -15,6 +15,7 @@ from indexer.tiers import Tier
 from tests.builders import worker_body
 from tests.exploring import PROFILE, SHARES, explored
 from tests.fast.requests import request
+from tests.fast.said import post, prompt_of
 from tests.fast.test_equality import (
     DRAWS,
     HEADERS,
@@ -24,8 +25,6 @@ from tests.fast.test_equality import (
     SCOPES,
     VERBS,
     TheSameAnswers,
-    post,
-    prompt_of,
 )
 from tests.fast.two_services import REPLICA_FLAGS, TwoServices
 

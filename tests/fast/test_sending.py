@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import worker_body
 from tests.fast.requests import AIOHTTP, request
-from tests.fast.test_equality import post, prompt_of
+from tests.fast.said import post, prompt_of
 from tests.fast.two_services import REPLICA_FLAGS, Side
 from tests.http.conversation import Conversation
 from tests.http.wire import Wire
