@@ -6,7 +6,6 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, NamedTuple
 
 from select_service import log as logs
@@ -17,7 +16,6 @@ from select_service.settings.config import (
     INSPECT,
     KEYS,
     REPLAY,
-    Config,
     ConfigError,
     Unusable,
     arguments_of,
@@ -28,20 +26,20 @@ from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
 from select_service.starting.listening import bind
 from select_service.starting.signals import leaving_at_once
-from select_service.starting.snapshot_claim import claimed
 from select_service.starting.threads import begun_threads
 from select_service.starting.wanted import Wanted, wanted_of
+from select_service.starting.written_files import claims
 from select_service.version import package_version
 
 USAGE_ERROR = 2
 
 
 class Judged(NamedTuple):
-    """Settings that were found good, and what is taken for the service: its address, its file."""
+    """Settings that were found good, and what is taken for the service: its address, its files."""
 
     wanted: Wanted
     listener: socket.socket
-    claims: list[IO[bytes]]
+    locks: list[IO[bytes]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,25 +105,12 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     check_reach(config)
     wanted = wanted_of(config, package_version())
     logs.configure(config["log_level"], config["log_format"])
-    claims = _claims(config, "snapshot_path", "state_path")
+    locks = claims(config)
     port = config["replica_sync_port"]
     if port is not None:
         _check_port(replica_host(config), port)
     listener = bind(config["host"], config["port"], config["reuse_port"])
-    return Judged(wanted, listener, claims)
-
-
-def _claims(config: Config, *names: str) -> list[IO[bytes]]:
-    """Locks on the files that nobody else may write.  Raises Unusable."""
-    claims: list[IO[bytes]] = []
-    for name in names:
-        path = config[name]
-        claim = None if path is None else claimed(Path(path))
-        if isinstance(claim, str):
-            raise Unusable(f"--{name.replace('_', '-')}: {claim}")
-        if claim is not None:
-            claims.append(claim)
-    return claims
+    return Judged(wanted, listener, locks)
 
 
 def _check_port(host: str, port: int) -> None:

@@ -31,7 +31,6 @@ from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.service_metrics import Metrics
-from select_service.settings.config import Unusable
 from select_service.settings.discovery import SourceSettings
 from select_service.settings.health_settings import HealthSettings
 from select_service.starting.wanted import Wanted
@@ -76,7 +75,7 @@ class Logged(NamedTuple):
 def build(wanted: Wanted) -> Parts:
     """All parts of a process, none of them running but the ingest threads, and the one of spans.
 
-    Raises Unusable, ConfigError.
+    Raises ConfigError.
     """
     config, health = wanted.config, wanted.health
     tracing = _tracing(wanted)
@@ -114,7 +113,8 @@ def build(wanted: Wanted) -> Parts:
     if health is not None:
         service.reporters = health.reporters
         service.capacity = _watch_capacity(selector, health)
-    service.audit = _audited(config["audit_log"], ingest)
+    if config["audit_log"] is not None:
+        service.audit = AuditFiles(Path(config["audit_log"]))
     service.callback_failures, service.callback_failed = callbacks.failures, callbacks.failed
     if config["snapshot_path"]:
         service.kept_policies = _kept_policies(Path(config["snapshot_path"]), selector)
@@ -165,15 +165,6 @@ def _kept_policies(snapshot_path: Path, selector: Selector) -> KeptPoliciesFile:
     kept = KeptPoliciesFile(snapshot_path, selector.fleet.policies)
     kept.read()
     return kept
-
-
-def _audited(path: str | None, ingest: Ingest) -> AuditFiles | None:
-    """Raises Unusable."""
-    try:
-        return None if path is None else AuditFiles(Path(path))
-    except OSError as error:
-        ingest.close()
-        raise Unusable(f"--audit-log: cannot write `{path}`: {error.strerror}") from None
 
 
 def _keep_fit(
@@ -239,7 +230,6 @@ def _watch_capacity(selector: Selector, health: HealthSettings) -> "CapacityWatc
 
 
 def _logged(service: Service) -> Logged | None:
-    """Raises Unusable."""
     path = service.config["decision_log"]
     if path is None:
         return None
@@ -248,11 +238,7 @@ def _logged(service: Service) -> Logged | None:
 
     selector = service.selector
     assert selector.ring is not None, "see settings.config"
-    try:
-        files = DecisionFiles(Path(path))
-    except OSError as error:
-        service.ingest.close()
-        raise Unusable(f"--decision-log: cannot write `{path}`: {error.strerror}") from None
+    files = DecisionFiles(Path(path))
     lines = DecisionLog(
         selector.ring, selector.held, selector.fleet.partitions, files.offer, time() - monotonic()
     )

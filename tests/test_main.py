@@ -51,7 +51,10 @@ def run(script: str) -> str:
         (["--replica-sync-peers", "tcp://a:1"], 2),
         (["--replica-sync-port", "9", "--replica-sync-peers", "nonsense"], 2),
         (["--indexer-peers", "ftp://a"], 2),
-        (["--snapshot-path", "/no/such/directory/file"], 1),
+        (["--snapshot-path", "/no/such/directory/file"], 2),
+        (["--state-path", "/no/such/directory/file"], 2),
+        (["--audit-log", "/no/such/directory/file"], 2),
+        (["--decision-log", "/no/such/directory/file"], 2),
         (["--host", "256.0.0.1", "--insecure"], 1),
     ],
 )

@@ -14,6 +14,7 @@ from select_service.settings.destinations import destinations
 from select_service.settings.discovery import SourceSettings, source_settings
 from select_service.settings.health_settings import HealthSettings, health_settings
 from select_service.starting.tls_files import client_tls, server_tls
+from select_service.starting.written_files import check_written_files
 from select_service.tls.kept import ClientTls, ServerTls
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Wanted(NamedTuple):
 def wanted_of(config: Config, version: str) -> Wanted:
     """Raises ConfigError."""
     check_peer_key(config)
-    return Wanted(
+    wanted = Wanted(
         config,
         version,
         admission_rules(config),
@@ -52,3 +53,5 @@ def wanted_of(config: Config, version: str) -> Wanted:
         plane_keys_of(config),
         engine_pair_of(config),
     )
+    check_written_files(config)  # last, as it begins files
+    return wanted

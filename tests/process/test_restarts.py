@@ -106,7 +106,7 @@ def test_a_path_where_nothing_can_be_kept_ends_the_start(tmp_path):
         "dangling": f"`{tmp_path}/dangling` is no file",
     }.items():
         status, _, errors = run_to_end("--port", "0", "--snapshot-path", str(tmp_path / name))
-        assert (status, complaint(errors)) == (1, f"--snapshot-path: {told}")
+        assert (status, complaint(errors)) == (2, f"--snapshot-path: {told}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
 
 

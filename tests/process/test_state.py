@@ -123,5 +123,5 @@ def test_a_file_that_is_damaged_is_moved_aside(tmp_path):
 
 def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
     status, _, errors = run_to_end("--state-path", str(tmp_path / "none" / "state"))
-    assert status == 1
+    assert status == 2
     assert complaint(errors).startswith("--state-path: there is no directory")

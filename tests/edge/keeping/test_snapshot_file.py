@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +24,6 @@ from select_service.edge.keeping.snapshot_file import (
     SnapshotFile,
     read_snapshot,
 )
-from select_service.starting import snapshot_claim
-from select_service.starting.snapshot_claim import claimed, path_error
 from tests.patience import PATIENCE_S
 
 LIMITS = LoadLimits(1000)
@@ -112,24 +109,6 @@ def test_a_recovery_that_fails_leaves_the_file_to_whoever_can_read_it(tmp_path):
     assert path.with_name("index.refused").read_bytes() == before
 
 
-def test_the_check_of_a_path_leaves_nothing_behind(tmp_path):
-    assert path_error(tmp_path / "index") is None
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_directory_that_cannot_be_written_is_named(tmp_path):
-    tmp_path.chmod(0o500)
-    try:
-        assert "cannot write in" in (path_error(tmp_path / "index") or "")
-    finally:
-        tmp_path.chmod(0o700)
-
-
-def test_a_device_is_no_place_for_a_snapshot():
-    assert path_error(Path("/dev/null")) == "`/dev/null` is no file"
-
-
 def a_part(blocks, seed):
     index = PrefixIndex(2 * blocks)
     contents, names = np.random.default_rng(seed).integers(0, 2**64, (2, blocks), dtype=np.uint64)
@@ -200,25 +179,3 @@ def test_snapshots_go_on_after_one_that_failed_for_a_bug(tmp_path, monkeypatch, 
     assert len(read(path)) == 1
     (line,) = [r for r in caplog.records if r.levelname == "ERROR"]
     assert line.exc_info[0] is ZeroDivisionError
-
-
-def test_a_second_process_on_one_file_is_refused(tmp_path):
-    path = tmp_path / "index"
-    first = claimed(path)
-    assert not isinstance(first, str)
-    assert "is kept by another process" in claimed(path)
-    assert not isinstance(claimed(tmp_path / "other"), str)
-    first.close()
-    assert not isinstance(claimed(path), str)
-
-
-def test_where_there_are_no_locks_nobody_is_refused(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(snapshot_claim.fcntl, "flock", no_locks)
-    assert not isinstance(claimed(tmp_path / "index"), str)
-
-
-def test_a_lock_is_not_asked_for_where_no_file_can_be():
-    assert claimed(Path("/dev/null")) == "`/dev/null` is no file"
