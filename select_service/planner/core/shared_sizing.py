@@ -69,11 +69,10 @@ class SharedLoad(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Seconds, and the part of the requests that shall keep both."""
+    """What both latencies of a request may be at most."""
 
     ttft_s: float
     itl_s: float
-    wanted: float
 
 
 class SharedSize(NamedTuple):
@@ -119,29 +118,26 @@ class Shared:
         """Part of the requests that could keep both on any number of replicas."""
         self._in_time = in_time
 
-    @property
-    def wanted(self) -> float:
-        """Part of the requests that shall keep both."""
-        return self._targets.wanted
+    def size(self, wanted: float) -> SharedSize:
+        """The fewest replicas that keep what is wanted of what can be kept.
 
-    def size(self) -> SharedSize:
-        """The fewest replicas that keep what was wanted of what can be kept."""
+        wanted: part of the requests that shall keep both
+        """
         rate = self._load.rate
         low, high = 0, 1
-        while not self._suffices(high, rate) and high < REPLICAS_MAX:
+        while not self._suffices(high, rate, wanted) and high < REPLICAS_MAX:
             low, high = high, min(REPLICAS_MAX, 2 * high)
         while high - low > 1:
             middle = (low + high) // 2
-            if self._suffices(middle, rate):
+            if self._suffices(middle, rate, wanted):
                 high = middle
             else:
                 low = middle
         attained = self.attainment(high, rate)
-        return SharedSize(high, attained, self.reachable, self._exact(high))
+        return SharedSize(high, attained, self.reachable, self._exact(high, wanted))
 
-    def _suffices(self, replicas: int, rate: float) -> bool:
+    def _suffices(self, replicas: int, rate: float, wanted: float) -> bool:
         """Where too much is out of reach: the same part of those that can be helped, and `BUSY`."""
-        wanted = self._targets.wanted
         if self.reachable < wanted - 1e-12:
             point = self.settle(rate / replicas)
             if point is None or point.busy > BUSY:
@@ -149,13 +145,13 @@ class Shared:
             wanted *= self._in_time
         return self.attainment(replicas, rate) >= wanted - 1e-12
 
-    def _exact(self, replicas: int) -> float:
+    def _exact(self, replicas: int, wanted: float) -> float:
         """By the largest rate that so many carry."""
         rate = self._load.rate
         low, high = 1.0, replicas / (replicas - 1.0) if replicas > 1 else WIDEST
         for _ in range(EXACT_ROUNDS):
             middle = (low + high) / 2.0
-            if self._suffices(replicas, rate * middle):
+            if self._suffices(replicas, rate * middle, wanted):
                 low = middle
             else:
                 high = middle

@@ -162,9 +162,10 @@ def _shared(demand: Demand, engine: Engine) -> _Answer | None:
     shared = shared_of(demand, engine)
     if shared is None:
         return None
-    size = shared.size()
+    wanted = demand.wanted(shared.reachable)
+    size = shared.size(wanted)
     reason = Reason.SCALE if size.reachable >= demand.promised else Reason.SLO_OUT_OF_REACH
-    return _Answer(size.replicas, reason, size.attainment, size.exact, shared.wanted)
+    return _Answer(size.replicas, reason, size.attainment, size.exact, wanted)
 
 
 def shared_of(demand: Demand, engine: Engine) -> Shared | None:
@@ -190,9 +191,7 @@ def shared_of(demand: Demand, engine: Engine) -> Shared | None:
         limits.max_num_seqs or sizing.REPLICAS_MAX,
         shape.accept_length,
     )
-    targets = Targets(engine.slo.ttft_ms / 1e3, engine.slo.itl_ms / 1e3, demand.promised)
-    shared = Shared(load, one, targets)
-    return Shared(load, one, targets._replace(wanted=demand.wanted(shared.reachable)))
+    return Shared(load, one, Targets(engine.slo.ttft_ms / 1e3, engine.slo.itl_ms / 1e3))
 
 
 def _weight_of_long(traffic: Traffic) -> float:
