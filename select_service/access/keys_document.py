@@ -50,8 +50,8 @@ def keys_of(document: object) -> tuple[ApiKey, ...]:
         raise ValueError(" ".join(str(error).split())) from None
     for each in found:
         _check(each)
-    _refuse_repeated("name", [each.name for each in found])
-    _refuse_repeated("hash", [each.hash for each in found])
+    refuse_repeated("keys", "the name", [each.name for each in found])
+    refuse_repeated("keys", "the hash", [each.hash for each in found])
     return tuple(_key(each) for each in found)
 
 
@@ -71,12 +71,12 @@ def _check(key: _Key) -> None:
         raise ValueError(f"key `{key.name}`: `burst` needs `requests_per_s`")
 
 
-def _refuse_repeated(what: str, values: list[str]) -> None:
-    """Raises ValueError."""
+def refuse_repeated(entries: str, what: str, values: list[str]) -> None:
+    """Raises ValueError, which says that two of the entries have the same of what is theirs."""
     seen: set[str] = set()
     for value in values:
         if value in seen:
-            raise ValueError(f"two keys have the {what} `{value}`")
+            raise ValueError(f"two {entries} have {what} `{value}`")
         seen.add(value)
 
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from indexer.curve_keys import curve_key_error
 from indexer.endpoints import endpoint_error
-from select_service.access.keys_document import Name
+from select_service.access.keys_document import Name, refuse_repeated
 from select_service.core.replicas.router_ids import has_mark, mark_of
 from select_service.urls import service_url_error
 
@@ -65,11 +65,13 @@ def replica_keys_of(document: object) -> ReplicaKeys:
         fault = _fault(each)
         if fault is not None:
             raise ValueError(f"replica `{each.name}`: {fault}")
-    _refuse_repeated("the name", [each.name for each in found])
-    _refuse_repeated("the key", [each.public_key for each in found])
-    _refuse_repeated("the endpoint", [each.endpoint for each in found if each.endpoint])
+    refuse_repeated("replicas", "the name", [each.name for each in found])
+    refuse_repeated("replicas", "the key", [each.public_key for each in found])
+    refuse_repeated("replicas", "the endpoint", [each.endpoint for each in found if each.endpoint])
     # By chance once in 4 billion pairs, or made so: then neither could be told from the other.
-    _refuse_repeated("router ids that begin with", [f"{mark_of(k.public_key):x}" for k in found])
+    refuse_repeated(
+        "replicas", "router ids that begin with", [f"{mark_of(k.public_key):x}" for k in found]
+    )
     return ReplicaKeys(
         ReplicaKey(each.name, each.public_key, each.endpoint, each.url) for each in found
     )
@@ -84,12 +86,3 @@ def _fault(given: _Replica) -> str | None:
     if given.url is not None and (fault := service_url_error(given.url)) is not None:
         return f"url: {fault}"
     return None
-
-
-def _refuse_repeated(what: str, values: list[str]) -> None:
-    """Raises ValueError."""
-    seen: set[str] = set()
-    for value in values:
-        if value in seen:
-            raise ValueError(f"two replicas have {what} `{value}`")
-        seen.add(value)
