@@ -11,6 +11,7 @@ for each and then drops that subscriber's, which it notices by the count in the 
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,11 +34,15 @@ SUBSCRIPTION_BYTES_MAX = 4096
 its length, and time of our own thread."""
 BIND_ANEW_S = 0.05
 """After an attempt that failed: the old socket takes a moment to leave the port."""
+ATTEMPTS_UNTOLD = 20
+"""A second.  Whoever has the port then is another one, as whoever opens it between the two."""
 FLUSH_BATCHES_MAX = 4
 """Sent before requests have their turn again; together about a fifth of a millisecond."""
 BATCH_EVENTS_MAX = 16
 BATCH_BYTES = 32 * 1024
 """A batch is full when it has so many; more would only push each other out of the caches."""
+
+log = logging.getLogger("select_service.replicas")
 
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -88,6 +93,8 @@ class ReplicaPublisher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._place: _Place | None = None
         self._scheduled = False
+        self._attempts = 0
+        """To bind anew, that failed one after the other."""
         self._flush_supervised = callbacks.supervised("replica_publisher", self._flush)
         self._bind_supervised = callbacks.supervised("replica_publisher", self._bind_again)
 
@@ -146,7 +153,8 @@ class ReplicaPublisher:
     def bind_anew(self) -> None:
         """End all connections, so that everybody has to come in again.
 
-        What is not sent yet is lost to them, as is what is sent until they are back.
+        What is not sent yet is lost to them, as is what is sent until they are back.  Where the
+        port is not free for long, the log says so, and when it is open again.
         """
         assert self._loop is not None
         self._leave()
@@ -157,10 +165,21 @@ class ReplicaPublisher:
             return
         try:
             self.bind(*self._place)
-        except zmq.ZMQError:
+        except zmq.ZMQError as error:
+            self._attempts += 1
+            if self._attempts == ATTEMPTS_UNTOLD:
+                reason = zmq.strerror(error.errno or 0)
+                self._tell(logging.WARNING, "replica port not open, trying again", error=reason)
             self._loop.call_later(BIND_ANEW_S, self._bind_supervised)
         else:
+            if self._attempts >= ATTEMPTS_UNTOLD:
+                self._tell(logging.INFO, "replica port is open again")
+            self._attempts = 0
             self._schedule()
+
+    def _tell(self, level: int, message: str, **fields: str) -> None:
+        assert self._place is not None
+        log.log(level, message, extra={"fields": {"endpoint": self._place.endpoint, **fields}})
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send from now on."""

@@ -1,12 +1,20 @@
 """What is told to other replicas waits in a queue that has an end."""
 
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
 import pytest
+import zmq
 
 from select_service.core.replicas.events import LoadEvent
 from select_service.edge.replicas import publisher as publishing
-from select_service.edge.replicas.publisher import ReplicaPublisher
+from select_service.edge.replicas.publisher import ATTEMPTS_UNTOLD, ReplicaPublisher
 from select_service.edge.supervised import Callbacks
 from tests.builders import a_reservation, a_selector, a_worker
+from tests.patience import eventually, eventually_on_loop
+from tests.process.launched import free_port
 
 
 def an_event() -> LoadEvent:
@@ -34,3 +42,53 @@ def test_digests_and_progress_beyond_the_queue_are_no_loss(monkeypatch: pytest.M
     publisher.offer_digest(b"digest")
     publisher.offer_progress(b"progress")
     assert (publisher.queued, publisher.dropped, publisher.last_drop) == (1, 0, None)
+
+
+async def opened_anew(
+    publisher: ReplicaPublisher, port: int, taken_for: Callable[[], bool]
+) -> None:
+    """Its port is closed, had by another process until something has happened, and opened again."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    publisher.bind(context, f"tcp://127.0.0.1:{port}", {})
+    publisher.start(asyncio.get_running_loop())
+    publisher.bind_anew()
+    with eventually(lambda: listening(port)):
+        await eventually_on_loop(taken_for)
+    await eventually_on_loop(lambda: publisher._socket)
+    publisher.close()
+    context.destroy()
+
+
+def listening(port: int) -> socket.socket | None:
+    try:
+        return socket.create_server(("127.0.0.1", port), reuse_port=False)
+    except OSError:
+        return None
+
+
+def test_a_port_that_another_one_has_is_told_of_once_and_when_it_is_open_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publishing, "BIND_ANEW_S", 0.001)
+    caplog.set_level(logging.INFO, "select_service.replicas")
+    publisher, port = ReplicaPublisher(Callbacks()), free_port()
+    asyncio.run(opened_anew(publisher, port, lambda: publisher._attempts > 2 * ATTEMPTS_UNTOLD))
+    told, again = caplog.records
+    assert (told.message, again.message) == (
+        "replica port not open, trying again",
+        "replica port is open again",
+    )
+    endpoint = f"tcp://127.0.0.1:{port}"
+    assert told.fields == {"endpoint": endpoint, "error": "Address already in use"}
+    assert again.fields == {"endpoint": endpoint}
+
+
+def test_a_port_that_is_free_soon_is_not_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publishing, "BIND_ANEW_S", 0.001)
+    caplog.set_level(logging.INFO, "select_service.replicas")
+    publisher = ReplicaPublisher(Callbacks())
+    asyncio.run(opened_anew(publisher, free_port(), lambda: publisher._attempts > 0))
+    assert publisher._attempts == 0
+    assert caplog.records == []
