@@ -54,6 +54,9 @@ _MAPPED: tuple[Network, ...] = ip_network("::ffff:0:0/96"), ip_network("::ffff:0
 """IPv4 in the form of IPv6, RFC 4291 and RFC 2765."""
 _NAT64 = ip_network("64:ff9b::/96")
 _LOCAL_NAT64 = ip_network("64:ff9b:1::/48")
+"""RFC 8215: whose translators may have any prefix in it."""
+_SHORTER_PREFIXES = 48, 56, 64
+"""Bits of a prefix that leaves room behind the address: RFC 6052, 2.2."""
 SHOWN_MAX = 8
 """Networks and names that a refusal lists."""
 KNOWN_MAX = 8192
@@ -79,8 +82,8 @@ def _ranges(networks: Iterable[tuple[Network, str]]) -> tuple[_Range, ...]:
 _NEVER = _ranges(NEVER)
 _HERE = _ranges((each, "") for each in LOOPBACK)
 _OF_IPV4 = _ranges((each, "") for each in _MAPPED)
-_TRANSLATED = _ranges((each, "") for each in (_NAT64, _LOCAL_NAT64))
-_LOCALLY_TRANSLATED = _TRANSLATED[1:]
+_TRANSLATED = _ranges([(_NAT64, "")])
+_LOCALLY_TRANSLATED = _ranges([(_LOCAL_NAT64, "")])
 
 
 @dataclass(frozen=True)
@@ -135,16 +138,20 @@ class Destinations:
             return "is no address"
         meant = list(_meant(address))
         for each in (address, *meant):
-            if _holding(_HERE, each) is not None:
-                return None if self.loopback else f"is this machine; {_allow_loopback()}"
-            never = _holding(_NEVER, each)
-            if never is not None:
+            if _is_here(each):
+                if not self.loopback:
+                    return f"is this machine; {_allow_loopback()}"
+            elif (never := _holding(_NEVER, each)) is not None:
                 return f"is {never.what}: nothing is connected to there"
         if not self.networks and not self.hosts:
             return None
-        if self._names(host) or self._lists(address) or all(map(self._lists, meant)):
+        if self._names(host) or self._lists(address) or all(map(self._allows, meant)):
             return None
         return self._not_listed()
+
+    def _allows(self, address: Address) -> bool:
+        """Of one that is not refused anyway."""
+        return _is_here(address) or self._lists(address)
 
     def _lists(self, address: Address) -> bool:
         return _holding(self._listed, address) is not None
@@ -201,13 +208,18 @@ def _holding(ranges: Iterable[_Range], address: Address) -> _Range | None:
     return None
 
 
+def _is_here(address: Address) -> bool:
+    return _holding(_HERE, address) is not None
+
+
 @lru_cache(KNOWN_MAX)
 def _read(text: str) -> Address | None:
-    """Without its zone; None for what is no address."""
+    """Without its zone, and one of IPv4 as that, however written; None for what is no address."""
     try:
-        return ip_address(text.partition("%")[0])
+        address = ip_address(text.partition("%")[0])
     except ValueError:
         return None
+    return IPv4Address(int(address) & 0xFFFFFFFF) if _holding(_OF_IPV4, address) else address
 
 
 def _meant(address: Address) -> Iterator[Address]:
@@ -215,9 +227,23 @@ def _meant(address: Address) -> Iterator[Address]:
     if isinstance(address, IPv4Address):
         yield address
         return
-    low = int(address) & 0xFFFFFFFF
-    is_of_ipv4 = _holding(_OF_IPV4, address) or _holding(_TRANSLATED, address)
-    yield IPv4Address(low) if is_of_ipv4 else address
-    if not low & 0xFFFFFF and _holding(_LOCALLY_TRANSLATED, address):
-        # Perhaps the prefix has 64 bits: RFC 6052, 2.2.
-        yield IPv4Address((int(address) >> 24) & 0xFFFFFFFF)
+    number = int(address)
+    if _holding(_LOCALLY_TRANSLATED, address):
+        yield from _translated(number)
+    elif _holding(_TRANSLATED, address):
+        yield IPv4Address(number & 0xFFFFFFFF)
+    else:
+        yield address
+
+
+def _translated(number: int) -> Iterator[Address]:
+    """What translators would take from an address of IPv6, by the lengths of their prefixes.
+
+    In front of shorter ones bits 64 to 71 are left out, and what stands behind is not looked at.
+    0.x.x.x and x.0.0.0 are nobody, and what zeros of another length look like.
+    """
+    without_gap = number >> 64 << 56 | number & (1 << 56) - 1
+    shorter = (without_gap >> (120 - bits - 32) & 0xFFFFFFFF for bits in _SHORTER_PREFIXES)
+    found = [*shorter, number & 0xFFFFFFFF]
+    somebody = [each for each in found if each >> 24 and each & 0xFFFFFF]
+    yield from map(IPv4Address, somebody or found[-1:])

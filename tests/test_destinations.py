@@ -51,8 +51,14 @@ NEVER = [
     "::ffff:0:169.254.169.254",
     "64:ff9b::169.254.169.254",
     "64:ff9b:1::169.254.169.254",
-    "64:ff9b:1:0:a9:fea9:fe00:0",  # a prefix of 64 bits
     "64:ff9b:1:a9fe:a9:fe00::",  # a prefix of 48 bits
+    "64:ff9b:1:a9fe:a9:fe00:808:808",  # with something behind it
+    "64:ff9b:1:a9fe:ffa9:fe00:808:808",  # and in the gap
+    "64:ff9b:1:a9:fe:a9fe::",  # a prefix of 56 bits
+    "64:ff9b:1:7a9:fe:a9fe:808:808",
+    "64:ff9b:1:0:a9:fea9:fe00:0",  # a prefix of 64 bits
+    "64:ff9b:1:7:a9:fea9:fe08:808",
+    "64:ff9b:1:7f00:0:100:a9fe:a9fe",  # or the machine itself
     "::ffff:0.0.0.0",
 ]
 ORDINARY = [
@@ -65,9 +71,22 @@ ORDINARY = [
     "2a00::1",
     "64:ff9b::10.0.0.1",
     "64:ff9b:1::10.1.2.3",
+    "64:ff9b:1:7f::10.1.2.3",
+    "64:ff9b:1:7f:a:102:300:0",  # a prefix of 64 bits
+    "64:ff9b:1:fe0a:1:203::",  # a prefix of 56 bits
+    "64:ff9b:1:a01:2:300::",  # a prefix of 48 bits
     "::ffff:10.0.0.1",
 ]
-HERE = ["127.0.0.1", "127.255.0.9", "::1", "::ffff:127.0.0.1", "64:ff9b::127.0.0.1"]
+HERE = [
+    "127.0.0.1",
+    "127.255.0.9",
+    "::1",
+    "::ffff:127.0.0.1",
+    "64:ff9b::127.0.0.1",
+    "64:ff9b:1:7f00:0:100:808:808",
+    "64:ff9b:1:7f:0:1:808:808",
+    "64:ff9b:1:0:7f:0:108:808",
+]
 
 
 @given(SETTINGS, NAMES)
@@ -119,6 +138,7 @@ def test_what_is_connected_to_is_what_the_settings_say(settings_, host, address)
 
 
 @given(SETTINGS, NAMES, st.one_of(V4, NEAR))
+@example(Destinations((ip_network("::/0"),)), "a", IPv4Address("10.0.0.1"))
 def test_an_address_of_ipv4_may_not_hide_in_one_of_ipv6(settings_, host, address):
     plain = settings_.refusal(host, str(address))
     mapped, *others = (settings_.refusal(host, form) for form in forms_of(address)[:2])
@@ -128,6 +148,31 @@ def test_an_address_of_ipv4_may_not_hide_in_one_of_ipv6(settings_, host, address
         assert all(settings_.refusal(host, form) for form in forms_of(address))
     elif plain is None and int(address) & 0xFFFFFF != 0:
         assert all(settings_.refusal(host, form) is None for form in forms_of(address))
+
+
+def behind(prefix_bits, address, rest):
+    """An address of 64:ff9b:1::/48 with that of IPv4 where RFC 6052, 2.2 has it."""
+    octets = list(rest)
+    octets[:6] = 0x00, 0x64, 0xFF, 0x9B, 0x00, 0x01
+    places = {48: (6, 7, 9, 10), 56: (7, 9, 10, 11), 64: (9, 10, 11, 12), 96: (12, 13, 14, 15)}
+    for place, octet in zip(places[prefix_bits], address.packed, strict=True):
+        octets[place] = octet
+    return str(IPv6Address(bytes(octets)))
+
+
+@given(
+    SETTINGS,
+    NAMES,
+    st.sampled_from((48, 56, 64, 96)),
+    st.one_of(V4, NEAR).filter(lambda each: int(each) & 0xFFFFFF),
+    st.binary(min_size=16, max_size=16),
+)
+def test_translators_with_shorter_prefixes_are_no_way_around(settings_, host, bits, address, rest):
+    plain = settings_.refusal(host, str(address))
+    translated = settings_.refusal(host, behind(bits, address, rest))
+    if address.packed[0] and plain is not None:
+        is_listed = "is not among" in plain and ip_network("::/0") in settings_.networks
+        assert is_listed or translated is not None
 
 
 def test_names_and_networks_are_ways_to_be_listed():
