@@ -125,7 +125,8 @@ def test_a_wrong_block_size_by_its_events(fleet):
         assert "its blocks have 4 tokens" in finding["text"]
 
 
-def test_a_replay_that_is_dead_or_missing(fleet, impatient):
+def test_a_replay_that_is_dead_or_missing_is_seen_without_waiting(fleet, monkeypatch):
+    monkeypatch.setattr(replays, "TIMEOUT_S", 3600.0)
     with SickEngine() as engine:
         with_events(fleet, engine, replay_endpoint=closed_port())
         assert found(fleet) == ["replay_unreachable"]

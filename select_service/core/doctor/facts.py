@@ -15,7 +15,7 @@ class Replayed(NamedTuple):
     """What became of a question for the newest batches.
 
     error:       why no answer came; None: one came, perhaps without a batch
-    reached:     was there a TCP connection?  None: not tried, as there was no need
+    reached:     was there a TCP connection?
     batches:     that came
     block_sizes: of the blocks that were stored in them
     clock_s:     by how much the engine's clock was ahead of ours when it published the last batch
@@ -23,7 +23,7 @@ class Replayed(NamedTuple):
     """
 
     error: str | None = None
-    reached: bool | None = None
+    reached: bool = True
     batches: int = 0
     block_sizes: tuple[int, ...] = ()
     clock_s: float | None = None

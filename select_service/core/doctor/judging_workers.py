@@ -164,10 +164,8 @@ def _replay(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
     if rank.replay_endpoint is None:
         yield _of(facts, "replay_missing", "no replay endpoint is registered", at)
     elif replay is not None and replay.error is not None:
-        if replay.reached is False:
-            yield _of(facts, "replay_unreachable", f"{where}: {replay.error}", at)
-        else:
-            yield _of(facts, "replay_silent", f"{where}: {replay.error}", at)
+        code = "replay_silent" if replay.reached else "replay_unreachable"
+        yield _of(facts, code, f"{where}: {replay.error}", at)
     if replay is None:
         return
     if replay.checked and not replay.found and rank.status.degraded is None:

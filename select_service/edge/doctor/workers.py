@@ -154,6 +154,9 @@ class Looking:
         slot = partition.table.find(Rank(worker.worker_id, rank.dp_rank))
         if status.replay_endpoint is None or slot is None:
             return rank
+        fault = await endpoint_fault(self._ingest.names, status.replay_endpoint)
+        if fault is not None:  # said at once: ZMQ would go on trying
+            return rank._replace(replay=Replayed(reached=False, error=fault))
         wanted = Wanted(
             endpoint=status.replay_endpoint,
             server=self._ingest.server_of((worker.worker_id, rank.dp_rank)),
@@ -166,13 +169,7 @@ class Looking:
             is_eagle=partition.is_eagle,
         )
         replay = await asyncio.to_thread(replayed, self._ingest.names, wanted)
-        if replay.error is not None:
-            replay = await self._why(replay, status.replay_endpoint)
         return rank._replace(replay=replay)
-
-    async def _why(self, replay: Replayed, endpoint: str) -> Replayed:
-        fault = await endpoint_fault(self._ingest.names, endpoint)
-        return replay._replace(reached=fault is None, error=fault or replay.error)
 
 
 def _said(facts: EngineFacts) -> EngineSaid:
