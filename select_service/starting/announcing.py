@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from select_service.settings.config import Config
+from select_service.settings.config import DEFAULT, Config
 from select_service.settings.reach import are_replicas_open, is_open, replica_host
 from select_service.whole_file import is_open_to_everybody
 
@@ -40,8 +40,10 @@ def announce(config: Config, version: str, host: str, port: int) -> None:
     settings = {
         setting.get("flag", setting["variable"]).removeprefix("--"): _as_logged(setting)
         for setting in config.effective().values()
+        if setting["origin"] != DEFAULT
     }
-    log.info("configuration", extra={"fields": settings})
+    fields = {**settings, "others": "as by default, see GET /config"}
+    log.info("configuration", extra={"fields": fields})
     _warn(config)
 
 

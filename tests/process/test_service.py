@@ -43,7 +43,8 @@ def test_the_first_lines_tell_where_it_listens_and_how_it_is_configured():
         assert configuration["threads"] == "2 (command line)"
         shown = configuration["DYN_ROUTER_TEMPERATURE"]
         assert shown == "0.5 (environment DYN_ROUTER_TEMPERATURE)"
-        assert configuration["policy"] == "work (default)"
+        assert configuration["others"] == "as by default, see GET /config"
+        assert "policy" not in configuration
 
 
 def test_a_port_in_use_is_one_line_and_exit_status_1(service):
