@@ -1,5 +1,7 @@
-"""What the image's HEALTHCHECK runs, as the container would: a process with its variables."""
+"""What the image's HEALTHCHECK runs, as the container would: a process with its variables, beside
+the one that the container began."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from select_service.starting.healthy import main
 from tests.process.in_thread import InThread
 from tests.process.launched import START_S_MAX, free_port, own_environment
 from tests.tls.certificates import authority
@@ -53,9 +56,57 @@ def test_a_service_that_asks_for_certificates():
         assert healthy(**known, **variables_of(other, "tls_client"))[0] == 1
 
 
+@pytest.fixture
+def container(monkeypatch, tmp_path):
+    """Sets the command that it began."""
+    monkeypatch.setattr("select_service.starting.healthy.FIRST_PROCESS", tmp_path / "cmdline")
+    for name in os.environ:
+        if name.startswith("SELECT_SERVICE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SELECT_SERVICE_PORT", str(free_port()))
+
+    def begins(*words):
+        (tmp_path / "cmdline").write_bytes(b"".join(f"{word}\0".encode() for word in words))
+
+    return begins
+
+
 @pytest.mark.parametrize(
-    "port_of", [lambda: "", lambda: "words", free_port], ids=["none", "words", "free"]
+    "begun",
+    [
+        ("/opt/venv/bin/python", "/opt/venv/bin/select-service"),
+        ("/sbin/docker-init", "--", "select-service"),
+        ("python", "-m", "select_service"),
+    ],
 )
+def test_flags_win_over_variables(container, begun):
+    with InThread() as service:
+        container(*begun, "--port", service.port)
+        assert main() == 0
+        container(*begun, f"--port={service.port}", "--host", "0.0.0.0", "--insecure")
+        assert main() == 0
+        container(*begun)
+        assert main() == 1
+
+
+def test_tls_by_flags(container):
+    issued, ca = authority().issue(), authority().file
+    with TlsService("--tls-client-ca", str(ca), issued=issued) as service:
+        flags = ["--tls-cert", issued.certificate, "--tls-key", issued.key, "--tls-client-ca", ca]
+        container("select-service", "--port", service.port, *flags)
+        assert main() == 0
+        container("select-service", "--port", service.port)
+        assert main() == 1
+
+
+def test_another_command_has_no_flags_of_the_service(container, capsys):
+    for words in ((), ("sh", "-c", "select-service --port 1"), ("select-planner", "--port", "x")):
+        container(*words)
+        assert main() == 1
+        assert "Connection refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("port_of", [lambda: "words", free_port], ids=["words", "free"])
 def test_what_does_not_answer_is_not_healthy_and_says_so_in_a_line(port_of):
     status, said = healthy(PORT=port_of())
     assert status == 1
