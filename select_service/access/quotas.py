@@ -4,26 +4,17 @@ A key is known by its name, so a file that is read again, or a key that is repla
 gives nobody anything back.
 """
 
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from select_service.access.api_key import Quotas
+from select_service.core.load.ledger_memory import LedgerMemory
+from select_service.core.load.live_count import LiveCount
 from select_service.errors import QuotaExceeded
 
 RETRY_AFTER_S = 1
 """Where nobody knows when there is room again."""
-
-WHOLE = "q"
-"""The type of an `array` of int64."""
-
-Orders: TypeAlias = "npt.NDArray[np.int64] | memoryview"
-"""int64[rows], those of the ledger; a memoryview is read faster one at a time."""
 
 
 class TokenBucket:
@@ -57,15 +48,14 @@ class TokenBucket:
 class KeyUse:
     """What one key has used.
 
-    _rows, _orders: row and number of order of reservations that were booked with the key, of which
-    those live that still have that number
+    _live:    reservations that were booked with the key
     _booking: that are being booked now, or wait
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._bucket: TokenBucket | None = None
-        self._rows, self._orders = array(WHOLE), array(WHOLE)
+        self._live = LiveCount()
         self._booking = 0
         self._workers: dict[int, None] = {}
 
@@ -88,22 +78,15 @@ class KeyUse:
             assert self._bucket is not None
             raise self._exceeded(f"{quotas.requests_per_s:g} requests/s", self._bucket.wait_s())
 
-    def may_book(self, quotas: Quotas, orders: Orders) -> bool:
-        """Is there room for one more reservation?  orders: of the ledger, by row
-
-        O(1) until as many were booked as may live, then O(quota) once.
-        """
-        if quotas.reservations is None:
-            return True
-        if len(self._rows) + self._booking < quotas.reservations:
-            return True
-        self._forget_ended(orders)
-        return len(self._rows) + self._booking < quotas.reservations
+    def may_book(self, quotas: Quotas) -> bool:
+        """Is there room for one more reservation?"""
+        most = quotas.reservations
+        return most is None or self._live.numbers[0] + self._booking < most
 
     @contextmanager
-    def booking(self, quotas: Quotas, orders: Orders) -> Iterator[None]:
+    def booking(self, quotas: Quotas) -> Iterator[None]:
         """Inside, one more reservation is made, which may take its time.  Raises QuotaExceeded."""
-        if not self.may_book(quotas, orders):
+        if not self.may_book(quotas):
             raise self._exceeded(f"{quotas.reservations} live reservations")
         self._booking += 1
         try:
@@ -111,16 +94,9 @@ class KeyUse:
         finally:
             self._booking -= 1
 
-    def booked(self, row: int, order: int) -> None:
-        """A reservation was made with the key."""
-        self._rows.append(row)
-        self._orders.append(order)
-
-    def _forget_ended(self, orders: Orders) -> None:
-        rows, known = np.array(self._rows), np.array(self._orders)
-        lives = np.asarray(orders)[rows] == known
-        self._rows = array(WHOLE, rows[lives].tobytes())
-        self._orders = array(WHOLE, known[lives].tobytes())
+    def booked(self, memory: LedgerMemory, row: int) -> None:
+        """A reservation was made with the key, and stands in this row of the ledger."""
+        memory.count(row, self._live)
 
     def register(self, quotas: Quotas, worker_id: int, is_here: Callable[[int], bool]) -> None:
         """A worker is to be registered with the key.  Raises QuotaExceeded, and changes nothing.

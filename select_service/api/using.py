@@ -18,7 +18,7 @@ def booking(service: Service, request: Request, reservation_id: str | None) -> I
 
     reservation_id: that is asked for; where it stands already nothing is made
     """
-    key, orders = grant_of(request).key, service.selector.held.memory.orders
+    key, memory = grant_of(request).key, service.selector.held.memory
     use = service.guard.use_of(key)
     is_bounded = key is not None and key.quotas.reservations is not None
     if is_bounded and reservation_id is not None:
@@ -30,9 +30,9 @@ def booking(service: Service, request: Request, reservation_id: str | None) -> I
     def booked(reservation_id: str) -> None:
         held = service.selector.held.find(reservation_id)
         if held is not None:
-            use.booked(held.row, held.order)
+            use.booked(memory, held.row)
 
-    with use.booking(key.quotas, orders):
+    with use.booking(key.quotas):
         yield booked
 
 

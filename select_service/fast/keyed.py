@@ -85,14 +85,14 @@ class KeyedAnswerer:
 
     _known: by which key it answers, and _generation: of the keys then
     _inner: who answers; None: nobody.  _value: kept alive for it
-    _orders: those of the ledger
+    _memory: that of the ledger
     """
 
     __slots__ = (
         "_generation",
         "_inner",
         "_known",
-        "_orders",
+        "_memory",
         "_passes",
         "_quotas",
         "_use",
@@ -105,7 +105,7 @@ class KeyedAnswerer:
         self.end = 0
         self.connection = Connection()
         self._passes, self._generation = passes, passes.guard.generation
-        self._orders = passes.selector.held.memory.orders.data
+        self._memory = passes.selector.held.memory
         self._known: Verified | None = None
         self._inner: ServiceAnswerer | None = None
 
@@ -152,7 +152,7 @@ class KeyedAnswerer:
         closer."""
         use, quotas = self._use, self._quotas
         assert use is not None
-        return use.may_book(quotas, self._orders) and use.take(quotas, monotonic())
+        return use.may_book(quotas) and use.take(quotas, monotonic())
 
     def _count(self, inner: ServiceAnswerer, answer: bytes | None) -> None:
         """answer: what it gave; None: the ordinary path is to answer, or the request goes on"""
@@ -160,7 +160,7 @@ class KeyedAnswerer:
         if answer is None:
             self._use.give_back(self._quotas)
         elif self._quotas.reservations is not None and (row := inner.booked_row) != NONE:
-            self._use.booked(row, self._orders[row])
+            self._use.booked(self._memory, row)
 
 
 class KeyedProtocol(LeanProtocol):

@@ -1,17 +1,13 @@
 """What a key may use, against plain models of it."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from select_service.access.api_key import Quotas
 from select_service.access.quotas import KeyUse, TokenBucket
 from select_service.errors import QuotaExceeded
-from tests.exploring import explores
-
-ROWS = 12
+from tests.builders import a_reservation, a_selector, a_worker
 
 
 @given(
@@ -66,64 +62,41 @@ def test_what_is_given_back_may_be_taken_again():
     assert not use.take(quotas, 0.0)
 
 
-class ReservationsAreCounted(RuleBasedStateMachine):
-    """Rows of a ledger of which some are booked with the key, and end."""
+def test_reservations_are_counted_until_they_end():
+    use, quotas, selector = KeyUse("a"), Quotas(reservations=2), a_selector(ttl_s=60.0)
+    selector.register(a_worker(1))
 
-    def __init__(self):
-        super().__init__()
-        self.use, self.quotas = KeyUse("a"), Quotas(reservations=3)
-        self.orders = np.full(ROWS, -1, np.int64)
-        self.next = 0
-        self.ours = set()
+    def booked(name, now):
+        with use.booking(quotas):
+            selector.reserve(a_reservation(name), now)
+            use.booked(selector.held.memory, selector.held.get(name).row)
 
-    def _book(self):
-        row = int(np.flatnonzero(self.orders == -1)[0])
-        self.orders[row] = self.next
-        self.next += 1
-        return row
-
-    @precondition(lambda self: (self.orders == -1).any())
-    @rule()
-    def ours_comes(self):
-        if len(self.ours) >= 3:
-            with pytest.raises(QuotaExceeded), self.use.booking(self.quotas, self.orders):
-                raise AssertionError
-            return
-        with self.use.booking(self.quotas, self.orders):
-            row = self._book()
-            self.use.booked(row, int(self.orders[row]))
-        self.ours.add(row)
-
-    @precondition(lambda self: (self.orders == -1).any())
-    @rule()
-    def one_of_somebody_else_comes(self):
-        self._book()
-
-    @rule(row=st.integers(0, ROWS - 1))
-    def one_ends(self, row):
-        self.orders[row] = -1
-        self.ours.discard(row)
-
-    @rule()
-    def one_is_refused_while_it_is_made(self):
-        if len(self.ours) < 3:
-            with pytest.raises(ZeroDivisionError), self.use.booking(self.quotas, self.orders):
-                raise ZeroDivisionError
+    booked("x", 0.0)
+    booked("y", 50.0)
+    with pytest.raises(QuotaExceeded, match="2 live reservations"):
+        booked("z", 50.0)
+    selector.reserve(a_reservation("of somebody else"), 50.0)
+    selector.free("y", 50.0)
+    booked("z", 50.0)
+    assert not use.may_book(quotas)
+    assert selector.expire(60.0).ended == ["x"]
+    booked("x", 60.0)
+    selector.free("of somebody else", 60.0)
+    assert not use.may_book(quotas)
 
 
-ReservationsAreCounted.TestCase.settings = explores()
-TestReservationsAreCounted = ReservationsAreCounted.TestCase
+def test_what_is_refused_while_it_is_made_takes_no_place():
+    use, quotas = KeyUse("a"), Quotas(reservations=1)
+    with pytest.raises(ZeroDivisionError), use.booking(quotas):
+        raise ZeroDivisionError
+    assert use.may_book(quotas)
 
 
 def test_reservations_that_wait_take_their_places():
-    use, quotas, orders = KeyUse("a"), Quotas(reservations=1), np.zeros(1, np.int64)
-    with (
-        use.booking(quotas, orders),
-        pytest.raises(QuotaExceeded),
-        use.booking(quotas, orders),
-    ):
+    use, quotas = KeyUse("a"), Quotas(reservations=1)
+    with use.booking(quotas), pytest.raises(QuotaExceeded), use.booking(quotas):
         raise AssertionError
-    assert use.may_book(quotas, orders)
+    assert use.may_book(quotas)
 
 
 def test_workers_are_counted_while_they_are_there():

@@ -13,6 +13,7 @@ class Held:
     renewed_at: float
     lease_ends_at: float | None = None
     output_blocks: int = 0
+    counted_by: int | None = None
 
 
 class LedgerModel:

@@ -9,8 +9,9 @@ Python and other kernels call them.
 
 import numpy as np
 
-from indexer.compiled import compiled
+from indexer.compiled import carray, compiled
 from indexer.index.state_kernels import HEADER, f64_view, i64_view, u64_view
+from indexer.memory_kernels import pointer
 from indexer.mutex_kernels import enter, leave
 from select_service.core.load.bits_kernels import bits_of, float_of
 from select_service.core.load.kernels import CALL_OWNER, add_load, remove_load, remove_tokens
@@ -27,6 +28,8 @@ from select_service.core.load.ledger_layout import (
     CHAIN,
     COUNT,
     COUNT_MAX,
+    COUNTED,
+    COUNTED_BY,
     DP_RANK,
     ENDS,
     FADED,
@@ -36,6 +39,8 @@ from select_service.core.load.ledger_layout import (
     FREE_ROW,
     IS_PREFILLING,
     ISL_TOKENS,
+    LIVED,
+    LIVED_NUMBERS,
     LOAD,
     LOAD_LENGTH,
     MARK,
@@ -267,6 +272,17 @@ def _named(h, rows, row):
 
 
 @compiled()
+def _uncount(h, row):
+    if h[COUNTED] == 0:
+        return
+    lived, at = i64_view(h, LIVED), row * LIVED_NUMBERS + COUNTED_BY
+    if lived[at] != 0:
+        h[COUNTED] -= 1
+        carray(pointer(lived[at]), 1, np.int64)[0] -= 1
+        lived[at] = 0
+
+
+@compiled()
 def release_row(h, row, tells):
     """Take the whole load of a row back.  Returns it, or BROKEN.
 
@@ -293,6 +309,7 @@ def release_row(h, row, tells):
     delete_name(h, row)
     _unlink(h, rows, row)
     f64_view(h, ENDS)[row] = np.inf
+    _uncount(h, row)
     free_chain(h, rows[at + CHAIN], words_of(rows[at + NAME_BYTES]) + blocks)
     h[COUNT] -= 1
     h[N_BLOCKS] -= blocks

@@ -13,7 +13,7 @@ NEXT_CHUNK  int32     chunks          the chunk that follows
 SUMS        int64     sums * 5        requests, prefill tokens and marks by partition and origin,
                                       and the pair of what is counted of them (observed_layout)
 SCRATCH     uint64    named blocks    sequence hashes of the reservation that is worked on
-LIVED       int64     rows * 2        what is remembered of the life of each, see below
+LIVED       int64     rows * 3        what is remembered of the life of each, see below
 
 All but SUMS are reserved as large as they may become; what is never touched takes no memory.
 """
@@ -39,10 +39,11 @@ ROWS, ORDERS, ENDS, HEADS, CHUNKS, NEXT_CHUNK, SUMS, SCRATCH, LIVED = range(0, 1
     BLOCKS_MAX,
     CALL_LOAD,  # address of a load header whose owner has memory to give back, or 0
     FOLLOWERS,  # how many are told of changes, by Python
-) = range(18, 37)
+    COUNTED,  # live reservations that somebody counts, see COUNTED_BY
+) = range(18, 38)
 # Addresses of compiled verbs (ledger_call_kernels).
-BOOK, RENEW, COMPLETE, COMPLETE_ROW, OUTPUT_BLOCK, RELEASE, RELEASE_ROW = range(37, 44)
-HEADER_LENGTH = 44
+BOOK, RENEW, COMPLETE, COMPLETE_ROW, OUTPUT_BLOCK, RELEASE, RELEASE_ROW = range(38, 45)
+HEADER_LENGTH = 45
 
 MANY_BLOCKS = 1024
 """A load where so many are booked at once is prepared for more of that; kernels leave it to the
@@ -95,6 +96,7 @@ FIELDS = 32
 (
     LEFT_BEFORE,  # tokens that were left to do on its rank when it was booked, or WAS_MOVED
     SPOKE_AT,  # bits of the time of its last output block, or of the end of its prefill; 0: none
-) = range(2)
-LIVED_NUMBERS = 2
+    COUNTED_BY,  # address of the count that is one less when it ends (live_count); 0: none
+) = range(3)
+LIVED_NUMBERS = 3
 WAS_MOVED = -1

@@ -12,6 +12,7 @@ from indexer.pages import zeros
 from select_service.core.load import ledger_layout as layout
 from select_service.core.load.booking import BOOKED_BLOCKS_MAX
 from select_service.core.load.ledger_call_kernels import say_addresses
+from select_service.core.load.live_count import LiveCount
 
 RESERVATIONS_MAX = 200_000
 RESERVED_BLOCKS_MAX = 16_777_216
@@ -46,7 +47,9 @@ class LedgerMemory:
         self._chunks = self._column(layout.CHUNKS, CHUNKS_MAX * layout.CHUNK_WORDS, np.uint64)
         self._next_chunk = self._column(layout.NEXT_CHUNK, CHUNKS_MAX, np.int32)
         self._scratch = self._column(layout.SCRATCH, BOOKED_BLOCKS_MAX, np.uint64)
-        self.lived = self._column(layout.LIVED, n_rows * layout.LIVED_NUMBERS, np.int64)
+        self.lived = self._column(layout.LIVED, n_rows * layout.LIVED_NUMBERS, np.int64).data
+        """int64[rows * LIVED_NUMBERS]"""
+        self._counts: set[LiveCount] = set()
         self.orders[0], self.ends[0] = layout.FREE, inf
         self._set_numbers(ttl_s)
 
@@ -67,6 +70,15 @@ class LedgerMemory:
         self.ends[row] = ends_at
         numbers = self.header.view(np.float64)
         numbers[layout.NEXT_END] = min(numbers[layout.NEXT_END], ends_at)
+
+    def count(self, row: int, count: LiveCount) -> None:
+        """Let the reservation of a row be counted as long as it lives, unless it is already."""
+        at = row * layout.LIVED_NUMBERS + layout.COUNTED_BY
+        if not self.lived[at]:
+            self._counts.add(count)
+            self.lived[at] = count.address
+            count.numbers[0] += 1
+            self.numbers[layout.COUNTED] += 1
 
     def chain(self, chunk: int, n: int) -> Hashes:
         """uint64[n], a copy: the first words of the chain that begins with a chunk."""

@@ -8,6 +8,8 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load import load_layout as layout
 from select_service.core.load.booking import Account, NewBooking
 from select_service.core.load.ledger import RELEASE_WORK, Ledger
+from select_service.core.load.ledger_layout import COUNTED
+from select_service.core.load.live_count import LiveCount
 from select_service.core.load.moving import MoveTo
 from select_service.core.load.reservations import Reservations
 from select_service.core.touched import Touched
@@ -62,6 +64,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         for account in self.accounts:
             account.ensure_slots(SLOTS)
         self.model = LedgerModel(TTL_S)
+        self.counts = [LiveCount(), LiveCount()]
 
     def wake(self):
         self.wakes += 1
@@ -168,6 +171,15 @@ class LedgerMatchesModel(RuleBasedStateMachine):
             self.ledger.assign(self.ledger.held.get(name), origin)
             self.model.held[name].origin = origin
 
+    @rule(name=NAMES, number=st.integers(0, 1))
+    def count(self, name, number):
+        """It is counted as long as it lives, by the first that asks for it."""
+        held = self.model.held.get(name)
+        if held is not None:
+            memory, row = self.ledger.held.memory, self.ledger.held.get(name).row
+            memory.count(row, self.counts[number])
+            held.counted_by = number if held.counted_by is None else held.counted_by
+
     @rule(seconds=st.sampled_from([1.0, 5.0, 30.0]))
     def time_passes(self, seconds):
         self.now += seconds
@@ -227,6 +239,10 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         sums = self.ledger.held.sums.items()
         got = {(KEYS.index(key), origin): s[:2] for (key, origin), s in sums}
         assert got == self.model.sums()
+        counted = [held.counted_by for held in self.model.held.values()]
+        assert [each.numbers[0] for each in self.counts] == [counted.count(0), counted.count(1)]
+        is_counted = self.ledger.held.memory.numbers[COUNTED]
+        assert is_counted == len(counted) - counted.count(None)
         assert self.heard.live == self.model.held.keys()
         assert self.wakes <= 1
         assert bool(self.touched.partitions) <= bool(self.wakes)
