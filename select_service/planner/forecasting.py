@@ -1,10 +1,11 @@
 """The forecast of a deployment with the libraries that are installed, and what it learns first."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from select_service.planner.core.predict.forecast import TrafficForecast
 from select_service.planner.core.predict.makers import chosen, makers
@@ -49,18 +50,20 @@ class InTime:
 
     def __init__(
         self,
-        fit: Callable[[Sequence[float], float, float], float],
+        fit: Callable[[Sequence[float], float, Sequence[float]], list[float]],
         timeout_s: float = PROPHET_TIMEOUT_S,
     ) -> None:
         self._fit = fit
         self._timeout_s = timeout_s
         self._late: Thread | None = None
 
-    def __call__(self, values: Sequence[float], interval_s: float, steps: float) -> float | None:
+    def __call__(
+        self, values: Sequence[float], interval_s: float, steps: Sequence[float]
+    ) -> list[float] | None:
         """None: no answer in time, or the fit has failed."""
         if self._late is not None and self._late.is_alive():
             return None
-        answers: list[float] = []
+        answers: list[list[float]] = []
         thread = Thread(
             target=lambda: answers.extend(self._answer(values, interval_s, steps)), daemon=True
         )
@@ -69,23 +72,32 @@ class InTime:
         self._late = thread
         return answers[0] if answers else None
 
-    def _answer(self, values: Sequence[float], interval_s: float, steps: float) -> list[float]:
+    def _answer(
+        self, values: Sequence[float], interval_s: float, steps: Sequence[float]
+    ) -> list[list[float]]:
         try:
             return [self._fit(values, interval_s, steps)]
         except (ValueError, ArithmeticError, RuntimeError):
             return []
 
 
-def prophet_fit(values: Sequence[float], interval_s: float, steps: float) -> float:
-    """The value `steps` after the last one, by Prophet's defaults, about 0.1 s."""
+def prophet_fit(values: Sequence[float], interval_s: float, steps: Sequence[float]) -> list[float]:
+    """The values so many steps after the last one, by Prophet's defaults, about 0.1 s."""
     for name in _TALKATIVE:
         logging.getLogger(name).disabled = True
     import pandas
     from prophet import Prophet
 
     start = pandas.Timestamp(_AXIS_START)
-    axis = [start + pandas.Timedelta(seconds=interval_s * at) for at in range(len(values))]
+    past = range(len(values))
     model = Prophet(uncertainty_samples=0)
-    model.fit(pandas.DataFrame({"ds": axis, "y": list(values)}))
-    then = start + pandas.Timedelta(seconds=interval_s * (len(values) - 1 + steps))
-    return float(model.predict(pandas.DataFrame({"ds": [then]}))["yhat"].iloc[0])
+    model.fit(pandas.DataFrame({"ds": _times(start, interval_s, past), "y": list(values)}))
+    then = _times(start, interval_s, [len(values) - 1 + each for each in steps])
+    return [float(each) for each in model.predict(pandas.DataFrame({"ds": then}))["yhat"]]
+
+
+def _times(start: Any, interval_s: float, at: Iterable[float]) -> list[Any]:
+    """start: of pandas"""
+    import pandas
+
+    return [start + pandas.Timedelta(seconds=interval_s * each) for each in at]
