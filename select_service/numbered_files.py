@@ -1,6 +1,8 @@
 """Lines in FILE, older ones in FILE.1, FILE.2 and so on: bounded in number and size."""
 
+import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,6 +28,7 @@ class NumberedFiles:
         self._path, self._head = path, head
         self._bytes_max, self._files_max = bytes_max, files_max
         self._file: BinaryIO | None = path.open("ab")
+        self._end_torn_line(self._file)
 
     def write(self, line: bytes) -> None:
         """line: without its end.  Raises OSError; the next line tries again."""
@@ -40,8 +43,19 @@ class NumberedFiles:
             self._file.flush()
 
     def close(self) -> None:
+        """What cannot be written has been refused by `flush` already."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
+
+    def _end_torn_line(self, file: BinaryIO) -> None:
+        """What a killed process has begun gets an end, so that our first line is one."""
+        if not self._path.is_file() or not file.tell():
+            return
+        with self._path.open("rb") as written:
+            written.seek(-1, os.SEEK_END)
+            if written.read(1) != b"\n":
+                file.write(b"\n")
 
     def _opened(self) -> BinaryIO:
         if self._file is None:

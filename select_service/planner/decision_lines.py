@@ -53,14 +53,24 @@ def encoded(line: Line) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Raises LogError for a malformed line, OSError when the file cannot be read."""
-    number = 0
+    """Without a line that a killed process has left unfinished: the next one begins anew.
+
+    Raises LogError for a malformed line, OSError when the file cannot be read.
+    """
+    number, torn = 0, None
     with path.open("rb") as file:
-        while text := file.readline(LINE_BYTES_MAX):
+        while (text := file.readline(LINE_BYTES_MAX)).endswith(b"\n"):  # else it is being written
             number += 1
-            if not text.endswith(b"\n"):
-                return  # it was being written
             try:
-                yield _decoder.decode(text)
-            except msgspec.DecodeError as error:
-                raise LogError(f"{path}, line {number}: {error}") from None
+                line = _decoder.decode(text)
+            except (msgspec.DecodeError, RecursionError) as error:
+                if torn is not None:
+                    break
+                torn = LogError(f"{path}, line {number}: {error}")
+                continue
+            if torn is not None and not isinstance(line, SettingsLine):
+                break
+            torn = None
+            yield line
+    if torn is not None:
+        raise torn

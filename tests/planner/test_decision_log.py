@@ -83,6 +83,26 @@ def test_a_line_that_was_being_written_is_not_read(tmp_path: Path) -> None:
     assert list(read_lines(path)) == [SETTINGS]
 
 
+def test_a_planner_that_was_killed_in_a_line_does_not_break_the_log_of_the_next(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "decisions.jsonl"
+    path.write_bytes(encoded(SETTINGS) + b"\n" + encoded(tick(1.0))[:-5])
+    log = DecisionLog(path)
+    log.write(SETTINGS)
+    log.write(tick(2.0))
+    log.close()
+    assert list(read_lines(path)) == [SETTINGS, SETTINGS, tick(2.0)]
+
+
+def test_only_a_beginning_follows_a_line_that_is_torn(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    torn = encoded(tick(1.0))[:-5]
+    path.write_bytes(b"\n".join([encoded(SETTINGS), torn, encoded(tick(2.0)), b""]))
+    with pytest.raises(LogError, match="line 2"):
+        list(read_lines(path))
+
+
 def test_what_is_no_log(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(encoded(SETTINGS) + b'\n{"line": "tock"}\n')
@@ -95,3 +115,4 @@ def test_a_full_disk_costs_lines_and_no_tick() -> None:
     log.write(SETTINGS)
     log.write(tick(1.0))
     assert log.lost == 2
+    log.close()
