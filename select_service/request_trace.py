@@ -7,6 +7,7 @@ Source: https://github.com/kvcache-ai/Mooncake (FAST25-release/traces)
 """
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,12 @@ import msgspec
 
 TRACE_BLOCK_TOKENS = 512
 ROW_BYTES_MAX = 4 * 2**20
+
+
+FAULTS = (msgspec.MsgspecError, ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error)
+"""Of what a file may hold."""
+NUMBER_MAX = 1e15
+"""Of lengths in tokens, and of milliseconds."""
 
 
 class TraceError(Exception):
@@ -48,7 +55,7 @@ def rows(path: Path) -> Iterator[tuple[int, Row]]:
                 if line.strip():
                     yield number, _checked(decoder.decode(line))
                 number += 1
-    except (msgspec.MsgspecError, ValueError, gzip.BadGzipFile, EOFError) as error:
+    except FAULTS as error:
         raise TraceError(f"{path}, line {number}: {error}") from error
 
 
@@ -56,6 +63,8 @@ def _checked(row: Row) -> Row:
     lengths = row.timestamp, row.output_length, row.prompt_tokens
     if min(lengths) < 0 or any(i < 0 for i in row.hash_ids):
         raise ValueError("timestamp, lengths and hash_ids must not be negative")
+    if max(lengths) > NUMBER_MAX:
+        raise ValueError(f"timestamp and lengths must not be above {NUMBER_MAX:g}")
     if not row.hash_ids:
         raise ValueError("hash_ids is empty")
     return row

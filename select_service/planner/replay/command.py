@@ -16,6 +16,7 @@ from select_service.planner.core.inputs import Limits, Role, TickInput
 from select_service.planner.core.settings import Settings, gpus_of, min_endpoint_of, roles_of
 from select_service.planner.core.tick import Deployment, Effects
 from select_service.planner.decision_lines import LogError, read_lines
+from select_service.planner.profiles import ProfileError
 from select_service.planner.reading import DOCUMENT, ConfigError, Profile, read_config
 from select_service.planner.replay.engine import (
     MAX_KV_TOKENS,
@@ -45,6 +46,9 @@ DIFFERS = 1
 """Exit status when a log that was run again with its own settings decided otherwise."""
 LEAST_INTERVAL_S = 300.0
 HOURS_MAX = 24.0 * 7
+SIMULATED_MAX = 10_000
+"""Engines of a role."""
+ITERATION_S_MIN = 1e-6
 
 
 class Named(NamedTuple):
@@ -80,10 +84,12 @@ def replay_command(words: Sequence[str]) -> int:
         raise ConfigError("give either --log FILE or --trace FILE")
     if given.log is not None and given.report is not None:
         raise ConfigError("--report is for --trace")
+    if given.report is not None and not given.report.parent.is_dir():
+        raise ConfigError(f"--report: there is no directory {given.report.parent}")
     try:
         check_format(given.report_format)
         return _replay_log(given) if given.log is not None else _replay_trace(given)
-    except (FormatError, LogError, TraceError, OSError) as error:
+    except (FormatError, LogError, ProfileError, TraceError, OSError) as error:
         raise ConfigError(str(error)) from None
 
 
@@ -172,7 +178,10 @@ def _replay_trace(given: argparse.Namespace) -> int:
         raise ConfigError(f"{given.trace}: no requests")
     last_s = requests[-1].arrived_s
     period_s = last_s + last_s / max(1, len(requests) - 1)
-    until_s = period_s if given.hours is None else min(given.hours, HOURS_MAX) * 3600.0
+    until_s = period_s if given.hours is None else given.hours * 3600.0
+    if until_s > HOURS_MAX * 3600.0:
+        hours = until_s / 3600.0
+        raise ConfigError(f"--hours: expected at most {HOURS_MAX:g}, got {hours:.6g}")
     found, views = [], []
     for name, config in configurations(given):
         course = _course(given, config, until_s)
@@ -222,8 +231,8 @@ def _course(given: argparse.Namespace, config: DeploymentConfig, until_s: float)
     )
     if given.queue_tokens is not None:
         fleet = msgspec.structs.replace(fleet, queue_tokens_max=given.queue_tokens)
-    if given.replicas < 0:
-        raise ConfigError(f"--replicas: expected at least 0, got {given.replicas}")
+    if not 0 <= given.replicas <= SIMULATED_MAX:
+        raise ConfigError(f"--replicas: expected 0 to {SIMULATED_MAX}, got {given.replicas}")
     return Course(fleet=fleet, replicas=dict.fromkeys(roles, given.replicas), until_s=until_s)
 
 
@@ -269,8 +278,10 @@ def _number(text: str, *, above: bool) -> float:
 
 def _speed(text: str) -> Speed:
     parts = [_number(each, above=False) for each in islice(text.split(","), 5)]
-    if len(parts) != 4 or parts[0] == 0.0:
-        raise argparse.ArgumentTypeError(f"expected four numbers, got {text}")
+    if len(parts) != 4 or parts[0] < ITERATION_S_MIN:
+        raise argparse.ArgumentTypeError(
+            f"expected four numbers, the first at least {ITERATION_S_MIN:g}, got {text}"
+        )
     return Speed(*parts)
 
 

@@ -14,10 +14,13 @@ from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Deployment, Effects
 from select_service.planner.decision_lines import Line, LogError, SettingsLine, TickLine
+from select_service.planner.judging import settings_faults
 
 DIFFERENCES_MAX = 1000
 """That are kept of a deployment; the others are counted."""
 Make = Callable[[Settings, float], Deployment]
+BROKEN = (ValueError, ArithmeticError, LookupError)
+"""What no planner could have written, as counts without their bins, makes of the core."""
 _CLUSTER = f'"{Reason.CLUSTER_BUDGET}"'.encode()
 
 
@@ -65,6 +68,8 @@ class _One:
     def set(self, line: SettingsLine) -> None:
         """A deployment that begins, or other bounds of the one that there is."""
         settings = line.settings if self._other is None else self._other
+        for fault in settings_faults(settings):
+            raise LogError(f"settings of `{self._name}`: {fault}")
         if self._deployment is None or line.started_s != self._started_s:
             self._started_s = line.started_s
             self._deployment = self._make(settings, line.started_s)
@@ -78,7 +83,11 @@ class _One:
             first_s = self._deployment.next_tick.at_s
             interval_s = first_s - self._deployment.last_s
             self._from_start = line.tick.now_s < first_s + interval_s / 2
-        effects = self._deployment.tick(line.tick)
+        try:
+            effects = self._deployment.tick(line.tick)
+        except BROKEN as error:
+            now_s = line.tick.now_s
+            raise LogError(f"`{self._name}` cannot be told the tick of {now_s}: {error}") from None
         self._ticks += 1
         if _CLUSTER in bytes(line.diagnostics):
             self._shared += 1
@@ -133,4 +142,7 @@ def run_again(lines: Iterable[Line], make: Make, other: Settings | None = None) 
             one.set(line)
         else:
             one.tick(line)
-    return [one.result() for one in found.values()]
+    results = [one.result() for one in found.values()]
+    if not any(each.ticks for each in results):
+        raise LogError("there is no tick in the log")
+    return results

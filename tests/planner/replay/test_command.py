@@ -1,5 +1,6 @@
 """`select-planner replay`, as somebody calls it."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -131,6 +132,9 @@ def test_a_log_with_its_own_settings_and_with_others(
         (["--trace", "/dev/null", "--engine", "1,2"], "expected four numbers"),
         (["--trace", "/dev/null", "--speedup", "0"], "expected a number above 0"),
         (["--trace", "/dev/null", "--hours", "nan"], "expected a number above 0"),
+        (["--trace", "/dev/null", "--engine", "1e-9,0,0,0"], "the first at least 1e-06"),
+        (["--trace", "/dev/null", "--report", "/nowhere/x"], "there is no directory /nowhere"),
+        (["--log", "/dev/null"], "there is no tick in the log"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words: list[str], fault: str) -> None:
@@ -142,3 +146,58 @@ def test_what_cannot_be_done_is_one_line(words: list[str], fault: str) -> None:
 def test_a_deployment_that_is_not_in_the_file(trace: Path, config: Path) -> None:
     with pytest.raises(ConfigError, match="no deployment `x`"):
         replay_command(["--trace", str(trace), "--config", str(config), "--deployment", "x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--hours", "169"], "--hours: expected at most 168, got 169"),
+        (["--speedup", "0.0001"], "--hours: expected at most 168, got 1666"),
+        (["--replicas", "10001"], "--replicas: expected 0 to 10000, got 10001"),
+        (["--config", "PROFILE"], "there is no selected_prefill_interpolation"),
+    ],
+)
+def test_what_would_never_end_or_is_not_there_is_one_line(
+    words: list[str], fault: str, trace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "p.yaml").write_text(f"{CONFIG}    profile_results_dir: {tmp_path}\n")
+    named = [str(tmp_path / "p.yaml") if each == "PROFILE" else each for each in words]
+    with pytest.raises(ConfigError, match=fault):
+        replay_command(["--trace", str(trace), *named])
+
+
+def test_a_broken_archive_and_deep_lines_are_one_line(trace: Path, tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(trace.read_bytes()))
+    packed[200:260] = b"\x55" * 60
+    (tmp_path / "broken.jsonl.gz").write_bytes(packed)
+    (tmp_path / "deep.jsonl").write_bytes(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n")
+    (tmp_path / "far.jsonl").write_bytes(trace.read_bytes().replace(b"60,", b"1" * 400 + b",", 1))
+    for name in ("broken.jsonl.gz", "deep.jsonl", "far.jsonl"):
+        with pytest.raises(ConfigError, match=f"{name}, line"):
+            replay_command(["--trace", str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        (b'"ttft_ms":500.0', b'"ttft_ms":0.0', "settings of `chat`: ttft_ms: expected more"),
+        (
+            b'"profile_results_dir":null',
+            b'"profile_results_dir":"/nowhere"',
+            "/nowhere: there is no selected_prefill_interpolation",
+        ),
+        (
+            b'"requests":0.0',
+            b'"requests":5.0,"isl":9.0,"osl":9.0,"uncached_isl":{"means":[1.0],"counts":[]}',
+            "`chat` cannot be told the tick of 160",
+        ),
+        (b'"diagnostics":{', b'"diagnostics":' + b"[" * 100_000, "line 2"),
+    ],
+)
+def test_a_log_that_no_planner_wrote_is_one_line(
+    old: bytes, new: bytes, fault: str, tmp_path: Path
+) -> None:
+    log = a_log(tmp_path / "decisions.jsonl")
+    log.write_bytes(log.read_bytes().replace(old, new))
+    with pytest.raises(ConfigError, match=fault):
+        replay_command(["--log", str(log)])
