@@ -176,6 +176,8 @@ class Member:
             )
             for url, fault in sources.selectors.faults.items():
                 self._noted[url] = fault
+            if sources.selectors.unknown is not None:
+                self._noted["model"] = sources.selectors.unknown
         if due.traffic_s is None:
             return None
         if sources.prometheus is not None:

@@ -12,8 +12,14 @@ from select_service.planner.outbound import Outbound, Unreachable
 log = logging.getLogger(__name__)
 
 WINDOW_S_MAX = 3600
-_NO_PARTITION = 404
-"""Status of a selector that never had a worker of this model and tenant: nothing happened there."""
+_NO_PARTITION = 404, "not_found"
+"""Status and code of a selector that never had a worker of this model and tenant: nothing happened
+there. A 404 of another code, or of none, is of something that observes nothing."""
+
+
+class _Refusal(msgspec.Struct):
+    error: str = ""
+    code: str = ""
 
 
 class SelectorSource:
@@ -38,6 +44,8 @@ class SelectorSource:
         self._gone_since: dict[str, float] = {}
         self.faults: dict[str, str] = {}
         """URL -> why it said nothing in the last reading."""
+        self.unknown: str | None = None
+        """What was said in the last reading, where all that answered know nothing of the model."""
 
     async def observe(self, window_s: float, *, ttft_s: float, itl_s: float) -> Observed | None:
         """The last `window_s` seconds of all selectors together; None: nobody answered.
@@ -45,9 +53,12 @@ class SelectorSource:
         Traffic is unknown when one of them said nothing. One that has refused connections for a
         whole window had no requests in it, and counts as none.
         """
+        self.unknown = None
         window = max(1, min(WINDOW_S_MAX, round(window_s)))
         answers = await asyncio.gather(*(self._ask(url, window) for url in self._urls))
         heard = [each for each in answers if each is not None]
+        if heard:
+            self.unknown = None
         if not heard and self.faults:
             return None
         try:
@@ -67,8 +78,10 @@ class SelectorSource:
             text = await self._http.get(path, query, token_file=self._key_file)
             answer = msgspec.json.decode(text, type=Observation)
         except Unreachable as error:
-            if error.status == _NO_PARTITION:
+            refusal = _refusal(error.body)
+            if (error.status, refusal.code) == _NO_PARTITION:
                 self._heard_from(url)
+                self.unknown = refusal.error
                 return None
             self._missed(url, str(error), is_gone=error.gone)
             return None
@@ -94,3 +107,10 @@ class SelectorSource:
     def _is_gone(self, url: str, window_s: float) -> bool:
         since = self._gone_since.get(url)
         return since is not None and self._clock() - since >= window_s
+
+
+def _refusal(body: bytes) -> _Refusal:
+    try:
+        return msgspec.json.decode(body, type=_Refusal)
+    except (msgspec.DecodeError, RecursionError):
+        return _Refusal()

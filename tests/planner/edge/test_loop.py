@@ -58,6 +58,7 @@ class Told:
 
     def __init__(self, requests: float | None) -> None:
         self.faults: dict[str, str] = {}
+        self.unknown: str | None = None
         self.answer: Observed | None = observed(requests)
         self.hangs = False
 
@@ -147,6 +148,16 @@ def test_selectors_that_say_nothing_are_unknown_traffic() -> None:
         assert effects.scale_to is None
         assert effects.diagnostics.throughput_reason == Reason.NO_TRAFFIC_DATA
         assert scene.member.faults == scene.source.faults
+
+    asyncio.run(run())
+
+
+def test_a_model_that_no_selector_knows_is_said() -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.source.unknown = "nothing is known of model=m"
+        await scene.tick()
+        assert scene.member.faults == {"model": "nothing is known of model=m"}
 
     asyncio.run(run())
 

@@ -172,6 +172,8 @@ def test_a_selector_that_says_nothing_makes_traffic_unknown_until_it_is_gone() -
     "answered",
     [
         lambda request: web.Response(status=500),
+        lambda request: web.Response(status=404, text="<h1>Not Found</h1>"),
+        lambda request: web.json_response({"code": "route_not_found"}, status=404),
         lambda request: web.Response(text="{}"),
         lambda request: web.json_response(answer(arrivals="many")),
     ],
@@ -183,6 +185,26 @@ def test_nobody_answers(answered: Any) -> None:
             return await source.observe(60.0, ttft_s=1.0, itl_s=0.1)
 
     assert asyncio.run(ask()) is None
+
+
+def test_a_model_that_nobody_knows_is_told_of() -> None:
+    refusal = {"error": "nothing is known of model=m", "code": "not_found"}
+
+    async def unknown(*answers: web.Response) -> tuple[str | None, float | None]:
+        async with (
+            served(lambda request: web.json_response(refusal, status=404)) as one,
+            served(lambda request: answers[0]) as other,
+            Outbound() as http,
+        ):
+            urls = [one, other] if answers else [one]
+            source = SelectorSource(urls, http, "m", "default", Clock())
+            found = await source.observe(60.0, ttft_s=1.0, itl_s=0.1)
+            assert found is not None
+            assert source.faults == {}
+            return source.unknown, found.traffic.requests
+
+    assert asyncio.run(unknown()) == ("nothing is known of model=m", None)
+    assert asyncio.run(unknown(web.json_response(BUSY))) == (None, 10.0)
 
 
 def test_the_question() -> None:
