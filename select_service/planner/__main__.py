@@ -1,16 +1,21 @@
 """The command `select-planner`: reads the configuration, then ticks until a signal."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from select_service.planner.config import PlannerConfig
+from select_service.planner.config import PlannerConfig, is_text
 from select_service.planner.reading import ConfigError, Profile, config_of, read_config
+from select_service.spelling import shown
 from select_service.version import package_version
 
 USAGE_ERROR = 2
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Of linear algebra: matrices of a forecast are small, and threads that wait for their part of one
+turn in circles: six times the CPU on two cores, more on more."""
 CHECK, REPLAY = "check", "replay"
 """First words of the other commands."""
 
@@ -22,6 +27,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a signal, 1 when it cannot run, 2 for a wrong setting."""
+    if argv is None:  # the process is ours; read when such a library is loaded
+        for name in ONE_THREAD:
+            os.environ.setdefault(name, "1")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words[:1] == [CHECK]:
@@ -100,6 +108,9 @@ def configured(given: argparse.Namespace) -> PlannerConfig:
     api_given = {name: value for name, value in api.items() if value is not None}
     if not 0 <= (given.port or 0) <= 65535:
         raise ConfigError(f"--port: expected 0 to 65535, got {given.port}")
+    for flag, value in (("--host", given.host), ("--decision-log", given.decision_log)):
+        if value is not None and not is_text(value):
+            raise ConfigError(f"{flag}: expected some text without control characters")
     return msgspec.structs.replace(
         config,
         api=msgspec.structs.replace(config.api, **api_given),
@@ -146,7 +157,7 @@ def _check(words: Sequence[str]) -> int:
     given = checking.parse_args(words)
     profile: Profile = given.profile
     config = read_config(given.file, profile)
-    names = ", ".join(each.name for each in config.deployments)
+    names = ", ".join(shown(each.name) for each in config.deployments)
     print(f"{given.file}: good, {len(config.deployments)} deployment(s): {names}")
     return 0
 

@@ -1,5 +1,6 @@
 """The configuration of a planner: what a YAML file says -> one frozen `PlannerConfig`."""
 
+import re
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
@@ -10,8 +11,15 @@ DEPLOYMENTS_MAX = 256
 SELECTORS_MAX = 64
 PROPOSERS_MAX = 16
 
-_Name = Annotated[str, Meta(min_length=1, max_length=256)]
-_Path = Annotated[str, Meta(min_length=1, max_length=4096)]
+_PRINTABLE = r"^[^\x00-\x1f\x7f]+\Z"
+"""No file, host or label has a name with control characters."""
+_Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=_PRINTABLE)]
+_Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=_PRINTABLE)]
+
+
+def is_text(given: str) -> bool:
+    """Whether a name or path of the command line is what one of the file must be."""
+    return re.search(_PRINTABLE, given) is not None
 
 
 class VirtualConnector(

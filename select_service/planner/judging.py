@@ -1,10 +1,17 @@
 """Which settings of a planner make no sense, or not together: one line for each fault."""
 
 import math
-from collections.abc import Iterator
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 
-from select_service.planner.config import DeploymentConfig, KubernetesConnector, PlannerConfig
+from select_service.planner.config import (
+    DeploymentConfig,
+    KubernetesConnector,
+    PlannerConfig,
+    VirtualConnector,
+)
 from select_service.planner.core.inputs import (
     REPLICAS_MAX,
     Role,
@@ -19,6 +26,8 @@ from select_service.planner.core.settings import (
 from select_service.spelling import shown
 from select_service.urls import service_url_error
 
+TICK_MS_MIN = 10
+"""More often every selector would be asked all the time."""
 _EXTRAS = {"arima": "statsmodels", "prophet": "prophet"}
 """Predictor, and name of the extra that brings it -> the package that it needs."""
 _POSITIVE = (
@@ -62,9 +71,12 @@ _WITHIN = {
 
 
 def faults(config: PlannerConfig) -> Iterator[str]:
-    names = [each.name for each in config.deployments]
-    for name in sorted({each for each in names if names.count(each) > 1}):
+    for name in _repeated(each.name for each in config.deployments):
         yield f"deployments: the name `{shown(name)}` is there twice"
+    for url in _repeated(each.rstrip("/") for each in config.selectors):
+        yield f"selectors: `{shown(url)}` is there twice, and its requests would count twice"
+    for scaled in _repeated(each for own in config.deployments for each in _scaled_by(own)):
+        yield f"connector: {scaled} would be scaled by two at a time"
     for url in (*config.selectors, *(each.url for each in config.proposers)):
         if fault := service_url_error(url):
             yield f"`{shown(url)}`: {fault}"
@@ -79,18 +91,55 @@ def faults(config: PlannerConfig) -> Iterator[str]:
         )
 
 
+def _repeated(names: Iterable[str]) -> list[str]:
+    """Those that are there more than once, sorted."""
+    return sorted(name for name, times in Counter(names).items() if times > 1)
+
+
+def _scaled_by(given: DeploymentConfig) -> Iterator[str]:
+    """What the connector writes to, in words."""
+    connector = given.connector
+    if isinstance(connector, VirtualConnector) and connector.path is not None:
+        yield f"the decision in `{shown(os.path.abspath(connector.path))}`"
+    if not isinstance(connector, KubernetesConnector):
+        return
+    for target in (connector.prefill, connector.decode):
+        if target is not None:
+            parts = (target.kind, connector.namespace, target.name, target.component)
+            yield " ".join(shown(each) for each in parts if each is not None)
+
+
 def _faults_of(given: DeploymentConfig, *, has_selectors: bool) -> Iterator[str]:
+    yield from settings_faults(given)
+    yield from _faults_of_sources(given, has_selectors=has_selectors)
+    if isinstance(given.connector, KubernetesConnector):
+        yield from _faults_of_targets(given, given.connector)
+
+
+def settings_faults(given: Settings) -> Iterator[str]:
+    """Of what the core reads."""
     yield from _faults_of_numbers(given)
     if given.pending_stuck_secs < given.startup_s:
         yield (
             f"pending_stuck_secs: expected at least startup_s ({given.startup_s:g}), "
             f"got {given.pending_stuck_secs:g}"
         )
+    yield from _faults_of_thresholds(given)
     yield from _faults_of_intervals(given)
     yield from _faults_of_budget(given)
-    yield from _faults_of_sources(given, has_selectors=has_selectors)
-    if isinstance(given.connector, KubernetesConnector):
-        yield from _faults_of_targets(given, given.connector)
+
+
+def _faults_of_thresholds(given: Settings) -> Iterator[str]:
+    """Pairs of which one must be below the other."""
+    pairs = [("load_min_observations", "max_num_fpm_samples", True)]
+    if given.optimization_target == "load":  # else replicas would come and go with every tick
+        pairs.append(("decode_scale_down_kv_rate", "decode_scale_up_kv_rate", False))
+        pairs.append(("prefill_scale_down_queue_tokens", "prefill_scale_up_queue_tokens", False))
+    for field, above, may_equal in pairs:
+        low, high = getattr(given, field), getattr(given, above)
+        if low > high or (low == high and not may_equal):
+            most = "at most" if may_equal else "less than"
+            yield f"{field}: expected {most} {above} ({high:g}), got {low:g}"
 
 
 def _faults_of_numbers(given: Settings) -> Iterator[str]:
@@ -123,14 +172,15 @@ def _faults_of_intervals(given: Settings) -> Iterator[str]:
             "throughput_adjustment_interval_seconds: expected more than "
             f"load_adjustment_interval_seconds ({intervals[0]:g}), got {intervals[1]:g}"
         )
-    if (tick := given.scale_interval_seconds) is None:
-        return
-    ms = round(tick * 1000)
-    if ms <= 0 or any(round(each * 1000) % ms for each in intervals):
-        yield (
-            "scale_interval_seconds: expected a divisor of "
-            f"{' and '.join(f'{each:g}' for each in intervals)}, got {tick:g}"
-        )
+    of_both = " and ".join(f"{each:g}" for each in intervals)
+    of_all_ms = [round(each * 1000) for each in intervals]
+    tick = given.scale_interval_seconds
+    ms = math.gcd(*of_all_ms) if tick is None else round(tick * 1000)
+    if ms <= 0 or any(each % ms for each in of_all_ms):
+        got = 0.0 if tick is None else tick
+        yield f"scale_interval_seconds: expected a divisor of {of_both}, got {got:g}"
+    elif ms < TICK_MS_MIN:
+        yield f"scale_interval_seconds: a tick of {of_both} would come every {ms} ms"
 
 
 def _faults_of_budget(given: Settings) -> Iterator[str]:

@@ -49,6 +49,15 @@ class Outbound:
     ) -> None:
         await self.close()
 
+    def check(self, token_file: str | None) -> None:
+        """Raises Unreachable when a file is no such file, which no request could do without."""
+        if token_file is not None and not _token(token_file):
+            raise Unreachable(f"token file {token_file}: there is no token in it")
+        try:
+            self._tls()
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"CA file {self._ca_file}: {error}") from None
+
     async def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
@@ -119,16 +128,21 @@ class Outbound:
         if self._session is None:
             import aiohttp
 
-            context = None if self._ca_file is None else ssl.create_default_context()
-            if context is not None:
-                context.load_verify_locations(self._ca_file)
-            connector = aiohttp.TCPConnector(limit=256, ssl=True if context is None else context)
+            connector = aiohttp.TCPConnector(limit=256, ssl=self._tls())
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
         return self._session
+
+    def _tls(self) -> "ssl.SSLContext | bool":
+        """True: as the library does it.  Raises OSError, ValueError for what are no CAs."""
+        if self._ca_file is None:
+            return True
+        context = ssl.create_default_context()
+        context.load_verify_locations(self._ca_file)
+        return context
 
 
 def _token(path: str) -> str:

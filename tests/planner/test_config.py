@@ -10,7 +10,17 @@ from select_service.planner.core.inputs import Role
 from select_service.planner.core.settings import roles_of
 from select_service.planner.reading import ConfigError, config_of, read_config
 
-KUBERNETES = {"kind": "kubernetes", "decode": {"kind": "Deployment", "name": "decode"}}
+KUBERNETES: dict[str, Any] = {
+    "kind": "kubernetes",
+    "decode": {"kind": "Deployment", "name": "decode"},
+}
+
+
+PATHS = (("a", "/d/one.json"), ("b", "/d/../d/one.json"))
+
+
+def of(name: str, connector: dict[str, Any], **deployment: Any) -> dict[str, Any]:
+    return {"name": name, "model_name": name, "connector": connector, **deployment}
 
 
 def document(top: dict[str, Any] | None = None, **deployment: Any) -> dict[str, Any]:
@@ -70,10 +80,25 @@ def test_engines_that_do_both_count_as_decode() -> None:
             "expected more than load_adjustment_interval_seconds (200), got 180",
         ),
         ({"scale_interval_seconds": 7}, "expected a divisor of 180, got 7"),
+        ({"throughput_adjustment_interval_seconds": 0.0001}, "expected a divisor of 0.0001, got 0"),
+        (
+            {"enable_load_scaling": True, "load_adjustment_interval_seconds": 5.001},
+            "scale_interval_seconds: a tick of 5.001 and 180 would come every 3 ms",
+        ),
         ({"max_gpu_budget": 1}, "the least replicas need 2 GPUs, got 1"),
         ({"min_gpu_budget": 9}, "expected at most max_gpu_budget (8), got 9"),
         ({"fpm_sample_bucket_size": 15}, "expected a perfect square as 16, got 15"),
         ({"load_min_observations": 2}, "load_min_observations: expected 5 to"),
+        ({"load_min_observations": 65}, "expected at most max_num_fpm_samples (64), got 65"),
+        (
+            {"optimization_target": "load", "decode_scale_up_kv_rate": 30},
+            "decode_scale_down_kv_rate: expected less than decode_scale_up_kv_rate (30), got 30",
+        ),
+        (
+            {"optimization_target": "load", "prefill_scale_up_queue_tokens": 400},
+            "expected less than prefill_scale_up_queue_tokens (400), got 500",
+        ),
+        ({"warmup_trace": "a\0b"}, "matching regex"),
         ({"startup_s": 400}, "pending_stuck_secs: expected at least startup_s (400), got 300"),
         ({"attainment": 1.0}, "attainment: expected 0.5 to 0.9999, got 1"),
         ({"connector": {"kind": "cloud"}}, "Invalid value 'cloud'"),
@@ -100,6 +125,23 @@ def test_one_line_says_what_is_wrong(given: dict[str, Any], said: str) -> None:
             {"deployments": [{"name": "a", "model_name": "m"}] * 2},
             "the name `a` is there twice",
         ),
+        (
+            {"selectors": ["http://selector:8092", "http://selector:8092/"]},
+            "selectors: `http://selector:8092` is there twice",
+        ),
+        (
+            {"deployments": [of(name, {"kind": "virtual", "path": path}) for name, path in PATHS]},
+            "the decision in `/d/one.json` would be scaled by two at a time",
+        ),
+        (
+            {"deployments": [of(name, KUBERNETES, mode="agg") for name in "ab"]},
+            "connector: Deployment decode would be scaled by two at a time",
+        ),
+        (
+            {"deployments": [of("a", {**KUBERNETES, "prefill": KUBERNETES["decode"]})]},
+            "connector: Deployment decode would be scaled by two at a time",
+        ),
+        ({"api": {"host": "localhost\0"}}, "matching regex"),
     ],
 )
 def test_and_of_the_whole_file(top: dict[str, Any], said: str) -> None:
@@ -128,3 +170,13 @@ def test_a_file_is_named_with_its_fault(tmp_path: Path) -> None:
         "deployments:\n- {name: a, model_name: m, connector: {kind: virtual}}\n"
     )
     assert read_config(str(path)).deployments[0].connector == VirtualConnector()
+
+
+def test_thresholds_that_are_not_used_may_stand_as_they_are() -> None:
+    (only,) = config_of(document(decode_scale_up_kv_rate=10)).deployments
+    assert only.decode_scale_down_kv_rate == 30.0
+
+
+def test_deployments_may_scale_targets_of_one_name_in_their_own_namespaces() -> None:
+    each = [of(name, {**KUBERNETES, "namespace": name}, mode="agg") for name in "ab"]
+    assert len(config_of(document({"deployments": each})).deployments) == 2

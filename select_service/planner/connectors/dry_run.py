@@ -86,6 +86,8 @@ class DryRun:
         """See Connector."""
         if self._path is not None and not self._path.parent.is_dir():
             raise ConnectorError(f"{self._path}: there is no directory {self._path.parent}")
+        if self._path is not None and self._path.is_dir():
+            raise ConnectorError(f"{self._path}: it is a directory")
 
     async def pause(self) -> None:
         """See Connector.  Nothing is ever under way."""

@@ -26,7 +26,7 @@ from select_service.planner.edge.member import Member
 from select_service.planner.edge.recording import Recorder
 from select_service.planner.edge.reports import write_reports
 from select_service.planner.judging import faults
-from select_service.planner.outbound import Outbound
+from select_service.planner.outbound import Outbound, Unreachable
 from select_service.planner.profiles import ProfileError
 from select_service.planner.reading import ConfigError, Profile
 from select_service.planner.status import Statuses
@@ -58,6 +58,7 @@ async def _lived(config: PlannerConfig, around: Surroundings) -> int:
     clock = never_back()
     async with AsyncExitStack() as closing:
         http = await closing.enter_async_context(Outbound(config.ca_file))
+        _check_files(config, http)
         listener = closing.enter_context(_bound(config))
         members = await members_of(config, Connecting(config, around, http, clock), closing)
         statuses = Statuses(len(config.deployments))
@@ -73,6 +74,16 @@ async def _lived(config: PlannerConfig, around: Surroundings) -> int:
         loop = Loop(config, cluster, members, listeners, clock)
         _tell_start(config, listener)
         return await _served(config, loop, statuses, listener)
+
+
+def _check_files(config: PlannerConfig, http: Outbound) -> None:
+    """Raises ConfigError now for what would else be a fault of every tick, or of every hour."""
+    try:
+        http.check(config.api_key_file)
+    except Unreachable as error:
+        raise ConfigError(str(error)) from None
+    if config.report is not None and not Path(config.report.path).parent.is_dir():
+        raise ConfigError(f"report: there is no directory {Path(config.report.path).parent}")
 
 
 async def members_of(
