@@ -7,7 +7,7 @@ go anyway: an engine that hangs must not hold its GPU for ever.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import monotonic
 
 import msgspec
@@ -29,6 +29,8 @@ class Victim(Struct, frozen=True, kw_only=True):
     role: Role
     is_asked: bool = False
     is_done: bool = False
+    is_others: bool = False
+    """Somebody else has taken it out: it is neither asked nor let serve again."""
 
 
 class Drain(Struct, frozen=True, kw_only=True):
@@ -109,9 +111,16 @@ class Drainer:
         fewer: Mapping[Role, int],
         wanted: Counts,
         victims: Sequence[tuple[int, Role]],
+        others: Collection[int] = (),
     ) -> Drain:
-        """That these drain, as far as they do already.  Nothing is asked for yet."""
-        chosen = [Victim(worker_id=worker_id, role=role) for worker_id, role in victims]
+        """That these drain, as far as they do already.  Nothing is asked for yet.
+
+        others: workers that somebody else has taken out
+        """
+        chosen = [
+            Victim(worker_id=worker_id, role=role, is_others=worker_id in others)
+            for worker_id, role in victims
+        ]
         since = self._clock()
         if before is not None:
             known = {victim.worker_id: victim for victim in before.victims}
@@ -135,11 +144,15 @@ class Drainer:
             found = await self._selectors.left(drain.workers)
             victims = [_seen(victim, found or {}) for victim in victims]
         left = [victim.worker_id for victim in victims if not victim.is_done]
-        is_late = self._clock() - drain.since >= self._timeout_s
+        is_late = self.is_late(drain)
         if left and is_late:
             fields = {"workers": left, "timeout_s": self._timeout_s}
             log.warning("workers go before they have drained", extra={"fields": fields})
         return msgspec.structs.replace(drain, victims=tuple(victims), is_over=not left or is_late)
+
+    def is_late(self, drain: Drain) -> bool:
+        """Do those that are left go with what they have?"""
+        return self._clock() - drain.since >= self._timeout_s
 
     async def cancel(self, workers: Iterable[int]) -> bool:
         """All of them serve again.  False: not at every selector."""
@@ -150,7 +163,7 @@ class Drainer:
         await self._selectors.close()
 
     async def _asked(self, victim: Victim) -> Victim:
-        if victim.is_asked or victim.is_done:
+        if victim.is_asked or victim.is_done or victim.is_others:
             return victim
         answer = await self._selectors.drain(victim.worker_id)
         if answer == Drained.FAILED:
@@ -160,9 +173,11 @@ class Drainer:
 
 
 def _seen(victim: Victim, found: Mapping[int, Left]) -> Victim:
-    """One that serves again, as a selector has begun anew, is asked once more."""
+    """One that serves again, as a selector has begun anew, is asked once more; so is one that
+    somebody else had taken out."""
     left = found.get(victim.worker_id)
-    if left is None or not victim.is_asked:
+    if left is None or not (victim.is_asked or victim.is_others):
         return victim
     done = not left.serves and left.reservations == 0
-    return msgspec.structs.replace(victim, is_asked=not left.serves, is_done=done)
+    asked, others = (not left.serves and of for of in (victim.is_asked, victim.is_others))
+    return msgspec.structs.replace(victim, is_asked=asked, is_done=done, is_others=others)

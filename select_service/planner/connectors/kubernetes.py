@@ -23,7 +23,7 @@ from select_service.planner.connectors.draining import Drainer
 from select_service.planner.connectors.kube.api import CONFLICT, INVALID, Api, KubeError
 from select_service.planner.connectors.kube.lease import Election
 from select_service.planner.connectors.kube.leaving import Leaving, still_draining
-from select_service.planner.connectors.kube.rollout import Rollout, has_gone
+from select_service.planner.connectors.kube.rollout import Going, Rollout, has_gone, is_reducing
 from select_service.planner.connectors.kube.target import (
     Standing,
     Target,
@@ -68,7 +68,7 @@ class KubernetesConnector:
         self._api = api
         self._targets = {target.role: target for target in targets}
         self._election = election
-        self._leaving = Leaving(api, drainer, worker_label)
+        self._leaving = Leaving(api, drainer, worker_label, self._is_leader)
         self._clock = clock
         self._paths: dict[Role, str] = {}
         self._faults: dict[Role, str] = {}
@@ -76,7 +76,12 @@ class KubernetesConnector:
         self._rollout: Rollout | None = None
         self._last: dict[Role, int] = {}
         self._giving: dict[Role, float] = {}
-        if election is not None:
+        self._term = 0
+        self._unswept_since: float | None = None
+        """Since when workers may drain for no wish of ours; None: there are none."""
+        if election is None:
+            self._unswept_since = clock()
+        else:
             election.join()
 
     async def read(self) -> Mapping[Role, Replicas]:
@@ -151,6 +156,7 @@ class KubernetesConnector:
         before = self._rollout
         if before is not None:
             before.stop(self._clock())
+            self._sweep_later(before.going)
         try:
             await self._leaving.choose(rollout, before, found)
         except ConnectorUnavailable as error:
@@ -203,8 +209,41 @@ class KubernetesConnector:
                 detail = f"{because_of.value} could not be reduced"
                 rollout.tell(role, Status.FAILED, detail)
 
+    def _is_leader(self) -> bool:
+        return self._election is None or self._election.is_leader
+
     async def _leads(self) -> bool:
-        return self._election is None or await self._election.leads()
+        if self._election is not None:
+            await self._election.leads()
+        return self._in_term()
+
+    def _in_term(self) -> bool:
+        """Do we lead?  Where others may have led meanwhile, our wish is void."""
+        if self._election is not None and self._is_leader() and self._term != self._election.terms:
+            self._term = self._election.terms
+            self._rollout = None
+            self._unswept_since = self._clock()
+        return self._is_leader()
+
+    def _sweep_later(self, going: Sequence[Going]) -> None:
+        """A step that has ended in the middle, or a platform that takes others, leaves some."""
+        if going and self._unswept_since is None:
+            self._unswept_since = self._clock()
+
+    async def _sweep(self, found: Mapping[Role, Standing]) -> None:
+        """Workers that drain for nothing serve again, once it is clear which pods go all the same.
+
+        As often as it takes, until all targets were seen and all selectors have heard it.
+        """
+        since = self._unswept_since
+        if since is None:
+            return
+        is_late = self._clock() - since >= GONE_WAIT_S_MAX
+        clear = [each for each in found.values() if is_late or not is_reducing(each)]
+        going = () if self._rollout is None else self._rollout.still_going()
+        swept = await asyncio.gather(*(self._leaving.sweep(each, going) for each in clear))
+        if len(clear) == len(self._targets) and all(swept):
+            self._unswept_since = None
 
     async def _give_up(self) -> None:
         """Another planner leads, or soon will: only what it cannot have begun is taken back."""
@@ -212,9 +251,10 @@ class KubernetesConnector:
         if rollout is None or still_draining(rollout) is None or self._election is None:
             return
         if self._election.is_ours:
+            self._sweep_later(rollout.going)
             await self._leaving.take_back(rollout)
         else:
-            log.warning("workers still drain that another planner has to decide about now")
+            log.info("workers still drain that the planner that leads now decides about")
 
     async def _advance(self, rollout: Rollout, found: Mapping[Role, Standing]) -> None:
         """One step: what has drained is reduced, and what waits for nobody any more is raised."""
@@ -267,6 +307,8 @@ class KubernetesConnector:
                 self._failed(rollout, role, error)
                 return
             rollout.tell(role, Status.APPLIED)
+            if rollout.going:
+                self._unswept_since = self._clock()
             self._last[role] = rollout.wanted[role]
             return
 
@@ -288,20 +330,34 @@ class KubernetesConnector:
     async def _stepped(self) -> bool:
         """Is nothing under way?"""
         rollout = self._rollout
-        if rollout is None:
-            return True
-        if rollout.is_over:
-            if self._clock() - rollout.began >= TAKE_BACK_S:
-                self._rollout = None
-                await self._leaving.take_back(rollout)
+        if rollout is None or rollout.is_over:
+            await self._tidy()
             return True
         if not await self._leads():
             await self._give_up()
             return True
+        if self._rollout is None:
+            return True
         await self._leaving.step(rollout)
         roles = dict.fromkeys((*rollout.wanted, *self._giving))
-        await self._advance(rollout, await self._standings(roles))
+        found = await self._standings(roles)
+        await self._sweep(found)
+        await self._advance(rollout, found)
         return rollout.is_over
+
+    async def _tidy(self) -> None:
+        """What drains for nothing serves again."""
+        if self._election is not None:
+            self._election.stand()
+        if not self._in_term():
+            return
+        rollout = self._rollout
+        if rollout is not None and self._clock() - rollout.began >= TAKE_BACK_S:
+            self._rollout = None
+            self._sweep_later(rollout.going)
+            await self._leaving.take_back(rollout)
+        if self._unswept_since is not None:
+            await self._sweep(await self._standings(self._targets))
 
     async def validate(self) -> None:
         """See Connector.  Says which targets cannot be read, all in one line."""
@@ -312,7 +368,8 @@ class KubernetesConnector:
     async def pause(self) -> None:
         """See Connector.  The lease is held and renewed: no spare begins to act."""
         rollout, self._rollout = self._rollout, None
-        if rollout is not None and (self._election is None or self._election.is_leader):
+        if rollout is not None and self._is_leader():
+            self._sweep_later(rollout.going)
             await self._leaving.take_back(rollout)
 
     async def close(self) -> None:

@@ -129,6 +129,7 @@ class Selectors:
         self._scope = {"model_name": model_name, "tenant_id": tenant_id}
         self._http = Outbound(ca_file)
         self._told_off = False
+        self._told_deaf: set[str] = set()
 
     async def loads(self) -> list[RankLoad] | None:
         """The workers of the first selector that answers; None when none does in time."""
@@ -164,7 +165,10 @@ class Selectors:
             *(self._post(f"{url}/workers/{worker_id}/undrain") for url in self._urls)
         )
         for url, answer in zip(self._urls, answers, strict=True):
-            if answer == Drained.FAILED:
+            if answer != Drained.FAILED:
+                self._told_deaf.discard(url)
+            elif url not in self._told_deaf:
+                self._told_deaf.add(url)
                 fields = {"worker_id": worker_id, "selector": url}
                 log.warning("a worker still drains there", extra={"fields": fields})
         return Drained.FAILED not in answers

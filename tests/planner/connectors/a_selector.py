@@ -9,19 +9,25 @@ from aiohttp import web
 
 @dataclass
 class ASelector:
-    """booked: reservations by worker; blocks: active blocks; both may be changed while it runs."""
+    """booked: reservations by worker; blocks: active blocks; both may be changed while it runs.
+
+    released: workers that were to serve again, in order
+    deaf_to: workers of which it hears nothing
+    """
 
     booked: dict[int, int]
     blocks: dict[int, int]
     prefill: set[int] = field(default_factory=set)
     hosts: dict[int, str] = field(default_factory=dict)
     draining: set[int] = field(default_factory=set)
+    released: list[int] = field(default_factory=list)
+    deaf_to: set[int] = field(default_factory=set)
     health: bool = True
     url: str = ""
     is_silent: bool = False
 
     def refusal(self, worker_id: int) -> web.Response | None:
-        if self.is_silent:
+        if self.is_silent or worker_id in self.deaf_to:
             return web.json_response({"error": "silent", "code": "internal"}, status=500)
         if not self.health:
             return web.json_response({"error": "off", "code": "health_off"}, status=409)
@@ -38,6 +44,7 @@ class ASelector:
             self.draining.add(worker_id)
         else:
             self.draining.discard(worker_id)
+            self.released.append(worker_id)
         return web.json_response({}, status=202)
 
     async def workers(self, _request: web.Request) -> web.Response:
@@ -51,7 +58,8 @@ class ASelector:
                     "endpoint": f"http://{self.hosts.get(worker_id, f'worker-{worker_id}')}:80",
                     "role": "prefill" if worker_id in self.prefill else "decode",
                 }
-                for worker_id in self.booked
+                | ({"drain": {"reservations": booked}} if worker_id in self.draining else {})
+                for worker_id, booked in self.booked.items()
             ]
         )
 

@@ -6,36 +6,24 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from select_service.planner.connectors.base import Status
-from select_service.planner.connectors.draining import Drainer
-from select_service.planner.connectors.kube.target import DELETION_COST, Target
+from select_service.planner.connectors.kube.target import DELETION_COST, DRAINED_WORKER
 from select_service.planner.connectors.kubernetes import KubernetesConnector
-from select_service.planner.connectors.selectors import Selectors
-from tests.planner.connectors.a_cluster import Cluster, D, P, a_cluster
-from tests.planner.connectors.a_selector import ASelector, running
-from tests.planner.fake_kubernetes.kinds import POD, STATEFUL_SET, Kind
+from tests.planner.connectors.a_cluster import Cluster, D, P
+from tests.planner.connectors.a_fleet import a_fleet
+from tests.planner.connectors.a_selector import ASelector
+from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, POD, STATEFUL_SET, Kind
 from tests.planner.fake_kubernetes.server import Fault
 
 Scene = Callable[[Cluster, ASelector, KubernetesConnector], Awaitable[None]]
 
 
-def with_a_fleet(scene: Scene, *targets: Target, kind: Kind | None = None) -> None:
-    """Each decode pod is a worker: 101, 102, ... in the order in which they were made."""
+def with_a_fleet(scene: Scene, kind: Kind = DEPLOYMENT) -> None:
+    """With a planner for four decode workers, and four pods for prefill."""
 
     async def run() -> None:
-        selector = ASelector(booked={}, blocks={})
-        async with a_cluster() as cluster, running(selector):
-            app = "decode"
-            if kind is not None:
-                app = "engines"
-                cluster.add(kind, app, 4)
-            for number, pod in enumerate(cluster.controller.pods(app), 101):
-                selector.booked[number] = 1
-                selector.blocks[number] = {101: 3, 102: 8, 103: 1, 104: 5}[number]
-                selector.hosts[number] = pod["status"]["podIP"]
-            client = Selectors([selector.url], "llama", "default")
-            drainer = Drainer(client, clock=cluster.time)
-            connector = cluster.connector(*targets, drainer=drainer)
-            await scene(cluster, selector, connector)
+        async with a_fleet(kind) as fleet:
+            connector = fleet.planner()
+            await scene(fleet.cluster, fleet.selector, connector)
             await connector.close()
 
     asyncio.run(run())
@@ -77,14 +65,16 @@ def test_of_a_stateful_set_the_highest_ordinals_drain() -> None:
     async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
         decision = await connector.scale({D: 2})
         assert decision.roles[D].victims == ("104", "103")
-        assert not [r for r in cluster.fake.writes() if "/pods/" in r[1]]
+        annotations = [
+            pod["metadata"].get("annotations") for pod in cluster.controller.pods("engines")
+        ]
+        assert annotations == [None, None, {DRAINED_WORKER: "103"}, {DRAINED_WORKER: "104"}]
         selector.booked[103] = selector.booked[104] = 0
         await connector.wait(0)
         cluster.tick()
         assert addresses(cluster, "engines") == {selector.hosts[101], selector.hosts[102]}
 
-    target = Target(D, "StatefulSet", "engines", "default")
-    with_a_fleet(scene, target, kind=STATEFUL_SET)
+    with_a_fleet(scene, STATEFUL_SET)
 
 
 def test_a_label_says_which_worker_a_pod_is() -> None:
@@ -161,12 +151,23 @@ def test_workers_drained_for_a_count_that_cannot_be_lowered_serve_again() -> Non
     with_a_fleet(scene)
 
 
-@pytest.mark.parametrize("status", [403, 404, 500])
+@pytest.mark.parametrize("status", [403, 404])
 def test_pods_that_cannot_be_marked_drain_all_the_same(status: int) -> None:
     async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
         cluster.fake.faults = [Fault("PATCH", "/pods/", status)]
         await connector.scale({D: 3})
         assert selector.draining == {103}
+
+    with_a_fleet(scene)
+
+
+def test_nobody_drains_before_it_stands_at_its_pod() -> None:
+    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+        cluster.fake.faults = [Fault("PATCH", "/pods/", 500, times=2)]
+        await connector.scale({D: 2})
+        assert (selector.draining, costs(cluster)) == (set(), [None] * 4)
+        await connector.wait(0)
+        assert selector.draining == {101, 103}
 
     with_a_fleet(scene)
 

@@ -56,6 +56,9 @@ class Election:
         self._renewed_at: float | None = None
         self.holder = ""
         self.error = ""
+        self.terms = 0
+        """How often we have got the lease when it was not ours: others may have acted between."""
+        self._was_others = True
         self._users = 0
         self._stepping = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
@@ -76,10 +79,14 @@ class Election:
         await self.release()
         await self._api.close()
 
-    async def leads(self) -> bool:
-        """Are we the leader, or can we be at once?  Renewed from then on."""
+    def stand(self) -> None:
+        """Renewed from now on, or tried for."""
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew(), name=f"lease {self._name}")
+
+    async def leads(self) -> bool:
+        """Are we the leader, or can we be at once?  Renewed from then on."""
+        self.stand()
         if self.is_leader:
             return True
         async with self._stepping:
@@ -116,6 +123,8 @@ class Election:
             self.error, renewed = str(error), False
         if renewed:
             self._renewed_at = began
+            self.terms += self._was_others
+            self._was_others = False
         elif self.holder and self.holder != self._identity:
             self._renewed_at = None
         if before != self.is_leader:
@@ -130,10 +139,12 @@ class Election:
         except KubeError as error:
             if error.status != NOT_FOUND:
                 raise
+            self._was_others = True
             return await self._write("POST", self._path, None)
         if self._seen is None or self._seen[0] != lease.spec:
             self._seen = lease.spec, now
         self.holder = lease.spec.holder_identity or ""
+        self._was_others |= self.holder != self._identity
         duration = lease.spec.lease_duration_seconds or DURATION_S
         is_free = not self.holder or now - self._seen[1] >= duration
         if self.holder != self._identity and not is_free:

@@ -4,15 +4,24 @@ Raising at the same time as reducing would hold the GPUs of both for as long as 
 """
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from select_service.planner.connectors.base import Counts, RoleDecision, Status
 from select_service.planner.connectors.draining import Drain
 from select_service.planner.connectors.kube.bodies import Pod
-from select_service.planner.connectors.kube.target import ORDINAL, Standing
+from select_service.planner.connectors.kube.target import ORDINAL, Standing, Target
 from select_service.planner.connectors.selectors import RankLoad
 from select_service.planner.core.inputs import Role
+
+
+class Going(NamedTuple):
+    """One pod that goes.  worker_id: None: it is no worker that is known."""
+
+    target: Target
+    pod: Pod
+    worker_id: int | None
 
 
 class Rollout(Struct, kw_only=True):
@@ -26,8 +35,8 @@ class Rollout(Struct, kw_only=True):
     decided: dict[Role, RoleDecision]
     began: float
     drain: Drain | None = None
-    marked: tuple[tuple[str, Pod], ...] = ()
-    """Namespaces and pods that are marked as the first to go."""
+    going: tuple[Going, ...] = ()
+    """Pods that the platform is to take."""
 
     def reduced(self) -> tuple[Role, ...]:
         """Roles that get fewer."""
@@ -52,6 +61,10 @@ class Rollout(Struct, kw_only=True):
         """Is there something left to do for it?"""
         return self.decided[role].status in (Status.DRAINING, Status.WAITING)
 
+    def still_going(self) -> tuple[Going, ...]:
+        """Those whose count was not lowered yet."""
+        return tuple(each for each in self.going if not self.is_written(each.target.role))
+
     def stop(self, now: float) -> None:
         """Another wish has come: nothing more is written for this one."""
         self.began = now
@@ -67,6 +80,11 @@ class Rollout(Struct, kw_only=True):
 def has_gone(standing: Standing) -> bool:
     """Are there no more pods than are wanted, those that leave included?"""
     return standing.existing <= standing.replicas and not standing.terminating
+
+
+def is_reducing(standing: Standing) -> bool:
+    """Will the platform take away pods that it has not begun to end yet?"""
+    return standing.existing - standing.terminating > standing.replicas
 
 
 def victims_of(
@@ -93,10 +111,15 @@ def victims_of(
 def worker_of(pod: Pod, by_host: Mapping[str, RankLoad], worker_label: str) -> int | None:
     """By label or annotation, else by the address of the pod in the worker's endpoint."""
     said = pod.metadata.labels.get(worker_label) or pod.metadata.annotations.get(worker_label)
-    if said and said.isascii() and said.isdigit() and len(said) < 20:
-        return int(said)
+    if said and (number := number_of(said)) is not None:
+        return number
     found = by_host.get(pod.status.pod_ip) if pod.status.pod_ip else None
     return None if found is None else found.worker_id
+
+
+def number_of(said: str) -> int | None:
+    """The id of a worker; None: it is none."""
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
 
 
 def _use(pod: Pod, load: RankLoad | None) -> tuple[bool, bool, int, int, str]:

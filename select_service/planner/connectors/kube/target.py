@@ -23,6 +23,8 @@ ORDINAL = frozenset(("StatefulSet", "LeaderWorkerSet"))
 """Kinds that take away the highest numbers, whatever anybody wishes."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO = "-1000000"
+DRAINED_WORKER = "select-service/drained-worker"
+"""Of a pod that goes: the id of its worker, which a planner has drained; empty: nobody drains."""
 
 _GRAPH_LABEL = "nvidia.com/dynamo-graph-deployment-name"
 _COMPONENT_LABEL = "nvidia.com/dynamo-component"
@@ -258,8 +260,10 @@ async def write(api: Api, standing: Standing, replicas: int) -> None:
     decoded(content, Scale)
 
 
-async def mark(api: Api, namespace: str, pod: Pod, cost: str | None) -> None:
-    """Say that a pod goes first; None: take that back.  Raises KubeError."""
+async def annotate(
+    api: Api, namespace: str, pod: Pod, annotations: Mapping[str, str | None]
+) -> None:
+    """Others of a pod stay; None: take one away.  Raises KubeError."""
     path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod.metadata.name)}"
-    patch = {"metadata": {"annotations": {DELETION_COST: cost}}}
+    patch = {"metadata": {"annotations": annotations}}
     await api.call("PATCH", path, patch, requests.MERGE_PATCH)

@@ -1,0 +1,97 @@
+"""Workers in pods, with a selector in front of them, and planners that scale them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from select_service.planner.connectors.draining import Drainer
+from select_service.planner.connectors.kube.lease import Election
+from select_service.planner.connectors.kube.target import DELETION_COST, DRAINED_WORKER, Target
+from select_service.planner.connectors.kubernetes import KubernetesConnector
+from select_service.planner.connectors.selectors import Selectors
+from tests.planner.connectors.a_cluster import Cluster, D, P, PlainApi, a_cluster, deployment
+from tests.planner.connectors.a_selector import ASelector, running
+from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, GRAPH, POD, Kind
+from tests.planner.fake_kubernetes.store import Object
+
+BLOCKS = {101: 3, 102: 8, 103: 1, 104: 5}
+"""Of the workers, in the order in which their pods were made."""
+
+
+@dataclass
+class Fleet:
+    """app: of the pods."""
+
+    cluster: Cluster
+    selector: ASelector
+    kind: Kind
+    app: str
+    opened: list[Selectors] = field(default_factory=list)
+
+    def planner(
+        self,
+        election: Election | None = None,
+        api: PlainApi | None = None,
+        selectors: Selectors | None = None,
+    ) -> KubernetesConnector:
+        client = selectors or self.selectors()
+        name, component = ("engines", "decode") if self.kind == GRAPH else (self.app, None)
+        decode = Target(D, self.kind.kind, name, "default", None, component)
+        targets, time = (deployment(P, "prefill"), decode), self.cluster.time
+        return KubernetesConnector(
+            api or self.cluster.api, targets, election, Drainer(client, clock=time), clock=time
+        )
+
+    def selectors(self) -> Selectors:
+        self.opened.append(Selectors([self.selector.url], "llama", "default"))
+        return self.opened[-1]
+
+    def election(self, identity: str) -> Election:
+        api, time = self.cluster.api, self.cluster.time
+        return Election(api, "default", "select-planner", identity, clock=time)
+
+    def staying(self) -> dict[int, Object]:
+        """Workers whose pods do not leave, with their pods."""
+        by_host = {host: worker_id for worker_id, host in self.selector.hosts.items()}
+        return {
+            by_host[pod["status"]["podIP"]]: pod
+            for pod in self.cluster.controller.pods(self.app)
+            if "deletionTimestamp" not in pod["metadata"]
+        }
+
+    def marks(self) -> dict[int, tuple[str | None, bool]]:
+        """By worker whose pod says something: who drains, and is it the first to go?"""
+        said = {w: pod["metadata"].get("annotations", {}) for w, pod in self.staying().items()}
+        return {w: (s.get(DRAINED_WORKER), DELETION_COST in s) for w, s in said.items() if s}
+
+    def finish(self, *workers: int) -> None:
+        """Nothing is booked on them any more."""
+        for worker_id in workers:
+            self.selector.booked[worker_id] = 0
+
+    def forget_marks(self) -> None:
+        """A platform that takes whom it likes."""
+        gone = {"metadata": {"annotations": {DELETION_COST: None}}}
+        for pod in self.staying().values():
+            name = pod["metadata"]["name"]
+            self.cluster.store.patch(POD, "default", name, gone, "merge-patch")
+
+
+@asynccontextmanager
+async def a_fleet(kind: Kind = DEPLOYMENT) -> AsyncIterator[Fleet]:
+    """Four decode workers with one request each, and four pods for prefill that are none."""
+    selector = ASelector(booked=dict.fromkeys(BLOCKS, 1), blocks=dict(BLOCKS))
+    async with a_cluster() as cluster, running(selector):
+        app = "decode"
+        if kind == GRAPH:
+            app = "engines-decode"
+            cluster.add(kind, "engines", 4, {"components": [{"name": "decode", "replicas": 4}]})
+        elif kind != DEPLOYMENT:
+            app = "engines"
+            cluster.add(kind, app, 4)
+        pods = cluster.controller.pods(app)
+        selector.hosts |= zip(BLOCKS, (pod["status"]["podIP"] for pod in pods), strict=True)
+        fleet = Fleet(cluster, selector, kind, app)
+        yield fleet
+        await asyncio.gather(*(each.close() for each in fleet.opened))
