@@ -146,6 +146,10 @@ class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Holds the key that selectors ask for; read for each request."""
     ca_file: _Path | None = None
     """CAs in PEM that are believed besides the system's, of selectors and proposers."""
+    client_cert_file: _Path | None = None
+    """Certificate in PEM, for those of them that ask for one."""
+    client_key_file: _Path | None = None
+    """Its private key."""
     cluster_gpus: Annotated[int, Meta(ge=0)] | None = None
     proposers: Annotated[tuple[ExternalProposer, ...], Meta(max_length=PROPOSERS_MAX)] = ()
     api: ApiConfig = ApiConfig()

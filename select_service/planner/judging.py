@@ -80,6 +80,8 @@ def faults(config: PlannerConfig) -> Iterator[str]:
     for url in (*config.selectors, *(each.url for each in config.proposers)):
         if fault := service_url_error(url):
             yield f"`{shown(url)}`: {fault}"
+    if (config.client_cert_file is None) != (config.client_key_file is None):
+        yield "client_cert_file and client_key_file belong together"
     for each in config.deployments:
         for fault in _faults_of(each, has_selectors=bool(config.selectors)):
             yield f"deployment `{shown(each.name)}`: {fault}"

@@ -1,11 +1,12 @@
 """How the planner asks others over HTTP: bounded in time and in bytes."""
 
 import asyncio
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+from select_service.tls.kept import ClientTls
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -32,10 +33,14 @@ class Unreachable(Exception):
 
 
 class Outbound:
-    """Belongs to one event loop. The library is imported by the first request."""
+    """Belongs to one event loop. The library is imported by the first request.
 
-    def __init__(self, ca_file: str | None = None) -> None:
-        self._ca_file = ca_file
+    tls: over https, what counts of it when a request begins; None: whom the system trusts is
+    believed. Connections that began with another one are not used
+    """
+
+    def __init__(self, tls: ClientTls | None = None) -> None:
+        self._tls = tls
         self._session: ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -48,15 +53,6 @@ class Outbound:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-    def check(self, token_file: str | None) -> None:
-        """Raises Unreachable when a file is no such file, which no request could do without."""
-        if token_file is not None and not _token(token_file):
-            raise Unreachable(f"token file {token_file}: there is no token in it")
-        try:
-            self._tls()
-        except (OSError, ValueError) as error:
-            raise Unreachable(f"CA file {self._ca_file}: {error}") from None
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -99,11 +95,18 @@ class Outbound:
         headers = {} if body is None else {"content-type": "application/json"}
         if token_file is not None:
             headers["authorization"] = f"Bearer {_token(token_file)}"
+        trust = True if self._tls is None else self._tls.context
         try:
             async with (
                 asyncio.timeout(timeout_s),
                 self._opened().request(
-                    method, url, params=query, data=body, headers=headers, allow_redirects=False
+                    method,
+                    url,
+                    params=query,
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
+                    ssl=trust,
                 ) as answer,
             ):
                 text = await answer.content.read(BYTES_MAX + 1)
@@ -128,21 +131,18 @@ class Outbound:
         if self._session is None:
             import aiohttp
 
-            connector = aiohttp.TCPConnector(limit=256, ssl=self._tls())
             self._session = aiohttp.ClientSession(
-                connector=connector,
+                connector=aiohttp.TCPConnector(limit=256),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
         return self._session
 
-    def _tls(self) -> "ssl.SSLContext | bool":
-        """True: as the library does it.  Raises OSError, ValueError for what are no CAs."""
-        if self._ca_file is None:
-            return True
-        context = ssl.create_default_context()
-        context.load_verify_locations(self._ca_file)
-        return context
+
+def check_token(path: str) -> None:
+    """Raises Unreachable for a file that no request could do with."""
+    if not _token(path):
+        raise Unreachable(f"token file {path}: there is no token in it")
 
 
 def _token(path: str) -> str:

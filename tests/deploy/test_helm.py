@@ -132,7 +132,7 @@ def test_values_that_make_no_sense_are_refused(values):
         ({"tls": {"clientCa": "ca.crt"}}, r"tls\.clientCa needs tls\.secret"),
         (
             {"tls": {"secret": "t", "clientCa": "ca.crt"}, "planner": {"enabled": True}},
-            "the planner shows no certificate",
+            r"ask the planner for a certificate: planner\.certSecret",
         ),
     ],
     ids=["no certificate", "planner"],

@@ -270,8 +270,8 @@ def test_a_token_is_mounted_only_where_the_cluster_is_asked(name):
 # --- the planner
 
 
-def planner_config():
-    return config_of(yaml.safe_load(one("full", "ConfigMap", "-planner")["data"]["planner.yaml"]))
+def planner_config(name="full"):
+    return config_of(yaml.safe_load(one(name, "ConfigMap", "-planner")["data"]["planner.yaml"]))
 
 
 def test_the_planner_accepts_its_file_and_knows_the_selectors():
@@ -326,6 +326,17 @@ def test_the_planner_does_not_get_the_key_of_the_certificate():
     volumes = one("full", "Deployment")["spec"]["template"]["spec"]["volumes"]
     (tls,) = (volume["secret"] for volume in volumes if volume["name"] == "tls")
     assert tls["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+
+
+def test_the_planner_shows_a_certificate_of_its_own_to_who_asks_for_one():
+    found = planner_config("certificates")
+    mounts = {m["mountPath"]: m for m in container("certificates", "Deployment")["volumeMounts"]}
+    assert mounts["/etc/select-planner/cert"]["readOnly"]
+    assert found.client_cert_file == "/etc/select-planner/cert/tls.crt"
+    assert found.client_key_file == "/etc/select-planner/cert/tls.key"
+    volumes = one("certificates", "Deployment")["spec"]["template"]["spec"]["volumes"]
+    (cert,) = (volume["secret"] for volume in volumes if volume["name"] == "cert")
+    assert cert["secretName"] == "planner-tls"
 
 
 def test_a_replica_sees_its_own_secret_key_alone():

@@ -119,6 +119,7 @@ def test_one_line_says_what_is_wrong(given: dict[str, Any], said: str) -> None:
         ({"selectors": []}, "nothing to observe"),
         ({"selectors": ["selector:8092"]}, "does not begin with http:// or https://"),
         ({"deployments": []}, "length >= 1"),
+        ({"client_key_file": "tls.key"}, "client_cert_file and client_key_file belong together"),
         ({"cluster_gpus": 1}, "the least replicas of all deployments need 2 GPUs, got 1"),
         ({"depolyments": []}, "did you mean `deployments`?"),
         (

@@ -18,8 +18,16 @@ FOLDER = "FOLDER"
     [
         ({"api_key_file": f"{FOLDER}/none"}, {}, "token file FOLDER/none: "),
         ({"api_key_file": f"{FOLDER}/empty"}, {}, "token file FOLDER/empty: there is no token"),
-        ({"ca_file": f"{FOLDER}/none"}, {}, "CA file FOLDER/none: "),
-        ({"ca_file": f"{FOLDER}/planner.yaml"}, {}, "CA file FOLDER/planner.yaml: "),
+        (
+            {"ca_file": f"{FOLDER}/none"},
+            {},
+            "client_key_file: `FOLDER/none` cannot be read",
+        ),
+        (
+            {"ca_file": f"{FOLDER}/planner.yaml"},
+            {},
+            "`FOLDER/planner.yaml`: there is no",
+        ),
         ({"report": {"path": f"{FOLDER}/no/r.html"}}, {}, "report: there is no directory"),
         ({}, {"connector": {"kind": "dry-run", "path": FOLDER}}, "it is a directory"),
         ({}, {"warmup_trace": f"{FOLDER}/planner.yaml"}, "warmup_trace: "),

@@ -107,17 +107,17 @@ def test_the_python_client_believes_the_context_that_it_is_given(service, transp
         asyncio.run(ask("stranger", 2.0))
 
 
-def test_the_planner_believes_its_file(service):
-    def loads(ca_file):
+def test_what_drains_for_the_planner_is_asked_of_who_is_believed_only(service):
+    def loads(client_tls):
         async def ask():
-            selectors = Selectors([url_of(service)], "m", "default", None, ca_file)
+            selectors = Selectors([url_of(service)], "m", "default", None, client_tls)
             found = await selectors.loads()
-            await selectors._http.close()
+            await selectors.close()
             return found
 
         return asyncio.run(ask())
 
-    assert [load.worker_id for load in loads(str(authority().file))] == [1]
+    assert [load.worker_id for load in loads(tls())] == [1]
     assert loads(None) is None
 
 

@@ -21,6 +21,7 @@ from select_service.planner.connectors.selectors import Selectors
 from select_service.planner.connectors.virtual import VirtualConnector
 from select_service.planner.core.inputs import Role
 from select_service.planner.core.settings import min_endpoint_of, roles_of
+from select_service.tls.kept import ClientTls
 
 
 def identity() -> str:
@@ -33,7 +34,7 @@ class Surroundings:
     """What all deployments of a planner share.
 
     selectors: URLs.  api_key_file: holds the key that they ask for.
-    ca_file: PEM of CAs that are believed besides the system's, of selectors.
+    tls: of selectors; None: whom the system trusts is believed.
     kubeconfig: None: the account of the pod.
     """
 
@@ -41,7 +42,7 @@ class Surroundings:
     kubeconfig: Path | None = None
     profile: Literal["ours", "document"] = "ours"
     api_key_file: str | None = None
-    ca_file: str | None = None
+    tls: ClientTls | None = None
     elections: Elections = field(default_factory=lambda: Elections(identity()))
 
 
@@ -80,7 +81,7 @@ def _drainer(
     if not around.selectors or around.profile == "document":
         return None
     scope = deployment.model_name, deployment.tenant_id
-    selectors = Selectors(around.selectors, *scope, around.api_key_file, around.ca_file)
+    selectors = Selectors(around.selectors, *scope, around.api_key_file, around.tls)
     return Drainer(selectors, timeout_s)
 
 

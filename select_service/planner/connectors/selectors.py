@@ -19,6 +19,7 @@ from select_service.planner.core.inputs import (
     role_of,
 )
 from select_service.planner.outbound import Outbound, Unreachable
+from select_service.tls.kept import ClientTls
 
 log = logging.getLogger("select_service.planner.connectors")
 
@@ -114,7 +115,7 @@ _Answer = TypeVar("_Answer")
 
 class Selectors:
     """urls: of the replicas that serve one model and tenant;  key_file: holds the key that they
-    ask for;  ca_file: as in `Outbound`"""
+    ask for;  tls: as in `Outbound`"""
 
     def __init__(
         self,
@@ -122,12 +123,12 @@ class Selectors:
         model_name: str,
         tenant_id: str,
         key_file: str | None = None,
-        ca_file: str | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._key_file = key_file
         self._urls = tuple(url.rstrip("/") for url in urls)
         self._scope = {"model_name": model_name, "tenant_id": tenant_id}
-        self._http = Outbound(ca_file)
+        self._http = Outbound(tls)
         self._told_off = False
         self._told_deaf: set[str] = set()
 

@@ -21,16 +21,18 @@ from select_service.planner.core.settings import with_gpus
 from select_service.planner.edge.api import application
 from select_service.planner.edge.connecting import Connecting
 from select_service.planner.edge.decision_log import DecisionLog
+from select_service.planner.edge.followed_tls import FollowedTls, client_files
 from select_service.planner.edge.loop import Listener, Loop
 from select_service.planner.edge.member import Member
 from select_service.planner.edge.recording import Recorder
 from select_service.planner.edge.reports import write_reports
 from select_service.planner.judging import faults
-from select_service.planner.outbound import Outbound, Unreachable
+from select_service.planner.outbound import Outbound, Unreachable, check_token
 from select_service.planner.profiles import ProfileError
 from select_service.planner.reading import ConfigError, Profile
 from select_service.planner.status import Statuses
 from select_service.request_trace import TraceError
+from select_service.tls.kept import ClientTls
 
 log = logging.getLogger("select_service.planner")
 
@@ -42,10 +44,7 @@ FAILED = 1
 def run(config: PlannerConfig, profile: Profile, kubeconfig: Path | None) -> int:
     """Until SIGINT or SIGTERM. Exit status; raises ConfigError before anything is scaled."""
     logs.configure(config.log_level, config.log_format)
-    around = Surroundings(
-        config.selectors, kubeconfig, profile, config.api_key_file, config.ca_file
-    )
-    return asyncio.run(_lived(config, around))
+    return asyncio.run(_lived(config, profile, kubeconfig))
 
 
 def never_back() -> Callable[[], float]:
@@ -54,13 +53,17 @@ def never_back() -> Callable[[], float]:
     return lambda: wall + (monotonic() - started)
 
 
-async def _lived(config: PlannerConfig, around: Surroundings) -> int:
+async def _lived(config: PlannerConfig, profile: Profile, kubeconfig: Path | None) -> int:
     clock = never_back()
     async with AsyncExitStack() as closing:
-        http = await closing.enter_async_context(Outbound(config.ca_file))
-        _check_files(config, http)
+        followed = await closing.enter_async_context(FollowedTls())
+        tls = _tls_of(config, followed)
+        around = Surroundings(config.selectors, kubeconfig, profile, config.api_key_file, tls)
+        http = await closing.enter_async_context(Outbound(tls))
+        _check_files(config)
         listener = closing.enter_context(_bound(config))
-        members = await members_of(config, Connecting(config, around, http, clock), closing)
+        connecting = Connecting(config, around, followed, http, clock)
+        members = await members_of(config, connecting, closing)
         statuses = Statuses(len(config.deployments))
         listeners: list[Listener] = [statuses]
         if config.decision_log is not None:
@@ -76,10 +79,11 @@ async def _lived(config: PlannerConfig, around: Surroundings) -> int:
         return await _served(config, loop, statuses, listener)
 
 
-def _check_files(config: PlannerConfig, http: Outbound) -> None:
+def _check_files(config: PlannerConfig) -> None:
     """Raises ConfigError now for what would else be a fault of every tick, or of every hour."""
     try:
-        http.check(config.api_key_file)
+        if config.api_key_file is not None:
+            check_token(config.api_key_file)
     except Unreachable as error:
         raise ConfigError(str(error)) from None
     if config.report is not None and not Path(config.report.path).parent.is_dir():
@@ -142,6 +146,15 @@ class _Server(uvicorn.Server):
         with self.capture_signals():
             await self._serve(sockets)
             self._captured_signals.clear()
+
+
+def _tls_of(config: PlannerConfig, followed: FollowedTls) -> ClientTls | None:
+    """Of selectors and proposers."""
+    files = client_files(config.ca_file, config.client_cert_file, config.client_key_file)
+    try:
+        return followed.tls_of(files)
+    except ValueError as error:
+        raise ConfigError(f"ca_file, client_cert_file, client_key_file: {error}") from None
 
 
 def _bound(config: PlannerConfig) -> socket.socket:

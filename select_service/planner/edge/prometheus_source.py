@@ -16,6 +16,7 @@ from msgspec import Struct
 from select_service.planner.config import PrometheusSource
 from select_service.planner.core.inputs import Traffic
 from select_service.planner.outbound import Outbound, Unreachable
+from select_service.tls.kept import ClientTls
 
 PREFIXES = {"frontend": "dynamo_frontend", "router": "dynamo_component_router"}
 
@@ -34,9 +35,11 @@ class _Answer(Struct):
 
 
 class PrometheusTraffic:
-    """Of one deployment. Belongs to one event loop."""
+    """Of one deployment. Belongs to one event loop. tls: as in `Outbound`"""
 
-    def __init__(self, source: PrometheusSource, model_name: str) -> None:
+    def __init__(
+        self, source: PrometheusSource, model_name: str, tls: ClientTls | None = None
+    ) -> None:
         self._source = source
         self._prefix = PREFIXES[source.source]
         self._model = _quoted(model_name)
@@ -45,7 +48,7 @@ class PrometheusTraffic:
         self._of_source = self._of_routers
         if source.source == "frontend":
             self._of_source = f"{{model={self._model}}}"
-        self._http = Outbound(source.ca_file)
+        self._http = Outbound(tls)
 
     async def close(self) -> None:
         await self._http.close()

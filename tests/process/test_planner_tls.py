@@ -1,0 +1,42 @@
+"""A planner beside a selector that asks for a certificate: what its files say now is shown."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders import worker_body
+from tests.patience import eventually
+from tests.process.planner_process import Planner
+from tests.tls.certificates import Issued, authority, believing
+from tests.tls.served import TlsService, copied
+
+pytestmark = pytest.mark.process
+
+
+def test_a_planner_shows_the_certificate_that_its_files_say_now(tmp_path: Path) -> None:
+    own = Issued(tmp_path / "tls.crt", tmp_path / "tls.key")
+    copied(authority("stranger").issue(), own)
+    with TlsService("--tls-client-ca", str(authority().file)) as selector:
+        selector.trust = believing(authority().file, authority().issue())
+        for worker_id in (1, 2):
+            assert selector.call("POST", "/workers", worker_body(worker_id)).status == 201
+        deployment = {
+            "name": "fleet",
+            "model_name": "m",
+            "mode": "agg",
+            "throughput_adjustment_interval_seconds": 1,
+            "connector": {"kind": "virtual"},
+        }
+        config = {
+            "selectors": [url := f"https://localhost:{selector.port}"],
+            "ca_file": str(authority().file),
+            "client_cert_file": str(own.certificate),
+            "client_key_file": str(own.key),
+            "deployments": [deployment],
+        }
+        with Planner(tmp_path, config) as planner:
+            eventually(lambda: url in planner.status()["faults"])
+            copied(authority().issue(), own)
+            eventually(lambda: url not in planner.ticks_on()["faults"])
+            assert planner.status()["replicas"]["decode"]["ready"] == 2
+            assert planner.process.stop()[0] == 0
