@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from msgspec import Struct
@@ -49,6 +49,18 @@ class Worker:
         """Output blocks that were reported, by request."""
 
 
+class _Served(NamedTuple):
+    """A request that has been sent.  ended: with its last token, or with its engine"""
+
+    name: str
+    worker: Worker
+    ended: asyncio.Future[None]
+
+    def end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
 class Totals(Struct):
     """kept: requests that met both promises;  gpus_most: at any time"""
 
@@ -83,7 +95,7 @@ class Platform:
         self._acting: asyncio.Task[None] | None = None
         """What carries out the newest decision."""
         self._reports: set[asyncio.Task[Any]] = set()
-        self._serving: dict[int, tuple[str, asyncio.Future[None]]] = {}
+        self._serving: dict[int, _Served] = {}
         self._wake = asyncio.Event()
         self._http: aiohttp.ClientSession | None = None
 
@@ -129,7 +141,7 @@ class Platform:
         self.totals.requests += 1
         worker = await self._selected(name, request)
         ended = asyncio.get_running_loop().create_future()
-        self._serving[id(request)] = name, ended
+        self._serving[id(request)] = _Served(name, worker, ended)
         worker.engine.prefill(request, self._at(worker.engine))
         self._wake.set()
         await ended
@@ -216,12 +228,11 @@ class Platform:
 
     def _report(self, request: Request, verb: str | None) -> None:
         """None: it has ended."""
-        name, ended = self._serving[id(request)]
-        path = f"{self._selector}/reservations/{name}"
+        served = self._serving[id(request)]
+        path = f"{self._selector}/reservations/{served.name}"
         if verb is None:
             self._begin(self._call("DELETE", path))
-            if not ended.done():
-                ended.set_result(None)
+            served.end()
         else:
             self._begin(self._call("POST", f"{path}/{verb}"))
 
@@ -315,9 +326,15 @@ class Platform:
             if worker.engine.is_idle or self.now() >= worker.leaves_at:
                 await self._call("DELETE", f"{self._selector}/workers/{worker.worker_id}")
                 del self._workers[worker.worker_id]
-                if not worker.engine.is_idle:
-                    self.totals.failed += worker.engine.stop()
+                self._stop(worker)
                 self._note()
+
+    def _stop(self, worker: Worker) -> None:
+        """What is still there fails: it ends without having been done."""
+        worker.engine.stop()
+        for served in self._serving.values():
+            if served.worker is worker:
+                served.end()
 
     def _note(self) -> None:
         """GPU seconds until now, and how many engines there are from here on."""
