@@ -10,6 +10,7 @@ import zmq
 from tests.golden.recordings import Live, Place, Recording, Replay, Truth, load
 from tests.golden.service_process import ServiceProcess
 from tests.patience import PATIENCE_S
+from tests.process.launched import free_port
 
 pytestmark = pytest.mark.process
 
@@ -104,7 +105,7 @@ class Fleet:
         """Replay ports are adjacent, the way engines bind them for their data-parallel ranks."""
         engines: dict[Place, RecordedEngine] = {}
         for _ in range(PORT_ATTEMPTS_MAX):
-            first = _random_free_port(self._context)
+            first = free_port()
             try:
                 for rank in range(self._about["dp"]):
                     place = Place(worker_id, rank)
@@ -174,11 +175,6 @@ class Fleet:
         for engine in self._engines.values():
             engine.close()
         self._context.term()
-
-
-def _random_free_port(context: zmq.Context[Any]) -> int:
-    with context.socket(zmq.PULL) as probe:
-        return int(probe.bind_to_random_port("tcp://127.0.0.1"))
 
 
 @pytest.fixture(scope="module")

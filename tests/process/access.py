@@ -64,6 +64,19 @@ class Open:
 OPEN: Final = Open()
 
 
+class Keyed(Open):
+    """Callers have keys, replicas have none: beside replicas that could not show any."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: for keys."""
+        keys = keys_file(folder, entry("caller", "caller", "operator"))
+        self.api_key = secret("caller")
+        self.flags = (
+            *("--host", "0.0.0.0", "--api-keys-file", str(keys)),
+            *("--replica-sync-insecure", "--connect-to-loopback"),
+        )
+
+
 class Secured(Open):
     """Callers and replicas have keys, HTTP is behind TLS, the replica plane is CURVE."""
 

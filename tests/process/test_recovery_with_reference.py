@@ -3,11 +3,13 @@
 Runs only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime.
 """
 
+import contextlib
 import os
 
 import pytest
 
 from tests.patience import eventually
+from tests.process.access import OPEN, Keyed
 from tests.process.fake_engine import Chain, FakeEngine
 from tests.process.replica_processes import TENANT, Replica
 
@@ -25,8 +27,8 @@ BLOCKS = 12
 class Selector(Replica):
     """With KV events; `python` decides whose it is."""
 
-    def __init__(self, *flags, python=None):
-        super().__init__(*flags, python=python)
+    def __init__(self, *flags, python=None, access=OPEN):
+        super().__init__(*flags, python=python, access=access)
         self._environment["DYN_USE_KV_EVENTS"] = "true"
 
     @property
@@ -107,24 +109,48 @@ EXPECTED = [
 ]
 
 
+@contextlib.contextmanager
+def recovered(first, second_of):
+    """One that began with the dump of `first`, and knows the same engines.
+
+    first: learns of the engines from their events;  second_of: its URL -> the other one
+    """
+    with FakeEngine(replay=False) as one, FakeEngine(replay=False) as two, first:
+        engines = {1: one, 2: two}
+        for worker_id, engine in engines.items():
+            first.register(worker_id, engine)
+            engine.await_subscriber()
+        publish(engines)
+        eventually(lambda: first.all_rows() == EXPECTED)
+        with second_of(first.url) as second:
+            for worker_id, engine in engines.items():
+                second.register(worker_id, engine)
+            yield second
+
+
+def beginning_with(**second):
+    return lambda url: Selector("--indexer-peers", url, **second)
+
+
 @pytest.mark.parametrize(
     ("source", "sink"),
     [(None, PYTHON), (PYTHON, None)],
     ids=["theirs from ours", "ours from theirs"],
 )
 def test_the_overlap_is_the_same_on_both_sides(source, sink):
-    with FakeEngine(replay=False) as one, FakeEngine(replay=False) as two:
-        engines = {1: one, 2: two}
-        with Selector(python=source) as first:
-            for worker_id, engine in engines.items():
-                first.register(worker_id, engine)
-                engine.await_subscriber()
-            publish(engines)
-            eventually(lambda: first.all_rows() == EXPECTED)
-            with Selector("--indexer-peers", first.url, python=sink) as second:
-                for worker_id, engine in engines.items():
-                    second.register(worker_id, engine)
-                eventually(lambda: second.all_rows() == EXPECTED)
+    with recovered(Selector(python=source), beginning_with(python=sink)) as second:
+        eventually(lambda: second.all_rows() == EXPECTED)
+
+
+def test_ours_with_keys_begins_with_the_dump_of_theirs(tmp_path):
+    with recovered(Selector(python=PYTHON), beginning_with(access=Keyed(tmp_path))) as second:
+        eventually(lambda: second.all_rows() == EXPECTED)
+
+
+def test_theirs_has_no_key_for_the_dump_of_ours_and_begins_empty(tmp_path):
+    with recovered(Selector(access=Keyed(tmp_path)), beginning_with(python=PYTHON)) as second:
+        # It answers only after its recovery, and nothing is published after that.
+        assert second.all_rows() == [[[1, 0, 0, 0, 0], [2, 0, 0, 0, 0]]] * len(CHAINS)
 
 
 def test_the_dump_of_their_standalone_indexer_gives_the_same_overlap():

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from tests.patience import eventually
+from tests.process.access import OPEN, Keyed
 from tests.process.replica_processes import Replica, mesh, until_equal
 
 PYTHON = os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON")
@@ -18,10 +19,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pair():
+@pytest.fixture(scope="module", params=["open", "callers of ours have keys"])
+def pair(request, tmp_path_factory):
     """Ours and theirs, once a reservation has come through in both directions."""
-    with Replica() as ours, Replica(python=PYTHON) as theirs:
+    access = OPEN if request.param == "open" else Keyed(tmp_path_factory.mktemp("keys"))
+    with Replica(access=access) as ours, Replica(python=PYTHON) as theirs:
         mesh(ours, theirs)
         for sender, receiver in ((ours, theirs), (theirs, ours)):
             eventually(lambda s=sender, r=receiver: comes_through(s, r))
