@@ -49,7 +49,7 @@ class Machine(ModelWorker):
 
     @property
     def complete(self):
-        return super().complete and (bool(self.batch_tokens) or not self.queueing)
+        return super().complete and (self.batch_tokens is not None or not self.queueing)
 
 
 class Refused(Exception):

@@ -153,7 +153,7 @@ def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) ->
     elif ranks[-1] >= 2**32:
         reasons.append("data_parallel_start_rank + data_parallel_size must be at most 4294967296")
         return reasons
-    if queueing and not given.max_num_batched_tokens:
+    if queueing and given.max_num_batched_tokens is None:
         reasons.append("max_num_batched_tokens is required while queueing is enabled")
     if use_kv_events:
         reasons += _missing_endpoints(worker)

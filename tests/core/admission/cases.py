@@ -14,7 +14,7 @@ ANY = st.integers(0, 2**16)
 SHAPES = st.fixed_dictionaries(
     {
         "dp_size": st.sampled_from([1, 1, 2, 3]),
-        "batch_tokens": st.sampled_from([4, 8, 8, 16, 16, 16, None]),
+        "batch_tokens": st.sampled_from([0, 4, 8, 8, 16, 16, 16, None]),
         "kv_blocks": st.sampled_from([10, 4, 3, None]),
         "taints": st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]),
     }

@@ -25,6 +25,25 @@ def full_scene(queue=None, **options):
     return scene
 
 
+# --- room
+
+
+def test_a_worker_whose_batch_budget_is_zero_has_room_when_it_is_idle():
+    scene = Scene(one_class(frac=2.0), max_num_batched_tokens=0)
+    scene.ask("a")
+    scene.ask("b")
+    assert scene.served == ["a"]
+    scene.free_and_serve("a")
+    assert scene.served == ["a", "b"]
+
+
+def test_a_worker_that_names_no_batch_budget_is_incomplete_while_requests_may_wait():
+    record = Scene(one_class(frac=2.0)).register(2, max_num_batched_tokens=None)
+    assert record.not_schedulable_reasons == [
+        "max_num_batched_tokens is required while queueing is enabled"
+    ]
+
+
 # --- order
 
 

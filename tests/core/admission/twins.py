@@ -176,7 +176,7 @@ class Twins(RuleBasedStateMachine):
     @rule(
         worker_id=WORKERS,
         dp_size=st.sampled_from([None, 1, 2, 3]),
-        batch_tokens=st.sampled_from([None, 4, 16]),
+        batch_tokens=st.sampled_from([None, 0, 4, 16]),
         kv_blocks=st.sampled_from([None, 3, 10]),
         taints=st.none() | st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]),
         url=st.none() | URLS,
@@ -200,7 +200,7 @@ class Twins(RuleBasedStateMachine):
             old.block_size,
             old.endpoint,
             dp_size or old.dp_size,
-            batch_tokens=batch_tokens or old.batch_tokens,
+            batch_tokens=old.batch_tokens if batch_tokens is None else batch_tokens,
             kv_blocks=kv_blocks or old.kv_blocks,
             taints=old.taints if taints is None else taints,
             url=url or old.url,
