@@ -209,6 +209,7 @@ def row(
         "of_least": gpu_hours / least,
         "most_gpus": totals.gpus_most,
         "reversals_an_hour": sum(status["reversals"].values()) / hours,
+        "stalled_s": totals.stalled_s,
     }
 
 

@@ -23,6 +23,7 @@ DECISION_WAIT_MS = 2_000
 REST_S = 0.05
 """Between two looks at what engines have generated, in real time."""
 RETRY_S = 0.25
+STALL_S = 0.25
 DRAIN_S = 300.0
 END_S = 900.0
 """Of the simulation, for what is still under way after the last arrival."""
@@ -74,6 +75,8 @@ class Totals(Struct):
     kept: int = 0
     gpu_s: float = 0.0
     gpus_most: int = 0
+    stalled_s: float = 0.0
+    """Real seconds in which this process did not get on: what was missed then is the machine's."""
 
 
 class Platform:
@@ -117,7 +120,8 @@ class Platform:
         """Let all come at their times; ends when the last one has ended."""
         self._began = time.monotonic()
         self._note()
-        helpers = [asyncio.create_task(each) for each in (self._run_engines(), self._obey())]
+        own = (self._run_engines(), self._obey(), self._watch())
+        helpers = [asyncio.create_task(each) for each in own]
         served = []
         for number, request in enumerate(requests):
             await asyncio.sleep(max(0.0, (request.arrived_s - self.now()) / self.speedup))
@@ -193,6 +197,14 @@ class Platform:
             wait_s = min(REST_S, max(0.0, (due - self.now()) / self.speedup))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), wait_s)
+
+    async def _watch(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(REST_S)
+            late_s = time.monotonic() - before - REST_S
+            if late_s >= STALL_S:
+                self.totals.stalled_s += late_s
 
     def _at(self, engine: Engine) -> float:
         """Now, after everything that should have happened on the engine before."""
