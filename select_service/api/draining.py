@@ -9,9 +9,9 @@ from select_service.access.roles import OPERATOR, within_tenants
 from select_service.api import parameters
 from select_service.api.health import RANK
 from select_service.api.service import Service, now, trace_of
-from select_service.bodies.health import DrainRequest, WorkerDraining
+from select_service.bodies.health import DrainCaller, DrainRequest, UndrainRequest, WorkerDraining
 from select_service.core.workers.catalog import Worker
-from select_service.errors import BadRequest, Conflict, NotFound, UnknownField
+from select_service.errors import Conflict, NotFound
 from select_service.http.codec import json_response
 from select_service.http.endpoint import WITH_BODY, Answer, Body, Noun, Route
 from select_service.turns import result_in_turns
@@ -22,6 +22,20 @@ _OUT = {**RANK, "state": "draining", "weight": 0.0, "cause": "operator", "next_c
 _VIEW = {"state": "draining", "asked_by": ["operator"], "reservations": 3}
 _DRAINING = {"state": "draining", "drain": _VIEW, "ranks": {"0": _OUT}}
 _SERVES = {"state": "healthy", "ranks": {"0": RANK}}
+_DRAIN_BODIES = {
+    "move": {},
+    "stay": {"migrate": False},
+    "planner": {"migrate": False, "by": "planner"},
+}
+_UNDRAIN_BODIES = {"operator": {}, "planner": {"by": "planner"}}
+_DRAINS: dict[DrainCaller, str] = {
+    "operator": "an operator lets a worker drain",
+    "planner": "the planner lets a worker drain",
+}
+_SERVES_AGAIN: dict[DrainCaller, str] = {
+    "operator": "an operator lets a worker serve again",
+    "planner": "the planner lets a worker serve again",
+}
 
 DRAINING = Noun("draining", "Taking workers out of service. Needs no checks of health.")
 
@@ -36,17 +50,18 @@ DRAINING = Noun("draining", "Taking workers out of service. Needs no checks of h
         may_call=within_tenants(OPERATOR),
         detail="Its reservations come to their end; `drain` in its record counts them. With "
         "`--health-checks on` they are moved, unless `migrate` is false; it is not checked until "
-        "`undrain`, and what is left after `--drain-timeout-secs` is released. May be repeated.",
+        "`undrain`, and what is left after `--drain-timeout-secs` is released. Drains of operators "
+        "and of the planner (`by`) are kept apart. May be repeated.",
         in_path=parameters.WORKER_ID,
-        body=Body(DrainRequest, {"move": {}, "stay": {"migrate": False}}, optional=True),
+        body=Body(DrainRequest, _DRAIN_BODIES, optional=True),
         refusals=(*WITH_BODY, NotFound, Conflict),
         is_strict=True,
     )
 )
 async def drain(service: Service, request: Request, worker_id: int, body: DrainRequest) -> Response:
-    worker = service.selector.draining.drain(worker_id, "operator", body.migrate, now())
+    worker = service.selector.draining.drain(worker_id, body.by, body.migrate, now())
     fields = trace_of(request) | {"worker_id": worker_id, "migrate": body.migrate}
-    log.info("an operator lets a worker drain", extra={"fields": fields})
+    log.info(_DRAINS[body.by], extra={"fields": fields})
     return await _shown(service, worker)
 
 
@@ -55,20 +70,24 @@ async def drain(service: Service, request: Request, worker_id: int, body: DrainR
         "POST",
         "/workers/{worker_id}/undrain",
         "undrain_worker",
-        "Let a worker serve again that an operator has drained",
+        "End a drain of a worker",
         {202: Answer("How it stands now.", WorkerDraining, _SERVES)},
         may_call=within_tenants(OPERATOR),
-        detail="With `--health-checks on` it begins slowly. One that its source has dropped goes "
-        "on draining. Of a worker that no operator drained nothing changes.",
+        detail="It serves again unless somebody else wants it to drain: `operator`, `planner`, or "
+        "a source that has dropped it; with `--health-checks on` it begins slowly. Where `by` has "
+        "not asked for a drain nothing changes.",
         in_path=parameters.WORKER_ID,
-        refusals=(BadRequest, UnknownField, NotFound, Conflict),
+        body=Body(UndrainRequest, _UNDRAIN_BODIES, optional=True),
+        refusals=(*WITH_BODY, NotFound, Conflict),
         is_strict=True,
     )
 )
-async def undrain(service: Service, request: Request, worker_id: int) -> Response:
-    worker = service.selector.draining.undrain(worker_id, "operator", now())
+async def undrain(
+    service: Service, request: Request, worker_id: int, body: UndrainRequest
+) -> Response:
+    worker = service.selector.draining.undrain(worker_id, body.by, now())
     fields = trace_of(request) | {"worker_id": worker_id}
-    log.info("an operator lets a worker serve again", extra={"fields": fields})
+    log.info(_SERVES_AGAIN[body.by], extra={"fields": fields})
     return await _shown(service, worker)
 
 

@@ -11,7 +11,9 @@ REPORTS_MAX = 1000
 
 HealthState = Literal["healthy", "suspicious", "unhealthy", "draining", "dead"]
 BreakerWord = Literal["closed", "open", "half_open"]
-DrainAsker = Literal["operator", "source"]
+DrainCaller = Literal["operator", "planner"]
+"""Who may ask for a drain over HTTP."""
+DrainAsker = Literal["operator", "planner", "source"]
 OutcomeWord = Literal["ok", "failure", "neutral", "fatal"]
 ReferenceSource = Literal["file", "agreement", "self"]
 
@@ -44,7 +46,17 @@ class DrainRequest(RequestBody, kw_only=True):
     """POST /workers/{worker_id}/drain."""
 
     migrate: bool = True
-    """Move its reservations to other ranks? Otherwise they end where they are."""
+    """Move its reservations to other ranks? Otherwise they end where they are. Of several who ask
+    the last one says it."""
+    by: DrainCaller = "operator"
+    """Who asks. What each of them has asked for only an undrain of its own ends."""
+
+
+class UndrainRequest(RequestBody, kw_only=True):
+    """POST /workers/{worker_id}/undrain."""
+
+    by: DrainCaller = "operator"
+    """Whose drain ends; it goes on while somebody else wants it."""
 
 
 class DrainView(Struct, kw_only=True):
@@ -53,7 +65,8 @@ class DrainView(Struct, kw_only=True):
     state: Literal["draining", "drained"]
     """`drained`: nothing is left on it."""
     asked_by: list[DrainAsker]
-    """Who wants it: `operator`; `source`: the source that it belonged to has dropped it."""
+    """Everybody who wants it: `operator`; `planner`: it scales down; `source`: the source that it
+    belonged to has dropped it."""
     reservations: int
     """What is still booked on it."""
 

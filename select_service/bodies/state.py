@@ -1,12 +1,23 @@
 """What operators and sources have made of a service: kept over a restart, and given to a peer."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from select_service.bodies.admission import BusyThresholdView
-from select_service.bodies.health import DrainRequest
+from select_service.bodies.health import DrainCaller
 from select_service.bodies.workers import WorkerRegistration
+
+
+class KeptDrain(Struct, kw_only=True):
+    """What was asked for over HTTP: sources say again what they drop."""
+
+    migrate: bool = True
+    """May its reservations go elsewhere?"""
+    asked_by: Annotated[list[DrainCaller], Meta(min_length=1)] = field(
+        default_factory=lambda: ["operator"]
+    )
+    """Everybody who wants it; `operator` alone where a file does not say it."""
 
 
 class KeptWorker(Struct, kw_only=True):
@@ -18,8 +29,8 @@ class KeptWorker(Struct, kw_only=True):
     """The source to which it belongs; null: it was registered over HTTP."""
     said: WorkerRegistration | None
     """What its source said of it, where that differs: the rest was patched by hand."""
-    drain: DrainRequest | None = None
-    """How an operator lets it drain; null: it does not."""
+    drain: KeptDrain | None = None
+    """How it drains for operators or the planner; null: for neither."""
 
 
 class DeletedWorker(Struct, kw_only=True):

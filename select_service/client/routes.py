@@ -234,9 +234,16 @@ def _want_migrations(after: Number = None, timeout_ms: Number = None) -> Wanted:
     return Wanted("/migrations" + _query(after=after, timeout_ms=timeout_ms))
 
 
-def _want_drain(worker_id: int, *, migrate: bool = True) -> Wanted:
-    body = health.DrainRequest(migrate=migrate)
+def _want_drain(
+    worker_id: int, *, migrate: bool = True, by: health.DrainCaller = "operator"
+) -> Wanted:
+    body = health.DrainRequest(migrate=migrate, by=by)
     return Wanted(_filled("/workers/{worker_id}/drain", worker_id), sparse(body))
+
+
+def _want_undrain(worker_id: int, *, by: health.DrainCaller = "operator") -> Wanted:
+    body = health.UndrainRequest(by=by)
+    return Wanted(_filled("/workers/{worker_id}/undrain", worker_id), sparse(body))
 
 
 # --- the table
@@ -281,7 +288,7 @@ OUTCOME = _about_worker(
     "POST /workers/{worker_id}/outcome", health.OutcomeRequest, type(None), _NEVER
 )
 DRAIN = Route("POST /workers/{worker_id}/drain", health.WorkerDraining, _want_drain)
-UNDRAIN = _numbered("POST /workers/{worker_id}/undrain", health.WorkerDraining)
+UNDRAIN = Route("POST /workers/{worker_id}/undrain", health.WorkerDraining, _want_undrain)
 CHECK = _numbered("POST /workers/{worker_id}/check", health.WorkerHealth)
 LEARN = _bodied("POST /canary/learn", health.LearnRequest, Status)
 

@@ -1,15 +1,17 @@
 """Workers that get no new requests, and finish what they have.
 
-Operators ask for that, and sources of workers of those that they drop; it lasts until nobody asks
-for it any more, or the worker is registered anew.  Without checks of health only the weight of its
-ranks says so, and what is booked runs out where it is; with them the monitor drains, which moves
-what is booked.  Nothing here is looked at while a request is served.
+Operators ask for that, the planner of those that it takes away, and sources of workers of those
+that they drop; it lasts until nobody asks for it any more, or the worker is registered anew.
+Without checks of health only the weight of its ranks says so, and what is booked runs out where it
+is; with them the monitor drains, which moves what is booked.  Nothing here is looked at while a
+request is served.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from select_service.bodies.health import DrainAsker, DrainRequest, DrainView
+from select_service.bodies.health import DrainAsker, DrainCaller, DrainView
+from select_service.bodies.state import KeptDrain
 from select_service.core.fleet.fleet import Fleet
 from select_service.core.identity import Rank
 from select_service.core.load import load_layout
@@ -20,12 +22,14 @@ from select_service.errors import Conflict
 if TYPE_CHECKING:
     from select_service.core.fitness.fitness import Fitness
 
-_WORD: dict[DrainAsker, str] = {"operator": "draining", "source": "leaving"}
-"""Why a rank is out, for those who are refused."""
+_KEPT: tuple[DrainCaller, ...] = ("operator", "planner")
+"""Whose drains outlive a restart, and another registration by a source."""
 
 
 class Drain(NamedTuple):
-    """askers: who wants it, one or both;  moves: may what is booked go elsewhere?"""
+    """askers: who wants it, one or more;  moves: may what is booked go elsewhere?
+
+    The last one who asked has said so."""
 
     askers: frozenset[DrainAsker]
     moves: bool
@@ -83,9 +87,10 @@ class Draining:
             self._weigh(worker, 1.0, "")
         return worker
 
-    def again(self, worker_id: int, asker: DrainAsker, moves: bool) -> None:
+    def again(self, worker_id: int, kept: KeptDrain) -> None:
         """As `drain`, of a worker that has just been put; of one that gets no requests, later."""
-        self._note(worker_id, asker, moves)
+        for asker in kept.asked_by:
+            self._note(worker_id, asker, kept.migrate)
         self._enforce(worker_id)
 
     def changed(self, worker_id: int, is_registration: bool) -> None:
@@ -116,10 +121,8 @@ class Draining:
         self.changes += 1
 
     def _close(self, worker: Worker) -> None:
-        asker: DrainAsker = "operator"
-        if asker not in self._drains[worker.worker_id].askers:
-            asker = "source"
-        self._weigh(worker, 0.0, _WORD[asker])
+        is_dropped = self._drains[worker.worker_id].askers == {"source"}
+        self._weigh(worker, 0.0, "leaving" if is_dropped else "draining")
 
     def _weigh(self, worker: Worker, weight: float, state: str) -> None:
         table = self._fleet.partitions[worker.key].table
@@ -137,12 +140,13 @@ class Draining:
 
     # --- reading
 
-    def kept(self, worker_id: int) -> DrainRequest | None:
-        """What an operator has asked for.  Sources say again what they drop."""
+    def kept(self, worker_id: int) -> KeptDrain | None:
+        """What operators and the planner have asked for.  Sources say again what they drop."""
         drain = self._drains.get(worker_id)
-        if drain is None or "operator" not in drain.askers:
+        asked_by = [asker for asker in _KEPT if drain is not None and asker in drain.askers]
+        if drain is None or not asked_by:
             return None
-        return DrainRequest(migrate=drain.moves)
+        return KeptDrain(migrate=drain.moves, asked_by=asked_by)
 
     def view(self, worker_id: int) -> DrainView | None:
         """None: it does not drain."""

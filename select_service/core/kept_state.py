@@ -79,7 +79,7 @@ def _worker(
     yield from (None for _ in fleet.making_room(fleet.catalog.registered(kept.given)))
     selector.register(kept.given)
     if kept.drain is not None:
-        selector.draining.again(kept.given.worker_id, "operator", kept.drain.migrate)
+        selector.draining.again(kept.given.worker_id, kept.drain)
     if following is not None and kept.source is not None:
         following.restored(kept.source, kept.said or kept.given)
     yield None

@@ -1,5 +1,7 @@
 """Drain and undrain over HTTP, with checks of health and without."""
 
+import logging
+
 import pytest
 
 from tests.access.keys import bearer
@@ -74,6 +76,47 @@ def test_it_may_be_asked_for_again_and_ends_with_undrain(api):
         assert "drain" not in answer.body
     settled(api)
     assert api.post("/select", SELECT).body["worker_id"] == 1
+
+
+def test_drains_of_an_operator_and_of_the_planner_are_kept_apart(api, caplog):
+    caplog.set_level(logging.INFO, "select_service.health")
+    planner = {"by": "planner"}
+    assert api.post("/workers/1/drain", {"migrate": False, **planner}).status == 202
+    assert record(api, 1)["drain"]["asked_by"] == ["planner"]
+    assert api.post("/workers/1/undrain").body["drain"]["asked_by"] == ["planner"]
+    answer = api.post("/workers/1/drain", {"by": "operator"})
+    assert answer.body["drain"]["asked_by"] == ["operator", "planner"]
+    settled(api)
+    assert record(api, 1)["drain"]["asked_by"] == ["operator", "planner"]
+    answer = api.post("/workers/1/undrain", planner)
+    assert (answer.status, answer.body["drain"]["asked_by"]) == (202, ["operator"])
+    settled(api)
+    assert {api.post("/select", SELECT).body["worker_id"] for _ in range(10)} == {2}
+    assert "drain" not in api.post("/workers/1/undrain", {"by": "operator"}).body
+    settled(api)
+    assert "drain" not in record(api, 1)
+    assert [m for m in caplog.messages if m.startswith("the planner")] == [
+        "the planner lets a worker drain",
+        "the planner lets a worker serve again",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["drain", "undrain"])
+@pytest.mark.parametrize(
+    ("query", "body", "code"),
+    [
+        ("", {"by": "source"}, "invalid_body"),
+        ("", {"by": ["planner"]}, "invalid_body"),
+        ("", {"By": "planner"}, "unknown_field"),
+        ("?by=planner", None, "unknown_field"),
+    ],
+)
+def test_who_asks_must_make_sense(api, verb, query, body, code):
+    assert api.post("/workers/1/drain", {"by": "planner"}).status == 202
+    refusal = api.post(f"/workers/1/{verb}{query}", body)
+    assert (refusal.status, refusal.body["code"]) == (422, code)
+    assert "by" in refusal.body["error"].lower()
+    assert record(api, 1)["drain"]["asked_by"] == ["planner"]
 
 
 def test_one_that_is_registered_again_serves(api):

@@ -77,6 +77,15 @@ def test_fields_as_they_are_when_left_out_are_not_sent():
     assert sparse(WorkerPatch(taints=[])) == {"taints": []}
 
 
+def test_a_drain_says_who_asks():
+    assert routes.DRAIN.want(1).fields == routes.UNDRAIN.want(1).fields == {}
+    assert routes.DRAIN.want(1, migrate=False, by="planner").fields == {
+        "migrate": False,
+        "by": "planner",
+    }
+    assert routes.UNDRAIN.want(1, by="planner").fields == {"by": "planner"}
+
+
 def test_ids_are_encoded_in_paths():
     assert routes.FREE.want("a/b c", "ok").target == "/reservations/a%2Fb%20c?outcome=ok"
     assert routes.RESERVATION.want("a/b").target == "/reservations/a%2Fb"

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from select_service.bodies.health import DrainRequest
+from select_service.bodies.state import KeptDrain
 from select_service.core.identity import Rank
 from select_service.errors import Conflict, NoEligibleRank, NotFound, SelectError
 from tests.builders import a_patch, a_select, a_select_and_reserve, a_selector, a_worker
@@ -68,11 +68,28 @@ def test_a_source_s_drain_and_an_operator_s_end_each_by_themselves():
     assert draining.kept(1) is None
     draining.drain(1, "operator", False, 0.0)
     draining.undrain(1, "source", 0.0)
-    assert draining.kept(1) == DrainRequest(migrate=False)
+    assert draining.kept(1) == KeptDrain(migrate=False)
     assert "1 draining" in refused(selector)
     draining.undrain(1, "operator", 0.0)
     assert chosen(selector) == 1
     assert len(draining) == 0
+
+
+@pytest.mark.parametrize("last", ["operator", "planner"])
+def test_an_operator_s_drain_and_the_planner_s_end_each_by_themselves(last):
+    first = "planner" if last == "operator" else "operator"
+    selector = a_fleet(a_worker(1))
+    draining = selector.draining
+    draining.drain(1, first, True, 0.0)
+    draining.drain(1, last, False, 0.0)
+    draining.undrain(1, first, 0.0)
+    assert draining.view(1).asked_by == [last]
+    assert draining.kept(1) == KeptDrain(migrate=False, asked_by=[last])
+    draining.undrain(1, first, 0.0)
+    assert "1 draining" in refused(selector)
+    draining.undrain(1, last, 0.0)
+    assert chosen(selector) == 1
+    selector.check_invariants()
 
 
 def test_ranks_that_come_by_a_patch_drain_and_a_registration_ends_it():
@@ -120,6 +137,19 @@ def test_with_checks_the_monitor_drains():
     assert scene.state(1).word == "draining"
     assert scene.weight(1) == 0.0
     scene.selector.draining.undrain(1, "operator", scene.now)
+    scene.settle()
+    assert scene.state(1).serves
+
+
+def test_with_checks_the_monitor_drains_until_nobody_asks_for_it():
+    scene = Scene()
+    draining = scene.selector.draining
+    draining.drain(1, "planner", False, scene.now)
+    draining.drain(1, "operator", True, scene.now)
+    draining.undrain(1, "planner", scene.now)
+    scene.settle()
+    assert (scene.state(1).word, scene.weight(1)) == ("draining", 0.0)
+    draining.undrain(1, "operator", scene.now)
     scene.settle()
     assert scene.state(1).serves
 
@@ -179,7 +209,9 @@ class DrainsMatchAModel(RuleBasedStateMachine):
             self.askers[worker_id] = set()
 
     @rule(
-        worker_id=st.integers(1, 3), asker=st.sampled_from(["operator", "source"]), on=st.booleans()
+        worker_id=st.integers(1, 3),
+        asker=st.sampled_from(["operator", "planner", "source"]),
+        on=st.booleans(),
     )
     def drain(self, worker_id, asker, on):
         draining = self.selector.draining

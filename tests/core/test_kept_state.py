@@ -3,9 +3,10 @@
 from itertools import pairwise
 
 import msgspec
+import pytest
 
 from select_service.bodies.admission import BusyThresholdChange
-from select_service.bodies.state import KeptState
+from select_service.bodies.state import KeptDrain, KeptState
 from select_service.core.discovery.following import Following
 from select_service.core.discovery.standing import FleetStanding
 from select_service.core.kept_state import changes_of, kept_state, restoring
@@ -131,11 +132,46 @@ def test_who_an_operator_drains_goes_on_draining():
     again.check_invariants()
 
 
-def test_what_an_operator_drains_goes_on_draining_when_its_source_changes_it():
+def test_whom_several_drain_comes_back_as_theirs():
+    selector = a_selector()
+    for worker_id in (1, 2):
+        selector.register(a_worker(worker_id))
+        selector.draining.drain(worker_id, "planner", False, 0.0)
+    selector.draining.drain(1, "source", False, 0.0)
+    selector.draining.drain(1, "operator", False, 0.0)
+    again, _, told = over_a_restart(kept_state(selector))
+    assert told == []
+    assert again.draining.view(1).asked_by == ["operator", "planner"]
+    assert again.draining.kept(2) == KeptDrain(migrate=False, asked_by=["planner"])
+    for asker, left in (("planner", ["operator"]), ("operator", None)):
+        again.draining.undrain(1, asker, 0.0)
+        view = again.draining.view(1)
+        assert (view and view.asked_by) == left
+    again.check_invariants()
+
+
+def test_a_drain_of_which_nobody_says_who_asked_is_an_operator_s():
+    selector = a_selector()
+    selector.register(a_worker(1))
+    selector.draining.drain(1, "planner", False, 0.0)
+    state = msgspec.to_builtins(kept_state(selector))
+    state["workers"][0]["drain"] = {"migrate": False}
+    again, _, told = over_a_restart(state)
+    assert told == []
+    assert again.draining.kept(1) == KeptDrain(migrate=False, asked_by=["operator"])
+
+
+def test_a_drain_for_nobody_is_no_state():
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"asked_by": []}', type=KeptDrain)
+
+
+def test_what_others_drain_goes_on_draining_when_its_source_changes_it():
     fleet = FollowedFleet()
     fleet.offer(a_worker(1), a_worker(2))
     fleet.selector.draining.drain(1, "operator", True, 0.0)
+    fleet.selector.draining.drain(1, "planner", True, 0.0)
     fleet.offer(a_worker(1, endpoint="http://elsewhere:1"), a_worker(2))
     assert fleet.selector.worker(1).given.endpoint == "http://elsewhere:1"
-    assert fleet.selector.draining.view(1).asked_by == ["operator"]
+    assert fleet.selector.draining.view(1).asked_by == ["operator", "planner"]
     fleet.selector.check_invariants()

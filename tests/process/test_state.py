@@ -64,22 +64,27 @@ def test_a_worker_goes_on_draining_after_a_restart(tmp_path, how, health):
         assert booked.body["worker_id"] == 1
         service.call("POST", "/workers", worker_body(2))
         stays = {"migrate": False}
-        assert service.call("POST", "/workers/1/drain", stays).status == 202
-        drain = {"state": "draining", "asked_by": ["operator"], "reservations": 1}
+        for by in ("operator", "planner"):
+            asks = stays | {"by": by}
+            assert service.call("POST", "/workers/1/drain", asks).status == 202
+        askers = ["operator", "planner"]
+        drain = {"state": "draining", "asked_by": askers, "reservations": 1}
         assert drain_of(service) == drain
         assert service.call("POST", "/reservations/live/output_block").status == 200
         if how == "stopped":
             assert service.stop() == 0
         else:
-            eventually(lambda: path.exists() and b'"drain"' in path.read_bytes())
+            eventually(lambda: path.exists() and b'"planner"' in path.read_bytes())
             service.process.kill()
             service.process.wait()
     with Running(*flags) as service:
-        drained = {"state": "drained", "asked_by": ["operator"], "reservations": 0}
+        drained = {"state": "drained", "asked_by": askers, "reservations": 0}
         assert drain_of(service) == drained  # the reservation went with the process
         assert drain_of(service, 2) is None
         chosen = {service.call("POST", "/select", asked).body["worker_id"] for _ in range(8)}
         assert chosen == {2}
+        assert service.call("POST", "/workers/1/undrain", {"by": "planner"}).status == 202
+        assert drain_of(service) == drained | {"asked_by": ["operator"]}
         assert service.call("POST", "/workers/1/undrain").status == 202
         assert drain_of(service) is None
         service.call("DELETE", "/workers/2")

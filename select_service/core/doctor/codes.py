@@ -22,7 +22,9 @@ CODES: Mapping[str, Code] = {
         "fault", "PATCH the worker with what is missing, or register it again with all of it."
     ),
     "worker_drains": Code(
-        "note", "POST /workers/{worker_id}/undrain when it is to serve; of a source, say it again."
+        "note",
+        "POST /workers/{worker_id}/undrain when it is to serve, with `by` `planner` for a planner "
+        "that is gone; of a source, say it again.",
     ),
     "engine_unreachable": Code(
         "fault",

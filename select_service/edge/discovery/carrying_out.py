@@ -101,12 +101,12 @@ class CarryingOut:
             self._replace(action.change)
 
     def _replace(self, given: WorkerRegistration) -> None:
-        """What an operator drains goes on draining, whatever its source changes of it."""
+        """What operators or the planner drain goes on draining, whatever its source changes."""
         draining = self._selector.draining
         drain = draining.kept(given.worker_id)
         self._selector.register(given)
         if drain is not None:
-            draining.again(given.worker_id, "operator", drain.migrate)
+            draining.again(given.worker_id, drain)
 
     def _drain(self, action: Drain | Undrain) -> None:
         """No new requests, or new ones again; of a worker that gets none anyway, nothing."""
