@@ -29,8 +29,10 @@ LOADS_TIMEOUT_S = 10.0
 """Of all that are asked, one after the other, for who has how much to do."""
 _CONFLICT, _NOT_FOUND = 409, 404
 _DRAINING = "draining"
-_STAY = b'{"migrate": false}'
+_STAY = b'{"migrate": false, "by": "planner"}'
 """Requests end where they are: not every caller follows moves."""
+_SERVE = b'{"by": "planner"}'
+"""What operators drain goes on draining."""
 
 
 class Drained(StrEnum):
@@ -163,7 +165,7 @@ class Selectors:
     async def undrain(self, worker_id: int) -> bool:
         """At all selectors. False: one did not hear it, and keeps the worker out."""
         answers = await asyncio.gather(
-            *(self._post(f"{url}/workers/{worker_id}/undrain") for url in self._urls)
+            *(self._post(f"{url}/workers/{worker_id}/undrain", _SERVE) for url in self._urls)
         )
         for url, answer in zip(self._urls, answers, strict=True):
             if answer != Drained.FAILED:
@@ -203,7 +205,7 @@ class Selectors:
         """Connections are closed."""
         await self._http.close()
 
-    async def _post(self, url: str, body: bytes | None = None) -> Drained:
+    async def _post(self, url: str, body: bytes) -> Drained:
         try:
             await self._http.post(url, body, token_file=self._key_file, timeout_s=TIMEOUT_S)
         except Unreachable as error:

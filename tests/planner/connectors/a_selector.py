@@ -40,6 +40,8 @@ class ASelector:
         refusal = self.refusal(worker_id)
         if refusal is not None:
             return refusal
+        if (await request.json()).get("by") != "planner":
+            return web.json_response({"error": "by", "code": "invalid_body"}, status=422)
         if request.path.endswith("/drain"):
             self.draining.add(worker_id)
         else:

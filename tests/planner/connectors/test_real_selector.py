@@ -7,7 +7,7 @@ import pytest
 
 from select_service.planner.connectors.base import Status
 from select_service.planner.connectors.draining import Drainer
-from select_service.planner.connectors.selectors import Selectors
+from select_service.planner.connectors.selectors import Drained, Selectors
 from select_service.planner.connectors.virtual import VirtualConnector
 from select_service.planner.core.inputs import Role
 from tests.builders import worker_body
@@ -62,3 +62,60 @@ def test_a_worker_drains_until_its_reservations_have_ended(
         reserved_on_all(service)
         decision = drained(service).decision
         assert (decision.num_prefill, decision.num_decode, decision.victims) == (1, 1, (3,))
+
+
+@pytest.mark.parametrize("flags", [(), ("--health-checks=on",)])
+def test_what_an_operator_drains_after_the_planner_stays_out(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    async def run(service: InThread) -> None:
+        selectors = Selectors([f"http://127.0.0.1:{service.port}"], "m", "default")
+        connector = VirtualConnector(None, drainer=Drainer(selectors))
+        await connector.scale({P: 1, D: 2})
+        await connector.complete(0, {P: 1, D: 2})
+        await connector.scale({D: 1})
+        assert asked_by(service, 3) == ["planner"]
+        assert service.call("POST", "/workers/3/drain").status == 202
+        assert asked_by(service, 3) == ["operator", "planner"]
+        await connector.scale({D: 2})
+        assert asked_by(service, 3) == ["operator"]
+        assert not serves(service, 3)
+        assert service.call("POST", "/workers/3/undrain").status == 202
+        assert asked_by(service, 3) is None
+        assert serves(service, 3)
+        await connector.close()
+
+    with InThread(*flags, folder=tmp_path) as service:
+        reserved_on_all(service)
+        asyncio.run(run(service))
+
+
+@pytest.mark.parametrize("flags", [(), ("--health-checks=on",)])
+def test_what_the_planner_drains_after_an_operator_stays_out(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    async def run(service: InThread) -> None:
+        selectors = Selectors([f"http://127.0.0.1:{service.port}"], "m", "default")
+        assert service.call("POST", "/workers/3/drain").status == 202
+        assert await selectors.drain(3) == Drained.ASKED
+        assert service.call("POST", "/workers/3/undrain").status == 202
+        assert asked_by(service, 3) == ["planner"]
+        assert not serves(service, 3)
+        assert await selectors.undrain(3)
+        assert asked_by(service, 3) is None
+        assert serves(service, 3)
+        await selectors.close()
+
+    with InThread(*flags, folder=tmp_path) as service:
+        reserved_on_all(service)
+        asyncio.run(run(service))
+
+
+def asked_by(service: InThread, worker_id: int) -> list[str] | None:
+    drain = service.call("GET", f"/workers/{worker_id}").body.get("drain")
+    return None if drain is None else drain["asked_by"]
+
+
+def serves(service: InThread, worker_id: int) -> bool:
+    prompt = {"model_name": "m", "token_ids": [1] * 8, "allowed_worker_ids": [worker_id]}
+    return service.call("POST", "/select", prompt).status == 200
