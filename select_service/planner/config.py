@@ -9,6 +9,7 @@ from select_service.planner.core.settings import Settings
 
 DEPLOYMENTS_MAX = 256
 SELECTORS_MAX = 64
+ALLOWED_HOSTS_MAX = 64
 PROPOSERS_MAX = 16
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f]+\Z"
@@ -126,6 +127,8 @@ class ApiConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     host: _Name = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8095
+    allowed_hosts: Annotated[tuple[_Name, ...], Meta(max_length=ALLOWED_HOSTS_MAX)] | None = None
+    """Names under which it may be asked for, besides addresses; None: see `names_at`."""
 
 
 class ReportConfig(Struct, frozen=True, forbid_unknown_fields=True):

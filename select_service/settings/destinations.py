@@ -2,9 +2,9 @@
 
 import ipaddress
 
+from select_service.allowed_names import is_loopback
 from select_service.destinations import Destinations, network_of
 from select_service.settings.config import Config, ConfigError
-from select_service.settings.reach import is_loopback
 
 
 def destinations(config: Config) -> Destinations:

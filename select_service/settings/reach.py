@@ -1,20 +1,9 @@
 """Who can reach the service by its settings, and under which names."""
 
-import ipaddress
 from collections.abc import Iterable
 
+from select_service.allowed_names import is_loopback, names_at
 from select_service.settings.config import Config, ConfigError
-
-LOOPBACK_NAME = "localhost"
-ANY = "*"
-
-
-def is_loopback(host: str) -> bool:
-    """Can nobody reach this address but from the same machine?"""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == LOOPBACK_NAME
 
 
 def is_open(config: Config) -> bool:
@@ -49,17 +38,9 @@ def check_reach(config: Config) -> None:
 
 
 def allowed_hosts(config: Config) -> tuple[str, ...] | None:
-    """Names under which the service may be asked for; None: all.
-
-    A page in a browser can let a name of its own lead to an address that the browser can reach, and
-    then talk to what listens there.  It can neither show a key nor do that without a name, so names
-    matter where no key is asked for, and addresses never do.
-    """
-    given = config["allowed_hosts"]
-    here = (LOOPBACK_NAME,) if is_loopback(config["host"]) else ()
-    if given is not None:
-        return None if ANY in given else (*given, *here)
-    return here if here and config["api_keys_file"] is None else None
+    """Names under which the service may be asked for; None: all."""
+    asks_for_key = config["api_keys_file"] is not None
+    return names_at(config["host"], config["allowed_hosts"], asks_for_key=asks_for_key)
 
 
 def usual_hosts(names: Iterable[str], port: int) -> list[bytes]:

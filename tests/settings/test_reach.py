@@ -2,12 +2,12 @@
 
 import pytest
 
+from select_service.allowed_names import is_loopback
 from select_service.settings.config import ConfigError, parse
 from select_service.settings.reach import (
     allowed_hosts,
     are_replicas_open,
     check_reach,
-    is_loopback,
     is_open,
     usual_hosts,
 )

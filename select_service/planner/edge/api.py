@@ -15,11 +15,15 @@ import msgspec
 from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from select_service.allowed_names import AllowedNames
 from select_service.planner.config import DeploymentConfig
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.opening import virtual_of
@@ -76,8 +80,13 @@ class Refused(Exception):
         self.status, self.code = status, code
 
 
-def application(running: Running, statuses: Statuses) -> Starlette:
-    """Needs nothing of its own to be closed."""
+def application(
+    running: Running, statuses: Statuses, names: tuple[str, ...] | None = None
+) -> Starlette:
+    """Needs nothing of its own to be closed.
+
+    names: under which it is answered, besides addresses; None: all
+    """
     api = _Api(running, statuses)
     routes = [
         Route("/v1/status", _answered(api.status), methods=["GET"]),
@@ -88,7 +97,27 @@ def application(running: Running, statuses: Statuses) -> Starlette:
         Route("/healthz", _answered(api.healthz), methods=["GET"]),
         *decision_routes(api.virtual),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    guards = [] if names is None else [Middleware(_Named, names=AllowedNames(names))]
+    handlers = {HTTPException: _http_error}
+    return Starlette(routes=routes, middleware=guards, exception_handlers=handlers)
+
+
+class _Named:
+    """Refuses what is asked for under another name, before anything of it is read."""
+
+    def __init__(self, app: ASGIApp, names: AllowedNames) -> None:
+        self._app, self._names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host", "")
+        if self._names.allow(host):
+            await self._app(scope, receive, send)
+            return
+        fault = (
+            f"the planner is not asked for under the name `{shown(host)}`: use an address, or a "
+            "name of `allowed_hosts` under `api`"
+        )
+        await _refusal(403, "host_not_allowed", fault)(scope, receive, send)
 
 
 class _Api:

@@ -12,6 +12,7 @@ import uvicorn
 from msgspec.structs import replace
 
 from select_service import log as logs
+from select_service.allowed_names import names_at
 from select_service.planner.assembling import cluster_of
 from select_service.planner.config import PlannerConfig
 from select_service.planner.connectors.base import ConnectorError
@@ -112,9 +113,10 @@ async def _served(
     config: PlannerConfig, loop: Loop, statuses: Statuses, listener: socket.socket
 ) -> int:
     """Signals are the server's; whichever part ends first ends the others."""
+    names = names_at(config.api.host, config.api.allowed_hosts, asks_for_key=False)
     server = _Server(
         uvicorn.Config(
-            application(loop, statuses),
+            application(loop, statuses, names),
             log_config=None,
             access_log=False,
             lifespan="off",

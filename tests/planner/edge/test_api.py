@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from select_service.allowed_names import names_at
 from select_service.planner.config import DeploymentConfig
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.dry_run import DryRun
@@ -161,3 +162,32 @@ def test_the_report_shows_one_or_all(api):
 def test_metrics_and_health(api):
     assert "dynamo_planner_gpu_hours" in api.get("/metrics").text
     assert api.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/v1/decision", "/report", "/metrics", "/nowhere"])
+def test_nothing_is_answered_under_a_name_that_leads_here_by_itself(loop, path):
+    """As of a page in a browser on this machine (DNS rebinding)."""
+    api = TestClient(application(loop, statuses_of("a"), ("localhost", "planner.example")))
+    answer = api.get(path, headers={"host": "evil.example:8095"})
+    assert (answer.status_code, answer.json()["code"]) == (403, "host_not_allowed")
+    assert "evil.example" in answer.json()["error"]
+    patch = api.patch("/v1/deployments/a", json={"paused": True}, headers={"host": "evil.example"})
+    assert patch.status_code == 403
+    assert not loop.paused
+    for host in ("localhost:8095", "127.0.0.1:8095", "[::1]:8095", "planner.example"):
+        assert api.get("/healthz", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "names"),
+    [
+        ("127.0.0.1", None, ("localhost",)),
+        ("::1", None, ("localhost",)),
+        ("localhost", ("planner.example",), ("planner.example", "localhost")),
+        ("127.0.0.1", ("*",), None),
+        ("0.0.0.0", None, None),
+        ("0.0.0.0", ("planner",), ("planner",)),
+    ],
+)
+def test_names_matter_on_loopback_or_where_they_are_given(host, given, names):
+    assert names_at(host, given, asks_for_key=False) == names
