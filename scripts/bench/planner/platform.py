@@ -24,6 +24,8 @@ REST_S = 0.05
 """Between two looks at what engines have generated, in real time."""
 RETRY_S = 0.25
 STALL_S = 0.25
+REGISTER_S = 1.5
+"""Between two engines that register again, in real time: longer than windows of traffic are."""
 DRAIN_S = 300.0
 END_S = 900.0
 """Of the simulation, for what is still under way after the last arrival."""
@@ -317,9 +319,11 @@ class Platform:
             await asyncio.sleep(RETRY_S)
 
     async def register_again(self) -> None:
-        """As engines do at a selector that has begun anew."""
+        """As engines do at a selector that has begun anew: one after the other."""
         staying = [worker for worker in self._workers.values() if worker.leaves_at == inf]
-        await asyncio.gather(*(self._register(worker.worker_id) for worker in staying))
+        for worker in staying:
+            await self._register(worker.worker_id)
+            await asyncio.sleep(REGISTER_S)
 
     def _leave(self, victims: Sequence[int]) -> None:
         """One that the planner has drained, else the one with the least to do."""

@@ -20,6 +20,9 @@ from select_service.planner.core.inputs import Role
 log = logging.getLogger("select_service.planner.connectors")
 
 TIMEOUT_S = 300.0
+ABSENT_S = 60.0
+"""After that a worker that a selector does not know has gone. Until then the selector may have
+begun anew, and the worker registers again, as one that serves."""
 
 
 class Victim(Struct, frozen=True, kw_only=True):
@@ -31,6 +34,8 @@ class Victim(Struct, frozen=True, kw_only=True):
     is_done: bool = False
     is_others: bool = False
     """Somebody else has taken it out: it is neither asked nor let serve again."""
+    absent_since: float | None = None
+    """When a selector was first found not to know it; None: all do."""
 
 
 class Drain(Struct, frozen=True, kw_only=True):
@@ -142,7 +147,8 @@ class Drainer:
         victims = list(await asyncio.gather(*(self._asked(victim) for victim in drain.victims)))
         if not all(victim.is_done for victim in victims):
             found = await self._selectors.left(drain.workers)
-            victims = [_seen(victim, found or {}) for victim in victims]
+            if found is not None:
+                victims = [_seen(victim, found, self._clock()) for victim in victims]
         left = [victim.worker_id for victim in victims if not victim.is_done]
         is_late = self.is_late(drain)
         if left and is_late:
@@ -172,12 +178,18 @@ class Drainer:
         return msgspec.structs.replace(victim, is_asked=True, is_done=done)
 
 
-def _seen(victim: Victim, found: Mapping[int, Left]) -> Victim:
+def _seen(victim: Victim, found: Mapping[int, Left], now_s: float) -> Victim:
     """One that serves again, as a selector has begun anew, is asked once more; so is one that
     somebody else had taken out."""
-    left = found.get(victim.worker_id)
-    if left is None or not (victim.is_asked or victim.is_others):
+    if not (victim.is_asked or victim.is_others):
         return victim
+    left = found.get(victim.worker_id)
+    if left is None:
+        since = now_s if victim.absent_since is None else victim.absent_since
+        done = victim.is_done or now_s - since >= ABSENT_S
+        return msgspec.structs.replace(victim, is_done=done, absent_since=since)
     done = not left.serves and left.reservations == 0
     asked, others = (not left.serves and of for of in (victim.is_asked, victim.is_others))
-    return msgspec.structs.replace(victim, is_asked=asked, is_done=done, is_others=others)
+    return msgspec.structs.replace(
+        victim, is_asked=asked, is_done=done, is_others=others, absent_since=None
+    )

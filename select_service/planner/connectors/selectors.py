@@ -62,10 +62,11 @@ class RankLoad(NamedTuple):
 
 class Left(NamedTuple):
     """What a worker that drains has left. serves: it gets new requests, as after a restart of a
-    selector, which forgets who drains"""
+    selector, which forgets who drains;  known_to: so many selectors"""
 
     reservations: int
     serves: bool
+    known_to: int = 1
 
 
 class _Health(Struct):
@@ -177,17 +178,23 @@ class Selectors:
         return Drained.FAILED not in answers
 
     async def left(self, worker_ids: Sequence[int]) -> dict[int, Left] | None:
-        """Of each, at all selectors together; None while one of them is silent."""
+        """Of each, at all selectors together, without those that one of them does not know; None
+        while one of them is silent."""
         answers = await asyncio.gather(*(self._left_at(url) for url in self._urls))
-        found = dict.fromkeys(worker_ids, Left(0, False))
+        found = dict.fromkeys(worker_ids, Left(0, False, 0))
         for answer in answers:
             if answer is None:
                 return None
+            known = set()
             for worker_id, left in answer:
                 if (before := found.get(worker_id)) is not None:
-                    serves = before.serves or left.serves
-                    found[worker_id] = Left(before.reservations + left.reservations, serves)
-        return found
+                    found[worker_id] = Left(
+                        before.reservations + left.reservations,
+                        before.serves or left.serves,
+                        before.known_to + (worker_id not in known),
+                    )
+                    known.add(worker_id)
+        return {w: left for w, left in found.items() if left.known_to == len(self._urls)}
 
     async def _left_at(self, url: str) -> list[tuple[int, Left]] | None:
         """By rank where health is watched, else by worker; None: the selector is silent."""

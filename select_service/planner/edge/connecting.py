@@ -35,6 +35,7 @@ class Connecting:
             self._prometheus(own),
             None if own.fpm is None else FpmPasses(own.fpm),
             self._proposers,
+            self._clock,
         )
         connector = await opened(own, self._around, sources.workers)
         await connector.validate()

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from time import monotonic
 
 from msgspec.structs import replace
 
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 APPLY_S = 30.0
 """That a platform gets to take a decision: one that hangs must not stop the others for ever."""
+REGISTERING_S = 60.0
+"""That workers get to register again with selectors that have begun anew."""
 
 
 class TooLate(Exception):
@@ -42,7 +45,10 @@ class TooLate(Exception):
 
 
 class Sources:
-    """Where a deployment is observed. Those that are not configured are None."""
+    """Where a deployment is observed. Those that are not configured are None.
+
+    clock: seconds that never go back
+    """
 
     def __init__(
         self,
@@ -50,6 +56,7 @@ class Sources:
         prometheus: PrometheusTraffic | None,
         fpm: FpmPasses | None,
         proposers: ExternalProposers,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.selectors = selectors
         self.prometheus = prometheus
@@ -58,15 +65,29 @@ class Sources:
         self.seen: Observed | None = None
         """The last reading of the selectors; None: they did not answer."""
         self._hearing: asyncio.Task[None] | None = None
+        self._clock = clock
+        self._counted: Mapping[Role, int] = {}
+        """Workers when they were last known."""
+        self._registering_until: float | None = None
+        """None: selectors have not answered since; passed: all that were there have come back."""
 
     async def workers(self) -> Mapping[Role, int] | None:
         """Workers that take requests, as selectors see them.
 
-        None while they know no partition or have just begun: workers register again after that.
+        None while they know no partition or have just begun: workers register again after that,
+        one after the other, so fewer than before are not all of them yet.
         """
         if self.seen is None or not self.seen.is_whole:
+            self._registering_until = None
             return None
-        return self.seen.workers
+        now, found = self._clock(), self.seen.workers
+        if self._registering_until is None:
+            self._registering_until = now + REGISTERING_S
+        fewer = any(found.get(role, 0) < count for role, count in self._counted.items())
+        if fewer and now < self._registering_until:
+            return None
+        self._counted, self._registering_until = found, now
+        return found
 
     def begin(self) -> None:
         """Take what engines publish from now on."""

@@ -159,6 +159,32 @@ def test_a_selector_that_has_begun_anew_is_asked_again() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("selectors", [1, 2])
+def test_a_worker_that_a_new_selector_does_not_know_yet_has_not_drained(selectors: int) -> None:
+    async def run() -> None:
+        both = [a_selector() for _ in range(selectors)]
+        async with a_fleet(*both) as (connector, time):
+            await connector.scale({D: 2})
+            anew = both[-1]
+            anew.booked, anew.draining = {}, set()
+            for each in both[:-1]:
+                each.booked[2] = 0
+            time.now = 30.0
+            await connector.wait(0)
+            assert connector.decision.num_decode == 3
+            anew.booked = {1: 0, 2: 3, 3: 0}
+            await connector.wait(0)
+            await connector.wait(0)
+            assert anew.draining == {2}
+            assert connector.decision.num_decode == 3
+            del anew.booked[2]
+            for time.now, count in ((100.0, 3), (159.0, 3), (160.0, 2)):
+                await connector.wait(0)
+                assert connector.decision.num_decode == count
+
+    asyncio.run(run())
+
+
 def test_who_drained_for_a_planner_that_was_killed_serves_again(tmp_path: Path) -> None:
     async def run() -> None:
         selector = a_selector()

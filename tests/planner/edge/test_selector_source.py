@@ -9,7 +9,7 @@ from aiohttp import web
 
 from select_service.planner.connectors.virtual import VirtualConnector
 from select_service.planner.core.inputs import Limits, Role
-from select_service.planner.edge.member import Sources
+from select_service.planner.edge.member import REGISTERING_S, Sources
 from select_service.planner.edge.observation import (
     Histogram,
     Observation,
@@ -235,5 +235,39 @@ def test_a_registry_that_is_not_whole_is_not_zero_workers(answers: Any) -> None:
         assert await connector.read() == {}
         sources.seen = told(BUSY)
         assert await sources.workers() == sources.seen.workers
+
+    asyncio.run(run())
+
+
+def test_workers_that_register_again_are_all_there_when_as_many_have() -> None:
+    """With a selector that has begun anew, one after the other."""
+
+    def ranks(count: int) -> dict[str, Any]:
+        return answer(ranks=[rank(at) for at in range(count)])
+
+    async def run() -> None:
+        nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
+        clock = Clock()
+        sources = Sources(None, None, None, nobody, clock)
+
+        async def counted(seen: Observed | None) -> int | None:
+            sources.seen = seen
+            found = await sources.workers()
+            return None if found is None else sum(found.values())
+
+        assert await counted(told(ranks(3))) == 3
+        assert await counted(told(ranks(2))) == 2  # one has left
+        assert await counted(told(ranks(3))) == 3
+        for gone in (None, told(), told(answer(complete=False))):
+            assert await counted(gone) is None
+            assert await counted(told(ranks(1))) is None
+            assert await counted(told(ranks(2))) is None
+            assert await counted(told(ranks(3))) == 3
+            assert await counted(told(ranks(2))) == 2
+            assert await counted(told(ranks(3))) == 3
+        assert await counted(None) is None
+        assert await counted(told(ranks(1))) is None
+        clock.now += REGISTERING_S
+        assert await counted(told(ranks(1))) == 1
 
     asyncio.run(run())
