@@ -22,9 +22,12 @@ class Profile:
         bins = max(1, min(BINS, int(period_s / interval_s)))
         self._means = [0.0] * bins
         self._counts = [0] * bins
+        self._began: float | None = None
         self._weight = PROFILE_WEIGHT / max(1.0, period_s / bins / interval_s)
 
     def learn(self, at_s: float, value: float) -> None:
+        if self._began is None:
+            self._began = at_s
         bin_ = int(self._place(at_s)) % len(self._means)
         self._counts[bin_] += 1
         weight = max(self._weight, 1.0 / self._counts[bin_])
@@ -32,7 +35,7 @@ class Profile:
 
     def at(self, at_s: float) -> float | None:
         """Straight lines between the middles of bins; None before a whole period, or in a gap."""
-        if at_s < self._period_s:
+        if self._began is None or at_s - self._began < self._period_s:
             return None
         place = self._place(at_s) - 0.5
         low = int(place // 1.0) % len(self._means)
@@ -89,4 +92,4 @@ class Seasonal:
         day = self._day.at(at_s)
         if day is None:
             return None
-        return day + (self._week.at(at_s - DAY_S) or 0.0)
+        return day + (self._week.at(at_s) or 0.0)

@@ -1,6 +1,6 @@
 """What is expected of traffic, by one predictor and by the best of several."""
 
-from math import isfinite, nan
+from math import isfinite, nan, pi, sin
 from random import Random
 
 import numpy as np
@@ -12,6 +12,7 @@ from select_service.planner.core.inputs import Traffic
 from select_service.planner.core.predict.forecast import TrafficForecast
 from select_service.planner.core.predict.joint import Load, loss_of
 from select_service.planner.core.predict.makers import makers
+from select_service.planner.core.predict.seasonal import Seasonal
 from select_service.planner.core.predict.shortfall import Shortfall
 from select_service.planner.core.predict.trace import Asked, windows
 from select_service.planner.core.settings import Settings
@@ -196,3 +197,20 @@ def test_a_trace_becomes_windows_with_the_idle_ones() -> None:
     asked = [Asked(0, 10, 2), Asked(50, 30, 4), Asked(2500, 8, 1), Asked(3100, 8, 1)]
     found = [(each.requests, each.isl, each.osl) for each in windows(asked, 1.0)]
     assert found == [(2.0, 20.0, 3.0), (0.0, None, None), (1.0, 8.0, 1.0)]
+
+
+def test_a_week_repeats_itself_on_the_same_days() -> None:
+    """Two days of seven have a third of the traffic."""
+    half_hour, day = 1800.0, 86_400.0
+    model, last = Seasonal(half_hour), 0.0
+    missed, by_last = [], []
+    for at in range(28 * 48):
+        time_s = (at + 0.5) * half_hour
+        usual = 100.0 + 50.0 * sin(2 * pi * time_s / day)
+        value = usual * (0.3 if int(time_s // day) % 7 >= 5 else 1.0)
+        if at >= 21 * 48:
+            missed.append(abs((model.ahead(1.0) or 0.0) - value))
+            by_last.append(abs(last - value))
+        model.push(value)
+        last = value
+    assert sum(missed) < 0.6 * sum(by_last)
