@@ -68,9 +68,15 @@ class Cluster:
         self._gpus = cluster_gpus
         self._taken: dict[str, int] = {}
         """GPUs that each has or was promised when it was last read."""
+        self.paused: set[str] = set()
+        """Names of those of which nothing is carried out, whatever they decide."""
 
     def tick(self, told: Mapping[str, TickInput]) -> dict[str, Effects]:
-        """Of deployments that are due. Those that are not keep what they have."""
+        """Of deployments that are due. Those that are not keep what they have.
+
+        One that is advised only, or paused, is told what it would get, and takes nothing from
+        others.
+        """
         plans = {name: self.deployments[name].plan(tick) for name, tick in told.items()}
         counts = self._shared(plans)
         self._remember(plans, counts)
@@ -87,7 +93,11 @@ class Cluster:
                 continue
             allowance = Allowance(self.deployments[name].settings)
             wished = allowance.total(counts.get(name, plan.settled.counts))
-            self._taken[name] = max(wished, allowance.total(plan.standing.have))
+            have = allowance.total(plan.standing.have)
+            self._taken[name] = max(wished, have) if self._acts(name) else have
+
+    def _acts(self, name: str) -> bool:
+        return not (self.deployments[name].settings.advisory or name in self.paused)
 
     def _shared(self, plans: Mapping[str, Plan]) -> dict[str, dict[Role, int]]:
         """What is left of the wishes; nothing where no deployment has to give way."""
@@ -98,20 +108,22 @@ class Cluster:
         }
         if self._gpus is None or not known:
             return {}
-        claims = [self._claim(name, plan) for name, plan in known.items()]
+        claims = {name: self._claim(name, plan) for name, plan in known.items()}
         others = [self._taken.get(name) for name in self.deployments if name not in known]
         if None in others:  # nobody grows into what another one may hold
-            return {
-                name: self._cut(name, plan, min(claim.now, claim.wanted))
-                for (name, plan), claim in zip(known.items(), claims, strict=True)
-            }
+            got = {name: min(claim.now, claim.wanted) for name, claim in claims.items()}
+            return {name: self._cut(name, plan, got[name]) for name, plan in known.items()}
         free = self._gpus - sum(gpus for gpus in others if gpus is not None)
-        if sum(max(claim.now, claim.wanted) for claim in claims) <= free:
-            return {}
-        return {
-            name: self._cut(name, plan, gpus)
-            for (name, plan), gpus in zip(known.items(), shares(claims, free), strict=True)
+        calm = {
+            name: claim if self._acts(name) else claim._replace(wanted=claim.now, least=claim.now)
+            for name, claim in claims.items()
         }
+        got = {}
+        for name in known:
+            of = calm if self._acts(name) else claims
+            if sum(max(claim.now, claim.wanted) for claim in of.values()) > free:
+                got[name] = dict(zip(of, shares(list(of.values()), free), strict=True))[name]
+        return {name: self._cut(name, known[name], gpus) for name, gpus in got.items()}
 
     def _claim(self, name: str, plan: Plan) -> Claim:
         assert plan.settled is not None
@@ -125,10 +137,17 @@ class Cluster:
         return Claim(self._priorities[name], lost, allowance.total(allowance.minimums), now, gpus)
 
     def _cut(self, name: str, plan: Plan, gpus: int) -> dict[Role, int]:
-        """The wish under a share; the ceiling of the deployment holds as well."""
+        """The wish under a share, which turns no movement round: as near to it as what is there
+        allows. Less than that is in proportion, and minima that do not fit are no reason to end
+        what runs."""
         assert plan.settled is not None
-        wanted = plan.settled.counts
+        assert plan.standing is not None
+        wanted, have = plan.settled.counts, plan.standing.have
         allowance = Allowance(self.deployments[name].settings, gpus)
         if allowance.total(wanted) <= gpus:
             return wanted
+        if not allowance.budget.feasible:
+            return {role: min(have[role], n) for role, n in wanted.items()}
+        if allowance.total(have) <= gpus:
+            return allowance.under_ceiling(have, wanted)
         return allowance.clamped(wanted)

@@ -56,7 +56,6 @@ class Loop:
         self.members = members
         self._listeners = listeners
         self._clock = clock
-        self._paused: set[str] = set()
         self._deciding = asyncio.Lock()
         self._is_held = False
         """Could some deployment not be decided in the last tick?"""
@@ -97,7 +96,7 @@ class Loop:
         return {name: member.config for name, member in self.members.items()}
 
     def is_paused(self, name: str) -> bool:
-        return name in self._paused
+        return name in self._cluster.paused
 
     async def change(
         self, name: str, fields: Mapping[str, object], *, paused: bool | None = None
@@ -118,9 +117,9 @@ class Loop:
             except ValueError as error:
                 raise ConfigError(str(error)) from None
         if paused is not None:
-            (self._paused.add if paused else self._paused.discard)(name)
+            (self._cluster.paused.add if paused else self._cluster.paused.discard)(name)
         member.config = changed
-        await member.switch(changed.advisory or name in self._paused)
+        await member.switch(changed.advisory or name in self._cluster.paused)
         self._tell_settings(name, changed, self._clock())
         return changed
 

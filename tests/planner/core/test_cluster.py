@@ -1,12 +1,15 @@
 """Several deployments on one cluster: shares, and the sum that is never exceeded."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from select_service.planner.core.cluster import Claim, Cluster, shares
 from select_service.planner.core.inputs import Role, TickInput
+from select_service.planner.core.merge import Bound, Proposal, Target
 from select_service.planner.core.reasons import Reason
-from tests.planner.core.deployments import a_deployment, both, told, traffic
+from tests.planner.core.deployments import a_deployment, both, replicas, told, traffic
 
 
 def test_the_first_in_order_gets_what_it_wants() -> None:
@@ -99,3 +102,56 @@ def test_those_that_are_not_due_keep_what_they_have() -> None:
     effects = cluster.tick({"chat": told(60.0, both(2, 1), of=traffic(4800.0))})["chat"]
     wished = {Role.PREFILL: 2, Role.DECODE: 1} | (effects.scale_to or {})
     assert sum(wished.values()) <= 12 - 6
+
+
+def test_who_is_below_its_minimum_is_not_ended_while_another_is_unread() -> None:
+    deployments = {
+        "batch": a_deployment(mode="agg"),
+        "chat": a_deployment(mode="agg", min_endpoint=3),
+    }
+    cluster = Cluster(deployments, {"batch": 1, "chat": 1}, 12)
+    effects = cluster.tick({"chat": told(5.0, {Role.DECODE: replicas(2)})})["chat"]
+    assert effects.wished is None
+    ticks = {
+        "batch": told(10.0, {Role.DECODE: replicas(1)}),
+        "chat": told(10.0, {Role.DECODE: replicas(2)}),
+    }
+    assert cluster.tick(ticks)["chat"].scale_to == {Role.DECODE: 3}
+
+
+def test_a_share_turns_no_movement_round() -> None:
+    """Decode wants more: what is left for it does not come from prefill, which is busy."""
+    deployments = {name: a_deployment(max_gpu_budget=-1) for name in ("batch", "chat")}
+    cluster = Cluster(deployments, {"batch": 1, "chat": 2}, 16)
+    busy = Proposal(
+        source="ours",
+        priority=0,
+        targets=(
+            Target("prefill", Bound.AT_LEAST, 6),
+            Target("decode", Bound.AT_LEAST, 9),
+        ),
+    )
+    chat = replace(told(60.0, both(6, 1), of=traffic(60.0)), proposals=(busy,))
+    ticks = {"chat": chat, "batch": told(60.0, both(3, 3), of=traffic(60.0))}
+    scaled = cluster.tick(ticks)["chat"].scale_to
+    assert scaled == {Role.DECODE: 4}
+
+
+@pytest.mark.parametrize("how", ["advisory", "paused"])
+def test_who_is_only_advised_takes_nothing_from_others(how: str) -> None:
+    advised = a_deployment(max_gpu_budget=-1, advisory=how == "advisory")
+    deployments = {"first": advised, "second": a_deployment(max_gpu_budget=-1)}
+    cluster = Cluster(deployments, {"first": 1, "second": 100}, 12)
+    if how == "paused":
+        cluster.paused.add("first")
+    for at in range(1, 4):
+        ticks = {
+            "first": told(60.0 * at, both(2, 2), of=traffic(2400.0)),
+            "second": told(60.0 * at, both(5, 2), of=traffic(1500.0)),
+        }
+        effects = cluster.tick(ticks)
+        second = {Role.PREFILL: 5, Role.DECODE: 2} | (effects["second"].scale_to or {})
+        assert second[Role.PREFILL] >= 5
+        assert sum(second.values()) <= 12 - 4
+        wished = effects["first"].wished
+        assert wished is None or sum(({Role.PREFILL: 2, Role.DECODE: 2} | wished).values()) <= 12
