@@ -1,0 +1,54 @@
+"""How long replicas start, and those that never come."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.core.inputs import Replicas
+from select_service.planner.core.settings import Settings
+from select_service.planner.core.startups import STARTUP_WEIGHT, Startups
+from tests.planner.core.deployments import replicas
+
+
+def learnt(readings: list[tuple[float, Replicas]], first_s: float = 120.0) -> float:
+    startups = Startups(Settings(startup_s=first_s))
+    for now_s, each in readings:
+        startups.observe(now_s, each)
+        startups.check_invariants()
+    return startups.startup_s
+
+
+def test_each_replica_takes_its_own_time_also_while_others_are_begun() -> None:
+    """On a ramp something starts all the time: that is no start-up of an hour."""
+    readings = [(0.0, replicas(2))]
+    for at in range(1, 40):
+        begun, done = min(at, 36), max(0, at - 2)
+        readings.append((100.0 * at, replicas(2 + done, max(0, begun - done))))
+    assert learnt(readings, first_s=200.0) == pytest.approx(200.0)
+
+
+def test_those_that_are_ready_first_are_the_oldest() -> None:
+    readings = [
+        (0.0, replicas(1)),
+        (10.0, replicas(1, 1)),
+        (50.0, replicas(1, 3)),
+        (90.0, replicas(2, 2)),
+    ]
+    first = 120.0 + STARTUP_WEIGHT * (80.0 - 120.0)
+    assert learnt(readings) == pytest.approx(first)
+    both = [*readings, (110.0, replicas(4))]
+    assert learnt(both) == pytest.approx(first + STARTUP_WEIGHT * (60.0 - first))
+
+
+def test_what_was_taken_back_or_had_begun_before_says_nothing() -> None:
+    assert learnt([(0.0, replicas(1)), (10.0, replicas(1, 2)), (20.0, replicas(1))]) == 120.0
+    assert learnt([(0.0, replicas(1, 1)), (1.0, replicas(2))]) == 120.0
+    oldest = [(0.0, replicas(1)), (10.0, replicas(1, 1)), (90.0, replicas(1, 2))]
+    back = [*oldest, (95.0, replicas(1, 1)), (110.0, replicas(2))]
+    assert learnt(back) == pytest.approx(120.0 + STARTUP_WEIGHT * (100.0 - 120.0))
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=30))
+def test_no_start_up_is_longer_than_what_was_seen(steps: list[tuple[int, int]]) -> None:
+    readings = [(10.0 * at, replicas(*counts)) for at, counts in enumerate(steps)]
+    assert 0.0 < learnt(readings, first_s=1.0) <= max(1.0, 10.0 * len(steps))
