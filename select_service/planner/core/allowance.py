@@ -89,11 +89,15 @@ class Allowance:
         return self._counts(proportional(self._pair(wanted), self._ceiling))
 
     def _eased(self, current: Counts, fitted: Counts, reason: Reason | None) -> dict[Role, int]:
-        """Out of the band one replica of each role a tick, where that is asked for."""
+        """Out of the band one replica of each role a tick, where that is asked for; up to the
+        minimum at once."""
         if not self._gradual or reason is not Reason.GPU_BUDGET_RECONCILE:
             return dict(fitted)
         return {
-            role: max(current[role] - 1, min(current[role] + 1, fitted[role]))
+            role: max(
+                current[role] - 1,
+                min(max(current[role] + 1, self.minimums[role]), fitted[role]),
+            )
             for role in self.roles
         }
 

@@ -80,7 +80,7 @@ def aggregated_verdict(ttft: Verdict, itl: Verdict, replicas: int) -> Verdict:
     worst = ttft.estimate_ms
     notes = ttft.notes + itl.notes
     if ups:
-        return Verdict(ups[0], None, worst, notes)
+        return Verdict(max(ups), None, worst, notes)
     prefill, decode = targets
     if decode is not None and decode < replicas and (prefill is None or prefill < replicas):
         return Verdict(decode if prefill is None else max(prefill, decode), None, worst, notes)

@@ -62,9 +62,24 @@ class RoleLoad:
         self._model = model
         self._slo = Slo(settings.ttft_ms, settings.itl_ms)
         self._history: dict[str, deque[tuple[View, ...]]] = {}
+        self._levels: deque[dict[str, float]] = deque(maxlen=MEDIAN_TICKS)
+        """Of the thresholds, rank by rank."""
         self._hot: dict[str, int] = {}
         self._queued = 0
         self._ready = -1
+
+    def heard(self, found: dict[str, Group]) -> dict[str, Group]:
+        """Without engines of which a rank is silent: they are silent themselves."""
+        if not self._settings.load_guards:
+            return found
+        ranks = max(map(len, found.values()), default=0)
+        return {worker: of_it for worker, of_it in found.items() if len(of_it) == ranks}
+
+    def forget(self) -> None:
+        """Nothing was heard, or not of the same replicas: what comes next begins a row of ticks."""
+        self._history.clear()
+        self._levels.clear()
+        self._hot.clear()
 
     def mismatched(self, found: Mapping[str, Group], ready: int) -> bool:
         """Those that spoke are not those that should be there."""
@@ -81,7 +96,7 @@ class RoleLoad:
         ground = Ground(state.ready, state.minimum, state.cancels)
         if state.ready != self._ready:
             self._ready = state.ready
-            self._history.clear()
+            self.forget()
         if self._settings.optimization_target != "sla":
             return Judged(self._easy(found, state, ground), len(found))
         if not self._model.ready or state.ready == 0:
@@ -106,7 +121,16 @@ class RoleLoad:
 
     def _easy(self, found: dict[str, Group], state: RoleState, ground: Ground) -> Verdict:
         known = easy_values(found, self._role, state.limits, self._settings)
-        return INSUFFICIENT if known is None else easy_verdict(known[0], known[1], ground)
+        if known is None:
+            return INSUFFICIENT
+        values, thresholds = known
+        if not self._settings.load_guards:
+            return easy_verdict(values, thresholds, ground)
+        ranks = [f"{one.worker}/{one.rank}" for of_it in found.values() for one in of_it]
+        self._levels.append(dict(zip(ranks, values, strict=True)))
+        calm = [median(tick[rank] for tick in self._levels if rank in tick) for rank in ranks]
+        notes = (Reason.SILENT_ENGINES,) if len(found) < ground.replicas else ()
+        return easy_verdict(calm, thresholds, ground)._replace(notes=notes)
 
     def _aggregated(self, found: dict[str, Group], terms: Terms, ground: Ground) -> Judged:
         ttft = Verdict(None)
@@ -166,6 +190,7 @@ class RoleLoad:
     def check_invariants(self) -> None:
         """For tests."""
         assert all(len(ticks) <= MEDIAN_TICKS for ticks in self._history.values())
+        assert len(self._levels) <= MEDIAN_TICKS
         assert all(count >= 0 for count in self._hot.values())
 
 

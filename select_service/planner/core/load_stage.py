@@ -65,12 +65,15 @@ class LoadStage:
         if not load_on(self.settings):
             return Opinion(None, Reason.DISABLED)
         found = {
-            role: groups(passes)
-            for role in self._roles
+            role: load.heard(groups(passes))
+            for role, load in self._roles.items()
             if (passes := (told.passes or {}).get(role))
         }
         waits = self._selector_waits(told)
         why = self._unheard(found, standing)
+        for role, load in self._roles.items():
+            if why is not None or role not in found:
+                load.forget()
         if why is not None:
             self._too_many_since.clear()
             return Opinion(None, why, {role: Loaded(reason=why) for role in self._roles})

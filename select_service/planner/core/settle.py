@@ -57,6 +57,7 @@ class Settler:
         have = deployed.have
         reasons: list[Reason]
         if deployed.moving and not deployed.only_starting:
+            self.note(now_s, wish, deployed)
             reasons = [Reason.SCALING_IN_PROGRESS]
             counts = _unstuck(have, deployed, self.allowance.minimums, reasons)
             return Settled(counts, tuple(reasons), {})
@@ -68,18 +69,18 @@ class Settler:
         counts = _unstuck(counts, deployed, self.allowance.minimums, reasons)
         return Settled(counts, tuple(dict.fromkeys(reasons)), stabilised)
 
+    def note(self, now_s: float, wish: Wish, deployed: Deployed) -> None:
+        """Nothing is done now, but what was wished counts for its window."""
+        for role, wanted in _real(wish, deployed).items():
+            self._stabilisers[role].note(now_s, wanted)
+
     def _stabilised(
         self, now_s: float, wish: Wish, deployed: Deployed
     ) -> tuple[dict[Role, int], dict[Role, Stabilised]]:
-        counts: dict[Role, int] = {}
+        counts = deployed.have
         steps: dict[Role, Stabilised] = {}
-        for role, now in deployed.roles.items():
-            counts[role] = now.have
-            target = None if wish.targets is None else wish.targets.get(role)
-            if target is None:
-                continue
-            wanted = _wanted(target, wish.spare[role], wish.exact[role], now.have)
-            low = self.allowance.minimums[role]
+        for role, wanted in _real(wish, deployed).items():
+            now, low = deployed.roles[role], self.allowance.minimums[role]
             at = Standing(now.ready, now.starting, low, REPLICAS_MAX)
             step = self._stabilisers[role].step(now_s, at, wanted)
             steps[role] = Stabilised(wanted=wanted, target=step.target, reason=step.reason)
@@ -120,6 +121,15 @@ class Settler:
 
 def _of(deployed: Deployed) -> list[tuple[Role, RoleNow]]:
     return list(deployed.roles.items())
+
+
+def _real(wish: Wish, deployed: Deployed) -> dict[Role, float]:
+    """Of roles that somebody has an opinion on."""
+    return {
+        role: _wanted(target, wish.spare[role], wish.exact[role], deployed.roles[role].have)
+        for role in deployed.roles
+        if (target := (wish.targets or {}).get(role)) is not None
+    }
 
 
 def _wanted(target: int, spare: int, exact: float, have: int) -> float:

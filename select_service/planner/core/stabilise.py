@@ -50,6 +50,10 @@ class Stabiliser:
         self._last_up: float | None = None
         self._last_change: float | None = None
 
+    def note(self, now_s: float, wanted: float) -> None:
+        """A wish of a time in which nothing can be done: it holds up steps down as all do."""
+        self._peak(now_s, wanted)
+
     def step(self, now_s: float, standing: Standing, wanted: float) -> Step:
         """wanted: replicas, not rounded.  O(1) amortised"""
         wanted = min(wanted, float(standing.high))

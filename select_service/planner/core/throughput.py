@@ -84,14 +84,15 @@ class Engine(NamedTuple):
 def demand_of(
     forecast: Forecast, traffic: Traffic, settings: Settings, correction: float
 ) -> Demand | None:
-    """None: the window says nothing."""
+    """The forecast is of a whole interval, however long the window was.  None: it says nothing."""
     if traffic.duration_s <= 0.0:
         return None
     hit_rate = hit_rate_used(forecast.kv_hit_rate)
     accept = min(max(forecast.accept_length, 1.0), settings.speculative_nextn + 1.0)
     shape = Shape(forecast.isl, forecast.osl, hit_rate, accept)
-    rate = forecast.demand_requests / traffic.duration_s
-    expected = forecast.requests / traffic.duration_s
+    interval_s = settings.throughput_adjustment_interval_seconds
+    rate = forecast.demand_requests / interval_s
+    expected = forecast.requests / interval_s
     return Demand(rate, shape, traffic, settings.attainment, correction, expected)
 
 

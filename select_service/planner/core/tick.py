@@ -248,10 +248,13 @@ class Deployment:
         opinion: Opinion | None,
     ) -> Settled:
         why = self._held_because(merged)
+        targets = {Role(name): n for name, n in merged.targets.items() if n is not None}
         if why is not None:
             held = standing.have if self.settings.stabilise else standing.ready
+            if self.settings.stabilise and targets:
+                wish = self._wish(told, standing, targets, thought, opinion)
+                self._settler.note(told.now_s, wish, standing)
             return Settled(held, (why,), {})
-        targets = {Role(name): n for name, n in merged.targets.items() if n is not None}
         if not self.settings.stabilise:
             plainly = settle_plainly(self._settler.allowance, targets, standing)
             if opinion is not None and opinion.partial:
@@ -259,19 +262,30 @@ class Deployment:
                 reasons = (Reason.STARTUP_DOWN,) if opinion.targets else ()
                 return plainly._replace(counts=kept, reasons=reasons)
             return plainly
+        wish = self._wish(told, standing, targets, thought, opinion)
+        return self._settler.settle(told.now_s, wish, standing)
+
+    def _wish(
+        self,
+        told: TickInput,
+        standing: Standing,
+        targets: Mapping[Role, int],
+        thought: Thought | None,
+        opinion: Opinion | None,
+    ) -> Wish:
+        """Of roles that somebody has spoken of."""
         spoken = {role for role, n in targets.items() if n != standing.have[role]}
         for of in (thought, opinion):
             spoken |= set(of.targets or ()) if of is not None else set()
         if thought is not None and thought.reason is Reason.NO_TRAFFIC_DATA:
             spoken |= set(self.roles)  # whatever is there may have been needed
         wished = self._beyond_steps(targets, standing, opinion)
-        wish = Wish(
+        return Wish(
             {role: n for role, n in wished.items() if role in spoken} or None,
             self._throughput.spare,
             self._throughput.exact,
             self._unknown(told),
         )
-        return self._settler.settle(told.now_s, wish, standing)
 
     def _held_because(self, merged: Merged) -> Reason | None:
         """Whatever is wished.  Minima beyond the budget: the platform has said larger replicas."""

@@ -1,6 +1,7 @@
 """What a deployment decides at a tick: the reference's behaviour, and what is done beyond it."""
 
 import pytest
+from msgspec.structs import replace
 
 from scripts.playing.planner_given import Constant, LastValue
 from select_service.planner.core.inputs import ForwardPass, Replicas, Role, TickInput
@@ -156,6 +157,18 @@ def test_one_silent_engine_of_five_stops_nothing() -> None:
         assert effects.scale_to == expected
 
 
+def test_an_engine_of_which_a_rank_is_silent_is_silent() -> None:
+    deployment = a_deployment(**LOAD_ONLY)
+    others = tuple(one for each in passes(P, [HOT] * 4) for one in (each, replace(each, rank=1)))
+    half = ForwardPass(worker="w9", wall_s=0.05, queued_prefill_tokens=0)
+    engines = {P: (*others, half), D: passes(D, [WARM] * 2)}
+    effects = deployment.tick(told(5.0, both(5, 2), engines=engines))
+    assert effects.scale_to == {P: 6}
+    load = effects.diagnostics.roles[P].load
+    assert load is not None
+    assert Reason.SILENT_ENGINES in load.notes
+
+
 def test_too_many_silent_engines_say_nothing() -> None:
     engines = {P: passes(P, [HOT] * 3), D: passes(D, [WARM] * 2)}
     effects = a_deployment(**LOAD_ONLY).tick(told(5.0, both(5, 2), engines=engines))
@@ -167,6 +180,28 @@ def test_one_noisy_reading_is_not_believed() -> None:
     deployment = a_deployment(**LOAD_ONLY)
     for now, state in ((5.0, WARM), (10.0, WARM), (15.0, HOT), (20.0, WARM)):
         assert load_tick(deployment, now, [state] * 2, [WARM] * 2).scale_to is None
+
+
+@pytest.mark.parametrize("target", ["throughput", "latency", "load"])
+def test_thresholds_are_not_compared_with_one_noisy_reading_either(target: str) -> None:
+    deployment = a_deployment(mode="agg", optimization_target=target, min_endpoint=2)
+    steps = []
+    for at, tokens in enumerate((0, 0, 500_000, 0, 500_000, 500_000)):
+        engine = ForwardPass(worker="w0", decode_kv_tokens=tokens)
+        engines = {D: (engine, replace(engine, worker="w1"))}
+        steps.append(deployment.tick(told(5.0 * at + 5.0, {D: replicas(2)}, engines=engines)))
+    assert [step.scale_to for step in steps] == [None] * 4 + [{D: 3}] * 2
+
+
+def test_what_was_heard_before_a_silence_is_no_row_with_what_is_heard_after() -> None:
+    deployment = a_deployment(**LOAD_ONLY)
+    load_tick(deployment, 5.0, [WARM, WARM], [WARM, WARM])
+    load_tick(deployment, 10.0, [HOT, IDLE], [WARM, WARM])
+    for at in range(3, 60):
+        assert deployment.tick(told(5.0 * at, both(2, 2))).scale_to is None
+    after = load_tick(deployment, 300.0, [HOT, IDLE], [WARM, WARM])
+    assert after.scale_to is None
+    assert load_tick(deployment, 305.0, [HOT, IDLE], [WARM, WARM]).scale_to == {P: 3}
 
 
 def test_nothing_goes_down_by_load_before_the_first_forecast() -> None:
@@ -182,6 +217,13 @@ def test_nothing_goes_down_by_load_before_the_first_forecast() -> None:
 def test_a_ramp_is_met_in_proportion_where_asked_for() -> None:
     deployment = a_deployment(step="proportional", max_gpu_budget=-1, **LOAD_ONLY)
     assert load_tick(deployment, 5.0, [HOT, HOT], [WARM, WARM]).scale_to == {P: 6}
+    deployment = a_deployment(mode="agg", step="proportional", max_gpu_budget=-1, **LOAD_ONLY)
+    late = ForwardPass(
+        worker="w0", queued_prefill_tokens=6_000, decode_requests=900, decode_kv_tokens=300_000
+    )
+    engines = {D: (late, replace(late, worker="w1"))}
+    effects = deployment.tick(told(5.0, {D: replicas(2)}, engines=engines))
+    assert effects.scale_to == {D: 6}
 
 
 def test_requests_that_wait_at_the_selector_count_as_load() -> None:
@@ -274,6 +316,10 @@ def test_a_late_tick_is_told_a_whole_window_and_a_longer_one_counts_as_such() ->
     effects = deployment.tick(told(66.0, both(2, 2), of=traffic(660.0, 66.0)))
     assert effects.diagnostics.forecast is not None
     assert effects.diagnostics.forecast.requests == pytest.approx(600.0)
+    punctual = a_deployment().tick(told(60.0, both(2, 2), of=traffic(600.0, 60.0)))
+    sizes = [each.diagnostics.roles[P].sized for each in (effects, punctual)]
+    assert sizes[0] == sizes[1]
+    assert sizes[0] is not None
 
 
 def test_replicas_that_could_not_be_read_do_not_cost_the_forecast_its_turn() -> None:
@@ -295,6 +341,28 @@ def test_unknown_traffic_is_not_zero() -> None:
         assert effects.diagnostics.stale == (at >= 7)
 
 
+@pytest.mark.parametrize("phase", ["rolling", "stale"])
+def test_nothing_goes_down_for_a_window_after_it_was_needed_while_nothing_could_be_done(
+    phase: str,
+) -> None:
+    deployment = a_deployment(down_window_s=240.0)
+    there = both(6, 6)
+    rolls = {role: replicas(6, in_progress=True) for role in Role}
+    went = []
+    for at in range(1, 24):
+        held = 6 <= at <= 12
+        counts = rolls if held and phase == "rolling" else there
+        demand = None if held and phase == "stale" else traffic(1800.0 if held else 60.0)
+        if at < 6:
+            demand = traffic(1800.0)
+        effects = deployment.tick(told(60.0 * at, counts, of=demand))
+        if effects.scale_to is not None and P in effects.scale_to:
+            went.append((at, effects.scale_to[P]))
+    assert went
+    assert went[0][1] < 6
+    assert went[0][0] >= 12 + 4
+
+
 def test_replicas_that_cannot_be_read_hold_everything() -> None:
     effects = a_deployment().tick(TickInput(now_s=60.0, replicas={}, traffic=traffic(9000.0)))
     assert effects.scale_to is None
@@ -311,6 +379,12 @@ def test_below_the_minimum_is_raised_at_once_from_the_peer() -> None:
 def test_one_role_below_its_minimum_is_raised_without_any_wish() -> None:
     deployment = a_deployment(mode="agg", min_endpoint=2)
     assert deployment.tick(told(5.0, {D: replicas(1)})).scale_to == {D: 2}
+
+
+def test_one_role_below_its_minimum_is_raised_at_once_also_to_the_least_gpus() -> None:
+    deployment = a_deployment(mode="agg", min_endpoint=4, min_gpu_budget=6)
+    assert deployment.tick(told(5.0, {D: replicas(1)})).scale_to == {D: 4}
+    assert deployment.tick(told(10.0, {D: replicas(4)})).scale_to == {D: 5}
 
 
 def test_advice_is_given_and_not_done() -> None:
