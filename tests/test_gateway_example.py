@@ -59,20 +59,25 @@ def told(engine: Engine, verb: str, **words: object) -> None:
     assert Reached(engine.port).call("POST", f"/{verb}", words).status == 200
 
 
-def right(prompt: str | list[int]) -> str:
-    return text_of(islice(generated(ids_of(prompt)), TOKENS))
+def right(prompt: str | list[int], tokens: int = TOKENS) -> str:
+    return text_of(islice(generated(ids_of(prompt)), tokens))
 
 
 def nothing_is_held(service: Reached) -> bool:
     return bool(service.call("GET", "/reservations").body["total"] == 0)
 
 
-async def completed(client: openai.AsyncOpenAI, prompt: str | list[int]) -> str:
-    """By a stream."""
+async def completed(
+    client: openai.AsyncOpenAI, prompt: str | list[int], came: list[str] | None = None
+) -> str:
+    """By a stream, with each text in `came` as it comes."""
+    came = [] if came is None else came
     stream = await client.completions.create(
         model="m", prompt=prompt, max_tokens=TOKENS, stream=True
     )
-    return "".join([chunk.choices[0].text async for chunk in stream])
+    async for chunk in stream:
+        came.append(chunk.choices[0].text)
+    return "".join(came)
 
 
 async def chatted(client: openai.AsyncOpenAI, text: str) -> str:
@@ -160,22 +165,27 @@ def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gateway):
 def test_an_engine_that_is_killed_in_the_middle_ends_its_streams_and_no_others(
     service, engines, gateway
 ):
+    """Once each has brought something: before that it would begin anew elsewhere."""
     for engine in engines:
-        assert Reached(engine.port).call("POST", "/hold", {"after": HELD_AFTER}).status == 200
+        told(engine, "hold", after=HELD_AFTER)
+    prompts = [f"p{n}" for n in range(CLIENTS)]
+    came: dict[str, list[str]] = {prompt: [] for prompt in prompts}
+    halves = [right(prompt, HELD_AFTER) for prompt in prompts]
 
-    async def killed() -> list[str | BaseException]:
+    async def killed() -> tuple[int, list[str | BaseException]]:
         async with client_of(gateway) as client:
-            asking = [asyncio.create_task(completed(client, f"p{n}")) for n in range(CLIENTS)]
-            while sum([await streams_of(engine) for engine in engines]) < CLIENTS:
-                await asyncio.sleep(0.02)
+            asking = [asyncio.create_task(completed(client, p, came[p])) for p in prompts]
+            async with asyncio.timeout(PATIENCE_S):
+                while ["".join(came[prompt]) for prompt in prompts] != halves:
+                    await asyncio.sleep(0.02)
+            lost = await streams_of(engines[0])
             engines[0].kill()
             await on_thread(engines[1], "/go", {})
-            return await asyncio.gather(*asking, return_exceptions=True)
+            return lost, await asyncio.gather(*asking, return_exceptions=True)
 
-    answers = asyncio.run(killed())
-    whole = [right(f"p{n}") for n in range(CLIENTS)]
-    broken = [a for a, w in zip(answers, whole, strict=True) if a != w]
-    assert 0 < len(broken) < CLIENTS
+    lost, answers = asyncio.run(killed())
+    broken = [a for a, p in zip(answers, prompts, strict=True) if a != right(p)]
+    assert 0 < len(broken) == lost < CLIENTS
     assert all(isinstance(each, openai.APIError) for each in broken), broken
     assert all("the engine failed" in str(each) for each in broken)
     eventually(lambda: nothing_is_held(service))
