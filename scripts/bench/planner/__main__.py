@@ -290,7 +290,8 @@ def picture(
     rows: list[dict[str, Any]], platforms: list[Platform], needed: list[int], minutes: float
 ) -> str:
     """GPUs over time, against the least that would have done."""
-    lines = {"least possible": stairs([(at * LEAST_S / 60.0, n) for at, n in enumerate(needed)])}
+    least = [(at * LEAST_S / 60.0, float(n)) for at, n in enumerate(needed)]
+    lines = {"least possible": stairs([*least, (minutes, least[-1][1])])}
     for each, platform in zip(rows, platforms, strict=True):
         points = [(at / 60.0, float(held)) for at, _, held in platform.samples]
         lines[each["profile"]] = stairs(points)
