@@ -159,6 +159,9 @@ class CapacityView(Struct, kw_only=True):
     """By prefill speed; 0: unknown."""
     by_decode_rps: float | UnsetType = UNSET
     """By decode speed; 0: unknown."""
+    on_trial: bool | UnsetType = UNSET
+    """True while the level follows the weights of ranks, because too little was booked to learn
+    from; else absent."""
 
 
 class PartitionHealthView(Struct, kw_only=True):

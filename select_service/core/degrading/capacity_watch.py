@@ -10,6 +10,7 @@ from select_service.bodies.health import CapacityView
 from select_service.core.admission.brakes import Brake
 from select_service.core.admission.gate import Gate
 from select_service.core.arrays import Floats
+from select_service.core.degrading.trial import Trial
 from select_service.core.fleet.partition import Partition
 from select_service.core.health.capacity import (
     Capacity,
@@ -58,6 +59,8 @@ class ModelCapacity:
     ratio: float = 1.0
     capacity: Capacity | None = None
     partitions: int = 0
+    trial: Trial = field(default_factory=Trial)
+    on_trial: bool = False
 
     @property
     def view(self) -> CapacityView:
@@ -68,6 +71,8 @@ class ModelCapacity:
             shown.by_cache_rps = self.capacity.by_cache_rps
             shown.by_prefill_rps = self.capacity.by_prefill_rps
             shown.by_decode_rps = self.capacity.by_decode_rps
+        if self.on_trial:
+            shown.on_trial = True
         return shown
 
 
@@ -158,11 +163,22 @@ class CapacityWatch:
             known.ratio = yield from self._ratio_of_weights(keys)
         known.partitions, before = len(keys), known.partitions
         enough = known.ratio
-        if known.capacity is None and known.ratio >= 1.0:
-            enough = WHOLE
+        self._try(model_name, known)
+        if known.on_trial:
+            enough = max(enough, (yield from self._ratio_of_weights(keys)))
+        if (known.on_trial or known.capacity is None) and enough >= 1.0:
+            enough = max(enough, WHOLE)
         if known.degradation.update(enough, self._now) or before != len(keys):
             self._brake(model_name, known.degradation)
             yield PARTITION_RANKS
+
+    def _try(self, model_name: str, known: ModelCapacity) -> None:
+        """Does the estimate count?"""
+        booked_at, ended_at = self._pace.last_seen(model_name)
+        sheds = known.capacity is not None and known.degradation.effects.shed is not Shed.NONE
+        known.on_trial = known.trial.is_on(
+            sheds=sheds, booked_at=booked_at, ended_at=ended_at, now=self._now
+        )
 
     def _ratio_of_weights(self, keys: list[PartitionKey]) -> Looking[float]:
         weights, serving = [], 0

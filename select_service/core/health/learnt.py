@@ -1,8 +1,9 @@
 """What ranks and requests have shown: how fast, how long, how much of it was cached."""
 
 from collections import deque
+from math import inf
 
-from select_service.core.health.capacity import ISL_DEFAULT, OSL_DEFAULT, LoadMeans
+from select_service.core.health.capacity import LoadMeans
 from select_service.core.health.move_cost import PREFILL_TOKENS_PER_S
 
 ALPHA = 0.1
@@ -32,14 +33,20 @@ class LearntRate:
 
 
 class RequestMeans:
-    """Means of the requests of the last ten minutes of a model."""
+    """Means of the requests of the last ten minutes of a model; of those before, while none comes.
+
+    booked_at, ended_at: of the last request, in s; -inf: none yet
+    """
 
     def __init__(self) -> None:
         self._buckets: deque[tuple[int, list[float]]] = deque()
         """(number of the bucket, [requests, input, cached, ended, output tokens])"""
+        self._last = LoadMeans()
+        self.booked_at = self.ended_at = -inf
 
     def booked(self, isl: int, cached: int, now: float) -> None:
         """A request with so many tokens, of which so many were cached."""
+        self.booked_at = now
         sums = self._sums(now)
         sums[0] += 1
         sums[1] += isl
@@ -47,20 +54,22 @@ class RequestMeans:
 
     def ended(self, osl: int, now: float) -> None:
         """A request has ended after so many tokens."""
+        self.ended_at = now
         sums = self._sums(now)
         sums[3] += 1
         sums[4] += osl
 
     def means(self, now: float) -> LoadMeans:
-        """Defaults for what nothing is known of."""
+        """Defaults for what nothing was ever known of."""
         self._forget(now)
         columns = zip(*(sums for _, sums in self._buckets), strict=True)
         requests, isl, cached, ended, osl = map(sum, columns) if self._buckets else [0.0] * 5
-        return LoadMeans(
-            isl / requests if requests else ISL_DEFAULT,
-            osl / ended if ended and osl else OSL_DEFAULT,
-            cached / isl if isl else 0.0,
+        self._last = LoadMeans(
+            isl / requests if requests else self._last.isl,
+            osl / ended if ended and osl else self._last.osl,
+            cached / isl if isl else self._last.hit_rate,
         )
+        return self._last
 
     def _sums(self, now: float) -> list[float]:
         self._forget(now)

@@ -5,6 +5,7 @@ end of the prefill says how fast it computes.
 """
 
 from collections.abc import Container
+from math import inf
 
 from select_service.core.health.capacity import LoadMeans
 from select_service.core.health.learnt import LearntRate, RequestMeans
@@ -49,9 +50,14 @@ class Pace:
         return list(self._ranks.get(key, ()))
 
     def means(self, model_name: str, now: float) -> LoadMeans:
-        """Of the requests of the last ten minutes."""
+        """Of the requests of the last ten minutes, or of the last before."""
         means = self._means.get(model_name)
         return LoadMeans() if means is None else means.means(now)
+
+    def last_seen(self, model_name: str) -> tuple[float, float]:
+        """When a request was booked, and when one ended, in s; -inf: none yet."""
+        means = self._means.get(model_name)
+        return (-inf, -inf) if means is None else (means.booked_at, means.ended_at)
 
     def forget(self, rank: Rank) -> None:
         """It has gone, or is another process now."""

@@ -3,13 +3,14 @@
 import pytest
 
 from select_service.core.degrading.capacity_watch import CapacityWatch
+from select_service.core.degrading.trial import PROVEN_S, STALE_S
 from select_service.core.fitness.fitness import Fitness
 from select_service.core.health.capacity import Slo
 from select_service.core.health.rules import HealthRules
 from select_service.core.load.move_wishes import KeptWishes
 from select_service.core.moving.learnt import Learnt
 from select_service.errors import CapacityShed, Degraded
-from tests.builders import a_select, a_selector, a_worker
+from tests.builders import a_select, a_select_and_reserve, a_selector, a_worker
 from tests.refusals import is_refused
 
 
@@ -20,8 +21,11 @@ class Scene:
             HealthRules(), lambda key: (), selector.fleet, selector.ledger, selector.touched
         )
         gate = selector.gate if is_auto else None
-        partitions, pace = selector.fleet.partitions, Learnt(KeptWishes()).pace
-        self.watch = CapacityWatch(self.fitness.monitor, partitions, pace, promises or {}, gate)
+        partitions, learnt = selector.fleet.partitions, Learnt(KeptWishes())
+        selector.ledger.follow(learnt, tells_moves=False)
+        self.watch = CapacityWatch(
+            self.fitness.monitor, partitions, learnt.pace, promises or {}, gate
+        )
         self.fitness.followers.append(self.watch)
         for worker_id in range(1, workers + 1):
             selector.register(a_worker(worker_id, **fields))
@@ -44,6 +48,17 @@ class Scene:
     @property
     def level(self):
         return self.watch.models["m"].degradation.level
+
+    def book(self, name, tokens):
+        asked = a_select_and_reserve(tokens, reservation_id=name, priority_tier="premium")
+        self.selector.select_and_reserve(asked, self.now)
+
+    def live(self, name, tokens):
+        """One request, from its beginning to its end, with a block of output."""
+        self.book(name, tokens)
+        self.selector.output_block(name, None, self.now)
+        self.wait(1)
+        self.selector.free(name, self.now)
 
     def select(self, tier=None):
         return self.selector.select(a_select(priority_tier=tier), self.now)
@@ -129,6 +144,60 @@ def test_a_promise_is_compared_with_what_the_ranks_can_carry():
 def test_a_promise_for_ranks_of_which_nothing_is_known_is_judged_by_their_weights():
     scene = Scene({"m": Slo(500.0, 20.0, 10.0)})
     assert (scene.watch.models["m"].ratio, scene.watch.models["m"].capacity) == (1.0, None)
+
+
+TOO_MUCH = {"m": Slo(ttft_ms=500.0, itl_ms=20.0, rps=100.0)}
+"""Of what four ranks with 4096 tokens/s do of prompts as they are taken for before any came: 8."""
+
+
+def test_an_estimate_that_refuses_what_it_would_be_learnt_from_is_tried():
+    scene = Scene(TOO_MUCH, prefill_tokens_per_s=4096.0)
+    scene.wait(6)
+    assert scene.level == 4
+    scene.wait(STALE_S - 7)
+    assert scene.level == 4
+    assert not scene.watch.models["m"].on_trial
+    scene.wait(120)
+    key = next(iter(scene.selector.fleet.partitions))
+    view = scene.watch.of(key)
+    assert (view.on_trial, view.ratio) == (True, pytest.approx(0.08))
+    assert scene.level == 1
+    scene.wait(600)
+    assert scene.level == 0  # as long as nothing comes
+    for at in range(5):
+        scene.live(f"r{at}", tokens=16)
+    assert not scene.watch.models["m"].on_trial
+    assert scene.watch.of(key).ratio > 1.0  # 4 * 4096 / 16, by the prompts that came
+    scene.wait(700)
+    assert scene.level == 0  # what they were like is not forgotten when no more come
+
+
+def test_an_estimate_that_requests_confirm_refuses_again():
+    scene = Scene(TOO_MUCH, prefill_tokens_per_s=4096.0)
+    scene.wait(STALE_S + 36)
+    assert scene.level == 3
+    scene.live("r", tokens=2048)
+    scene.wait(6)
+    assert scene.level == 4
+    scene.wait(STALE_S - 8)
+    assert not scene.watch.models["m"].on_trial
+
+
+def test_an_estimate_counts_again_though_no_request_of_the_trial_ends():
+    scene = Scene(TOO_MUCH, prefill_tokens_per_s=4096.0)
+    scene.wait(STALE_S + 36)
+    scene.book("r", tokens=2048)
+    scene.wait(PROVEN_S - 2)
+    assert scene.level < 3
+    scene.wait(8)
+    assert scene.level == 4
+
+
+def test_ranks_that_are_gone_are_not_tried():
+    scene = Scene(TOO_MUCH, prefill_tokens_per_s=4096.0)
+    scene.drain(1, 2, 3, 4)
+    scene.wait(2 * STALE_S)
+    assert scene.level == 4
 
 
 def test_a_model_that_has_gone_is_forgotten():

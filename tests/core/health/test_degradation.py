@@ -94,5 +94,5 @@ def test_means_are_those_of_the_last_ten_minutes():
     means.ended(50, 1.0)
     means.booked(3000, 1500, 300.0)
     assert means.means(301.0) == LoadMeans(2000.0, 50.0, 0.375)
-    assert means.means(WINDOW_S + 1) == LoadMeans(3000.0, 256.0, 0.5)
-    assert means.means(3 * WINDOW_S) == LoadMeans()
+    assert means.means(WINDOW_S + 1) == LoadMeans(3000.0, 50.0, 0.5)
+    assert means.means(3 * WINDOW_S) == LoadMeans(3000.0, 50.0, 0.5)  # nothing newer came

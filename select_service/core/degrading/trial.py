@@ -1,0 +1,41 @@
+"""When an estimate of capacity stops to count: while it refuses what it would be learnt from.
+
+Speeds and lengths are learnt from requests. An estimate that is too low, because a bad time taught
+it or because nothing was learnt yet, sheds requests, and so would stay too low for ever.
+"""
+
+from math import inf
+
+STALE_S = 60.0
+"""Nothing was booked for so long while requests were shed."""
+PROVEN_S = 60.0
+"""So long after the first request of a trial the estimate counts again, though none has ended."""
+
+
+class Trial:
+    """Of one model: the level follows the weights of ranks until requests have shown something."""
+
+    def __init__(self) -> None:
+        self._quiet_since = -inf
+        """When something was last booked, or nothing shed."""
+        self._began: float | None = None
+        self._first = inf
+        """When the first request of the trial was seen."""
+
+    def is_on(self, *, sheds: bool, booked_at: float, ended_at: float, now: float) -> bool:
+        """At every look.  booked_at, ended_at: of the last request, in s; -inf: none yet"""
+        if self._began is not None:
+            self._go_on(booked_at, ended_at, now)
+        elif sheds and self._quiet_since > -inf:
+            self._quiet_since = max(self._quiet_since, booked_at)
+            if now - self._quiet_since >= STALE_S:
+                self._began, self._first = now, inf
+        else:
+            self._quiet_since = now
+        return self._began is not None
+
+    def _go_on(self, booked_at: float, ended_at: float, now: float) -> None:
+        if self._began is not None and self._first == inf and booked_at >= self._began:
+            self._first = booked_at
+        if ended_at > self._first or now - self._first >= PROVEN_S:
+            self._began, self._quiet_since = None, now
