@@ -110,11 +110,12 @@ def mark_of(name, worker_id, dp_rank):
 
 
 @compiled()
-def _add_to_sum(h, number, requests, tokens, mark):
+def _add_to_sum(h, number, requests, tokens, mark, prefilling):
     sums, at = i64_view(h, SUMS), number * SUM_NUMBERS
     sums[at] += requests
     sums[at + 1] += tokens
     sums[at + 2] += mark
+    sums[at + 3] += prefilling
 
 
 @compiled()
@@ -255,7 +256,7 @@ def book(
     h[COUNT] += 1
     h[N_BLOCKS] += hashes.shape[0]
     h[PREFILLING] += prefilling
-    _add_to_sum(h, number, 1, prefill_tokens, mark)
+    _add_to_sum(h, number, 1, prefill_tokens, mark, prefilling)
     observe_booking(h, load, row, slot, number, isl_tokens, prefill_tokens, work)
     if status == CALL_OWNER:
         h[CALL_LOAD] = load.ctypes.data
@@ -313,8 +314,9 @@ def release_row(h, row, tells):
     free_chain(h, rows[at + CHAIN], words_of(rows[at + NAME_BYTES]) + blocks)
     h[COUNT] -= 1
     h[N_BLOCKS] -= blocks
-    h[PREFILLING] -= rows[at + IS_PREFILLING]
-    _add_to_sum(h, rows[at + SUM], -1, -tokens, -rows[at + MARK])
+    prefilling = rows[at + IS_PREFILLING]
+    h[PREFILLING] -= prefilling
+    _add_to_sum(h, rows[at + SUM], -1, -tokens, -rows[at + MARK], -prefilling)
     rows[at + NEXT_NAME] = h[FREE_ROW]
     h[FREE_ROW] = row
     return row if missing == 0 else I64(BROKEN)
@@ -325,8 +327,8 @@ def complete_row(h, row):
     """Give the booked prefill tokens back.  Returns them; 0 when it is repeated."""
     rows = i64_view(h, ROWS)
     at = row * FIELDS
-    tokens = rows[at + TOKENS]
-    h[PREFILLING] -= rows[at + IS_PREFILLING]
+    tokens, prefilling = rows[at + TOKENS], rows[at + IS_PREFILLING]
+    h[PREFILLING] -= prefilling
     rows[at + TOKENS], rows[at + IS_PREFILLING] = 0, 0
     load = i64_view(rows, at + LOAD)
     thread = enter(load[MUTEX])
@@ -335,7 +337,7 @@ def complete_row(h, row):
         count_report(load, True)
     leave(load[MUTEX], thread)
     load[DRAINED_TOKENS] += tokens
-    _add_to_sum(h, rows[at + SUM], 0, -tokens, 0)
+    _add_to_sum(h, rows[at + SUM], 0, -tokens, 0, -prefilling)
     return tokens
 
 
@@ -406,10 +408,10 @@ def assign(h, row, number):
     """Another replica answers for it from now on; number: the sum that counts it then."""
     rows = i64_view(h, ROWS)
     at = row * FIELDS
-    tokens, mark = rows[at + TOKENS], rows[at + MARK]
-    _add_to_sum(h, rows[at + SUM], -1, -tokens, -mark)
+    tokens, mark, prefilling = rows[at + TOKENS], rows[at + MARK], rows[at + IS_PREFILLING]
+    _add_to_sum(h, rows[at + SUM], -1, -tokens, -mark, -prefilling)
     rows[at + SUM] = number
-    _add_to_sum(h, number, 1, tokens, mark)
+    _add_to_sum(h, number, 1, tokens, mark, prefilling)
 
 
 @compiled(f"void({HEADER}, int64, int64, uint64[::1])")

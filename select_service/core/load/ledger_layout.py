@@ -10,8 +10,9 @@ ENDS        float64   rows            when the lease ends, in seconds; infinite:
 HEADS       int32     buckets         first row of each bucket of names
 CHUNKS      uint64    chunks * 16     names with sequence hashes, and prompts, in chains
 NEXT_CHUNK  int32     chunks          the chunk that follows
-SUMS        int64     sums * 5        requests, prefill tokens and marks by partition and origin,
-                                      and the pair of what is counted of them (observed_layout)
+SUMS        int64     sums * 6        requests, prefill tokens, marks and unfinished prefills by
+                                      partition and origin, and the pair of what is counted of
+                                      them (observed_layout)
 SCRATCH     uint64    named blocks    sequence hashes of the reservation that is worked on
 LIVED       int64     rows * 3        what is remembered of the life of each, see below
 
@@ -49,8 +50,8 @@ MANY_BLOCKS = 1024
 """A load where so many are booked at once is prepared for more of that; kernels leave it to the
 owner."""
 CHUNK_WORDS = 16
-SUM_NUMBERS = 5
-OBSERVED = 3
+SUM_NUMBERS = 6
+OBSERVED = 4
 """Of the numbers of a sum, where the pair begins."""
 FREE = -1
 

@@ -25,11 +25,15 @@ _LOOKS_PER_NEW = 2
 
 
 class Sum(NamedTuple):
-    """`marks` is the sum of the reservations' marks, modulo 2**64."""
+    """`marks` is the sum of the reservations' marks, modulo 2**64.
+
+    prefilling: those whose prefill is not over; with all of a prompt cached, one has no tokens
+    """
 
     requests: int = 0
     prefill_tokens: int = 0
     marks: int = 0
+    prefilling: int = 0
 
 
 NOTHING = Sum()
@@ -103,8 +107,8 @@ class OriginSums:
         return live
 
     def _sum(self, number: int) -> Sum:
-        requests, tokens, marks, *_ = self._rows[number].tolist()
-        return Sum(requests, tokens, marks & U64_MASK)
+        requests, tokens, marks, prefilling, *_ = self._rows[number].tolist()
+        return Sum(requests, tokens, marks & U64_MASK, prefilling)
 
     def _new(self, place: Place) -> int:
         for _ in range(min(_LOOKS_PER_NEW, len(self._places))):

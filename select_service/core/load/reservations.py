@@ -235,8 +235,9 @@ class Reservations:
             assert self.find(booking.reservation_id) == booking
             assert booking.prefilling or booking.prefill_tokens == 0
             assert times[layout.NEXT_END] <= booking.lease_ends_at
-            of = sums.setdefault(Place(booking.key, booking.origin), [0, 0, 0])
-            for at, number in enumerate((1, booking.prefill_tokens, booking.mark)):
+            of = sums.setdefault(Place(booking.key, booking.origin), [0, 0, 0, 0])
+            numbers = (1, booking.prefill_tokens, booking.mark, booking.prefilling)
+            for at, number in enumerate(numbers):
                 of[at] = (of[at] + number) & U64_MASK
         assert {place: list(held) for place, held in self.sums.items()} == sums
         self._check_slots()

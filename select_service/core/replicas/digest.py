@@ -1,8 +1,8 @@
 """A digest: what a replica believes about active load, in a few numbers, and comparing two of them.
 
 Once a second every replica publishes, in the stream of its events, one line per partition and
-origin: how many reservations it holds, their prefill tokens, and the sum of their marks.  The topic
-is one that other implementations do not read.
+origin: how many reservations it holds, their prefill tokens, the sum of their marks, and how many
+prefills are not over.  The topic is one that other implementations do not read.
 
 About the reservations that the sender admitted its word counts, and because its events and digests
 come in order over one connection, a receiver that missed nothing has the very same numbers.  Lines
@@ -36,7 +36,7 @@ _Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Line(Struct, array_like=True, frozen=True):
-    """One partition and origin."""
+    """One partition and origin.  prefilling: None: an older version does not tell, nor read it."""
 
     model_name: _Name
     tenant_id: _Name
@@ -44,6 +44,7 @@ class Line(Struct, array_like=True, frozen=True):
     requests: _Count
     prefill_tokens: _Count
     marks: _Unsigned
+    prefilling: _Count | None = None
 
 
 class Receipt(Struct, array_like=True, frozen=True):
@@ -132,23 +133,32 @@ def differences(
     if not digest.own_only and len(sums) <= LINES_MAX:
         others = {line.origin for line in digest.lines}.union(sums.origins()) - {own_id}
         compared.update(filter(is_orphan, others))
-    theirs = {
-        (PartitionKey(line.model_name, line.tenant_id), line.origin): Sum(
-            line.requests, line.prefill_tokens, line.marks
-        )
-        for line in digest.lines
-        if line.origin in compared
-    }
     ours = {(key, origin): held for origin in compared for key, held in sums.of(origin).items()}
+    theirs = {}
+    for line in digest.lines:
+        if line.origin in compared:
+            place = PartitionKey(line.model_name, line.tenant_id), line.origin
+            theirs[place] = _told(line, ours.get(place, NOTHING))
     found: Differences = {}
     for place in theirs.keys() | ours.keys():
         a, b = theirs.get(place, NOTHING), ours.get(place, NOTHING)
         if a != b:
             reservations, tokens = found.get(place[0], _NO_DIFFERENCE)
-            reservations += max(abs(a.requests - b.requests), int(a.marks != b.marks))
             tokens += abs(a.prefill_tokens - b.prefill_tokens)
-            found[place[0]] = Difference(reservations, tokens)
+            found[place[0]] = Difference(reservations + _differing(a, b), tokens)
     return found
+
+
+def _told(line: Line, ours: Sum) -> Sum:
+    """What a line says; what it leaves out is as it is here."""
+    prefilling = ours.prefilling if line.prefilling is None else line.prefilling
+    return Sum(line.requests, line.prefill_tokens, line.marks, prefilling)
+
+
+def _differing(a: Sum, b: Sum) -> int:
+    """Reservations that differ, at least."""
+    counts = abs(a.requests - b.requests), abs(a.prefilling - b.prefilling)
+    return max(*counts, int(a.marks != b.marks))
 
 
 def total(found: Iterable[Difference]) -> Difference:

@@ -37,7 +37,7 @@ def sums_of(*origins):
 def add(sums, key, origin, more):
     """What the kernels of the ledger do."""
     number = sums.number_of(key, origin)
-    sums._rows[number, :3] += more
+    sums._rows[number, :4] += more
 
 
 def a_digest(*lines, own_only=False):
@@ -121,3 +121,23 @@ def test_a_url_that_nobody_can_ask_is_no_digest(url):
 def test_a_url_of_a_service_stays_as_it_is():
     for url in (None, "https://selector-a:8092", "http://[::1]:8092/below"):
         assert decode(encode(msgspec.structs.replace(a_digest(), url=url))).url == url
+
+
+def test_lines_of_a_version_that_does_not_tell_of_prefills_are_compared_in_the_rest():
+    class OldLine(msgspec.Struct, array_like=True):
+        model_name: str
+        tenant_id: str
+        origin: int
+        requests: int
+        prefill_tokens: int
+        marks: int
+
+    sums = sums_of(PEER)
+    add(sums, KEYS[0], PEER, Sum(0, 0, 0, 1))
+    lines = [OldLine(*key, PEER, 1, 10, 7) for key in KEYS]
+    told = decode(msgspec.msgpack.encode(msgspec.structs.replace(a_digest(), lines=lines)))
+    assert differences(told, sums, OWN, bool) == {}
+    new = [Line(*key, PEER, 1, 10, 7, 0) for key in KEYS]
+    assert differences(a_digest(*new), sums, OWN, bool) == {KEYS[0]: Difference(1, 0)}
+    read = msgspec.msgpack.decode(encode(a_digest(*new)), type=dict)["lines"]
+    assert msgspec.convert(read, list[OldLine]) == lines
