@@ -10,6 +10,8 @@ The list comes in pages while events go on.  What keeps that safe:
   cannot keep one alive by copying it from each other.
 * When two replicas admitted the same id, the one with the smaller router id keeps it and the other
   one follows; everybody can tell without asking.
+* Where two differ on a reservation that nobody answers for any more, because they have heard
+  different last words of a process that died, the later booking counts, and both can tell which.
 """
 
 from collections.abc import Generator, Mapping
@@ -40,6 +42,9 @@ AGE_SLACK_S = 0.002
 CLOCK_DRIFT = 1e-4
 """Ages are rounded, and two clocks do not run equally fast."""
 AGE_S_MAX = 1e9
+SAME_AGE_S = 1.0
+"""Bookings whose ages differ by less are taken for equally old: the age that is known of one is
+off by the time that an event or a list was on its way."""
 PAGE_ROWS = 1000
 ROW_WORK = 8
 SCAN_ROWS = 256
@@ -186,7 +191,7 @@ class Repair:
         if row.reservation_id in self._state.doubted and row.router_id == booking.origin:
             return _VERDICT_ON_DOUBTED[self._life(row, answer)]
         is_there = _is_same(row, booking)
-        if self._peer_decides(row, booking):
+        if self._peer_decides(row, booking, answer) or self._is_last_word(row, booking, answer):
             return "assign" if is_there else "book"
         if not is_there:
             return "book" if row.router_id == self.router_id == booking.origin else "nothing"
@@ -217,21 +222,43 @@ class Repair:
             return "alive"
         if row.router_id != self.router_id:
             return "ended"
+        if ending.by == self.router_id and ending.at < answer.asked_at:
+            return "alive"  # the peer itself said so before: it has moved, or is admitted anew
         slack = AGE_SLACK_S + CLOCK_DRIFT * row.age_seconds
         if ending.at < answer.asked_at - row.age_seconds - slack:
             return "alive"
         return "ended" if ending.at > answer.came_at - row.age_seconds + slack else "unsure"
 
-    def _peer_decides(self, row: ReservationRow, booking: Booking) -> bool:
+    def _peer_decides(self, row: ReservationRow, booking: Booking, answer: PageAnswer) -> bool:
         """Do we differ on who admitted it, so that the row is to be followed?"""
         own, peer, origin = self._state.router_id, self.router_id, row.router_id
         if origin == peer:
-            # The peer says it is its own, and perhaps so do we.
-            return booking.origin is None and peer < own
+            # The peer says it is its own, and perhaps so do we, or had it of one who is gone.
+            if booking.origin is None or booking.origin == peer:
+                return booking.origin is None and peer < own
+            return self._state.origins.is_orphan(booking.origin, answer.came_at)
         if booking.origin != peer:
             return False
         # We thought it was the peer's, but the peer knows of somebody else: perhaps of us.
         return origin != own or own < peer
+
+    def _is_last_word(self, row: ReservationRow, booking: Booking, answer: PageAnswer) -> bool:
+        """Is the row to be followed in what nobody answers for, neither here nor at the peer?
+
+        Of the two replicas that ask each other one says yes and one no, or they agree already.
+        """
+        theirs, ours, origins = row.router_id, booking.origin, self._state.origins
+        if ours is None or not all(origins.is_orphan(o, answer.came_at) for o in (ours, theirs)):
+            return False
+        if theirs != ours:
+            return theirs < ours
+        if _is_same(row, booking):
+            return False
+        now = (answer.asked_at + answer.came_at) / 2
+        later_s = now - booking.booked_at - row.age_seconds
+        if abs(later_s) > SAME_AGE_S:
+            return later_s > 0  # it has moved, and that was not heard here
+        return _has_lower_load(row, booking)
 
     # --- doing it
 
@@ -341,6 +368,14 @@ def _is_same(row: ReservationRow, booking: Booking) -> bool:
         and (is_over or booking.prefill_tokens == row.prefill_tokens)
         and (is_over or row.work in (UNSET, booking.work))
     )
+
+
+def _has_lower_load(row: ReservationRow, booking: Booking) -> bool:
+    """An order of all that differs in the sense of `_is_same`, the same for everybody."""
+    work = booking.work if row.work is UNSET else row.work
+    theirs = _key_of(row), _rank_of(row), min(row.prompt_blocks, BOOKED_BLOCKS_MAX)
+    ours = booking.key, booking.rank, min(booking.prompt_blocks, BOOKED_BLOCKS_MAX)
+    return (theirs, row.prefill_tokens, work) < (ours, booking.prefill_tokens, booking.work)
 
 
 def _asked(wanted: ReservationFilter) -> Steps[PageAnswer]:
