@@ -60,7 +60,6 @@ class ModelCapacity:
     capacity: Capacity | None = None
     partitions: int = 0
     trial: Trial = field(default_factory=Trial)
-    on_trial: bool = False
 
     @property
     def view(self) -> CapacityView:
@@ -71,7 +70,7 @@ class ModelCapacity:
             shown.by_cache_rps = self.capacity.by_cache_rps
             shown.by_prefill_rps = self.capacity.by_prefill_rps
             shown.by_decode_rps = self.capacity.by_decode_rps
-        if self.on_trial:
+        if self.trial.is_on:
             shown.on_trial = True
         return shown
 
@@ -164,9 +163,9 @@ class CapacityWatch:
         known.partitions, before = len(keys), known.partitions
         enough = known.ratio
         self._try(model_name, known)
-        if known.on_trial:
+        if known.trial.is_on:
             enough = max(enough, (yield from self._ratio_of_weights(keys)))
-        if (known.on_trial or known.capacity is None) and enough >= 1.0:
+        if (known.trial.is_on or known.capacity is None) and enough >= 1.0:
             enough = max(enough, WHOLE)
         if known.degradation.update(enough, self._now) or before != len(keys):
             self._brake(model_name, known.degradation)
@@ -176,9 +175,7 @@ class CapacityWatch:
         """Does the estimate count?"""
         booked_at, ended_at = self._pace.last_seen(model_name)
         sheds = known.capacity is not None and known.degradation.effects.shed is not Shed.NONE
-        known.on_trial = known.trial.is_on(
-            sheds=sheds, booked_at=booked_at, ended_at=ended_at, now=self._now
-        )
+        known.trial.look(sheds=sheds, booked_at=booked_at, ended_at=ended_at, now=self._now)
 
     def _ratio_of_weights(self, keys: list[PartitionKey]) -> Looking[float]:
         weights, serving = [], 0

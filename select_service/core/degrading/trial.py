@@ -16,26 +16,27 @@ class Trial:
     """Of one model: the level follows the weights of ranks until requests have shown something."""
 
     def __init__(self) -> None:
-        self._quiet_since = -inf
-        """When something was last booked, or nothing shed."""
+        self._quiet_since: float | None = None
+        """When something was last booked, or nothing shed; None: before the first look."""
         self._began: float | None = None
         self._first = inf
-        """When the first request of the trial was seen."""
+        """When the first request of the trial was booked."""
 
-    def is_on(self, *, sheds: bool, booked_at: float, ended_at: float, now: float) -> bool:
-        """At every look.  booked_at, ended_at: of the last request, in s; -inf: none yet"""
-        if self._began is not None:
-            self._go_on(booked_at, ended_at, now)
-        elif sheds and self._quiet_since > -inf:
-            self._quiet_since = max(self._quiet_since, booked_at)
-            if now - self._quiet_since >= STALE_S:
-                self._began, self._first = now, inf
-        else:
-            self._quiet_since = now
+    @property
+    def is_on(self) -> bool:
+        """Does the estimate not count?"""
         return self._began is not None
 
-    def _go_on(self, booked_at: float, ended_at: float, now: float) -> None:
-        if self._began is not None and self._first == inf and booked_at >= self._began:
-            self._first = booked_at
-        if ended_at > self._first or now - self._first >= PROVEN_S:
-            self._began, self._quiet_since = None, now
+    def look(self, *, sheds: bool, booked_at: float, ended_at: float, now: float) -> None:
+        """booked_at, ended_at: of the last request, in s; -inf: none yet"""
+        if self._began is not None:
+            if booked_at >= self._began:
+                self._first = min(self._first, booked_at)
+            if ended_at > self._first or now - self._first >= PROVEN_S:
+                self._began, self._quiet_since = None, now
+            return
+        if not sheds or self._quiet_since is None:
+            self._quiet_since = now
+        self._quiet_since = max(self._quiet_since, booked_at)
+        if now - self._quiet_since >= STALE_S:
+            self._began, self._first = now, inf

@@ -54,6 +54,13 @@ def shares(claims: Sequence[Claim], gpus: int) -> list[int]:
     return given
 
 
+def _granted(claims: Mapping[str, Claim], gpus: int) -> dict[str, int]:
+    """Shares by name; nothing where all can have what they want."""
+    if sum(max(claim.now, claim.wanted) for claim in claims.values()) <= gpus:
+        return {}
+    return dict(zip(claims, shares(list(claims.values()), gpus), strict=True))
+
+
 class Cluster:
     """Belongs to whoever owns the deployments. Remembers what those have that are not due."""
 
@@ -118,12 +125,13 @@ class Cluster:
             name: claim if self._acts(name) else claim._replace(wanted=claim.now, least=claim.now)
             for name, claim in claims.items()
         }
-        got = {}
-        for name in known:
-            of = calm if self._acts(name) else claims
-            if sum(max(claim.now, claim.wanted) for claim in of.values()) > free:
-                got[name] = dict(zip(of, shares(list(of.values()), free), strict=True))[name]
-        return {name: self._cut(name, known[name], gpus) for name, gpus in got.items()}
+        real, advised = _granted(calm, free), _granted(claims, free)
+        granted = {name: real if self._acts(name) else advised for name in known}
+        return {
+            name: self._cut(name, plan, granted[name][name])
+            for name, plan in known.items()
+            if name in granted[name]
+        }
 
     def _claim(self, name: str, plan: Plan) -> Claim:
         assert plan.settled is not None

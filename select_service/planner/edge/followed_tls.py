@@ -1,7 +1,6 @@
 """EDGE: files of TLS by which the planner asks others, read again when they change."""
 
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from select_service.edge.tls_watch import TlsWatch
@@ -18,12 +17,7 @@ class FollowedTls:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         for _, watch in self._watches.values():
             await watch.stop()
 

@@ -156,7 +156,7 @@ def test_an_estimate_that_refuses_what_it_would_be_learnt_from_is_tried():
     assert scene.level == 4
     scene.wait(STALE_S - 7)
     assert scene.level == 4
-    assert not scene.watch.models["m"].on_trial
+    assert not scene.watch.models["m"].trial.is_on
     scene.wait(120)
     key = next(iter(scene.selector.fleet.partitions))
     view = scene.watch.of(key)
@@ -166,7 +166,7 @@ def test_an_estimate_that_refuses_what_it_would_be_learnt_from_is_tried():
     assert scene.level == 0  # as long as nothing comes
     for at in range(5):
         scene.live(f"r{at}", tokens=16)
-    assert not scene.watch.models["m"].on_trial
+    assert not scene.watch.models["m"].trial.is_on
     assert scene.watch.of(key).ratio > 1.0  # 4 * 4096 / 16, by the prompts that came
     scene.wait(700)
     assert scene.level == 0  # what they were like is not forgotten when no more come
@@ -180,7 +180,7 @@ def test_an_estimate_that_requests_confirm_refuses_again():
     scene.wait(6)
     assert scene.level == 4
     scene.wait(STALE_S - 8)
-    assert not scene.watch.models["m"].on_trial
+    assert not scene.watch.models["m"].trial.is_on
 
 
 def test_an_estimate_counts_again_though_no_request_of_the_trial_ends():

@@ -22,8 +22,8 @@ def lived(looks):
     for now, (sheds, what) in enumerate(looks):
         booked_at = now if what == "booked" else booked_at
         ended_at = now if what == "ended" else ended_at
-        is_on = trial.is_on(sheds=sheds, booked_at=booked_at, ended_at=ended_at, now=float(now))
-        seen.append((sheds, booked_at, ended_at, is_on))
+        trial.look(sheds=sheds, booked_at=booked_at, ended_at=ended_at, now=float(now))
+        seen.append((sheds, booked_at, ended_at, trial.is_on))
     return seen
 
 
