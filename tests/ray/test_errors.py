@@ -21,7 +21,7 @@ def unavailable() -> None:
 
 def test_errors_of_the_client_arrive_with_all_their_fields() -> None:
     with cluster((2,)):
-        with pytest.raises(Refused, match="503 queue_full: no room") as raised:
+        with pytest.raises(Refused) as raised:
             ray.get(refused.remote())
         cause = raised.value.cause
         assert (cause.status, cause.code, cause.text) == (503, "queue_full", "no room")
