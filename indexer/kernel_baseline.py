@@ -87,6 +87,14 @@ def root() -> Path:
     return Path(__file__).parent / "kernels_of_wheel"
 
 
+def remove() -> int:
+    """Remove the machine code of the package and return its bytes.  Raises OSError."""
+    n_bytes = sum(path.stat().st_size for path in root().rglob("*") if path.is_file())
+    shutil.rmtree(root())
+    fault.cache_clear()
+    return n_bytes
+
+
 _ignored = False
 
 

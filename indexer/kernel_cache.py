@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer import kernel_baseline
-from indexer.kernel_sources import checksum_of, is_what_runs, kernel_modules
+from indexer.kernel_sources import PACKAGES, checksum_of, is_what_runs, kernel_modules
 from indexer.machine_code import MachineCode
 
 KEPT_MAX = 16
@@ -39,6 +39,8 @@ COMPLETE = "complete"
 _SUFFIX = ".kernel"
 _DIGEST_BYTES = 16
 _FILES = re.compile(r"complete|.*\.kernel(\.tmp\.\w+)?|.*\.nb[ic]")
+
+_OF_A_MODULE = re.compile(rf"({'|'.join(PACKAGES)})(\.\w+)+-[0-9a-f]{{8,16}}")
 
 _watchers: list[Callable[[str], None]] = []
 
@@ -144,10 +146,48 @@ def _prune(root: Path, module: str) -> None:
     found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for directory in found[KEPT_MAX:]:
         with suppress(OSError):  # another process is faster, or somebody else keeps files there
-            for file in directory.iterdir():
-                if _FILES.fullmatch(file.name):
-                    file.unlink()
-            directory.rmdir()
+            _remove(directory)
+
+
+def _remove(directory: Path) -> int:
+    """Remove a module's directory and return the bytes of its files.
+
+    Raises OSError, also where it has files that are not ours: they stay.
+    """
+    n_bytes = 0
+    for file in directory.iterdir():
+        if _FILES.fullmatch(file.name):
+            n_bytes += file.stat().st_size
+            file.unlink()
+    directory.rmdir()
+    return n_bytes
+
+
+def filled_roots() -> list[Path]:
+    """Return the roots that are there and that processes of this user fill by themselves.
+
+    Without that of `package_root`: an installer fills it.
+    """
+    given, private = os.environ.get("NUMBA_CACHE_DIR"), private_root()
+    roots = [*([Path(given)] if given else []), *_user_roots()]
+    if private is not None and _is_private(private):
+        roots.append(private)
+    return [root for root in roots if root.is_dir()]
+
+
+def clear(root: Path) -> int:
+    """Remove the machine code of all modules from a root; return its bytes.
+
+    Of a root that others use as well only what is ours is removed.  The root itself goes once it is
+    empty, and so does the folder of the user's cache around it.  Raises OSError.
+    """
+    found = [path for path in root.iterdir() if _OF_A_MODULE.fullmatch(path.name)]
+    n_bytes = sum(_remove(path) for path in found if path.is_dir() and not path.is_symlink())
+    with suppress(OSError):  # others keep files there
+        root.rmdir()
+        if root in _user_roots():
+            root.parent.rmdir()
+    return n_bytes
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import IO, NamedTuple
 
 from select_service import log as logs
 from select_service.settings.config import (
+    CACHE,
     COMPILE,
     DOCTOR,
     EXPLAIN,
@@ -52,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == [COMPILE]:
             with leaving_at_once(1):
                 return compile_command(words[1:])
+        if words[:1] == [CACHE]:
+            from select_service.starting.cache_command import cache_command
+
+            return cache_command(words[1:])
         if words[:1] == [EXPLAIN]:
             from select_service.explaining import explain_command  # no start needs an HTTP client
 

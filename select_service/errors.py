@@ -7,7 +7,25 @@ what was wrong and what was expected; `code` is for programs and never changes.
 from typing import Any, ClassVar
 
 
-class SelectError(Exception):
+class PortableError(Exception):
+    """Base of errors whose constructor takes more than a text: pickle and copy keep all of them.
+
+    Exceptions are pickled as a call of their class with `args`, which is the text alone.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(
+    kind: type[PortableError], args: tuple[Any, ...], fields: dict[str, Any]
+) -> PortableError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
+
+
+class SelectError(PortableError):
     """Base of all refusals.  `status` and `code` are fixed per class, the text is per case."""
 
     status: ClassVar[int] = 500

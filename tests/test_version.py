@@ -1,6 +1,7 @@
 """One version, wherever it is said."""
 
 import re
+import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -29,6 +30,20 @@ def test_a_source_tree_that_is_not_installed_says_its_version(
 
 
 def test_examples_of_the_api_name_this_version() -> None:
-    shown = re.findall(r'"version": "(\d+\.\d+\.\d+)"', (ROOT / "docs/api.md").read_text())
-    source = (ROOT / "select_service/api/inspection.py").read_text()
-    assert set(shown + re.findall(r'"version": "(\d+\.\d+\.\d+)"', source)) == {DECLARED}
+    files = "docs/api.md", "select_service/api/inspection.py", "select_service/api/doctor.py"
+    for file in files:
+        shown = re.findall(r'"version": "(\d+\.\d+\.\d+)"', (ROOT / file).read_text())
+        assert set(shown) == {DECLARED}, file
+
+
+def test_the_chart_has_this_version() -> None:
+    chart = (ROOT / "scripts/deploy/helm/Chart.yaml").read_text()
+    assert re.findall(r"^(?:version|appVersion): (\S+)$", chart, re.M) == [DECLARED, DECLARED]
+
+
+def test_a_commit_that_is_released_is_tagged_with_its_version() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs the repository")
+    command = ("git", "-C", ROOT, "tag", "--points-at", "HEAD", "v*")
+    tags = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert set(tags) <= {f"v{DECLARED}"}

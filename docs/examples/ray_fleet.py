@@ -145,7 +145,7 @@ def main() -> None:
     chosen = parser.parse_args()
     ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)  # engines cost no CPU here
     try:
-        print("selectors:", *deploy(chosen.selectors))
+        print("selectors:", *deploy(chosen.selectors, insecure=True))
         options = {} if chosen.router == "serve" else {"request_router_config": ROUTER}
         app = Engine.options(num_replicas=chosen.engines, **options).bind()
         handle = serve.run(app, route_prefix=None)

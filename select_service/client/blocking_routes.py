@@ -1,12 +1,10 @@
 """The routes as methods that wait for their answers: `selector.loads()`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from anyio.from_thread import BlockingPortal
-
 from select_service.client import routes
-from select_service.client.link import Link
 from select_service.client.routes import Route
 
 P = ParamSpec("P")
@@ -28,20 +26,17 @@ class BlockingCall(Generic[P, A]):
             return self
 
         def call(*args: P.args, **kwargs: P.kwargs) -> A:
-            link = selector.link
-            return selector.portal.call(lambda: link.call(self.route, *args, **kwargs))
+            return selector.call(self.route, *args, **kwargs)
 
         return call
 
 
-class BlockingRoutes:
-    """docs/api.md says what each of them does.  All raise SelectorError.
+class BlockingRoutes(ABC):
+    """docs/api.md says what each of them does.  All raise SelectorError."""
 
-    portal: to the event loop of a thread on which the client lives
-    """
-
-    link: Link
-    portal: BlockingPortal
+    @abstractmethod
+    def call(self, route: Route[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+        """Any route that books nothing.  Raises SelectorError."""
 
     select = BlockingCall(routes.SELECT)
     explain = BlockingCall(routes.EXPLAIN)

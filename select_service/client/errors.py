@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from select_service.errors import PortableError
 
-class SelectorError(Exception):
+
+class SelectorError(PortableError):
     """Base of all that a selector's client raises on purpose."""
 
 

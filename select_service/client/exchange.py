@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 
+from select_service.errors import PortableError
+
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """Of an answer that is read as a whole; streams are not bounded."""
 CONNECTIONS_MAX = 256
@@ -35,7 +37,7 @@ class Answer(NamedTuple):
     content: bytes
 
 
-class Broken(Exception):
+class Broken(PortableError):
     """There is no answer.
 
     was_sent: the selector may have got the request, and may have done what it asks for

@@ -5,6 +5,7 @@ says nothing for a third of its time to live is renewed.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
@@ -239,15 +240,36 @@ class AsyncLease:
 
 
 class Lease(AsyncLease):
-    """The same for another thread than the client's.  Ends with its `with` block."""
+    """The same for another thread than the client's.  Ends with its `with` block.
+
+    A process that is forked meanwhile has a copy, whose block ends nothing and whose other methods
+    raise RuntimeError: the lease stays with the process that began it.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        chosen: Booked | KnownRank,
+        headers: dict[str, str],
+        release: Release,
+    ) -> None:
+        """As `AsyncLease`."""
+        super().__init__(link, chosen, headers, release)
+        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end(outcome_of(kind))
+        if os.getpid() == self._pid:
+            self.end(outcome_of(kind))
 
     def _do(self, note: Callable[..., None], *args: Any) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"the lease {self.reservation_id} is of process {self._pid}, from which this one "
+                "was forked: use it there, or begin another one here"
+            )
         with suppress(RuntimeError):  # the client was closed, and has ended it
             self._loop.call_soon_threadsafe(self._note, note, *args)
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 import ray
 
 from select_service.ray.credentials import Credentials
+from select_service.ray.exposure import check_exposure
 from select_service.ray.members import NAMESPACE, addresses, members
 from select_service.ray.process import START_S_MAX
 from select_service.ray.selector_actor import SelectorActor
@@ -32,22 +33,27 @@ def deploy(
     environment: Mapping[str, str] | None = None,
     api_key_file: str | None = None,
     ca_file: str | None = None,
+    insecure: bool = False,
 ) -> list[str]:
     """Start so many selectors, as replicas of each other, on as many nodes as there are.
 
     What already runs under this name stays as it is, so calling it again adds what is missing.
     port: the first of them serves here and tells its bookings at the next port, the second at
         the two after that, and so on; where one is taken, at any that is free.
-    flags: of the command `select-service`, such as `("--policy", "least_work")`.
+    flags: of the command `select-service`, such as `("--policy", "least_work")`.  The selectors
+        listen on all addresses of their nodes, so `--api-keys-file` or `insecure` is needed.
     num_cpus: what Ray reserves for each.  environment: variables of each process.
     api_key_file: on every node, the key that they show to each other, of the roles operator and
         replica; needed where `flags` have `--api-keys-file`.
     ca_file: on every node, whom they believe, where `flags` have `--tls-cert`.
+    insecure: everybody who reaches the nodes may call everything, which is meant.
     Returns the URLs of all, once they answer.  Raises ValueError, RayActorError, and
     GetTimeoutError when one takes more than START_S_MAX seconds.
     """
     if not 1 <= replicas <= REPLICAS_MAX:
         raise ValueError(f"replicas: {replicas} is not 1 to {REPLICAS_MAX}")
+    variables = dict(environment or {})
+    check_exposure(flags, variables, api_key_file, insecure=insecure)
     if not ray.is_initialized():
         ray.init()
     credentials = Credentials(api_key_file, ca_file)
@@ -62,7 +68,7 @@ def deploy(
     actors = [
         ray.remote(SelectorActor)
         .options(name=f"{name}-{index}", **options)
-        .remote(name, port + 2 * index, tuple(flags), dict(environment or {}), credentials)
+        .remote(name, port + 2 * index, tuple(flags), variables, credentials)
         for index in range(replicas)
     ]
     answers = [actor.address.remote() for actor in actors]

@@ -18,7 +18,7 @@ POLL_S = 0.05
 PORT_WAIT_S = 3.0
 """How long a port is waited for that the process before may only just have left."""
 PR_SET_PDEATHSIG = 1
-CERTIFICATE_FLAG, CERTIFICATE_VARIABLE = "--tls-cert", "SELECT_SERVICE_TLS_CERT"
+CERTIFICATE = "--tls-cert"
 
 
 def launch(flags: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -37,8 +37,13 @@ def launch(flags: Sequence[str], environment: Mapping[str, str]) -> subprocess.P
 
 def serves_tls(flags: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Will a service with these flags and variables answer under https?"""
-    names = {flag.partition("=")[0] for flag in flags}
-    return CERTIFICATE_FLAG in names or bool(environment.get(CERTIFICATE_VARIABLE))
+    return is_given(CERTIFICATE, flags, environment)
+
+
+def is_given(name: str, flags: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Do these flags or variables give the setting of this flag?"""
+    variable = "SELECT_SERVICE_" + name.removeprefix("--").replace("-", "_").upper()
+    return name in {flag.partition("=")[0] for flag in flags} or bool(environment.get(variable))
 
 
 def take_port(preferred: int) -> int:

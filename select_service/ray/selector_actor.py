@@ -18,6 +18,7 @@ import httpx
 import ray
 
 from select_service.ray.credentials import Credentials
+from select_service.ray.exposure import exposing_flags
 from select_service.ray.members import Address, addresses, members
 from select_service.ray.one_selector import OneSelector
 from select_service.ray.process import POLL_S, START_S_MAX, launch, serves_tls, take_port
@@ -59,7 +60,8 @@ class SelectorActor:
         )
         others = self._others()
         places = self._places(http_port, sync_port, others.values())
-        self._process = launch([*places, *flags], environment)
+        exposing = exposing_flags(flags, environment)
+        self._process = launch([*exposing, *places, *flags], environment)
         self._own = OneSelector(self._address.url, credentials)
         self._wait_until_healthy()
         self._join(others)
@@ -71,10 +73,8 @@ class SelectorActor:
         return self._address
 
     def _places(self, http_port: int, sync_port: int, others: Iterable[Address]) -> list[str]:
-        # Other nodes reach it; whether it asks for keys is in the flags that were given.  Engines
-        # may be on its own node, which Ray perhaps knows by its loopback address.
-        flags = ["--host", "0.0.0.0", "--insecure", "--connect-to-loopback"]
-        flags += ["--replica-sync-insecure"]
+        # Engines may be on its own node, which Ray perhaps knows by its loopback address.
+        flags = ["--connect-to-loopback"]
         flags += ["--port", str(http_port), "--replica-sync-port", str(sync_port)]
         flags += ["--advertise-url", self._address.url]
         if self._credentials.api_key_file is not None:

@@ -23,8 +23,8 @@ from select_service.spelling import nearest, shown
 
 UNKNOWN_MAX = 32
 """Variables that are told of."""
-COMMANDS = "compile", "explain", "inspect", "replay", "keys", "doctor"
-COMPILE, EXPLAIN, INSPECT, REPLAY, KEYS, DOCTOR = COMMANDS
+COMMANDS = "compile", "cache", "explain", "inspect", "replay", "keys", "doctor"
+COMPILE, CACHE, EXPLAIN, INSPECT, REPLAY, KEYS, DOCTOR = COMMANDS
 """First words of the other commands."""
 _OURS = re.compile(r"(SELECT_SERVICE|DYN_ROUTER)_(\w+)")
 _LIKE_OURS = ("SELECT_", "DYN_")
@@ -103,6 +103,7 @@ def parser() -> argparse.ArgumentParser:
 KV-cache-aware worker selection and load accounting for LLM inference fleets.
 
   select-service compile --help    compile the kernels ahead of the first start
+  select-service cache --help      remove the machine code of the kernels, as before an uninstall
   select-service explain --help    why a running service chose a rank
   select-service inspect --help    what an engine says of itself, as a record
   select-service doctor --help     what is wrong with a running service and its engines

@@ -10,7 +10,9 @@ import pytest
 from indexer import kernel_cache
 from indexer.kernel_cache import (
     KEPT_MAX,
+    clear,
     directory_of,
+    filled_roots,
     find,
     incomplete,
     keep,
@@ -183,3 +185,47 @@ def test_the_oldest_directories_of_a_module_go_and_nothing_else(places):
     kept = {f"{MODULE}-{age:08x}" for age in range(KEPT_MAX - 1)}
     assert left == {NAME, *kept, foreign.parent.name, *(other.name for other in others)}
     assert foreign.exists()
+
+
+def test_all_code_of_a_root_is_removed_and_the_root_with_it(places):
+    keep_all()
+    mark_complete(MODULE)
+    (root,) = filled_roots()
+    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    assert clear(root) == size > 0
+    assert list((places / "home").iterdir()) == []
+    assert filled_roots() == []
+
+
+def test_what_others_keep_in_a_root_stays(places, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "given"))
+    directory_of.cache_clear()
+    keep_all()
+    others = [
+        places / "given" / name
+        for name in ("other.module-0123456789abcdef/f.kernel", "indexer/notes", "indexer-12/x.nbi")
+    ]
+    for path in others:
+        path.parent.mkdir()
+        path.touch()
+    elsewhere = complete(places / "elsewhere")
+    (places / "given" / "indexer.linked-0123456789abcdef").symlink_to(elsewhere)
+    assert filled_roots() == [places / "given"]
+    assert clear(places / "given") > 0
+    assert not directory_of(MODULE).exists()
+    assert all(path.exists() for path in others)
+    assert (elsewhere / "complete").exists()
+
+
+def test_a_directory_of_a_module_with_files_of_others_is_told(places):
+    (complete(places / "given") / "notes.txt").touch()
+    with pytest.raises(OSError, match="not empty"):
+        clear(places / "given")
+    assert [path.name for path in (places / "given" / NAME).iterdir()] == ["notes.txt"]
+
+
+def test_a_private_root_that_others_may_write_to_is_left_alone(places):
+    private_root().mkdir(mode=0o700)
+    assert filled_roots() == [private_root()]
+    private_root().chmod(0o777)
+    assert filled_roots() == []

@@ -43,7 +43,7 @@ def nodes():
 def fleet(nodes):
     """(first port, URLs) of three selectors that know a worker and a reservation."""
     first = port()
-    urls = deploy(3, port=first, flags=FLAGS, environment=ENVIRONMENT)
+    urls = deploy(3, port=first, flags=FLAGS, insecure=True, environment=ENVIRONMENT)
     eventually(lambda: are_joined(urls))
     for url in urls:
         register(url, 7)
@@ -92,7 +92,7 @@ def test_what_ran_on_a_node_that_dies_goes_on_elsewhere(fleet, nodes):
 def test_deploying_again_adds_what_is_missing_and_leaves_the_rest_alone(fleet):
     first, urls = fleet
     former = service_pids(first)
-    more = deploy(4, port=first, flags=FLAGS, environment=ENVIRONMENT)
+    more = deploy(4, port=first, flags=FLAGS, insecure=True, environment=ENVIRONMENT)
     assert more[:3] == urls
     assert former.items() <= service_pids(first).items()
     eventually(lambda: is_whole(more))
@@ -101,7 +101,9 @@ def test_deploying_again_adds_what_is_missing_and_leaves_the_rest_alone(fleet):
 def test_a_port_that_is_taken_is_left_to_whom_it_belongs(nodes):
     first = port()
     with socket.create_server(("", first)):
-        (url,) = deploy(1, name="other", port=first, flags=FLAGS, environment=ENVIRONMENT)
+        (url,) = deploy(
+            1, name="other", port=first, flags=FLAGS, insecure=True, environment=ENVIRONMENT
+        )
         assert not url.endswith(f":{first}")
         assert worker_ids(url) == set()
     remove("other")
@@ -109,7 +111,7 @@ def test_a_port_that_is_taken_is_left_to_whom_it_belongs(nodes):
 
 def test_a_service_that_cannot_start_is_told_to_whoever_deploys(nodes):
     with pytest.raises(ray.exceptions.RayActorError, match="status 2"):
-        deploy(1, name="wrong", port=port(), flags=("--policy", "none"))
+        deploy(1, name="wrong", port=port(), flags=("--policy", "none"), insecure=True)
     remove("wrong")
 
 

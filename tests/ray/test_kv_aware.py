@@ -18,7 +18,7 @@ REPLICAS = 3
 @pytest.fixture(scope="module")
 def urls():
     with cluster((32,), runtime_env={"worker_process_setup_hook": HOOK}):
-        yield deploy(2, port=port(), flags=FLAGS)
+        yield deploy(2, port=port(), flags=FLAGS, insecure=True)
         serve.shutdown()
 
 

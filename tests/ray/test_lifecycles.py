@@ -80,7 +80,7 @@ def kill_again_and_again(ended, killed):
 def test_every_request_is_served_and_nothing_is_left_or_booked_twice():
     with cluster((2, 2, 2)):
         environment = {"DYN_USE_KV_EVENTS": "false"}
-        urls = deploy(SELECTORS, port=port(), flags=FLAGS, environment=environment)
+        urls = deploy(SELECTORS, port=port(), flags=FLAGS, insecure=True, environment=environment)
         for url, worker_id in itertools.product(urls, range(1, WORKERS + 1)):
             register(url, worker_id)
         eventually(lambda: are_joined(urls))

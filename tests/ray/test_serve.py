@@ -27,7 +27,7 @@ REPLICAS = 3
 def urls():
     environment = {"DYN_USE_KV_EVENTS": "false"}
     with cluster((32,)):
-        yield deploy(2, port=port(), flags=FLAGS, environment=environment)
+        yield deploy(2, port=port(), flags=FLAGS, insecure=True, environment=environment)
         serve.shutdown()
 
 

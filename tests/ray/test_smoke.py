@@ -25,7 +25,9 @@ def test_a_selector_is_deployed_found_and_used():
     from tests.ray.clusters import FLAGS, cluster, port, register, reservations
 
     with cluster((2,)):
-        urls = deploy(1, port=port(), flags=FLAGS, environment={"DYN_USE_KV_EVENTS": "false"})
+        urls = deploy(
+            1, port=port(), flags=FLAGS, insecure=True, environment={"DYN_USE_KV_EVENTS": "false"}
+        )
         assert find() == urls
         register(urls[0], 7)
         assert asyncio.run(one_lease(urls[0], reservations)) == (7, 1)

@@ -37,7 +37,9 @@ def all_know(urls, ids):
 def test_actors_are_workers_as_long_as_they_live():
     with cluster((4,)):
         first = port()
-        urls = deploy(2, port=first, flags=FLAGS, environment={"DYN_USE_KV_EVENTS": "false"})
+        urls = deploy(
+            2, port=first, flags=FLAGS, insecure=True, environment={"DYN_USE_KV_EVENTS": "false"}
+        )
         httpx.post(
             urls[0] + "/workers", json={"worker_id": 99, "endpoint": "http://mine", "block_size": 8}
         ).raise_for_status()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ["demo", "test", "test_slow", "check", "lock"]
+SCRIPTS = ["demo", "test", "test_slow", "check", "lock", "beside_engines"]
 LOCKS = {
-    "requirements.lock": [],
+    "requirements.lock": ["server"],
     "requirements-demo.lock": ["demo"],
-    "requirements-dev.lock": ["demo", "dev"],
+    "requirements-dev.lock": ["dev"],
 }
 
 
@@ -26,11 +26,23 @@ def locked_versions(lock: str) -> dict[str, set[str]]:
 
 
 def direct_requirements(extras: list[str]) -> set[str]:
+    """Return the names of what the extras need, and of the extras that they name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = list(project["dependencies"])
+    found = set()
+    for line in project["dependencies"] + _lines_of(extras, project["optional-dependencies"]):
+        found.add(re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-"))
+    return found
+
+
+def _lines_of(extras: list[str], lines: dict[str, list[str]]) -> list[str]:
+    found = []
     for extra in extras:
-        lines += project["optional-dependencies"][extra]
-    return {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in lines}
+        for line in lines[extra]:
+            if named := re.fullmatch(r"select-service\[(.*)\]", line):
+                found += _lines_of(named[1].split(","), lines)
+            else:
+                found.append(line)
+    return found
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.core.engines.engine_load import EngineReading
+from select_service.errors import PortableError
 
 LINE_BYTES_MAX = 4096
 LINES_BYTES_MAX = 256 * 1024
@@ -50,7 +51,7 @@ _PARSER_FAULTS = (ValueError, IndexError, OverflowError)
 """What the parser raises for lines that it cannot read."""
 
 
-class EngineTextError(Exception):
+class EngineTextError(PortableError):
     """The text tells nothing.  `result`: in one word, `unreadable` or `no_metric`."""
 
     def __init__(self, result: Literal["unreadable", "no_metric"], error: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from select_service.errors import PortableError
 from select_service.kubernetes_account import (
     UNREADABLE,
     NoCluster,
@@ -30,7 +31,7 @@ ANSWER_S = 20.0
 """Until the head of an answer, and until a page is complete."""
 
 
-class KubeFault(Exception):
+class KubeFault(PortableError):
     """status: of HTTP; 0: there was no complete answer."""
 
     def __init__(self, status: int, text: str) -> None:

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from select_service.allowed_names import AllowedNames
+from select_service.errors import PortableError
 from select_service.planner.config import DeploymentConfig
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.opening import virtual_of
@@ -72,7 +73,7 @@ class Running(Protocol):
         ...
 
 
-class Refused(Exception):
+class Refused(PortableError):
     """An answer of 4xx or 5xx."""
 
     def __init__(self, status: int, code: str, error: str) -> None:

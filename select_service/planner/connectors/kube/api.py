@@ -5,6 +5,8 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
+from select_service.errors import PortableError
+
 ANSWER_BYTES_MAX = 64 << 20
 REQUEST_TIMEOUT_S = 4.0
 """Shorter than what is left of a lease when a leader may still write: see `lease`."""
@@ -15,7 +17,7 @@ JSON = "application/json"
 FORBIDDEN, NOT_FOUND, CONFLICT, INVALID, TOO_MANY = 403, 404, 409, 422, 429
 
 
-class KubeError(Exception):
+class KubeError(PortableError):
     """status: of HTTP; 0: there was no complete answer."""
 
     def __init__(self, status: int, message: str) -> None:
