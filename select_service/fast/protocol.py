@@ -179,6 +179,21 @@ class LeanProtocol(asyncio.Protocol):
         except Exception:
             self._fail()
 
+    def eof_received(self) -> bool:
+        """The client sends nothing more.  What it has sent is answered, and if that is not done yet
+        by the ordinary path.
+
+        Returns whether the connection stays open.
+        """
+        try:
+            if self._mode in (_COLLECTING, _WAITING):
+                self._hand_over()
+            if self._mode == _ORDINARY and self._ordinary is not None:
+                return self._ordinary.eof_received()
+        except Exception:
+            self._fail()
+        return False
+
     def pause_writing(self) -> None:
         self._is_full = True
         if self._ordinary is not None:

@@ -19,12 +19,13 @@ The contract with uvicorn, checked by tests/http/test_uvicorn_contract.py.  Of `
 * read: `config.app`, `loop`, `connections` (all that are open, this one or who stands before it),
   `transport`, `url` and `headers` (of the head that is being read; `headers` is also the list in
   `scope`), `scope`;
+* replaced, too: `eof_received`, after which the transport stays open when it returns True;
 * `cycle`: the newest request whose head has come in, or None.  It is being answered unless it waits
   in `pipeline`, a deque of (cycle, application), newest on the left;
 * `logger` is only written to.
 
 Of `RequestResponseCycle`: `response_started`, `response_complete`, `body` (what no handler has
-taken yet); `disconnected` and `message_event`, which together end a `receive()` with
+taken yet); `keep_alive` (False: its answer is the last, and closes); `disconnected` and `message_event`, which together end a `receive()` with
 `http.disconnect`.  Of `FlowControl`: `pause_reading()`, `resume_reading()`; uvicorn pauses above
 `HIGH_WATER_LIMIT` bytes of `body` and resumes when a handler asks for more or has answered.
 
@@ -61,6 +62,7 @@ from select_service.errors import CapacityExceeded, SelectError
 from select_service.http.coalescing import CoalescingTransport
 from select_service.http.connection import EXTENSION, Connection
 from select_service.http.endpoint import RequestTimeout
+from select_service.http.half_closed import HalfClosed
 from select_service.http.head import HeadTooLarge, MalformedHttp, checked_head, without_offer
 
 CONNECTIONS_MAX = 8192
@@ -129,6 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _held: bytes that were read and not yet parsed.
     _farewell: the refusal that is the last answer, perhaps after those of the requests before it;
     nothing is parsed any more.
+    _half_closed: there once the client sends nothing more, and may still read.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -145,12 +148,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._answered: RequestResponseCycle | None = None
         self._began: float | None = self.loop.time()
         self._unsent, self._unsent_since = 0, 0.0
+        self._half_closed: HalfClosed | None = None
         self._watch_on()
         if len(self.connections) > CONNECTIONS_MAX:
             self.turn_away()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.cancel()
+        if self._half_closed is not None:
+            self._half_closed.stop()
+            self._half_closed = None
         self._held = memoryview(b"")
         super().connection_lost(exc)
         if self._answered is not None and not self._answered.response_complete:
@@ -178,6 +185,38 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._parse(data)
         except Exception:
             self._fail()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more.  What it has sent is answered.
+
+        Returns whether the connection stays open, which TLS of asyncio does not know.
+        """
+        if self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        try:
+            if self._half_closed is None:
+                self._half_closed = HalfClosed(
+                    self._coalescing, self.loop, self._supervised, self._may_begin_answer
+                )
+            self._end_input()
+        except Exception:
+            self._fail()
+        return not self.transport.is_closing()
+
+    def _end_input(self) -> None:
+        """Let the newest request be the last, once all that the client has sent is parsed."""
+        if self._half_closed is None or self._held or self._is_deaf():
+            return
+        if self._stage != _BETWEEN:
+            self._refuse(MalformedHttp("the client stopped sending in the middle of a request"))
+        elif self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    def _may_begin_answer(self) -> bool:
+        answered = self._answered
+        return answered is not None and not answered.response_started
 
     def _supervised(self, callback: Callable[[], None]) -> None:
         """What the loop calls: it would print what is raised, and nobody would read on."""
@@ -209,8 +248,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             if not self.pipeline:
                 self._parse_soon()
-        elif self._takes_more():
-            self.flow.resume_reading()
+        else:
+            self._end_input()
+            if self._takes_more():
+                self.flow.resume_reading()
 
     def _next_part(self) -> int:
         """How much of what is held to parse at once.
