@@ -159,7 +159,9 @@ def _server(service: Service, listener: socket.socket, front: Front | None) -> S
     """front: who meets the bytes of connections first"""
     drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
     tls = service.server_tls
-    return server_of(Application(service), front, drain, None if tls is None else tls.handshakes)
+    handshakes = None if tls is None else tls.handshakes
+    keep_alive_s = service.config["keep_alive_s"]
+    return server_of(Application(service), front, drain, handshakes, keep_alive_s)
 
 
 def _http_client(service: Service) -> HttpClient:
@@ -223,13 +225,15 @@ def _usual_hosts(service: Service, port: int) -> list[bytes] | None:
 
 def _loops(service: Service, listener: socket.socket, lean: "Lean | None") -> "Loops":
     """Who accepts connections instead of the server.  Raises Unusable."""
+    from select_service.loops.loop import Limits
     from select_service.loops.loops import Loops
 
     assert lean is not None, "see settings.config"
     listeners = siblings(listener, service.config["input_loops"])
     for each in listeners:
         listen(each)
-    loops = Loops(listeners, lean, service.selector, service.metrics)
+    limits = Limits(idle_s=service.config["keep_alive_s"])
+    loops = Loops(listeners, lean, service.selector, service.metrics, limits=limits)
     if (hosts := _usual_hosts(service, listener.getsockname()[1])) is not None:
         loops.ask_hosts(hosts)
     service.input_loops = loops.counts

@@ -439,8 +439,14 @@ class LeanProtocol(asyncio.Protocol):
         if self._mode in (_NEW, _COLLECTING):
             if quiet_s >= bounds.REQUEST_READ_S_MAX:
                 self._hand_over().time_out()
-        elif quiet_s >= self._config.timeout_keep_alive:
+        elif quiet_s >= self._idle_s_max():
             self._end()
+
+    def _idle_s_max(self) -> float:
+        idle_s: float = self._config.timeout_keep_alive
+        if bounds.is_crowded(self._connections):
+            return min(idle_s, bounds.CROWDED_KEEP_ALIVE_S)
+        return idle_s
 
 
 class Watch:

@@ -13,21 +13,22 @@ The contract with uvicorn, checked by tests/http/test_uvicorn_contract.py.  Of `
 * called by us, wrapped: `connection_made(transport)`, `connection_lost(error)`, the parser's
   callbacks `on_message_begin`, `on_headers_complete`, `on_body(bytes)`, `on_message_complete`, and
   `on_response_complete`, which starts the next of `pipeline`;
-* replaced: `data_received`, `send_400_response`, and `parser` and `flow` after they were made;
+* replaced: `data_received`, `eof_received` (True: the transport stays open), `send_400_response`,
+  and `parser` and `flow` after they were made;
 * `_unset_keepalive_if_required()` stops the timer of an idle connection; only `data_received` and
   `on_response_complete` call it;
 * read: `config.app`, `loop`, `connections` (all that are open, this one or who stands before it),
   `transport`, `url` and `headers` (of the head that is being read; `headers` is also the list in
   `scope`), `scope`;
-* replaced, too: `eof_received`, after which the transport stays open when it returns True;
 * `cycle`: the newest request whose head has come in, or None.  It is being answered unless it waits
   in `pipeline`, a deque of (cycle, application), newest on the left;
 * `logger` is only written to.
 
 Of `RequestResponseCycle`: `response_started`, `response_complete`, `body` (what no handler has
-taken yet); `keep_alive` (False: its answer is the last, and closes); `disconnected` and `message_event`, which together end a `receive()` with
-`http.disconnect`.  Of `FlowControl`: `pause_reading()`, `resume_reading()`; uvicorn pauses above
-`HIGH_WATER_LIMIT` bytes of `body` and resumes when a handler asks for more or has answered.
+taken yet); `keep_alive` (False: its answer is the last, and closes); `disconnected` and
+`message_event`, which together end a `receive()` with `http.disconnect`.  Of `FlowControl`:
+`pause_reading()`, `resume_reading()`; uvicorn pauses above `HIGH_WATER_LIMIT` bytes of `body` and
+resumes when a handler asks for more or has answered.
 
 Of `uvicorn.Server` (see `server`): `serve` is `capture_signals` around `_serve`, and raises what is
 in `_captured_signals` again; `shutdown` comes before the connections are asked to end;
@@ -44,7 +45,7 @@ the data where the head ends.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Protocol
 
 import httptools
@@ -67,6 +68,12 @@ from select_service.http.head import HeadTooLarge, MalformedHttp, checked_head, 
 
 CONNECTIONS_MAX = 8192
 """More than the default of --queue-max-requests: who waits for a worker holds a connection."""
+KEEP_ALIVE_S = 3900
+"""How long a connection may be idle, unless a setting says otherwise.  A proxy must be the first
+to end it, or a request that it sends at this moment is lost; Envoy keeps them for an hour."""
+CROWDED_KEEP_ALIVE_S = 75
+"""The same while more than half of the connections are taken, so that idle ones do not lock others
+out."""
 HEAD_BYTES_MAX = 65_536
 """Request line, headers and trailers of one request, and the lines between the chunks of its body
 as far as they are more than the body itself."""
@@ -131,6 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _held: bytes that were read and not yet parsed.
     _farewell: the refusal that is the last answer, perhaps after those of the requests before it;
     nothing is parsed any more.
+    _idle_since: when the last answer was given, or the connection opened.
     _half_closed: there once the client sends nothing more, and may still read.
     """
 
@@ -147,6 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._farewell: SelectError | None = None
         self._answered: RequestResponseCycle | None = None
         self._began: float | None = self.loop.time()
+        self._idle_since = self.loop.time()
         self._unsent, self._unsent_since = 0, 0.0
         self._half_closed: HalfClosed | None = None
         self._watch_on()
@@ -348,6 +357,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Answers
 
     def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
         was_last = not self.pipeline
         if not was_last:
             self._answered = self.pipeline[-1][0]
@@ -424,11 +434,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_unread():
             self.transport.abort()
         elif self._began is None:
-            return
+            self._end_if_idle()
         elif self.pipeline:
             self._began = self.loop.time()  # it is we who do not read on
         elif self.loop.time() - self._began > REQUEST_READ_S_MAX:
             self.time_out()
+
+    def _end_if_idle(self) -> None:
+        """Make room where it is scarce; uvicorn's timer ends the others."""
+        idle_s = self.loop.time() - self._idle_since
+        if idle_s > CROWDED_KEEP_ALIVE_S and is_crowded(self.connections) and self.is_between():
+            self.transport.close()
 
     def time_out(self) -> None:
         """What is being read came too slowly."""
@@ -440,6 +456,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if unsent != self._unsent:
             self._unsent, self._unsent_since = unsent, self.loop.time()
         return unsent > 0 and self.loop.time() - self._unsent_since > UNREAD_S_MAX
+
+
+def is_crowded(connections: Sized) -> bool:
+    """Return whether more than half of the connections that there may be are open."""
+    return 2 * len(connections) > CONNECTIONS_MAX
 
 
 def _reason(error: httptools.HttpParserError) -> SelectError:

@@ -40,6 +40,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "how long requests are answered after SIGTERM, each as the last of its connection",
             "drain_s",
         ),
+        cli(
+            "--keep-alive-secs",
+            3900,
+            read.whole(1, 86_400),
+            "how long a connection may be idle; longer than the proxy before the service keeps one",
+            "keep_alive_s",
+        ),
         cli("--threads", 4, read.whole(1, 64), "threads that receive KV events"),
         cli(
             "--log-level",
