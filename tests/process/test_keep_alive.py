@@ -30,7 +30,7 @@ def test_an_idle_connection_is_kept_as_long_as_the_setting_says() -> None:
         clients[-1].send(request("GET", "/health"))
         assert clients[-1].answer().status == 200
         config = patient.call("GET", "/config").body["settings"]
-        assert config["keep-alive-secs"]["value"] == 3900
+        assert config["keep_alive_s"]["value"] == 3900
 
 
 @pytest.mark.parametrize("path", PATHS)
