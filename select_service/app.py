@@ -20,7 +20,7 @@ from select_service.edge.audit_log import AuditFiles
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.file_changes import FileWatch
-from select_service.edge.hangup import Hangup
+from select_service.edge.hangup import FileFollower, Hangup
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
 from select_service.edge.keys_watch import KeysWatch
@@ -114,7 +114,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         keeping.start(service.ingest, follower)
     engines = _engines(service, http)
     watches = _watches(service)
-    hangup = Hangup([each.look_now for each in watches])
+    hangup = Hangup(lambda: _followers(parts, watches))
     if logged is not None:
         logged.files.start()
     Freezing()
@@ -176,6 +176,13 @@ def _watches(service: Service) -> list[FileWatch]:
     path = service.config["api_keys_file"]
     keys: list[FileWatch] = [] if path is None else [KeysWatch(Path(path), service.guard)]
     return [*keys, *(TlsWatch(kept) for _, kept in service.tls())]
+
+
+def _followers(parts: Parts, watches: Sequence[FileWatch]) -> list[FileFollower]:
+    """Return all that read files again while the process runs."""
+    files = [] if parts.discovery is None else parts.discovery.files
+    keyed = [] if parts.replicas is None else parts.replicas.followers()
+    return [*watches, *files, *keyed]
 
 
 def _leave_address(config: Config, listener: socket.socket) -> None:
