@@ -100,6 +100,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     front = _front(service, listener.getsockname()[1], _traced(tracing))
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     server = _server(service, listener, front if loops is None else loops)
+    service.open_connections = lambda: _open_connections(service, server)
     http = _http_client(service)
     service.doctor = doctor_of(service, http, state)
     if replicas is not None:
@@ -162,6 +163,11 @@ def _server(service: Service, listener: socket.socket, front: Front | None) -> S
     handshakes = None if tls is None else tls.handshakes
     keep_alive_s = service.config["keep_alive_s"]
     return server_of(Application(service), front, drain, handshakes, keep_alive_s)
+
+
+def _open_connections(service: Service, server: Server) -> int:
+    of_loops = sum(each.connections for each in service.input_loops())
+    return len(server.server_state.connections) + of_loops
 
 
 def _http_client(service: Service) -> HttpClient:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from select_service.access.guard import Grant
 from select_service.access.roles import CALLER, OPERATOR, within_tenants
 from select_service.api import parameters
+from select_service.api.limits import holder_of
 from select_service.api.parameters import query_number
 from select_service.api.samples import RANK
 from select_service.api.service import Service, grant_of, now
@@ -113,7 +114,8 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
 async def _wait(service: Service, request: Request, mover: "Mover", timeout_s: float) -> None:
     """Until something moves.  Raises ClientGone, CapacityExceeded, ShuttingDown."""
     over, connection = asyncio.Event(), connection_of(request)
-    service.migration_permits.enter()
+    limit, holder = service.limits.migration_waiters, holder_of(request)
+    limit.take(holder)
     connection.tell(over.set)
     mover.watch(over.set)
     try:
@@ -125,7 +127,7 @@ async def _wait(service: Service, request: Request, mover: "Mover", timeout_s: f
     finally:
         mover.unwatch(over.set)
         connection.forget()
-        service.migration_permits.leave()
+        limit.give_back(holder)
     if connection.gone:
         raise ClientGone
 
@@ -157,7 +159,8 @@ async def stream(service: Service, request: Request, query: Mapping[str, str]) -
     begin = mover.moves.next - 1 if after is None else after
     events = _events(service, grant_of(request), mover, begin)
     headers = {"cache-control": "no-store"}
-    return BoundedStream(service.migration_permits, events, headers, "text/event-stream")
+    limit, holder = service.limits.migration_waiters, holder_of(request)
+    return BoundedStream(limit, holder, events, headers, "text/event-stream")
 
 
 async def _events(

@@ -148,6 +148,24 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "changes and on SIGHUP; none = everybody may call everything",
         ),
         cli(
+            "--key-share",
+            0.25,
+            read.number(0.001, 1),
+            "part of every limit that a key may use that is bound to tenants, see docs/security.md",
+        ),
+        cli(
+            "--tenant-share",
+            0.5,
+            read.number(0.001, 1),
+            "part of every limit that all keys may use together that are bound to the same tenant",
+        ),
+        cli(
+            "--unbound-key-share",
+            0.875,
+            read.number(0.001, 1),
+            "part of every limit that a key may use that is bound to no tenants",
+        ),
+        cli(
             "--insecure",
             False,
             read.flag,
