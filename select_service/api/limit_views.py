@@ -1,8 +1,6 @@
 """The limits that all callers share, as they are shown: totals, shares, and who uses how much."""
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -11,17 +9,10 @@ from select_service.access.shares import SharedLimit, part_of
 from select_service.api.limits import Limits, event_ranks
 from select_service.api.service import Service
 from select_service.core.workers.catalog import Catalog
+from select_service.metrics.limits import LimitReport
 
 KEYS_SHOWN_MAX = 64
 """Keys that are shown of one limit, those that use most of it."""
-
-
-class Usage(NamedTuple):
-    """Of one limit.  by_key: where there are keys, what each of them uses"""
-
-    total: int
-    used: int
-    by_key: Mapping[str, int]
 
 
 class Share(Struct, kw_only=True):
@@ -52,7 +43,7 @@ class LimitView(Struct, kw_only=True):
     """How often a share was refused since the start, by key."""
 
 
-def usages(service: Service) -> dict[SharedLimit, Usage]:
+def limit_reports(service: Service) -> list[LimitReport]:
     """Return what is used of every limit."""
     limits, selector = service.limits, service.selector
     catalog = selector.fleet.catalog
@@ -65,13 +56,17 @@ def usages(service: Service) -> dict[SharedLimit, Usage]:
         limits.reserved_blocks: selector.held.blocks,
         **dict(zip(limits.queue, selector.gate.waiting.size, strict=True)),
     }
-    by_key = _stored_by_key(service.guard, limits, catalog)
-    return {
-        limit: Usage(
-            limit.total, everywhere.get(limit, limit.used), by_key.get(limit, limit.by_key)
+    stored = _stored_by_key(service.guard, limits, catalog)
+    return [
+        LimitReport(
+            limit.name,
+            limit.total,
+            everywhere.get(limit, limit.used),
+            dict(Counter(stored.get(limit, limit.by_key)).most_common(KEYS_SHOWN_MAX)),
+            {(who.key, who.scope): n for who, n in limit.refusals.items()},
         )
         for limit in limits
-    }
+    ]
 
 
 def _stored_by_key(
@@ -102,17 +97,17 @@ def _stored_by_key(
 
 def limit_views(service: Service) -> dict[str, LimitView]:
     """Return all of them for GET /config, by their names."""
-    guard = service.guard
+    guard, reports = service.guard, limit_reports(service)
     return {
         limit.name: LimitView(
-            total=usage.total,
-            used=usage.used,
+            total=report.total,
+            used=report.used,
             unit=limit.unit,
             share=_share(guard, limit) if guard.is_on else None,
-            keys=dict(Counter(usage.by_key).most_common(KEYS_SHOWN_MAX)),
+            keys=dict(report.by_key),
             refused=dict(_refused_by_key(limit).most_common(KEYS_SHOWN_MAX)),
         )
-        for limit, usage in usages(service).items()
+        for limit, report in zip(service.limits, reports, strict=True)
     }
 
 

@@ -96,8 +96,8 @@ class Limits:
 
 
 def event_ranks(workers: Iterable[Worker]) -> int:
-    """Return how many ranks of the workers have an endpoint of KV events."""
-    return sum(1 for worker in workers for endpoint in worker.kv_endpoints().values() if endpoint)
+    """Return how many ranks of the workers publish KV events."""
+    return sum(worker.n_event_ranks() for worker in workers)
 
 
 def holder_of(request: Request) -> Holder:
