@@ -33,13 +33,23 @@ class Connection:
     verified: of the last request that came with a key that is known
     """
 
-    __slots__ = ("_counted", "_told", "gone", "is_real", "verified")
+    __slots__ = (
+        "_counted",
+        "_told",
+        "_told_of_end",
+        "gone",
+        "is_half_closed",
+        "is_real",
+        "verified",
+    )
 
     def __init__(self, *, is_real: bool = True) -> None:
         """is_real: False: it stands for one that nobody tells us of"""
         self.gone, self.is_real = False, is_real
+        self.is_half_closed = False
         self.verified: Verified | None = None
         self._told: Callable[[], None] = _nobody
+        self._told_of_end: Callable[[], None] = _nobody
         self._counted: tuple[SharedLimit, Holder] | None = None
 
     def count(self, limit: SharedLimit, holder: Holder) -> None:
@@ -68,13 +78,24 @@ class Connection:
         if self.gone:
             told()
 
+    def tell_of_end(self, told: Callable[[], None]) -> None:
+        """Call `told` once the client sends nothing more: it is gone, or waits for the rest of an
+        answer, which only writing can tell."""
+        self._told_of_end = told
+
+    def half_close(self) -> None:
+        """The protocol's: the client sends nothing more."""
+        self.is_half_closed = True
+        told, self._told_of_end = self._told_of_end, _nobody
+        told()
+
     def forget(self) -> None:
         """Nobody is to be told any more."""
         self._told = _nobody
 
     def lost(self) -> None:
         """The protocol's: the connection is closed."""
-        self.gone = True
+        self.gone, self._told_of_end = True, _nobody
         self._uncount()
         told, self._told = self._told, _nobody
         told()

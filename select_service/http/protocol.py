@@ -207,6 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._half_closed = HalfClosed(
                     self._coalescing, self.loop, self._supervised, self._may_begin_answer
                 )
+                self._connection.half_close()
             self._end_input()
         except Exception:
             self._fail()

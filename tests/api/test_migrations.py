@@ -9,6 +9,7 @@ import pytest
 
 from select_service.access.guard import EVERYTHING, Grant
 from select_service.api import migrations
+from select_service.http.connection import Connection
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -198,7 +199,7 @@ def stream_of(api, headers=None, grant=EVERYTHING):
     async def read_all():
         pieces, mover = [], api.service.selector.mover
         begin = 0 if headers is None else int(headers[migrations.LAST_EVENT_ID])
-        async for piece in migrations._events(api.service, grant, mover, begin):
+        async for piece in migrations._events(api.service, grant, mover, begin, Connection()):
             pieces.append(piece)
             if mover.moves.next - 1 <= last_of(pieces):
                 break

@@ -6,12 +6,14 @@ Over real sockets, on both paths; `greedy` and `other` are bound to a tenant eac
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from select_service.api.migrations import HEARTBEAT_S
 from tests.access.keys import bearer, entry, keys_file
 from tests.builders import worker_body
 from tests.patience import eventually
@@ -151,6 +153,17 @@ def test_pages_that_are_open(service: Running) -> None:
         with service.client() as other:
             other.send(sent("other", "GET", "/live"))
             assert other.answer().status == 200
+
+
+@pytest.mark.parametrize("path", ["/live", "/migrations/stream", "/migrations?timeout_ms=60000"])
+def test_who_leaves_gives_back_at_once(service: Running, path: str) -> None:
+    limit = "live_streams" if path == "/live" else "migration_waiters"
+    for _ in range(3):
+        with flood(service, "greedy", 8, lambda _: sent("greedy", "GET", path)):
+            eventually(lambda: used(service, limit) == 8)
+        begun = time.monotonic()
+        eventually(lambda: used(service, limit) == 0)
+        assert time.monotonic() - begun < HEARTBEAT_S
 
 
 @pytest.mark.parametrize("size", [8 * MIB - 1024, 2 * MIB - 1024])
