@@ -108,26 +108,28 @@ class TenantBookings:
     """Whether the keys of one tenant may book more.
 
     Counting is dear, so it is done anew only when as many bookings were made as half of the room
-    that was left, if all had the longest prompts; `_left` of them are.
+    that was left, if all had the longest prompts.
+
+    left: bookings until it is counted anew
     """
 
     def __init__(self, tenant: str, limits: BookingLimits, most: int, most_blocks: int) -> None:
         self._of = frozenset((tenant,))
         self._limits, self._most, self._most_blocks = limits, most, most_blocks
-        self._left, self._seen = 0, -1
+        self.left, self._seen = 0, -1
         self._within = limits.sums.within(self._of)
 
     def may_book(self) -> bool:
-        if self._left <= 0:
+        if self.left <= 0:
             reservations, blocks = self.used()
             of_blocks = ceil((self._most_blocks - blocks) / LOOKED_UP_BLOCKS_MAX)
             room = min(of_blocks, self._most - reservations)
-            self._left = (room + 1) // 2
-        return self._left > 0
+            self.left = (room + 1) // 2
+        return self.left > 0
 
     def booked(self) -> None:
         """A key of the tenant has booked once more."""
-        self._left -= 1
+        self.left -= 1
 
     def used(self) -> tuple[int, int]:
         """Return the reservations of the tenant, and their blocks.  O(sums)"""
@@ -158,9 +160,13 @@ class KeyBookings:
 
     def may_book(self) -> bool:
         """Return whether there is room for one more reservation of whatever tenant."""
-        if self._live[0] + self._use.booking >= self._most or self._live[1] >= self._most_blocks:
+        live = self._live
+        if live[0] + self._use.booking >= self._most or live[1] >= self._most_blocks:
             return False
-        return all(each.may_book() for each in self._each)
+        for each in self._each:  # noqa: SIM110  a generator costs more than all the rest
+            if each.left <= 0 and not each.may_book():
+                return False
+        return True
 
     @contextmanager
     def booking(self, tenant: str) -> Iterator[None]:
