@@ -26,7 +26,7 @@ from select_service.settings.reach import check_reach, replica_host
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
 from select_service.starting.listening import bind
-from select_service.starting.signals import leaving_at_once
+from select_service.starting.signals import ignore_hangups, leaving_at_once
 from select_service.starting.threads import begun_threads
 from select_service.starting.wanted import Wanted, wanted_of
 from select_service.starting.written_files import claims
@@ -79,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return keys_command(words[1:])
         with leaving_at_once(0):
+            ignore_hangups()
             judged = _judged(words, os.environ)
             if judged is None:
                 print(f"select-service {package_version()}")

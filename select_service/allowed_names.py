@@ -42,9 +42,13 @@ class AllowedNames:
         self._endings = tuple(name for name in lower if name.startswith("."))
 
     def allow(self, given: str) -> bool:
-        """given: what the header `host` says, with or without a port; may be empty"""
+        """given: what the header `host` says, with or without a port
+
+        Empty where there is none, as in the health checks of HAProxy (HTTP/1.0): no name, so none
+        that could have been rebound.
+        """
         host = _without_port(given).lower().rstrip(".")
-        return host in self._names or host.endswith(self._endings) or _is_address(host)
+        return not given or host in self._names or host.endswith(self._endings) or _is_address(host)
 
 
 def _without_port(host: str) -> str:

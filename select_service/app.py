@@ -20,7 +20,7 @@ from select_service.edge.audit_log import AuditFiles
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.file_changes import FileWatch
-from select_service.edge.hangup import Hangup
+from select_service.edge.hangup import FileFollower, Hangup
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
 from select_service.edge.keys_watch import KeysWatch
@@ -100,6 +100,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
     front = _front(service, listener.getsockname()[1], _traced(tracing))
     loops = _loops(service, listener, front) if service.config["input_loops"] else None
     server = _server(service, listener, front if loops is None else loops)
+    service.open_connections = lambda: _open_connections(service, server)
     http = _http_client(service)
     service.doctor = doctor_of(service, http, state)
     if replicas is not None:
@@ -114,7 +115,7 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         keeping.start(service.ingest, follower)
     engines = _engines(service, http)
     watches = _watches(service)
-    hangup = Hangup([each.look_now for each in watches])
+    hangup = Hangup(lambda: _followers(parts, watches))
     if logged is not None:
         logged.files.start()
     Freezing()
@@ -159,7 +160,14 @@ def _server(service: Service, listener: socket.socket, front: Front | None) -> S
     """front: who meets the bytes of connections first"""
     drain = Drain(service.config["drain_s"], lambda: _leave_address(service.config, listener))
     tls = service.server_tls
-    return server_of(Application(service), front, drain, None if tls is None else tls.handshakes)
+    handshakes = None if tls is None else tls.handshakes
+    keep_alive_s = service.config["keep_alive_s"]
+    return server_of(Application(service), front, drain, handshakes, keep_alive_s)
+
+
+def _open_connections(service: Service, server: Server) -> int:
+    of_loops = sum(each.connections for each in service.input_loops())
+    return len(server.server_state.connections) + of_loops
 
 
 def _http_client(service: Service) -> HttpClient:
@@ -174,6 +182,13 @@ def _watches(service: Service) -> list[FileWatch]:
     path = service.config["api_keys_file"]
     keys: list[FileWatch] = [] if path is None else [KeysWatch(Path(path), service.guard)]
     return [*keys, *(TlsWatch(kept) for _, kept in service.tls())]
+
+
+def _followers(parts: Parts, watches: Sequence[FileWatch]) -> list[FileFollower]:
+    """Return all that read files again while the process runs."""
+    files = [] if parts.discovery is None else parts.discovery.files
+    keyed = [] if parts.replicas is None else parts.replicas.followers()
+    return [*watches, *files, *keyed]
 
 
 def _leave_address(config: Config, listener: socket.socket) -> None:
@@ -223,13 +238,15 @@ def _usual_hosts(service: Service, port: int) -> list[bytes] | None:
 
 def _loops(service: Service, listener: socket.socket, lean: "Lean | None") -> "Loops":
     """Who accepts connections instead of the server.  Raises Unusable."""
+    from select_service.loops.loop import Limits
     from select_service.loops.loops import Loops
 
     assert lean is not None, "see settings.config"
     listeners = siblings(listener, service.config["input_loops"])
     for each in listeners:
         listen(each)
-    loops = Loops(listeners, lean, service.selector, service.metrics)
+    limits = Limits(idle_s=service.config["keep_alive_s"])
+    loops = Loops(listeners, lean, service.selector, service.metrics, limits=limits)
     if (hosts := _usual_hosts(service, listener.getsockname()[1])) is not None:
         loops.ask_hosts(hosts)
     service.input_loops = loops.counts

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets.boundary import Boundary
 from indexer.sockets.ingest import Ingest
+from select_service.access.quotas import BookingLimits
+from select_service.api.limits import Limits
 from select_service.api.service import Examine, Service
 from select_service.bodies.doctor import DoctorReport
 from select_service.core.decide.policies import choice_named
@@ -105,10 +107,14 @@ def build(wanted: Wanted) -> Parts:
             believes_urls=config["replica_sync_insecure"],
         )
     follower = CatalogFollower(selector.fleet, ingest, callbacks)
+    limits = Limits(selector, ingest.ranks_max)
     service = Service(
-        config, wanted.version, selector, ingest, follower, Metrics(wanted.version), replicas
+        config, wanted.version, selector, ingest, follower, Metrics(wanted.version), limits
     )
+    service.replicas = replicas
     service.guard, service.tracing = wanted.guard, tracing
+    if service.guard.is_on:
+        service.guard.bound_by(_booking_limits(limits, selector))
     service.server_tls, service.client_tls = wanted.server_tls, wanted.client_tls
     if health is not None:
         service.reporters = health.reporters
@@ -124,6 +130,11 @@ def build(wanted: Wanted) -> Parts:
     state = _state_file(service, discovery)
     logged = _logged(service)
     return Parts(service, follower, replicas, logged, watch, discovery, state, tracing)
+
+
+def _booking_limits(limits: Limits, selector: Selector) -> BookingLimits:
+    held = selector.held
+    return BookingLimits(limits.reservations, limits.reserved_blocks, held.memory, held.sums)
 
 
 def _selector(

@@ -354,6 +354,10 @@ class Ingest:
         with self._changing:
             _make({thread: _Change(start=True) for thread in self._threads})
 
+    def n_ranks(self) -> int:
+        """Return how many ranks are listened to."""
+        return sum(thread.n_listeners for thread in self._threads)
+
     def statuses(self) -> Iterator[tuple[Key, ListenerStatus]]:
         """Of every rank, each when it is asked for.
 

@@ -18,15 +18,29 @@ HASH_PREFIX: Final = "sha256:"
 
 
 class Quotas(NamedTuple):
-    """What one key may use; None: as much as the service has.
+    """What one key may use; None: of requests as many as it likes, else its share (see `shares`).
 
-    burst: requests that may come at once;  reservations: live ones;  workers: registered ones
+    burst: requests that may come at once
+    The others are limits of the process, by their names.
     """
 
     requests_per_s: float | None = None
     burst: int | None = None
     reservations: int | None = None
     workers: int | None = None
+    reserved_blocks: int | None = None
+    partitions: int | None = None
+    event_ranks: int | None = None
+    queued_requests: int | None = None
+    queued_tokens: int | None = None
+    queued_blocks: int | None = None
+    queued_allowed_ids: int | None = None
+    connections: int | None = None
+    body_bytes: int | None = None
+    migration_waiters: int | None = None
+    live_streams: int | None = None
+    dumps: int | None = None
+    examinations: int | None = None
 
 
 UNBOUNDED: Final = Quotas()

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from hmac import compare_digest
 from typing import TYPE_CHECKING, NamedTuple
 
-from select_service.access.api_key import SECRET_CHARS_MAX, UNBOUNDED, ApiKey, digest_of
+from select_service.access.api_key import SECRET_CHARS_MAX, ApiKey, digest_of
 from select_service.access.roles import MayCall, Role
+from select_service.access.shares import NOBODY as NO_HOLDER
+from select_service.access.shares import Holder, ShareRules, part_of
 from select_service.errors import Forbidden, SelectError, Unauthenticated
 
 if TYPE_CHECKING:
-    from select_service.access.quotas import KeyUse
+    from select_service.access.quotas import BookingLimits, KeyBookings, KeyUse, TenantBookings
 
 NOBODY = "none"
 """Who is counted where there is no key, or none that is known."""
@@ -58,15 +60,24 @@ class Guard:
     readings, failures: of the file of keys since the start;  fault: what is wrong with it now
     """
 
-    def __init__(self, keys: Sequence[ApiKey] | None = None) -> None:
-        """keys: None: everybody may call everything"""
+    def __init__(
+        self,
+        keys: Sequence[ApiKey] | None = None,
+        rules: ShareRules = ShareRules(),  # noqa: B008  it never changes
+    ) -> None:
+        """keys: None: everybody may call everything;  rules: of the shares of keys"""
         self.is_on = keys is not None
         self.generation = 0
         self.refusals: Counter[tuple[str, str, str]] = Counter()
         self.readings = self.failures = 0
         self.fault: str | None = None
         self._keys: Mapping[bytes, ApiKey] = _by_digest(keys or ())
+        self.rules = rules
         self._uses: dict[str, KeyUse] = {}
+        self._holders: dict[ApiKey, Holder] = {}
+        self._bookings: dict[ApiKey, KeyBookings] = {}
+        self._tenants: dict[str, TenantBookings] = {}
+        self._limits: BookingLimits | None = None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -79,6 +90,9 @@ class Guard:
             return False
         self.readings += 1
         self.generation += 1
+        self._holders.clear()
+        self._bookings.clear()
+        self._tenants.clear()
         return True
 
     def keep(self, fault: str) -> None:
@@ -90,16 +104,58 @@ class Guard:
         """Does what was granted still count?"""
         return grant.key is None or self._keys.get(grant.key.digest) == grant.key
 
-    def use_of(self, key: ApiKey | None) -> "KeyUse | None":
-        """What it has used of its quotas; None: it has none."""
-        if key is None or key.quotas == UNBOUNDED:
-            return None
+    def bound_by(self, limits: "BookingLimits") -> None:
+        """Bookings have these limits; called once, before the first request."""
+        self._limits = limits
+
+    def holder(self, grant: Grant) -> Holder:
+        """Who has what a request of the grant uses."""
+        key = grant.key
+        if key is None:
+            return NO_HOLDER
+        holder = self._holders.get(key)
+        if holder is None:
+            holder = self._holders[key] = Holder(key, self.rules)
+        return holder
+
+    def use_of(self, key: ApiKey) -> "KeyUse":
+        """What it has used of its quotas."""
         from select_service.access.quotas import KeyUse  # no verdict on settings waits for arrays
 
         use = self._uses.get(key.name)
         if use is None:
             use = self._uses[key.name] = KeyUse(key.name)
         return use
+
+    def uses(self) -> "Mapping[str, KeyUse]":
+        """What keys have used, by their names; those that have used nothing may be missing."""
+        return self._uses
+
+    def bookings_of(self, grant: Grant) -> "KeyBookings | None":
+        """What the key of a grant has booked and may book; None: there are no keys."""
+        key, limits = grant.key, self._limits
+        if key is None or limits is None:
+            return None
+        found = self._bookings.get(key)
+        if found is None:
+            from select_service.access.quotas import KeyBookings
+
+            holder = self.holder(grant)
+            tenants = {name: self._tenant(name, limits) for name in sorted(key.tenants or ())}
+            found = KeyBookings(self.use_of(key), holder, limits, tenants)
+            self._bookings[key] = found
+        return found
+
+    def _tenant(self, name: str, limits: "BookingLimits") -> "TenantBookings":
+        """All keys of the tenant have the same."""
+        found = self._tenants.get(name)
+        if found is None:
+            from select_service.access.quotas import TenantBookings
+
+            most = part_of(limits.reservations.total, self.rules.tenant)
+            most_blocks = part_of(limits.blocks.total, self.rules.tenant)
+            found = self._tenants[name] = TenantBookings(name, limits, most, most_blocks)
+        return found
 
     def who(self, route: str, may_call: MayCall, headers: Headers) -> Grant:
         """Who calls.  Raises Unauthenticated, and counts it; what is open is open to strangers."""
@@ -121,8 +177,8 @@ class Guard:
             return
         try:
             _check(key, may_call)
-            if (use := self.use_of(key)) is not None:
-                use.ask(key.quotas, now)
+            if key.quotas.requests_per_s is not None:
+                self.use_of(key).ask(key.quotas, now)
         except SelectError as error:
             self.refused(route, key, error)
             raise

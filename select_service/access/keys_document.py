@@ -28,6 +28,19 @@ class _Quotas(msgspec.Struct, forbid_unknown_fields=True):
     burst: Annotated[int, Meta(ge=1, le=10**9)] | None = None
     reservations: _Count | None = None
     workers: _Count | None = None
+    reserved_blocks: _Count | None = None
+    partitions: _Count | None = None
+    event_ranks: _Count | None = None
+    queued_requests: _Count | None = None
+    queued_tokens: _Count | None = None
+    queued_blocks: _Count | None = None
+    queued_allowed_ids: _Count | None = None
+    connections: _Count | None = None
+    body_bytes: _Count | None = None
+    migration_waiters: _Count | None = None
+    live_streams: _Count | None = None
+    dumps: _Count | None = None
+    examinations: _Count | None = None
 
 
 class _Key(msgspec.Struct, forbid_unknown_fields=True):

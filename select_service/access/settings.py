@@ -8,6 +8,7 @@ from select_service.access.guard import Guard
 from select_service.access.keys_file import read_keys, read_replica_keys
 from select_service.access.plane_keys import PlaneKeys
 from select_service.access.presenting import key_in
+from select_service.access.shares import ShareRules
 from select_service.settings.config import Config, ConfigError
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ def guard_of(config: Config) -> Guard:
     path = config["api_keys_file"]
     if path is None:
         return Guard()
+    rules = ShareRules(config["key_share"], config["tenant_share"], config["unbound_key_share"])
     try:
-        return Guard(read_keys(Path(path)))
+        return Guard(read_keys(Path(path)), rules)
     except ValueError as error:
         raise ConfigError(f"--api-keys-file {path}: {error}") from None
 

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.access.roles import OPERATOR, whole_service
+from select_service.api.limits import holder_of
 from select_service.api.parameters import query_flag, query_number
 from select_service.api.service import Service
 from select_service.bodies.common import U64, U64_MAX
@@ -89,11 +90,12 @@ async def doctor(service: Service, request: Request, query: Mapping[str, str]) -
     after = query_number(query, "after", 0, U64_MAX)
     workers, following = _workers(service, query, after)
     probes = query_flag(query, "probe", False)
-    service.doctor_permits.enter()
+    limit, holder = service.limits.examinations, holder_of(request)
+    limit.take(holder)
     try:
         report = await service.doctor(workers, after is None, probes)
     finally:
-        service.doctor_permits.leave()
+        limit.give_back(holder)
     report.next = following
     return json_response(report)
 

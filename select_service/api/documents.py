@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.api.limit_views import LimitView
 from select_service.bodies.common import U32, U64
 from select_service.bodies.inspection import LogLevelView
 from select_service.bodies.policies import PolicyRule
@@ -39,6 +40,8 @@ class ConfigView(Struct, kw_only=True):
     """What PUT /policy has set; where no rule counts it is `policy` of the settings."""
     unknown_variables: dict[str, str | None]
     """Environment variables that look like settings and are none, with the most similar setting."""
+    limits: dict[str, LimitView]
+    """What all callers share, by name: see docs/security.md."""
 
 
 class DumpBlock(Struct, kw_only=True):

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.access.roles import ANYONE, CALLER, OPERATOR, within_tenants
+from select_service.api.limits import holder_of
 from select_service.api.live import EVENT_STREAM, events
 from select_service.api.service import Service, grant_of
 from select_service.api.static_files import HTML, IMAGE, JAVASCRIPT, STYLES, StaticFiles
@@ -92,4 +93,5 @@ async def live(service: Service, request: Request) -> Response:
         return Response(media_type=EVENT_STREAM)  # what follows has no end
     content = events(service, grant_of(request))
     headers = {"cache-control": "no-store"}
-    return BoundedStream(service.live.permits, content, headers, EVENT_STREAM)
+    limit, holder = service.limits.live_streams, holder_of(request)
+    return BoundedStream(limit, holder, content, headers, EVENT_STREAM)

@@ -19,6 +19,8 @@ from select_service.access.roles import CALLER, OPERATOR, REPLICA, whole_service
 from select_service.api import parameters
 from select_service.api.compact import compact_loads
 from select_service.api.documents import ConfigView, PartitionDumpView
+from select_service.api.limit_views import limit_views
+from select_service.api.limits import holder_of
 from select_service.api.long_prompts import read_ahead
 from select_service.api.pages import PAGES, is_compact, is_paged, linked, page_of
 from select_service.api.parameters import scope_filter
@@ -192,14 +194,14 @@ async def overlap_scores(service: Service, request: Request, body: PromptQuery) 
 )
 async def dump(service: Service, request: Request) -> Response:
     """The index, streamed; each dump holds a copy of one partition until its client has read it."""
-    permits = service.dump_permits
+    limit, holder = service.limits.dumps, holder_of(request)
     accept = ",".join(request.headers.getlist("accept"))
     is_compact = asks_for(accept, MEDIA_TYPE, JSON)
     if request.method == "HEAD":  # nothing is copied for it
         return Stream(_nothing(), 200, _VARY, MEDIA_TYPE if is_compact else JSON)
     if is_compact:
-        return BoundedStream(permits, _compact_dump(service), _VARY, MEDIA_TYPE)
-    return BoundedStream(permits, _dump(service), _VARY, JSON)
+        return BoundedStream(limit, holder, _compact_dump(service), _VARY, MEDIA_TYPE)
+    return BoundedStream(limit, holder, _dump(service), _VARY, JSON)
 
 
 async def _nothing() -> AsyncIterator[bytes]:
@@ -262,6 +264,16 @@ def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:
                     "log_level": _LOG_LEVEL,
                     "policy_rules": [],
                     "unknown_variables": {"SELECT_SERVICE_PROT": "SELECT_SERVICE_PORT"},
+                    "limits": {
+                        "live_streams": {
+                            "total": 32,
+                            "used": 9,
+                            "unit": "streams of /live",
+                            "share": {"bound_key": 8, "tenant": 16, "unbound_key": 28},
+                            "keys": {"web": 8, "ops": 1},
+                            "refused": {"web": 3},
+                        }
+                    },
                 },
             )
         },
@@ -276,6 +288,7 @@ async def config(service: Service, request: Request) -> Response:
         "log_level": _log_level(service),
         "policy_rules": policy_rules(service.selector.fleet.policies),
         "unknown_variables": config.unknown,
+        "limits": limit_views(service),
     }
     return json_response(body)
 

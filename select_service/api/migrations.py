@@ -13,6 +13,7 @@ from starlette.responses import Response
 from select_service.access.guard import Grant
 from select_service.access.roles import CALLER, OPERATOR, within_tenants
 from select_service.api import parameters
+from select_service.api.limits import holder_of
 from select_service.api.parameters import query_number
 from select_service.api.samples import RANK
 from select_service.api.service import Service, grant_of, now
@@ -29,7 +30,7 @@ from select_service.bodies.migrations import (
 from select_service.core.identity import Rank
 from select_service.errors import BadRequest, CapacityExceeded, HealthOff, NotFound, ShuttingDown
 from select_service.http.codec import json_response
-from select_service.http.connection import ClientGone, connection_of
+from select_service.http.connection import ClientGone, Connection, connection_of
 from select_service.http.endpoint import (
     WITH_BODY,
     Answer,
@@ -113,7 +114,8 @@ async def listing(service: Service, request: Request, query: Mapping[str, str]) 
 async def _wait(service: Service, request: Request, mover: "Mover", timeout_s: float) -> None:
     """Until something moves.  Raises ClientGone, CapacityExceeded, ShuttingDown."""
     over, connection = asyncio.Event(), connection_of(request)
-    service.migration_permits.enter()
+    limit, holder = service.limits.migration_waiters, holder_of(request)
+    limit.take(holder)
     connection.tell(over.set)
     mover.watch(over.set)
     try:
@@ -125,7 +127,7 @@ async def _wait(service: Service, request: Request, mover: "Mover", timeout_s: f
     finally:
         mover.unwatch(over.set)
         connection.forget()
-        service.migration_permits.leave()
+        limit.give_back(holder)
     if connection.gone:
         raise ClientGone
 
@@ -155,20 +157,25 @@ async def stream(service: Service, request: Request, query: Mapping[str, str]) -
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")  # what follows has no end
     begin = mover.moves.next - 1 if after is None else after
-    events = _events(service, grant_of(request), mover, begin)
+    events = _events(service, grant_of(request), mover, begin, connection_of(request))
     headers = {"cache-control": "no-store"}
-    return BoundedStream(service.migration_permits, events, headers, "text/event-stream")
+    limit, holder = service.limits.migration_waiters, holder_of(request)
+    return BoundedStream(limit, holder, events, headers, "text/event-stream")
 
 
 async def _events(
-    service: Service, grant: Grant, mover: "Mover", after: int
+    service: Service, grant: Grant, mover: "Mover", after: int, connection: Connection
 ) -> AsyncIterator[bytes]:
     """Pieces of a stream; what a slow client has not read is nowhere but in `Moves`.
+
+    A client that sends nothing more gets a heartbeat at once: if it has gone, that fails.
 
     It ends when the key of the client does not count any more.
     """
     moved = asyncio.Event()
     mover.watch(moved.set)
+    connection.tell_of_end(moved.set)
+    has_checked = False
     try:
         yield b": begin\n\n"
         while not mover.is_ending and service.guard.stands(grant):
@@ -182,6 +189,9 @@ async def _events(
             if page.events or page.gap:
                 after = page.next
                 continue
+            if connection.is_half_closed and not has_checked:
+                has_checked = True
+                yield b": alive\n\n"
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await moved.wait()

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.access.guard import STRANGER, Guard
 from select_service.access.roles import ANYONE, CALLER, METRICS, OPERATOR, whole_service
+from select_service.api.limit_views import limit_reports
 from select_service.api.parameters import query_flag
 from select_service.api.service import Service, grant_of, keeping_report, now
 from select_service.api.tenancy import without_hints
@@ -134,6 +135,7 @@ async def metrics(service: Service, request: Request) -> Response:
         service.ingest.names.boundary.refused(),
         _tls(service),
         None if service.tracing is None else service.tracing.counts,
+        limit_reports(service),
     )
     seen = await result_in_turns(service.metrics.observe(service.selector, edges))
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

@@ -117,7 +117,7 @@ async def create(service: Service, request: Request, body: ReservationRequest) -
     await may_book(service, body)
     if connection_of(request).gone:
         raise ClientGone
-    with booking(service, request, body.reservation_id) as booked:
+    with booking(service, request, body, body.reservation_id) as booked:
         reservation = service.selector.reserve(body, now(), read)
         booked(body.reservation_id)
     if "span" in request.scope:

@@ -10,11 +10,12 @@ from starlette.types import Receive, Scope, Send
 
 from select_service.access.audit import Asked, is_action, line_of
 from select_service.access.guard import EVERYTHING, Grant
+from select_service.api.limits import holder_of
 from select_service.api.parameters import query_of
-from select_service.api.service import InternalError, Service, TracingPlane, now
+from select_service.api.service import InternalError, Service, TracingPlane, grant_of, now
 from select_service.api.tenancy import keep_within
 from select_service.errors import Forbidden, Overloaded, QuotaExceeded, SelectError, UnknownField
-from select_service.http.codec import body_as, error_response
+from select_service.http.codec import HOLDER, body_as, error_response
 from select_service.http.connection import ClientGone, Verified, connection_of
 from select_service.http.endpoint import Endpoint, Route
 from select_service.http.request_warnings import STRICT, Warned, tell, warn, warned
@@ -70,6 +71,8 @@ class Resource:
             code, status = error.code, error.status  # not `error`: its traceback leads here
             response = error_response(_told(request, error))
             in_body = not isinstance(error, Overloaded)
+            if "is_last" in request.scope:
+                response.headers["connection"] = "close"
         finally:
             if "span" in request.scope:
                 request.scope["span"].end(status, code)
@@ -84,9 +87,20 @@ class Resource:
         """Raises SelectError, ClientGone."""
         scope, guard, may_call = request.scope, service.guard, action.route.may_call
         scope["grant"] = grant = guard.who(self.path, may_call, scope["headers"])
-        if grant.key is not None:
-            guard.let_in(self.path, may_call, grant, now())
-            _note(request, grant)
+        scope[HOLDER] = guard.holder(grant)
+        if grant.key is None:
+            return await self._let_in(service, request, action)
+        guard.let_in(self.path, may_call, grant, now())
+        try:
+            _note(service, request, grant)
+            return await self._let_in(service, request, action)
+        except QuotaExceeded as error:
+            guard.refused(self.path, grant.key, error)
+            raise
+
+    async def _let_in(self, service: Service, request: Request, action: "_Action") -> Response:
+        """Raises SelectError, ClientGone."""
+        scope, grant = request.scope, grant_of(request)
         if service.tracing is not None and action.is_traced:
             _begin_span(service.tracing, self.path, scope)
         scope["arguments"] = arguments = await action.arguments(request)
@@ -96,11 +110,7 @@ class Resource:
             _keep_within(service, request, action.route)
         if "warnings" in scope:
             _check_strictness(service, request, action.is_strict)
-        try:
-            return await action.handler(service, request, *arguments)
-        except QuotaExceeded as error:
-            guard.refused(self.path, grant.key, error)
-            raise
+        return await action.handler(service, request, *arguments)
 
     def _wrong_method(self, method: str) -> Response:
         text = f"method not allowed: `{self.path}` takes {self._allow.replace(',', ', ')}"
@@ -115,10 +125,17 @@ def _begin_span(tracing: TracingPlane, path: str, scope: Scope) -> None:
         scope["span"] = span
 
 
-def _note(request: Request, grant: Grant) -> None:
-    """Let the connection know whose requests come in on it."""
+def _note(service: Service, request: Request, grant: Grant) -> None:
+    """Let the connection know whose requests come in on it.  Raises QuotaExceeded."""
+    connection = connection_of(request)
+    if connection.is_real:
+        try:
+            connection.count(service.limits.connections, holder_of(request))
+        except QuotaExceeded:
+            request.scope["is_last"] = True
+            raise
     value = next(value for name, value in request.scope["headers"] if name == b"authorization")
-    connection_of(request).verified = Verified(value, grant)
+    connection.verified = Verified(value, grant)
 
 
 def _keep_within(service: Service, request: Request, route: Route) -> None:

@@ -15,7 +15,7 @@ from select_service.access.roles import CALLER, within_tenants
 from select_service.api.long_prompts import may_book, read_ahead
 from select_service.api.samples import RANK, SCOPE, TOKENS
 from select_service.api.service import Service, now, trace_of
-from select_service.api.using import booking
+from select_service.api.using import booking, queued
 from select_service.bodies.prompts import PromptFields
 from select_service.bodies.selection import SelectAndReserveRequest, Selection, SelectRequest
 from select_service.core.admission.waiting import Ticket
@@ -134,7 +134,7 @@ async def select_and_reserve(
     await may_book(service, body)
     if connection_of(request).gone:
         raise ClientGone  # its booking would only hold load until it expires
-    with booking(service, request, body.reservation_id) as booked:
+    with booking(service, request, body, body.reservation_id) as booked:
         started = perf_counter()
         explain = log.isEnabledFor(logging.DEBUG)
         outcome = service.selector.select_and_reserve(
@@ -231,10 +231,10 @@ async def _waited(service: Service, request: Request, ticket: Ticket) -> Decisio
     gate = service.selector.gate
     over, connection = asyncio.Event(), connection_of(request)
     ticket.settled = over.set
-    connection.tell(over.set)
     left_s = ticket.deadline - now() if isfinite(ticket.deadline) else None
     try:
-        with suppress(TimeoutError):
+        with queued(service, request, ticket), suppress(TimeoutError):
+            connection.tell(over.set)
             async with asyncio.timeout(left_s):
                 await over.wait()
         if connection.gone:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from indexer.sockets.ingest import Ingest
 from select_service.access.audit import AuditLine
 from select_service.access.guard import Grant, Guard
+from select_service.api.limits import Limits
 from select_service.api.watching import Live
 from select_service.bodies.discovery import DiscoveryView
 from select_service.bodies.doctor import DoctorReport
@@ -23,7 +24,6 @@ from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, S
 from select_service.core.selector import Selector
 from select_service.core.workers.catalog import Worker
 from select_service.errors import SelectError
-from select_service.http.streams import Permits
 from select_service.metrics.access import AuditCounts
 from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.discovery import SourceReport
@@ -38,10 +38,6 @@ from select_service.tls.kept import ClientTls, Kept, ServerTls
 if TYPE_CHECKING:
     from select_service.core.degrading.capacity_watch import CapacityWatch
 
-DUMPS_MAX = 4
-"""Dumps that are sent at one time; each holds a copy of one partition."""
-MIGRATION_WAITERS_MAX = 256
-"""Calls and streams that wait for migrations at one time."""
 TRACEPARENT_CHARS_MAX = 128
 """A valid one has 55; the rest of a longer one is not logged."""
 
@@ -133,6 +129,7 @@ class Service:
     ingest: Ingest
     follower: CatalogPlane
     metrics: Metrics
+    limits: Limits
     replicas: ReplicaPlane | None = None
     audit: AuditLog | None = None
     guard: Guard = field(default_factory=Guard)
@@ -144,21 +141,15 @@ class Service:
     callback_failures: Mapping[str, int] = field(default_factory=dict)
     callback_failed: Callable[[str], None] = lambda name: None
     tasks: Mapping[str, TaskCounts] = field(default_factory=dict)
+    open_connections: Callable[[], int] = lambda: 0
     input_loops: Callable[[], Sequence[LoopCounts]] = tuple
     decision_log: Callable[[], LogCounts | None] = lambda: None
-    dump_permits: Permits = field(
-        default_factory=lambda: Permits(DUMPS_MAX, "dumps are being sent")
-    )
-    migration_permits: Permits = field(
-        default_factory=lambda: Permits(MIGRATION_WAITERS_MAX, "callers wait for migrations")
-    )
     live: Live = field(default_factory=Live)
     json_dumps: int = 0
     compact_dumps: int = 0
     capacity: "CapacityWatch | None" = None
     is_draining: bool = False
     doctor: Examine | None = None
-    doctor_permits: Permits = field(default_factory=lambda: Permits(1, "examination runs"))
     kept_policies: PolicyKeeper | None = None
     reporters: Sequence[Network] = ()
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)

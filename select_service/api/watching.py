@@ -8,10 +8,6 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from select_service.http.streams import Permits
-
-WATCHERS_MAX = 32
-"""Streams at one time."""
 INTERVAL_S = 1.0
 COST_SHARE_MAX = 0.01
 """Of one core; where a frame takes more CPU than that of an interval, the next one comes later."""
@@ -51,7 +47,6 @@ class Live:
     """Makes frames when somebody waits for one; all who wait get the same."""
 
     def __init__(self) -> None:
-        self.permits = Permits(WATCHERS_MAX, "pages are open")
         self._making = asyncio.Lock()
         self._ended = asyncio.Event()
         self._frame = Frame(0, 0.0, INTERVAL_S, Parts([], [], {}, 0.0))

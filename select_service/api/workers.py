@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.access.roles import CALLER, OPERATOR, within_tenants
-from select_service.api import parameters, using
+from select_service.api import parameters
 from select_service.api.compact import compact_ranks
 from select_service.api.pages import PAGES, is_compact, linked, page_of
 from select_service.api.parameters import scope_filter
 from select_service.api.samples import SCOPE
 from select_service.api.service import Service, grant_of, trace_of
 from select_service.api.tenancy import check_registration, check_worker, without_hints
+from select_service.api.using import refuse_worker, register_use
 from select_service.api.worker_records import records
 from select_service.bodies.compact import CompactWorkers
 from select_service.bodies.workers import (
@@ -109,13 +110,15 @@ WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
 )
 async def register(service: Service, request: Request, body: WorkerRegistration) -> Response:
     fleet = service.selector.fleet
-    await _made_room(fleet, fleet.catalog.registered(body))
+    worker = fleet.catalog.registered(body)
+    await _made_room(fleet, worker)
     check_registration(service, grant_of(request), body.worker_id)  # perhaps it came meanwhile
     _refuse_a_sources(service, body.worker_id)
-    using.register(service, request, body.worker_id)
+    refuse_worker(service, request, worker)
     if service.discovery is not None:
         service.discovery.taken_by_hand(body.worker_id)
     record = without_hints(grant_of(request), service.selector.register(body))
+    register_use(service, request, body.worker_id)
     await _followed(service, "worker registered", record, trace_of(request))
     return json_response(record, 201)
 
@@ -198,11 +201,14 @@ async def show(service: Service, request: Request, worker_id: int) -> Response:
 )
 async def patch(service: Service, request: Request, worker_id: int, body: WorkerPatch) -> Response:
     fleet = service.selector.fleet
-    await _made_room(fleet, fleet.catalog.patched(worker_id, body))
+    worker = fleet.catalog.patched(worker_id, body)
+    await _made_room(fleet, worker)
     check_worker(service, grant_of(request), worker_id)  # perhaps another came meanwhile
-    if not fleet.catalog.is_registered(worker_id):
-        using.register(service, request, worker_id)
+    is_new = not fleet.catalog.is_registered(worker_id)
+    refuse_worker(service, request, worker)
     record = without_hints(grant_of(request), service.selector.patch(worker_id, body))
+    if is_new:
+        register_use(service, request, worker_id)
     await _followed(service, "worker changed", record, trace_of(request))
     return json_response(record)
 

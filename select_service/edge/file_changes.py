@@ -17,14 +17,16 @@ class FileWatch(ABC):
     Belongs to one event loop.  Looking and reading happen on a thread.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
+    def __init__(self, paths: Sequence[Path], look_s: float = LOOK_S) -> None:
+        """look_s: the time between two looks at the files"""
+        self.paths = paths
+        self._look_s = look_s
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
         """The task ends only by `stop`."""
-        self._task = asyncio.create_task(self._work())
+        self._task = asyncio.create_task(self.run())
         return self._task
 
     def look_now(self) -> None:
@@ -36,8 +38,9 @@ class FileWatch(ABC):
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _work(self) -> None:
-        async for _ in file_changes(self._paths, LOOK_S, self._asked):
+    async def run(self) -> None:
+        """Follow the files until it is cancelled."""
+        async for _ in file_changes(self.paths, self._look_s, self._asked):
             await self._read()
 
     @abstractmethod

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from select_service.access.api_key import UNBOUNDED
-from select_service.access.guard import Guard
+from select_service.access.guard import EVERYTHING, Grant, Guard
 from select_service.access.roles import CALLER
+from select_service.access.shares import Holder
 from select_service.core.selector import Selector
 from select_service.fast.answerer import Answerer
 from select_service.fast.protocol import Lean, LeanProtocol, Watch
@@ -85,14 +85,14 @@ class KeyedAnswerer:
 
     _known: by which key it answers, and _generation: of the keys then
     _inner: who answers; None: nobody.  _value: kept alive for it
-    _memory: that of the ledger
+    _bookings: what the key may book;  _use: of its requests; None: they are not counted
     """
 
     __slots__ = (
+        "_bookings",
         "_generation",
         "_inner",
         "_known",
-        "_memory",
         "_passes",
         "_quotas",
         "_use",
@@ -105,7 +105,6 @@ class KeyedAnswerer:
         self.end = 0
         self.connection = Connection()
         self._passes, self._generation = passes, passes.guard.generation
-        self._memory = passes.selector.held.memory
         self._known: Verified | None = None
         self._inner: ServiceAnswerer | None = None
 
@@ -122,15 +121,19 @@ class KeyedAnswerer:
         ):
             self._look()
         inner = self._inner
-        if inner is None or (self._use is not None and not self._may_go_on()):
+        if inner is None or not self._may_go_on():
             self.end = 0
             return None
         inner.ask_for(*self._value[:2])
         answer = inner.answer(data, at, file)
         self.end = inner.end
-        if self._use is not None:
-            self._count(inner, answer)
+        self._count(inner, answer)
         return answer
+
+    @property
+    def grant(self) -> Grant:
+        """Whose requests are answered."""
+        return EVERYTHING if self._known is None else self._known.grant
 
     def _look(self) -> None:
         """Who is it that calls now?"""
@@ -143,35 +146,41 @@ class KeyedAnswerer:
         if grant.has(CALLER):
             value = np.frombuffer(self._known.value, np.uint8)
             self._value = value.ctypes.data, value.size, value
-            self._use = guard.use_of(grant.key)
-            self._quotas = UNBOUNDED if grant.key is None else grant.key.quotas
+            assert grant.key is not None
+            self._quotas, self._bookings = grant.key.quotas, guard.bookings_of(grant)
+            is_paced = self._quotas.requests_per_s is not None
+            self._use = guard.use_of(grant.key) if is_paced else None
             self._inner = self._passes.answerer_of(grant.tenants)
 
     def _may_go_on(self) -> bool:
         """Do the quotas of the key allow whatever is asked for?  If not, the ordinary path looks
         closer."""
-        use, quotas = self._use, self._quotas
-        assert use is not None
-        return use.may_book(quotas) and use.take(quotas, monotonic())
+        bookings, use = self._bookings, self._use
+        if bookings is not None and not bookings.may_book():
+            return False
+        return use is None or use.take(self._quotas, monotonic())
 
     def _count(self, inner: ServiceAnswerer, answer: bytes | None) -> None:
         """answer: what it gave; None: the ordinary path is to answer, or the request goes on"""
-        assert self._use is not None
         if answer is None:
-            self._use.give_back(self._quotas)
-        elif self._quotas.reservations is not None and (row := inner.booked_row) != NONE:
-            self._use.booked(self._memory, row)
+            if self._use is not None:
+                self._use.give_back(self._quotas)
+        elif self._bookings is not None and (row := inner.booked_row) != NONE:
+            self._bookings.booked(row)
 
 
 class KeyedProtocol(LeanProtocol):
     """One connection."""
 
-    __slots__ = ("_keyed",)
+    __slots__ = ("_keyed", "_passes")
 
     def __init__(self, passes: Passes, before: Before, watch: Watch, *server: Any) -> None:
         """before: see `Lean`"""
-        self._keyed = KeyedAnswerer(passes)
+        self._passes, self._keyed = passes, KeyedAnswerer(passes)
         super().__init__(self._keyed if before is None else before(self._keyed), watch, *server)
+
+    def _who(self) -> Holder:
+        return self._passes.guard.holder(self._keyed.grant)
 
     def _new_ordinary(self) -> BoundedProtocol:
         ordinary = super()._new_ordinary()

@@ -18,7 +18,8 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from select_service.errors import CapacityExceeded
+from select_service.access.shares import NOBODY, Holder
+from select_service.errors import CapacityExceeded, QuotaExceeded
 from select_service.fast.answerer import Answerer, HeadedAnswerer
 from select_service.http import protocol as bounds
 from select_service.http.codec import BODY_BUDGET, BODY_BYTES_FREE, BODY_BYTES_MAX
@@ -104,7 +105,8 @@ class LeanProtocol(asyncio.Protocol):
     """One connection.
 
     _mode: what the next bytes are.  _parts: bytes that have come in and are not answered, `_size`
-    of them, `_counted` of these in the budget of bodies; _wanted: how many make a request.
+    of them, `_counted` of these in the budget of bodies, for `_holder`; _wanted: how many make a
+    request.
     _is_full: the client does not read, so nothing more is answered.
     _quiet: looks of the watch since the last answer, or since what is collected began.
     _unsent: bytes of answers that the watch saw unsent; _unread: how often it was as many.
@@ -119,6 +121,7 @@ class LeanProtocol(asyncio.Protocol):
         "_connections",
         "_counted",
         "_file",
+        "_holder",
         "_is_full",
         "_mode",
         "_ordinary",
@@ -148,6 +151,7 @@ class LeanProtocol(asyncio.Protocol):
         self._mode, self._is_full = _NEW, False
         self._parts: list[bytes] = []
         self._size = self._counted = self._wanted = 0
+        self._holder = NOBODY
         self._quiet = self._unsent = self._unread = 0
         self._file = _NO_FILE
 
@@ -178,6 +182,21 @@ class LeanProtocol(asyncio.Protocol):
                 self._answer_all(data, answer)
         except Exception:
             self._fail()
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more.  What it has sent is answered, and if that is not done yet
+        by the ordinary path.
+
+        Returns whether the connection stays open.
+        """
+        try:
+            if self._mode in (_COLLECTING, _WAITING):
+                self._hand_over()
+            if self._mode == _ORDINARY and self._ordinary is not None:
+                return self._ordinary.eof_received()
+        except Exception:
+            self._fail()
+        return False
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -289,12 +308,18 @@ class LeanProtocol(asyncio.Protocol):
         """Bodies that are not complete share one bound; beyond it the ordinary path refuses."""
         uncounted = self._size - BODY_BYTES_FREE - self._counted
         if uncounted > 0:
+            if not self._counted:
+                self._holder = self._who()
             try:
-                BODY_BUDGET.take(uncounted)
-            except CapacityExceeded:
+                BODY_BUDGET.take(self._holder, uncounted)
+            except (CapacityExceeded, QuotaExceeded):
                 self._hand_over()
             else:
                 self._counted += uncounted
+
+    def _who(self) -> Holder:
+        """Return who sends what is collected."""
+        return NOBODY
 
     def _keep(self, data: bytes) -> None:
         self._parts.append(data)
@@ -303,7 +328,7 @@ class LeanProtocol(asyncio.Protocol):
     def _take_parts(self) -> bytes:
         """What has come in and is not answered."""
         parts, self._parts = self._parts, []
-        BODY_BUDGET.held -= self._counted
+        BODY_BUDGET.give_back(self._holder, self._counted)
         self._size = self._counted = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -424,8 +449,14 @@ class LeanProtocol(asyncio.Protocol):
         if self._mode in (_NEW, _COLLECTING):
             if quiet_s >= bounds.REQUEST_READ_S_MAX:
                 self._hand_over().time_out()
-        elif quiet_s >= self._config.timeout_keep_alive:
+        elif quiet_s >= self._idle_s_max():
             self._end()
+
+    def _idle_s_max(self) -> float:
+        idle_s: float = self._config.timeout_keep_alive
+        if bounds.is_crowded(self._connections):
+            return min(idle_s, bounds.CROWDED_KEEP_ALIVE_S)
+        return idle_s
 
 
 class Watch:

@@ -15,7 +15,7 @@ class CoalescingTransport:
     Everything but writing and closing is the wrapped transport's own.
     """
 
-    __slots__ = ("_held", "_loop", "_supervised", "_transport", "is_closing")
+    __slots__ = ("_ahead", "_held", "_loop", "_supervised", "_transport", "is_closing")
 
     def __init__(
         self,
@@ -28,9 +28,19 @@ class CoalescingTransport:
         self._loop = loop
         self._supervised = supervised
         self._held: list[bytes] = []
+        self._ahead = b""
         self.is_closing = transport.is_closing  # asked for every part that comes in
 
+    def write_ahead(self, beginning: bytes) -> None:
+        """Write at once the bytes with which the next `write` begins, whatever follows them."""
+        if not self._ahead and not self._held and not self._transport.is_closing():
+            self._ahead = beginning
+            self._transport.write(beginning)
+
     def write(self, data: bytes) -> None:
+        if self._ahead:
+            assert data.startswith(self._ahead)
+            data, self._ahead = data[len(self._ahead) :], b""
         if not self._held:
             self._loop.call_soon(self._supervised, self._flush)
         self._held.append(data)

@@ -11,11 +11,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from select_service.access.shares import NOBODY, Holder, SharedLimit
 from select_service.bodies.admission import OverloadedBody
 from select_service.bodies.common import ErrorBody
 from select_service.errors import (
     BodyTooLarge,
-    CapacityExceeded,
     InvalidBody,
     MalformedJson,
     Overloaded,
@@ -46,6 +46,9 @@ _MANY_STRINGS = f"the JSON body has more than {BODY_STRINGS_MAX} strings"
 BODY_BYTES_AT_ONCE = 128 * 1024
 """A longer one is decoded in one turn of the event loop and served in the next."""
 
+HOLDER = "holder"
+"""Of a scope: who has what the request uses; not there: nobody."""
+
 T = TypeVar("T")
 
 _ENCODER = msgspec.json.Encoder()
@@ -54,22 +57,13 @@ _passed_over = msgspec.json.Decoder(msgspec.Raw).decode
 """Checks that a text is JSON, and makes nothing of it."""
 
 
-class BodyBudget:
-    """How many bytes of request bodies are held right now."""
-
-    def __init__(self) -> None:
-        self.held = 0
-
-    def take(self, n_bytes: int) -> None:
-        """Raises CapacityExceeded."""
-        if self.held + n_bytes > BODY_BYTES_IN_FLIGHT_MAX:
-            raise CapacityExceeded(
-                f"more than {BODY_BYTES_IN_FLIGHT_MAX} bytes of request bodies are being read"
-            )
-        self.held += n_bytes
-
-
-BODY_BUDGET = BodyBudget()
+BODY_BUDGET = SharedLimit(
+    "body_bytes",
+    BODY_BYTES_IN_FLIGHT_MAX,
+    "bytes of request bodies that are being read",
+    "send bodies whole and at once, and fewer at one time",
+)
+"""How many bytes of request bodies are held right now."""
 
 
 async def body_as(request: Request, form: BodyForm[T], *, optional: bool = False) -> T:
@@ -146,6 +140,7 @@ async def _read(request: Request) -> bytes:
     """
     chunks: list[bytes] = []
     size = counted = 0
+    holder: Holder = request.scope.get(HOLDER, NOBODY)
     try:
         while True:
             message = await request.receive()
@@ -159,12 +154,12 @@ async def _read(request: Request) -> bytes:
             if not message.get("more_body", False):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
             if size - counted > BODY_BYTES_FREE:
-                BODY_BUDGET.take(size - BODY_BYTES_FREE - counted)
+                BODY_BUDGET.take(holder, size - BODY_BYTES_FREE - counted)
                 counted = size - BODY_BYTES_FREE
     except asyncio.CancelledError:
         raise ShuttingDown("the service is ending; nothing was done") from None
     finally:
-        BODY_BUDGET.held -= counted
+        BODY_BUDGET.give_back(holder, counted)
 
 
 async def _next_turn() -> None:

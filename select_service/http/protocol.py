@@ -13,7 +13,8 @@ The contract with uvicorn, checked by tests/http/test_uvicorn_contract.py.  Of `
 * called by us, wrapped: `connection_made(transport)`, `connection_lost(error)`, the parser's
   callbacks `on_message_begin`, `on_headers_complete`, `on_body(bytes)`, `on_message_complete`, and
   `on_response_complete`, which starts the next of `pipeline`;
-* replaced: `data_received`, `send_400_response`, and `parser` and `flow` after they were made;
+* replaced: `data_received`, `eof_received` (True: the transport stays open), `send_400_response`,
+  and `parser` and `flow` after they were made;
 * `_unset_keepalive_if_required()` stops the timer of an idle connection; only `data_received` and
   `on_response_complete` call it;
 * read: `config.app`, `loop`, `connections` (all that are open, this one or who stands before it),
@@ -24,9 +25,10 @@ The contract with uvicorn, checked by tests/http/test_uvicorn_contract.py.  Of `
 * `logger` is only written to.
 
 Of `RequestResponseCycle`: `response_started`, `response_complete`, `body` (what no handler has
-taken yet); `disconnected` and `message_event`, which together end a `receive()` with
-`http.disconnect`.  Of `FlowControl`: `pause_reading()`, `resume_reading()`; uvicorn pauses above
-`HIGH_WATER_LIMIT` bytes of `body` and resumes when a handler asks for more or has answered.
+taken yet); `keep_alive` (False: its answer is the last, and closes); `disconnected` and
+`message_event`, which together end a `receive()` with `http.disconnect`.  Of `FlowControl`:
+`pause_reading()`, `resume_reading()`; uvicorn pauses above `HIGH_WATER_LIMIT` bytes of `body` and
+resumes when a handler asks for more or has answered.
 
 Of `uvicorn.Server` (see `server`): `serve` is `capture_signals` around `_serve`, and raises what is
 in `_captured_signals` again; `shutdown` comes before the connections are asked to end;
@@ -43,7 +45,7 @@ the data where the head ends.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Protocol
 
 import httptools
@@ -61,10 +63,17 @@ from select_service.errors import CapacityExceeded, SelectError
 from select_service.http.coalescing import CoalescingTransport
 from select_service.http.connection import EXTENSION, Connection
 from select_service.http.endpoint import RequestTimeout
+from select_service.http.half_closed import HalfClosed
 from select_service.http.head import HeadTooLarge, MalformedHttp, checked_head, without_offer
 
 CONNECTIONS_MAX = 8192
 """More than the default of --queue-max-requests: who waits for a worker holds a connection."""
+KEEP_ALIVE_S = 3900
+"""How long a connection may be idle, unless a setting says otherwise.  A proxy must be the first
+to end it, or a request that it sends at this moment is lost; Envoy keeps them for an hour."""
+CROWDED_KEEP_ALIVE_S = 75
+"""The same while more than half of the connections are taken, so that idle ones do not lock others
+out."""
 HEAD_BYTES_MAX = 65_536
 """Request line, headers and trailers of one request, and the lines between the chunks of its body
 as far as they are more than the body itself."""
@@ -129,6 +138,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _held: bytes that were read and not yet parsed.
     _farewell: the refusal that is the last answer, perhaps after those of the requests before it;
     nothing is parsed any more.
+    _idle_since: when the last answer was given, or the connection opened.
+    _half_closed: there once the client sends nothing more, and may still read.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -144,13 +155,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._farewell: SelectError | None = None
         self._answered: RequestResponseCycle | None = None
         self._began: float | None = self.loop.time()
+        self._idle_since = self.loop.time()
         self._unsent, self._unsent_since = 0, 0.0
+        self._half_closed: HalfClosed | None = None
         self._watch_on()
         if len(self.connections) > CONNECTIONS_MAX:
             self.turn_away()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.cancel()
+        if self._half_closed is not None:
+            self._half_closed.stop()
+            self._half_closed = None
         self._held = memoryview(b"")
         super().connection_lost(exc)
         if self._answered is not None and not self._answered.response_complete:
@@ -178,6 +194,39 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._parse(data)
         except Exception:
             self._fail()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more.  What it has sent is answered.
+
+        Returns whether the connection stays open, which TLS of asyncio does not know.
+        """
+        if self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        try:
+            if self._half_closed is None:
+                self._half_closed = HalfClosed(
+                    self._coalescing, self.loop, self._supervised, self._may_begin_answer
+                )
+                self._connection.half_close()
+            self._end_input()
+        except Exception:
+            self._fail()
+        return not self.transport.is_closing()
+
+    def _end_input(self) -> None:
+        """Let the newest request be the last, once all that the client has sent is parsed."""
+        if self._half_closed is None or self._held or self._is_deaf():
+            return
+        if self._stage != _BETWEEN:
+            self._refuse(MalformedHttp("the client stopped sending in the middle of a request"))
+        elif self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    def _may_begin_answer(self) -> bool:
+        answered = self._answered
+        return answered is not None and not answered.response_started
 
     def _supervised(self, callback: Callable[[], None]) -> None:
         """What the loop calls: it would print what is raised, and nobody would read on."""
@@ -209,8 +258,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             if not self.pipeline:
                 self._parse_soon()
-        elif self._takes_more():
-            self.flow.resume_reading()
+        else:
+            self._end_input()
+            if self._takes_more():
+                self.flow.resume_reading()
 
     def _next_part(self) -> int:
         """How much of what is held to parse at once.
@@ -307,6 +358,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Answers
 
     def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
         was_last = not self.pipeline
         if not was_last:
             self._answered = self.pipeline[-1][0]
@@ -383,11 +435,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_unread():
             self.transport.abort()
         elif self._began is None:
-            return
+            self._end_if_idle()
         elif self.pipeline:
             self._began = self.loop.time()  # it is we who do not read on
         elif self.loop.time() - self._began > REQUEST_READ_S_MAX:
             self.time_out()
+
+    def _end_if_idle(self) -> None:
+        """Make room where it is scarce; uvicorn's timer ends the others."""
+        idle_s = self.loop.time() - self._idle_since
+        if idle_s > CROWDED_KEEP_ALIVE_S and is_crowded(self.connections) and self.is_between():
+            self.transport.close()
 
     def time_out(self) -> None:
         """What is being read came too slowly."""
@@ -399,6 +457,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if unsent != self._unsent:
             self._unsent, self._unsent_since = unsent, self.loop.time()
         return unsent > 0 and self.loop.time() - self._unsent_since > UNREAD_S_MAX
+
+
+def is_crowded(connections: Sized) -> bool:
+    """Return whether more than half of the connections that there may be are open."""
+    return 2 * len(connections) > CONNECTIONS_MAX
 
 
 def _reason(error: httptools.HttpParserError) -> SelectError:

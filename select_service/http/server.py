@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from select_service.http.head import Headers
 from select_service.http.protocol import (
     CONNECTIONS_MAX,
+    KEEP_ALIVE_S,
     UNREAD_S_MAX,
     Application,
     BoundedProtocol,
@@ -25,7 +26,6 @@ from select_service.tls.handshakes import Handshakes
 
 GRACE_S = 1
 """How long requests in flight may take to end after a signal."""
-KEEP_ALIVE_S = 75
 HANDSHAKE_S_MAX = 10.0
 """From the opening of a connection to the end of its TLS handshake."""
 CLOSE = (b"connection", b"close")
@@ -177,10 +177,12 @@ def server_of(
     front: Front | None = None,
     drain: Drain = Drain(0.0, lambda: None),  # noqa: B008  it never changes
     handshakes: Handshakes | None = None,
+    keep_alive_s: int = KEEP_ALIVE_S,
 ) -> Server:
     """The HTTP server, with every bound and no feature that nobody uses.
 
     handshakes: None: plain HTTP
+    keep_alive_s: how long a connection may be idle, in seconds
     """
     config = uvicorn.Config(
         application,
@@ -191,7 +193,7 @@ def server_of(
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=GRACE_S,
     )
     return Server(config, application, front, drain, handshakes)

@@ -7,27 +7,7 @@ from importlib import import_module
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from select_service.errors import CapacityExceeded
-
-
-class Permits:
-    """`taken` of `n` permits.  What enters leaves; nothing else counts."""
-
-    def __init__(self, n: int, what: str) -> None:
-        self.n = n
-        self.taken = 0
-        self._what = what
-
-    def enter(self) -> None:
-        """Raises CapacityExceeded, changing nothing."""
-        if self.taken >= self.n:
-            raise CapacityExceeded(f"{self.n} {self._what} already; ask again later")
-        self.taken += 1
-
-    def leave(self) -> None:
-        assert self.taken > 0
-        self.taken -= 1
-
+from select_service.access.shares import Holder, SharedLimit
 
 _OF_STREAMS = "anyio._backends._asyncio"
 """What the first stream imports: 40 ms of CPU, which no start need spend."""
@@ -42,24 +22,25 @@ class Stream(StreamingResponse):
 
 
 class BoundedStream(Stream):
-    """A stream that has a permit from now until it is sent, cut short, or given up unbegun.
+    """A stream that counts from now until it is sent, cut short, or given up unbegun.
 
-    Raises CapacityExceeded.
+    Raises CapacityExceeded, QuotaExceeded.
     """
 
     def __init__(
         self,
-        permits: Permits,
+        limit: SharedLimit,
+        holder: Holder,
         content: AsyncIterable[bytes],
         headers: Mapping[str, str],
         media_type: str,
     ) -> None:
         super().__init__(content, headers=headers, media_type=media_type)
-        permits.enter()
-        self._permits = permits
+        limit.take(holder)
+        self._limit, self._holder = limit, holder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._permits.leave()
+            self._limit.give_back(self._holder)

@@ -17,7 +17,6 @@ from select_service.core.arrays import name_array
 from select_service.fast.request_layout import NONE, TEXT_BYTES_MAX
 from select_service.fast.serve_layout import UNKNOWN
 from select_service.http import protocol as bounds
-from select_service.http.server import KEEP_ALIVE_S
 from select_service.loops import loop_layout as layout
 from select_service.loops.libc_kernels import EVENT_WORDS
 from select_service.loops.loop_kernels import run
@@ -34,7 +33,8 @@ class Limits(NamedTuple):
     """Of a loop.  Those of one connection are those of `http.protocol`."""
 
     connections: int = bounds.CONNECTIONS_MAX
-    idle_s: float = KEEP_ALIVE_S
+    idle_s: float = bounds.KEEP_ALIVE_S
+    crowded_s: float = bounds.CROWDED_KEEP_ALIVE_S
     request_s: float = bounds.REQUEST_READ_S_MAX
     unread_s: float = bounds.UNREAD_S_MAX
     parked_s: float = PARKED_S_MAX
@@ -127,6 +127,7 @@ class InputLoop:
         header[layout.SEED] = SystemRandom().getrandbits(62) | 1
         header[layout.FREE_ROW] = NONE
         header[layout.IDLE_NS] = int(limits.idle_s * 1e9)
+        header[layout.CROWDED_NS] = int(limits.crowded_s * 1e9)
         header[layout.REQUEST_NS] = int(limits.request_s * 1e9)
         header[layout.UNREAD_NS] = int(limits.unread_s * 1e9)
         header[layout.PARKED_NS] = int(limits.parked_s * 1e9)

@@ -59,6 +59,7 @@ from select_service.fast.serve_layout import OUT_BYTES
     BUFFERED,  # bytes of all buffers of connections
     FILLED,  # bytes of ANSWERS that are to be sent
     IDLE_NS,  # how long a connection may be without a request,
+    CROWDED_NS,  # the same while more than half of the rows are taken,
     REQUEST_NS,  # a request may take to come in,
     UNREAD_NS,  # a client may take nothing of an answer,
     PARKED_NS,  # and Python may take to mend something before a connection is handed over
@@ -70,8 +71,8 @@ from select_service.fast.serve_layout import OUT_BYTES
     Q_MODEL,  # and how long these are; NONE: not given
     Q_TENANT,
     N_RETURNED,
-) = range(22, 50)
-LOOP_LENGTH = 50
+) = range(22, 51)
+LOOP_LENGTH = 51
 
 # A connection.
 NUMBER = 0  # of the row

@@ -11,7 +11,9 @@ from select_service.loops.loop_layout import (
     BLOCKED,
     CLOSED_IDLE,
     CLOSED_UNREAD,
+    CONNECTIONS,
     COUNTERS,
+    CROWDED_NS,
     DROPS_IDLE,
     ENDING,
     FD,
@@ -19,6 +21,7 @@ from select_service.loops.loop_layout import (
     IDLE_NS,
     LATE,
     MODE,
+    N_CONNECTIONS,
     N_ROWS,
     NEW,
     NOW,
@@ -27,6 +30,7 @@ from select_service.loops.loop_layout import (
     PARKED_NS,
     READY,
     REQUEST_NS,
+    ROW_LENGTH,
     SINCE,
     STOPS,
     UNREAD_NS,
@@ -42,6 +46,14 @@ def close_for(loop, row, why):
 
 
 @compiled()
+def idle_ns(loop):
+    """Return how long a connection may be idle at the moment."""
+    if 2 * loop[N_CONNECTIONS] * ROW_LENGTH > loop[CONNECTIONS + 1]:
+        return min(loop[IDLE_NS], loop[CROWDED_NS])
+    return loop[IDLE_NS]
+
+
+@compiled()
 def look_at(loop, row):
     """Is one waited for longer than may be?"""
     waited_ns = loop[NOW] - row[SINCE]
@@ -54,7 +66,7 @@ def look_at(loop, row):
     elif row[MODE] == NEW or row[HELD] > 0:
         if row[MODE] != READY and waited_ns > loop[REQUEST_NS]:
             hand_over(loop, row, LATE)
-    elif waited_ns > loop[IDLE_NS]:
+    elif waited_ns > idle_ns(loop):
         close_for(loop, row, CLOSED_IDLE)
 
 

@@ -172,6 +172,8 @@ def receive(loop, row):
             row[HELD] += n
             n = row[HELD]
         serve(loop, row, address, n)
+    elif n == 0 and row[HELD] > 0:
+        hand_over(loop, row, UNUSUAL)  # Python refuses a request that will not be complete
     elif n == 0 or not is_patient():
         drop(loop, row)
 

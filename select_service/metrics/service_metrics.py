@@ -55,6 +55,7 @@ from select_service.metrics.families import (
 )
 from select_service.metrics.health import of_health, of_moves
 from select_service.metrics.input_loops import LoopCounts, of_loops
+from select_service.metrics.limits import LimitReport, of_limits
 from select_service.metrics.replicas import of_replicas
 from select_service.metrics.requests import of_requests
 from select_service.metrics.series import (
@@ -107,6 +108,7 @@ class Edges(NamedTuple):
     refused:           connections that were not made, by what they were for
     tls:               None: there is none
     tracing:           None: there are no spans
+    limits:            that all callers share
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -123,6 +125,7 @@ class Edges(NamedTuple):
     refused: Mapping[str, int] = MappingProxyType({})
     tls: TlsSeen | None = None
     tracing: TracingCounts | None = None
+    limits: Sequence[LimitReport] = ()
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -260,6 +263,7 @@ class _Scrape(Collector):
             yield from of_access(seen.edges.access)
         if seen.edges.audit is not None:
             yield from of_audit(seen.edges.audit)
+        yield from of_limits(seen.edges.limits)
         yield from of_connections(seen.edges.refused)
         if seen.edges.tls is not None:
             yield from of_tls(seen.edges.tls)

@@ -40,6 +40,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "how long requests are answered after SIGTERM, each as the last of its connection",
             "drain_s",
         ),
+        cli(
+            "--keep-alive-secs",
+            3900,
+            read.whole(1, 86_400),
+            "how long a connection may be idle; longer than the proxy before the service keeps one",
+            "keep_alive_s",
+        ),
         cli("--threads", 4, read.whole(1, 64), "threads that receive KV events"),
         cli(
             "--log-level",
@@ -139,6 +146,24 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.text,
             "TOML or YAML file of the keys that may call, see docs/security.md; read again when it "
             "changes and on SIGHUP; none = everybody may call everything",
+        ),
+        cli(
+            "--key-share",
+            0.25,
+            read.number(0.001, 1),
+            "part of every limit that a key may use that is bound to tenants, see docs/security.md",
+        ),
+        cli(
+            "--tenant-share",
+            0.5,
+            read.number(0.001, 1),
+            "part of every limit that all keys may use together that are bound to the same tenant",
+        ),
+        cli(
+            "--unbound-key-share",
+            0.875,
+            read.number(0.001, 1),
+            "part of every limit that a key may use that is bound to no tenants",
         ),
         cli(
             "--insecure",

@@ -8,7 +8,11 @@ from contextlib import suppress
 from select_service.settings.config import Unusable
 
 LISTEN_BACKLOG = 2048
-
+SILENT_S = 60
+PROBE_EVERY_S = 15
+PROBES = 4
+"""Connections may be idle for long, so the system asks after so much silence whether the client is
+still there, and ends the connection when so many questions are not answered."""
 
 SO_ATTACH_REUSEPORT_CBPF = 51
 _RETURN_CONSTANT = 0x06
@@ -73,11 +77,25 @@ def _sibling(listener: socket.socket) -> socket.socket:
 
 def listen(listener: socket.socket) -> None:
     """Raises Unusable when another process was faster."""
+    _detect_lost_clients(listener)
     try:
         listener.listen(LISTEN_BACKLOG)
     except OSError as error:
         host, port = listener.getsockname()[:2]
         raise Unusable(f"cannot listen on {host}:{port}: {error}") from None
+
+
+def _detect_lost_clients(listener: socket.socket) -> None:
+    """Connections that the listener accepts inherit this."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", SILENT_S),
+        ("TCP_KEEPINTVL", PROBE_EVERY_S),
+        ("TCP_KEEPCNT", PROBES),
+    ):
+        option: int | None = getattr(socket, name, None)  # not every system has all of them
+        if option is not None:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def leave_to_others(listener: socket.socket, count: int) -> None:

@@ -23,6 +23,11 @@ def before_end(act: Callable[[], None]) -> None:
     _before_end.append(act)
 
 
+def ignore_hangups() -> None:
+    """Let SIGHUP do nothing until somebody takes it over: all files are still to be read."""
+    signal.signal(signal.SIGHUP, _nothing)
+
+
 @contextmanager
 def leaving_at_once(status: int) -> Iterator[None]:
     """Inside, SIGINT and SIGTERM end the process with this status, whatever the main thread does.

@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.access.api_key import Quotas
-from select_service.access.quotas import KeyUse, TokenBucket
-from select_service.errors import QuotaExceeded
+from select_service.access.api_key import UNBOUNDED, ApiKey, Quotas
+from select_service.access.quotas import (
+    BookingLimits,
+    KeyBookings,
+    KeyUse,
+    TenantBookings,
+    TokenBucket,
+)
+from select_service.access.roles import CALLER
+from select_service.access.shares import Holder, SharedLimit, ShareRules
+from select_service.errors import CapacityExceeded, QuotaExceeded
 from tests.builders import a_reservation, a_selector, a_worker
 
 
@@ -62,49 +70,154 @@ def test_what_is_given_back_may_be_taken_again():
     assert not use.take(quotas, 0.0)
 
 
+def bookings_of(selector, quotas=UNBOUNDED, tenants=None):
+    """What a key may book; of a ledger of at most 8 reservations and 400 blocks."""
+    key = ApiKey("a", b"", frozenset({CALLER}), tenants, quotas)
+    limits = BookingLimits(
+        SharedLimit("reservations", 8, "live reservations", "free some"),
+        SharedLimit("reserved_blocks", 400, "blocks", "free some"),
+        selector.held.memory,
+        selector.held.sums,
+    )
+    each = {name: TenantBookings(name, limits, 4, 200) for name in tenants or ()}
+    return KeyBookings(KeyUse("a"), Holder(key, ShareRules()), limits, each)
+
+
+def book(selector, bookings, name, now=0.0, tenant="default", **fields):
+    with bookings.booking(tenant):
+        selector.reserve(a_reservation(name, tenant_id=tenant, **fields), now)
+        bookings.booked(selector.held.get(name).row)
+
+
 def test_reservations_are_counted_until_they_end():
-    use, quotas, selector = KeyUse("a"), Quotas(reservations=2), a_selector(ttl_s=60.0)
+    selector = a_selector(ttl_s=60.0)
     selector.register(a_worker(1))
-
-    def booked(name, now):
-        with use.booking(quotas):
-            selector.reserve(a_reservation(name), now)
-            use.booked(selector.held.memory, selector.held.get(name).row)
-
-    booked("x", 0.0)
-    booked("y", 50.0)
-    with pytest.raises(QuotaExceeded, match="2 live reservations"):
-        booked("z", 50.0)
+    bookings = bookings_of(selector, Quotas(reservations=2))
+    book(selector, bookings, "x", 0.0)
+    book(selector, bookings, "y", 50.0)
+    with pytest.raises(QuotaExceeded, match="may use 2 of 8 live reservations and uses 2"):
+        book(selector, bookings, "z", 50.0)
     selector.reserve(a_reservation("of somebody else"), 50.0)
     selector.free("y", 50.0)
-    booked("z", 50.0)
-    assert not use.may_book(quotas)
+    book(selector, bookings, "z", 50.0)
+    assert not bookings.may_book()
     assert selector.expire(60.0).ended == ["x"]
-    booked("x", 60.0)
+    book(selector, bookings, "x", 60.0)
     selector.free("of somebody else", 60.0)
-    assert not use.may_book(quotas)
+    assert not bookings.may_book()
 
 
 def test_what_is_refused_while_it_is_made_takes_no_place():
-    use, quotas = KeyUse("a"), Quotas(reservations=1)
-    with pytest.raises(ZeroDivisionError), use.booking(quotas):
+    bookings = bookings_of(a_selector(), Quotas(reservations=1))
+    with pytest.raises(ZeroDivisionError), bookings.booking("default"):
         raise ZeroDivisionError
-    assert use.may_book(quotas)
+    assert bookings.may_book()
 
 
 def test_reservations_that_wait_take_their_places():
-    use, quotas = KeyUse("a"), Quotas(reservations=1)
-    with use.booking(quotas), pytest.raises(QuotaExceeded), use.booking(quotas):
+    bookings = bookings_of(a_selector(), Quotas(reservations=1))
+    with (
+        bookings.booking("default"),
+        pytest.raises(QuotaExceeded),
+        bookings.booking("default"),
+    ):
         raise AssertionError
-    assert use.may_book(quotas)
+    assert bookings.may_book()
 
 
-def test_workers_are_counted_while_they_are_there():
-    use, quotas, here = KeyUse("a"), Quotas(workers=2), {1, 2}
-    use.register(quotas, 1, here.__contains__)
-    use.register(quotas, 2, here.__contains__)
-    use.register(quotas, 2, here.__contains__)
-    with pytest.raises(QuotaExceeded, match="2 workers"):
-        use.register(quotas, 3, here.__contains__)
-    here.discard(1)
-    use.register(quotas, 3, here.__contains__)
+@pytest.mark.parametrize(("tenants", "share"), [(None, 7), (frozenset({"default"}), 2)])
+def test_a_key_without_a_quota_has_a_share(tenants, share):
+    selector = a_selector()
+    selector.register(a_worker(1))
+    bookings = bookings_of(selector, tenants=tenants)
+    for n in range(share):
+        book(selector, bookings, str(n))
+    with pytest.raises(QuotaExceeded) as refused:
+        book(selector, bookings, "more")
+    assert refused.value.details == {
+        "limit": "reservations",
+        "of": "key",
+        "share": share,
+        "used": share,
+    }
+    assert "`quotas.reservations` of the key" in str(refused.value)
+
+
+def test_blocks_are_counted_too():
+    selector = a_selector()
+    selector.register(a_worker(1))
+    bookings = bookings_of(selector, Quotas(reserved_blocks=3))
+    hashes = {"sequence_hashes": [1, 2], "isl_tokens": 8}
+    book(selector, bookings, "x", **hashes)
+    book(selector, bookings, "y", **hashes)
+    with pytest.raises(QuotaExceeded, match=r"reserved_blocks: the key `a` may use 3 .* uses 4"):
+        book(selector, bookings, "z", **hashes)
+    selector.free("x", 0.0)
+    assert bookings.may_book()
+
+
+def test_keys_of_one_tenant_have_a_share_together_of_which_all_that_is_booked_for_it_takes():
+    selector = a_selector()
+    selector.register(a_worker(1))
+    selector.register(a_worker(2, tenant_id="other"))
+    bookings = bookings_of(selector, Quotas(reservations=8), frozenset({"default", "other"}))
+    selector.reserve(a_reservation("of nobody's key"), 0.0)
+    for n in range(3):
+        book(selector, bookings, str(n))
+    assert not bookings.may_book()
+    with pytest.raises(QuotaExceeded, match="tenants of the key `a`, together, may use 4 of 8"):
+        book(selector, bookings, "more")
+    book(selector, bookings, "elsewhere", tenant="other", worker_id=2)
+    selector.free("of nobody's key", 0.0)
+    assert bookings.may_book()
+    book(selector, bookings, "more")
+
+
+def test_workers_are_known_while_they_are_there():
+    use, here = KeyUse("a"), {1, 2}
+    use.registered(1)
+    use.registered(2)
+    use.registered(3)
+    assert set(use.workers(here.__contains__)) == {1, 2}
+    here.add(3)
+    assert set(use.workers(here.__contains__)) == {1, 2}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-3, 3)), max_size=60))
+def test_a_limit_is_never_passed_and_never_taken_from_others(steps):
+    """Against a plain table; `a` and `b` are of one tenant, `c` is bound to none."""
+    limit, rules = SharedLimit("dumps", 12, "dumps", "wait"), ShareRules(0.25, 0.5, 0.75)
+    tenants = {"a": frozenset("t"), "b": frozenset("t"), "c": None}
+    holders = {
+        name: Holder(ApiKey(name, b"", frozenset(), of), rules) for name, of in tenants.items()
+    }
+    used = dict.fromkeys(tenants, 0)
+    for name, n in steps:
+        if n < 0:
+            n = min(-n, used[name])
+            limit.give_back(holders[name], n)
+            used[name] -= n
+            continue
+        fits = used[name] + n <= (9 if name == "c" else 3) and sum(used.values()) + n <= 12
+        try:
+            limit.take(holders[name], n)
+        except (QuotaExceeded, CapacityExceeded):
+            assert not fits
+        else:
+            assert fits
+            used[name] += n
+        assert used["a"] + used["b"] <= 6
+        assert limit.used == sum(used.values())
+        assert limit.by_key == {name: n for name, n in used.items() if n}
+    assert set(limit.by_tenants) <= {frozenset("t")}
+
+
+def test_without_keys_there_are_no_shares():
+    limit = SharedLimit("dumps", 2, "dumps", "wait")
+    limit.take()
+    limit.take()
+    with pytest.raises(CapacityExceeded, match="dumps: all 2 dumps are in use"):
+        limit.take()
+    limit.give_back()
+    limit.take()
+    assert not limit.by_key

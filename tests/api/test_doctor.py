@@ -54,13 +54,13 @@ def test_a_question_that_makes_no_sense_is_refused(api, query):
 def test_there_is_one_examination_at_a_time(wide):
     async def both():
         first = asyncio.create_task(wide._client.get("/doctor"))
-        while not wide.service.doctor_permits.taken:
+        while not wide.service.limits.examinations.used:
             await asyncio.sleep(0)
         second = await wide._client.get("/doctor")
         return (await first).status_code, second.status_code
 
     assert wide.wait_for(both()) == (200, 503)
-    assert wide.service.doctor_permits.taken == 0
+    assert wide.service.limits.examinations.used == 0
     assert wide.get("/doctor?after=5").status == 200
 
 

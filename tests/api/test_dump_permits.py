@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from select_service.api.application import Application
-from select_service.api.service import DUMPS_MAX
-from select_service.errors import CapacityExceeded
+from select_service.api.limits import DUMPS_MAX
 from select_service.http import streams
-from select_service.http.streams import Permits
 from tests.api.in_process import Api
 
 AT_ONCE = 24
@@ -67,7 +65,7 @@ def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet: Api, accept: byte
         readers = [Reader(accept, may_go_on) for _ in range(AT_ONCE)]
         asked = [asyncio.create_task(app(r.scope, r.receive, r.send)) for r in readers]
         await settled(fleet, readers)
-        assert fleet.service.dump_permits.taken == DUMPS_MAX
+        assert fleet.service.limits.dumps.used == DUMPS_MAX
         may_go_on.set()
         await asyncio.gather(*asked)
         return readers
@@ -75,7 +73,7 @@ def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet: Api, accept: byte
     readers = fleet.wait_for(ask())
     assert len(refused(readers)) == AT_ONCE - DUMPS_MAX
     assert {json.loads(reader.body)["code"] for reader in refused(readers)} == {"capacity_exceeded"}
-    assert fleet.service.dump_permits.taken == 0
+    assert fleet.service.limits.dumps.used == 0
 
 
 @pytest.mark.parametrize("accept", FORMS)
@@ -92,7 +90,7 @@ def test_a_client_that_goes_away_gives_its_permit_back(fleet: Api, accept: bytes
             await asked
 
     fleet.wait_for(ask_and_leave())
-    assert fleet.service.dump_permits.taken == 0
+    assert fleet.service.limits.dumps.used == 0
 
 
 def test_an_answer_that_cannot_be_sent_gives_its_permit_back(fleet: Api) -> None:
@@ -107,18 +105,7 @@ def test_an_answer_that_cannot_be_sent_gives_its_permit_back(fleet: Api) -> None
         await app(reader.scope, reader.receive, send)
 
     fleet.wait_for(ask())
-    assert fleet.service.dump_permits.taken == 0
-
-
-def test_permits_are_taken_and_given_back() -> None:
-    permits = Permits(2, "things are there")
-    permits.enter()
-    permits.enter()
-    with pytest.raises(CapacityExceeded, match="2 things are there already"):
-        permits.enter()
-    permits.leave()
-    permits.enter()
-    assert permits.taken == 2
+    assert fleet.service.limits.dumps.used == 0
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])

@@ -8,7 +8,8 @@ import pytest
 
 from select_service.access.guard import EVERYTHING, Grant
 from select_service.api import live, watching
-from select_service.api.watching import INTERVAL_S, WATCHERS_MAX, Live, Parts
+from select_service.api.limits import WATCHERS_MAX
+from select_service.api.watching import INTERVAL_S, Live, Parts
 from tests.access.keys import bearer, entry, keys_file
 from tests.api.in_process import Api
 from tests.builders import worker_body
@@ -193,14 +194,14 @@ def test_streams_are_bounded_and_end_with_the_service(fleet):
     async def watch():
         calls = [fleet._client.get("/live") for _ in range(WATCHERS_MAX + 3)]
         answers = [asyncio.ensure_future(call) for call in calls]
-        while fleet.service.live.permits.taken < WATCHERS_MAX:
+        while fleet.service.limits.live_streams.used < WATCHERS_MAX:
             await asyncio.sleep(0.001)
         fleet.service.live.end()
         return await asyncio.gather(*answers)
 
     statuses = sorted(answer.status_code for answer in fleet.wait_for(watch()))
     assert statuses == [200] * WATCHERS_MAX + [503] * 3
-    assert fleet.service.live.permits.taken == 0
+    assert fleet.service.limits.live_streams.used == 0
 
 
 def test_the_head_of_a_stream_has_no_stream(api):

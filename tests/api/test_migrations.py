@@ -9,7 +9,7 @@ import pytest
 
 from select_service.access.guard import EVERYTHING, Grant
 from select_service.api import migrations
-from select_service.http.streams import Permits
+from select_service.http.connection import Connection
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -149,7 +149,7 @@ def test_a_call_waits_until_something_moves(fleet):
     async def wait_and_drain():
         call = fleet._client.get("/migrations?after=0&timeout_ms=60000")
         waiting = asyncio.ensure_future(call)
-        while not fleet.service.migration_permits.taken:
+        while not fleet.service.limits.migration_waiters.used:
             await asyncio.sleep(0)
         assert not waiting.done()
         await fleet._client.post("/workers/1/drain")
@@ -158,7 +158,7 @@ def test_a_call_waits_until_something_moves(fleet):
 
     answer = fleet.run(wait_and_drain())
     assert [event["reservation_id"] for event in answer.body["events"]] == ["a"]
-    assert fleet.service.migration_permits.taken == 0
+    assert fleet.service.limits.migration_waiters.used == 0
 
 
 def test_a_call_that_waits_is_answered_when_its_time_or_the_service_ends(fleet):
@@ -168,7 +168,7 @@ def test_a_call_that_waits_is_answered_when_its_time_or_the_service_ends(fleet):
     async def wait_and_end():
         call = fleet._client.get("/migrations?timeout_ms=60000")
         waiting = asyncio.ensure_future(call)
-        while not fleet.service.migration_permits.taken:
+        while not fleet.service.limits.migration_waiters.used:
             await asyncio.sleep(0)
         fleet.service.selector.mover.end()
         return await waiting
@@ -177,7 +177,7 @@ def test_a_call_that_waits_is_answered_when_its_time_or_the_service_ends(fleet):
 
 
 def test_only_so_many_wait(fleet):
-    fleet.service.migration_permits = Permits(0, "callers wait for migrations")
+    fleet.service.limits.migration_waiters.total = 0
     assert fleet.get("/migrations?timeout_ms=1000").status == 503
     assert fleet.get("/migrations/stream").status == 503
     assert fleet.get("/migrations").status == 200
@@ -199,7 +199,7 @@ def stream_of(api, headers=None, grant=EVERYTHING):
     async def read_all():
         pieces, mover = [], api.service.selector.mover
         begin = 0 if headers is None else int(headers[migrations.LAST_EVENT_ID])
-        async for piece in migrations._events(api.service, grant, mover, begin):
+        async for piece in migrations._events(api.service, grant, mover, begin, Connection()):
             pieces.append(piece)
             if mover.moves.next - 1 <= last_of(pieces):
                 break

@@ -11,4 +11,4 @@ def lean_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Conversations are with the protocol of the fast path."""
     monkeypatch.setattr(Conversation, "is_lean", True)
     yield
-    assert BODY_BUDGET.held == 0
+    assert BODY_BUDGET.used == 0

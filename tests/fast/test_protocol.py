@@ -201,12 +201,12 @@ async def test_nothing_is_answered_to_who_does_not_read() -> None:
 async def test_bodies_that_come_in_share_the_budget_of_all() -> None:
     conversation = Conversation()
     conversation.say(POST % (2, 2 * LARGE) + b"x" * LARGE)
-    assert 0 < BODY_BUDGET.held <= 1000 + 100
+    assert 0 < BODY_BUDGET.used <= 1000 + 100
     conversation.say(b"x" * 500)
-    held = BODY_BUDGET.held
+    held = BODY_BUDGET.used
     assert held > 1000 + 500
     conversation.say(b"x" * (LARGE - 500))
-    assert BODY_BUDGET.held == 0
+    assert BODY_BUDGET.used == 0
     assert conversation.answerer.n_answered == 1
 
 
@@ -231,7 +231,7 @@ async def test_the_budget_is_given_back(end: str) -> None:
     conversation.say(POST % (2, 2 * LARGE) + b"x" * LARGE)
     if end == "shutdown":
         conversation.protocol.shutdown()
-        assert BODY_BUDGET.held == 0
+        assert BODY_BUDGET.used == 0
     conversation.protocol.connection_lost(None)
     await conversation.settle()
 

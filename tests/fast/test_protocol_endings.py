@@ -8,8 +8,7 @@ import pytest
 
 from select_service.fast.protocol import ANSWERS_PER_TURN, LOOKED_AT_ONCE, Watch
 from select_service.http import protocol as bounds
-from select_service.http.protocol import CALLBACK
-from select_service.http.server import KEEP_ALIVE_S
+from select_service.http.protocol import CALLBACK, CROWDED_KEEP_ALIVE_S, KEEP_ALIVE_S
 from tests.fast.lean_scenes import GET, POST, looks, on_loop, slow_reader
 from tests.http.conversation import Conversation
 from tests.patience import eventually_on_loop
@@ -48,6 +47,22 @@ async def test_an_idle_connection_ends(path: int) -> None:
     conversation.protocol.look()
     assert conversation.wire.closed
     assert conversation.refusals == []
+
+
+@pytest.mark.parametrize("path", [2, 1], ids=["usual", "ordinary"])
+@on_loop
+async def test_an_idle_connection_ends_sooner_where_there_are_many(
+    path: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = Conversation()
+    conversation.say(GET % path)
+    await conversation.settle()
+    for _ in range(2 * looks(CROWDED_KEEP_ALIVE_S)):
+        conversation.protocol.look()
+    assert not conversation.wire.closed
+    monkeypatch.setattr(bounds, "CONNECTIONS_MAX", 1)
+    conversation.protocol.look()
+    assert conversation.wire.closed
 
 
 @on_loop

@@ -7,8 +7,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from select_service.fast.protocol import Lean
-from select_service.http.protocol import BoundedProtocol
-from select_service.http.server import KEEP_ALIVE_S
+from select_service.http.protocol import KEEP_ALIVE_S, BoundedProtocol
 from tests.fast.usual import EvenAnswerer
 from tests.http.wire import Wire
 

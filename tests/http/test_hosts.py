@@ -8,7 +8,7 @@ from tests.access.keys import bearer, entry, keys_file
 from tests.api.in_process import Api
 from tests.builders import worker_body
 from tests.process.in_thread import InThread
-from tests.process.running import request
+from tests.process.running import Running, request
 
 HOSTS = AllowedHosts(("localhost", "selector.example", ".svc.example"))
 
@@ -16,6 +16,7 @@ HOSTS = AllowedHosts(("localhost", "selector.example", ".svc.example"))
 @pytest.mark.parametrize(
     "host",
     [
+        "",
         "localhost",
         "LOCALHOST:8092",
         "localhost.",
@@ -35,7 +36,8 @@ def test_names_that_were_given_and_addresses_are_answered(host):
 @pytest.mark.parametrize(
     "host",
     [
-        "",
+        ":8092",
+        ".",
         "evil.example",
         "evil.example:8092",
         "localhost.evil.example",
@@ -117,3 +119,26 @@ def test_ready_says_that_everybody_may_call():
         assert api.get("/ready").body["insecure"] is True
     with Api() as api:
         assert "insecure" not in api.get("/ready").body
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("path", [(), ("--no-fast-path",), ("--input-loops", "1")])
+def test_a_request_without_a_name_is_let_in(path):
+    """HAProxy asks so for health; its usual version, 1.0, needs no `Host`."""
+    with Running("--allowed-hosts", "localhost", *path) as service:
+        assert service.call("POST", "/workers", worker_body()).status == 201
+        body = b'{"model_name": "m", "token_ids": [1, 2, 3]}'
+        select = b"POST /select HTTP/1.0\r\ncontent-type: application/json\r\n"
+        for sent in (
+            b"GET /health HTTP/1.0\r\n\r\n",
+            b"GET /ready HTTP/1.0\r\n\r\n",
+            select + b"content-length: %d\r\n\r\n" % len(body) + body,
+            b"GET /health HTTP/1.1\r\nhost:\r\n\r\n",
+        ):
+            with service.client() as client:
+                client.send(sent)
+                assert client.answer().status == 200
+        with service.client() as client:
+            client.send(b"GET /health HTTP/1.1\r\n\r\n")
+            assert client.answer().status == 400
+        assert service.call("GET", "/health", host="evil.example").status == 403

@@ -148,4 +148,4 @@ def test_slow_large_bodies_are_refused_before_small_ones(server, monkeypatch):
         assert refusal(client) == (503, "capacity_exceeded")
         assert server.is_alive()
         client.socket.close()
-    eventually(lambda: codec.BODY_BUDGET.held == 0)
+    eventually(lambda: codec.BODY_BUDGET.used == 0)

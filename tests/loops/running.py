@@ -38,9 +38,11 @@ class OnLoops(InThread):
         limits: Limits = PATIENT,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        def make(*arguments: Any) -> Loops:
-            self.selector = arguments[2]
-            self.made = Loops(*arguments, limits=limits)
+        own = limits
+
+        def make(*given: Any, limits: Limits) -> Loops:
+            self.selector = given[2]
+            self.made = Loops(*given, limits=own._replace(idle_s=min(own.idle_s, limits.idle_s)))
             return self.made
 
         self._patched = mock.patch.object(loops_module, "Loops", make)

@@ -14,7 +14,7 @@ from select_service.fast.request_layout import BODY_BYTES_MAX
 from select_service.loops import loop_layout as layout
 from tests.http.test_misbehaving import (  # noqa: F401
     test_a_body_that_would_be_refused_is_not_asked_for,
-    test_a_client_that_sends_no_more_counts_as_gone,
+    test_a_client_that_sends_no_more_gets_its_answer,
     test_a_client_that_waits_to_be_asked_for_its_body_is_asked,
     test_slow_clients_do_not_hold_up_others,
     test_what_is_sent_is_answered,

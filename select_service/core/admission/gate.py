@@ -361,6 +361,13 @@ class Gate:
             self.tally.refused("client_gone", ticket.job.partition.key)
             ticket.settle(QueueTimeout("the client has gone"))
 
+    def withdraw(self, ticket: Ticket, error: SelectError) -> None:
+        """It may not wait after all, for the error; nothing happens when it is settled already."""
+        if ticket.outcome is None:
+            self.waiting.remove(ticket)
+            self.tally.refused("queue_full", ticket.job.partition.key)
+            ticket.settle(error)
+
     def shed(self, tier: str | None) -> None:
         """Throw the switch; who waits and is shed now is refused.  Raises BadRequest."""
         self.tiers.shed(tier)

@@ -45,7 +45,7 @@ class WaitingList:
         self.waits = np.zeros(1, np.int64)
         """[0]: `requests`.  For kernels; the array stays."""
         self.isl_tokens = 0
-        self._bounds = bounds
+        self.bounds = bounds
         self._blocks = 0
         self._allowed_ids = 0
         self._ids: set[str] = set()
@@ -65,8 +65,8 @@ class WaitingList:
     def refuse_beyond_bounds(self, ticket: Ticket) -> None:
         """Raises QueueFull."""
         for what, current, more, limit in (
-            ("requests", self.requests, 1, self._bounds.requests_max),
-            ("prompt tokens", self.isl_tokens, ticket.size.isl_tokens, self._bounds.isl_tokens_max),
+            ("requests", self.requests, 1, self.bounds.requests_max),
+            ("prompt tokens", self.isl_tokens, ticket.size.isl_tokens, self.bounds.isl_tokens_max),
             ("prompt blocks", self._blocks, _n_blocks(ticket), WAITING_BLOCKS_MAX),
             ("allowed ids", self._allowed_ids, _n_allowed_ids(ticket), WAITING_ALLOWED_IDS_MAX),
         ):
@@ -152,6 +152,11 @@ class WaitingList:
         queue = self.queues.get(key)
         return Backlog(0, 0) if queue is None else Backlog(len(queue), queue.isl_tokens)
 
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        """All that waits, counted as by `size_of`."""
+        return self.requests, self.isl_tokens, self._blocks, self._allowed_ids
+
     def by_class(self) -> dict[str, Backlog]:
         """What waits, by policy class, over all partitions."""
         found: dict[str, Backlog] = {}
@@ -193,6 +198,11 @@ def _rebound(queue: PartitionQueue, partition: Partition) -> list[tuple[Ticket, 
     for ticket, _ in stranded:
         queue.remove(ticket)
     return stranded
+
+
+def size_of(ticket: Ticket) -> tuple[int, int, int, int]:
+    """Return what a ticket counts: requests, prompt tokens, prompt blocks and allowed ids."""
+    return 1, ticket.size.isl_tokens, _n_blocks(ticket), _n_allowed_ids(ticket)
 
 
 def _n_blocks(ticket: Ticket) -> int:

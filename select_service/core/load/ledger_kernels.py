@@ -59,6 +59,7 @@ from select_service.core.load.ledger_layout import (
     SCRATCH,
     SLOT,
     SUM,
+    SUM_BLOCKS,
     SUM_NUMBERS,
     SUMS,
     TOKENS,
@@ -110,12 +111,13 @@ def mark_of(name, worker_id, dp_rank):
 
 
 @compiled()
-def _add_to_sum(h, number, requests, tokens, mark, prefilling):
+def _add_to_sum(h, number, requests, tokens, mark, prefilling, blocks):
     sums, at = i64_view(h, SUMS), number * SUM_NUMBERS
     sums[at] += requests
     sums[at + 1] += tokens
     sums[at + 2] += mark
     sums[at + 3] += prefilling
+    sums[at + SUM_BLOCKS] += blocks
 
 
 @compiled()
@@ -256,7 +258,7 @@ def book(
     h[COUNT] += 1
     h[N_BLOCKS] += hashes.shape[0]
     h[PREFILLING] += prefilling
-    _add_to_sum(h, number, 1, prefill_tokens, mark, prefilling)
+    _add_to_sum(h, number, 1, prefill_tokens, mark, prefilling, hashes.shape[0])
     observe_booking(h, load, row, slot, number, isl_tokens, prefill_tokens, work)
     if status == CALL_OWNER:
         h[CALL_LOAD] = load.ctypes.data
@@ -273,13 +275,15 @@ def _named(h, rows, row):
 
 
 @compiled()
-def _uncount(h, row):
+def _uncount(h, row, blocks):
     if h[COUNTED] == 0:
         return
     lived, at = i64_view(h, LIVED), row * LIVED_NUMBERS + COUNTED_BY
     if lived[at] != 0:
         h[COUNTED] -= 1
-        carray(pointer(lived[at]), 1, np.int64)[0] -= 1
+        numbers = carray(pointer(lived[at]), 2, np.int64)
+        numbers[0] -= 1
+        numbers[1] -= blocks
         lived[at] = 0
 
 
@@ -310,13 +314,13 @@ def release_row(h, row, tells):
     delete_name(h, row)
     _unlink(h, rows, row)
     f64_view(h, ENDS)[row] = np.inf
-    _uncount(h, row)
+    _uncount(h, row, blocks)
     free_chain(h, rows[at + CHAIN], words_of(rows[at + NAME_BYTES]) + blocks)
     h[COUNT] -= 1
     h[N_BLOCKS] -= blocks
     prefilling = rows[at + IS_PREFILLING]
     h[PREFILLING] -= prefilling
-    _add_to_sum(h, rows[at + SUM], -1, -tokens, -rows[at + MARK], -prefilling)
+    _add_to_sum(h, rows[at + SUM], -1, -tokens, -rows[at + MARK], -prefilling, -blocks)
     rows[at + NEXT_NAME] = h[FREE_ROW]
     h[FREE_ROW] = row
     return row if missing == 0 else I64(BROKEN)
@@ -337,7 +341,7 @@ def complete_row(h, row):
         count_report(load, True)
     leave(load[MUTEX], thread)
     load[DRAINED_TOKENS] += tokens
-    _add_to_sum(h, rows[at + SUM], 0, -tokens, 0, -prefilling)
+    _add_to_sum(h, rows[at + SUM], 0, -tokens, 0, -prefilling, 0)
     return tokens
 
 
@@ -409,9 +413,10 @@ def assign(h, row, number):
     rows = i64_view(h, ROWS)
     at = row * FIELDS
     tokens, mark, prefilling = rows[at + TOKENS], rows[at + MARK], rows[at + IS_PREFILLING]
-    _add_to_sum(h, rows[at + SUM], -1, -tokens, -mark, -prefilling)
+    blocks = rows[at + BLOCKS]
+    _add_to_sum(h, rows[at + SUM], -1, -tokens, -mark, -prefilling, -blocks)
     rows[at + SUM] = number
-    _add_to_sum(h, number, 1, tokens, mark, prefilling)
+    _add_to_sum(h, number, 1, tokens, mark, prefilling, blocks)
 
 
 @compiled(f"void({HEADER}, int64, int64, uint64[::1])")

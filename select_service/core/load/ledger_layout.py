@@ -10,9 +10,9 @@ ENDS        float64   rows            when the lease ends, in seconds; infinite:
 HEADS       int32     buckets         first row of each bucket of names
 CHUNKS      uint64    chunks * 16     names with sequence hashes, and prompts, in chains
 NEXT_CHUNK  int32     chunks          the chunk that follows
-SUMS        int64     sums * 6        requests, prefill tokens, marks and unfinished prefills by
-                                      partition and origin, and the pair of what is counted of
-                                      them (observed_layout)
+SUMS        int64     sums * 7        requests, prefill tokens, marks and unfinished prefills by
+                                      partition and origin, the pair of what is counted of
+                                      them (observed_layout), and prompt blocks
 SCRATCH     uint64    named blocks    sequence hashes of the reservation that is worked on
 LIVED       int64     rows * 3        what is remembered of the life of each, see below
 
@@ -50,9 +50,11 @@ MANY_BLOCKS = 1024
 """A load where so many are booked at once is prepared for more of that; kernels leave it to the
 owner."""
 CHUNK_WORDS = 16
-SUM_NUMBERS = 6
+SUM_NUMBERS = 7
 OBSERVED = 4
 """Of the numbers of a sum, where the pair begins."""
+SUM_BLOCKS = 6
+"""Of the numbers of a sum, that of the prompt blocks."""
 FREE = -1
 
 # Fields of a row.  Times and weights are the bits of a float64.
@@ -97,7 +99,7 @@ FIELDS = 32
 (
     LEFT_BEFORE,  # tokens that were left to do on its rank when it was booked, or WAS_MOVED
     SPOKE_AT,  # bits of the time of its last output block, or of the end of its prefill; 0: none
-    COUNTED_BY,  # address of the count that is one less when it ends (live_count); 0: none
+    COUNTED_BY,  # address of the numbers that are less when it ends (live_count); 0: none
 ) = range(3)
 LIVED_NUMBERS = 3
 WAS_MOVED = -1

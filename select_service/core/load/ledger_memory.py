@@ -78,6 +78,7 @@ class LedgerMemory:
             self._counts.add(count)
             self.lived[at] = count.address
             count.numbers[0] += 1
+            count.numbers[1] += self.fields[row * layout.FIELDS + layout.BLOCKS]
             self.numbers[layout.COUNTED] += 1
 
     def chain(self, chunk: int, n: int) -> Hashes:

@@ -87,7 +87,7 @@ def _rename(h, rows, row, name, worker_id, dp_rank, tokens, prefilling):
     at = row * FIELDS
     mark = I64(mark_of(name, worker_id, dp_rank))
     more, begun = tokens - rows[at + TOKENS], prefilling - rows[at + IS_PREFILLING]
-    _add_to_sum(h, rows[at + SUM], 0, more, mark - rows[at + MARK], begun)
+    _add_to_sum(h, rows[at + SUM], 0, more, mark - rows[at + MARK], begun, 0)
     h[PREFILLING] += begun
     rows[at + WORKER_ID], rows[at + DP_RANK], rows[at + MARK] = I64(worker_id), dp_rank, mark
     rows[at + TOKENS], rows[at + IS_PREFILLING] = tokens, prefilling

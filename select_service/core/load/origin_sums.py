@@ -15,7 +15,7 @@ import numpy.typing as npt
 from indexer.hashing.seeds import U64_MASK
 from select_service.core.identity import PartitionKey
 from select_service.core.load import observed_layout
-from select_service.core.load.ledger_layout import OBSERVED, SUM_NUMBERS, SUMS
+from select_service.core.load.ledger_layout import OBSERVED, SUM_BLOCKS, SUM_NUMBERS, SUMS
 from select_service.core.load.ledger_memory import LedgerMemory
 
 _ROWS_AT_FIRST = 16
@@ -75,6 +75,11 @@ class OriginSums:
         """By number: is it of one of these tenants?  As long as `changes` stays.  O(sums)"""
         places = self._places
         return np.array([p is not None and p.key.tenant_id in tenants for p in places], np.bool_)
+
+    def counted(self, numbers: npt.NDArray[np.bool_]) -> tuple[int, int]:
+        """Return the reservations and the prompt blocks of these sums together.  O(sums)"""
+        rows = self._rows[: len(numbers)][numbers]
+        return int(rows[:, 0].sum()), int(rows[:, SUM_BLOCKS].sum())
 
     def place(self, number: int) -> Place:
         """What a row that counts something is about."""

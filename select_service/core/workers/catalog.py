@@ -90,6 +90,13 @@ class Worker:
         single = self.given.kv_events_endpoint if len(ranks) == 1 else None
         return dict.fromkeys(ranks, single)
 
+    def n_event_ranks(self) -> int:
+        """Return how many ranks publish KV events, as far as endpoints say it.  O(1)"""
+        given = self.given
+        if given.kv_events_endpoints:
+            return min(len(given.kv_events_endpoints), len(self.dp_ranks()))
+        return int(len(self.dp_ranks()) == 1 and bool(given.kv_events_endpoint))
+
     def replay_endpoint(self, dp_rank: int) -> str | None:
         """Where it replays them: its own entry, else the common endpoint at port + position."""
         own = self.given.replay_endpoints.get(dp_rank)

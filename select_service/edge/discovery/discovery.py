@@ -51,11 +51,14 @@ class Discovery:
             for each in settings
         ]
         self._tasks: list[asyncio.Task[None]] = []
+        self.files: list[WorkersFile] = []
+        """Sources that are files, once it has started."""
 
     def start(self, http: HttpClient) -> list[asyncio.Task[None]]:
         """The tasks end only by `stop`.  http: for questions to engines"""
         pairs = zip(self._settings, self._readings, strict=True)
         sources = [_source(settings, readings, http) for settings, readings in pairs]
+        self.files = [each for each in sources if isinstance(each, WorkersFile)]
         self._tasks = [asyncio.create_task(source.run()) for source in sources]
         return self._tasks
 

@@ -1,4 +1,4 @@
-"""A file of workers that is read again when it changes.
+"""A file of workers that is read again when it changes, and on SIGHUP.
 
 One that is wrong changes nothing: what it said before goes on counting, and the log, GET /discovery
 and a metric say so until it is good again.
@@ -8,23 +8,18 @@ import asyncio
 from pathlib import Path
 
 from select_service.edge.discovery.source import Readings
-from select_service.edge.file_changes import file_changes
+from select_service.edge.file_changes import FileWatch
 from select_service.settings.discovery import read_workers
 
 LOOK_S = 0.5
 """Between two looks at the file."""
 
 
-class WorkersFile:
-    """Belongs to one event loop.  Looking and reading happen on a thread."""
-
+class WorkersFile(FileWatch):
     def __init__(self, path: Path, readings: Readings) -> None:
+        super().__init__([path], LOOK_S)
         self._readings = readings
         self._path = path
-
-    async def run(self) -> None:
-        async for _ in file_changes([self._path], LOOK_S):
-            await self._read()
 
     async def _read(self) -> None:
         try:

@@ -7,6 +7,7 @@ the status say so until it is good again.
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -34,6 +35,7 @@ class Keyed:
         self._changed = changed
         self._admitting: Admitting | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()
         self.error: str | None = None
         """What is wrong with the file as it stands; None: what it says is what counts."""
 
@@ -62,6 +64,14 @@ class Keyed:
         if self._admitting is not None:
             self._admitting.close()
 
+    @property
+    def paths(self) -> list[Path]:
+        return [self._path]
+
+    def look_now(self) -> None:
+        """Read the file whether it has changed or not."""
+        self._asked.set()
+
     def find(self, endpoint: str, name: str | None) -> ReplicaKey | None:
         """Who is to answer at an endpoint: the replica of that name, else the one it belongs to."""
         return self._known.find(endpoint, name)
@@ -70,7 +80,7 @@ class Keyed:
         return CurveServer(replica.public_key.encode(), self._own)
 
     async def _follow(self) -> None:
-        async for _ in file_changes([self._path], LOOK_S):
+        async for _ in file_changes(self.paths, LOOK_S, self._asked):
             try:
                 known = await asyncio.to_thread(read_replica_keys, self._path)
             except ValueError as error:

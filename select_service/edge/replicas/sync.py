@@ -127,6 +127,10 @@ class ReplicaSync:
         """What runs until `close`."""
         return [] if self._keyed is None else self._keyed.background()
 
+    def followers(self) -> "list[Keyed]":
+        """Return who follows files."""
+        return [] if self._keyed is None else [self._keyed]
+
     def register(self, endpoint: str, name: str | None = None) -> bool:
         """Listen to a peer.  False: it was known.
 

@@ -21,6 +21,9 @@ class FollowedTls:
         for _, watch in self._watches.values():
             await watch.stop()
 
+    def followers(self) -> list[TlsWatch]:
+        return [watch for _, watch in self._watches.values()]
+
     def tls_of(self, files: ClientFiles) -> ClientTls | None:
         """None: there are none, and whom the system trusts is believed.
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from select_service import log as logs
 from select_service.allowed_names import names_at
+from select_service.edge.hangup import Hangup, ignore_hangups
 from select_service.planner.assembling import cluster_of
 from select_service.planner.config import PlannerConfig
 from select_service.planner.connectors.base import ConnectorError
@@ -44,6 +45,7 @@ FAILED = 1
 
 def run(config: PlannerConfig, profile: Profile, kubeconfig: Path | None) -> int:
     """Until SIGINT or SIGTERM. Exit status; raises ConfigError before anything is scaled."""
+    ignore_hangups()
     logs.configure(config.log_level, config.log_format)
     return asyncio.run(_lived(config, profile, kubeconfig))
 
@@ -58,6 +60,9 @@ async def _lived(config: PlannerConfig, profile: Profile, kubeconfig: Path | Non
     clock = never_back()
     async with AsyncExitStack() as closing:
         followed = await closing.enter_async_context(FollowedTls())
+        hangup = Hangup(followed.followers)
+        hangup.start()
+        closing.callback(hangup.stop)
         tls = _tls_of(config, followed)
         around = Surroundings(config.selectors, kubeconfig, profile, config.api_key_file, tls)
         http = await closing.enter_async_context(Outbound(tls))

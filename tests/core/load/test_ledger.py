@@ -241,6 +241,14 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         assert got == self.model.sums()
         counted = [held.counted_by for held in self.model.held.values()]
         assert [each.numbers[0] for each in self.counts] == [counted.count(0), counted.count(1)]
+        blocks = [
+            sum(len(h.hashes) for h in self.model.held.values() if h.counted_by == by)
+            for by in (0, 1)
+        ]
+        assert [each.numbers[1] for each in self.counts] == blocks
+        everybody = np.ones(len(self.ledger.held.sums.within(frozenset())), np.bool_)
+        everything = sum(len(h.hashes) for h in self.model.held.values())
+        assert self.ledger.held.sums.counted(everybody) == (len(counted), everything)
         is_counted = self.ledger.held.memory.numbers[COUNTED]
         assert is_counted == len(counted) - counted.count(None)
         assert self.heard.live == self.model.held.keys()

@@ -1,0 +1,81 @@
+"""SIGHUP ends neither command: files that are followed are read again, at once."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.access.keys import bearer, entry, keys_file
+from tests.builders import worker_body
+from tests.patience import eventually
+from tests.process.planner_process import Planner
+from tests.process.running import Running
+
+pytestmark = pytest.mark.process
+
+RECEIVED = "SIGHUP received, followed files are read again"
+
+
+def write_unseen(path: Path, text: str) -> None:
+    """Change a file so that who looks at it from time to time does not notice."""
+    before = path.stat()
+    assert len(text.encode()) == before.st_size
+    with path.open("r+") as file:
+        file.write(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def workers(taint: str) -> str:
+    return json.dumps([{**worker_body(1), "taints": [taint]}])
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-fast-path",), ("--input-loops", "1")])
+def test_a_service_that_follows_nothing_goes_on(flags: tuple[str, ...]) -> None:
+    with Running(*flags) as service:
+        for number in (1, 2, 3):
+            service.process.send_signal(signal.SIGHUP)
+            assert service.line(RECEIVED, number)["paths"] == []
+            assert service.call("GET", "/health").status == 200
+        assert service.stop() == 0
+
+
+def test_a_service_reads_all_that_it_follows(tmp_path: Path) -> None:
+    keys = keys_file(tmp_path, entry("a", "operator", "caller"))
+    path = tmp_path / "workers.yaml"
+    path.write_text(workers("one"))
+    with Running("--api-keys-file", str(keys), "--workers-file", str(path)) as service:
+
+        def taints() -> Any:
+            answer = service.call("GET", "/workers/1", authorization=bearer("a"))
+            return answer.body.get("taints")
+
+        eventually(lambda: taints() == ["one"])
+        write_unseen(path, workers("two"))
+        service.process.send_signal(signal.SIGHUP)
+        assert service.line(RECEIVED)["paths"] == sorted((str(keys), str(path)))
+        eventually(lambda: taints() == ["two"])
+        path.write_text("[")
+        service.process.send_signal(signal.SIGHUP)
+        service.line("a source of workers cannot be read")
+        assert taints() == ["two"]
+        assert service.stop() == 0
+
+
+def test_a_planner_goes_on(tmp_path: Path) -> None:
+    deployment = {
+        "name": "fleet",
+        "model_name": "m",
+        "mode": "agg",
+        "throughput_adjustment_interval_seconds": 1,
+        "connector": {"kind": "virtual"},
+    }
+    config = {"selectors": ["http://127.0.0.1:9"], "deployments": [deployment]}
+    with Planner(tmp_path, config) as planner:
+        planner.ticks_on(1)
+        for _ in range(3):
+            planner.process.process.send_signal(signal.SIGHUP)
+            planner.ticks_on(1)
+        assert planner.process.stop()[0] == 0
