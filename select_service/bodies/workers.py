@@ -142,7 +142,9 @@ class WorkerPatch(WorkerFields, kw_only=True):
         check_u64(self, "max_num_batched_tokens", "total_kv_blocks")
 
 
-KvEventState = Literal["connected", "catching_up", "degraded", "no_events_yet", "unverified"]
+KvEventState = Literal[
+    "connected", "catching_up", "degraded", "no_events_yet", "unconnected", "unverified"
+]
 
 
 class KvEventReason(Struct, kw_only=True):
@@ -160,7 +162,8 @@ class KvEventStatus(Struct, kw_only=True):
     state: KvEventState
     """`no_events_yet`; `connected`; `catching_up`: a gap is being replayed; `degraded`: events were
     lost, the index may be wrong about this rank; `unverified`: events may have been missed, and
-    the engine was not heard about it yet. Fields of these two names say since when and why."""
+    the engine was not heard about it yet; `unconnected`: its endpoint has not answered for 10 s, so
+    no events come at all. Fields of these three names say since when and why."""
     connected: bool
     """Does the connection to the engine's events stand?"""
     connect_error: str | None
@@ -170,6 +173,8 @@ class KvEventStatus(Struct, kw_only=True):
     its cache or restarts."""
     unverified: KvEventReason | UnsetType = UNSET
     """Why it is uncertain whether events are missing; absent when it is not."""
+    unconnected: KvEventReason | UnsetType = UNSET
+    """Why there has been no connection for at least 10 s; absent when there is one."""
     last_sequence: int | None
     """Number of the last batch that was applied; null before the first one."""
     batches: int

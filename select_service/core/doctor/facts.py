@@ -49,6 +49,8 @@ class RankFacts(NamedTuple):
     requests: int = 0
     silent_s: float | None = None
     """Since the last event; None before the first."""
+    unconnected_s: float | None = None
+    """How long the endpoint of events has not answered; None before that is long."""
 
 
 class Probed(NamedTuple):

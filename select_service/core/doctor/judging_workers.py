@@ -101,11 +101,13 @@ def _events(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
     if status is None:
         return
     if not status.connected:
+        long = rank.unconnected_s
+        since = "" if long is None else f"; unconnected for {long:.0f} s"
         if rank.events_error is not None:
-            yield _of(facts, "events_unreachable", f"{where}: {rank.events_error}", at)
+            yield _of(facts, "events_unreachable", f"{where}: {rank.events_error}{since}", at)
         else:
             why = status.connect_error or "there is no connection of ZMQ"
-            yield _of(facts, "events_not_connected", f"{where} is open, but: {why}", at)
+            yield _of(facts, "events_not_connected", f"{where} is open, but: {why}{since}", at)
         return
     if status.dropped.get("block_size"):
         text = _wrong_size(facts, rank)

@@ -90,6 +90,7 @@ class Looking:
         partition = self._selector.fleet.partitions[worker.key]
         slot = partition.table.find(rank)
         last = None if status is None else status.last_event_monotonic
+        lost_at = None if status is None else status.unconnected_monotonic
         requests = 0 if slot is None else partition.load.totals[slot, load_layout.REQUESTS]
         return RankFacts(
             dp_rank=rank.dp_rank,
@@ -99,6 +100,7 @@ class Looking:
             predictions=self._predictions_of(worker, rank),
             requests=int(requests),
             silent_s=None if last is None else monotonic() - last,
+            unconnected_s=None if lost_at is None else monotonic() - lost_at,
         )
 
     # --- HTTP
