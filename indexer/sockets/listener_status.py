@@ -46,7 +46,8 @@ class ListenerStatus:
     connected: there is a connection; connect_error: why not, as far as is known
     unconnected_monotonic: since when there is none, once that is for UNCONNECTED_S; else None
     batches counts decoded and applied ones, replayed those of them that came by replay; lost are
-    known to be missing; stale came twice; dropped counts what was not indexed, by reason.
+    known to be missing; is_size_wrong: the registered block size is probably not the engine's;
+    stale came twice; dropped counts what was not indexed, by reason.
     """
 
     state: State
@@ -61,6 +62,7 @@ class ListenerStatus:
     restarts: int
     decode_errors: int
     last_error: str | None
+    is_size_wrong: bool
     last_event_monotonic: float | None
     connected: bool
     connect_error: str | None

@@ -65,6 +65,7 @@ def a_status(**fields):
         "restarts": 0,
         "decode_errors": 0,
         "last_error": None,
+        "is_size_wrong": False,
         "last_event_monotonic": None,
         "connected": True,
         "is_counted": True,

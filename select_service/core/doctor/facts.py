@@ -80,6 +80,7 @@ class WorkerFacts(NamedTuple):
     http_error:     why HTTP is not answered there, though there is a connection
     clock_s:        by how much the engine's clock is ahead of ours, by HTTP; to a second or so
     reasons:        why it is not schedulable
+    check_refused:  why its engine refuses health checks; empty: it does not, or there are none
     """
 
     worker_id: int
@@ -97,6 +98,7 @@ class WorkerFacts(NamedTuple):
     n_ranks: int = 0
     drain: DrainView | None = None
     probed: Probed | None = None
+    check_refused: str = ""
     is_cut_short: bool = False
 
 

@@ -50,6 +50,7 @@ class Looking:
 
     def begun(self, worker: Worker) -> WorkerFacts:
         """What is known without asking anybody."""
+        fitness = self._selector.fitness
         ranks = worker.ranks() if self._uses_events and worker.schedulable else ()
         return WorkerFacts(
             worker_id=worker.worker_id,
@@ -62,6 +63,9 @@ class Looking:
             ranks=[self._rank(worker, rank) for rank in ranks[:RANKS_MAX]],
             n_ranks=len(ranks),
             drain=self._selector.draining.view(worker.worker_id),
+            check_refused=""
+            if fitness is None
+            else fitness.monitor.checks_refused(worker.worker_id),
         )
 
     async def looked_at(self, worker: Worker, probes: bool) -> WorkerFacts:
