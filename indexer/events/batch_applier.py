@@ -68,15 +68,11 @@ class LeftOut(NamedTuple):
 
 
 def _left_out_of(event: BlockStored | BlockRemoved) -> LeftOut:
-    is_store = isinstance(event, BlockStored)
-    return LeftOut(
-        len(event.block_hashes),
-        event.block_size if is_store else None,
-        len(event.tokens) if is_store else 0,
-        event.medium,
-        event.group_idx,
-        event.kind,
-    )
+    size, n_tokens = None, 0
+    if isinstance(event, BlockStored):
+        size, n_tokens = event.block_size, len(event.tokens)
+    n_blocks = len(event.block_hashes)
+    return LeftOut(n_blocks, size, n_tokens, event.medium, event.group_idx, event.kind)
 
 
 def is_unsettled(writer: SlotWriter, own: SlotWriter | None) -> bool:

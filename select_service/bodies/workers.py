@@ -222,7 +222,7 @@ class Deletion(Struct, kw_only=True):
     seconds_ago: float
     """Seconds since it was deleted."""
     reason: str
-    """Who deleted it."""
+    """What removed it: a request, or the source that no longer has it, by name."""
 
 
 class RankAdmission(Struct, kw_only=True):
@@ -384,6 +384,8 @@ class Ready(Struct, kw_only=True):
     """May requests be sent here? The status says the same: 200 or 503."""
     schedulable_workers: int
     """Workers that may be chosen, over all models."""
+    reason: str | UnsetType = UNSET
+    """Why not, in words; absent when it is ready."""
     workers: list[WorkerRecord]
     """All workers, by model, tenant and id."""
     insecure: bool | UnsetType = UNSET
