@@ -49,7 +49,7 @@ class WorkerFields(RequestBody, kw_only=True):
     kv_events_endpoint: Endpoint | None = None
     """ZMQ endpoint on which a worker of one rank publishes its KV events."""
     replay_endpoint: Endpoint | None = None
-    """ZMQ endpoint that replays missed KV events; the rank at position i uses port + i."""
+    """ZMQ endpoint that replays missed KV events; a rank uses port + (rank - start rank)."""
     curve_server_key: Name | None = None
     """Public key of the engine, 40 characters of Z85, where its sockets of KV events and replays
     are CURVE; what answers there without it is not heard. Left out: they are plain."""
@@ -293,7 +293,7 @@ class WorkerRecord(Struct, kw_only=True):
     kv_events_endpoints: dict[int, str] | UnsetType = UNSET
     """ZMQ endpoint of KV events by data-parallel rank; absent when there is none."""
     replay_endpoint: str | None
-    """ZMQ endpoint that replays missed KV events; the rank at position i uses port + i."""
+    """ZMQ endpoint that replays missed KV events; a rank uses port + (rank - start rank)."""
     block_size: int | None
     """Tokens in a block of the engine's KV cache."""
     data_parallel_start_rank: int | None
