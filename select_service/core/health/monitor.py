@@ -5,7 +5,7 @@ for the table of ranks, reservations to be moved or released, changes to be show
 once for somebody to take them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from select_service.core.health.canary_prompts import CanaryPrompt
 from select_service.core.health.checked import (
@@ -315,6 +315,10 @@ class HealthMonitor:
     def checked(self, rank: Rank) -> CheckedRank:
         """To be read only.  Raises KeyError for a rank that is not here."""
         return self._fleet.ranks[rank]
+
+    def refusing(self) -> Collection[int]:
+        """Return the ids of workers of which a rank refuses the request of a check."""
+        return self._fleet.refusing
 
     def checks_refused(self, worker_id: int) -> str:
         """Why a rank of the worker refuses the request of a check; empty: none does.
