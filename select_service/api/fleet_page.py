@@ -23,7 +23,16 @@ POLICY = (
 _FOLDER = Path(__file__).parent / "page"
 _OWN = (
     *("api.js", "ask.js", "candidates.js", "charts.js", "decisions.js", "dom.js", "fleet.js"),
-    *("icon.svg", "main.js", "numbers.js", "rank.js", "rates.js", "stream.js", "style.css"),
+    *(
+        "history.js",
+        "icon.svg",
+        "main.js",
+        "numbers.js",
+        "rank.js",
+        "rates.js",
+        "stream.js",
+        "style.css",
+    ),
     "tables.js",
 )
 _OF_OTHERS = ("uPlot.esm.js", "uPlot.min.css")
