@@ -12,8 +12,8 @@ from indexer.sockets.ingest import Ingest
 from indexer.sockets.listener_status import Unconnected
 from select_service.core.identity import Rank
 
-RANKS_PER_STEP = 2048
-"""Ranks that are looked at in one turn, each for less than a microsecond."""
+RANKS_PER_STEP = 512
+"""Ranks that are looked at in one turn, some 2 us each where nobody answers, less elsewhere."""
 LINES_MAX = 50
 """Ranks of one look that get a line each; one more line counts the others."""
 REMIND_S = 3600.0
