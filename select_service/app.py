@@ -14,8 +14,10 @@ import uvloop
 import zmq
 
 from select_service.api.application import Application
+from select_service.api.live_history import SAMPLE_S
 from select_service.api.service import Service
 from select_service.building import Parts, build, doctor_of
+from select_service.core.due_task import DueTask
 from select_service.edge.audit_log import AuditFiles
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
@@ -297,7 +299,8 @@ async def _supervised(
             for each in (parts.watch, parts.discovery, parts.state)
             if each is not None
             for task in each.tasks()
-        ],
+        ]
+        + [DueTask("history", SAMPLE_S, service.history.step)],
     )
     service.tasks = due.counts
     ticker = asyncio.create_task(due.run())

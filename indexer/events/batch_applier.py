@@ -6,6 +6,7 @@ indexed and why.  Not here: sequence numbers and replays (feed), decoding (kv_ev
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
+from typing import NamedTuple
 
 from indexer.events.event_types import EVENT_COST, hashable_blocks
 from indexer.events.kv_events import (
@@ -32,8 +33,46 @@ MM_STEP_BLOCKS_MAX = 256
 """The same where blocks hold images: their hashes are made one by one."""
 SMALL_EVENTS_MAX = 64
 """Events of a batch that are applied at once, if they are short."""
+SHOWN_CHARS_MAX = 64
+"""Of names that an engine has chosen."""
 GROUPS_MAX = 1024
 """Attention groups remembered over all ranks of a worker; real engines have a handful."""
+
+
+class LeftOut(NamedTuple):
+    """An event that was not indexed.
+
+    block_size: in tokens, as the event says; None: it says none
+    n_tokens: that came with it
+    """
+
+    n_blocks: int
+    block_size: int | None
+    n_tokens: int
+    medium: str | None
+    group: int | None
+    kind: str | None
+
+    def text(self) -> str:
+        """Describe it in words."""
+        size = "" if self.block_size is None else f" of {self.block_size} tokens"
+        plural = "" if self.n_blocks == 1 else "s"
+        text = f"{self.n_blocks} block{plural}{size} on {(self.medium or 'GPU')[:SHOWN_CHARS_MAX]}"
+        if self.group is not None:
+            text += f", group {self.group}"
+        if self.kind is not None:
+            text += f" ({self.kind[:SHOWN_CHARS_MAX]})"
+        if self.block_size is not None and self.n_tokens < self.block_size:
+            text += f", with {self.n_tokens} tokens"
+        return text
+
+
+def _left_out_of(event: BlockStored | BlockRemoved) -> LeftOut:
+    size, n_tokens = None, 0
+    if isinstance(event, BlockStored):
+        size, n_tokens = event.block_size, len(event.tokens)
+    n_blocks = len(event.block_hashes)
+    return LeftOut(n_blocks, size, n_tokens, event.medium, event.group_idx, event.kind)
 
 
 def is_unsettled(writer: SlotWriter, own: SlotWriter | None) -> bool:
@@ -75,8 +114,40 @@ class BatchApplier:
         self.removed_blocks = 0
         self.dropped: Counter[str] = Counter()
         """What was not indexed: events by reason, except "rank", which counts batches."""
-        self.misfit: str | None = None
-        """What of it probably means that the worker is registered wrongly, for operators."""
+        self._misfit: str | None = None
+        self._size_fits = False
+        """Whether a block of the registered size has come since the engine started."""
+        self._other_size: LeftOut | None = None
+        """The last event of another size, while none has come of the registered one."""
+        self._left_out: LeftOut | None = None
+
+    @property
+    def misfit(self) -> str | None:
+        """Say, for operators, what was dropped as the worker is probably registered wrongly."""
+        if self._other_size is None:
+            return self._misfit
+        return (
+            f"dropped: {self._other_size.text()}, while block_size is {self._block_size}, and "
+            "nothing of that size has come; is it the engine's?"
+        )
+
+    @property
+    def is_size_wrong(self) -> bool:
+        """Return whether the registered block size is probably not the engine's."""
+        return self._other_size is not None
+
+    @property
+    def left_out(self) -> str | None:
+        """Say, for operators, what was dropped last though the worker is registered well."""
+        found = self._left_out
+        if found is None:
+            return None
+        if tier_of_medium(found.medium) is None:
+            return f"not indexed: {found.text()}, a medium that is not known"
+        return (
+            f"not indexed: {found.text()}; only whole blocks of {self._block_size} tokens are, and "
+            "this is a chunk of a KV connector, or the end of a prompt inside a block"
+        )
 
     def applying(
         self,
@@ -215,6 +286,7 @@ class BatchApplier:
     def forgetting(self, writers: Mapping[int, SlotWriter]) -> Iterator[int]:
         """The engine restarted: empty every rank this stream has fed, step by step."""
         own = writers.get(self._dp_rank)
+        self._size_fits = False
         if own is not None:
             own.upcoming, own.live_at, own.unplaced_blocks = None, None, False
         self._groups.clear()
@@ -241,8 +313,10 @@ class BatchApplier:
         else:
             hashes = local_hashes(event, self._block_size, self._is_eagle)
             if not len(hashes):
-                self._drop_unhashable(event)
+                self._drop_unhashable(event, tier)
                 return True
+            if not self._size_fits:
+                self._note_fitting_size()
             names = event.block_hashes
             if len(hashes) < len(names):
                 names = names[: len(hashes)]
@@ -299,7 +373,9 @@ class BatchApplier:
         if isinstance(event, BlockStored) and len(event.tokens):
             names = names[: hashable_blocks(event, self._block_size, self._is_eagle)]
             if not len(names):
-                self._drop_unhashable(event)
+                self._drop_unhashable(event, tier)
+            elif not self._size_fits:
+                self._note_fitting_size()
         step_blocks = _step_blocks(event)
         for start in range(0, len(names), step_blocks):
             part = slice(start, start + step_blocks)
@@ -330,14 +406,14 @@ class BatchApplier:
     def drop_frames(self) -> None:
         """A message has not the form of a batch of KV events."""
         self.dropped["frames"] += 1
-        self.misfit = (
+        self._misfit = (
             "dropped: messages that are no KV events; is kv_events_endpoint that of the engine's "
             "publisher of KV events, and not another port of it?"
         )
 
     def _drop_batch(self, rank: int) -> None:
         self.dropped["rank"] += 1
-        self.misfit = (
+        self._misfit = (
             f"dropped: events of dp_rank {rank}, which the worker does not have; are its "
             "data_parallel_start_rank and data_parallel_size right?"
         )
@@ -345,15 +421,30 @@ class BatchApplier:
     def drop_replayed(self, rank: int | None) -> None:
         """A batch of another rank came from the replay endpoint."""
         self.dropped["replay_of_other_rank"] += 1
-        self.misfit = f"dropped: a replay of dp_rank {rank} from the replay endpoint of this one"
+        self._misfit = f"dropped: a replay of dp_rank {rank} from the replay endpoint of this one"
 
-    def _drop_unhashable(self, event: BlockStored) -> None:
-        self.dropped["block_size"] += 1
-        if event.block_size != self._block_size:
-            self.misfit = (
-                f"dropped: blocks of {event.block_size} tokens, while block_size is "
-                f"{self._block_size}"
-            )
+    def _note_fitting_size(self) -> None:
+        """The engine has blocks of the registered size, whatever others it has."""
+        self._size_fits = True
+        if self._other_size is not None:
+            self._left_out, self._other_size = self._other_size, None
+
+    def _drop_unhashable(self, event: BlockStored, tier: Tier) -> None:
+        """Count an event none of whose blocks can be hashed, and note what it was.
+
+        Connectors announce chunks of a size of their own, and engines the end of a prompt inside a
+        block: only another size on the GPU, and never the registered one, looks like a mistake.
+        """
+        found = _left_out_of(event)
+        if event.block_size == self._block_size:
+            self.dropped["partial_block"] += 1
+            self._left_out = found
+        elif tier is not Tier.GPU or self._size_fits:
+            self.dropped["other_size"] += 1
+            self._left_out = found
+        else:
+            self.dropped["block_size"] += 1
+            self._other_size = found
 
     def _tier(self, rank: int, event: BlockStored | BlockRemoved) -> Tier | None:
         """Where the event takes place; None, and counted, when it is not to be indexed."""
@@ -364,6 +455,7 @@ class BatchApplier:
         tier = tier_of_medium(event.medium)
         if tier is None:
             self.dropped["medium"] += 1
+            self._left_out = _left_out_of(event)
         return tier
 
     def _is_prefix_cache(self, rank: int, event: BlockStored | BlockRemoved) -> bool:

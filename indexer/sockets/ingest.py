@@ -30,7 +30,7 @@ from indexer.sockets.descriptors import allow_many, present_room
 from indexer.sockets.dial import Sockets
 from indexer.sockets.gathering import Gathering
 from indexer.sockets.listener import Listener
-from indexer.sockets.listener_status import ListenerStatus, Pulse
+from indexer.sockets.listener_status import ListenerStatus, Pulse, Unconnected
 from indexer.sockets.names import Names
 from indexer.sockets.readiness import Readiness
 from indexer.sockets.timers import Timers
@@ -374,6 +374,10 @@ class Ingest:
         """None when the rank is not listened to."""
         found = self._listeners.get(key[0], {}).get(key[1])
         return None if found is None else found[1].pulse()
+
+    def connections(self) -> Iterator[tuple[Key, Unconnected | None]]:
+        """Yield every rank with the connection that is missing, None where it stands."""
+        return ((key, listener.unconnected()) for key, listener in self._running())
 
     def server_of(self, key: Key) -> CurveServer | None:
         """With which keys the engine of a rank is talked to; None: with none."""

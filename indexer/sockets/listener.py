@@ -23,7 +23,7 @@ from indexer.sockets.arrivals import Arrivals, Room
 from indexer.sockets.ask_pace import AskPace
 from indexer.sockets.dial import Sockets
 from indexer.sockets.inbox import MESSAGE_BYTES_MAX
-from indexer.sockets.listener_status import ListenerStatus, Pulse, State
+from indexer.sockets.listener_status import ListenerStatus, Pulse, State, Unconnected
 from indexer.sockets.live_connection import LiveConnection
 from indexer.sockets.readiness import Readiness
 from indexer.sockets.replay_connection import SEQ_BYTES, ReplayConnection, is_replay
@@ -88,7 +88,9 @@ class Listener:
         What arrives is read ahead and waits until `start`.
         """
         try:
-            self._live = LiveConnection(self._sockets, self.source.endpoint, self._room)
+            self._live = LiveConnection(
+                self._sockets, self.source.endpoint, self._room, time.monotonic()
+            )
         except zmq.ZMQError as error:
             self._open_error = f"{self.source.endpoint}: nothing can connect there ({error})"
             self._faulted_at = time.monotonic()
@@ -182,6 +184,7 @@ class Listener:
         """May be called on any thread; the numbers may stem from two adjacent messages."""
         feed, indexed, applier = self.feed, self.feed.indexed, self.feed.indexed.applier
         live, doubt, degraded = self._live, self.feed.doubt, self._degraded()
+        unconnected = self._long_unconnected()
         return ListenerStatus(
             state=self._state(),
             endpoint=self.source.endpoint,
@@ -194,10 +197,12 @@ class Listener:
             stale=feed.stale,
             restarts=feed.restarts,
             decode_errors=indexed.decode_errors,
-            last_error=self._fault() or applier.misfit or indexed.last_error,
+            last_error=(self._fault() or applier.misfit or indexed.last_error or applier.left_out),
+            is_size_wrong=applier.is_size_wrong,
             last_event_monotonic=feed.last_event_at,
             connected=live is not None and live.is_connected,
             connect_error=self._open_error if live is None else live.error,
+            unconnected_monotonic=None if unconnected is None else unconnected.since,
             is_counted=applier.is_counted,
             inflations=feed.inflations,
             degraded=None if degraded is None else degraded.why,
@@ -208,6 +213,18 @@ class Listener:
             removed_blocks=applier.removed_blocks,
             dropped=dict(applier.dropped),
         )
+
+    def unconnected(self) -> Unconnected | None:
+        """Return the connection that is missing; None while it stands.
+
+        Any thread may call it, as `status`.
+        """
+        live, endpoint = self._live, self.source.endpoint
+        if live is None:
+            fault = self._fault()
+            return Unconnected(endpoint, self._faulted_at if fault else time.monotonic(), fault)
+        lost_at = live.lost_at
+        return None if lost_at is None else Unconnected(endpoint, lost_at, live.error)
 
     def pulse(self) -> Pulse:
         """May be called on any thread, as `status`."""
@@ -340,9 +357,16 @@ class Listener:
         fault = self._fault()
         return self.feed.degraded if fault is None else Degraded(fault, self._faulted_at)
 
+    def _long_unconnected(self) -> Unconnected | None:
+        """Return the connection that is missing for UNCONNECTED_S."""
+        missing = self.unconnected()
+        return missing if missing is not None and missing.lasts(time.monotonic()) else None
+
     def _state(self) -> State:
         if self._failure or self._open_error:
             return "degraded"
+        if self._long_unconnected() is not None:
+            return "unconnected"
         if self.feed.catching_up:
             return "catching_up"
         if self._degraded() is not None:

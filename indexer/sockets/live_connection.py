@@ -36,13 +36,14 @@ NO_ZMQ = "what answers there does not speak ZMQ, or broke its protocol"
 class LiveConnection:
     """Belongs to one thread.  `socket` is the same from the beginning to `close`."""
 
-    def __init__(self, sockets: Sockets, endpoint: str, room: Room) -> None:
+    def __init__(self, sockets: Sockets, endpoint: str, room: Room, now: float) -> None:
         """The engine may be absent.  Raises zmq.ZMQError for an address libzmq refuses.
 
         room: for what is read ahead
         """
         self.is_cut_off = False
-        self.is_connected = False
+        self.lost_at: float | None = now
+        """When the connection was lost, or first tried; None while there is one."""
         self._error: str | None = None
         self._attempted_at: float | None = None
         self._ended_at: float | None = None
@@ -75,6 +76,11 @@ class LiveConnection:
         return changes
 
     @property
+    def is_connected(self) -> bool:
+        """Return whether the connection stands."""
+        return self.lost_at is None
+
+    @property
     def error(self) -> str | None:
         """Why there is no connection; None while there is one, or nothing is known yet."""
         if self._dial.refusal is not None:
@@ -87,21 +93,26 @@ class LiveConnection:
 
     def _take(self, event: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.is_connected, self._error = True, None
+            self.lost_at, self._error = None, None
             self._dial.connected()
             self._attempted_at = None
         elif event == zmq.EVENT_DISCONNECTED:
-            self.is_connected = False
+            self._lose(now)
             self._error = self._error or LOST
             self._dial.failed()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self.is_connected, self._error = False, NO_ZMQ
+            self._lose(now)
+            self._error = NO_ZMQ
         elif event == zmq.EVENT_CONNECT_DELAYED:
             self._attempted_at, self._ended_at = now, None
         elif event == zmq.EVENT_CLOSED:
             self._ended_at = now
         else:
             self._take_retry()
+
+    def _lose(self, now: float) -> None:
+        if self.lost_at is None:
+            self.lost_at = now
 
     def _take_retry(self) -> None:
         """Another attempt is announced: the last one, if there was one, has failed."""

@@ -6,6 +6,8 @@ from typing import Any
 from scripts.playing.differences import Difference, differences
 from select_service.core.health.effects import (
     CheckAsked,
+    ChecksAccepted,
+    ChecksRefused,
     Drained,
     Effect,
     MovesAsked,
@@ -107,7 +109,7 @@ class Scene:
 def word_of(effect: Effect, names: Mapping[Rank, str]) -> str | None:
     """As the rows of cases name it; None: they do not."""
     match effect:
-        case WeightChanged():
+        case WeightChanged() | ChecksRefused() | ChecksAccepted():
             return None
         case StateChanged(rank, _, State.UNHEALTHY, cause):
             return f"unhealthy {names[rank]} {cause}"

@@ -24,7 +24,16 @@ POLICY = (
 _FOLDER = Path(__file__).parent / "page"
 _OWN = (
     *("api.js", "ask.js", "candidates.js", "charts.js", "decisions.js", "dom.js", "fleet.js"),
-    *("icon.svg", "main.js", "numbers.js", "rank.js", "rates.js", "stream.js", "style.css"),
+    *(
+        "history.js",
+        "icon.svg",
+        "main.js",
+        "numbers.js",
+        "rank.js",
+        "rates.js",
+        "stream.js",
+        "style.css",
+    ),
     "tables.js",
 )
 _OF_OTHERS = ("uPlot.esm.js", "uPlot.min.css")
@@ -83,8 +92,8 @@ async def page_file(service: Service, request: Request, name: str) -> Response:
         "The fleet in numbers once a second, as server-sent events",
         {200: Answer("Events until the client leaves.", None, media_type=EVENT_STREAM)},
         may_call=within_tenants(CALLER, OPERATOR),
-        detail="What the page at `/` shows. Its events `fleet` may get other fields in any "
-        "release. Of a fleet of very many ranks they come less often.",
+        detail="What the page at `/` shows. Its events `history` (once) and `fleet` may get other "
+        "fields in any release. Of a fleet of very many ranks they come less often.",
         refusals=(CapacityExceeded,),
     )
 )

@@ -1,5 +1,6 @@
 """What GET /live tells: the fleet in numbers, for a page that is open.
 
+First comes what was before (see `live_history`).
 A frame is made a second, in turns of the event loop (see `watching`).
 """
 
@@ -44,6 +45,8 @@ class LivePartition(Struct, kw_only=True):
     """Leading blocks of those that the chosen ranks held."""
     best_overlap: int = 0
     """Leading blocks that the ranks held of which none held more."""
+    checks_refused: list[int] = []
+    """Workers whose engines refuse health checks."""
 
 
 async def _seen(service: Service) -> Parts:
@@ -54,7 +57,9 @@ async def _seen(service: Service) -> Parts:
 
 
 def _partitions(service: Service) -> Iterator[Shown | None]:
-    for ranks in compact_ranks(service, service.selector.workers()):
+    deleted = service.selector.fleet.catalog.deleted()
+    there = [w for w in service.selector.workers() if w.worker_id not in deleted]
+    for ranks in compact_ranks(service, there):
         if ranks is not None:
             yield Shown(ranks.tenant_id, _raw(_partition(service, ranks)))
         yield None
@@ -65,6 +70,8 @@ def _partition(service: Service, ranks: CompactRanks) -> LivePartition:
     partition = service.selector.fleet.partitions.get(key)
     if partition is None:
         return LivePartition(ranks=ranks)
+    fitness = service.selector.fitness
+    refusing = () if fitness is None else fitness.monitor.refusing()
     tally = partition.placing.tally
     return LivePartition(
         ranks=ranks,
@@ -74,6 +81,7 @@ def _partition(service: Service, ranks: CompactRanks) -> LivePartition:
         prompt_blocks=tally.prompt_blocks,
         chosen_overlap=tally.chosen_overlap,
         best_overlap=tally.best_overlap,
+        checks_refused=sorted(set(ranks.worker_ids).intersection(refusing)) if refusing else [],
     )
 
 
@@ -109,6 +117,8 @@ def _raw(value: object) -> msgspec.Raw:
 async def events(service: Service, grant: Grant) -> AsyncIterator[bytes]:
     """Until the service ends, or its keys are others: who calls again is judged anew."""
     number, generation = 0, service.guard.generation
+    history = _encode(service.history.columns(grant, monotonic()))
+    yield b"event: history\ndata: %s\n\n" % history
     while not service.live.is_ending and service.guard.generation == generation:
         frame = await service.live.after(number, partial(_seen, service))
         number = frame.number

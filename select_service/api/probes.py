@@ -1,7 +1,7 @@
 """Liveness, readiness, metrics."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 from starlette.requests import Request
@@ -65,7 +65,12 @@ async def health(service: Service, request: Request) -> Response:
             503: Answer(
                 "None is; the records say why. Or recovery still runs, or the process drains.",
                 Ready,
-                {"ready": False, "schedulable_workers": 0, "workers": []},
+                {
+                    "ready": False,
+                    "schedulable_workers": 0,
+                    "reason": "no worker is registered: POST /workers, or --workers-file",
+                    "workers": [],
+                },
             ),
         },
         may_call=ANYONE,
@@ -78,16 +83,19 @@ async def ready(service: Service, request: Request, query: Mapping[str, str]) ->
     else the same body with 503."""
     workers, recovery = service.selector.workers(), service.recovery
     schedulable = sum(worker.schedulable for worker in workers)
+    reasons = [*_unready(service, schedulable)]
     grant = grant_of(request)
     if not query_flag(query, "records", default=True):
         grant = STRANGER
     shown = [w for w in workers if grant.sees(w.key.tenant_id)] if grant.has(*_SHOWN_TO) else []
     rows = (r and without_hints(grant, r) for r in records(service, shown))
     body = Ready(
-        ready=schedulable > 0 and not recovery.running and not service.is_draining,
+        ready=not reasons,
         schedulable_workers=schedulable,
         workers=cast(list[WorkerRecord], await encoded_in_turns(rows)),
     )
+    if reasons:
+        body.reason = "; ".join(reasons)
     if service.is_draining:
         body.draining = True
     if is_open(service.config):
@@ -104,6 +112,20 @@ async def ready(service: Service, request: Request, query: Mapping[str, str]) ->
             elapsed_s=round(recovery.seconds(now()), 3),
         )
     return json_response(body, 200 if body.ready else 503)
+
+
+def _unready(service: Service, schedulable: int) -> Iterator[str]:
+    """Say why no requests may be sent here; nothing, when they may."""
+    if service.is_draining:
+        yield "the process answers its last requests and ends"
+    if service.recovery.running:
+        yield "the index is being recovered"
+    if schedulable:
+        return
+    if not len(service.selector.fleet.catalog):
+        yield "no worker is registered: POST /workers, or --workers-file"
+    else:
+        yield "no registered worker can be chosen: GET /workers says why"
 
 
 @SERVICE.declare(

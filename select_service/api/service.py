@@ -11,6 +11,7 @@ from indexer.sockets.ingest import Ingest
 from select_service.access.audit import AuditLine
 from select_service.access.guard import Grant, Guard
 from select_service.api.limits import Limits
+from select_service.api.live_history import LiveHistory
 from select_service.api.watching import Live
 from select_service.bodies.discovery import DiscoveryView
 from select_service.bodies.doctor import DoctorReport
@@ -154,6 +155,10 @@ class Service:
     reporters: Sequence[Network] = ()
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     snapshot: SnapshotStatus = field(default_factory=SnapshotStatus)
+    history: LiveHistory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.history = LiveHistory(self.selector)
 
     def tls(self) -> list[tuple[str, Kept]]:
         """What there is of TLS, by the side."""

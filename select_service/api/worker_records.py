@@ -28,6 +28,9 @@ from select_service.core.workers.catalog import Worker
 WORKERS_AT_ONCE = 32
 """Records whose busy state is computed together; it costs O(ranks of their partitions)."""
 
+NO_CONNECTION = "there is no connection"
+"""What is said where libzmq has told of no reason."""
+
 Scenes = dict[PartitionKey, AdmissionScene]
 
 
@@ -135,7 +138,7 @@ def _likely_cause(status: ListenerStatus | None) -> str:
     if status is None:
         return "nobody listens to its KV events"
     if not status.connected:
-        return f"its KV events do not arrive: {status.connect_error or 'there is no connection'}"
+        return f"its KV events do not arrive: {status.connect_error or NO_CONNECTION}"
     if not status.batches:
         return "it has published no KV events: are they switched on, and is it the right endpoint?"
     if status.degraded is not None:
@@ -154,6 +157,9 @@ def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
         connect_error=status.connect_error,
         degraded=_reason(status.degraded, status.degraded_monotonic, now),
         unverified=_reason(status.doubt, status.doubted_monotonic, now),
+        unconnected=_reason(
+            status.connect_error or NO_CONNECTION, status.unconnected_monotonic, now
+        ),
         last_sequence=status.last_sequence,
         batches=status.batches,
         gaps=status.gaps,

@@ -49,7 +49,7 @@ class WorkerFields(RequestBody, kw_only=True):
     kv_events_endpoint: Endpoint | None = None
     """ZMQ endpoint on which a worker of one rank publishes its KV events."""
     replay_endpoint: Endpoint | None = None
-    """ZMQ endpoint that replays missed KV events; the rank at position i uses port + i."""
+    """ZMQ endpoint that replays missed KV events; a rank uses port + (rank - start rank)."""
     curve_server_key: Name | None = None
     """Public key of the engine, 40 characters of Z85, where its sockets of KV events and replays
     are CURVE; what answers there without it is not heard. Left out: they are plain."""
@@ -142,7 +142,9 @@ class WorkerPatch(WorkerFields, kw_only=True):
         check_u64(self, "max_num_batched_tokens", "total_kv_blocks")
 
 
-KvEventState = Literal["connected", "catching_up", "degraded", "no_events_yet", "unverified"]
+KvEventState = Literal[
+    "connected", "catching_up", "degraded", "no_events_yet", "unconnected", "unverified"
+]
 
 
 class KvEventReason(Struct, kw_only=True):
@@ -160,7 +162,8 @@ class KvEventStatus(Struct, kw_only=True):
     state: KvEventState
     """`no_events_yet`; `connected`; `catching_up`: a gap is being replayed; `degraded`: events were
     lost, the index may be wrong about this rank; `unverified`: events may have been missed, and
-    the engine was not heard about it yet. Fields of these two names say since when and why."""
+    the engine was not heard about it yet; `unconnected`: its endpoint has not answered for 10 s, so
+    no events come at all. Fields of these three names say since when and why."""
     connected: bool
     """Does the connection to the engine's events stand?"""
     connect_error: str | None
@@ -170,6 +173,8 @@ class KvEventStatus(Struct, kw_only=True):
     its cache or restarts."""
     unverified: KvEventReason | UnsetType = UNSET
     """Why it is uncertain whether events are missing; absent when it is not."""
+    unconnected: KvEventReason | UnsetType = UNSET
+    """Why there has been no connection for at least 10 s; absent when there is one."""
     last_sequence: int | None
     """Number of the last batch that was applied; null before the first one."""
     batches: int
@@ -217,7 +222,7 @@ class Deletion(Struct, kw_only=True):
     seconds_ago: float
     """Seconds since it was deleted."""
     reason: str
-    """Who deleted it."""
+    """What removed it: a request, or the source that no longer has it, by name."""
 
 
 class RankAdmission(Struct, kw_only=True):
@@ -288,7 +293,7 @@ class WorkerRecord(Struct, kw_only=True):
     kv_events_endpoints: dict[int, str] | UnsetType = UNSET
     """ZMQ endpoint of KV events by data-parallel rank; absent when there is none."""
     replay_endpoint: str | None
-    """ZMQ endpoint that replays missed KV events; the rank at position i uses port + i."""
+    """ZMQ endpoint that replays missed KV events; a rank uses port + (rank - start rank)."""
     block_size: int | None
     """Tokens in a block of the engine's KV cache."""
     data_parallel_start_rank: int | None
@@ -379,6 +384,8 @@ class Ready(Struct, kw_only=True):
     """May requests be sent here? The status says the same: 200 or 503."""
     schedulable_workers: int
     """Workers that may be chosen, over all models."""
+    reason: str | UnsetType = UNSET
+    """Why not, in words; absent when it is ready."""
     workers: list[WorkerRecord]
     """All workers, by model, tenant and id."""
     insecure: bool | UnsetType = UNSET

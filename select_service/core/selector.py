@@ -188,10 +188,13 @@ class Selector:
             record.revived = f"worker {worker_id} had been deleted ({tombstone.reason}); it is back"
         return record
 
-    def delete(self, worker_id: int, now: float) -> WorkerRecord:
-        """DELETE /workers/{worker_id}: its record stays readable for a while.  Raises NotFound."""
+    def delete(self, worker_id: int, now: float, reason: str | None = None) -> WorkerRecord:
+        """DELETE /workers/{worker_id}: its record stays readable for a while.  Raises NotFound.
+
+        reason: what removed the worker; None: that request
+        """
         worker = self.fleet.catalog.get(worker_id)
-        self.fleet.delete(worker, Tombstone(now, f"DELETE /workers/{worker_id}"))
+        self.fleet.delete(worker, Tombstone(now, reason or f"DELETE /workers/{worker_id}"))
         self.engines.forget(worker_id)
         self._changed(worker_id)
         return worker.record()
@@ -226,7 +229,8 @@ class Selector:
     def record(self, worker: Worker) -> WorkerRecord:
         """What the worker said, and what of it is probably not meant."""
         record = worker.record()
-        record.hints = worker_hints(worker, self.fleet.event_users) or UNSET
+        same_engine = self.fleet.catalog.same_engine(worker)
+        record.hints = worker_hints(worker, self.fleet.event_users, same_engine) or UNSET
         return record
 
     # --- selection

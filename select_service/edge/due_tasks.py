@@ -11,6 +11,7 @@ from select_service.core.replicas.progress import PROGRESS_S
 from select_service.core.selector import Selector
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.due import DueTasks
+from select_service.edge.kv_connections_log import KvConnectionsLog
 from select_service.edge.rejection_log import RejectionLog
 from select_service.edge.replicas.sync import ReplicaSync
 
@@ -45,6 +46,7 @@ def due_tasks(
     tasks = [
         DueTask("expiry", SECOND_S, LeaseExpiry(selector).step),
         _once("ingest", look_at_ingest),
+        DueTask("kv_events", SECOND_S, KvConnectionsLog(ingest).step),
         *selector.upkeep(),
         *others,
         _once("rejections", lambda now: rejections.tick(selector.gate.tally, now)),

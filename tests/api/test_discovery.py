@@ -1,9 +1,11 @@
 """What the interface says of sources of workers, and what it refuses because of them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from select_service.core.discovery import following
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -45,6 +47,20 @@ def test_a_source_is_shown_with_what_became_of_it(path):
     workers = 'select_service_discovery_workers{source="workers-file",state="%s"} 1.0'
     assert all(workers % state in text for state in ("owned", "conflict"))
     assert 'select_service_discovery_stale{source="workers-file"} 0.0' in text
+
+
+def test_a_worker_that_its_source_drops_is_removed_in_its_name(path, monkeypatch):
+    monkeypatch.setattr(following, "GRACE_S", 0.0)
+    with Api("--workers-file", path) as api:
+        api.follow_sources(lambda: listed(api) == [1, 2])
+        assert api.delete("/workers/1").status == 200
+        written(Path(path).parent, worker_body(1))
+        api.follow_sources(lambda: listed(api) == [])
+        deleted = {w["worker_id"]: w["deleted"]["reason"] for w in api.get("/workers").body}
+        assert deleted == {
+            1: "DELETE /workers/1",
+            2: "the source `workers-file` no longer has it",
+        }
 
 
 def test_workers_of_a_source_are_not_registered_over_http_but_patched_and_deleted(path):

@@ -11,6 +11,7 @@ import pytest
 from select_service.api import fleet_page
 from select_service.api.fleet_page import FILES
 from select_service.api.static_files import HTML, IMAGE, JAVASCRIPT, STYLES
+from select_service.core.decide.policies import POLICIES
 
 FOLDER = Path(fleet_page.__file__).parent / "page"
 OWN = sorted(path.name for path in FOLDER.iterdir() if path.is_file())
@@ -57,6 +58,14 @@ def test_every_file_is_served_and_imports_are_among_them(api):
     for name in ("index.html", "manifest.json", "..%2Flive.py", "x"):
         assert api.get(f"/page/{name}").status == 404
     assert FILES.parameter("main.js").read("main.js") == "main.js"
+
+
+def test_every_term_of_every_policy_has_a_text():
+    text = (FOLDER / "candidates.js").read_text()
+    block = re.search(r"const TERMS = \{(.*?)\};", text, re.DOTALL)[1]
+    known = set(re.findall(r"^  (\w+): \"", block, re.MULTILINE))
+    terms = {name for policy in POLICIES.values() for name in policy.terms}
+    assert known == terms - {"cost"}
 
 
 def test_what_draws_the_charts_is_the_published_package():

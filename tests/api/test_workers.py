@@ -66,6 +66,21 @@ def test_an_incomplete_worker_is_created_and_told_why(api):
     ready = api.get("/ready")
     assert ready.status == 503
     assert ready.body["workers"] == [answer.body]
+    assert ready.body["reason"] == "no registered worker can be chosen: GET /workers says why"
+
+
+def test_a_service_that_is_not_ready_says_why(api):
+    body = api.get("/ready").body
+    assert body["reason"] == "no worker is registered: POST /workers, or --workers-file"
+    api.post("/workers", worker_body(1))
+    assert "reason" not in api.get("/ready").body
+    api.service.is_draining = True
+    ready = api.get("/ready")
+    assert ready.status == 503
+    assert ready.body["reason"] == "the process answers its last requests and ends"
+    api.service.is_draining = False
+    api.delete("/workers/1")
+    assert api.get("/ready").body["reason"].startswith("no worker is registered")
 
 
 def test_a_patch_completes_a_worker(api):

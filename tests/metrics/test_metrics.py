@@ -65,6 +65,7 @@ def a_status(**fields):
         "restarts": 0,
         "decode_errors": 0,
         "last_error": None,
+        "is_size_wrong": False,
         "last_event_monotonic": None,
         "connected": True,
         "is_counted": True,
@@ -72,6 +73,7 @@ def a_status(**fields):
         "degraded": None,
         "degraded_monotonic": None,
         "connect_error": None,
+        "unconnected_monotonic": None,
         "doubt": None,
         "doubted_monotonic": None,
         "stored_blocks": 0,
@@ -249,6 +251,7 @@ def test_listener_counters_and_lag_are_per_rank(listeners, scrape):
     listeners.statuses = {
         (1, 0): a_status(batches=5, gaps=1, lost=2, last_event_monotonic=NOW - 2.5),
         (1, 1): a_status(state="no_events_yet", decode_errors=3),
+        (1, 2): a_status(state="unconnected", connected=False),
     }
     seen = scrape()
     assert seen.value("kv_event_batches_total", worker_id=1, dp_rank=0) == 5
@@ -258,6 +261,7 @@ def test_listener_counters_and_lag_are_per_rank(listeners, scrape):
     assert seen.value("kv_event_lag_seconds", worker_id=1, dp_rank=1) is None
     assert seen.value("kv_event_listeners", state="connected") == 1
     assert seen.value("kv_event_listeners", state="no_events_yet") == 1
+    assert seen.value("kv_event_listeners", state="unconnected") == 1
 
 
 def test_dropped_events_stay_counted_when_their_rank_leaves(listeners, scrape):

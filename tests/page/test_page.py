@@ -1,9 +1,13 @@
 """The page in a real browser: what it shows, how soon, by keyboard, in both schemes, on a phone."""
 
+import json
+import re
 import time
+import urllib.request
 
 import pytest
 
+from indexer.sockets import listener_status
 from tests.access.keys import entry, keys_file, secret
 from tests.page.browsing import (
     MODEL,
@@ -16,6 +20,7 @@ from tests.page.browsing import (
     sync_api,
 )
 from tests.process.in_thread import InThread
+from tests.process.launched import free_port
 from tests.process.running import Running
 
 pytestmark = [needs_chromium, pytest.mark.process]
@@ -122,6 +127,138 @@ def test_a_frame_that_cannot_be_shown_is_told_of_as_that(three, browser):
         page.unroute("**/live")
         sync_api.expect(page.locator(".rank")).to_have_count(3, timeout=20_000)
         sync_api.expect(page.locator(LIVE)).to_have_text("live")
+
+
+@pytest.fixture
+def listening():
+    """A service that listens to KV events."""
+    with InThread(environment={}) as service:
+        yield f"http://127.0.0.1:{service.port}"
+
+
+def test_ranks_at_whose_event_port_nobody_answers_are_marked(listening, browser, monkeypatch):
+    monkeypatch.setattr(listener_status, "UNCONNECTED_S", 0.1)
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    register(listening, 1, kv_events_endpoint=endpoint)
+    with opened(browser, listening) as page:
+        cell = page.locator('.rank[data-events="unconnected"]')
+        sync_api.expect(cell).to_have_attribute(
+            "aria-label", "rank 1/0, schedulable, events unconnected"
+        )
+        assert cell.evaluate("node => getComputedStyle(node, '::after').content") == '"⊘"'
+        sync_api.expect(tile(page, "no event source")).to_have_text("1")
+        cell.click()
+        sync_api.expect(page.locator("#rank")).to_contain_text("connection refused, for ")
+        sync_api.expect(page.locator("#rank")).to_contain_text(endpoint)
+
+
+def test_workers_that_refuse_health_checks_are_marked(browser):
+    flags = "--health-checks=on", "--health-interval-secs=0.2"
+    with InThread(*flags) as service:
+        url = f"http://127.0.0.1:{service.port}"
+        register(url, 2, endpoint=url)  # which has no such route
+        with opened(browser, url) as page:
+            cells = page.locator('.rank[aria-label*="refuses health checks"]')
+            sync_api.expect(cells).to_have_count(2, timeout=30_000)
+            cells.first.click()
+            sync_api.expect(page.locator("#rank")).to_contain_text("Health check refused")
+            sync_api.expect(page.locator("#rank")).to_contain_text("status 404")
+
+
+def test_forty_ranks_have_names_in_their_cells(url, browser):
+    register(url, 40, max_num_batched_tokens=8192)
+    with opened(browser, url) as page:
+        sync_api.expect(page.locator(".rank")).to_have_count(40)
+        for cell in (page.locator(".rank").first, page.locator(".rank").last):
+            sync_api.expect(cell.locator(".name")).to_be_visible()
+        sync_api.expect(page.locator(".rank .name").last).to_have_text("40/0")
+
+
+def test_a_worker_that_is_deleted_leaves_at_once(three, browser):
+    with opened(browser, three) as page:
+        sync_api.expect(page.locator(".rank")).to_have_count(3)
+        call(three, "DELETE", "/workers/2")
+        sync_api.expect(page.locator(".rank")).to_have_count(2)
+        sync_api.expect(tile(page, "ranks in service")).to_have_text("2 of 2")
+
+
+def first_frame(url):
+    """The event that a page is sent after the history."""
+    with urllib.request.urlopen(f"{url}/live", timeout=30) as stream:
+        text = b""
+        while text.count(b"\n\n") < 2:
+            text += stream.readline()
+    return text.split(b"\n\n")[1].decode() + "\n\n"
+
+
+WATCH_TEXTS = """
+  window.drawn = new Map(); // by canvas, the texts of its last drawing
+  const { clearRect, fillText } = CanvasRenderingContext2D.prototype;
+  CanvasRenderingContext2D.prototype.clearRect = function (...at) {
+    window.drawn.set(this.canvas, []);
+    return clearRect.apply(this, at);
+  };
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+    window.drawn.get(this.canvas)?.push(text);
+    return fillText.call(this, text, ...at);
+  };
+"""
+LABELS = "n => window.drawn.get(document.querySelectorAll('.uplot canvas')[n]) ?? []"
+
+
+def test_charts_begin_with_what_was_before_and_legends_show_the_newest(three, browser):
+    book(three, "request-1")
+    n = 100
+    history = {"ages_s": [6.0 * left for left in range(n, 0, -1)], "live": [1] * n}
+    history |= dict.fromkeys(("decided", "prompt_blocks", "chosen_overlap"), [3] * n)
+    history |= {"best_overlap": [3] * n, "waiting": [0] * n}
+    body = f"event: history\ndata: {json.dumps(history)}\n\n{first_frame(three)}"
+    with opened(browser, "about:blank") as page:
+        page.add_init_script(WATCH_TEXTS)
+        page.route("**/live", lambda route: route.fulfill(body=body))
+        page.goto(three)
+        legends = page.locator(".u-legend")
+        sync_api.expect(legends.nth(2)).to_have_text(re.compile(r"live:?\s*1\s*waiting:?\s*0"))
+        page.wait_for_function(f"({LABELS})(2).length > 0")
+        for number, most in ((0, "100 %"), (1, "1.0"), (2, "1")):
+            labels = page.evaluate(LABELS, number)
+            times = [text for text in labels if ":" in text]
+            values = [text for text in labels if ":" not in text]
+            assert most in values
+            assert len(values) == len(set(values)), values
+            assert {text[-2:] for text in times} == {"00"}, "whole minutes: it begins long ago"
+        page.hover(".uplot .u-over >> nth=2", position={"x": 100, "y": 50})
+        sync_api.expect(legends.nth(0)).to_contain_text("on the chosen rank")
+
+
+def test_rates_of_the_history_are_those_of_some_samples(three, browser):
+    history = {
+        "ages_s": [6.0, 4.0, 2.0],
+        "decided": [9, 4, 8],
+        "prompt_blocks": [9, 0, 40],
+        "chosen_overlap": [9, 0, 10],
+        "best_overlap": [9, 0, 20],
+        "live": [1, 2, 3],
+        "waiting": [0, 0, 1],
+    }
+    with opened(browser, three) as page:
+        code = "given => import('/page/history.js').then(page => page.pointsOf(given, 100))"
+        assert page.evaluate(code, history) == [
+            [96, {"decisionsPerS": 2, "hit": None, "best": None, "live": 2, "waiting": 0}],
+            [98, {"decisionsPerS": 3, "hit": 0.25, "best": 0.5, "live": 3, "waiting": 1}],
+        ]
+
+
+def test_every_column_of_why_says_what_it_is(three, browser):
+    for policy in ("work", "least_work", "reference"):
+        call(three, "PUT", "/policy", {"policy": policy})
+        book(three, f"of {policy}")
+        with opened(browser, three) as page:
+            page.locator("#decisions button").first.click()
+            heads = page.locator("#why-body th")
+            sync_api.expect(heads.first).to_have_text("rank")
+            hints = [head.get_attribute("title") for head in heads.all()]
+            assert all(hints), heads.all_inner_texts()
 
 
 def test_a_rank_that_is_selected_shows_all_that_is_known(three, browser):

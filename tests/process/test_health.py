@@ -100,6 +100,35 @@ def test_a_rank_that_answers_wrongly_gets_no_requests_until_it_answers_right():
         assert all("cache_salt" in asked for _, _, asked in engine.requests)
 
 
+def test_an_engine_that_refuses_checks_is_told_of_once_and_found_by_the_doctor(caplog):
+    caplog.set_level("INFO", "select_service.health")
+    refusal = json.dumps({"error": {"message": "The model `m` does not exist.", "code": 404}})
+
+    def lines(text):
+        return [r for r in caplog.records if r.getMessage().startswith(text)]
+
+    with engine_of(4) as (engine, endpoint), InThread(*ON) as service:
+        engine.faults = {rank: Fault(status=404, text=refusal) for rank in range(4)}
+        fleet = Fleet(service, endpoint)
+        eventually(lambda: all("misconfigured" in rank for rank in fleet.partition()["ranks"]))
+        assert {rank["misconfigured"] for rank in fleet.partition()["ranks"]} == {
+            "status 404: The model `m` does not exist."
+        }
+        assert fleet.states() == ["healthy"] * 4
+        (line,) = lines("health check refused")
+        assert (line.levelname, line.fields["worker_id"]) == ("WARNING", 1)
+        assert line.fields["endpoint"] == endpoint
+        assert line.fields["why"] == "status 404: The model `m` does not exist."
+        findings = service.call("GET", "/doctor").body["findings"]
+        (found,) = [each for each in findings if each["code"] == "check_refused"]
+        assert "The model `m` does not exist." in found["text"]
+        engine.faults = {}
+        eventually(lambda: lines("health check accepted again"))
+        assert len(lines("health check refused")) == 1
+        findings = service.call("GET", "/doctor").body["findings"]
+        assert "check_refused" not in [each["code"] for each in findings]
+
+
 def test_who_calls_from_here_is_believed_and_from_a_network_that_is_not_named_is_not():
     for flag, state in (("127.0.0.0/8", "unhealthy"), ("10.0.0.0/8", "healthy")):
         flags = ("--health-checks=on", f"--health-reporters={flag}")

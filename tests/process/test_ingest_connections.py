@@ -8,7 +8,7 @@ import time
 import pytest
 import zmq
 
-from indexer.sockets import arrivals, dial, listener, live_connection
+from indexer.sockets import arrivals, dial, listener, listener_status, live_connection
 from indexer.sockets.ingest import Ingest
 from indexer.sockets.names import Names
 from tests.patience import PATIENCE_S, eventually
@@ -23,6 +23,7 @@ from tests.process.ingest_scenes import (
     publish_chain,
     status,
 )
+from tests.process.launched import free_port
 
 pytestmark = pytest.mark.process
 
@@ -115,6 +116,26 @@ def test_connections_are_told_of_while_a_recovery_holds_what_comes(index):
         eventually(lambda: held(index, writer, 1) == 1)
         assert status(ingest).connected
     close(ingest)
+
+
+def test_a_rank_whose_endpoint_does_not_answer_for_long_is_unconnected(ingest, index, monkeypatch):
+    writer, port = index.open_slot(), free_port()
+    follow(ingest, [a_source(f"tcp://127.0.0.1:{port}", writer)])
+    eventually(lambda: status(ingest).connect_error == live_connection.REFUSED)
+    assert (status(ingest).state, status(ingest).unconnected_monotonic) == ("no_events_yet", None)
+    monkeypatch.setattr(listener_status, "UNCONNECTED_S", 0.0)
+    assert status(ingest).state == ingest.pulse_of((1, 0)).state == "unconnected"
+    since = status(ingest).unconnected_monotonic
+    assert since <= time.monotonic()
+    with FakeEngine(port=port, replay=False) as engine:
+        engine.await_subscriber()
+        eventually(lambda: status(ingest).state == "no_events_yet")
+        assert status(ingest).unconnected_monotonic is None
+        publish_chain(engine, [0])
+        eventually(lambda: status(ingest).state == "connected")
+    eventually(lambda: status(ingest).state == "unconnected")
+    assert status(ingest).unconnected_monotonic > since
+    assert status(ingest).doubt is not None
 
 
 def test_endpoint_that_zmq_refuses_leaves_a_degraded_listener(ingest, index):

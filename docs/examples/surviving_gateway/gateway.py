@@ -23,8 +23,9 @@ stop string across the border is not seen; `text_offset` begins anew.  Requests 
 schema are not carried on, and several answers to one prompt not accepted.  A prompt may be a text;
 then ranks are chosen by load alone, since only token ids say who has it in the cache.
 
-SELECTOR_API_KEY in the environment is shown to the service, a key of the role caller; where its URL
-is https, SSL_CERT_FILE is the CA.  Needs aiohttp, starlette, uvicorn.
+SELECTOR_API_KEY in the environment is shown to the service, a key of the roles caller and metrics
+(without the second, an engine has a minute for its first token); where its URL is https,
+SSL_CERT_FILE is the CA.  Needs aiohttp, starlette, uvicorn.
 """
 
 import argparse
@@ -41,6 +42,7 @@ import aiohttp
 import uvicorn
 from gateway_answer import Answer, Patience, add
 from gateway_engine import CONNECT_S_MAX
+from gateway_patience import UNKNOWN_S, FirstTokens
 from gateway_selector import NoAnswer, Rank, Selector
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -63,7 +65,7 @@ class Gateway:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._patience = Patience(options.first_token_secs, options.stall_secs, options.move_secs)
+        self._patience = Patience(UNKNOWN_S, options.stall_secs, options.move_secs)
         self._live: dict[str, Answer] = {}
         self._n_answers = 0
         self._ending: set[asyncio.Task[None]] = set()
@@ -81,10 +83,15 @@ class Gateway:
             aiohttp.ClientSession(connector=to_selector, headers=shown) as http,
         ):
             self._selector = Selector(http, self._options.selector)
-            following = asyncio.create_task(self._selector.follow(self._moved, self._missed))
+            self._first_tokens = FirstTokens(self._selector, self._options.first_token_secs)
+            following = [
+                asyncio.create_task(self._selector.follow(self._moved, self._missed)),
+                asyncio.create_task(self._first_tokens.follow()),
+            ]
             yield
-            following.cancel()
-            await asyncio.gather(following, *self._ending, return_exceptions=True)
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, *self._ending, return_exceptions=True)
 
     def _moved(self, event: Mapping[str, Any]) -> None:
         answer = self._live.get(event["reservation_id"])
@@ -103,7 +110,10 @@ class Gateway:
             wanted = checked(await body_of(request), self._options.model)
         except NoAnswer as refusal:
             return refused(refusal)
-        answer = Answer(wanted, self._selector, self._engines, self._patience, self._live)
+        patience = self._patience._replace(
+            first_token_s=self._first_tokens.seconds(wanted["model"])
+        )
+        answer = Answer(wanted, self._selector, self._engines, patience, self._live)
         self._n_answers += 1
         return Served(self, answer, wanted)
 
@@ -223,8 +233,11 @@ def options() -> argparse.Namespace:
     add_flag("--host", default="127.0.0.1")
     add_flag("--port", type=int, default=8080, help="0: any; the first line of output says which")
     add_flag("--model", default="default", help="for requests that name none")
-    first = "how long an engine may take for its first token"
-    add_flag("--first-token-secs", type=float, default=60.0, help=first)
+    first = (
+        "how long an engine may take for its first token (default: ten times the median that the "
+        "service knows, more where some take longer; 2 to 60 s)"
+    )
+    add_flag("--first-token-secs", type=float, help=first)
     add_flag("--stall-secs", type=float, default=10.0, help="between two tokens")
     move = "how long a broken answer waits for the service to move it"
     add_flag("--move-secs", type=float, default=1.0, help=move)

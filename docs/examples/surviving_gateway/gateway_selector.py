@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple, Self
+from urllib.parse import urlencode
 
 import aiohttp
 
@@ -18,6 +19,7 @@ SELECT_S_MAX = 30.0
 """How long a request may wait for room in the service's own queue."""
 CALL_S_MAX = 5.0
 POLL_S = 20.0
+OBSERVED_S = 600
 PAUSE_S = 0.5
 """After a poll that failed."""
 
@@ -139,6 +141,14 @@ class Selector:
         except (aiohttp.ClientError, TimeoutError) as error:
             log.debug("%s %s: %r", method, path, error)
         return {}
+
+    async def observed(self, model: str) -> Mapping[str, Any]:
+        """What the service has seen of the last ten minutes' requests; nothing if it does not say.
+
+        With keys that needs one of the role metrics or operator besides caller.
+        """
+        query = urlencode({"model_name": model, "window_s": OBSERVED_S})
+        return await self.tell("GET", f"/planner/observation?{query}")
 
     async def follow(
         self, moved: Callable[[Mapping[str, Any]], None], missed: Callable[[], None]

@@ -23,9 +23,32 @@ const KNOWN = [
   ["+prefill", "extra_prefill_tokens", "What the prompt would compute, above the least of the candidates"],
 ];
 
-const RANK = { title: "rank", of: (row) => (row.chosen ? `★ ${rankText(row)}` : rankText(row)) };
+const FACTORS = {
+  weight: "How fit the rank is, up to 1: its cost is divided by it",
+  speed: "Its declared prefill speed over the median: its cost is divided by it",
+  factor: "What preferred taints of the request multiply its cost by",
+};
+const TERMS = {
+  raw: "Prompt tokens that are booked here and all of this prompt's, in blocks",
+  credit: "Cached blocks of the prompt, by what they are worth, which come off raw",
+  prefill: "Raw less credit: what is to be computed, in blocks",
+  cached_tokens: "Tokens of the prompt that it holds, weighed by storage",
+  effective_prefill_tokens: "Tokens of the prompt that are not cached here",
+  own_work: "Prompt tokens that this prompt would still have to compute here",
+  booked_work: "Prompt tokens that unfinished prompts would compute here in all",
+  progress: "Of the oldest unfinished prompt, tokens that its KV events show to be done",
+  left_price: "What waits before the prompt: booked work less progress",
+  share_price: "How much dearer own work is because steps serve live requests, too",
+  request_price: "What live requests cost, each the same",
+  live_price: "What tokens that are active here cost; 0 unless decode counts",
+  memory_price: "What tokens cost that the KV cache has hardly room for",
+  outside_price: "What it costs to leave the ranks that this replica uses first",
+  decode: "Blocks of live requests and of this prompt, shared ones once",
+};
 
-const COST = { title: "cost", number: true, of: (row) => cost(row.terms.cost ?? null) };
+const RANK = { title: "rank", hint: "Worker and data-parallel rank; ★ was chosen", of: (row) => (row.chosen ? `★ ${rankText(row)}` : rankText(row)) };
+
+const COST = { title: "cost", hint: "What the terms come to; the lowest is chosen", number: true, of: (row) => cost(row.terms.cost ?? null) };
 
 // view: a DecisionView
 export function candidatesOf(view) {
@@ -34,10 +57,13 @@ export function candidatesOf(view) {
   const known = KNOWN.filter(([, name]) => rows.some((row) => row[name]))
     .map(([title, name, hint]) => ({ title, hint, number: true, of: (row) => count(row[name]) }));
   const factors = ["weight", "speed", "factor"].filter((name) => !usual(name))
-    .map((title) => ({ title, number: true, of: (row) => cost(row[title]) }));
+    .map((title) => ({ title, hint: FACTORS[title], number: true, of: (row) => cost(row[title]) }));
   const names = Object.keys(rows[0]?.terms ?? {});
   const terms = names.filter((name) => name !== "cost" && rows.some((row) => row.terms[name]))
-    .map((name) => ({ title: name.replaceAll("_", " "), number: true, of: (row) => cost(row.terms[name]) }));
+    .map((name) => ({
+      title: name.replaceAll("_", " "), hint: TERMS[name] ?? FACTORS[name], number: true,
+      of: (row) => cost(row.terms[name]),
+    }));
   const columns = [RANK, COST, ...known, ...factors, ...terms];
   return el("div", {}, ...facts(view),
     table(columns, rows, (row) => (row.chosen ? { class: "chosen" } : {})));

@@ -1,4 +1,4 @@
-// What was seen since the page was opened, a point for every frame.
+// The last ten minutes as the service has kept them, and from then on a point for every frame.
 
 import uPlot from "./uPlot.esm.js";
 import { el } from "./dom.js";
@@ -6,6 +6,7 @@ import { count, rate, share } from "./numbers.js";
 
 const POINTS_MAX = 900;
 const HEIGHT = 170;
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
 const clock = (time_s) => new Date(1000 * time_s).toLocaleTimeString([], { hourCycle: "h23" });
 const CHARTS = [
   {
@@ -20,11 +21,12 @@ const CHARTS = [
   {
     title: "Decisions per second",
     value: rate,
-    series: [{ label: "decisions", color: "--load", of: (now) => now.decisionsPerS, fill: true }],
+    series: [{ label: "decisions", color: "--load", of: (now) => now.decisionsPerS ?? undefined, fill: true }],
   },
   {
     title: "Requests",
     value: count,
+    incrs: WHOLE, // half a request has no label
     series: [
       { label: "live", color: "--load", of: (now) => now.live },
       { label: "waiting", color: "--warn", of: (now) => now.waiting },
@@ -50,24 +52,49 @@ export class Charts {
     again();
   }
 
+  // points: [[time_s, what each series takes its value of], …], instead of all that is there
+  begin(points) {
+    this.#times.length = 0;
+    for (const { data } of this.#drawn) for (const series of data) series.length = 0;
+    for (const [time_s, then] of points) this.#push(time_s, then);
+    for (const drawn of this.#drawn) this.#show(drawn);
+  }
+
   // now: what each series takes its value of
   add(time_s, now) {
-    this.#times.push(time_s);
-    if (this.#times.length > POINTS_MAX) this.#times.shift();
-    for (const { chart, data, plot } of this.#drawn) {
-      chart.series.forEach((series, i) => {
-        data[i].push(series.of(now));
-        if (data[i].length > POINTS_MAX) data[i].shift();
-      });
-      plot.setData([this.#times, ...data]);
+    this.#push(time_s, now);
+    for (const drawn of this.#drawn) this.#show(drawn);
+  }
+
+  #push(time_s, now) {
+    keep(this.#times, time_s);
+    for (const { chart, data } of this.#drawn) {
+      chart.series.forEach((series, i) => keep(data[i], series.of(now)));
     }
+  }
+
+  #show({ data, plot }) {
+    plot.setData([this.#times, ...data]);
+    showNewest(plot);
   }
 
   #draw(drawn) {
     const { chart, box, data } = drawn;
     drawn.plot?.destroy();
     drawn.plot = new uPlot(options(chart, box.clientWidth), [this.#times, ...data], box);
+    showNewest(drawn.plot);
   }
+}
+
+function keep(values, value) {
+  values.push(value);
+  if (values.length > POINTS_MAX) values.shift();
+}
+
+// In the legend, while the pointer is not on the chart.
+function showNewest(plot) {
+  if (plot.cursor.left >= 0 || !plot.data[0].length) return;
+  plot.setLegend({ idx: plot.data[0].length - 1 }, false);
 }
 
 function options(chart, width) {
@@ -81,10 +108,11 @@ function options(chart, width) {
     width: width || 300,
     height: HEIGHT,
     cursor: { y: false, drag: { x: false, y: false } },
+    hooks: { setCursor: [showNewest] },
     scales: { y: chart.scale ?? { range: (_, low, high) => [0, Math.max(1, 1.1 * (high ?? 0))] } },
     axes: [
       { ...axis, space: 80, values: (_, ticks) => ticks.map(clock) },
-      { ...axis, size: 48, values: (_, ticks) => ticks.map(chart.value) },
+      { ...axis, size: 48, incrs: chart.incrs, values: (_, ticks) => ticks.map(chart.value) },
     ],
     series: [
       { label: "at", value: (_, time) => (time === null ? "" : clock(time)) },

@@ -5,11 +5,13 @@ import { count, rate, share } from "./numbers.js";
 import { nameOf } from "./rates.js";
 
 const WIDE_MAX = 32; // up to so many ranks have cells with their numbers in them
-const DOUBTFUL = new Set(["degraded", "unverified", "catching_up"]);
+const NAMED_MAX = 256; // and up to so many their names
+const DOUBTFUL = new Set(["degraded", "unverified", "catching_up", "unconnected"]);
 const GOES_ON = new Set(["schedulable", "healthy", "suspicious"]);
 
 // Rows of one partition; what the page shows of a rank.
-function rowsOf({ ranks }, eventsPerS) {
+function rowsOf({ ranks, checks_refused: refused }, eventsPerS) {
+  const unchecked = new Set(refused);
   const mostTokens = Math.max(1, ...ranks.prefill_tokens);
   const mostBlocks = Math.max(1, ...ranks.active_blocks);
   return ranks.worker_ids.map((workerId, i) => {
@@ -17,7 +19,7 @@ function rowsOf({ ranks }, eventsPerS) {
     const row = {
       name, workerId, dpRank: ranks.dp_ranks[i],
       model: ranks.model_name, tenant: ranks.tenant_id,
-      state: ranks.states[i], busy: ranks.busy[i],
+      state: ranks.states[i], busy: ranks.busy[i], unchecked: unchecked.has(workerId),
       prefillTokens: ranks.prefill_tokens[i], activeBlocks: ranks.active_blocks[i],
       requests: ranks.active_requests[i], kvUsage: ranks.kv_usages[i],
       eventState: ranks.event_states[i], eventAge_s: ranks.event_ages_s[i],
@@ -29,13 +31,15 @@ function rowsOf({ ranks }, eventsPerS) {
   });
 }
 
-function moodOf({ state, busy, eventState }) {
+function moodOf({ state, busy, eventState, unchecked }) {
   if (!GOES_ON.has(state)) return "off";
-  return busy || state === "suspicious" || DOUBTFUL.has(eventState) ? "warn" : "ok";
+  const doubtful = busy || unchecked || state === "suspicious" || DOUBTFUL.has(eventState);
+  return doubtful ? "warn" : "ok";
 }
 
-export function stateText({ state, busy, eventState }) {
+export function stateText({ state, busy, eventState, unchecked }) {
   const words = [state];
+  if (unchecked) words.push("refuses health checks");
   if (busy) words.push("busy");
   if (DOUBTFUL.has(eventState)) words.push(`events ${eventState.replace("_", " ")}`);
   return words.join(", ");
@@ -84,7 +88,7 @@ export class Fleet {
     if (ranks.pending_count) facts.push(`${count(ranks.pending_count)} waiting`);
     setText(group.title, `${ranks.model_name} · ${ranks.tenant_id}`);
     setText(group.facts, facts.join(", "));
-    setData(group.map, "size", rows.length <= WIDE_MAX ? "wide" : "dense");
+    setData(group.map, "size", sizeOf(rows.length));
     const cells = rows.map((row) => this.#cell(row));
     const there = group.map.children;
     if (there.length !== cells.length || cells.some((cell, i) => there[i] !== cell)) {
@@ -101,6 +105,7 @@ export class Fleet {
     }
     const { node, label, numbers } = cell;
     setData(node, "mood", row.mood);
+    setData(node, "events", row.eventState ?? "");
     setBar(node, "--load-share", row.load);
     setBar(node, "--kv-share", row.kv);
     setText(numbers, numbersOf(row));
@@ -138,9 +143,15 @@ export class Fleet {
   }
 }
 
+function sizeOf(n) {
+  if (n <= WIDE_MAX) return "wide";
+  return n <= NAMED_MAX ? "named" : "dense";
+}
+
 function numbersOf({ requests, kvUsage, eventState, eventsPerS }) {
   const texts = [`${count(requests)} live`, `KV ${share(kvUsage)}`];
-  if (eventState) texts.push(`${rate(eventsPerS)} events/s`);
+  if (eventState === "unconnected") texts.push("no events: unconnected");
+  else if (eventState) texts.push(`${rate(eventsPerS)} events/s`);
   return texts.join(" · ");
 }
 

@@ -7,6 +7,7 @@ import { Charts } from "./charts.js";
 import { Decisions } from "./decisions.js";
 import { byId, el, setData, setText } from "./dom.js";
 import { Fleet } from "./fleet.js";
+import { pointsOf } from "./history.js";
 import { count, rate, share } from "./numbers.js";
 import { RankPanel } from "./rank.js";
 import { Rates } from "./rates.js";
@@ -21,6 +22,10 @@ const decisions = new Decisions(byId("decisions"), why);
 const ask = new Ask(byId("ask"), byId("ask-error"), byId("answer"));
 const tiles = new Map();
 let rows = new Map();
+
+function showHistory(history) {
+  charts.begin(pointsOf(history, Date.now() / 1000));
+}
 
 function show(frame) {
   const now_s = performance.now() / 1000;
@@ -47,6 +52,7 @@ function sums(frame) {
     live: sum((row) => row.requests),
     prefillTokens: sum((row) => row.prefillTokens),
     events: sum((row) => row.eventsPerS ?? 0),
+    unconnected: sum((row) => Number(row.eventState === "unconnected")),
     waiting: frame.partitions.reduce((total, { ranks }) => total + ranks.pending_count, 0),
   };
 }
@@ -61,6 +67,7 @@ function summarise(now) {
     "decisions/s": rate(now.decisionsPerS),
     "cache hits": share(now.hit),
     "events/s": rate(now.events),
+    "no event source": count(now.unconnected),
   };
   for (const [name, text] of Object.entries(texts)) {
     if (!tiles.has(name)) {
@@ -105,4 +112,4 @@ function onState(state, text) {
 }
 
 byId("why-close").addEventListener("click", () => byId("why").close());
-watch({ onFrame: show, onState, needKey });
+watch({ onHistory: showHistory, onFrame: show, onState, needKey });

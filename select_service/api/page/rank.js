@@ -16,6 +16,11 @@ const LIVE = {
   "Last event": (row) => (row.eventState ? age(row.eventAge_s) : "–"),
 };
 
+function connectionText(events) {
+  const { unconnected, connect_error: error } = events ?? {};
+  return unconnected ? `${unconnected.reason}, for ${Math.round(unconnected.seconds)} s` : error;
+}
+
 export class RankPanel {
   #root;
   #values = new Map();
@@ -59,8 +64,9 @@ export class RankPanel {
     this.#add("Missing", record.not_schedulable_reasons?.join("; "));
     this.#add("Hints", record.hints?.join("; "));
     this.#add("Taints", record.taints.join(", "));
-    this.#add("Connection", events?.connect_error);
+    this.#add("Connection", connectionText(events));
     this.#add("Last error", events?.last_error);
+    this.#add("Health check refused", health?.misconfigured);
     this.#add("Health", health?.cause ?? health?.last_error);
     this.#add("Announced of its prompts", told?.trust == null ? null : share(told.trust));
     this.#add("Suspect", told?.suspect);

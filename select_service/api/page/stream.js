@@ -9,9 +9,9 @@ const PAUSE_MS_MAX = 15_000;
 // A frame came, and this page could make nothing of it.
 class NotShown extends Error {}
 
-// Calls onFrame(frame), onState(state, text) with "live", "waiting" or "stopped", and needKey(text),
+// Calls onHistory(history) once for each stream, onFrame(frame), onState(state, text) with "live", "waiting" or "stopped", and needKey(text),
 // whose promise is kept once there is one.
-export async function watch({ onFrame, onState, needKey }) {
+export async function watch({ onHistory, onFrame, onState, needKey }) {
   let pause_ms = 500;
   for (;;) {
     await visible();
@@ -19,11 +19,15 @@ export async function watch({ onFrame, onState, needKey }) {
     const hide = () => document.hidden && abort.abort("hidden");
     document.addEventListener("visibilitychange", hide);
     try {
-      await follow(abort, (frame) => {
-        pause_ms = 500;
-        onState("live", "live");
-        onFrame(frame);
-      });
+      const onEvent = {
+        history: onHistory,
+        fleet: (frame) => {
+          pause_ms = 500;
+          onState("live", "live");
+          onFrame(frame);
+        },
+      };
+      await follow(abort, onEvent);
       onState("waiting", "the stream ended; trying again");
     } catch (error) {
       if (error.status === 401) {
@@ -47,7 +51,8 @@ function told(error, abort) {
   return "the service does not answer; trying again";
 }
 
-async function follow(abort, onFrame) {
+// onEvent: by the name of the event, what takes its data
+async function follow(abort, onEvent) {
   let silent = setTimeout(() => abort.abort("silent"), PATIENCE_MS);
   try {
     const answer = await open("live", { signal: abort.signal });
@@ -60,7 +65,7 @@ async function follow(abort, onFrame) {
       rest = events.pop();
       for (const event of events) {
         clearTimeout(silent);
-        const interval_s = shown(event, onFrame);
+        const interval_s = shown(event, onEvent);
         silent = setTimeout(() => abort.abort("silent"), PATIENCE_MS + 3000 * interval_s);
       }
     }
@@ -70,12 +75,13 @@ async function follow(abort, onFrame) {
   }
 }
 
-// After how many seconds the next frame is to come.
-function shown(event, onFrame) {
+// After how many seconds the next event is to come.
+function shown(event, onEvent) {
   try {
-    const frame = parse(event.slice(event.indexOf("data: ") + 6));
-    onFrame(frame);
-    return frame.interval_s;
+    const name = /^event: (.*)$/m.exec(event)?.[1];
+    const body = parse(event.slice(event.indexOf("data: ") + 6));
+    onEvent[name]?.(body); // an event of a later release is left out
+    return body.interval_s ?? 0;
   } catch (error) {
     console.error(error); // a fault of the page, and not of the connection
     throw new NotShown(error.message, { cause: error });

@@ -36,17 +36,24 @@ class Candidate(NamedTuple):
 
 def completed(candidate: Candidate, said: Mapping[str, object]) -> WorkerRegistration:
     """said: by the engine, as fields of a record.  Raises ValueError with one line."""
-    fields = {**said, **candidate.fields}
-    if "kv_events_endpoint" in candidate.fields and "kv_events_endpoints" not in candidate.fields:
+    given = candidate.fields
+    fields = {**said, **given}
+    says_events = "kv_events_endpoint" in given and "kv_events_endpoints" not in given
+    if says_events:
         fields.pop("kv_events_endpoints", None)
-        fields = _spread(fields)
-    return record_of(fields)
+    events = given["kv_events_endpoint"] if says_events else None
+    return record_of(_spread(fields, _text(events), _text(given.get("replay_endpoint"))))
 
 
-def _spread(fields: Fields) -> Fields:
-    """A template says where rank 0 publishes; with several ranks, each has its own port."""
+def _text(value: object) -> str | None:
+    """What is none is told of by `record_of`."""
+    return value if isinstance(value, str) else None
+
+
+def _spread(fields: Fields, events: str | None, replay: str | None) -> Fields:
+    """A template says where rank 0 publishes and replays; every other rank has its own port."""
     is_wide = fields.get("data_parallel_size", 1) != 1 or "data_parallel_start_rank" in fields
-    found = streams(fields, fields["kv_events_endpoint"], None) if is_wide else {}
-    if not found:
-        return fields
-    return {name: each for name, each in fields.items() if name != "kv_events_endpoint"} | found
+    found = streams(fields, events, replay) if is_wide else {}
+    if "kv_events_endpoints" in found:
+        fields.pop("kv_events_endpoint", None)
+    return fields | found

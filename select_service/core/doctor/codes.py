@@ -107,6 +107,11 @@ CODES: Mapping[str, Code] = {
     "probe_refused": Code(
         "warning", "The engine does not answer a prompt of token ids: see its log."
     ),
+    "check_refused": Code(
+        "warning",
+        "Register the worker under the name that the engine serves (`select-service inspect URL`), "
+        "or say in --canary-config which `api` the model's engines have.",
+    ),
     "clock_off": Code("warning", "Let both machines follow the same NTP servers."),
     "ranks_left_out": Code("note", "Ask with --worker for one worker; further ranks are alike."),
     "not_examined": Code(

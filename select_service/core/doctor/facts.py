@@ -49,6 +49,8 @@ class RankFacts(NamedTuple):
     requests: int = 0
     silent_s: float | None = None
     """Since the last event; None before the first."""
+    unconnected_s: float | None = None
+    """How long the endpoint of events has not answered; None before that is long."""
 
 
 class Probed(NamedTuple):
@@ -78,6 +80,7 @@ class WorkerFacts(NamedTuple):
     http_error:     why HTTP is not answered there, though there is a connection
     clock_s:        by how much the engine's clock is ahead of ours, by HTTP; to a second or so
     reasons:        why it is not schedulable
+    check_refused:  why its engine refuses health checks; empty: it does not, or there are none
     """
 
     worker_id: int
@@ -95,6 +98,7 @@ class WorkerFacts(NamedTuple):
     n_ranks: int = 0
     drain: DrainView | None = None
     probed: Probed | None = None
+    check_refused: str = ""
     is_cut_short: bool = False
 
 

@@ -25,7 +25,7 @@ def findings_of(facts: WorkerFacts) -> list[Finding]:
     """By cause, the heaviest of a kind first; none: nothing is wrong."""
     if not facts.is_schedulable:
         return [_of(facts, "worker_incomplete", f"gets no requests: {'; '.join(facts.reasons)}")]
-    found = [*_state(facts), *_engine(facts), *_probed(facts)]
+    found = [*_state(facts), *_engine(facts), *_checks(facts), *_probed(facts)]
     is_wrong_size = any(finding.code == "block_size_differs" for finding in found)
     for rank in facts.ranks:
         of_rank = list(_rank(facts, rank))
@@ -73,6 +73,15 @@ def _engine(facts: WorkerFacts) -> Iterator[Finding]:
         yield _of(facts, "ranks_differ", text)
 
 
+def _checks(facts: WorkerFacts) -> Iterator[Finding]:
+    if facts.check_refused:
+        text = (
+            f"{facts.endpoint} refuses health checks for the model `{facts.model_name}`, so its "
+            f"health is not known: {facts.check_refused}"
+        )
+        yield _of(facts, "check_refused", text)
+
+
 def _probed(facts: WorkerFacts) -> Iterator[Finding]:
     probed = facts.probed
     if probed is None or facts.endpoint_error or facts.http_error:
@@ -101,13 +110,15 @@ def _events(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
     if status is None:
         return
     if not status.connected:
+        long = rank.unconnected_s
+        since = "" if long is None else f"; unconnected for {long:.0f} s"
         if rank.events_error is not None:
-            yield _of(facts, "events_unreachable", f"{where}: {rank.events_error}", at)
+            yield _of(facts, "events_unreachable", f"{where}: {rank.events_error}{since}", at)
         else:
             why = status.connect_error or "there is no connection of ZMQ"
-            yield _of(facts, "events_not_connected", f"{where} is open, but: {why}", at)
+            yield _of(facts, "events_not_connected", f"{where} is open, but: {why}{since}", at)
         return
-    if status.dropped.get("block_size"):
+    if status.is_size_wrong:
         text = _wrong_size(facts, rank)
         yield _of(facts, "block_size_differs", text, at)
     wrong = {why: n for why, n in status.dropped.items() if n and why in NOT_INDEXED}
@@ -137,8 +148,11 @@ def _wrong_size(facts: WorkerFacts, rank: RankFacts) -> str:
     sizes = () if rank.replay is None else rank.replay.block_sizes
     others = sorted({size for size in sizes if size != facts.block_size})
     seen = f": its blocks have {', '.join(map(str, others))} tokens" if others else ""
-    n = rank.status.dropped["block_size"]
-    return f"registered with block_size {facts.block_size}, and {n} events have another{seen}"
+    n = rank.status.dropped.get("block_size", 0)
+    return (
+        f"registered with block_size {facts.block_size}, and {n} events have another and none has "
+        f"this one{seen}"
+    )
 
 
 def _silence(facts: WorkerFacts, rank: RankFacts) -> str | None:

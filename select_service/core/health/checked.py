@@ -185,6 +185,8 @@ class CheckedFleet:
     ranks: dict[Rank, CheckedRank] = field(default_factory=dict)
     partitions: dict[PartitionKey, CheckedPartition] = field(default_factory=dict)
     endpoints: dict[str, dict[Rank, None]] = field(default_factory=dict)
+    refusing: Counter[int] = field(default_factory=Counter)
+    """Ranks that refuse the request of a check, by worker; only of workers that have some."""
     counts: HealthCounts = field(default_factory=HealthCounts)
 
     def put(self, rank: CheckedRank) -> None:
@@ -196,12 +198,27 @@ class CheckedFleet:
     def take(self, rank: Rank) -> CheckedRank:
         """It is not here any more.  Raises KeyError if it was not."""
         checked = self.ranks.pop(rank)
+        self.note_refusal(checked, "")
         if checked.endpoint is not None:
             behind = self.endpoints[checked.endpoint]
             del behind[rank]
             if not behind:
                 del self.endpoints[checked.endpoint]
         return checked
+
+    def note_refusal(self, checked: CheckedRank, why: str) -> bool:
+        """Set why a rank refuses our request; empty: it does not.
+
+        Return whether its worker has just begun, or ended, to refuse checks.
+        """
+        change = bool(why) - bool(checked.misconfigured)
+        checked.misconfigured = why
+        worker_id = checked.rank.worker_id
+        before = self.refusing[worker_id]
+        self.refusing[worker_id] += change
+        if not self.refusing[worker_id]:
+            del self.refusing[worker_id]
+        return (before == 0) != (before + change == 0)
 
     def of_worker(self, worker_id: int, among: Iterable[Rank] | None = None) -> list[Rank]:
         """Its ranks that are here, or those of them that are among these."""

@@ -1,5 +1,6 @@
 """From the attempts of a check to its result; where an answer is in doubt, peers are asked."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from select_service.core.health.checked import (
     CheckOrder,
 )
 from select_service.core.health.delivering import Asking, Delivering
+from select_service.core.health.effects import ChecksAccepted, ChecksRefused, Effect
 from select_service.core.health.judging import Verdict, judge_expected
 from select_service.core.health.kinds import KIND_OF, WRONG_ANSWERS, Came, Kind, State
 from select_service.core.health.questions import (
@@ -30,6 +32,10 @@ BUSY_MAX = 10
 """So many checks in a row that a rank was too busy for are a timeout."""
 VOTERS_MIN = 3
 """Ranks that agree among themselves instead of each with itself."""
+
+
+_SAYS_NOTHING_OF_REQUESTS = frozenset({Came.CONNECT, Came.TIMEOUT, Came.BUSY})
+"""The engine did not get so far as to look at the request."""
 
 
 class _Found(NamedTuple):
@@ -85,12 +91,15 @@ class Checking:
         fleet: CheckedFleet,
         book: ReferenceBook,
         delivering: Delivering,
+        note: Callable[[Effect], None],
     ) -> None:
+        """note: takes an effect of the verb that runs"""
         self._rules = rules
         self._schedule = schedule
         self._fleet = fleet
         self._book = book
         self._delivering = delivering
+        self._note = note
         self._running: dict[int, _Running] = {}
         self._numbers = count(1)
         self.questions = Questions()
@@ -224,10 +233,21 @@ class Checking:
     def _told(self, checked: CheckedRank, attempt: Attempt, kind: Kind, attempts: int) -> Kind:
         """Note what is not seen from the kind."""
         self._fleet.counts.flaky += kind is Kind.PASS and attempts > 1
-        is_refused = attempt.came is Came.MISCONFIGURED
-        checked.misconfigured = attempt.why if is_refused else ""
+        self._note_refusal(checked, attempt)
         checked.busy = checked.busy + 1 if attempt.came is Came.BUSY else 0
         return Kind.TIMEOUT if checked.busy >= BUSY_MAX else kind
+
+    def _note_refusal(self, checked: CheckedRank, attempt: Attempt) -> None:
+        """Note whether the rank refuses our request, if the attempt shows it."""
+        is_refused = attempt.came is Came.MISCONFIGURED
+        if attempt.came in _SAYS_NOTHING_OF_REQUESTS:
+            return
+        if self._fleet.note_refusal(checked, attempt.why if is_refused else ""):
+            self._note(
+                ChecksRefused(checked.rank, checked.endpoint, checked.key.model_name, attempt.why)
+                if is_refused
+                else ChecksAccepted(checked.rank)
+            )
 
     def _end(self, order: CheckOrder) -> None:
         if self._running.pop(order.number, None) is not None:

@@ -77,6 +77,24 @@ class Reset(NamedTuple):
     rank: Rank
 
 
+class ChecksRefused(NamedTuple):
+    """The engine of a worker refuses the request of a check, so its health is not known.
+
+    rank: of the worker, which was asked;  model_name: under which the engine was asked
+    """
+
+    rank: Rank
+    endpoint: str | None
+    model_name: str
+    why: str
+
+
+class ChecksAccepted(NamedTuple):
+    """No rank of the worker refuses checks any more.  rank: the last one that did"""
+
+    rank: Rank
+
+
 Effect = (
     StateChanged
     | WeightChanged
@@ -88,4 +106,6 @@ Effect = (
     | Withheld
     | Promoted
     | Reset
+    | ChecksRefused
+    | ChecksAccepted
 )

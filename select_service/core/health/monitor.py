@@ -5,7 +5,7 @@ for the table of ranks, reservations to be moved or released, changes to be show
 once for somebody to take them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from select_service.core.health.canary_prompts import CanaryPrompt
 from select_service.core.health.checked import (
@@ -63,7 +63,9 @@ class HealthMonitor:
         self._schedule = schedule = Schedule(rules)
         self._following = Following(rules, schedule, fleet)
         self._delivering = Delivering(rules, schedule, fleet, self._look)
-        self._checking = Checking(rules, schedule, fleet, self.book, self._delivering)
+        self._checking = Checking(
+            rules, schedule, fleet, self.book, self._delivering, self._new.append
+        )
         self._ticking: Iterator[int] | None = None
         """The round of `tick` that is not at its end."""
         self._now = 0.0
@@ -313,6 +315,20 @@ class HealthMonitor:
     def checked(self, rank: Rank) -> CheckedRank:
         """To be read only.  Raises KeyError for a rank that is not here."""
         return self._fleet.ranks[rank]
+
+    def refusing(self) -> Collection[int]:
+        """Return the ids of workers of which a rank refuses the request of a check."""
+        return self._fleet.refusing
+
+    def checks_refused(self, worker_id: int) -> str:
+        """Why a rank of the worker refuses the request of a check; empty: none does.
+
+        O(1) where none does, else O(ranks of the worker)
+        """
+        if worker_id not in self._fleet.refusing:
+            return ""
+        ranks = map(self.checked, self._fleet.of_worker(worker_id))
+        return next((rank.misconfigured for rank in ranks if rank.misconfigured), "")
 
     def is_checked(self, rank: Rank) -> bool:
         """Does it have an endpoint, and its partition prompts?"""

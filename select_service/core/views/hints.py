@@ -19,16 +19,22 @@ _WILDCARD = "*"
 """Others, as 0.0.0.0, are refused at once."""
 
 
-def worker_hints(worker: Worker, users: EventUsers) -> list[str]:
+def worker_hints(worker: Worker, users: EventUsers, same_engine: int | None) -> list[str]:
     """users: who publishes where; the ranks of the worker are looked at when it is among them.
+    same_engine: id of another worker with the same endpoint and ranks
 
     Of many ranks only the first are looked at.
     """
-    return [*islice(_hints(worker, users), HINTS_MAX)]
+    return [*islice(_hints(worker, users, same_engine), HINTS_MAX)]
 
 
-def _hints(worker: Worker, users: EventUsers) -> Iterator[str]:
+def _hints(worker: Worker, users: EventUsers, same_engine: int | None) -> Iterator[str]:
     endpoint = worker.given.endpoint
+    if same_engine is not None:
+        yield (
+            f"endpoint `{endpoint}` is also that of worker {same_engine}: are both the same "
+            "engine? Then delete one of them, since its load is counted twice"
+        )
     if endpoint and "://" not in endpoint:
         yield f"endpoint `{endpoint}` is no URL: is `http://{endpoint}` meant?"
     yield from _strangers(worker)

@@ -7,7 +7,7 @@ schedulable.  Whether it also fits its partition is decided by the selector, whi
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +27,8 @@ DELETED_WORKERS_MAX = 1024
 BLOCK_SIZE_MAX = 1024
 """Tokens per block."""
 
+NEIGHBOURS_MAX = 64
+"""Workers at one endpoint that are looked at to find one with the same ranks."""
 RANKS_PER_STEP = 128
 """Whose endpoints are looked at in one step."""
 
@@ -242,6 +244,8 @@ class Catalog:
         self._deleted: dict[int, Tombstone] = {}
         self._measured: dict[int, None] = {}
         """Those with a metrics endpoint."""
+        self._at_endpoint: dict[tuple[PartitionKey, str], dict[int, None]] = {}
+        """Ids of workers of one partition whose engines have the same `endpoint`."""
         self.models: Counter[str] = Counter()
         """How many records there are of each model; models without any are left out."""
         self.changes = 0
@@ -306,11 +310,15 @@ class Catalog:
         self.changes += 1
         old = self._by_id.get(worker.worker_id)
         if old is not None:
+            self._leave_endpoint(old)
             self._forget(old)
         self._workers[(worker.key, worker.worker_id)] = worker
         self._by_id[worker.worker_id] = worker
         self._deleted.pop(worker.worker_id, None)
         self.models[worker.key.model_name] += 1
+        if worker.given.endpoint:
+            at = self._at_endpoint.setdefault((worker.key, worker.given.endpoint), {})
+            at[worker.worker_id] = None
         if worker.given.metrics_endpoint:
             self._measured[worker.worker_id] = None
         else:
@@ -319,6 +327,27 @@ class Catalog:
     def measured(self) -> list[int]:
         """Ids of the workers with a metrics endpoint."""
         return list(self._measured)
+
+    def same_engine(self, worker: Worker) -> int | None:
+        """Return the id of another worker that has the same endpoint and some of the same ranks."""
+        at = self._at_endpoint.get((worker.key, worker.given.endpoint or ""), {})
+        if worker.worker_id not in at or len(at) == 1:
+            return None
+        others = (each for each in islice(at, NEIGHBOURS_MAX) if each != worker.worker_id)
+        mine = worker.dp_ranks()
+        for other in others:
+            ranks = self._by_id[other].dp_ranks()
+            if max(mine.start, ranks.start) < min(mine.stop, ranks.stop):
+                return other
+        return None
+
+    def _leave_endpoint(self, worker: Worker) -> None:
+        """Nothing, for a worker that was deleted already."""
+        place = worker.key, worker.given.endpoint or ""
+        at = self._at_endpoint.get(place, {})
+        at.pop(worker.worker_id, None)
+        if not at:
+            self._at_endpoint.pop(place, None)
 
     def _forget(self, worker: Worker) -> None:
         del self._by_id[worker.worker_id]
@@ -336,6 +365,7 @@ class Catalog:
         """Keep only the record of a deleted worker, and only of the last so many."""
         self.changes += 1
         self._measured.pop(worker_id, None)
+        self._leave_endpoint(self._by_id[worker_id])
         self._deleted[worker_id] = self._deleted.pop(worker_id, tombstone)
         while len(self._deleted) > DELETED_WORKERS_MAX:
             oldest = next(iter(self._deleted))
@@ -353,6 +383,10 @@ class Catalog:
         alive = [worker for worker in self if worker.worker_id not in self._deleted]
         measured = {worker.worker_id for worker in alive if worker.given.metrics_endpoint}
         assert set(self._measured) == measured
+        there = {(w.key, w.given.endpoint, w.worker_id) for w in alive if w.given.endpoint}
+        at = self._at_endpoint.items()
+        assert {(*place, worker_id) for place, ids in at for worker_id in ids} == there
+        assert all(self._at_endpoint.values())
         assert self.models == Counter(worker.key.model_name for worker in self)
         assert len(self) <= WORKERS_MAX
         assert len(self._deleted) <= DELETED_WORKERS_MAX

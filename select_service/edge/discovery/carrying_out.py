@@ -92,7 +92,8 @@ class CarryingOut:
         if isinstance(action, Add):
             self._selector.register(action.given)
         elif isinstance(action, Remove):
-            self._selector.delete(action.worker_id, self._now)
+            reason = f"the source `{action.source}` no longer has it"
+            self._selector.delete(action.worker_id, self._now, reason)
         elif isinstance(action, Drain | Undrain):
             self._drain(action)
         elif isinstance(action.change, WorkerPatch):

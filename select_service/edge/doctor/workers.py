@@ -50,6 +50,7 @@ class Looking:
 
     def begun(self, worker: Worker) -> WorkerFacts:
         """What is known without asking anybody."""
+        fitness = self._selector.fitness
         ranks = worker.ranks() if self._uses_events and worker.schedulable else ()
         return WorkerFacts(
             worker_id=worker.worker_id,
@@ -62,6 +63,9 @@ class Looking:
             ranks=[self._rank(worker, rank) for rank in ranks[:RANKS_MAX]],
             n_ranks=len(ranks),
             drain=self._selector.draining.view(worker.worker_id),
+            check_refused=""
+            if fitness is None
+            else fitness.monitor.checks_refused(worker.worker_id),
         )
 
     async def looked_at(self, worker: Worker, probes: bool) -> WorkerFacts:
@@ -90,6 +94,7 @@ class Looking:
         partition = self._selector.fleet.partitions[worker.key]
         slot = partition.table.find(rank)
         last = None if status is None else status.last_event_monotonic
+        lost_at = None if status is None else status.unconnected_monotonic
         requests = 0 if slot is None else partition.load.totals[slot, load_layout.REQUESTS]
         return RankFacts(
             dp_rank=rank.dp_rank,
@@ -99,6 +104,7 @@ class Looking:
             predictions=self._predictions_of(worker, rank),
             requests=int(requests),
             silent_s=None if last is None else monotonic() - last,
+            unconnected_s=None if lost_at is None else monotonic() - lost_at,
         )
 
     # --- HTTP

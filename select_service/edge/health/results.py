@@ -14,6 +14,8 @@ fault.
 
 import re
 
+import msgspec
+
 from select_service.core.health.checked import Attempt
 from select_service.core.health.kinds import Came
 from select_service.edge.health.answers import MalformedAnswer, completion, generated
@@ -25,6 +27,8 @@ WHY_CHARS_MAX = 200
 BUSY_BYTES_MAX = 4096
 """Of the text of a 503 in which words are looked for."""
 _BUSY = re.compile(rb"overload|queue[ _-]*(is[ _-]*)?full", re.IGNORECASE)
+REFUSAL_BYTES_MAX = 16_384
+"""The text of a longer refusal is not shown."""
 _CAME: dict[Failure, Came] = {
     "unreachable": Came.CONNECT,
     "timeout": Came.TIMEOUT,
@@ -43,7 +47,7 @@ def attempt_of(
 ) -> Attempt:
     """by_ids: is the answer to be compared with ids, if it has any?"""
     if reply.status != 200:
-        return _without_answer(_came_of(reply), f"status {reply.status}")
+        return _without_answer(_came_of(reply), f"status {reply.status}{_refusal_text(reply.body)}")
     if reply.fault is not None:
         return _without_answer(Came.MALFORMED, reply.fault)
     try:
@@ -59,6 +63,18 @@ def attempt_of(
         counts_latency,
         host_ms=host_ms,
     )
+
+
+def _refusal_text(body: bytes) -> str:
+    """Return the engine's own words, where vLLM, SGLang and FastAPI write them; else nothing."""
+    try:
+        refusal = msgspec.json.decode(body[:REFUSAL_BYTES_MAX], type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    error = refusal.get("error")
+    inner = error if isinstance(error, dict) else refusal
+    texts = (inner.get("message"), error, refusal.get("detail"))
+    return next((f": {text}" for text in texts if isinstance(text, str) and text), "")
 
 
 def _came_of(reply: Reply) -> Came:

@@ -4,6 +4,8 @@ import logging
 
 from select_service.core.health.checked import HealthCounts
 from select_service.core.health.effects import (
+    ChecksAccepted,
+    ChecksRefused,
     Drained,
     Effect,
     Promoted,
@@ -53,6 +55,12 @@ class StateLog:
                 self._tell(False, "a spare takes the place of a rank", _named(spare) | fields)
             case Drained(rank):
                 self._tell(False, "nothing is left on a rank that drains", _named(rank))
+            case ChecksRefused(rank, endpoint, model_name, why):
+                fields = _named(rank) | {"model_name": model_name, "why": why}
+                fields |= {} if endpoint is None else {"endpoint": endpoint}
+                self._tell(True, "health check refused, so health is not known", fields)
+            case ChecksAccepted(rank):
+                self._tell(False, "health check accepted again", _named(rank))
             case ReleaseAsked(rank, reservations):
                 fields = _named(rank) | {"reservations": reservations}
                 self._tell(True, "what is left on a rank is released", fields)

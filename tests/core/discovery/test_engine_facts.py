@@ -155,5 +155,16 @@ def test_a_template_comes_before_the_engine_and_spreads_its_ports_over_ranks():
     assert (record.model_name, record.block_size) == ("other", 16)
     assert record.kv_events_endpoints == {0: "tcp://10.0.0.7:7000", 1: "tcp://10.0.0.7:7001"}
     assert record.kv_events_endpoint is None
+    for first, replay in ((0, 8000), (8, 8008)):
+        more = {"replay_endpoint": "tcp://10.0.0.7:8000", "data_parallel_start_rank": first}
+        wide = completed(Candidate(URL, fields | more), said)
+        ports = {rank: f"tcp://10.0.0.7:{7000 + rank}" for rank in (first, first + 1)}
+        assert wide.kv_events_endpoints == ports
+        assert wide.replay_endpoint == f"tcp://10.0.0.7:{replay}"
+        single = completed(Candidate(URL, fields | more | {"data_parallel_size": 1}), said)
+        assert single.kv_events_endpoint == ports[first]
+        assert single.replay_endpoint == wide.replay_endpoint
+    with pytest.raises(ValueError, match="replay_endpoint"):
+        completed(Candidate(URL, fields | {"replay_endpoint": 8000}), said)
     one = completed(Candidate(URL, fields), facts_of(URL, production(f"{VLLM}-1")).fields)
     assert one.kv_events_endpoint == "tcp://10.0.0.7:7000"

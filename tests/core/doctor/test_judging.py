@@ -40,9 +40,11 @@ STATUS = ListenerStatus(
     restarts=0,
     decode_errors=0,
     last_error=None,
+    is_size_wrong=False,
     last_event_monotonic=1.0,
     connected=True,
     connect_error=None,
+    unconnected_monotonic=None,
     is_counted=True,
     inflations=0,
     degraded=None,
@@ -116,11 +118,25 @@ def test_of_a_well_worker_nothing_is_found():
             "block_size_differs",
             "block_size 16, the engine has 32",
         ),
-        (a_status(dropped={"block_size": 5}), "block_size_differs", "5 events have another"),
+        (
+            a_status(dropped={"block_size": 5}, is_size_wrong=True),
+            "block_size_differs",
+            "5 events have another and none has this one",
+        ),
         (WORKER._replace(said=EngineSaid("vllm", 16, ("x",))), "model_name_differs", "serves `x`"),
         (WORKER._replace(said=EngineSaid("sglang", 16, ("m",), 4)), "ranks_differ", "has 4"),
         (a_rank(status=UNCONNECTED, events_error="refused"), "events_unreachable", "refused"),
         (a_rank(status=UNCONNECTED), "events_not_connected", "is open, but"),
+        (
+            a_rank(status=UNCONNECTED, events_error="refused", unconnected_s=61.0),
+            "events_unreachable",
+            "refused; unconnected for 61 s",
+        ),
+        (
+            a_rank(status=UNCONNECTED, unconnected_s=61.0),
+            "events_not_connected",
+            "; unconnected for 61 s",
+        ),
         (a_rank(status=SILENT, requests=3), "events_silent", "3 requests"),
         (a_rank(status=SILENT, predictions=SUSPECT), "events_silent", "after 20 prompts"),
         (a_rank(silent_s=900.0, requests=1), "events_silent", "900 s"),
@@ -142,6 +158,11 @@ def test_of_a_well_worker_nothing_is_found():
             "a prompt of 2 blocks",
         ),
         (a_rank(predictions=SUSPECT), "predictions_wrong", "announced 10%"),
+        (
+            WORKER._replace(check_refused="status 404: no such model"),
+            "check_refused",
+            "health checks for the model `m`, so its health is not known: status 404: no such",
+        ),
         (WORKER._replace(probed=Probed("HTTP status 404")), "probe_refused", "404"),
         (a_rank(replay=Replayed(clock_s=5.0)), "clock_off", "5.0 s ahead of ours, by its events"),
         (WORKER._replace(clock_s=-9.0), "clock_off", "9.0 s behind of ours, by its HTTP"),
@@ -165,6 +186,7 @@ def test_a_cause_is_one_finding(facts, code, text):
         a_rank(status=SILENT),  # nobody has asked it anything
         a_rank(replay=Replayed(clock_s=-1.8e9)),  # no clock of days
         a_status(dropped={"medium": 9, "attention_group": 3}),  # as some models have it
+        a_status(dropped={"other_size": 9, "partial_block": 3, "block_size": 1}),
         a_rank(replay=Replayed(batches=0)),
         WORKER._replace(probed=Probed(blocks=2, found=2)),
         WORKER._replace(clock_s=2.0),
@@ -176,7 +198,7 @@ def test_what_is_usual_is_no_finding(facts):
 
 def test_what_follows_from_a_cause_is_not_found_again():
     wrong = a_rank(
-        status=replace(STATUS, dropped={"block_size": 5}),
+        status=replace(STATUS, dropped={"block_size": 5}, is_size_wrong=True),
         replay=Replayed(batches=1, checked=4),
         predictions=SUSPECT,
     )

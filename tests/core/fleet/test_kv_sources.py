@@ -41,6 +41,15 @@ def test_a_rank_replays_from_its_own_entry_or_from_the_common_port_plus_its_plac
     assert [source.replay_endpoint for source in sources] == endpoints
 
 
+def test_the_first_rank_of_a_second_node_replays_from_the_common_port_itself():
+    """At port + (rank - start rank), whatever the start rank is."""
+    events = {rank: f"tcp://w:{5557 + rank}" for rank in (8, 9)}
+    fields = {"data_parallel_start_rank": 8, "data_parallel_size": 2, "kv_events_endpoints": events}
+    sources = sources_with(**fields, replay_endpoint="tcp://w:6565")
+    replays = {source.dp_rank: source.replay_endpoint for source in sources}
+    assert replays == {8: "tcp://w:6565", 9: "tcp://w:6566"}
+
+
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/replay", "tcp://w:65535"])
 def test_a_common_replay_endpoint_without_a_port_for_every_rank_is_named(endpoint):
     selector = a_selector(use_kv_events=True)

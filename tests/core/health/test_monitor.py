@@ -5,6 +5,8 @@ from itertools import pairwise
 import pytest
 
 from select_service.core.health.effects import (
+    ChecksAccepted,
+    ChecksRefused,
     Promoted,
     StateChanged,
     WeightChanged,
@@ -13,7 +15,7 @@ from select_service.core.health.effects import (
 from select_service.core.health.kinds import WRONG_ANSWERS, Kind, State
 from select_service.core.health.rules import HealthRules
 from select_service.core.identity import Rank
-from tests.core.health.fleet_scene import Engine, FleetScene
+from tests.core.health.fleet_scene import KEY, Engine, FleetScene
 
 FAULTS = ["connect", "hang", "500", "truncated", "wrong", "drift", "nan", "slow"]
 CAUSES = dict(
@@ -284,6 +286,44 @@ def test_a_request_that_is_refused_is_our_fault_and_shown():
     scene.break_ranks("", Rank(0, 0))
     scene.run(31)
     assert scene.monitor.checked(Rank(0, 0)).misconfigured == ""
+    refusal = ChecksRefused(Rank(0, 0), "http://0", KEY.model_name, "400 no such field")
+    assert told_of_refusals(scene) == [refusal, ChecksAccepted(Rank(0, 0))]
+
+
+def told_of_refusals(scene):
+    return [e for e in scene.effects if isinstance(e, ChecksRefused | ChecksAccepted)]
+
+
+def test_of_a_worker_that_refuses_checks_it_is_said_once_whatever_its_ranks_do():
+    scene = FleetScene(8, dp=4)
+    of_worker = [Rank(0, n) for n in range(4)]
+    scene.break_ranks("refuses", *of_worker)
+    scene.run(100)
+    assert len(told_of_refusals(scene)) == 1
+    assert scene.monitor.checks_refused(0) == "400 no such field"
+    assert scene.monitor.checks_refused(1) == ""
+    scene.break_ranks("", *of_worker[1:])
+    scene.run(100)
+    scene.break_ranks("connect", of_worker[0])  # which says nothing of the request
+    scene.run(100)
+    assert len(told_of_refusals(scene)) == 1
+    assert scene.monitor.checks_refused(0) == "400 no such field"
+    scene.break_ranks("", of_worker[0])
+    scene.run(600)
+    assert told_of_refusals(scene)[1:] == [ChecksAccepted(of_worker[0])]
+    assert scene.monitor.checks_refused(0) == ""
+
+
+def test_a_worker_that_refused_checks_and_is_registered_again_begins_anew():
+    scene = FleetScene(4)
+    scene.break_ranks("refuses", Rank(0, 0))
+    scene.run(60)
+    scene.join(0, "refuses")
+    assert scene.monitor.checks_refused(0) == ""
+    scene.run(60)
+    assert [type(effect) for effect in told_of_refusals(scene)] == [ChecksRefused] * 2
+    scene.monitor.left(0)
+    assert scene.monitor.checks_refused(0) == ""
 
 
 def test_a_connection_that_fails_is_one_of_all_ranks_behind_the_endpoint():

@@ -77,6 +77,37 @@ def test_two_ranks_on_one_endpoint_until_one_leaves(selector):
     assert hints(selector) == []
 
 
+def test_two_workers_at_one_endpoint_until_one_leaves():
+    selector = a_selector()
+    selector.register(a_worker(2, endpoint="http://w:8000"))
+    [hint] = hints(selector, endpoint="http://w:8000")
+    assert hint.startswith("endpoint `http://w:8000` is also that of worker 2: ")
+    [hint] = selector.record(selector.worker(2)).hints
+    assert "is also that of worker 1" in hint
+    selector.delete(2, 0.0)
+    assert not selector.record(selector.worker(1)).hints
+    assert not selector.record(selector.worker(2)).hints
+    assert selector.patch(2, a_patch(taints=["back"])).hints
+    assert not selector.patch(2, a_patch(endpoint="http://v:8000")).hints
+    assert not selector.record(selector.worker(1)).hints
+    selector.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model_name": "an adapter of it"},
+        {"tenant_id": "blue"},
+        {"data_parallel_start_rank": 2},
+        {"endpoint": None},
+    ],
+)
+def test_one_endpoint_may_be_that_of_several_models_tenants_and_ranks(other):
+    selector, same = a_selector(), {"endpoint": "http://w:8000", "data_parallel_size": 2}
+    selector.register(a_worker(2, **(same | other)))
+    assert hints(selector, kv_events_endpoint=None, replay_endpoint=None, **same) == []
+
+
 def test_without_kv_events_their_endpoints_do_not_matter():
     assert hints(a_selector(), kv_events_endpoint="tcp://*:5557") == []
 
@@ -97,4 +128,4 @@ def test_of_very_many_ranks_only_the_first_are_looked_at(selector):
 def test_hints_of_one_who_has_not_entered_are_about_its_url_alone(selector):
     record = selector.register(a_worker(1, endpoint="w:8000", block_size=None, **RIGHT))
     assert len(record.hints) == 1
-    assert worker_hints(selector.worker(1), EventUsers()) == record.hints
+    assert worker_hints(selector.worker(1), EventUsers(), None) == record.hints

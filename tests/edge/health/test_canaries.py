@@ -142,6 +142,30 @@ CAME = [
 ]
 
 
+REFUSALS = [
+    (b'{"error": {"message": "The model `m` does not exist.", "code": 404}}', ": The model `m`"),
+    (b'{"object": "error", "message": "no such model", "code": 404}', ": no such model"),
+    (b'{"error": "no such model"}', ": no such model"),
+    (b'{"detail": "Not Found"}', ": Not Found"),
+    (b'{"detail": [{"loc": ["body"]}]}', ""),
+    (b'{"error": {"message": 404}}', ""),
+    (b"[]", ""),
+    (b"<html>no such page</html>", ""),
+    (b'{"message": "' + b"x" * 1000 + b'"}', ": " + "x" * 180),
+    (b'{"message": "' + b"x" * 20_000 + b'"}', ""),
+    (b"[" * 20_000, ""),
+]
+
+
+@on_loop
+@pytest.mark.parametrize(("body", "words"), REFUSALS, ids=range(len(REFUSALS)))
+async def test_a_refusal_is_shown_in_the_words_of_the_engine(body, words):
+    attempt = await attempt_of(http(404, body))
+    assert attempt.why.startswith(f"status 404{words}")
+    assert words or attempt.why == "status 404"
+    assert len(attempt.why) <= 200
+
+
 @on_loop
 @pytest.mark.parametrize(("came", "speak"), CAME, ids=range(len(CAME)))
 async def test_what_came_has_a_name(came, speak):

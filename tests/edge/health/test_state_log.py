@@ -7,6 +7,8 @@ import pytest
 from select_service.core.health.checked import HealthCounts
 from select_service.core.health.effects import (
     CheckAsked,
+    ChecksAccepted,
+    ChecksRefused,
     Drained,
     Promoted,
     ReleaseAsked,
@@ -48,6 +50,12 @@ def said(caplog):
         (Withheld(RANK, Kind.TIMEOUT), "WARNING", {"cause": "timeout"}),
         (Promoted(RANK, OTHER), "INFO", {"failed_worker_id": 3, "failed_dp_rank": 0}),
         (Drained(RANK), "INFO", {}),
+        (
+            ChecksRefused(RANK, "http://e", "m", "status 404: no such model"),
+            "WARNING",
+            {"endpoint": "http://e", "model_name": "m", "why": "status 404: no such model"},
+        ),
+        (ChecksAccepted(RANK), "INFO", {}),
         (ReleaseAsked(RANK, 7), "WARNING", {"reservations": 7}),
     ],
 )

@@ -40,15 +40,64 @@ def test_event_of_another_block_size_is_dropped_and_counted():
     feed = a_feed()
     assert apply_to(feed, stored([11], None, list(range(8)), 8)) == []
     assert feed.indexed.applier.dropped["block_size"] == 1
-    expected = "dropped: blocks of 8 tokens, while block_size is 4"
-    assert feed.indexed.applier.misfit == expected
+    assert feed.indexed.applier.misfit == (
+        "dropped: 1 block of 8 tokens on GPU, while block_size is 4, and nothing of that size has "
+        "come; is it the engine's?"
+    )
+    assert feed.indexed.applier.is_size_wrong
+
+
+@pytest.mark.parametrize("chunk_comes_first", [True, False])
+@pytest.mark.parametrize(
+    ("event", "reason", "words"),
+    [
+        (stored([11, 12], None, list(range(512)), 256, "cpu"), "other_size", "2 blocks of 256 tok"),
+        (
+            stored([11], None, list(range(8)), 8, "GPU", None, None, None, 1, "mla_attention"),
+            "other_size",
+            "1 block of 8 tokens on GPU, group 1 (mla_attention); only whole blocks of 4 tokens",
+        ),
+        (
+            stored([11], None, [1, 2], 2, "GPU", None, None, None, 0),
+            "other_size",
+            "1 block of 2 tokens on GPU, group 0; only",
+        ),
+        (
+            stored([11], None, [1, 2, 3]),
+            "partial_block",
+            "1 block of 4 tokens on GPU, with 3 tokens; only",
+        ),
+    ],
+)
+def test_chunks_and_partial_blocks_are_no_sign_of_another_block_size(
+    event, reason, words, chunk_comes_first
+):
+    """Beside blocks of the registered size, whichever comes first."""
+    feed, good = a_feed(), stored([21], None, [1, 2, 3, 4])
+    for each in [event, good] if chunk_comes_first else [good, event]:
+        apply_to(feed, each)
+    applier = feed.indexed.applier
+    assert (applier.misfit, applier.is_size_wrong) == (None, False)
+    assert applier.left_out.startswith("not indexed: ")
+    assert words in applier.left_out
+    is_known_later = chunk_comes_first and reason == "other_size" and "GPU" in words
+    assert applier.dropped == {"block_size" if is_known_later else reason: 1}
+    assert applier.stored_blocks == 1
+
+
+def test_a_restart_with_another_block_size_is_told_of():
+    feed = a_feed()
+    apply_to(feed, stored([21], None, [1, 2, 3, 4]))
+    live(feed, 0, batch(stored([11], None, list(range(8)), 8)), 1.0)
+    assert feed.restarts == 1
+    assert feed.indexed.applier.is_size_wrong
 
 
 def test_an_event_with_too_few_tokens_for_a_block_is_no_sign_of_another_block_size():
     feed = a_feed()
     assert apply_to(feed, stored([11], None, [1, 2, 3])) == []
     applier = feed.indexed.applier
-    assert (applier.dropped["block_size"], applier.misfit) == (1, None)
+    assert (applier.dropped["partial_block"], applier.misfit) == (1, None)
 
 
 def test_event_without_tokens_names_blocks_that_are_known():
@@ -65,6 +114,9 @@ def test_media_name_tiers_and_unknown_ones_are_dropped():
     )
     assert [call[1] for call in calls] == [0, 1, 2]
     assert feed.indexed.applier.dropped["medium"] == 1
+    assert feed.indexed.applier.left_out == (
+        "not indexed: 1 block on HBM, a medium that is not known"
+    )
 
 
 def test_clearing_empties_the_named_rank_alone():

@@ -1,0 +1,99 @@
+"""What the service keeps of the last ten minutes for pages that are opened."""
+
+import pytest
+
+from select_service.access.guard import EVERYTHING, Grant
+from select_service.api import live_history
+from select_service.api.live_history import COLUMNS, SAMPLE_S, SAMPLES, LiveHistory
+from tests.builders import worker_body
+
+PROMPT = {"model_name": "m", "token_ids": list(range(34))}
+RED = Grant(None, frozenset({"red"}), frozenset({"caller"}))
+
+
+@pytest.fixture
+def history(api):
+    return LiveHistory(api.service.selector)
+
+
+def sampled(history, number):
+    """One more sample, the one of this number.  How many turns it took."""
+    turns = 1
+    while history.step(number * SAMPLE_S):
+        turns += 1
+    return turns
+
+
+def seen(history, now, grant=EVERYTHING):
+    return history.columns(grant, now)
+
+
+def test_before_the_first_sample_there_is_nothing(history):
+    assert seen(history, 0.0) == {"ages_s": [], **{name: [] for name in COLUMNS}}
+
+
+def test_decisions_are_differences_and_live_requests_are_counted(api, history):
+    api.post("/workers", worker_body(1))
+    sampled(history, 0)
+    for number in range(3):
+        api.post("/select_and_reserve", PROMPT | {"reservation_id": f"r{number}"})
+    sampled(history, 1)
+    api.delete("/reservations/r0")
+    api.post("/select", PROMPT)
+    sampled(history, 2)
+    assert seen(history, 2 * SAMPLE_S + 0.5) == {
+        "ages_s": [4.5, 2.5, 0.5],
+        "decided": [0, 3, 1],
+        "prompt_blocks": [0, 24, 8],
+        "chosen_overlap": [0, 0, 0],
+        "best_overlap": [0, 0, 0],
+        "live": [0, 3, 2],
+        "waiting": [0, 0, 0],
+    }
+
+
+def test_the_oldest_goes_when_ten_minutes_are_full(api, history):
+    api.post("/workers", worker_body(1))
+    api.post("/select", PROMPT)
+    for number in range(SAMPLES + 5):
+        if number == SAMPLES:
+            api.post("/select", PROMPT)
+        sampled(history, number)
+    found = seen(history, (SAMPLES + 4) * SAMPLE_S)
+    assert len(found["ages_s"]) == SAMPLES - 1
+    assert found["ages_s"][0] == (SAMPLES - 2) * SAMPLE_S
+    assert found["decided"][-5:] == [1, 0, 0, 0, 0]
+    assert sum(found["decided"]) == 1
+
+
+def test_what_a_partition_had_stays_after_it_has_gone_and_a_new_one_begins_at_nothing(api, history):
+    sampled(history, 0)
+    for number in (1, 2):
+        api.post("/workers", worker_body(1))
+        api.post("/select", PROMPT)
+        sampled(history, 2 * number)
+        api.delete("/workers/1")
+        sampled(history, 2 * number + 1)
+    assert seen(history, 9.0)["decided"] == [0, 1, 0, 1, 0]
+    for number in range(SAMPLES):
+        sampled(history, number + 9)
+    assert history._rows == history._before == {}
+
+
+def test_a_key_that_is_bound_sees_its_tenants_only(api, history, monkeypatch):
+    """And those beyond the bound are shown to who sees all."""
+    monkeypatch.setattr(live_history, "PARTITIONS_MAX", 2)
+    monkeypatch.setattr(live_history, "PARTITIONS_PER_STEP", 2)
+    tenants = "blue", "green", "red", "white"
+    for worker_id, tenant in enumerate(tenants):
+        api.post("/workers", worker_body(worker_id, tenant_id=tenant))
+    sampled(history, 0)
+    for tenant in tenants:
+        for _ in range(2 if tenant == "blue" else 1):
+            api.post("/select", PROMPT | {"tenant_id": tenant})
+    assert sampled(history, 1) == 3
+    assert seen(history, 3.0)["decided"] == [0, 5]
+    assert seen(history, 3.0, RED)["decided"] == [0, 0]
+    blue = Grant(None, frozenset({"blue"}), frozenset({"caller"}))
+    assert seen(history, 3.0, blue)["decided"] == [0, 2]
+    assert history._rows.keys() == {("m", "blue"), ("m", "green")}
