@@ -11,7 +11,7 @@ from select_service.planner.decision_lines import TickLine, read_lines
 from tests.builders import worker_body
 from tests.patience import eventually
 from tests.process.planner_process import Planner
-from tests.process.running import Running
+from tests.process.running import Running, request
 
 pytestmark = pytest.mark.process
 
@@ -80,6 +80,28 @@ def test_a_decision_outlives_the_planner_and_silence_scales_nothing(tmp_path: Pa
     ticks = [line for line in lines if isinstance(line, TickLine)]
     assert len(ticks) >= 8
     assert any(line.scale_to for line in ticks)
+
+
+def test_the_end_answers_whoever_waits_for_a_decision(tmp_path: Path) -> None:
+    with (
+        Running("--threads", "1") as selector,
+        Planner(tmp_path, config(selector, tmp_path)) as planner,
+        planner.client() as poller,
+        planner.client() as unfinished,
+    ):
+        poller.send(request("GET", "/v1/decision?after=9&timeout_ms=60000"))
+        head = "content-type: application/json\r\ncontent-length: 9"
+        unfinished.send(
+            f"PATCH /v1/deployments/fleet HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{{".encode()
+        )
+        planner.ticks_on(1)
+        status, _ = planner.process.stop()
+        assert status == 0
+        answer = poller.answer()
+        assert (answer.status, answer.body["decision_id"]) == (200, -1)
+        cut_off = unfinished.answer()
+        assert (cut_off.status, cut_off.body["code"]) == (503, "shutting_down")
+    assert "Traceback" not in planner.process.log()
 
 
 def test_what_it_is_told_counts_or_is_refused_in_words(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class VirtualConnector:
         self._changing = asyncio.Lock()
         self._decided = asyncio.Condition()
         self._waiters = 0
+        self._is_ending = False
         self._drain: Drain | None = None
         self._faults: dict[Role, str] = {}
 
@@ -268,11 +269,17 @@ class VirtualConnector:
         self._waiters += 1
         try:
             async with asyncio.timeout(min(timeout_s, WAIT_S_MAX)), self._decided:
-                await self._decided.wait_for(is_so)
+                await self._decided.wait_for(lambda: self._is_ending or is_so())
         except TimeoutError:
             pass
         finally:
             self._waiters -= 1
+
+    async def end_polls(self) -> None:
+        """Answer everybody who waits for a decision, now and from now on: the process ends."""
+        self._is_ending = True
+        async with self._decided:
+            self._decided.notify_all()
 
     async def wait(self, timeout_s: float) -> bool:
         """See Connector.  What drained is decided here."""

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.connectors.base import Decision
+from select_service.planner.connectors.opening import virtual_of
 from select_service.planner.core.cluster import Cluster
 from select_service.planner.core.inputs import TickInput
 from select_service.planner.core.schedule import EARLY_S
@@ -90,6 +91,12 @@ class Loop:
             for listener in self._listeners:
                 listener.ticked(name, by_name[name], effects[name], decision)
         self._is_held = len(effects) < len(by_name)
+
+    async def end_polls(self) -> None:
+        """Answer everybody who waits for a decision: the process ends."""
+        for member in self.members.values():
+            if (virtual := virtual_of(member.connector)) is not None:
+                await virtual.end_polls()
 
     def configs(self) -> dict[str, DeploymentConfig]:
         """What counts now."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic, time
@@ -38,7 +38,8 @@ from select_service.tls.kept import ClientTls
 log = logging.getLogger("select_service.planner")
 
 CONNECTIONS_MAX = 1024
-SHUTDOWN_S = 5
+SHUTDOWN_S = 1
+"""Time that requests in flight may take to end after a signal."""
 FAILED = 1
 
 
@@ -122,7 +123,8 @@ async def _served(
             lifespan="off",
             limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=SHUTDOWN_S,
-        )
+        ),
+        loop.end_polls,
     )
     ticking = asyncio.create_task(loop.run(), name="ticks")
     ticking.add_done_callback(lambda _: setattr(server, "should_exit", True))
@@ -142,7 +144,18 @@ async def _served(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn sends itself the signal again that has ended it; a planner ends with 0."""
+    """A server that ends with 0, where uvicorn sends itself the signal again that has ended it.
+
+    ending: answers those who wait
+    """
+
+    def __init__(self, config: uvicorn.Config, ending: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._ending()
+        await super().shutdown(sockets)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         with self.capture_signals():
