@@ -71,6 +71,8 @@ class LoadStage:
         }
         waits = self._selector_waits(told)
         why = self._unheard(found, standing)
+        if why is Reason.NO_FPM_DATA and _sleeps(told, standing):
+            why = Reason.IDLE
         for role, load in self._roles.items():
             if why is not None or role not in found:
                 load.forget()
@@ -82,6 +84,8 @@ class LoadStage:
             return self._starting(told.now_s, judged, standing, floors)
         if waits:
             judged = self._with_queue(judged, standing)
+        if self.settings.load_guards and _is_idle(told):
+            judged = self._without_demand(judged, standing)
         return self._settled(judged, standing, floors, heard)
 
     def _unheard(
@@ -129,6 +133,20 @@ class LoadStage:
         notes = (*mine.verdict.notes, Reason.SELECTOR_QUEUE)
         up = mine.verdict._replace(target=ready + 1, reason=None, notes=notes)
         return {**judged, first: mine._replace(verdict=up)}
+
+    def _without_demand(
+        self, judged: Mapping[Role, Judged], standing: Standing
+    ) -> dict[Role, Judged]:
+        """Take one replica of every role that may go down to nothing; no model is needed for it."""
+        found = dict(judged)
+        for role, least in self.allowance.minimums.items():
+            ready = standing.roles[role].ready
+            if least or not ready:
+                continue
+            mine = judged.get(role, Judged(Verdict(None), 0))
+            down = mine.verdict._replace(target=ready - 1, reason=None)
+            found[role] = mine._replace(verdict=down)
+        return found
 
     def _starting(
         self,
@@ -267,6 +285,18 @@ class LoadStage:
         assert set(self._too_many_since) <= set(self._roles)
         for role in self._roles.values():
             role.check_invariants()
+
+
+def _is_idle(told: TickInput) -> bool:
+    """Return whether it is known that no request came, waits or runs."""
+    passes = (told.passes or {}).values()
+    is_calm = all(each.is_idle for of_role in passes for each in of_role)
+    return told.traffic is not None and told.traffic.is_idle and is_calm
+
+
+def _sleeps(told: TickInput, standing: Standing) -> bool:
+    """Return whether there is no replica, and nobody asks for one."""
+    return not any(standing.have.values()) and told.traffic is not None and told.traffic.is_idle
 
 
 def _target(one: Judged | None, ready: int) -> int:

@@ -37,6 +37,7 @@ class Reason(StrEnum):
     GPU_BUDGET_HOLD = "gpu_budget_guard_hold"
     GPU_BUDGET_RECONCILE = "gpu_budget_reconcile"
     BELOW_MINIMUM = "below_min_endpoint"
+    WAKE_UP = "wake_up"
     CLUSTER_BUDGET = "cluster_budget"
     PENDING_STUCK = "pending_stuck"
     STUCK_CEILING = "pending_stuck_ceiling"
@@ -86,6 +87,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.GPU_BUDGET_HOLD: "The GPU budget does not allow the step.",
     Reason.GPU_BUDGET_RECONCILE: "What runs is outside of the GPU budget and is brought back.",
     Reason.BELOW_MINIMUM: "Fewer replicas than the minimum run; they are raised at once.",
+    Reason.WAKE_UP: "Requests come while nothing is ready: at least one replica is wanted.",
     Reason.CLUSTER_BUDGET: "The GPUs of the cluster went to deployments that need them more.",
     Reason.PENDING_STUCK: "A start-up has made no progress for too long; its target is withdrawn.",
     Reason.STUCK_CEILING: "After a stuck start-up nothing is added for a while.",

@@ -67,8 +67,8 @@ class SelectorSource:
             self.faults[self._urls[0]] = f"the observations cannot be added: {error}"
             return None
         if any(not self._is_gone(url, window_s) for url in self.faults):
-            unknown = type(result.traffic)(duration_s=window_s)
-            return msgspec.structs.replace(result, traffic=unknown)
+            certain = msgspec.structs.replace(result.traffic, duration_s=window_s).without_totals()
+            return msgspec.structs.replace(result, traffic=certain)
         return result
 
     async def _ask(self, url: str, window_s: int) -> Observation | None:
