@@ -242,7 +242,9 @@ class Deployment:
         Neither a model nor a whole window is needed: one refused request is certain.
         """
         traffic = told.traffic
-        if traffic is None or not (traffic.requests or traffic.is_turned_away):
+        if not self.settings.load_guards or traffic is None:
+            return []
+        if not (traffic.requests or traffic.is_turned_away):
             return []
         minimums = self._settler.allowance.minimums
         return [r for r, now in standing.roles.items() if not now.ready and not minimums[r]]

@@ -47,6 +47,11 @@ class SelectorSource:
         self.unknown: str | None = None
         """What was said in the last reading, where all that answered know nothing of the model."""
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether all selectors answer, and none of them knows the model."""
+        return self.unknown is not None and not self.faults
+
     async def observe(self, window_s: float, *, ttft_s: float, itl_s: float) -> Observed | None:
         """The last `window_s` seconds of all selectors together; None: nobody answered.
 
