@@ -1,6 +1,7 @@
 """The load loop of a deployment: who spoke, verdicts of the roles, floors and budgets."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import NamedTuple
 
 from select_service.planner.core.allowance import Allowance
@@ -52,6 +53,8 @@ class LoadStage:
             role: RoleLoad(settings, role, models[role]) for role in self.allowance.roles
         }
         self._too_many_since: dict[Role, float] = {}
+        self._awake_since: float | None = -inf
+        """When replicas became ready after there were none; None: there are none."""
 
     def think(
         self,
@@ -69,7 +72,7 @@ class LoadStage:
             for role, load in self._roles.items()
             if (passes := (told.passes or {}).get(role))
         }
-        waits = self._selector_waits(told)
+        waits = self._selector_waits(told, standing)
         why = self._unheard(found, standing)
         if why is Reason.NO_FPM_DATA and _sleeps(told, standing):
             why = Reason.IDLE
@@ -119,9 +122,20 @@ class LoadStage:
         state = RoleState(now.ready, self.allowance.minimums[role], limits[role], cancels)
         return self._roles[role].judge(found, state, heard.hit_rate, heard.accept_length)
 
-    def _selector_waits(self, told: TickInput) -> bool:
-        """Of the role that requests meet first."""
-        return self._roles[self.allowance.roles[0]].selector_waits(told.traffic)
+    def _selector_waits(self, told: TickInput, standing: Standing) -> bool:
+        """Of the role that requests meet first.
+
+        Requests that met nothing at all do not say that what has come since is too little.
+        """
+        first, traffic = self.allowance.roles[0], told.traffic
+        if not standing.roles[first].ready:
+            self._awake_since = None
+        elif self._awake_since is None:
+            self._awake_since = told.now_s
+        since = self._awake_since
+        if traffic is not None and (since is None or told.now_s - traffic.duration_s < since):
+            traffic = None
+        return self._roles[first].selector_waits(traffic)
 
     def _with_queue(self, judged: Mapping[Role, Judged], standing: Standing) -> dict[Role, Judged]:
         first = self.allowance.roles[0]

@@ -51,6 +51,7 @@ class Reason(StrEnum):
     PENDING = "pending"
     FIRST_WINDOW = "first_window"
     # the whole tick
+    BEFORE_FIRST_TICK = "before_first_tick"
     REPLICAS_UNKNOWN = "replicas_unknown"
     OBSERVATION_STALE = "observation_stale"
     ADVISORY = "advisory"
@@ -99,6 +100,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.DOWN_COOLDOWN: "The last change was too recent to go down.",
     Reason.PENDING: "Replicas are starting; nothing is taken away meanwhile.",
     Reason.FIRST_WINDOW: "Not a whole window has been seen yet; nothing is taken away.",
+    Reason.BEFORE_FIRST_TICK: "The first tick is still to come, at next_tick_s.",
     Reason.REPLICAS_UNKNOWN: "It is not known how many replicas there are; everything is held.",
     Reason.OBSERVATION_STALE: "Nothing has been observed for three intervals; everything is held.",
     Reason.ADVISORY: "Advisory mode: decided and recorded, not scaled.",

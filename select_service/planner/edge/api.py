@@ -65,6 +65,7 @@ class Running(Protocol):
     def members(self) -> Mapping[str, Watched]: ...
     def configs(self) -> Mapping[str, DeploymentConfig]: ...
     def is_paused(self, name: str) -> bool: ...
+    def next_tick_s(self, name: str) -> float: ...
     async def change(
         self, name: str, fields: Mapping[str, object], *, paused: bool | None = None
     ) -> DeploymentConfig:
@@ -212,6 +213,7 @@ class _Api:
             self._running.configs()[name],
             self._running.is_paused(name),
             self._running.members[name].faults,
+            self._running.next_tick_s(name),
         )
 
 

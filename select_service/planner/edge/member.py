@@ -34,6 +34,8 @@ from select_service.planner.outbound import Unreachable
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 10.0
+"""That sources get to answer before the first tick."""
 APPLY_S = 30.0
 """That a platform gets to take a decision: one that hangs must not stop the others for ever."""
 REGISTERING_S = 60.0
@@ -134,6 +136,27 @@ class Member:
         """Those of the tick that is under way."""
         self._contradicted: dict[Role, str] = {}
         self._busy = asyncio.Lock()
+
+    async def look(self) -> None:
+        """Ask all sources and the platform once, so that what is wrong is known before any tick."""
+        self._noted = {}
+        interval_s = self.config.load_adjustment_interval_seconds
+        due = NextTick(at_s=0.0, run_load=True, run_throughput=False, traffic_s=interval_s)
+        counts: dict[Role, Replicas] = {}
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._observe(due)
+                async with self._busy:
+                    counts = await self._read()
+        except TimeoutError:
+            self._fault("start", f"not everything has answered within {LOOK_S:g} s")
+        self.faults = self._noted
+        fields = {
+            "deployment": self.config.name,
+            "ready": {role.value: found.ready for role, found in counts.items()} or "unknown",
+            "faults": len(self.faults),
+        }
+        log.info("deployment observed", extra={"fields": fields})
 
     async def told(self, due: NextTick, now_s: float) -> TickInput:
         """What is known now. What fails is unknown, and stands in `faults`.

@@ -58,12 +58,14 @@ class SelectorSource:
         Traffic is unknown when one of them said nothing. One that has refused connections for a
         whole window had no requests in it, and counts as none.
         """
-        self.unknown = None
+        before, self.unknown = self.unknown, None
         window = max(1, min(WINDOW_S_MAX, round(window_s)))
         answers = await asyncio.gather(*(self._ask(url, window) for url in self._urls))
         heard = [each for each in answers if each is not None]
         if heard:
             self.unknown = None
+        if self.unknown is not None and before is None:
+            log.warning("no selector knows the model", extra={"fields": dict(self._of)})
         if not heard and self.faults:
             return None
         try:
@@ -97,7 +99,8 @@ class SelectorSource:
         return answer
 
     def _heard_from(self, url: str) -> None:
-        self.faults.pop(url, None)
+        if self.faults.pop(url, None) is not None:
+            log.info("a selector is heard again", extra={"fields": {"url": url}})
         self._gone_since.pop(url, None)
 
     def _missed(self, url: str, fault: str, *, is_gone: bool) -> None:

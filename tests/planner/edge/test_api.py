@@ -9,12 +9,14 @@ from select_service.planner.config import DeploymentConfig
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.dry_run import DryRun
 from select_service.planner.connectors.virtual import VirtualConnector
+from select_service.planner.core.inputs import Role
+from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
 from select_service.planner.edge.api import application
 from select_service.planner.json_requests import BODY_BYTES_MAX
 from select_service.planner.reading import ConfigError
 from select_service.planner.status import Statuses
-from tests.planner.made_up import statuses_of
+from tests.planner.made_up import a_role, a_tick, effects, statuses_of
 
 
 class Member:
@@ -36,6 +38,9 @@ class Loop:
 
     def configs(self):
         return self.own
+
+    def next_tick_s(self, name):
+        return 1234.5
 
     def is_paused(self, name):
         return name in self.paused
@@ -84,9 +89,32 @@ def test_a_deployment_that_has_not_ticked_yet_is_shown(loop):
     statuses = Statuses()
     statuses.changed("a", Settings(), 0.0)
     api = TestClient(application(loop, statuses))
-    assert api.get("/v1/status").json()["deployments"][0]["last_tick_s"] is None
+    (found,) = api.get("/v1/status").json()["deployments"]
+    assert (found["last_tick_s"], found["next_tick_s"]) == (None, 1234.5)
+    assert [each["code"] for each in found["reasons"]] == ["before_first_tick"]
     assert api.get("/v1/deployments/a").json()["diagnostics"] is None
     assert "has not ticked" in api.get("/report").text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "codes"),
+    [(3, ["advisory", "scale", "scale_up"]), (2, ["advisory", "no_change"])],
+)
+def test_another_number_is_asked_for_only_where_another_is_wanted(loop, wanted, codes):
+    """The stage that asked may have been held, or its wish may be there."""
+    statuses = Statuses()
+    statuses.changed("a", Settings(mode="agg"), 0.0)
+    said = effects(
+        60.0,
+        {Role.DECODE: a_role(2, 0, wanted)},
+        reasons=(Reason.ADVISORY,),
+        throughput_reason=Reason.SCALE,
+        load_reason=Reason.SCALE_UP,
+    )
+    statuses.ticked("a", a_tick(60.0), said, None)
+    api = TestClient(application(loop, statuses))
+    (found,) = api.get("/v1/status").json()["deployments"]
+    assert [each["code"] for each in found["reasons"]] == codes
 
 
 def test_bounds_are_changed_and_answered_as_they_count_now(api, loop):
