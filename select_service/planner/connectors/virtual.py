@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from select_service.command_line import file_fault
 from select_service.planner.connectors.base import (
     ConnectorError,
     ConnectorUnavailable,
@@ -324,8 +325,12 @@ def _stored(path: Path | None, profile: str) -> VirtualState | DocumentState:
         if profile == "document":
             return DocumentState() if content is None else _decoded(content, DocumentState)
         return VirtualState() if content is None else _decoded(content, VirtualState)
-    except (OSError, ValueError) as error:
-        raise ConnectorError(f"{path}: not readable as decisions: {error}") from None
+    except OSError as error:
+        raise ConnectorError(f"connector.path: {file_fault(str(path), error)}") from None
+    except ValueError as error:
+        raise ConnectorError(
+            f"connector.path: `{path}` holds no decisions of a planner: {error}; give another file"
+        ) from None
 
 
 _State = TypeVar("_State", VirtualState, DocumentState)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from select_service import log as logs
 from select_service.allowed_names import names_at
+from select_service.command_line import file_fault
 from select_service.planner.assembling import cluster_of
 from select_service.planner.config import PlannerConfig
 from select_service.planner.connectors.base import ConnectorError
@@ -72,8 +73,8 @@ async def _lived(config: PlannerConfig, profile: Profile, kubeconfig: Path | Non
             listeners.append(Recorder(_decision_log(config.decision_log, closing)))
         try:
             cluster = cluster_of(config, clock())
-        except (TraceError, OSError) as error:
-            raise ConfigError(f"warmup_trace: {error}") from None
+        except TraceError as error:
+            raise ConfigError(str(error)) from None
         except ProfileError as error:
             raise ConfigError(f"profile_results_dir: {error}") from None
         loop = Loop(config, cluster, members, listeners, clock)
@@ -182,7 +183,10 @@ def _bound(config: PlannerConfig) -> socket.socket:
     except OSError as error:
         result.close()
         where = f"{config.api.host}:{config.api.port}"
-        raise ConfigError(f"api: {where} cannot be used: {error.strerror or error}") from None
+        raise ConfigError(
+            f"api: {where} cannot be used: {error.strerror or error}; another port: --port N, any "
+            "free one: --port 0"
+        ) from None
     return result
 
 
@@ -190,7 +194,7 @@ def _decision_log(path: str, closing: AsyncExitStack) -> DecisionLog:
     try:
         result = DecisionLog(Path(path))
     except OSError as error:
-        raise ConfigError(f"decision_log {path}: {error.strerror}") from None
+        raise ConfigError(f"decision_log: {file_fault(path, error, 'written')}") from None
     closing.callback(result.close)
     return result
 

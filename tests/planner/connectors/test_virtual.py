@@ -174,7 +174,7 @@ def test_a_decision_that_cannot_be_kept_is_not_made(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused_at_the_start(tmp_path: Path, content: str) -> None:
     path = tmp_path / "decision.json"
     path.write_text(content)
-    with pytest.raises(ConnectorError, match="not readable"):
+    with pytest.raises(ConnectorError, match="holds no decisions of a planner"):
         VirtualConnector(path)
 
 
