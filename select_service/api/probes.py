@@ -68,13 +68,19 @@ async def health(service: Service, request: Request) -> Response:
             ),
         },
         may_call=ANYONE,
-        query=(QueryParameter("records", bool, "`false`: without the records of workers.", True),),
+        query=(
+            QueryParameter("records", bool, "`false`: without the records of workers.", True),
+            QueryParameter(
+                "workers", bool, "`false`: 200 without any worker, for fleets that may sleep.", True
+            ),
+        ),
         refusals=(BadRequest,),
     )
 )
 async def ready(service: Service, request: Request, query: Mapping[str, str]) -> Response:
     """200 once the recovery has ended and a worker is schedulable, and until the process drains;
     else the same body with 503."""
+    needs_worker = query_flag(query, "workers", default=True)
     workers, recovery = service.selector.workers(), service.recovery
     schedulable = sum(worker.schedulable for worker in workers)
     grant = grant_of(request)
@@ -83,7 +89,9 @@ async def ready(service: Service, request: Request, query: Mapping[str, str]) ->
     shown = [w for w in workers if grant.sees(w.key.tenant_id)] if grant.has(*_SHOWN_TO) else []
     rows = (r and without_hints(grant, r) for r in records(service, shown))
     body = Ready(
-        ready=schedulable > 0 and not recovery.running and not service.is_draining,
+        ready=(schedulable > 0 or not needs_worker)
+        and not recovery.running
+        and not service.is_draining,
         schedulable_workers=schedulable,
         workers=cast(list[WorkerRecord], await encoded_in_turns(rows)),
     )
