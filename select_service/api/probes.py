@@ -74,16 +74,22 @@ async def health(service: Service, request: Request) -> Response:
             ),
         },
         may_call=ANYONE,
-        query=(QueryParameter("records", bool, "`false`: without the records of workers.", True),),
+        query=(
+            QueryParameter("records", bool, "`false`: without the records of workers.", True),
+            QueryParameter(
+                "workers", bool, "`false`: 200 without any worker, for fleets that may sleep.", True
+            ),
+        ),
         refusals=(BadRequest,),
     )
 )
 async def ready(service: Service, request: Request, query: Mapping[str, str]) -> Response:
     """200 once the recovery has ended and a worker is schedulable, and until the process drains;
     else the same body with 503."""
+    needs_worker = query_flag(query, "workers", default=True)
     workers, recovery = service.selector.workers(), service.recovery
     schedulable = sum(worker.schedulable for worker in workers)
-    reasons = [*_unready(service, schedulable)]
+    reasons = [*_unready(service, schedulable > 0 or not needs_worker)]
     grant = grant_of(request)
     if not query_flag(query, "records", default=True):
         grant = STRANGER
@@ -114,13 +120,13 @@ async def ready(service: Service, request: Request, query: Mapping[str, str]) ->
     return json_response(body, 200 if body.ready else 503)
 
 
-def _unready(service: Service, schedulable: int) -> Iterator[str]:
+def _unready(service: Service, has_workers: bool) -> Iterator[str]:
     """Say why no requests may be sent here; nothing, when they may."""
     if service.is_draining:
         yield "the process answers its last requests and ends"
     if service.recovery.running:
         yield "the index is being recovered"
-    if schedulable:
+    if has_workers:
         return
     if not len(service.selector.fleet.catalog):
         yield "no worker is registered: POST /workers, or --workers-file"

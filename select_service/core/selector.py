@@ -163,6 +163,7 @@ class Selector:
         self.repeats = Repeats(self.prompts, self.ledger, self._config)
         counted = self.fleet.partitions, self.held.sums.observed, self.gate.waiting.of
         self.observing = Observing(Sources(*counted, self.gate.tally.take_refused))
+        self.gate.tally.keeps = self.observing.counts
         self.hindsight = Hindsight(
             HindsightConfig(config.use_kv_events, config.shadow, config.router),
             ring,

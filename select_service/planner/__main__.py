@@ -5,24 +5,22 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from select_service.command_line import CommandParser, UsageError, above_zero, choice, typed, whole
 from select_service.planner.config import PlannerConfig, is_text
-from select_service.planner.reading import ConfigError, Profile, config_of, read_config
+from select_service.planner.reading import PROFILES, ConfigError, Profile, config_of, read_config
 from select_service.spelling import shown
 from select_service.version import package_version
 
 USAGE_ERROR = 2
+PORT_MAX = 65535
+_MS = "MILLISECONDS"
+LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("text", "json")
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Of linear algebra: matrices of a forecast are small, and threads that wait for their part of one
 turn in circles: six times the CPU on two cores, more on more."""
 CHECK, REPLAY = "check", "replay"
 """First words of the other commands."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,55 +36,110 @@ def main(argv: Sequence[str] | None = None) -> int:
             from select_service.planner.replay.command import replay_command
 
             return replay_command(words[1:])
-        given = parser().parse_args(words)
+        given = parser().read(words)
         if given.version:
             print(f"select-planner {package_version()}")
             return 0
         from select_service.planner.edge.process import run  # no check needs an event loop
 
         return run(configured(given), given.profile, given.kubeconfig)
-    except ConfigError as error:
-        print(f"select-planner: {error}", file=sys.stderr)
+    except UsageError as error:
+        print(f"select-planner: error: {error}", file=sys.stderr)
         return USAGE_ERROR
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The command line of a planner that runs."""
-    result = _Parser(
-        prog="select-planner",
-        description="""\
-How many replicas a fleet needs, from what its selectors observe.
-
-  select-planner --selector http://127.0.0.1:8092 --model-name llama    advice, nothing is scaled
-  select-planner --config planner.yaml                                  as the file says
-  select-planner check planner.yaml                                     is the file good?
-  select-planner replay --help                                          what would have been""",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    result = CommandParser(
+        "select-planner",
+        "Number of replicas that a fleet needs, from what its selectors observe: as advice, or "
+        "scaled on a platform.",
+        {
+            "select-planner --selector http://127.0.0.1:8092 --model-name llama": "advice",
+            "select-planner --config planner.yaml": "as the file says, docs/planner.md",
+            "select-planner check planner.yaml": "one line about what is wrong in it",
+        },
+        "[COMMAND] [OPTION ...]",
+        commands={
+            CHECK: "whether a configuration is good",
+            REPLAY: "what other configurations would have done",
+        },
     )
-    result.add_argument("--version", action="store_true", help="print the version and exit")
-    result.add_argument("--config", type=str, metavar="FILE", help="YAML, see docs/planner.md")
+    add = result.add_argument
+    add("--version", action="store_true", help="version of the package")
+    add("--config", metavar="FILE", help="configuration in YAML (default: none, see below)")
     _add_profile(result)
-    result.add_argument(
-        "--kubeconfig", type=Path, metavar="FILE", help="instead of the account of the pod"
+    add(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="account at Kubernetes (default: the service account of the pod)",
     )
-    result.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
-    result.add_argument("--log-format", choices=["text", "json"])
-    result.add_argument("--host", help="of the API, 127.0.0.1 if it is not given")
-    result.add_argument("--port", type=int, help="of the API, 8095 if it is not given; 0: any")
-    result.add_argument(
-        "--decision-log", metavar="FILE", help="a line of JSON for each tick, for replays"
+    level, form = choice(*LEVELS), choice(*FORMATS)
+    add(
+        "--log-level",
+        type=typed(level),
+        metavar=level.kind,
+        help="least severity that is logged (default: as the file says, else info)",
     )
-    advice = result.add_argument_group(
+    add(
+        "--log-format",
+        type=typed(form),
+        metavar=form.kind,
+        help="format of the log (default: as the file says, else text)",
+    )
+    add(
+        "--host",
+        type=typed(_text),
+        metavar="ADDRESS",
+        help="address of the API (default: as the file says, else 127.0.0.1)",
+    )
+    add(
+        "--port",
+        type=typed(whole(0, PORT_MAX)),
+        metavar="PORT",
+        help="port of the API, 0 for any free one (default: as the file says, else 8095)",
+    )
+    add(
+        "--decision-log",
+        type=typed(_text),
+        metavar="FILE",
+        help="file that gets a line of JSON for each tick, for replays (default: as the file "
+        "says, else none)",
+    )
+    _add_advice(result)
+    return result
+
+
+def _add_advice(to: CommandParser) -> None:
+    """These stand in a group, and are known as the others are."""
+    mode, milliseconds = choice("disagg", "prefill", "decode", "agg"), typed(above_zero)
+    group = to.add_argument_group(
         "advice without a file", "One deployment with default settings, of which nothing is scaled."
     )
-    advice.add_argument("--selector", action="append", metavar="URL", help="may be given again")
-    advice.add_argument("--model-name")
-    advice.add_argument("--tenant-id", default="default")
-    advice.add_argument("--mode", choices=["disagg", "prefill", "decode", "agg"], default="agg")
-    advice.add_argument("--ttft-ms", type=float, default=500.0)
-    advice.add_argument("--itl-ms", type=float, default=50.0)
-    return result
+    for flag, kind, metavar, default, text in (
+        ("--model-name", str, "NAME", None, "model whose replicas are counted"),
+        ("--tenant-id", str, "NAME", "default", "tenant of the model (default `default`)"),
+        ("--mode", typed(mode), mode.kind, "agg", "work of the engines, agg: both (default agg)"),
+        ("--ttft-ms", milliseconds, _MS, 500.0, "promised time to the first token (default 500)"),
+        ("--itl-ms", milliseconds, _MS, 50.0, "promised time between two tokens (default 50)"),
+    ):
+        to.flags.append(flag)
+        group.add_argument(flag, type=kind, metavar=metavar, default=default, help=text)
+    to.flags.append("--selector")
+    group.add_argument(
+        "--selector",
+        action="append",
+        metavar="URL",
+        help="address of a selector; may be repeated, for all replicas of it",
+    )
+
+
+def _text(given: str) -> str:
+    """Raises ValueError."""
+    if not is_text(given):
+        raise ValueError("some text without control characters")
+    return given
 
 
 def configured(given: argparse.Namespace) -> PlannerConfig:
@@ -106,11 +159,6 @@ def configured(given: argparse.Namespace) -> PlannerConfig:
     own["log_format"] = given.log_format
     api = {"host": given.host, "port": given.port}
     api_given = {name: value for name, value in api.items() if value is not None}
-    if not 0 <= (given.port or 0) <= 65535:
-        raise ConfigError(f"--port: expected 0 to 65535, got {given.port}")
-    for flag, value in (("--host", given.host), ("--decision-log", given.decision_log)):
-        if value is not None and not is_text(value):
-            raise ConfigError(f"{flag}: expected some text without control characters")
     return msgspec.structs.replace(
         config,
         api=msgspec.structs.replace(config.api, **api_given),
@@ -137,24 +185,32 @@ def _advice(given: argparse.Namespace) -> dict[str, object]:
     return {"selectors": given.selector, "deployments": [deployment]}
 
 
-def _add_profile(to: argparse.ArgumentParser) -> None:
+def _add_profile(to: CommandParser) -> None:
+    profile = choice(*PROFILES)
     to.add_argument(
         "--profile",
-        choices=["ours", "document"],
+        type=typed(profile),
+        metavar=profile.kind,
         default="ours",
-        help="`document`: as the reference planner decides, where a setting is not given",
+        help="values of settings that are not given; document: those of the reference planner "
+        "(default ours)",
     )
 
 
 def _check(words: Sequence[str]) -> int:
-    checking = _Parser(
-        prog="select-planner check",
-        description="Is a configuration good? Ends with 0, or with 2 and one line that says why.",
-        allow_abbrev=False,
+    checking = CommandParser(
+        "select-planner check",
+        "Whether a configuration is good. Exit status: 0, or 2 with one line that says why not.",
+        {
+            "select-planner check planner.yaml": "the file as it is",
+            "select-planner check planner.yaml --profile document": "as the reference decides",
+            "select-planner check planner.yaml && kubectl apply -f .": "before it is used",
+        },
+        "FILE [OPTION ...]",
     )
-    checking.add_argument("file", metavar="FILE")
+    checking.add_argument("file", metavar="FILE", help="configuration in YAML")
     _add_profile(checking)
-    given = checking.parse_args(words)
+    given = checking.read(words)
     profile: Profile = given.profile
     config = read_config(given.file, profile)
     names = ", ".join(shown(each.name) for each in config.deployments)

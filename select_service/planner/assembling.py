@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from select_service.command_line import file_fault
 from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.core.cluster import Cluster
 from select_service.planner.core.inputs import Role
@@ -12,16 +13,22 @@ from select_service.planner.core.settings import Settings, roles_of
 from select_service.planner.core.tick import Deployment
 from select_service.planner.forecasting import traffic_forecast, warm_up
 from select_service.planner.profiles import read_profile
+from select_service.request_trace import TraceError
 
 
 def deployment_of(
     settings: Settings, start_s: float, *, warmup_trace: str | None = None
 ) -> Deployment:
-    """Raises TraceError and OSError for a trace that cannot be read, and ProfileError."""
+    """Raises TraceError for a trace that cannot be read, and ProfileError."""
     interval_s = settings.throughput_adjustment_interval_seconds
     forecast = traffic_forecast(settings, interval_s)
     if warmup_trace is not None:
-        warm_up(forecast, Path(warmup_trace), interval_s)
+        try:
+            warm_up(forecast, Path(warmup_trace), interval_s)
+        except OSError as error:
+            raise TraceError(f"warmup_trace: {file_fault(warmup_trace, error)}") from None
+        except TraceError as error:
+            raise TraceError(f"warmup_trace: {error}") from None
     return Deployment(settings, models_of(settings), forecast, start_s)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from select_service.command_line import file_fault
 from select_service.tls.kept import ClientTls
 
 if TYPE_CHECKING:
@@ -136,7 +137,10 @@ class Outbound:
 def check_token(path: str) -> None:
     """Raises Unreachable for a file that no request could do with."""
     if not _token(path):
-        raise Unreachable(f"token file {path}: there is no token in it")
+        raise Unreachable(
+            f"token file `{path}`: there is no token in it; for a key of select-service: "
+            "`select-service keys new`"
+        )
 
 
 def _token(path: str) -> str:
@@ -144,5 +148,7 @@ def _token(path: str) -> str:
     try:
         with Path(path).open("rb") as file:
             return file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unreachable(f"token file {path}: {error}") from None
+    except OSError as error:
+        raise Unreachable(f"token file {file_fault(path, error)}") from None
+    except UnicodeDecodeError:
+        raise Unreachable(f"token file `{path}`: it holds more than a token in ASCII") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from select_service.command_line import file_fault
 from select_service.planner.core.perf.profile import (
     DecodeSurface,
     PrefillCurve,
@@ -67,7 +68,9 @@ def _arrays(directory: Path) -> Arrays | None:
             return _bounded(npz, _of_npz(npz))
         if document.is_file():
             return _bounded(document, _of_json(document))
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+    except OSError as error:
+        raise ProfileError(file_fault(npz if npz.is_file() else document, error)) from None
+    except (ValueError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
         raise ProfileError(f"{npz if npz.is_file() else document}: {error}") from None
     return None
 

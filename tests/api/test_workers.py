@@ -63,6 +63,9 @@ def test_an_incomplete_worker_is_created_and_told_why(api):
         "endpoint is required",
         "block_size must be greater than 0",
     ]
+    assert api.get("/ready?workers=false").status == 200
+    assert api.get("/ready?workers=true").status == 503
+    assert api.get("/ready?workers=no").status == 400
     ready = api.get("/ready")
     assert ready.status == 503
     assert ready.body["workers"] == [answer.body]

@@ -142,6 +142,17 @@ def test_certificates_that_nobody_could_use_are_refused(values, complaint):
         rendered(SECURED | values)
 
 
+def test_clients_reach_selectors_of_a_fleet_that_may_go_to_nothing():
+    own = {"name": "q", "model_name": "q", "mode": "agg", "min_endpoint": 0}
+    values = SECURED | {"planner": {"enabled": True, "config": {"deployments": [own]}}}
+    with pytest.raises(helm.HelmError, match="readyWithoutWorkers: true"):
+        rendered(values)
+    texts = rendered(values | {"readyWithoutWorkers": True})
+    (pod,) = [each for each in map(yaml.safe_load, texts) if each["kind"] == "StatefulSet"]
+    (one,) = pod["spec"]["template"]["spec"]["containers"]
+    assert one["readinessProbe"]["httpGet"]["path"] == "/ready?records=false&workers=false"
+
+
 def test_one_volume_is_not_shared_by_two_planners():
     planner = {"enabled": True, "persistence": {"enabled": True}}
     with pytest.raises(helm.HelmError, match=r"planner\.replicas"):

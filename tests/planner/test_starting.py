@@ -1,6 +1,8 @@
 """What ends the start of a planner: one line, before anything is asked or scaled."""
 
 import os
+import re
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,12 @@ FOLDER = "FOLDER"
 @pytest.mark.parametrize(
     ("top", "deployment", "said"),
     [
-        ({"api_key_file": f"{FOLDER}/none"}, {}, "token file FOLDER/none: "),
-        ({"api_key_file": f"{FOLDER}/empty"}, {}, "token file FOLDER/empty: there is no token"),
+        (
+            {"api_key_file": f"{FOLDER}/none"},
+            {},
+            "token file `FOLDER/none` cannot be read: No",
+        ),
+        ({"api_key_file": f"{FOLDER}/empty"}, {}, "token file `FOLDER/empty`: there is no token"),
         (
             {"ca_file": f"{FOLDER}/none"},
             {},
@@ -59,6 +65,67 @@ def test_no_text_is_not_every_address_nor_the_folder(
     words = ["--selector", "http://127.0.0.1:9", "--model-name", "m", "--port", "0"]
     assert main([*words, flag, value]) == 2
     assert f"{flag}: expected some text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["check"], ["replay"]])
+def test_help_begins_with_the_purpose_and_examples_and_says_every_kind(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    lead, _, rest = text.partition("usage: ")
+    command = " ".join(("select-planner", *words))
+    assert lead.count(f"\n  {command}") == 3
+    assert rest.splitlines()[0].startswith(command)
+    assert rest.splitlines()[1] == ""
+    for actions in re.split(r"\n  (?=-)", rest)[1:]:
+        names, *explained = actions.replace("\n", "  ").split("  ", 1)
+        assert "".join(explained).strip(), names
+        flag, _, kind = names.rpartition(" ")
+        if kind != "--help" and flag:
+            assert re.fullmatch(r"[A-Z,]+|\{[a-z,]+\}", kind), names
+            assert "default" in actions or flag in _WITHOUT_DEFAULT, names
+
+
+_WITHOUT_DEFAULT = {"--log", "--trace", "--selector", "--model-name"}
+"""One of them must be given."""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prot", "1"], "unknown argument `--prot`: did you mean `--port`?"),
+        (["--port", "x"], "--port: expected a whole number from 0 to 65535, got `x`"),
+        (["--config"], "--config: a value is missing"),
+        (["--ttft-ms", "0"], "--ttft-ms: expected a number above 0, got `0`"),
+        (["check"], "is missing, see select-planner check --help"),
+        (["check", "/nowhere.yaml"], "/nowhere.yaml: No such file or directory"),
+        (["replay", "--log", "/nowhere"], "--log: `/nowhere` cannot be read: No such file"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_that_says_what_to_do(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    fault = capsys.readouterr().err
+    assert fault.startswith("select-planner: error: ")
+    assert said in fault
+    assert fault.count("\n") == 1
+
+
+def test_a_port_in_use_names_the_way_to_a_free_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        words = ["--selector", "http://127.0.0.1:9", "--model-name", "m", "--port", port]
+        assert main(words) == 2
+    assert f"127.0.0.1:{port} cannot be used: Address already in use" in (
+        fault := capsys.readouterr().err
+    )
+    assert "--port 0" in fault
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "1"), ("4", "4")])

@@ -10,6 +10,7 @@ import yaml
 
 from tests.patience import eventually
 from tests.process.launched import Launched, free_port, own_command, own_environment
+from tests.process.running import Client
 
 
 class Planner:
@@ -40,9 +41,13 @@ class Planner:
 
     def send(self, method: str, path: str, body: Any) -> Any:
         url = f"http://127.0.0.1:{self.port}{path}"
-        asked = urllib.request.Request(url, json.dumps(body).encode(), method=method)
+        headers = {"content-type": "application/json"}
+        asked = urllib.request.Request(url, json.dumps(body).encode(), headers, method=method)
         with urllib.request.urlopen(asked, timeout=30) as answer:
             return json.load(answer)
+
+    def client(self) -> Client:
+        return Client(self.port)
 
     def status(self) -> Any:
         """Of the only deployment."""

@@ -1,5 +1,6 @@
 """The real command as a process of its own: its log, its exit status, raw sockets to it."""
 
+import contextlib
 import json
 import signal
 import socket
@@ -61,6 +62,13 @@ class Client:
         raw, self._rest = self._rest[:size], self._rest[size:]
         is_json = headers.get("content-type") == "application/json"
         return Answer(int(first.split()[1]), headers, json.loads(raw) if is_json else raw)
+
+    def rest(self) -> bytes:
+        """All that is still to come until the connection ends."""
+        with contextlib.suppress(EOFError):
+            while True:
+                self._receive()
+        return self._rest
 
     def ended(self) -> bool:
         """Does the service close the connection, with nothing more to read?"""

@@ -1,6 +1,7 @@
 """A planner beside a real selector: what outlives it, what silence does, what it can be told."""
 
 import json
+import time
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 from select_service.planner.decision_lines import TickLine, read_lines
 from tests.builders import worker_body
 from tests.patience import eventually
+from tests.process.launched import free_port
 from tests.process.planner_process import Planner
-from tests.process.running import Running
+from tests.process.running import Running, request
 
 pytestmark = pytest.mark.process
 
@@ -80,6 +82,48 @@ def test_a_decision_outlives_the_planner_and_silence_scales_nothing(tmp_path: Pa
     ticks = [line for line in lines if isinstance(line, TickLine)]
     assert len(ticks) >= 8
     assert any(line.scale_to for line in ticks)
+
+
+def test_what_is_wrong_is_said_before_the_first_tick(tmp_path: Path) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    with Running("--threads", "1") as selector:
+        given = config(selector, tmp_path, throughput_adjustment_interval_seconds=600)
+        with Planner(tmp_path, given) as planner:
+            status = eventually(lambda: (now := planner.status())["faults"] and now)
+            assert "no schedulable worker serves it" in status["faults"]["model"]
+        given["selectors"].append(dead)
+        selector.call("POST", "/workers", worker_body(1))
+        with Planner(tmp_path, given) as planner:
+            status = eventually(lambda: (now := planner.status())["faults"] and now)
+            assert status["ticks"] == 0
+            assert dead in status["faults"]
+            assert [each["code"] for each in status["reasons"]] == ["before_first_tick"]
+            assert 0.0 < status["next_tick_s"] - time.time() <= 600.0
+            log = planner.process.log()
+            assert f"a selector is not heard url={dead}" in log
+            assert "deployment observed deployment=fleet" in log
+
+
+def test_the_end_answers_whoever_waits_for_a_decision(tmp_path: Path) -> None:
+    with (
+        Running("--threads", "1") as selector,
+        Planner(tmp_path, config(selector, tmp_path)) as planner,
+        planner.client() as poller,
+        planner.client() as unfinished,
+    ):
+        poller.send(request("GET", "/v1/decision?after=9&timeout_ms=60000"))
+        head = "content-type: application/json\r\ncontent-length: 9"
+        unfinished.send(
+            f"PATCH /v1/deployments/fleet HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{{".encode()
+        )
+        planner.ticks_on(1)
+        status, _ = planner.process.stop()
+        assert status == 0
+        answer = poller.answer()
+        assert (answer.status, answer.body["decision_id"]) == (200, -1)
+        cut_off = unfinished.answer()
+        assert (cut_off.status, cut_off.body["code"]) == (503, "shutting_down")
+    assert "Traceback" not in planner.process.log()
 
 
 def test_what_it_is_told_counts_or_is_refused_in_words(tmp_path: Path) -> None:

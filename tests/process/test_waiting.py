@@ -8,6 +8,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -175,6 +176,24 @@ def test_the_end_of_the_process_answers_who_waits_at_once() -> None:
             answer = client.answer()
             assert (answer.status, answer.body["code"]) == (503, "shutting_down")
         assert service.process.wait(PATIENCE_S) == 0
+        assert {line["level"] for line in service.log()} == {"INFO"}
+
+
+def test_the_end_of_the_process_ends_every_poll_and_stream_at_once(tmp_path: Path) -> None:
+    canaries = tmp_path / "canaries.yaml"
+    canaries.write_text("model-a: []\n")
+    flags = ("--health-checks", "on", "--canary-config", str(canaries))
+    paths = ("/live", "/migrations/stream", "/migrations?timeout_ms=60000")
+    with Running("--threads", "1", *flags) as service, contextlib.ExitStack() as stack:
+        clients = {path: stack.enter_context(service.client()) for path in paths}
+        for path, client in clients.items():
+            client.send(request("GET", path))
+        live, stream, poll = clients.values()
+        assert live.answer().status == stream.answer().status == 200
+        assert service.stop() == 0
+        assert poll.answer().status == 200
+        for client in (live, stream):
+            assert client.rest().endswith(b"0\r\n\r\n")
         assert {line["level"] for line in service.log()} == {"INFO"}
 
 

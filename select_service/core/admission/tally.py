@@ -1,6 +1,7 @@
 """What became of the requests that were judged, as plain numbers."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -19,8 +20,6 @@ REJECTIONS: tuple[Outcome, ...] = ("busy", "shed", "queue_full", "queue_timeout"
 
 WAIT_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histogram of waiting times; a last bucket has no bound."""
-REFUSED_KEYS_MAX = 4096
-"""Partitions of which refusals are kept until somebody takes them; names are the client's."""
 
 
 @dataclass(slots=True)
@@ -31,12 +30,14 @@ class AdmissionTally:
     others:     every other outcome
     shed_tiers: requests refused because of their tier, by its name
     waits:      of requests that got a rank after waiting, by policy class
+    keeps:      whether refusals of a partition are kept until they are taken: clients make up names
     """
 
     admitted: int = 0
     others: Counter[Outcome] = field(default_factory=Counter)
     shed_tiers: Counter[str] = field(default_factory=Counter)
     waits: dict[str, Histogram] = field(default_factory=dict)
+    keeps: Callable[[PartitionKey], bool] = lambda _: True
     _fresh: dict[PartitionKey, Counter[Reason]] = field(default_factory=dict)
 
     def refused(self, outcome: Outcome, key: PartitionKey) -> None:
@@ -46,7 +47,7 @@ class AdmissionTally:
 
     def turned_away(self, reason: Reason, key: PartitionKey) -> None:
         """As `refused`, of one that was not judged."""
-        if key in self._fresh or len(self._fresh) < REFUSED_KEYS_MAX:
+        if self.keeps(key):
             self._fresh.setdefault(key, Counter())[reason] += 1
 
     def take_refused(self) -> dict[PartitionKey, Counter[Reason]]:

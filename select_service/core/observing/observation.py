@@ -41,8 +41,10 @@ def observation(
 ) -> Generator[None, None, Observation]:
     """GET /planner/observation, in steps.  state_of: None: health is off
 
+    From the first call on refused requests count, whether or not somebody serves the model.
     Raises NotFound at the first step.
     """
+    observing.watch(key)
     if not observing.knows(key):
         raise NotFound(
             f"nothing is known of model={key.model_name} tenant={key.tenant_id}: "

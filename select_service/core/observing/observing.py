@@ -15,6 +15,7 @@ from select_service.core.identity import PartitionKey
 from select_service.core.load.origin_sums import Observed
 from select_service.core.observing.counted import has_counted
 from select_service.core.observing.slots import Grid, History, Span
+from select_service.core.observing.watched import WatchedModels
 from select_service.core.observing.window import Window, summed
 
 SLOT_BYTES_MAX = 128 << 20
@@ -43,6 +44,7 @@ class Observing:
         self._sources = sources
         self._histories: dict[PartitionKey, History] = {}
         """Of partitions that had a request; they stay as long as they have slots."""
+        self._watched = WatchedModels()
         self._grid: Grid | None = None
         """None: before the first step."""
         self._left: list[PartitionKey] = []
@@ -89,6 +91,7 @@ class Observing:
             self._oldest.append(history)
             self._bytes += slot.nbytes
         elif not history.slots and key not in self._sources.partitions:
+            self._watched.watch(key, 0)  # requests for it still count, should there be any
             del self._histories[key]
 
     def _met(self, key: PartitionKey, history: History) -> int:
@@ -110,7 +113,7 @@ class Observing:
         for key, reasons in self._sources.refused().items():
             history = self._histories.get(key)
             if history is None:
-                if key not in self._sources.partitions:
+                if not self.counts(key):
                     continue
                 history = self._histories[key] = History()
             for reason, n in reasons.items():
@@ -139,6 +142,16 @@ class Observing:
         """Is it there, or were there requests for it within the hour?"""
         return key in self._sources.partitions or key in self._histories
 
+    def counts(self, key: PartitionKey) -> bool:
+        """Return whether refused requests for it are kept."""
+        return self.knows(key) or key in self._watched
+
+    def watch(self, key: PartitionKey) -> None:
+        """Count refused requests for it from now on, whoever serves it or not."""
+        since = 0 if self._grid is None or self.knows(key) else self._grid.open + 1
+        self._watched.watch(key, since)
+        self._note_refusals()
+
     def partition(self, key: PartitionKey) -> Partition | None:
         """None: nobody serves it now."""
         return self._sources.partitions.get(key)
@@ -158,7 +171,9 @@ class Observing:
         self._note_refusals()
         self._meet_new()
         span = grid.span(window_s, now)
-        if self._lost_to >= span.first:
+        is_served = key in self._sources.partitions
+        has_missed = not is_served and self._watched.has_missed(key, span.first)
+        if has_missed or self._lost_to >= span.first:
             span = span._replace(is_covered=False)
         history = self._histories.get(key) or History()
         fresh = history.fresh(grid.open, self._met(key, history))
@@ -168,6 +183,7 @@ class Observing:
 
     def check_invariants(self) -> None:
         """For tests."""
+        self._watched.check_invariants()
         histories = list(self._histories.values())
         assert self._bytes == sum(slot.nbytes for history in histories for slot in history.slots)
         assert len(self._oldest) == sum(len(history.slots) for history in histories)

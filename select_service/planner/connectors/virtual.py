@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from select_service.command_line import file_fault
 from select_service.planner.connectors.base import (
     ConnectorError,
     ConnectorUnavailable,
@@ -77,6 +78,7 @@ class VirtualConnector:
         self._changing = asyncio.Lock()
         self._decided = asyncio.Condition()
         self._waiters = 0
+        self._is_ending = False
         self._drain: Drain | None = None
         self._faults: dict[Role, str] = {}
 
@@ -268,11 +270,17 @@ class VirtualConnector:
         self._waiters += 1
         try:
             async with asyncio.timeout(min(timeout_s, WAIT_S_MAX)), self._decided:
-                await self._decided.wait_for(is_so)
+                await self._decided.wait_for(lambda: self._is_ending or is_so())
         except TimeoutError:
             pass
         finally:
             self._waiters -= 1
+
+    async def end_polls(self) -> None:
+        """Answer everybody who waits for a decision, now and from now on: the process ends."""
+        self._is_ending = True
+        async with self._decided:
+            self._decided.notify_all()
 
     async def wait(self, timeout_s: float) -> bool:
         """See Connector.  What drained is decided here."""
@@ -317,8 +325,12 @@ def _stored(path: Path | None, profile: str) -> VirtualState | DocumentState:
         if profile == "document":
             return DocumentState() if content is None else _decoded(content, DocumentState)
         return VirtualState() if content is None else _decoded(content, VirtualState)
-    except (OSError, ValueError) as error:
-        raise ConnectorError(f"{path}: not readable as decisions: {error}") from None
+    except OSError as error:
+        raise ConnectorError(f"connector.path: {file_fault(str(path), error)}") from None
+    except ValueError as error:
+        raise ConnectorError(
+            f"connector.path: `{path}` holds no decisions of a planner: {error}; give another file"
+        ) from None
 
 
 _State = TypeVar("_State", VirtualState, DocumentState)

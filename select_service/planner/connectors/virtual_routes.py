@@ -7,7 +7,6 @@ POST /v1/decision/{decision_id}/complete     it is carried out; body: what is th
 from collections.abc import Callable
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,8 +24,7 @@ from select_service.planner.core.inputs import (
     REPLICAS_MAX,
     Role,
 )
-
-BODY_BYTES_MAX = 1 << 16
+from select_service.planner.json_requests import Refused, answered, body_as, json_response
 
 Find = Callable[[Request], VirtualConnector | None]
 """The connector that a request is about; None: there is none."""
@@ -67,33 +65,18 @@ class CompletionBody(Struct):
     current: DecisionBody
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, code: str, error: str) -> None:
-        super().__init__(error)
-        self.status, self.code, self.error = status, code, error
-
-    def response(self) -> Response:
-        return _json({"error": self.error, "code": self.code}, self.status)
-
-
 def decision_routes(find: Find) -> list[Route]:
     """For one deployment `find` ignores the request; for several it reads `?deployment=`."""
 
     async def decision(request: Request) -> Response:
-        try:
-            return await _decision(_found(find, request), request)
-        except _Refused as refused:
-            return refused.response()
+        return await _decision(_found(find, request), request)
 
     async def complete(request: Request) -> Response:
-        try:
-            return await _complete(_found(find, request), request)
-        except _Refused as refused:
-            return refused.response()
+        return await _complete(_found(find, request), request)
 
     return [
-        Route("/v1/decision", decision, methods=["GET"]),
-        Route("/v1/decision/{decision_id}/complete", complete, methods=["POST"]),
+        Route("/v1/decision", answered(decision), methods=["GET"]),
+        Route("/v1/decision/{decision_id}/complete", answered(complete), methods=["POST"]),
     ]
 
 
@@ -101,7 +84,7 @@ def _found(find: Find, request: Request) -> VirtualConnector:
     connector = find(request)
     if connector is None:
         text = "no deployment with a virtual connector is meant: name it with ?deployment=NAME"
-        raise _Refused(404, "not_found", text)
+        raise Refused(404, "not_found", text)
     return connector
 
 
@@ -111,40 +94,24 @@ async def _decision(connector: VirtualConnector, request: Request) -> Response:
     try:
         await connector.after(after, timeout_ms / 1000)
     except TooManyWaiters:
-        raise _Refused(503, "capacity_exceeded", f"{WAITERS_MAX} callers wait already") from None
-    return _json(_shown(connector), 200)
+        raise Refused(503, "capacity_exceeded", f"{WAITERS_MAX} callers wait already") from None
+    return json_response(_shown(connector))
 
 
 async def _complete(connector: VirtualConnector, request: Request) -> Response:
     text = request.path_params["decision_id"]
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise _Refused(400, "bad_request", f"{text[:40]!r}: expected the number of a decision")
-    reported = await _reported(request)
+        raise Refused(400, "bad_request", f"{text[:40]!r}: expected the number of a decision")
+    reported = await body_as(request, CompletedBody, str, optional=True)
     try:
         status = await connector.complete(int(text), reported.counts())
     except UnknownDecision:
         newest = connector.decision.decision_id
         error = f"no decision has the number {text}; the newest is {newest}"
-        raise _Refused(404, "not_found", error) from None
+        raise Refused(404, "not_found", error) from None
     except ConnectorUnavailable as error:
-        raise _Refused(503, "unavailable", f"cannot be kept: {error}") from None
-    return _json(CompletionBody(int(text), status, _shown(connector)), 200)
-
-
-async def _reported(request: Request) -> CompletedBody:
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > BODY_BYTES_MAX:
-            raise _Refused(413, "body_too_large", f"at most {BODY_BYTES_MAX} bytes")
-    if not content:
-        return CompletedBody()
-    try:
-        return msgspec.json.decode(bytes(content), type=CompletedBody)
-    except msgspec.ValidationError as error:
-        raise _Refused(422, "invalid_body", str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _Refused(400, "malformed_json", str(error)) from None
+        raise Refused(503, "unavailable", f"cannot be kept: {error}") from None
+    return json_response(CompletionBody(int(text), status, _shown(connector)))
 
 
 def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
@@ -157,7 +124,7 @@ def _number(request: Request, name: str, default: int, least: int, most: int) ->
         if least <= number <= most:
             return number
     error = f"`{name}`: expected a whole number from {least} to {most}, not {text[:40]!r}"
-    raise _Refused(422, "invalid_parameter", error)
+    raise Refused(422, "invalid_parameter", error)
 
 
 def _shown(connector: VirtualConnector) -> DecisionBody:
@@ -172,7 +139,3 @@ def _shown(connector: VirtualConnector) -> DecisionBody:
         completed=not connector.is_open,
         kept=None if kept is None else dict(kept),
     )
-
-
-def _json(content: object, status: int) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -63,6 +63,14 @@ class ForwardPass(Struct, frozen=True, kw_only=True, omit_defaults=True):
     booked: bool = False
     """What selectors have booked on the rank, and no iteration: nothing is learnt from it."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the rank has no request."""
+        prefill = self.prefill_requests, self.prefill_tokens
+        queued = self.queued_prefill_requests, self.queued_prefill_tokens
+        waiting = self.queued_decode_requests, self.queued_decode_kv_tokens
+        return not any((*prefill, *queued, self.decode_requests, *waiting))
+
 
 class Bins(Struct, frozen=True, kw_only=True):
     """A histogram: `counts[i]` values whose mean is `means[i]` (only bins with a count)."""
@@ -111,6 +119,25 @@ class Traffic(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_s: float | None = None
     itl_s: float | None = None
     """Means of those that were reported."""
+
+    @property
+    def is_turned_away(self) -> bool:
+        """Whether requests were refused or wait; also known of a window that is not whole."""
+        return self.rejected > 0.0 or self.queued_requests > 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is known that there was no request."""
+        return self.requests == 0.0 and not self.is_turned_away
+
+    def without_totals(self) -> "Traffic":
+        """Return what is certain where a part of the requests was not seen."""
+        return Traffic(
+            duration_s=self.duration_s,
+            rejected=self.rejected,
+            queued_requests=self.queued_requests,
+            queued_tokens=self.queued_tokens,
+        )
 
 
 class Replicas(Struct, frozen=True, kw_only=True, omit_defaults=True):

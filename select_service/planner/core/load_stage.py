@@ -1,6 +1,7 @@
 """The load loop of a deployment: who spoke, verdicts of the roles, floors and budgets."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import NamedTuple
 
 from select_service.planner.core.allowance import Allowance
@@ -52,6 +53,8 @@ class LoadStage:
             role: RoleLoad(settings, role, models[role]) for role in self.allowance.roles
         }
         self._too_many_since: dict[Role, float] = {}
+        self._awake_since: float | None = -inf
+        """When replicas became ready after there were none; None: there are none."""
 
     def think(
         self,
@@ -69,8 +72,10 @@ class LoadStage:
             for role, load in self._roles.items()
             if (passes := (told.passes or {}).get(role))
         }
-        waits = self._selector_waits(told)
+        waits = self._selector_waits(told, standing)
         why = self._unheard(found, standing)
+        if why is Reason.NO_FPM_DATA and _sleeps(told, standing):
+            why = Reason.IDLE
         for role, load in self._roles.items():
             if why is not None or role not in found:
                 load.forget()
@@ -82,6 +87,8 @@ class LoadStage:
             return self._starting(told.now_s, judged, standing, floors)
         if waits:
             judged = self._with_queue(judged, standing)
+        if self.settings.load_guards and _is_idle(told):
+            judged = self._without_demand(judged, standing)
         return self._settled(judged, standing, floors, heard)
 
     def _unheard(
@@ -115,9 +122,20 @@ class LoadStage:
         state = RoleState(now.ready, self.allowance.minimums[role], limits[role], cancels)
         return self._roles[role].judge(found, state, heard.hit_rate, heard.accept_length)
 
-    def _selector_waits(self, told: TickInput) -> bool:
-        """Of the role that requests meet first."""
-        return self._roles[self.allowance.roles[0]].selector_waits(told.traffic)
+    def _selector_waits(self, told: TickInput, standing: Standing) -> bool:
+        """Of the role that requests meet first.
+
+        Requests that met nothing at all do not say that what has come since is too little.
+        """
+        first, traffic = self.allowance.roles[0], told.traffic
+        if not standing.roles[first].ready:
+            self._awake_since = None
+        elif self._awake_since is None:
+            self._awake_since = told.now_s
+        since = self._awake_since
+        if traffic is not None and (since is None or told.now_s - traffic.duration_s < since):
+            traffic = None
+        return self._roles[first].selector_waits(traffic)
 
     def _with_queue(self, judged: Mapping[Role, Judged], standing: Standing) -> dict[Role, Judged]:
         first = self.allowance.roles[0]
@@ -129,6 +147,20 @@ class LoadStage:
         notes = (*mine.verdict.notes, Reason.SELECTOR_QUEUE)
         up = mine.verdict._replace(target=ready + 1, reason=None, notes=notes)
         return {**judged, first: mine._replace(verdict=up)}
+
+    def _without_demand(
+        self, judged: Mapping[Role, Judged], standing: Standing
+    ) -> dict[Role, Judged]:
+        """Take one replica of every role that may go down to nothing; no model is needed for it."""
+        found = dict(judged)
+        for role, least in self.allowance.minimums.items():
+            ready = standing.roles[role].ready
+            if least or not ready:
+                continue
+            mine = judged.get(role, Judged(Verdict(None), 0))
+            down = mine.verdict._replace(target=ready - 1, reason=None)
+            found[role] = mine._replace(verdict=down)
+        return found
 
     def _starting(
         self,
@@ -267,6 +299,18 @@ class LoadStage:
         assert set(self._too_many_since) <= set(self._roles)
         for role in self._roles.values():
             role.check_invariants()
+
+
+def _is_idle(told: TickInput) -> bool:
+    """Return whether it is known that no request came, waits or runs."""
+    passes = (told.passes or {}).values()
+    is_calm = all(each.is_idle for of_role in passes for each in of_role)
+    return told.traffic is not None and told.traffic.is_idle and is_calm
+
+
+def _sleeps(told: TickInput, standing: Standing) -> bool:
+    """Return whether there is no replica, and nobody asks for one."""
+    return not any(standing.have.values()) and told.traffic is not None and told.traffic.is_idle
 
 
 def _target(one: Judged | None, ready: int) -> int:

@@ -37,6 +37,7 @@ class Reason(StrEnum):
     GPU_BUDGET_HOLD = "gpu_budget_guard_hold"
     GPU_BUDGET_RECONCILE = "gpu_budget_reconcile"
     BELOW_MINIMUM = "below_min_endpoint"
+    WAKE_UP = "wake_up"
     CLUSTER_BUDGET = "cluster_budget"
     PENDING_STUCK = "pending_stuck"
     STUCK_CEILING = "pending_stuck_ceiling"
@@ -50,6 +51,7 @@ class Reason(StrEnum):
     PENDING = "pending"
     FIRST_WINDOW = "first_window"
     # the whole tick
+    BEFORE_FIRST_TICK = "before_first_tick"
     REPLICAS_UNKNOWN = "replicas_unknown"
     OBSERVATION_STALE = "observation_stale"
     ADVISORY = "advisory"
@@ -86,6 +88,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.GPU_BUDGET_HOLD: "The GPU budget does not allow the step.",
     Reason.GPU_BUDGET_RECONCILE: "What runs is outside of the GPU budget and is brought back.",
     Reason.BELOW_MINIMUM: "Fewer replicas than the minimum run; they are raised at once.",
+    Reason.WAKE_UP: "Requests come while nothing is ready: at least one replica is wanted.",
     Reason.CLUSTER_BUDGET: "The GPUs of the cluster went to deployments that need them more.",
     Reason.PENDING_STUCK: "A start-up has made no progress for too long; its target is withdrawn.",
     Reason.STUCK_CEILING: "After a stuck start-up nothing is added for a while.",
@@ -97,6 +100,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.DOWN_COOLDOWN: "The last change was too recent to go down.",
     Reason.PENDING: "Replicas are starting; nothing is taken away meanwhile.",
     Reason.FIRST_WINDOW: "Not a whole window has been seen yet; nothing is taken away.",
+    Reason.BEFORE_FIRST_TICK: "The first tick is still to come, at next_tick_s.",
     Reason.REPLICAS_UNKNOWN: "It is not known how many replicas there are; everything is held.",
     Reason.OBSERVATION_STALE: "Nothing has been observed for three intervals; everything is held.",
     Reason.ADVISORY: "Advisory mode: decided and recorded, not scaled.",

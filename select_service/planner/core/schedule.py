@@ -49,6 +49,8 @@ class Schedule:
     def __init__(self, settings: Settings, start_s: float) -> None:
         self._settings = settings
         self._interval_s = scale_interval_s(settings)
+        self._is_watching = False
+        """Whether ticks look for demand as often as load is looked at: nothing is ready."""
         self._load_s = self._throughput_s = start_s
         self.last_s = start_s
         """When a tick last ran."""
@@ -57,9 +59,16 @@ class Schedule:
         """A disabled load loop still runs: it keeps the models up to date."""
         return Due(load=self._load_due(now_s), throughput=self._throughput_due(now_s))
 
-    def ran(self, now_s: float, due: Due) -> NextTick:
-        """After a tick."""
+    def ran(self, now_s: float, due: Due, *, is_asleep: bool = False) -> NextTick:
+        """After a tick.
+
+        is_asleep: whether no replica is ready, so that the first request counts soon
+        """
         self.last_s = now_s
+        if is_asleep and self._settings.load_guards:
+            self._is_watching = True
+        elif due.throughput or not throughput_on(self._settings):
+            self._is_watching = False  # ticks are at their times again
         if due.load:
             self._load_s = now_s
         if due.throughput:
@@ -67,7 +76,10 @@ class Schedule:
         return self.next_after(now_s)
 
     def next_after(self, now_s: float) -> NextTick:
-        return self.needs(now_s + self._interval_s)
+        interval_s = self._interval_s
+        if self._is_watching:
+            interval_s = min(interval_s, self._settings.load_adjustment_interval_seconds)
+        return self.needs(now_s + interval_s)
 
     def needs(self, at_s: float) -> NextTick:
         """Of a tick at this time, however late it is."""
@@ -76,7 +88,7 @@ class Schedule:
         window: float | None = None
         if throughput:
             window = self._settings.throughput_adjustment_interval_seconds
-        elif load and load_on(self._settings):
+        elif load and (load_on(self._settings) or self._is_watching):
             window = self._settings.load_adjustment_interval_seconds
         return NextTick(at_s=at_s, run_load=load, run_throughput=throughput, traffic_s=window)
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from select_service.planner.core.inputs import Limits, Replicas, Role, TickInput
 from select_service.planner.core.settings import Settings, roles_of
 from select_service.planner.core.startups import Startups, Waiting, in_progress, starting
@@ -37,6 +39,11 @@ class Standing(NamedTuple):
         return {role: now.have for role, now in self.roles.items()}
 
     @property
+    def is_asleep(self) -> bool:
+        """Whether no replica is ready."""
+        return not any(self.ready.values())
+
+    @property
     def moving(self) -> bool:
         return any(now.moving for now in self.roles.values())
 
@@ -46,6 +53,15 @@ class Standing(NamedTuple):
         moving = [now for now in self.roles.values() if now.moving]
         begun = any(now.starting > 0 for now in moving)
         return begun and all(now.verified for now in moving)
+
+
+def _kept(before: Limits, now: Replicas) -> Limits:
+    """Return the limits of the engines: those that were there last, while there are none."""
+    assert now.limits is not None
+    if now.ready:
+        return now.limits
+    said = {field: getattr(now.limits, field) for field in Limits.__struct_fields__}
+    return replace(before, **{field: n for field, n in said.items() if n is not None})
 
 
 class Inventory:
@@ -67,7 +83,7 @@ class Inventory:
             if replicas is None:
                 return None
             if replicas.limits is not None:
-                self.limits[role] = replicas.limits
+                self.limits[role] = _kept(self.limits[role], replicas)
             waiting = self._startups[role].observe(told.now_s, replicas)
             found[role] = RoleNow(
                 replicas.ready,

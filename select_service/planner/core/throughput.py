@@ -28,6 +28,9 @@ SPARE = 0.9
 LONG_MOST = 2.0
 """What few samples of decoding may change of a mean context."""
 
+FORECAST_LEAST = 1.0
+"""Requests of an interval; what forecasts of an idle deployment say below that is no demand."""
+
 CHANCE = 1.0
 """Standard errors that a mean of one window may be off without saying anything of a change."""
 
@@ -88,11 +91,14 @@ def demand_of(
     if traffic.duration_s <= 0.0:
         return None
     hit_rate = hit_rate_used(forecast.kv_hit_rate)
+    is_idle = (
+        settings.sizing == "queue" and traffic.is_idle and forecast.demand_requests < FORECAST_LEAST
+    )
     accept = min(max(forecast.accept_length, 1.0), settings.speculative_nextn + 1.0)
     shape = Shape(forecast.isl, forecast.osl, hit_rate, accept)
     interval_s = settings.throughput_adjustment_interval_seconds
-    rate = forecast.demand_requests / interval_s
-    expected = forecast.requests / interval_s
+    rate = 0.0 if is_idle else forecast.demand_requests / interval_s
+    expected = 0.0 if is_idle else forecast.requests / interval_s
     return Demand(rate, shape, traffic, settings.attainment, correction, expected)
 
 

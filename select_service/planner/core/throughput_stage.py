@@ -48,6 +48,8 @@ class ThroughputStage:
         self.exact = dict.fromkeys(self.allowance.roles, 0.0)
         """Replicas before rounding."""
         self.forecast: Forecast | None = None
+        self.is_idle = False
+        """Whether the last forecast is of no demand at all."""
         self.unknown = 0
         """Windows in a row without a reading."""
         self._last: dict[Role, int] | None = None
@@ -81,6 +83,7 @@ class ThroughputStage:
             self._learn_misses(traffic, ready, limits)
         self._last = None if moving else dict(ready)
         demand = demand_of(forecast, recent, self.settings, self.correction.factor)
+        self.is_idle = demand is not None and demand.rate <= 0.0
         if demand is None:
             return Thought(None, Reason.NO_TRAFFIC_DATA, forecast=_said(forecast))
         sizes = self._sizes(demand, limits)

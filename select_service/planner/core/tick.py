@@ -138,7 +138,8 @@ class Deployment:
         due = plan.due
         if plan.standing is None:  # the forecast's turn is not used up
             due = Due(load=due.load, throughput=False)
-        next_tick = self._schedule.ran(plan.told.now_s, due)
+        is_asleep = plan.standing is not None and plan.standing.is_asleep
+        next_tick = self._schedule.ran(plan.told.now_s, due, is_asleep=is_asleep)
         return Effects(
             scale_to=None if self.settings.advisory else wished,
             wished=wished,
@@ -226,12 +227,27 @@ class Deployment:
             proposals.append(_proposal("throughput", THROUGHPUT_PRIORITY, thought.targets))
         if self._floor_stands:
             proposals.append(_floor(self._throughput.floors))
+        if waking := self._waking(told, standing):
+            proposals.append(_floor(dict.fromkeys(waking, 1)))
         merged = merge(proposals, {str(role): n for role, n in baseline.items()})
         if merged.rejected is not None or not told.constraints:
             return merged
         upstream = {name: n for name, n in merged.targets.items() if n is not None}
         bounded = merge(told.constraints, upstream, set_allowed=False)
         return replace(bounded, final_from=bounded.final_from or merged.final_from)
+
+    def _waking(self, told: TickInput, standing: Standing) -> list[Role]:
+        """Return the roles that must not stay at zero: somebody asks, and nothing is ready.
+
+        Neither a model nor a whole window is needed: one refused request is certain.
+        """
+        traffic = told.traffic
+        if not self.settings.load_guards or traffic is None:
+            return []
+        if not (traffic.requests or traffic.is_turned_away):
+            return []
+        minimums = self._settler.allowance.minimums
+        return [r for r, now in standing.roles.items() if not now.ready and not minimums[r]]
 
     @property
     def _floor_stands(self) -> bool:
@@ -248,6 +264,8 @@ class Deployment:
         opinion: Opinion | None,
     ) -> Settled:
         why = self._held_because(merged)
+        if why is Reason.OBSERVATION_STALE and self._waking(told, standing):
+            why = None
         targets = {Role(name): n for name, n in merged.targets.items() if n is not None}
         if why is not None:
             held = standing.have if self.settings.stabilise else standing.ready
@@ -304,7 +322,9 @@ class Deployment:
         if self._throughput.unknown or (asked and not heard):
             return Reason.NO_TRAFFIC_DATA
         forecast = self._throughput.forecast
-        return None if forecast is None or forecast.proven else Reason.NO_FORECAST_YET
+        if forecast is None or forecast.proven or self._throughput.is_idle:
+            return None
+        return Reason.NO_FORECAST_YET
 
     def _beyond_steps(
         self, targets: Mapping[Role, int], standing: Standing, opinion: Opinion | None
@@ -341,6 +361,8 @@ class Deployment:
         reasons = () if settled is None else settled.reasons
         if plan.standing is None:
             reasons = (Reason.REPLICAS_UNKNOWN,)
+        elif self._waking(plan.told, plan.standing):
+            reasons = (Reason.WAKE_UP, *reasons)
         if plan.merged is not None and plan.merged.final_from is not None:
             reasons = (Reason.OVERRIDDEN, *reasons)
         if cut:

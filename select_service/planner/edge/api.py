@@ -8,10 +8,9 @@ GET   /report, /metrics, /healthz
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
-import msgspec
 from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -21,10 +20,9 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from select_service.allowed_names import AllowedNames
-from select_service.errors import PortableError
 from select_service.planner.config import DeploymentConfig
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.opening import virtual_of
@@ -42,12 +40,13 @@ from select_service.planner.edge.api_bodies import (
 )
 from select_service.planner.edge.metrics import metrics_text, registry_of
 from select_service.planner.edge.reports import report_of
+from select_service.planner.json_requests import Refused, answered, body_as, json_response, refusal
 from select_service.planner.reading import ConfigError
 from select_service.planner.report.drawing import FormatError
 from select_service.planner.status import DeploymentStatus, Statuses
 from select_service.spelling import nearest, shown
 
-BODY_BYTES_MAX = 1 << 16
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Watched(Protocol):
@@ -66,19 +65,12 @@ class Running(Protocol):
     def members(self) -> Mapping[str, Watched]: ...
     def configs(self) -> Mapping[str, DeploymentConfig]: ...
     def is_paused(self, name: str) -> bool: ...
+    def next_tick_s(self, name: str) -> float: ...
     async def change(
         self, name: str, fields: Mapping[str, object], *, paused: bool | None = None
     ) -> DeploymentConfig:
         """Raises ConfigError for what makes no sense; changes nothing then."""
         ...
-
-
-class Refused(PortableError):
-    """An answer of 4xx or 5xx."""
-
-    def __init__(self, status: int, code: str, error: str) -> None:
-        super().__init__(error)
-        self.status, self.code = status, code
 
 
 def application(
@@ -90,35 +82,69 @@ def application(
     """
     api = _Api(running, statuses)
     routes = [
-        Route("/v1/status", _answered(api.status), methods=["GET"]),
-        Route("/v1/deployments/{name:path}", _answered(api.deployment), methods=["GET"]),
-        Route("/v1/deployments/{name:path}", _answered(api.patch), methods=["PATCH"]),
-        Route("/report", _answered(api.report), methods=["GET"]),
-        Route("/metrics", _answered(api.metrics), methods=["GET"]),
-        Route("/healthz", _answered(api.healthz), methods=["GET"]),
+        Route("/v1/status", answered(api.status), methods=["GET"]),
+        Route("/v1/deployments/{name:path}", answered(api.deployment), methods=["GET"]),
+        Route("/v1/deployments/{name:path}", answered(api.patch), methods=["PATCH"]),
+        Route("/report", answered(api.report), methods=["GET"]),
+        Route("/metrics", answered(api.metrics), methods=["GET"]),
+        Route("/healthz", answered(api.healthz), methods=["GET"]),
         *decision_routes(api.virtual),
     ]
-    guards = [] if names is None else [Middleware(_Named, names=AllowedNames(names))]
+    guard = Middleware(_Guard, names=None if names is None else AllowedNames(names))
     handlers = {HTTPException: _http_error}
-    return Starlette(routes=routes, middleware=guards, exception_handlers=handlers)
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
 
 
-class _Named:
-    """Refuses what is asked for under another name, before anything of it is read."""
+class _Guard:
+    """Stands before all routes, and reads nothing of a request but its head.
 
-    def __init__(self, app: ASGIApp, names: AllowedNames) -> None:
+    It refuses requests under another name, and changes that pages of another origin ask for.
+    A request that the end of the process cuts off is answered.
+    """
+
+    def __init__(self, app: ASGIApp, names: AllowedNames | None) -> None:
         self._app, self._names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        host = Headers(scope=scope).get("host", "")
-        if self._names.allow(host):
-            await self._app(scope, receive, send)
+        refused = self._refused(scope["method"], Headers(scope=scope))
+        if refused is not None:
+            await refused(scope, receive, send)
             return
+        has_begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            if has_begun:
+                raise
+            ending = refusal(503, "shutting_down", "the planner is ending; ask again later")
+            await ending(scope, receive, send)
+
+    def _refused(self, method: str, headers: Headers) -> Response | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._names is not None and not self._names.allow(host):
+            fault = (
+                f"the planner is not asked for under the name `{shown(host)}`: use an address, or "
+                "a name of `allowed_hosts` under `api`"
+            )
+            return refusal(403, "host_not_allowed", fault)
+        if method in _READING or origin is None or _is_of(origin, host):
+            return None
         fault = (
-            f"the planner is not asked for under the name `{shown(host)}`: use an address, or a "
-            "name of `allowed_hosts` under `api`"
+            f"pages of the origin `{shown(origin)}` may change nothing here: "
+            "send the request without the header `Origin`"
         )
-        await _refusal(403, "host_not_allowed", fault)(scope, receive, send)
+        return refusal(403, "origin_not_allowed", fault)
+
+
+def _is_of(origin: str, host: str) -> bool:
+    """Return whether a page of this origin has come from the host that it asks."""
+    return origin.partition("://")[2].lower() == host.lower()
 
 
 class _Api:
@@ -129,22 +155,22 @@ class _Api:
         self._drawing, self._scraping = asyncio.Lock(), asyncio.Lock()
 
     async def status(self, request: Request) -> Response:
-        return _json(StatusBody(tuple(map(self._summary, self._statuses))))
+        return json_response(StatusBody(tuple(map(self._summary, self._statuses))))
 
     async def deployment(self, request: Request) -> Response:
         status = self._found(request.path_params["name"])
-        return _json(detail_of(status, self._summary(status)))
+        return json_response(detail_of(status, self._summary(status)))
 
     async def patch(self, request: Request) -> Response:
         """200 with what counts now; 400, 404, 413, 422."""
         name = self._found(request.path_params["name"]).name
-        patch = _patch(await _body(request))
+        patch = await body_as(request, Patch, _explained)
         paused = None if patch.paused is UNSET else patch.paused
         try:
             config = await self._running.change(name, patch.settings(), paused=paused)
         except ConfigError as error:
             raise Refused(422, "invalid_settings", str(error)) from None
-        return _json(Changed(name, self._running.is_paused(name), settings_of(config)))
+        return json_response(Changed(name, self._running.is_paused(name), settings_of(config)))
 
     async def report(self, request: Request) -> Response:
         """One at a time."""
@@ -162,7 +188,7 @@ class _Api:
 
     async def healthz(self, request: Request) -> Response:
         """The process runs; whether it knows enough is what /v1/status says."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     def virtual(self, request: Request) -> VirtualConnector | None:
         """The only one, or that of `?deployment=`."""
@@ -187,19 +213,8 @@ class _Api:
             self._running.configs()[name],
             self._running.is_paused(name),
             self._running.members[name].faults,
+            self._running.next_tick_s(name),
         )
-
-
-def _answered(
-    handler: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
-    async def answered(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Refused as refused:
-            return _refusal(refused.status, refused.code, str(refused))
-
-    return answered
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -207,27 +222,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "bad_request")
     headers = error.headers if isinstance(error, HTTPException) else None
-    answer = _refusal(status, code, f"{request.method} {request.url.path} is not served")
+    answer = refusal(status, code, f"{request.method} {request.url.path} is not served")
     answer.headers.update(headers or {})
     return answer
-
-
-async def _body(request: Request) -> bytes:
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > BODY_BYTES_MAX:
-            raise Refused(413, "body_too_large", f"at most {BODY_BYTES_MAX} bytes")
-    return bytes(content)
-
-
-def _patch(body: bytes) -> Patch:
-    try:
-        return msgspec.json.decode(body, type=Patch)
-    except msgspec.ValidationError as error:
-        raise Refused(422, "invalid_body", _explained(str(error))) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(400, "malformed_json", f"not JSON: {error}") from None
 
 
 def _explained(fault: str) -> str:
@@ -240,12 +237,3 @@ def _explained(fault: str) -> str:
     meant = nearest(name, known)
     hint = f"can be changed: {', '.join(known)}" if meant is None else f"did you mean `{meant}`?"
     return f"`{shown(name)}` cannot be changed here; {hint}"
-
-
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
-
-
-def _refusal(status: int, code: str, error: str) -> Response:
-    content = msgspec.json.encode({"error": error, "code": code})
-    return Response(content, status, media_type="application/json")

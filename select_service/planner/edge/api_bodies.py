@@ -1,6 +1,6 @@
 """What the API of a planner answers and reads."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -33,6 +33,7 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return {field: value for field, value in given.items() if value is not UNSET}
 
 
+_ASKING = frozenset({Reason.SCALE, Reason.SCALE_UP, Reason.SCALE_DOWN})
 CHANGEABLE: Final = tuple(field for field in Patch.__struct_fields__ if field != "paused")
 
 
@@ -62,6 +63,7 @@ class Attainment(Struct):
 class Summary(Struct):
     """One deployment in a few numbers. Counts are since the start of the process.
 
+    last_tick_s, next_tick_s: seconds since 1970
     reasons: of the last tick, and what each loop said last
     """
 
@@ -72,6 +74,7 @@ class Summary(Struct):
     advisory: bool
     paused: bool
     last_tick_s: float | None
+    next_tick_s: float
     ticks: int
     replicas: Mapping[str, RoleBody]
     reasons: tuple[ReasonBody, ...]
@@ -117,13 +120,11 @@ def summary_of(
     config: DeploymentConfig,
     paused: bool,
     faults: Mapping[str, str],
+    next_tick_s: float,
 ) -> Summary:
     said = status.diagnostics
-    reasons = () if said is None else said.reasons
-    loops = (status.throughput_reason, status.load_reason)
-    told = dict.fromkeys((*reasons, *(each for each in loops if each is not None)))
     roles = {} if said is None else said.roles
-    unknown = Reason.REPLICAS_UNKNOWN in reasons
+    unknown = said is not None and Reason.REPLICAS_UNKNOWN in said.reasons
     return Summary(
         name=status.name,
         model_name=config.model_name,
@@ -132,6 +133,7 @@ def summary_of(
         advisory=config.advisory,
         paused=paused,
         last_tick_s=None if said is None else said.now_s,
+        next_tick_s=next_tick_s,
         ticks=status.ticks,
         replicas={
             role.value: RoleBody(None, None, None)
@@ -139,7 +141,7 @@ def summary_of(
             else RoleBody(one.ready, one.starting, one.final)
             for role, one in roles.items()
         },
-        reasons=tuple(ReasonBody(each.value, SENTENCES[each]) for each in told),
+        reasons=tuple(ReasonBody(each.value, SENTENCES[each]) for each in _told(status)),
         stale=said is not None and said.stale,
         slo_out_of_reach=status.slo_out_of_reach,
         gpus=status.gpus_now(),
@@ -148,6 +150,21 @@ def summary_of(
         reversals={role.value: status.reversals[role] for role in roles},
         faults=dict(faults),
     )
+
+
+def _told(status: DeploymentStatus) -> Iterable[Reason]:
+    """Return the reasons of the last tick, and what each loop said last, each once.
+
+    What a loop has asked for is no reason where nothing of it is left: replicas have followed, or
+    another stage has held it and says why.
+    """
+    said = status.diagnostics
+    if said is None:
+        return (Reason.BEFORE_FIRST_TICK,)
+    loops = [r for r in (status.throughput_reason, status.load_reason) if r is not None]
+    if all(one.ready == one.final for one in said.roles.values()):
+        loops = [Reason.NO_CHANGE if each in _ASKING else each for each in loops]
+    return dict.fromkeys((*said.reasons, *loops))
 
 
 def detail_of(status: DeploymentStatus, summary: Summary) -> Detail:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from select_service.planner.config import DeploymentConfig, PlannerConfig
+from select_service.planner.connectors.base import ConnectorError
 from select_service.planner.connectors.opening import Surroundings, opened
 from select_service.planner.edge.followed_tls import FollowedTls, client_files
 from select_service.planner.edge.fpm_source import FpmPasses
@@ -38,7 +39,11 @@ class Connecting:
             self._clock,
         )
         connector = await opened(own, self._around, sources.workers)
-        await connector.validate()
+        try:
+            await connector.validate()
+        except ConnectorError:
+            await connector.close()
+            raise
         sources.begin()
         return Member(own, sources, connector)
 

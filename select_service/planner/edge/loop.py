@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.connectors.base import Decision
+from select_service.planner.connectors.opening import virtual_of
 from select_service.planner.core.cluster import Cluster
-from select_service.planner.core.inputs import TickInput
+from select_service.planner.core.inputs import Role, TickInput
 from select_service.planner.core.schedule import EARLY_S
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Effects
@@ -57,11 +58,13 @@ class Loop:
         self._listeners = listeners
         self._clock = clock
         self._deciding = asyncio.Lock()
+        self._wished: dict[str, dict[Role, int] | None] = {}
+        """What the last tick wished, by deployment."""
         self._is_held = False
         """Could some deployment not be decided in the last tick?"""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled.  Looks at everything once, then waits for the first tick."""
         for name, member in self.members.items():
             started_s = self._cluster.deployments[name].last_s
             self._tell_settings(name, member.config, started_s)
@@ -87,9 +90,20 @@ class Loop:
             *(self._apply(name, effects[name], by_s) for name in effects)
         )
         for name, decision in zip(effects, applied, strict=True):
+            self._log_wish(name, effects[name])
             for listener in self._listeners:
                 listener.ticked(name, by_name[name], effects[name], decision)
         self._is_held = len(effects) < len(by_name)
+
+    async def end_polls(self) -> None:
+        """Answer everybody who waits for a decision: the process ends."""
+        for member in self.members.values():
+            if (virtual := virtual_of(member.connector)) is not None:
+                await virtual.end_polls()
+
+    def next_tick_s(self, name: str) -> float:
+        """Return when the next tick of a deployment is due, in seconds since 1970."""
+        return self._due_at(name)
 
     def configs(self) -> dict[str, DeploymentConfig]:
         """What counts now."""
@@ -171,12 +185,34 @@ class Loop:
         except Exception as error:
             member.failed("connector", error)
 
+    def _log_wish(self, name: str, effects: Effects) -> None:
+        """Log a wish once, however many ticks it takes until the platform has followed."""
+        if effects.wished == self._wished.get(name):
+            return
+        self._wished[name] = effects.wished
+        if effects.wished is None:
+            return
+        fields = {
+            "deployment": name,
+            "replicas": {role.value: count for role, count in effects.wished.items()},
+            "reasons": [each.value for each in effects.diagnostics.reasons],
+            "is_scaled": effects.scale_to is not None and not self.is_paused(name),
+        }
+        log.info("replicas decided", extra={"fields": fields})
+
     def _tell_settings(self, name: str, config: DeploymentConfig, now_s: float) -> None:
         own = {each: getattr(config, each) for each in Settings.__struct_fields__}
         for listener in self._listeners:
             listener.changed(name, Settings(**own), now_s)
 
+    async def _look(self, name: str) -> None:
+        try:
+            await self.members[name].look()
+        except Exception as error:  # one deployment must not end the others
+            self.members[name].failed("sources", error)
+
     async def _tick_for_ever(self) -> None:
+        await asyncio.gather(*map(self._look, self.members))
         while True:
             at_s = min(map(self._due_at, self.members))
             await asyncio.sleep(max(0.0, at_s - self._clock()))

@@ -24,7 +24,7 @@ from select_service.planner.core.inputs import (
     gpus_said,
 )
 from select_service.planner.core.schedule import NextTick
-from select_service.planner.core.settings import GPU_FIELDS, roles_of
+from select_service.planner.core.settings import GPU_FIELDS, min_endpoint_of, roles_of
 from select_service.planner.edge.fpm_source import FpmPasses
 from select_service.planner.edge.observation import Observed
 from select_service.planner.edge.prometheus_source import PrometheusTraffic
@@ -34,6 +34,8 @@ from select_service.planner.outbound import Unreachable
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 10.0
+"""That sources get to answer before the first tick."""
 APPLY_S = 30.0
 """That a platform gets to take a decision: one that hangs must not stop the others for ever."""
 REGISTERING_S = 60.0
@@ -62,6 +64,8 @@ class Sources:
         self.prometheus = prometheus
         self.fpm = fpm
         self.proposers = proposers
+        self.may_sleep = False
+        """Whether a deployment without replicas is as it should be."""
         self.seen: Observed | None = None
         """The last reading of the selectors; None: they did not answer."""
         self._hearing: asyncio.Task[None] | None = None
@@ -70,13 +74,19 @@ class Sources:
         """Workers when they were last known."""
         self._registering_until: float | None = None
         """None: selectors have not answered since; passed: all that were there have come back."""
+        self._absent_since: float | None = None
+        """When selectors began to answer that none of them knows the model."""
 
     async def workers(self) -> Mapping[Role, int] | None:
         """Workers that take requests, as selectors see them.
 
         None while they know no partition or have just begun: workers register again after that,
-        one after the other, so fewer than before are not all of them yet.
+        one after the other, so fewer than before are not all of them yet. A model that selectors
+        still do not know then has no workers, where that may be.
         """
+        if self.may_sleep and self.selectors is not None and self.selectors.is_absent:
+            return self._absent()
+        self._absent_since = None
         if self.seen is None or not self.seen.is_whole:
             self._registering_until = None
             return None
@@ -88,6 +98,15 @@ class Sources:
             return None
         self._counted, self._registering_until = found, now
         return found
+
+    def _absent(self) -> Mapping[Role, int] | None:
+        now = self._clock()
+        if self._absent_since is None:
+            self._absent_since = now
+        if now - self._absent_since < REGISTERING_S:
+            return None
+        self._counted, self._registering_until = dict.fromkeys(Role, 0), now
+        return self._counted
 
     def begin(self) -> None:
         """Take what engines publish from now on."""
@@ -118,20 +137,58 @@ class Member:
         self._contradicted: dict[Role, str] = {}
         self._busy = asyncio.Lock()
 
+    async def look(self) -> None:
+        """Ask all sources and the platform once, so that what is wrong is known before any tick."""
+        self._noted = {}
+        interval_s = self.config.load_adjustment_interval_seconds
+        due = NextTick(at_s=0.0, run_load=True, run_throughput=False, traffic_s=interval_s)
+        counts: dict[Role, Replicas] = {}
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._observe(due)
+                async with self._busy:
+                    counts = await self._read()
+        except TimeoutError:
+            self._fault("start", f"not everything has answered within {LOOK_S:g} s")
+        self.faults = self._noted
+        fields = {
+            "deployment": self.config.name,
+            "ready": {role.value: found.ready for role, found in counts.items()} or "unknown",
+            "faults": len(self.faults),
+        }
+        log.info("deployment observed", extra={"fields": fields})
+
     async def told(self, due: NextTick, now_s: float) -> TickInput:
         """What is known now. What fails is unknown, and stands in `faults`.
 
         Faults of the tick before stand there until all was asked, which may take ten seconds.
         """
         self._noted = {}
+        roles = roles_of(self.config)
+        self.sources.may_sleep = not any(min_endpoint_of(self.config, role) for role in roles)
         traffic = await self._observe(due)
         passes = self._passes()
         async with self._busy:
             counts = await self._read()
+        if traffic is not None and self._sleeps(counts):
+            traffic = replace(traffic, requests=0.0)
         tick = TickInput(now_s=now_s, replicas=counts, traffic=traffic, passes=passes)
         proposals = await self.sources.proposers.ask(self.config.name, tick)
         self.faults = self._noted
         return replace(tick, proposals=proposals) if proposals else tick
+
+    def _sleeps(self, counts: Mapping[Role, Replicas]) -> bool:
+        """Return whether no selector has had a request for a model that has no replicas.
+
+        Selectors that know nothing of a model may have just begun; nothing can go down for it here.
+        """
+        selectors = self.sources.selectors
+        if self.sources.prometheus is not None or not self.sources.may_sleep:
+            return False
+        is_empty = bool(counts) and not any(
+            each.ready or each.expected or each.pending for each in counts.values()
+        )
+        return is_empty and selectors is not None and selectors.is_absent
 
     async def apply(self, scale_to: Mapping[Role, int], by_s: float) -> Decision | None:
         """None: the platform could not be told; the next tick decides anew.

@@ -10,6 +10,7 @@ from math import sqrt
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from select_service.planner.core.inputs import (
     Bins,
@@ -138,14 +139,14 @@ def observed(
 def _traffic(
     answers: Sequence[Observation], window_s: float, ttft_s: float, itl_s: float
 ) -> Traffic:
-    if not answers or not all(each.complete for each in answers):
+    if not answers:
         return Traffic(duration_s=window_s)
     edges = answers[0].bins
     isl, uncached, osl, ttft, itl = (
         _sum([getattr(each, name) for each in answers])
         for name in ("isl", "uncached_isl", "osl", "ttft_s", "itl_s")
     )
-    return Traffic(
+    found = Traffic(
         duration_s=max(each.window_s for each in answers),
         requests=float(sum(each.arrivals for each in answers)),
         isl=isl.mean,
@@ -166,6 +167,8 @@ def _traffic(
         ttft_s=ttft.mean,
         itl_s=itl.mean,
     )
+    is_whole = all(each.complete for each in answers)
+    return found if is_whole else replace(found, duration_s=window_s).without_totals()
 
 
 def bins_of(histogram: Histogram, edges: Sequence[float]) -> Bins | None:

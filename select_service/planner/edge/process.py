@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic, time
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from select_service import log as logs
 from select_service.allowed_names import names_at
+from select_service.command_line import file_fault
 from select_service.edge.hangup import Hangup, ignore_hangups
 from select_service.planner.assembling import cluster_of
 from select_service.planner.config import PlannerConfig
@@ -39,7 +40,8 @@ from select_service.tls.kept import ClientTls
 log = logging.getLogger("select_service.planner")
 
 CONNECTIONS_MAX = 1024
-SHUTDOWN_S = 5
+SHUTDOWN_S = 1
+"""Time that requests in flight may take to end after a signal."""
 FAILED = 1
 
 
@@ -76,8 +78,8 @@ async def _lived(config: PlannerConfig, profile: Profile, kubeconfig: Path | Non
             listeners.append(Recorder(_decision_log(config.decision_log, closing)))
         try:
             cluster = cluster_of(config, clock())
-        except (TraceError, OSError) as error:
-            raise ConfigError(f"warmup_trace: {error}") from None
+        except TraceError as error:
+            raise ConfigError(str(error)) from None
         except ProfileError as error:
             raise ConfigError(f"profile_results_dir: {error}") from None
         loop = Loop(config, cluster, members, listeners, clock)
@@ -127,7 +129,8 @@ async def _served(
             lifespan="off",
             limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=SHUTDOWN_S,
-        )
+        ),
+        loop.end_polls,
     )
     ticking = asyncio.create_task(loop.run(), name="ticks")
     ticking.add_done_callback(lambda _: setattr(server, "should_exit", True))
@@ -147,7 +150,18 @@ async def _served(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn sends itself the signal again that has ended it; a planner ends with 0."""
+    """A server that ends with 0, where uvicorn sends itself the signal again that has ended it.
+
+    ending: answers those who wait
+    """
+
+    def __init__(self, config: uvicorn.Config, ending: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._ending()
+        await super().shutdown(sockets)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         with self.capture_signals():
@@ -174,7 +188,10 @@ def _bound(config: PlannerConfig) -> socket.socket:
     except OSError as error:
         result.close()
         where = f"{config.api.host}:{config.api.port}"
-        raise ConfigError(f"api: {where} cannot be used: {error.strerror or error}") from None
+        raise ConfigError(
+            f"api: {where} cannot be used: {error.strerror or error}; another port: --port N, any "
+            "free one: --port 0"
+        ) from None
     return result
 
 
@@ -182,7 +199,7 @@ def _decision_log(path: str, closing: AsyncExitStack) -> DecisionLog:
     try:
         result = DecisionLog(Path(path))
     except OSError as error:
-        raise ConfigError(f"decision_log {path}: {error.strerror}") from None
+        raise ConfigError(f"decision_log: {file_fault(path, error, 'written')}") from None
     closing.callback(result.close)
     return result
 

@@ -47,18 +47,25 @@ class SelectorSource:
         self.unknown: str | None = None
         """What was said in the last reading, where all that answered know nothing of the model."""
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether all selectors answer, and none of them knows the model."""
+        return self.unknown is not None and not self.faults
+
     async def observe(self, window_s: float, *, ttft_s: float, itl_s: float) -> Observed | None:
         """The last `window_s` seconds of all selectors together; None: nobody answered.
 
         Traffic is unknown when one of them said nothing. One that has refused connections for a
         whole window had no requests in it, and counts as none.
         """
-        self.unknown = None
+        before, self.unknown = self.unknown, None
         window = max(1, min(WINDOW_S_MAX, round(window_s)))
         answers = await asyncio.gather(*(self._ask(url, window) for url in self._urls))
         heard = [each for each in answers if each is not None]
         if heard:
             self.unknown = None
+        if self.unknown is not None and before is None:
+            log.warning("no selector knows the model", extra={"fields": dict(self._of)})
         if not heard and self.faults:
             return None
         try:
@@ -67,8 +74,8 @@ class SelectorSource:
             self.faults[self._urls[0]] = f"the observations cannot be added: {error}"
             return None
         if any(not self._is_gone(url, window_s) for url in self.faults):
-            unknown = type(result.traffic)(duration_s=window_s)
-            return msgspec.structs.replace(result, traffic=unknown)
+            certain = msgspec.structs.replace(result.traffic, duration_s=window_s).without_totals()
+            return msgspec.structs.replace(result, traffic=certain)
         return result
 
     async def _ask(self, url: str, window_s: int) -> Observation | None:
@@ -92,7 +99,8 @@ class SelectorSource:
         return answer
 
     def _heard_from(self, url: str) -> None:
-        self.faults.pop(url, None)
+        if self.faults.pop(url, None) is not None:
+            log.info("a selector is heard again", extra={"fields": {"url": url}})
         self._gone_since.pop(url, None)
 
     def _missed(self, url: str, fault: str, *, is_gone: bool) -> None:

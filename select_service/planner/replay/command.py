@@ -5,11 +5,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
+from select_service.command_line import (
+    CommandParser,
+    above_zero,
+    choice,
+    file_fault,
+    number,
+    typed,
+    whole,
+)
 from select_service.planner.assembling import deployment_of
 from select_service.planner.config import DeploymentConfig, LimitsGiven
 from select_service.planner.core.inputs import Limits, Role, TickInput
@@ -17,7 +26,7 @@ from select_service.planner.core.settings import Settings, gpus_of, min_endpoint
 from select_service.planner.core.tick import Deployment, Effects
 from select_service.planner.decision_lines import LogError, read_lines
 from select_service.planner.profiles import ProfileError
-from select_service.planner.reading import DOCUMENT, ConfigError, Profile, read_config
+from select_service.planner.reading import DOCUMENT, PROFILES, ConfigError, Profile, read_config
 from select_service.planner.replay.engine import (
     MAX_KV_TOKENS,
     MAX_NUM_BATCHED_TOKENS,
@@ -49,6 +58,7 @@ HOURS_MAX = 24.0 * 7
 SIMULATED_MAX = 10_000
 """Engines of a role."""
 ITERATION_S_MIN = 1e-6
+SECONDS_MAX = 1e12
 
 
 class Named(NamedTuple):
@@ -72,65 +82,120 @@ class Differing(Struct, frozen=True, kw_only=True):
     deployments: list[Again]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def replay_command(words: Sequence[str]) -> int:
-    """Exit status. Raises ConfigError for what cannot be done."""
-    given = parser().parse_args(words)
+    """Exit status.  Raises UsageError for what cannot be done."""
+    given = parser().read(words)
     if (given.log is None) is (given.trace is None):
         raise ConfigError("give either --log FILE or --trace FILE")
     if given.log is not None and given.report is not None:
         raise ConfigError("--report is for --trace")
-    if given.report is not None and not given.report.parent.is_dir():
-        raise ConfigError(f"--report: there is no directory {given.report.parent}")
     try:
         check_format(given.report_format)
         return _replay_log(given) if given.log is not None else _replay_trace(given)
-    except (FormatError, LogError, ProfileError, TraceError, OSError) as error:
+    except (FormatError, LogError, ProfileError, TraceError) as error:
         raise ConfigError(str(error)) from None
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The command line."""
-    result = _Parser(
-        prog="select-planner replay",
-        description="Run a decision log again, or try configurations on a trace and a simulated "
-        "fleet. The same words give the same bytes.",
-        allow_abbrev=False,
+    result = CommandParser(
+        "select-planner replay",
+        "Configurations tried on a trace and a simulated fleet, side by side, or a decision log "
+        "run again. The same words give the same bytes.",
+        {
+            "select-planner replay --trace t.jsonl.gz --config now.yaml": "one configuration",
+            "select-planner replay --trace t.jsonl.gz --config a.yaml --config b.yaml": "two",
+            "select-planner replay --log decisions.jsonl --config other.yaml": "what would differ",
+        },
+        "(--trace FILE | --log FILE) [OPTION ...]",
     )
     add = result.add_argument
-    add("--log", type=Path, metavar="FILE", help="decision log (JSON lines)")
-    add("--trace", type=Path, metavar="FILE", help="Mooncake JSONL, plain or .gz")
-    add("--config", action="append", metavar="FILE", help="YAML; again for one more")
-    add("--deployment", metavar="NAME", help="of the files; the first one if it is not given")
-    add("--profile", action="append", choices=["ours", "document"], help="again for one more")
-    add("--speedup", type=_positive, default=1.0, help="requests arrive so many times faster")
-    add("--hours", type=_positive, help="the trace again and again, or a part of it")
-    add("--startup-secs", type=_not_negative, default=120.0, help="of an engine (120)")
-    add("--drain-secs", type=_positive, default=300.0, help="until open requests fail (300)")
-    add("--replicas", type=int, default=1, help="of each role at the beginning (1)")
-    add("--queue-tokens", type=_positive, help="waiting prefill of an engine, then rejected")
+    add("--log", type=Path, metavar="FILE", help="decision log of a planner, JSON lines")
+    add("--trace", type=Path, metavar="FILE", help="trace of requests, Mooncake JSONL or .gz")
+    add(
+        "--config",
+        action="append",
+        metavar="FILE",
+        help="configuration in YAML; may be repeated (default: default settings)",
+    )
+    add("--deployment", metavar="NAME", help="deployment of the files (default: the first)")
+    profile = choice(*PROFILES)
+    add(
+        "--profile",
+        action="append",
+        type=typed(profile),
+        metavar=profile.kind,
+        help="values of settings that are not given, document: those of the reference planner; "
+        "may be repeated (default ours)",
+    )
+    _add_fleet(result)
+    add("--least", action="store_true", help="the least possible GPU hours as well (slow)")
+    add("--json", action="store_true", help="output as JSON instead of a table")
+    add("--report", type=typed(_out), metavar="FILE", help="HTML page of a trace (default: none)")
+    form = choice(*FORMATS)
+    add(
+        "--report-format",
+        type=typed(form),
+        metavar=form.kind,
+        default="svg",
+        help="charts of the page, plotly: to zoom, 5 MB, with the extra `report` (default svg)",
+    )
+    return result
+
+
+def _add_fleet(to: CommandParser) -> None:
+    """Requests and engines of a trace."""
+    add = to.add_argument
+    positive, seconds = typed(above_zero), typed(number(0, SECONDS_MAX))
+    add(
+        "--speedup",
+        type=positive,
+        default=1.0,
+        metavar="FACTOR",
+        help="factor by which requests come faster than in the trace (default 1)",
+    )
+    add(
+        "--hours",
+        type=positive,
+        metavar="HOURS",
+        help="length of the replay, of a part of the trace or of it again and again (default: "
+        "the trace once)",
+    )
+    add(
+        "--startup-secs",
+        type=seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="time that an engine needs to start (default 120)",
+    )
+    add(
+        "--drain-secs",
+        type=positive,
+        default=300.0,
+        metavar="SECONDS",
+        help="time until the open requests of an engine that goes fail (default 300)",
+    )
+    add(
+        "--replicas",
+        type=typed(whole(0, SIMULATED_MAX)),
+        default=1,
+        metavar="N",
+        help="engines of each role at the beginning (default 1)",
+    )
+    add(
+        "--queue-tokens",
+        type=positive,
+        metavar="TOKENS",
+        help="prefill that may wait at every engine before a request is rejected (default: any)",
+    )
     add(
         "--engine",
-        type=_speed,
+        type=typed(_speed),
         default=Speed(),
         metavar="BASE,PREFILL,KV,REQUEST",
         help="seconds of an iteration: alone, and for each prefill token, KV token and request "
-        "(0.008,5e-5,3e-8,1e-4)",
+        "(default 0.008,5e-5,3e-8,1e-4)",
     )
-    add("--least", action="store_true", help="the least possible GPU hours as well (slow)")
-    add("--json", action="store_true", help="instead of a table")
-    add("--report", type=Path, metavar="FILE", help="HTML, of a trace")
-    add(
-        "--report-format",
-        choices=FORMATS,
-        default="svg",
-        help="plotly: charts to zoom, 5 MB; needs the extra `report`",
-    )
-    return result
 
 
 def configurations(given: argparse.Namespace) -> list[Named]:
@@ -163,17 +228,23 @@ def _replay_log(given: argparse.Namespace) -> int:
     runs: list[tuple[str, Settings | None]] = [("the log's own settings", None)]
     if not alone:
         runs = [(each.name, each.config) for each in configurations(given)]
-    found = [
-        Differing(name=name, deployments=run_again(read_lines(given.log), _deployed, settings))
-        for name, settings in runs
-    ]
+    try:
+        found = [
+            Differing(name=name, deployments=run_again(read_lines(given.log), _deployed, settings))
+            for name, settings in runs
+        ]
+    except OSError as error:
+        raise ConfigError(f"--log: {file_fault(given.log, error)}") from None
     _print(_json(found) if given.json else again_table((f.name, f.deployments) for f in found))
     differs = any(one.differing for each in found for one in each.deployments)
     return DIFFERS if alone and differs else 0
 
 
 def _replay_trace(given: argparse.Namespace) -> int:
-    requests = trace_requests(given.trace, speedup=given.speedup)
+    try:
+        requests = trace_requests(given.trace, speedup=given.speedup)
+    except OSError as error:
+        raise ConfigError(f"--trace: {file_fault(given.trace, error)}") from None
     if not requests:
         raise ConfigError(f"{given.trace}: no requests")
     last_s = requests[-1].arrived_s
@@ -195,7 +266,12 @@ def _replay_trace(given: argparse.Namespace) -> int:
     _print(_json(found) if given.json else outcome_table((f.name, f.outcome) for f in found))
     if given.report is not None:
         title = f"Replay of {given.trace.name}"
-        given.report.write_bytes(page_of(views, title, drawing_of(given.report_format)))
+        page = page_of(views, title, drawing_of(given.report_format))
+        try:
+            given.report.write_bytes(page)
+        except OSError as error:
+            fault = file_fault(given.report, error, "written")
+            raise ConfigError(f"--report: {fault}") from None
     return 0
 
 
@@ -231,8 +307,6 @@ def _course(given: argparse.Namespace, config: DeploymentConfig, until_s: float)
     )
     if given.queue_tokens is not None:
         fleet = msgspec.structs.replace(fleet, queue_tokens_max=given.queue_tokens)
-    if not 0 <= given.replicas <= SIMULATED_MAX:
-        raise ConfigError(f"--replicas: expected 0 to {SIMULATED_MAX}, got {given.replicas}")
     return Course(fleet=fleet, replicas=dict.fromkeys(roles, given.replicas), until_s=until_s)
 
 
@@ -261,27 +335,23 @@ def _least(requests: list[Request], config: Settings, course: Course) -> float:
     return least_gpu_hours(needed, gpus, interval_s=LEAST_INTERVAL_S, least=least)
 
 
-def _positive(text: str) -> float:
-    return _number(text, above=True)
-
-
-def _not_negative(text: str) -> float:
-    return _number(text, above=False)
-
-
-def _number(text: str, *, above: bool) -> float:
-    value = float(text)
-    if not 0.0 <= value < 1e12 or (above and value == 0.0):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
-    return value
+def _out(text: str) -> Path:
+    """Raises ValueError."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise ValueError("a file in a directory that exists")
+    return path
 
 
 def _speed(text: str) -> Speed:
-    parts = [_number(each, above=False) for each in islice(text.split(","), 5)]
+    """Raises ValueError."""
+    read, fault = number(0, SECONDS_MAX), f"four numbers, the first at least {ITERATION_S_MIN:g}"
+    try:
+        parts = [read(each) for each in islice(text.split(","), 5)]
+    except ValueError:
+        raise ValueError(fault) from None
     if len(parts) != 4 or parts[0] < ITERATION_S_MIN:
-        raise argparse.ArgumentTypeError(
-            f"expected four numbers, the first at least {ITERATION_S_MIN:g}, got {text}"
-        )
+        raise ValueError(fault)
     return Speed(*parts)
 
 

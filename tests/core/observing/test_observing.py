@@ -10,7 +10,7 @@ from select_service.core.engines.engine_load import EngineReading, EngineTarget
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.moving import MoveTo
 from select_service.core.load.observed_layout import SAMPLES_MAX
-from select_service.core.observing import observing, window
+from select_service.core.observing import observing, watched, window
 from select_service.core.observing.observation import observation
 from select_service.core.observing.rank_loads import RANKS_PER_STEP
 from select_service.errors import NotFound, NoWorkers
@@ -244,6 +244,68 @@ def test_of_a_model_that_nobody_knows_nothing_is_kept():
     assert not scene.selector.observing._histories
     with pytest.raises(NotFound):
         scene.seen(10, 3.0, PartitionKey("made-up-1", "default"))
+
+
+def refused(scene, model_name="m", now=1.0):
+    with pytest.raises(NoWorkers):
+        scene.selector.select(a_select(model_name=model_name), now)
+
+
+def test_a_model_that_an_autoscaler_asks_for_is_counted_though_it_was_never_served():
+    scene = Observed(workers=())
+    seconds(scene, 1, 4)
+    refused(scene, now=3.5)
+    with pytest.raises(NotFound, match="model=m tenant=default"):
+        scene.seen(10, 3.6)
+    for now in range(4, 16):
+        refused(scene, now=now - 0.5)
+        scene.step(float(now))
+    long, short = scene.seen(14, 15.0), scene.seen(10, 15.0)
+    assert (long["arrivals"], long["complete"]) == (12, False)  # not those before it asked
+    assert (short["arrivals"], short["rejected"]["no_workers"]) == (10, 10)
+    assert (short["complete"], short["ranks"]) == (True, [])
+    scene.selector.check_invariants()
+
+
+def test_a_model_that_was_served_is_counted_when_it_is_asked_for_after_an_hour():
+    scene = Observed(workers=(1,))
+    seconds(scene, 1, 2)
+    scene.reserve(1.5)
+    scene.step(2.0)
+    scene.selector.delete(1, 2.5)
+    scene.selector.settle(2.5)
+    seconds(scene, 3, 5)
+    seconds(scene, 5000, 5004)
+    with pytest.raises(NotFound):
+        scene.seen(3, 5003.0)
+    seconds(scene, 8000, 8010)
+    refused(scene, now=8009.5)
+    seen = scene.seen(5, 8009.9)
+    assert (seen["rejected"]["no_workers"], seen["complete"]) == (1, True)
+    scene.selector.check_invariants()
+
+
+def test_made_up_models_take_no_room_and_push_out_nothing(monkeypatch):
+    monkeypatch.setattr(watched, "WATCHED_MAX", 4)
+    scene = Observed(workers=())
+    seconds(scene, 1, 2)
+    with pytest.raises(NotFound):
+        scene.seen(10, 1.5)
+    for n in range(5000):
+        refused(scene, f"made-up-{n}", 1.6)
+    refused(scene, now=1.7)
+    assert list(scene.selector.gate.tally.take_refused()) == [KEY]
+    refused(scene, now=1.8)
+    for n in range(3):  # whoever may ask may ask for models that are none
+        with pytest.raises(NotFound):
+            scene.seen(10, 1.9, PartitionKey(f"asked-{n}", "default"))
+    assert scene.seen(10, 1.9)["arrivals"] == 1
+    for n in range(3, 9):
+        with pytest.raises(NotFound):
+            scene.seen(10, 1.9, PartitionKey(f"asked-{n}", "default"))
+        scene.seen(10, 1.9)
+    scene.selector.check_invariants()
+    assert not scene.selector.observing.counts(PartitionKey("asked-0", "default"))
 
 
 # --- times and lengths

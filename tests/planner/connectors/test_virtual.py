@@ -13,10 +13,12 @@ from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.base import ConnectorError, ConnectorUnavailable, Status
 from select_service.planner.connectors.dry_run import DryRun
 from select_service.planner.connectors.virtual import WAITERS_MAX, TooManyWaiters, VirtualConnector
-from select_service.planner.connectors.virtual_routes import BODY_BYTES_MAX, decision_routes
+from select_service.planner.connectors.virtual_routes import decision_routes
 from select_service.planner.core.inputs import Replicas, Role
+from select_service.planner.json_requests import BODY_BYTES_MAX
 
 P, D = Role.PREFILL, Role.DECODE
+JSON = {"content-type": "application/json"}
 
 
 def client_of(connector: VirtualConnector) -> httpx.AsyncClient:
@@ -67,6 +69,22 @@ def test_whoever_waits_hears_of_the_next_decision() -> None:
     asyncio.run(run())
 
 
+def test_the_end_answers_whoever_waits() -> None:
+    async def run() -> None:
+        connector = VirtualConnector(None)
+        async with client_of(connector) as client:
+            waiting = asyncio.create_task(client.get("/v1/decision?after=0&timeout_ms=60000"))
+            while not connector._waiters:
+                await asyncio.sleep(0)
+            async with asyncio.timeout(10.0):
+                await connector.end_polls()
+                late = await client.get("/v1/decision?after=0&timeout_ms=60000")
+                for answer in (await waiting, late):
+                    assert (answer.status_code, answer.json()["decision_id"]) == (200, -1)
+
+    asyncio.run(run())
+
+
 def test_waiting_callers_are_bounded() -> None:
     async def run() -> None:
         connector = VirtualConnector(None)
@@ -112,7 +130,7 @@ def test_bad_requests_change_nothing(
         await connector.scale({D: 1})
         async with client_of(connector) as client:
             content = body.encode("utf-8", "surrogateescape")
-            answer = await client.request(method, path, content=content)
+            answer = await client.request(method, path, content=content, headers=JSON)
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert answer.json()["error"]
         assert connector.is_open
@@ -156,7 +174,7 @@ def test_a_decision_that_cannot_be_kept_is_not_made(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused_at_the_start(tmp_path: Path, content: str) -> None:
     path = tmp_path / "decision.json"
     path.write_text(content)
-    with pytest.raises(ConnectorError, match="not readable"):
+    with pytest.raises(ConnectorError, match="holds no decisions of a planner"):
         VirtualConnector(path)
 
 

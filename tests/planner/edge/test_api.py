@@ -9,11 +9,14 @@ from select_service.planner.config import DeploymentConfig
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.dry_run import DryRun
 from select_service.planner.connectors.virtual import VirtualConnector
+from select_service.planner.core.inputs import Role
+from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import Settings
-from select_service.planner.edge.api import BODY_BYTES_MAX, application
+from select_service.planner.edge.api import application
+from select_service.planner.json_requests import BODY_BYTES_MAX
 from select_service.planner.reading import ConfigError
 from select_service.planner.status import Statuses
-from tests.planner.made_up import statuses_of
+from tests.planner.made_up import a_role, a_tick, effects, statuses_of
 
 
 class Member:
@@ -36,6 +39,9 @@ class Loop:
     def configs(self):
         return self.own
 
+    def next_tick_s(self, name):
+        return 1234.5
+
     def is_paused(self, name):
         return name in self.paused
 
@@ -47,6 +53,9 @@ class Loop:
         if paused is not None:
             (self.paused.add if paused else self.paused.discard)(name)
         return changed
+
+
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
@@ -80,9 +89,32 @@ def test_a_deployment_that_has_not_ticked_yet_is_shown(loop):
     statuses = Statuses()
     statuses.changed("a", Settings(), 0.0)
     api = TestClient(application(loop, statuses))
-    assert api.get("/v1/status").json()["deployments"][0]["last_tick_s"] is None
+    (found,) = api.get("/v1/status").json()["deployments"]
+    assert (found["last_tick_s"], found["next_tick_s"]) == (None, 1234.5)
+    assert [each["code"] for each in found["reasons"]] == ["before_first_tick"]
     assert api.get("/v1/deployments/a").json()["diagnostics"] is None
     assert "has not ticked" in api.get("/report").text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "codes"),
+    [(3, ["advisory", "scale", "scale_up"]), (2, ["advisory", "no_change"])],
+)
+def test_another_number_is_asked_for_only_where_another_is_wanted(loop, wanted, codes):
+    """The stage that asked may have been held, or its wish may be there."""
+    statuses = Statuses()
+    statuses.changed("a", Settings(mode="agg"), 0.0)
+    said = effects(
+        60.0,
+        {Role.DECODE: a_role(2, 0, wanted)},
+        reasons=(Reason.ADVISORY,),
+        throughput_reason=Reason.SCALE,
+        load_reason=Reason.SCALE_UP,
+    )
+    statuses.ticked("a", a_tick(60.0), said, None)
+    api = TestClient(application(loop, statuses))
+    (found,) = api.get("/v1/status").json()["deployments"]
+    assert [each["code"] for each in found["reasons"]] == codes
 
 
 def test_bounds_are_changed_and_answered_as_they_count_now(api, loop):
@@ -114,11 +146,42 @@ def test_bounds_are_changed_and_answered_as_they_count_now(api, loop):
 )
 def test_what_makes_no_sense_changes_nothing(api, loop, body, status, code, word):
     before = loop.own["a"]
-    answer = api.patch("/v1/deployments/a", content=body)
+    answer = api.patch("/v1/deployments/a", content=body, headers=JSON)
     assert answer.status_code == status
     assert answer.json()["code"] == code
     assert word in answer.json()["error"]
     assert loop.own["a"] == before
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_only_json_changes_anything(api, loop, kind):
+    """Browsers send other types to any origin, without asking it first."""
+    before = loop.own["a"]
+    headers = {} if kind is None else {"content-type": kind}
+    for method, path in (
+        ("PATCH", "/v1/deployments/a"),
+        ("POST", "/v1/decision/-1/complete?deployment=b/c"),
+    ):
+        answer = api.request(method, path, content=b'{"paused": true}', headers=headers)
+        assert (answer.status_code, answer.json()["code"]) in (
+            (415, "unsupported_media_type"),
+            (400, "bad_request"),
+        )
+    assert loop.own["a"] == before
+    assert "a" not in loop.paused
+
+
+@pytest.mark.parametrize("origin", ["https://elsewhere.example", "null", "http://testserver:81"])
+def test_pages_of_another_origin_change_nothing(api, loop, origin):
+    headers = {"origin": origin, **JSON}
+    answer = api.patch("/v1/deployments/a", json={"paused": True}, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (403, "origin_not_allowed")
+    assert "a" not in loop.paused
+    without_body = api.post("/v1/decision/0/complete?deployment=b/c", headers={"origin": origin})
+    assert without_body.status_code == 403
+    assert api.get("/v1/status", headers=headers).status_code == 200
+    own = {"origin": "http://testserver"}
+    assert api.patch("/v1/deployments/a", json={"paused": True}, headers=own).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from select_service.command_line import UsageError
 from select_service.planner.assembling import deployment_of
 from select_service.planner.core.inputs import Replicas, Role, TickInput, Traffic
 from select_service.planner.core.settings import Settings
@@ -127,18 +128,24 @@ def test_a_log_with_its_own_settings_and_with_others(
         (["--log", "x", "--trace", "y"], "give either"),
         (["--log", "/nowhere"], "No such file"),
         (["--log", "x", "--report", "y"], "--report is for --trace"),
-        (["--trace", "x", "--report-format", "png"], "invalid choice"),
+        (
+            ["--trace", "x", "--report-format", "png"],
+            "expected one of svg, plotly, got `png`",
+        ),
         (["--trace", "/dev/null"], "no requests"),
         (["--trace", "/dev/null", "--engine", "1,2"], "expected four numbers"),
         (["--trace", "/dev/null", "--speedup", "0"], "expected a number above 0"),
         (["--trace", "/dev/null", "--hours", "nan"], "expected a number above 0"),
         (["--trace", "/dev/null", "--engine", "1e-9,0,0,0"], "the first at least 1e-06"),
-        (["--trace", "/dev/null", "--report", "/nowhere/x"], "there is no directory /nowhere"),
+        (
+            ["--trace", "/dev/null", "--report", "/nowhere/x"],
+            "expected a file in a directory",
+        ),
         (["--log", "/dev/null"], "there is no tick in the log"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words: list[str], fault: str) -> None:
-    with pytest.raises(ConfigError, match=fault) as raised:
+    with pytest.raises(UsageError, match=fault) as raised:
         replay_command(words)
     assert "\n" not in str(raised.value)
 
@@ -153,7 +160,10 @@ def test_a_deployment_that_is_not_in_the_file(trace: Path, config: Path) -> None
     [
         (["--hours", "169"], "--hours: expected at most 168, got 169"),
         (["--speedup", "0.0001"], "--hours: expected at most 168, got 1666"),
-        (["--replicas", "10001"], "--replicas: expected 0 to 10000, got 10001"),
+        (
+            ["--replicas", "10001"],
+            "--replicas: expected a whole number from 0 to 10000",
+        ),
         (["--config", "PROFILE"], "there is no selected_prefill_interpolation"),
     ],
 )
@@ -162,7 +172,7 @@ def test_what_would_never_end_or_is_not_there_is_one_line(
 ) -> None:
     (tmp_path / "p.yaml").write_text(f"{CONFIG}    profile_results_dir: {tmp_path}\n")
     named = [str(tmp_path / "p.yaml") if each == "PROFILE" else each for each in words]
-    with pytest.raises(ConfigError, match=fault):
+    with pytest.raises(UsageError, match=fault):
         replay_command(["--trace", str(trace), *named])
 
 

@@ -5,6 +5,8 @@ again every minute; a changed CA, and an answer 401, make us load everything aga
 """
 
 import asyncio
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from select_service.planner.connectors.kube.api import (
 )
 
 UNAUTHORIZED = 401
+_LIBRARY = "kubernetes_asyncio.client.api_client"
 
 
 class KubeClient:
@@ -38,6 +41,9 @@ class KubeClient:
     ) -> bytes:
         """See Api.  Raises ConnectorError as well, when there is no way to the cluster at all."""
         headers = {"Accept": JSON, "Content-Type": content_type}
+        if self._client is None:  # seconds on a busy machine, which are not the cluster's
+            with suppress(ModuleNotFoundError):
+                await asyncio.to_thread(import_module, _LIBRARY)
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 status, content = await self._asked(method, path, headers, body)

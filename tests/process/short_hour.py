@@ -1,0 +1,12 @@
+"""`python -m tests.process.short_hour [flags]`: the command, whose hour of traffic is 4 seconds."""
+
+import sys
+
+from select_service.__main__ import main
+from select_service.core.observing import slots
+
+slots.WINDOW_S_MAX = 4
+slots.SLOTS_MAX = 200
+
+if __name__ == "__main__":
+    sys.exit(main())
