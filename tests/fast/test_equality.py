@@ -70,10 +70,11 @@ def observed_of(side: Side) -> dict[PartitionKey, Any]:
 
 
 def counted(text: bytes) -> list[bytes]:
-    """The lines of /metrics that do not depend on time, or on how many files are open."""
-    timed = (b"process_", b"_sum", b"_bucket", b"_task", b"seconds_ago", b'limit="event_ranks"')
+    """The lines of /metrics that do not depend on time, connections or open files."""
+    timed = (b"process_", b"_sum", b"_bucket", b"_task", b"seconds_ago")
+    of_the_process = (b'limit="connections"', b'limit="event_ranks"')
     lines = text.partition(b"\r\n\r\n")[2].splitlines()
-    return [line for line in lines if not any(word in line for word in timed)]
+    return [line for line in lines if not any(word in line for word in timed + of_the_process)]
 
 
 RESERVATIONS = "/reservations?sequence_hashes=true&limit=1000"

@@ -7,7 +7,6 @@ import pytest
 from select_service.fast import protocol
 from select_service.fast import protocol as lean
 from select_service.fast.protocol import ANSWERS_PER_TURN
-from select_service.http import codec
 from select_service.http import protocol as bounds
 from select_service.http.codec import BODY_BUDGET
 from tests.fast.lean_scenes import GET, LARGE, POST, on_loop, slow_reader
@@ -214,7 +213,7 @@ async def test_bodies_that_come_in_share_the_budget_of_all() -> None:
 async def test_beyond_the_budget_the_ordinary_path_has_the_body(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(codec, "BODY_BYTES_IN_FLIGHT_MAX", 1)
+    monkeypatch.setattr(BODY_BUDGET, "total", 1)
     conversation = Conversation()
     conversation.say(POST % (2, 2 * LARGE) + b"x" * LARGE)
     assert conversation.ordinary is not None

@@ -142,7 +142,7 @@ def test_answers_of_the_connection_are_counted(server):
 
 
 def test_slow_large_bodies_are_refused_before_small_ones(server, monkeypatch):
-    monkeypatch.setattr(codec, "BODY_BYTES_IN_FLIGHT_MAX", 1024 * 1024)
+    monkeypatch.setattr(codec.BODY_BUDGET, "total", 1024 * 1024)
     with Client(server.port) as client:
         client.send(request("POST", "/select", b"[" * 3 * 1024 * 1024)[:-1])
         assert refusal(client) == (503, "capacity_exceeded")
