@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import IO, NamedTuple
 
 from select_service import log as logs
+from select_service.command_line import UsageError
 from select_service.settings.config import (
     COMPILE,
     DOCTOR,
@@ -16,7 +17,6 @@ from select_service.settings.config import (
     INSPECT,
     KEYS,
     REPLAY,
-    ConfigError,
     Unusable,
     arguments_of,
     load,
@@ -43,7 +43,7 @@ class Judged(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a signal, 1 when the service cannot run, 2 for a wrong setting.
+    """Exit status: 0 after a signal, 1 when a part of the service failed, 2 when it cannot start.
 
     Ends the process itself once the service has run.
     """
@@ -85,9 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 threads = begun_threads()
                 parts = opened(judged.wanted, judged.listener)
-    except (ConfigError, Unusable) as error:
+    except UsageError as error:
         print(f"select-service: error: {error}", file=sys.stderr)
-        return USAGE_ERROR if isinstance(error, ConfigError) else 1
+        return USAGE_ERROR
     status = run(parts, judged.listener, threads)
     # Everything is closed. Taking the interpreter and the compiler apart would only cost time.
     logging.shutdown()
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | None:
-    """None when only the version is asked for.  Raises ConfigError, Unusable."""
+    """None when only the version is asked for.  Raises UsageError."""
     arguments = arguments_of(argv)
     if arguments.version:
         return None

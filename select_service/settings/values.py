@@ -6,6 +6,9 @@ import re
 from collections.abc import Callable
 
 from indexer.endpoints import endpoint_error
+from select_service.command_line import choice as choice
+from select_service.command_line import number as number
+from select_service.command_line import whole as whole
 from select_service.destinations import network_of
 from select_service.spelling import shown
 from select_service.urls import service_url_error
@@ -15,8 +18,6 @@ FALSE_WORDS = ("0", "false", "off", "no")
 DUMP_PEERS_MAX = 16
 NAMES_MAX = 16
 TIER_CHARS_MAX = 64
-DIGITS_MAX = 20
-NUMBER = re.compile(r"[0-9.eE+-]+")
 URL_CHARS_MAX = 512
 NETWORKS_MAX = 64
 HOSTS_MAX = 64
@@ -25,39 +26,6 @@ DIGITS = re.compile(r"[0-9.]+")
 NOBODY = "nobody"
 SHOWN_CHARS_MAX = 200
 """How much of a wrong value an error line repeats."""
-
-
-def whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        plain = text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
-        if not plain or not low <= int(text) <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
-        return int(text)
-
-    return parse
-
-
-def number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text) if NUMBER.fullmatch(text) else math.nan
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or math.isinf(value):
-            upper = "" if math.isinf(high) else f" to {high:g}"
-            raise ValueError(f"a number from {low:g}{upper or ' upwards'}")
-        return value
-
-    return parse
-
-
-def choice(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in words:
-            raise ValueError("one of " + ", ".join(words))
-        return text.lower()
-
-    return parse
 
 
 def some_of(*words: str) -> Callable[[str], tuple[str, ...]]:
