@@ -24,7 +24,7 @@ from select_service.settings.config import (
 from select_service.settings.reach import check_reach, replica_host
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
-from select_service.starting.listening import bind
+from select_service.starting.listening import PORTS, PortInUse, bind
 from select_service.starting.signals import leaving_at_once
 from select_service.starting.threads import begun_threads
 from select_service.starting.wanted import Wanted, wanted_of
@@ -109,7 +109,10 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     port = config["replica_sync_port"]
     if port is not None:
         _check_port(replica_host(config), port)
-    listener = bind(config["host"], config["port"], config["reuse_port"])
+    try:
+        listener = bind(config["host"], config["port"], config["reuse_port"])
+    except PortInUse as error:
+        raise PortInUse(f"{error}{PORTS}") from None
     return Judged(wanted, listener, locks)
 
 

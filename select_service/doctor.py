@@ -27,7 +27,7 @@ class _Failed(Exception):
 
 def doctor_command(argv: Sequence[str]) -> int:
     """Exit status: see FINE, FOUND, FAILED.  Raises UsageError, of the same status as FAILED."""
-    arguments = _parser().read(argv)
+    arguments = parser().read(argv)
     try:
         report = _whole(list(_pages(arguments)))
     except _Failed as error:
@@ -38,8 +38,9 @@ def doctor_command(argv: Sequence[str]) -> int:
     return FOUND if any(each["severity"] != "note" for each in report["findings"]) else FINE
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
         "select-service doctor",
         "What is wrong with a running service and its engines, and what to do about it. Exit "
         "status: 0 nothing but notes, 1 a warning or a fault, 2 nobody could be asked.",
@@ -49,21 +50,21 @@ def _parser() -> CommandParser:
             "select-service doctor --worker 7 --json": "one engine, for programs",
         },
     )
-    parser.add_argument(
+    result.add_argument(
         "--worker",
         type=typed(whole(0, U64_MAX)),
         metavar="ID",
         help="worker_id of the only worker that is examined (default: all)",
     )
-    parser.add_argument(
+    result.add_argument(
         "--probe",
         action="store_true",
         help="also a tiny prompt through each engine, whose blocks the index must then show",
     )
-    add_url(parser)
-    add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="output as JSON, for programs")
-    return parser
+    add_url(result)
+    add_arguments(result)
+    result.add_argument("--json", action="store_true", help="output as JSON, for programs")
+    return result
 
 
 def _pages(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -40,7 +40,7 @@ _DECIDED = {
 
 def explain_command(argv: Sequence[str]) -> int:
     """Exit status: 0 shown, 1 the service refuses or cannot be reached.  Raises UsageError."""
-    arguments = _parser().read(argv)
+    arguments = parser().read(argv)
     base, path, body = arguments.url.rstrip("/"), f"/decisions?limit={LISTED}", None
     if arguments.id is not None:
         path = f"/decisions/{quote(arguments.id, safe='')}"
@@ -49,6 +49,8 @@ def explain_command(argv: Sequence[str]) -> int:
     presented = presented_of(arguments)
     try:
         found = asked(base + path, presented, TIMEOUT_S, body)
+        if not isinstance(found, dict) or not found.keys() & {"decisions", "candidates"}:
+            raise NoAnswer("the answer is no decision: give another --url")
     except NoAnswer as error:
         print(f"select-service: error: {base}: {error}", file=sys.stderr)
         return 1
@@ -57,8 +59,9 @@ def explain_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
         "select-service explain",
         "Why a running service chose a rank: a decision by its id, what it would decide now, or "
         "the last decisions.",
@@ -69,18 +72,18 @@ def _parser() -> CommandParser:
         },
         "[ID] [OPTION ...]",
     )
-    parser.add_argument(
+    result.add_argument(
         "id", nargs="?", metavar="ID", help="selection_id or reservation_id of a decision"
     )
-    parser.add_argument(
+    result.add_argument(
         "--request",
         metavar="FILE",
         help="file with a body of POST /select for which the service is to decide, without "
         "booking; - reads standard input",
     )
-    add_url(parser)
-    add_arguments(parser)
-    return parser
+    add_url(result)
+    add_arguments(result)
+    return result
 
 
 def _body(name: str) -> bytes:

@@ -44,10 +44,10 @@ QUOTAS: Mapping[str, tuple[Callable[[str], float], str]] = {
 def keys_command(argv: Sequence[str]) -> int:
     """Exit status.  Raises UsageError."""
     if argv[:1] == [NEW]:
-        return _new(_parser_of_new().read(argv[1:]))
+        return _new(parser_of_new().read(argv[1:]))
     if argv[:1] == [NEW_REPLICA]:
-        return _new_replica(_parser_of_new_replica().read(argv[1:]))
-    word = _parser().read(argv[:1]).command
+        return _new_replica(parser_of_new_replica().read(argv[1:]))
+    word = parser().read(argv[:1]).command
     raise UsageError(f"keys: expected `{NEW}` or `{NEW_REPLICA}`, got `{shown(word)}`")
 
 
@@ -69,6 +69,10 @@ def _new_replica(given: argparse.Namespace) -> int:
     _check("replicas", Path("printed.toml"), _toml("replicas", fields))
     try:
         _write_secret(path, pair.secret)
+    except FileExistsError:
+        raise ConfigError(
+            f"--secret-file: `{path}` exists, and no secret is written over: name a new file"
+        ) from None
     except OSError as error:
         raise ConfigError(f"--secret-file: {file_fault(path, error, 'made')}") from None
     try:
@@ -100,8 +104,9 @@ def _enter(given: argparse.Namespace, table: Table, fields: Fields) -> None:
         print(f"{given.file}: `{given.name}` was added", file=sys.stderr)
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
         "select-service keys",
         "Make keys for --api-keys-file, which holds their hashes alone, and pairs of keys of CURVE "
         "for --replica-keys-file, which holds their public halves alone.",
@@ -116,8 +121,8 @@ def _parser() -> CommandParser:
             NEW_REPLICA: "the pair of a replica, or of a service towards its engines",
         },
     )
-    parser.add_argument("command", metavar="COMMAND", help=f"{NEW} or {NEW_REPLICA}")
-    return parser
+    result.add_argument("command", metavar="COMMAND", help=f"{NEW} or {NEW_REPLICA}")
+    return result
 
 
 def _add_name_and_file(parser: CommandParser, name: str) -> None:
@@ -130,9 +135,9 @@ def _add_name_and_file(parser: CommandParser, name: str) -> None:
     )
 
 
-def _parser_of_new_replica() -> CommandParser:
+def parser_of_new_replica() -> CommandParser:
     command = f"select-service keys {NEW_REPLICA} a --secret-file a.key"
-    parser = CommandParser(
+    result = CommandParser(
         f"select-service keys {NEW_REPLICA}",
         "Write a new secret key into a file, and print its public key on standard output.",
         {
@@ -142,24 +147,24 @@ def _parser_of_new_replica() -> CommandParser:
         },
         "NAME --secret-file FILE [OPTION ...]",
     )
-    _add_name_and_file(parser, "name of the replica, as the log and the status show it")
-    parser.add_argument(
+    _add_name_and_file(result, "name of the replica, as the log and the status show it")
+    result.add_argument(
         "--secret-file", required=True, metavar="FILE", help="new file for the secret key"
     )
-    parser.add_argument(
+    result.add_argument(
         "--endpoint",
         metavar="ENDPOINT",
         help="ZMQ endpoint of the replica, such as tcp://selector-a:9092",
     )
-    parser.add_argument(
+    result.add_argument(
         "--url", metavar="URL", help="HTTP address of the replica, such as http://selector-a:8092"
     )
-    return parser
+    return result
 
 
-def _parser_of_new() -> CommandParser:
+def parser_of_new() -> CommandParser:
     command = "select-service keys new gateway --role caller"
-    parser = CommandParser(
+    result = CommandParser(
         f"select-service keys {NEW}",
         "Print a new key on standard output. Only its hash is kept.",
         {
@@ -170,9 +175,9 @@ def _parser_of_new() -> CommandParser:
         "NAME --role ROLE [OPTION ...]",
         epilog="Roles:\n" + "\n".join(f"  {role:9} {text}" for role, text in MEANINGS.items()),
     )
-    _add_name_and_file(parser, "name of whoever uses the key, as the log and the metrics show it")
+    _add_name_and_file(result, "name of whoever uses the key, as the log and the metrics show it")
     roles = choice(*ROLES)
-    parser.add_argument(
+    result.add_argument(
         "--role",
         action="append",
         required=True,
@@ -180,7 +185,7 @@ def _parser_of_new() -> CommandParser:
         metavar=roles.kind,
         help="role of the key, see below; may be repeated",
     )
-    parser.add_argument(
+    result.add_argument(
         "--tenant",
         action="append",
         metavar="NAME",
@@ -189,8 +194,8 @@ def _parser_of_new() -> CommandParser:
     for quota, (read, what) in QUOTAS.items():
         flag = "--" + quota.replace("_", "-")
         text = f"most {what} of the key (default: no bound of its own)"
-        parser.add_argument(flag, type=typed(read), metavar="N", help=text)
-    return parser
+        result.add_argument(flag, type=typed(read), metavar="N", help=text)
+    return result
 
 
 def _fields(given: argparse.Namespace, hashed: str) -> Fields:

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-from select_service.command_line import UsageError, typed
+from select_service.command_line import UsageError, file_fault, typed
 from select_service.tls.files import ClientFiles, Pair
 from select_service.tls.kept import ClientTls
 from select_service.urls import service_url_error
@@ -30,11 +30,11 @@ def key_in(path: Path) -> str:
     try:
         key = read_whole(path, KEY_BYTES_MAX).decode("ascii").strip()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        raise ValueError(file_fault(path, error)) from None
     except ValueError:
         key = ""
     if not key.isprintable() or not key or " " in key:
-        raise ValueError(f"{path} does not hold a key, which is one word")
+        raise ValueError(f"`{path}` does not hold a key, which is one word")
     return key
 
 

@@ -40,7 +40,7 @@ SUFFIXES = (".html", ".svg")
 
 def replay_command(argv: Sequence[str]) -> int:
     """Exit status.  Raises UsageError."""
-    arguments = _parser().read(argv)
+    arguments = parser().read(argv)
     wanted = Wanted(arguments.model, arguments.tenant, arguments.requests)
     given = Given(GPUS[arguments.gpu], arguments.speed, arguments.prefill_tokens_per_s)
     try:
@@ -112,8 +112,9 @@ def _notes(logged: Logged, traffic: Traffic, given: Given) -> list[str]:
 # --- arguments
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
         "select-service replay",
         "What policies would have done with the requests of a decision log (see --decision-log): "
         "simulated engines in virtual time, the time to the first token and the hit rate of each "
@@ -127,7 +128,7 @@ def _parser() -> CommandParser:
         epilog=f"Policies: {', '.join((*POLICIES, *BLIND))};\noptions of one behind it, as in "
         "work+strict-tail.",
     )
-    add = parser.add_argument
+    add = result.add_argument
     add("--log", type=Path, nargs="+", required=True, metavar="FILE", help="decision logs")
     add(
         "--policy",
@@ -175,7 +176,7 @@ def _parser() -> CommandParser:
         metavar="N",
         help="seed of draws among equals (default 1)",
     )
-    return parser
+    return result
 
 
 def _policy(text: str) -> str:

@@ -25,7 +25,7 @@ DECISIONS_MAX = 65_536
 
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "The service": (
-        cli("--host", "127.0.0.1", read.text, "address to bind; others than loopback need keys"),
+        cli("--host", "127.0.0.1", read.host, "address to bind; others than loopback need keys"),
         cli("--port", 8092, read.whole(0, 65535), "HTTP port; 0 takes a free one"),
         cli(
             "--reuse-port",
@@ -249,7 +249,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         cli(
             "--replica-sync-host",
             None,
-            read.text,
+            read.host,
             "address on which that port is opened; none = that of --host",
         ),
         cli(

@@ -4,6 +4,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 from indexer.endpoints import endpoint_error
 from select_service.command_line import choice as choice
@@ -154,11 +155,34 @@ def _destination(text: str) -> str:
     try:
         return str(network_of(text))
     except ValueError as error:
-        raise PartError(f"invalid network `{shown(text)}`: {error}") from None
+        raise _no_network(text, error) from None
 
 
 def _network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
     except ValueError as error:
-        raise PartError(f"invalid network `{shown(text)}`: {error}") from None
+        raise _no_network(text, error) from None
+
+
+def _no_network(text: str, error: ValueError) -> PartError:
+    """The error in words, where it is Python's."""
+    advice = str(error)
+    try:
+        meant = ipaddress.ip_network(text, strict=False)
+        if ipaddress.ip_interface(text).ip != meant.network_address:
+            advice = f"bits are set behind the mask, did you mean `{meant}`?"
+    except ValueError:
+        advice = "expected an address, or a network such as 10.0.0.0/8"
+    return PartError(f"invalid network `{shown(text)}`: {advice}")
+
+
+def host(text: str) -> str:
+    """An address, or a name of this machine."""
+    name = text.removeprefix("[").removesuffix("]").partition("%")[0]
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return text
+    if not text or ":" in text or "/" in text:
+        raise ValueError("an address or a name, without scheme and port")
+    return text

@@ -43,14 +43,15 @@ class Options(NamedTuple):
 def parse_options(arguments: list[str] | None = None) -> Options:
     """Read `arguments` (sys.argv when None).  Exits with status 2 when they make no sense."""
     try:
-        return Options(**vars(_parser().read(sys.argv[1:] if arguments is None else arguments)))
+        return Options(**vars(parser().read(sys.argv[1:] if arguments is None else arguments)))
     except UsageError as error:
         print(f"{PROG}: error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
         PROG,
         "Start the selection service and a fleet of simulated engines, drive a workload through "
         "the HTTP API, show what came of it, and stay up for your own requests.",
@@ -63,7 +64,7 @@ def _parser() -> CommandParser:
 Ends with status 0 when every request went through, nothing stayed booked and
 every checked overlap was right; 1 otherwise.""",
     )
-    add = parser.add_argument
+    add = result.add_argument
     add("--once", action="store_true", help="end after the report instead of staying up")
     add(
         "--requests",
@@ -134,7 +135,7 @@ every checked overlap was right; 1 otherwise.""",
         metavar="PORT",
         help="HTTP port of the service; 0 takes a free one (default 0)",
     )
-    return parser
+    return result
 
 
 def _trace(text: str) -> Path:

@@ -1,6 +1,5 @@
 """Compiling kernels ahead of their first use: by the command, or by a start that lacks them."""
 
-import argparse
 import logging
 import os
 import platform
@@ -33,14 +32,15 @@ def compile_command(argv: Sequence[str]) -> int:
 
     Raises UsageError.
     """
-    arguments = _arguments(argv)
+    arguments = parser().read(argv)
     if arguments.portable:
         return _fill_package(arguments.cache)
     return _compile_into(arguments.cache, () if arguments.input_loops else (LOOPS,))
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser(
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
         "select-service compile",
         "Compile all kernels now, so that no start has to; when all are there, it takes a second. "
         "The code fits these sources, this Python and this model of processor; with "
@@ -51,24 +51,24 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
             "select-service compile --input-loops": "also for --input-loops",
         },
     )
-    parser.add_argument(
+    result.add_argument(
         "--cache",
         metavar="DIR",
         help="directory for the machine code, where a start with NUMBA_CACHE_DIR=DIR finds it "
         "(default: NUMBA_CACHE_DIR, else where a start of this user looks by itself)",
     )
-    parser.add_argument(
+    result.add_argument(
         "--input-loops",
         action="store_true",
         help="also the kernels that a start with --input-loops needs",
     )
-    parser.add_argument(
+    result.add_argument(
         "--portable",
         action="store_true",
         help="x86-64: code for every processor with AVX2 (x86-64-v3), put into the installed "
         "package as a platform wheel has it; starts use it where they find none of their own",
     )
-    return parser.read(argv)
+    return result
 
 
 def _fill_package(cache: str | None) -> int:

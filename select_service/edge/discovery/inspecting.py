@@ -23,14 +23,19 @@ REQUIRED = ("model_name", "block_size", "kv_events_endpoint")
 
 def inspect_command(argv: Sequence[str]) -> int:
     """Exit status: 0 complete, 1 no answer, or something is missing.  Raises UsageError."""
-    arguments = _parser().read(argv)
+    arguments = parser().read(argv)
     if (error := service_url_error(arguments.url)) is not None:
         raise UsageError(f"{shown(arguments.url)}: {error}; give http://HOST:PORT of an engine")
     presented = presented_of(arguments)
     try:
         facts = asyncio.run(_asked(arguments.url, presented))
     except HttpError as refused:
-        print(f"select-service: error: {arguments.url}: {refused}", file=sys.stderr)
+        fault = f"{arguments.url}: {refused}; is an engine running there?"
+        print(f"select-service: error: {fault}", file=sys.stderr)
+        return 1
+    if facts.engine is None and "model_name" not in facts.fields:
+        fault = f"{arguments.url}: it answers neither as vLLM nor as SGLang does; give another URL"
+        print(f"select-service: error: {fault}", file=sys.stderr)
         return 1
     worker_id = arguments.worker_id
     if worker_id is None:
@@ -59,9 +64,9 @@ async def _asked(url: str, presented: Presented) -> EngineFacts:
         await http.close()
 
 
-def _parser() -> CommandParser:
+def parser() -> CommandParser:
     engine = "http://vllm-0:8000"
-    parser = CommandParser(
+    result = CommandParser(
         "select-service inspect",
         "Ask a running engine (vLLM, SGLang) what it is. Standard output is a record for POST "
         "/workers; standard error says what is missing in it.",
@@ -72,12 +77,12 @@ def _parser() -> CommandParser:
         },
         "URL [OPTION ...]",
     )
-    parser.add_argument("url", metavar="URL", help="address of the engine")
-    parser.add_argument(
+    result.add_argument("url", metavar="URL", help="address of the engine")
+    result.add_argument(
         "--worker-id",
         type=typed(whole(0, U64_MAX)),
         metavar="ID",
         help="worker_id of the record (default: one that is made of the URL)",
     )
-    add_arguments(parser)
-    return parser
+    add_arguments(result)
+    return result
